@@ -1,0 +1,1 @@
+"""Makes a PyTorch or Hugging Face model small, fast and deployable."""

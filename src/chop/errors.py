@@ -1,0 +1,63 @@
+"""Every error that `chop` raises on purpose.
+
+::
+
+    ChopError
+    ├── ConfigError        a user's setting is wrong         (also a ValueError)
+    ├── GraphError         a graph is not valid, or a pass   (also a ValueError)
+    │                      was called on the wrong one
+    ├── CaptureError       a model cannot be written down    (also a RuntimeError)
+    │   └── GuardError     a captured graph got inputs that it was not captured for
+    ├── CheckpointError    a file is missing, broken or foreign (also a ValueError)
+    └── UnavailableError   something has to be installed or fetched first (also an OSError)
+
+A message says what was expected, what came, and the nearest way out.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ChopError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class ConfigError(ChopError, ValueError):
+    """A setting is unknown, misspelt, of the wrong type or out of range."""
+
+
+class GraphError(ChopError, ValueError):
+    """A graph is not valid, or a pass was called before what it needs."""
+
+
+class CaptureError(ChopError, RuntimeError):
+    """A model cannot be written down as a graph."""
+
+
+class GuardError(CaptureError):
+    """A captured graph was called with inputs outside what it was captured for."""
+
+
+class CheckpointError(ChopError, ValueError):
+    """A checkpoint is missing, truncated, corrupt or names code that is not allowed."""
+
+
+class UnavailableError(ChopError, OSError):
+    """A package, file or remote resource is needed and not there."""
+
+
+def did_you_mean(word: object, choices: Iterable[object]) -> str:
+    """A closing sentence naming the nearest choice, or all of them when none is near.
+
+    >>> did_you_mean("linaer", ["linear", "conv2d"])
+    "did you mean 'linear'?"
+    >>> did_you_mean("zzz", ["linear", "conv2d"])
+    'choose from: conv2d, linear.'
+    """
+    names = sorted({str(choice) for choice in choices})
+    if not names:
+        return "there is nothing to choose from."
+    near = difflib.get_close_matches(str(word), names, n=1, cutoff=0.6)
+    return f"did you mean '{near[0]}'?" if near else f"choose from: {', '.join(names)}."

@@ -1,0 +1,1 @@
+"""WHAT A MODEL IS: the graph IR, its capture, its metadata, its files and its picture."""
