@@ -1,0 +1,150 @@
+"""Turns user dicts and TOML files into frozen dataclasses, once, at the door.
+
+Nothing else in `chop` reads string keys. `parse` checks every key and every type and says which
+key was meant; after it, settings are attributes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from chop.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+
+
+def parse(cls: type[T], settings: Mapping[str, Any] | T | None, where: str = "") -> T:
+    """Builds the frozen dataclass `cls` from a mapping.
+
+    Args:
+        cls: a dataclass; nested dataclasses, `Literal`, unions, tuples, lists and dicts of them
+            may be field types.
+        settings: keys are field names. `None` means all defaults; an instance is returned as is.
+        where: what the settings belong to, for the error messages.
+
+    Raises:
+        ConfigError: a key is unknown or missing, or a value has the wrong type.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Lora:
+        ...     rank: int = 8
+        >>> parse(Lora, {"rank": 4})
+        Lora(rank=4)
+        >>> parse(Lora, {"rnak": 4})
+        Traceback (most recent call last):
+        chop.errors.ConfigError: Lora: unknown key 'rnak': did you mean 'rank'?
+    """
+    if isinstance(settings, cls):
+        return settings
+    where = where or cls.__name__
+    if not isinstance(settings, Mapping | None):
+        raise ConfigError(f"{where}: expected a mapping, got {_describe(settings)}.")
+    settings = dict(settings or {})
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+    for key in settings:
+        if key not in fields:
+            raise ConfigError(f"{where}: unknown key '{key}': {did_you_mean(key, fields)}")
+    missing = [name for name, f in fields.items() if name not in settings and _required(f)]
+    if missing:
+        raise ConfigError(f"{where}: missing key '{missing[0]}'.")
+    hints = _type_hints(cls)
+    return cls(
+        **{key: convert(value, hints[key], f"{where}.{key}") for key, value in settings.items()}
+    )
+
+
+def convert(value: Any, hint: Any, where: str) -> Any:
+    """Checks `value` against a type hint; sequences become what the hint says.
+
+    Raises:
+        ConfigError: the value does not fit. A float is never silently an int, a bool never a
+            number.
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        if any(
+            value is choice or (value == choice and type(value) is type(choice))
+            for choice in arguments
+        ):
+            return value
+        raise ConfigError(f"{where}: got {value!r}: {did_you_mean(value, arguments)}")
+    if origin in (typing.Union, types.UnionType):
+        return _convert_union(value, arguments, hint, where)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return parse(hint, value, where)
+    if origin in (tuple, list) and isinstance(value, list | tuple):
+        return origin(convert(item, arguments[0], f"{where}[{i}]") for i, item in enumerate(value))
+    if origin in (dict, Mapping) and isinstance(value, Mapping):
+        return {key: convert(item, arguments[1], f"{where}.{key}") for key, item in value.items()}
+    if _fits(value, hint, origin):
+        return Path(value) if hint is Path else value
+    raise ConfigError(f"{where}: expected {_spell(hint)}, got {_describe(value)}.")
+
+
+def load_toml(path: str | Path) -> dict[str, Any]:
+    """Reads a TOML file.
+
+    Raises:
+        ConfigError: the file is missing or is not TOML; the message has the line.
+    """
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"config file '{path}' does not exist.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file '{path}' is not valid TOML: {error}.") from None
+
+
+@cache
+def _type_hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _convert_union(value: Any, members: tuple[Any, ...], hint: Any, where: str) -> Any:
+    for member in members:
+        try:
+            return convert(value, member, where)
+        except ConfigError:
+            continue
+    raise ConfigError(f"{where}: expected {_spell(hint)}, got {_describe(value)}.")
+
+
+def _fits(value: Any, hint: Any, origin: Any) -> bool:
+    if hint is Any:
+        return True
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint is Path:
+        return isinstance(value, str | Path)
+    if hint is None:
+        return value is None
+    return isinstance(value, origin or hint)
+
+
+def _describe(value: Any) -> str:
+    return "nothing (None)" if value is None else f"{value!r} ({type(value).__name__})"
+
+
+def _spell(hint: Any) -> str:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_spell(member) for member in arguments)
+    if origin is Literal:
+        return " or ".join(repr(choice) for choice in arguments)
+    if hint in (None, type(None)):
+        return "None"
+    return getattr(hint, "__name__", str(hint))

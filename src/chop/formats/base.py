@@ -1,0 +1,218 @@
+"""What a number format is, and everything that is derived from one.
+
+A format is a frozen dataclass in a file of its own. Its fields are the config keys. It writes down
+`round`, `bits`, `encode` and `decode`; registration, config parsing, the fake-quantiser with its
+straight-through gradient, validation and the conformance tests are derived here, once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, ClassVar, Literal, Self, get_args
+
+import torch
+from torch import Tensor
+
+from chop.config import parse
+from chop.errors import ConfigError, did_you_mean
+
+Gradient = Literal["identity", "clip"]
+"""How a gradient passes a fake-quantiser: unchanged, or zero where the value saturated."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+    """A tensor as a format stores it.
+
+    Attributes:
+        codes: uint8, one-dimensional: the elements' codes, bit-packed in row-major order.
+        shape: shape of the decoded tensor.
+        dtype: dtype of the decoded tensor.
+        scales: scales shared by several elements, or None.
+    """
+
+    codes: Tensor
+    shape: torch.Size
+    dtype: torch.dtype
+    scales: Tensor | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that codes and scales occupy."""
+        return self.codes.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
+
+class NumberFormat(ABC):
+    """A finite set of numbers, and the rule that picks one for every real number.
+
+    Subclasses are frozen dataclasses whose fields are config keys (or values derived from them).
+    They are registered under `name` and `aliases` when they are defined.
+    """
+
+    name: ClassVar[str]
+    aliases: ClassVar[tuple[str, ...]] = ()
+    search_space: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    key: str
+    """The format as text, made once: `from_key` is the inverse."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in (cls.name, *cls.aliases):
+            if REGISTRY.get(name, cls).__qualname__ != cls.__qualname__:
+                raise ConfigError(f"two number formats are called '{name}'.")
+            REGISTRY[name] = cls
+
+    def __post_init__(self) -> None:
+        self.validate()
+        fields = dataclasses.asdict(self)  # type: ignore[call-overload]
+        object.__setattr__(self, "key", json.dumps({"name": self.name, **fields}))
+
+    def validate(self) -> None:  # noqa: B027 (formats whose every value is valid have nothing to add)
+        """Raises ConfigError where a field is out of range."""
+
+    @abstractmethod
+    def round(self, x: Tensor) -> Tensor:
+        """Nearest representable value of every element: the readable reference.
+
+        Args:
+            x: any shape, float64, float32, bfloat16 or float16.
+        Returns: same shape and dtype as `x`.
+        """
+
+    @abstractmethod
+    def bits(self, shape: Sequence[int] = ()) -> float:
+        """Storage per element in bits, shared scales of a tensor of this shape included."""
+
+    @abstractmethod
+    def encode(self, x: Tensor) -> Encoded:
+        """Stores `round(x)`."""
+
+    @abstractmethod
+    def decode(self, encoded: Encoded) -> Tensor:
+        """Inverse of `encode`: `decode(encode(x))` equals `round(x)` bit for bit."""
+
+    @abstractmethod
+    def saturates(self, x: Tensor) -> Tensor:
+        """Boolean, shape of `x`: True where the value lies beyond the largest representable one."""
+
+    def fitted(self, samples: Tensor) -> Self:
+        """This format with every `"auto"` field replaced by what suits `samples`.
+
+        Formats without such fields are their own fit.
+        """
+        return self
+
+    @property
+    def is_fitted(self) -> bool:
+        """False while a field still waits for `fitted`."""
+        return True
+
+    @property
+    def is_identity(self) -> bool:
+        """True for the format that changes nothing."""
+        return False
+
+    def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
+        """Fake-quantises: `round(x)` forward, straight-through gradient backward.
+
+        Source of the estimator: Bengio et al. 2013, arXiv:1308.3432.
+        """
+        return torch.ops.chop.fake_quantize(x, self.key, gradient)
+
+    @property
+    def label(self) -> str:
+        """Short text for tables and pictures."""
+        values = [f"{field.name}={getattr(self, field.name)}" for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        return f"{self.name}({', '.join(values)})"
+
+
+REGISTRY: dict[str, type[NumberFormat]] = {}
+"""Every format class by name and alias."""
+
+
+def formats() -> list[type[NumberFormat]]:
+    """Every format class once, in the order of definition."""
+    return list(dict.fromkeys(REGISTRY.values()))
+
+
+def get_format(name: str | None) -> type[NumberFormat]:
+    """The format class of that name; None is the identity format `float`.
+
+    Raises:
+        ConfigError: no format has that name.
+    """
+    found = REGISTRY.get("float" if name is None else str(name))
+    if found is None:
+        raise ConfigError(f"unknown number format '{name}': {did_you_mean(name, REGISTRY)}")
+    return found
+
+
+def parse_format(settings: Any, where: str = "format") -> NumberFormat:
+    """A format from an instance, a name, None, or a mapping with `name` and the format's fields.
+
+    >>> parse_format({"name": "integer", "width": 8, "frac_width": 4}).label
+    'integer 8.4'
+
+    Raises:
+        ConfigError: unknown name or key, missing key, wrong type.
+    """
+    if isinstance(settings, NumberFormat):
+        return settings
+    if settings is None or isinstance(settings, str):
+        settings = {"name": settings}
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"{where}: expected a format, a name or a mapping, got {settings!r}.")
+    fields = {key: value for key, value in settings.items() if key != "name"}
+    return parse(get_format(settings.get("name")), fields, where)
+
+
+@lru_cache(maxsize=4096)
+def from_key(key: str) -> NumberFormat:
+    """The format that `key` describes."""
+    return parse_format(json.loads(key))
+
+
+def check_range(where: str, value: Any, allowed: Iterable[int], unit: str = "bits") -> None:
+    """Raises ConfigError unless `value` lies in the range `allowed`."""
+    if isinstance(value, int) and value not in allowed:
+        choices = list(allowed)
+        raise ConfigError(f"{where}: got {value}, expected {choices[0]} to {choices[-1]} {unit}.")
+
+
+# The one operator that quantises during training and evaluation. Being a registered operator, it
+# is a single node for FX, torch.compile and export, whatever the format. Its default
+# implementation is the readable reference; faster ones register themselves per device.
+@torch.library.custom_op("chop::fake_quantize", mutates_args=())
+def _fake_quantize(x: Tensor, key: str, gradient: str) -> Tensor:
+    # A custom operator must not return its own input, which `round` may do.
+    rounded = from_key(key).round(x)
+    return rounded.clone() if rounded is x else rounded
+
+
+@_fake_quantize.register_fake
+def _(x: Tensor, key: str, gradient: str) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Tensor, str, str], output: Tensor) -> None:
+    x, ctx.key, ctx.gradient = inputs
+    if ctx.gradient not in get_args(Gradient):
+        raise ConfigError(
+            f"gradient '{ctx.gradient}': {did_you_mean(ctx.gradient, get_args(Gradient))}"
+        )
+    if ctx.gradient == "clip":
+        ctx.save_for_backward(x)
+
+
+def _straight_through(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    if ctx.gradient == "clip":
+        (x,) = ctx.saved_tensors
+        grad = grad.masked_fill(from_key(ctx.key).saturates(x), 0)
+    return grad, None, None
+
+
+_fake_quantize.register_autograd(_straight_through, setup_context=_save_for_backward)

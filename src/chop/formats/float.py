@@ -1,0 +1,61 @@
+"""`float`: the identity format. It is there so that operator code has no `if`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from chop.formats.base import Encoded, Gradient, NumberFormat
+
+
+@dataclass(frozen=True)
+class Float(NumberFormat):
+    """Leaves every value as it is.
+
+    Storage is counted as 32 bits, the width of a float32 parameter.
+    """
+
+    name: ClassVar[str] = "float"
+    aliases: ClassVar[tuple[str, ...]] = ("fp32",)
+
+    def round(self, x: Tensor) -> Tensor:
+        """`x` itself.
+
+        >>> Float().round(torch.tensor([0.1]))
+        tensor([0.1000])
+        """
+        return x
+
+    def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
+        """`x` itself, without a node in the graph."""
+        return x
+
+    def bits(self, shape: Sequence[int] = ()) -> float:
+        """32."""
+        return 32.0
+
+    def encode(self, x: Tensor) -> Encoded:
+        """The bytes of `x`."""
+        return Encoded(x.detach().contiguous().view(-1).view(torch.uint8), x.shape, x.dtype)
+
+    def decode(self, encoded: Encoded) -> Tensor:
+        """The tensor those bytes are."""
+        return encoded.codes.view(encoded.dtype).view(encoded.shape)
+
+    def saturates(self, x: Tensor) -> Tensor:
+        """False everywhere."""
+        return torch.zeros_like(x, dtype=torch.bool)
+
+    @property
+    def is_identity(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def label(self) -> str:
+        """`float`."""
+        return self.name

@@ -1,0 +1,37 @@
+"""Bit packing: codes of any width, one after the other, in bytes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def pack_bits(codes: Tensor, width: int) -> Tensor:
+    """Packs the low `width` bits of every code, least significant bit first.
+
+    Args:
+        codes: any integer dtype and shape; read in row-major order.
+        width: bits per code, 1 to 32.
+    Returns: uint8, one-dimensional, ceil(numel * width / 8) bytes; spare bits are zero.
+
+    >>> pack_bits(torch.tensor([1, 2, 3, 0]), 2)
+    tensor([57], dtype=torch.uint8)
+    """
+    places = torch.arange(width, device=codes.device)
+    bits = (codes.reshape(-1, 1).to(torch.int64) >> places & 1).to(torch.uint8).reshape(-1)
+    padding = -bits.numel() % 8
+    bytes_of_bits = torch.nn.functional.pad(bits, (0, padding)).view(-1, 8)
+    weights = (2 ** torch.arange(8, device=codes.device)).to(torch.uint8)
+    return (bytes_of_bits * weights).sum(1, dtype=torch.uint8)
+
+
+def unpack_bits(packed: Tensor, width: int, numel: int) -> Tensor:
+    """Inverse of `pack_bits`: int64 codes in 0..2^width-1, shape (numel,).
+
+    >>> unpack_bits(torch.tensor([57], dtype=torch.uint8), 2, 4)
+    tensor([1, 2, 3, 0])
+    """
+    places = torch.arange(8, device=packed.device)
+    bits = (packed.view(-1, 1) >> places & 1).reshape(-1)[: numel * width]
+    weights = 2 ** torch.arange(width, device=packed.device)
+    return (bits.view(numel, width).to(torch.int64) * weights).sum(1)

@@ -1,0 +1,144 @@
+"""Which operand of an operator is stored in which format."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from torch import Tensor
+
+from chop.errors import ConfigError, did_you_mean
+from chop.formats.base import Gradient, NumberFormat, get_format, parse_format
+from chop.formats.float import Float
+
+OPERANDS = ("data_in", "weight", "bias", "data_out")
+FLOAT = Float()
+MODULE_WIDE = ("name", "bypass", "gradient")
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantSpec:
+    """One format per operand; `float` leaves an operand as it is.
+
+    Attributes:
+        data_in: the operator's inputs.
+        weight: its weight; of a product of two activations, the second factor.
+        bias: its bias.
+        data_out: its result.
+        gradient: how gradients pass: "identity", or "clip" to stop them where values saturate.
+    """
+
+    data_in: NumberFormat = FLOAT
+    weight: NumberFormat = FLOAT
+    bias: NumberFormat = FLOAT
+    data_out: NumberFormat = FLOAT
+    gradient: Gradient = "identity"
+
+    @classmethod
+    def uniform(cls, number_format: NumberFormat) -> QuantSpec:
+        """The same format for inputs, weight and bias."""
+        return cls(number_format, number_format, number_format)
+
+    @classmethod
+    def parse(
+        cls,
+        settings: Mapping[str, Any] | QuantSpec,
+        operands: Sequence[str] = ("data_in", "weight", "bias"),
+        fallback: Mapping[str, str] | None = None,
+        where: str = "config",
+    ) -> QuantSpec:
+        """A spec from a config mapping, in either of two spellings.
+
+        Flat, one kind of format, keys prefixed by the operand; a key without a prefix holds for
+        every operand, None means the default::
+
+            {"name": "integer", "data_in_width": 8, "data_in_frac_width": 4, "weight_width": 8, ...}
+
+        Nested, any format per operand, operands left out stay float::
+
+            {"data_in": {"name": "integer", "width": 8, "frac_width": 4}, "weight": Integer(4, 3)}
+
+        `"bypass": True` leaves the operator float; `"gradient"` is the attribute of that name.
+
+        Args:
+            settings: the mapping; it is not changed.
+            operands: what the operator has. The flat spelling must cover each of them, save
+                `data_out`; keys of operands that it lacks are ignored, so that one mapping can
+                serve many operators.
+            fallback: operands that take another's format when the flat spelling leaves them out.
+            where: what the mapping belongs to, for messages.
+
+        Raises:
+            ConfigError: unknown format or key, missing key, wrong type or range.
+        """
+        if isinstance(settings, QuantSpec):
+            return settings
+        chosen, shared, nested = _sort_keys(settings, where)
+        if settings.get("bypass") or (settings.get("name") is None and not nested):
+            return cls()
+        for operand, source in (fallback or {}).items():
+            chosen[operand] = chosen[operand] or chosen[source]
+        kind = settings.get("name")
+        specified: dict[str, Any] = {
+            operand: parse_format(value, f"{where}.{operand}") for operand, value in nested.items()
+        }
+        for operand in OPERANDS if kind is not None else ():
+            if operand in specified or not (chosen[operand] or operand in operands):
+                continue
+            values = {**shared, **chosen[operand]}
+            _require_all(get_format(kind), values, operand, where)
+            specified[operand] = parse_format({"name": kind, **values}, f"{where}.{operand}")
+        return cls(**specified, gradient=settings.get("gradient") or "identity")
+
+    def __post_init__(self) -> None:
+        if self.gradient not in get_args(Gradient):
+            raise ConfigError(
+                f"gradient '{self.gradient}': {did_you_mean(self.gradient, get_args(Gradient))}"
+            )
+
+    def items(self) -> list[tuple[str, NumberFormat]]:
+        """(operand, format) in the order data_in, weight, bias, data_out."""
+        return [(operand, getattr(self, operand)) for operand in OPERANDS]
+
+    def fitted(self, samples: Mapping[str, Tensor]) -> QuantSpec:
+        """This spec with the formats of the operands in `samples` fitted to them."""
+        return dataclasses.replace(
+            self, **{name: getattr(self, name).fitted(x) for name, x in samples.items()}
+        )
+
+
+def _sort_keys(
+    settings: Mapping[str, Any], where: str
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any], dict[str, Any]]:
+    """Splits a mapping into (fields per operand, fields of every operand, nested formats)."""
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"{where}: expected a mapping, got {settings!r}.")
+    fields = [field.name for field in dataclasses.fields(get_format(settings.get("name")))]  # type: ignore[arg-type]
+    flat_keys = {f"{operand}_{field}": (operand, field) for operand in OPERANDS for field in fields}
+    chosen: dict[str, dict[str, Any]] = {operand: {} for operand in OPERANDS}
+    shared: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key in OPERANDS:
+            nested[key] = value
+        elif key in flat_keys:
+            operand, field = flat_keys[key]
+            chosen[operand].update({} if value is None else {field: value})
+        elif key in fields:
+            shared.update({} if value is None else {key: value})
+        elif key not in MODULE_WIDE:
+            known = [*MODULE_WIDE, *OPERANDS, *fields, *flat_keys]
+            raise ConfigError(f"{where}: unknown key '{key}': {did_you_mean(key, known)}")
+    return chosen, shared, nested
+
+
+def _require_all(
+    kind: type[NumberFormat], values: Mapping[str, Any], operand: str, where: str
+) -> None:
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if field.name not in values and field.default is dataclasses.MISSING:
+            raise ConfigError(
+                f"{where}: missing key '{operand}_{field.name}'; to leave the {operand} as it is, "
+                f"write '{operand}': None."
+            )

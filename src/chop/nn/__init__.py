@@ -1,0 +1,1 @@
+"""WHAT A LAYER IS once it is quantised; every class is generic over the number format."""

@@ -1,0 +1,308 @@
+"""One class per `torch.nn` operator. Each forward is the float one with its operands quantised.
+
+The forwards are written out on purpose: one that several operators share makes `torch.compile`
+recompile for each of them until it gives up.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from chop.nn.quantized.base import QuantizedOperator
+
+WITH_PARAMETERS = ("data_in", "weight", "bias")
+
+
+class QuantLinear(QuantizedOperator, nn.Linear):
+    """`nn.Linear`; x (..., in_features) to (..., out_features)."""
+
+    operands = WITH_PARAMETERS
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        y = F.linear(Q("data_in", x), Q("weight", self.weight), Q("bias", self.bias))
+        return Q("data_out", y)
+
+
+class QuantConv1d(QuantizedOperator, nn.Conv1d):
+    """`nn.Conv1d`; x (N, C, L)."""
+
+    operands = WITH_PARAMETERS
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        y = self._conv_forward(Q("data_in", x), Q("weight", self.weight), Q("bias", self.bias))
+        return Q("data_out", y)
+
+
+class QuantConv2d(QuantizedOperator, nn.Conv2d):
+    """`nn.Conv2d`; x (N, C, H, W)."""
+
+    operands = WITH_PARAMETERS
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        y = self._conv_forward(Q("data_in", x), Q("weight", self.weight), Q("bias", self.bias))
+        return Q("data_out", y)
+
+
+class QuantConvTranspose2d(QuantizedOperator, nn.ConvTranspose2d):
+    """`nn.ConvTranspose2d`; x (N, C, H, W)."""
+
+    operands = WITH_PARAMETERS
+
+    def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        padding = self._output_padding(
+            x, output_size, self.stride, self.padding, self.kernel_size, 2, self.dilation
+        )
+        y = F.conv_transpose2d(
+            Q("data_in", x),
+            Q("weight", self.weight),
+            Q("bias", self.bias),
+            self.stride,
+            self.padding,
+            padding,
+            self.groups,
+            self.dilation,
+        )
+        return Q("data_out", y)
+
+
+class _QuantBatchNorm(QuantizedOperator, nn.modules.batchnorm._BatchNorm):
+    """Statistics are those of the quantised input; scale and shift are quantised."""
+
+    operands = WITH_PARAMETERS
+
+    def forward(self, x: Tensor) -> Tensor:
+        Q = self.quantize
+        self._check_input_dim(x)
+        keeps_statistics = self.training and self.track_running_stats
+        if keeps_statistics and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        momentum = self.momentum
+        if momentum is None:  # torch's cumulative average
+            momentum = 1.0 / float(self.num_batches_tracked) if keeps_statistics else 0.0
+        from_batch = self.training or self.running_mean is None
+        stored = not self.training or self.track_running_stats
+        y = F.batch_norm(
+            Q("data_in", x),
+            self.running_mean if stored else None,
+            self.running_var if stored else None,
+            Q("weight", self.weight),
+            Q("bias", self.bias),
+            from_batch,
+            momentum,
+            self.eps,
+        )
+        return Q("data_out", y)
+
+
+class QuantBatchNorm1d(_QuantBatchNorm, nn.BatchNorm1d):
+    """`nn.BatchNorm1d`; x (N, C) or (N, C, L)."""
+
+
+class QuantBatchNorm2d(_QuantBatchNorm, nn.BatchNorm2d):
+    """`nn.BatchNorm2d`; x (N, C, H, W)."""
+
+
+class QuantLayerNorm(QuantizedOperator, nn.LayerNorm):
+    """`nn.LayerNorm`; x (..., *normalized_shape)."""
+
+    operands = WITH_PARAMETERS
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        weight, bias = Q("weight", self.weight), Q("bias", self.bias)
+        y = F.layer_norm(Q("data_in", x), self.normalized_shape, weight, bias, self.eps)
+        return Q("data_out", y)
+
+
+class QuantRMSNorm(QuantizedOperator, nn.RMSNorm):
+    """`nn.RMSNorm`; x (..., *normalized_shape)."""
+
+    operands = ("data_in", "weight")
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        weight = Q("weight", self.weight)
+        y = F.rms_norm(Q("data_in", x), self.normalized_shape, weight, self.eps)
+        return Q("data_out", y)
+
+
+class QuantGroupNorm(QuantizedOperator, nn.GroupNorm):
+    """`nn.GroupNorm`; x (N, C, ...)."""
+
+    operands = WITH_PARAMETERS
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        weight, bias = Q("weight", self.weight), Q("bias", self.bias)
+        return Q("data_out", F.group_norm(Q("data_in", x), self.num_groups, weight, bias, self.eps))
+
+
+class QuantEmbedding(QuantizedOperator, nn.Embedding):
+    """`nn.Embedding`; indices of any shape to (..., embedding_dim). Only the table is quantised."""
+
+    operands = ("weight",)
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        y = F.embedding(
+            x,
+            Q("weight", self.weight),
+            self.padding_idx,
+            self.max_norm,
+            self.norm_type,
+            self.scale_grad_by_freq,
+            self.sparse,
+        )
+        return Q("data_out", y)
+
+
+class QuantReLU(QuantizedOperator, nn.ReLU):
+    """`nn.ReLU`, elementwise, any shape."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        return Q("data_out", F.relu(Q("data_in", x), self.inplace))
+
+
+class QuantGELU(QuantizedOperator, nn.GELU):
+    """`nn.GELU`, elementwise, any shape."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        return Q("data_out", F.gelu(Q("data_in", x), approximate=self.approximate))
+
+
+class QuantSiLU(QuantizedOperator, nn.SiLU):
+    """`nn.SiLU`, elementwise, any shape."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        return Q("data_out", F.silu(Q("data_in", x), self.inplace))
+
+
+class QuantTanh(QuantizedOperator, nn.Tanh):
+    """`nn.Tanh`, elementwise, any shape."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        return Q("data_out", F.tanh(Q("data_in", x)))
+
+
+class QuantSoftplus(QuantizedOperator, nn.Softplus):
+    """`nn.Softplus`, elementwise, any shape."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        return Q("data_out", F.softplus(Q("data_in", x), self.beta, self.threshold))
+
+
+class QuantSELU(QuantizedOperator, nn.SELU):
+    """`nn.SELU`, elementwise, any shape."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        return Q("data_out", F.selu(Q("data_in", x), self.inplace))
+
+
+class QuantSigmoid(QuantizedOperator, nn.Sigmoid):
+    """`nn.Sigmoid`, elementwise, any shape."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        return Q("data_out", F.sigmoid(Q("data_in", x)))
+
+
+class QuantSoftmax(QuantizedOperator, nn.Softmax):
+    """`nn.Softmax`, along `dim`, any shape."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        return Q("data_out", F.softmax(Q("data_in", x), self.dim))
+
+
+class QuantMaxPool1d(QuantizedOperator, nn.MaxPool1d):
+    """`nn.MaxPool1d`; x (N, C, L)."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        y = F.max_pool1d(
+            Q("data_in", x),
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.dilation,
+            ceil_mode=self.ceil_mode,
+            return_indices=self.return_indices,
+        )
+        return Q("data_out", y)
+
+
+class QuantAvgPool1d(QuantizedOperator, nn.AvgPool1d):
+    """`nn.AvgPool1d`; x (N, C, L)."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        y = F.avg_pool1d(
+            Q("data_in", x),
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.ceil_mode,
+            self.count_include_pad,
+        )
+        return Q("data_out", y)
+
+
+class QuantAdaptiveAvgPool1d(QuantizedOperator, nn.AdaptiveAvgPool1d):
+    """`nn.AdaptiveAvgPool1d`; x (N, C, L)."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        return Q("data_out", F.adaptive_avg_pool1d(Q("data_in", x), self.output_size))
+
+
+class QuantMaxPool2d(QuantizedOperator, nn.MaxPool2d):
+    """`nn.MaxPool2d`; x (N, C, H, W)."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        y = F.max_pool2d(
+            Q("data_in", x),
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.dilation,
+            ceil_mode=self.ceil_mode,
+            return_indices=self.return_indices,
+        )
+        return Q("data_out", y)
+
+
+class QuantAvgPool2d(QuantizedOperator, nn.AvgPool2d):
+    """`nn.AvgPool2d`; x (N, C, H, W)."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        y = F.avg_pool2d(
+            Q("data_in", x),
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.ceil_mode,
+            self.count_include_pad,
+            self.divisor_override,
+        )
+        return Q("data_out", y)
+
+
+class QuantAdaptiveAvgPool2d(QuantizedOperator, nn.AdaptiveAvgPool2d):
+    """`nn.AdaptiveAvgPool2d`; x (N, C, H, W)."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        return Q("data_out", F.adaptive_avg_pool2d(Q("data_in", x), self.output_size))

@@ -1,0 +1,213 @@
+"""One parametrised set of checks for every quantised operator, whatever it is."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from chop.formats import Integer, QuantSpec
+from chop.ir.ops import OPS
+from chop.nn import quantized as q
+
+WIDE = QuantSpec.uniform(Integer(24, 16))
+NARROW = QuantSpec.uniform(Integer(4, 2))
+
+EXAMPLES = {
+    "linear": (lambda: nn.Linear(6, 4), (3, 6)),
+    "linear-no-bias": (lambda: nn.Linear(6, 4, bias=False), (2, 3, 6)),
+    "conv1d": (lambda: nn.Conv1d(4, 6, 3, stride=2, padding=1, groups=2), (2, 4, 9)),
+    "conv1d-circular": (lambda: nn.Conv1d(4, 6, 3, padding=1, padding_mode="circular"), (2, 4, 9)),
+    "conv2d": (lambda: nn.Conv2d(3, 5, 3, padding="same", dilation=2), (2, 3, 8, 8)),
+    "conv_transpose2d": (
+        lambda: nn.ConvTranspose2d(3, 5, 3, stride=2, padding=1, output_padding=1),
+        (2, 3, 5, 5),
+    ),
+    "batch_norm1d": (lambda: nn.BatchNorm1d(6), (8, 6)),
+    "batch_norm2d": (lambda: nn.BatchNorm2d(3), (4, 3, 5, 5)),
+    "batch_norm2d-cumulative": (lambda: nn.BatchNorm2d(3, momentum=None), (4, 3, 5, 5)),
+    "batch_norm2d-untracked": (
+        lambda: nn.BatchNorm2d(3, affine=False, track_running_stats=False),
+        (4, 3, 5, 5),
+    ),
+    "layer_norm": (lambda: nn.LayerNorm(6), (2, 3, 6)),
+    "layer_norm-plain": (lambda: nn.LayerNorm(6, elementwise_affine=False), (2, 3, 6)),
+    "rms_norm": (lambda: nn.RMSNorm(6), (2, 3, 6)),
+    "group_norm": (lambda: nn.GroupNorm(2, 6), (2, 6, 5)),
+    "embedding": (lambda: nn.Embedding(10, 4, padding_idx=0), "indices"),
+    "relu": (nn.ReLU, (2, 6)),
+    "gelu": (lambda: nn.GELU("tanh"), (2, 6)),
+    "silu": (nn.SiLU, (2, 6)),
+    "tanh": (nn.Tanh, (2, 6)),
+    "softplus": (lambda: nn.Softplus(2.0), (2, 6)),
+    "selu": (nn.SELU, (2, 6)),
+    "sigmoid": (nn.Sigmoid, (2, 6)),
+    "softmax": (lambda: nn.Softmax(-1), (2, 6)),
+    "max_pool1d": (lambda: nn.MaxPool1d(3, 2, ceil_mode=True), (2, 3, 8)),
+    "max_pool2d": (lambda: nn.MaxPool2d(3, 2, 1), (2, 3, 8, 8)),
+    "avg_pool1d": (lambda: nn.AvgPool1d(3, 2, 1, count_include_pad=False), (2, 3, 8)),
+    "avg_pool2d": (lambda: nn.AvgPool2d(3, 2, divisor_override=2), (2, 3, 8, 8)),
+    "adaptive_avg_pool1d": (lambda: nn.AdaptiveAvgPool1d(2), (2, 3, 8)),
+    "adaptive_avg_pool2d": (lambda: nn.AdaptiveAvgPool2d((2, 1)), (2, 3, 8, 8)),
+}
+
+
+def example(name):
+    torch.manual_seed(0)
+    make, shape = EXAMPLES[name]
+    module = make()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    x = torch.randint(0, 10, (2, 5)) if shape == "indices" else torch.randn(shape)
+    return module, x, OPS[name.split("-")[0]].quantized
+
+
+def test_every_quantised_module_has_an_example():
+    quantised = {name for name, row in OPS.items() if row.quantized is not None}
+    assert quantised == {name.split("-")[0] for name in EXAMPLES}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("training", [True, False])
+def test_a_wide_format_changes_nothing(name, training):
+    module, x, kind = example(name)
+    module.train(training)
+    twin = kind.from_float(copy.deepcopy(module), WIDE)
+    torch.testing.assert_close(twin(x), module(x), atol=1e-4, rtol=0)
+    assert list(twin.state_dict()) == list(module.state_dict())
+    for key, value in module.state_dict().items():
+        torch.testing.assert_close(twin.state_dict()[key], value, atol=1e-4, rtol=0)
+    assert twin.training == training
+    assert isinstance(twin, type(module))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_narrow_format_changes_the_output_and_trains(name):
+    module, x, kind = example(name)
+    twin = kind.from_float(copy.deepcopy(module), NARROW)
+    x = x.requires_grad_() if x.is_floating_point() else x
+    y = twin(x * 2 if x.is_floating_point() else x)
+    assert not torch.allclose(y, module(x * 2 if x.is_floating_point() else x))
+    (y.square().sum()).backward()
+    for parameter in [*twin.parameters(), *([x] if x.is_floating_point() else [])]:
+        assert parameter.grad.isfinite().all()
+        assert parameter.grad.abs().sum() > 0 or name.startswith(("batch_norm", "softmax"))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_pickle_copy_and_compile(name):
+    module, x, kind = example(name)
+    twin = kind.from_float(module.eval(), NARROW)
+    expected = twin(x)
+    assert torch.equal(pickle.loads(pickle.dumps(twin))(x), expected)
+    assert torch.equal(copy.deepcopy(twin)(x), expected)
+    compiled = torch.compile(twin, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x), expected)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_operands_are_quantised_one_by_one(name):
+    module, x, kind = example(name)
+    grid = Integer(4, 1)
+    twin = kind.from_float(module.eval(), QuantSpec(data_out=grid))
+    assert torch.equal(twin(x), grid.round(twin(x)))
+    assert torch.equal(grid.round(module(x)), twin(x))
+
+
+def test_nothing_is_forgotten():
+    module = nn.Linear(4, 2).to(torch.bfloat16).requires_grad_(False).eval()
+    module.register_buffer("mask", torch.ones(4))
+    module.note = "kept"
+    calls = []
+    module.register_forward_hook(lambda *_: calls.append(1))
+    twin = q.QuantLinear.from_float(module, NARROW)
+    assert twin(torch.randn(1, 4, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    assert calls == [1]
+    assert twin.note == "kept"
+    assert twin.mask is module.mask
+    assert twin.weight is module.weight
+    assert not twin.weight.requires_grad
+    assert not twin.training
+
+
+def test_constructed_the_way_users_do():
+    config = {
+        "name": "integer",
+        **{f"{name}_{key}": 8 for name in ("data_in", "weight", "bias") for key in ("width",)},
+        **{f"{name}_frac_width": 4 for name in ("data_in", "weight", "bias")},
+    }
+    old = nn.Linear(4, 2)
+    new = q.QuantLinear(in_features=4, out_features=2, bias=True, config=config)
+    new.weight.data = old.weight.data
+    new.bias.data = old.bias.data
+    x = torch.randn(3, 4)
+    grid = Integer(8, 4)
+    expected = F.linear(grid.round(x), grid.round(old.weight), grid.round(old.bias))
+    assert torch.equal(new(x), expected)
+    assert "weight=integer 8.4" in repr(new)
+
+
+def test_derived_fractions_come_from_the_tensors():
+    module = nn.Linear(64, 64)
+    nn.init.normal_(module.weight, std=0.02)
+    auto = QuantSpec(weight=Integer(4, "auto"), bias=Integer(8, "minmax"))
+    twin = q.QuantLinear.from_float(module, auto)
+    assert twin.spec.weight == Integer(4, "auto").fitted(module.weight)
+    assert twin.spec.bias.is_fitted
+    assert twin.spec.weight.frac_width > 4
+
+
+@pytest.mark.parametrize("function", [torch.add, torch.sub, torch.mul, torch.matmul])
+def test_calls_quantise_their_operands(function):
+    call = q.QuantCall(function, ("data_in", "weight"), QuantSpec(Integer(4, 2), Integer(4, 1)))
+    a, b = torch.randn(3, 3), torch.randn(3, 3)
+    assert torch.equal(call(a, b), function(Integer(4, 2).round(a), Integer(4, 1).round(b)))
+    restored = pickle.loads(pickle.dumps(call))
+    assert torch.equal(restored(a, b), call(a, b))
+
+
+def test_calls_leave_scalars_and_indices_alone():
+    call = q.QuantCall(torch.add, ("data_in", "data_in"), NARROW)
+    assert call(torch.tensor([0.1]), 0.3).item() == pytest.approx(0.3)
+    assert torch.equal(call(torch.tensor([1000]), 1), torch.tensor([1001]))
+
+
+MASKS = {
+    "none": {},
+    "bool": {"attn_mask": torch.rand(2, 1, 5, 5) > 0.3},
+    "additive": {"attn_mask": torch.randn(2, 1, 5, 5)},
+    "causal": {"is_causal": True},
+    "scale": {"scale": 0.2},
+    "masked row": {
+        "attn_mask": torch.ones(5, 5, dtype=torch.bool).index_fill(0, torch.tensor(2), False)
+    },
+}
+
+
+@pytest.mark.parametrize("options", MASKS.values(), ids=MASKS)
+def test_wide_attention_equals_torch(options):
+    q_, k, v = torch.randn(3, 2, 4, 5, 8).unbind()
+    attention = q.QuantScaledDotProductAttention(WIDE)
+    expected = F.scaled_dot_product_attention(q_, k, v, **options)
+    torch.testing.assert_close(attention(q_, k, v, **options), expected, atol=1e-4, rtol=0)
+
+
+def test_wide_grouped_query_attention_equals_torch():
+    q_, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8)
+    expected = F.scaled_dot_product_attention(q_, k, v, enable_gqa=True)
+    actual = q.QuantScaledDotProductAttention(WIDE)(q_, k, v, enable_gqa=True)
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
+
+
+def test_attention_quantises_products_and_softmax():
+    q_, k, v = torch.randn(3, 2, 4, 5, 8).unbind()
+    grid = Integer(4, 2)
+    attention = q.QuantScaledDotProductAttention(QuantSpec(data_in=grid, weight=Integer(4, 3)))
+    scores = grid.round(grid.round(q_) @ grid.round(k).mT * 8**-0.5)
+    weights = Integer(4, 3).round(scores.softmax(-1))
+    torch.testing.assert_close(attention(q_, k, v), weights @ grid.round(v))
+    torch.manual_seed(0)
+    dropped = attention(q_, k, v, dropout_p=0.5)
+    assert not torch.allclose(dropped, attention(q_, k, v))

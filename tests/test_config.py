@@ -1,0 +1,63 @@
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from chop.config import load_toml, parse
+from chop.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Inner:
+    rate: float = 0.5
+
+
+@dataclass(frozen=True)
+class Settings:
+    width: int
+    mode: Literal["fast", "exact"] = "fast"
+    inner: Inner = field(default_factory=Inner)
+    sizes: tuple[int, ...] = ()
+    out: Path | None = None
+    table: dict[str, int] = field(default_factory=dict)
+
+
+def test_nested_values_become_what_the_hints_say():
+    given = {"width": 3, "inner": {"rate": 1}, "sizes": [1, 2], "out": "x", "table": {"a": 1}}
+    before = dict(given)
+    settings = parse(Settings, given)
+    assert settings == Settings(3, "fast", Inner(1), (1, 2), Path("x"), {"a": 1})
+    assert given == before
+    assert parse(Settings, settings) is settings
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({}, "missing key 'width'"),
+        ({"width": 1, "mdoe": "fast"}, "did you mean 'mode'"),
+        ({"width": 1, "mode": "fastt"}, "did you mean 'fast'"),
+        ({"width": 1.0}, r"Settings.width: expected int, got 1.0 \(float\)"),
+        ({"width": True}, "expected int"),
+        ({"width": None}, "got nothing"),
+        ({"width": 1, "inner": {"rat": 1}}, "Settings.inner: unknown key 'rat'"),
+        ({"width": 1, "sizes": [1, "a"]}, r"sizes\[1\]: expected int"),
+        ({"width": 1, "out": 3}, "expected Path or None"),
+        ([1], "expected a mapping"),
+    ],
+)
+def test_mistakes_are_named(given, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(Settings, given)
+
+
+def test_toml_files(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("width = 4\n[inner]\nrate = 0.25\n")
+    assert parse(Settings, load_toml(file)).inner.rate == 0.25
+    file.write_text("width = = 4")
+    with pytest.raises(ConfigError, match="not valid TOML.*line 1"):
+        load_toml(file)
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_toml(tmp_path / "none.toml")
