@@ -1,0 +1,136 @@
+"""One loader for built-in data sets, local files and hub names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chop.data.digits import digits
+from chop.data.reviews import reviews
+from chop.errors import ConfigError, UnavailableError, did_you_mean
+from chop.hub import hub_is_reachable
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+
+HELD_OUT_SHARE = 0.2
+
+BUILTIN_DATASETS: dict[str, Callable[[], DatasetDict]] = {"digits": digits, "reviews": reviews}
+TEXT_DATASETS = frozenset({"reviews"})
+
+
+def load_dataset(
+    name_or_path: str | Path | DatasetDict, *, limit: int | None = None
+) -> DatasetDict:
+    """A data set with the splits `train` and `test`, by built-in name, local path or hub name.
+
+    Args:
+        name_or_path: `digits`, `reviews`; a folder of parquet, csv or json files or one written
+            by `save_to_disk`; a name on the hub; or a DatasetDict.
+        limit: keep that many rows of each split, drawn by a fixed seed (files are often sorted
+            by label, so the first rows would be of one class).
+    Returns: a `datasets.DatasetDict`; without a labelled `test` split `validation` takes
+        its place, and without either a fixed fifth of the rows is held out. Splits without
+        labels, such as IMDb's `unsupervised`, are dropped.
+    Raises:
+        ConfigError: a folder without data files, no `train` split, or a limit below one.
+        UnavailableError: neither built in nor a local path, nor reachable on the hub.
+    """
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit: expected at least one row, got {limit}.")
+    if isinstance(name_or_path, dict):
+        return _shorten(_train_and_test(name_or_path, "as given"), limit)
+    name = str(name_or_path)
+    if name in BUILTIN_DATASETS:
+        splits = BUILTIN_DATASETS[name]()
+    elif Path(name).is_dir():
+        splits = _from_folder(Path(name))
+    else:
+        splits = _from_hub(name)
+    return _shorten(_train_and_test(splits, name), limit)
+
+
+def label_column(columns: list[str]) -> str | None:
+    """The column that holds the class, `labels` or `label`; None when there is neither.
+
+    >>> label_column(["text", "label"])
+    'label'
+    """
+    return next((name for name in ("labels", "label") if name in columns), None)
+
+
+def num_labels(splits: DatasetDict) -> int:
+    """The number of classes of a data set, from its feature or else its largest label.
+
+    Raises:
+        ConfigError: there is no label column.
+    """
+    train = splits["train"]
+    column = label_column(train.column_names)
+    if column is None:
+        raise ConfigError(f"no column 'labels' or 'label' among {train.column_names}.")
+    names = getattr(train.features[column], "names", None)
+    return len(names) if names else int(max(train.with_format(None)[column])) + 1
+
+
+def _from_folder(folder: Path) -> DatasetDict:
+    import datasets
+
+    if (folder / "dataset_dict.json").is_file():
+        return datasets.load_from_disk(folder)
+    try:
+        return datasets.load_dataset(str(folder))
+    except (FileNotFoundError, ValueError) as error:
+        raise ConfigError(
+            f"folder '{folder}' holds no data set: expected parquet, csv or json files, "
+            f"or what save_to_disk writes ({str(error).splitlines()[0]})."
+        ) from error
+
+
+def _from_hub(name: str) -> DatasetDict:
+    import datasets
+
+    local = datasets.DownloadConfig(local_files_only=True, max_retries=0)
+    download_config = None if hub_is_reachable() else local
+    try:
+        return datasets.load_dataset(name, download_config=download_config)
+    except (OSError, ValueError) as error:
+        reach = "" if hub_is_reachable() else " (the hub cannot be reached)"
+        raise UnavailableError(
+            f"data set '{name}' is not built in, not a local folder, not in the local cache and "
+            f"not on the hub{reach}; give a local folder, or a built-in: "
+            f"{did_you_mean(name, BUILTIN_DATASETS)}"
+        ) from error
+
+
+def _is_labelled(split: Dataset) -> bool:
+    column = label_column(split.column_names)
+    return column is not None and len(split) > 0 and split[0][column] not in (None, -1)
+
+
+def _train_and_test(splits: DatasetDict, name: str) -> DatasetDict:
+    from datasets import DatasetDict
+
+    labelled = {key: split for key, split in splits.items() if _is_labelled(split)}
+    if "train" not in labelled:
+        raise ConfigError(
+            f"data set '{name}' has no labelled split 'train': found {sorted(splits)}, "
+            "labels expected in a column 'labels' or 'label'."
+        )
+    for held_out in ("test", "validation"):
+        if held_out in labelled:
+            return DatasetDict(train=labelled["train"], test=labelled[held_out])
+    return labelled["train"].train_test_split(test_size=HELD_OUT_SHARE, seed=0)
+
+
+def _shorten(splits: DatasetDict, limit: int | None) -> DatasetDict:
+    from datasets import DatasetDict
+
+    if limit is None:
+        return splits
+    kept = {
+        key: split.shuffle(seed=0).select(range(min(limit, len(split))))
+        for key, split in splits.items()
+    }
+    return DatasetDict(kept)

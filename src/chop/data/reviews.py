@@ -1,0 +1,102 @@
+"""Short generated reviews whose words do not give the label away.
+
+Every sentence has a main clause that agrees with the label. Praise is as often a denied fault
+("never dull") as a virtue, and many sentences concede the opposite first ("although the music
+was superb, ..."), so that counting words does not suffice and word order has to be read.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
+
+TRAIN_SIZE, TEST_SIZE = 4000, 1000
+
+SUBJECTS = (
+    "the plot", "the cast", "the acting", "the music", "the ending", "the dialogue",
+    "the script", "the camera work", "the pace", "the opening", "the humour", "the villain",
+    "the lead", "the editing", "the first half", "the second half", "the story", "the direction",
+    "the romance", "the sound", "each scene", "the whole film", "the final act", "the mystery",
+)  # fmt: skip
+VIRTUES = (
+    "great", "superb", "funny", "moving", "clever", "gripping", "fresh", "brilliant", "charming",
+    "convincing", "beautiful", "witty", "tense", "memorable", "elegant", "warm", "sharp", "honest",
+)  # fmt: skip
+FAULTS = (
+    "bad", "dull", "boring", "clumsy", "flat", "stale", "awful", "tedious", "predictable",
+    "shallow", "ugly", "lifeless", "confusing", "forgettable", "weak", "cold", "sloppy", "silly",
+)  # fmt: skip
+PLAIN = ("was", "was really", "was quite", "was always", "was simply", "felt", "seemed", "remained")
+DENIED = (
+    "was not", "was never", "was hardly", "was far from", "was anything but", "did not seem",
+    "never felt", "was by no means",
+)  # fmt: skip
+CONCESSIONS = (
+    "although {other}, {main}",
+    "even if {other}, {main}",
+    "while {other}, {main}",
+    "{other}, but {main}",
+    "{other}, yet {main}",
+    "{main}, although {other}",
+    "{main}, even if {other}",
+    "they say that {other}, but {main}",
+)
+PLAIN_SENTENCES = ("{main}", "i must say {main}", "in short, {main}", "for me {main}")
+DENIED_SHARE = 0.25
+CONCESSION_SHARE = 0.4
+
+
+def _clause(draw: random.Random, is_praise: bool) -> str:
+    is_denied = draw.random() < DENIED_SHARE
+    verb = draw.choice(DENIED if is_denied else PLAIN)
+    quality = draw.choice(VIRTUES if is_praise != is_denied else FAULTS)
+    return f"{draw.choice(SUBJECTS)} {verb} {quality}"
+
+
+def _sentence(draw: random.Random, is_praise: bool) -> str:
+    concedes = draw.random() < CONCESSION_SHARE
+    frame = draw.choice(CONCESSIONS if concedes else PLAIN_SENTENCES)
+    return frame.format(main=_clause(draw, is_praise), other=_clause(draw, not is_praise))
+
+
+def review(draw: random.Random, is_praise: bool) -> str:
+    """One review of one to four sentences.
+
+    >>> review(random.Random(7), True).count(".")
+    3
+    """
+    count = draw.randint(1, 4)
+    return " ".join(f"{_sentence(draw, is_praise)}." for _ in range(count))
+
+
+def reviews() -> DatasetDict:
+    """4,000 training and 1,000 test reviews, the same on every machine.
+
+    Columns: `text` and `label` (0 `neg`, 1 `pos`), half of each. No review occurs twice.
+    """
+    from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+    draw = random.Random(0)
+    texts: dict[str, int] = {}
+    while len(texts) < TRAIN_SIZE + TEST_SIZE:
+        label = len(texts) % 2
+        texts.setdefault(review(draw, bool(label)), label)
+    rows = [{"text": text, "label": label} for text, label in texts.items()]
+    features = Features(text=Value("string"), label=ClassLabel(names=["neg", "pos"]))
+    return DatasetDict(
+        train=Dataset.from_list(rows[:TRAIN_SIZE], features=features),
+        test=Dataset.from_list(rows[TRAIN_SIZE:], features=features),
+    )
+
+
+def vocabulary() -> list[str]:
+    """Every word of the grammar, and every letter, so that no text is out of vocabulary."""
+    phrases = [*SUBJECTS, *VIRTUES, *FAULTS, *PLAIN, *DENIED]
+    frames = [frame.format(main="", other="") for frame in (*CONCESSIONS, *PLAIN_SENTENCES)]
+    words = {word.strip(",") for phrase in (*phrases, *frames) for word in phrase.split()}
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    pieces = [*letters, *(f"##{letter}" for letter in letters), *".,!?'-"]
+    return [*pieces, *sorted(words - set(pieces) - {""})]

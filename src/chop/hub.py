@@ -1,0 +1,42 @@
+"""The two places outside the process: the user's cache folder and the Hugging Face hub."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+PROBE_SECONDS = 3.0
+
+
+def cache_folder() -> Path:
+    """Where trained weights are kept: `CHOP_CACHE`, or `~/.cache/chop`; made when missing.
+
+    >>> cache_folder().is_dir()
+    True
+    """
+    folder = Path(os.environ.get("CHOP_CACHE") or Path.home() / ".cache" / "chop").expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@functools.cache
+def _endpoint_answers(endpoint: str) -> bool:
+    from huggingface_hub.utils import get_session
+
+    try:
+        get_session().head(endpoint, timeout=PROBE_SECONDS)
+    except Exception:  # the session's error classes differ between releases of the hub client
+        return False
+    return True
+
+
+def hub_is_reachable() -> bool:
+    """True when the hub may be asked: not switched off by `HF_HUB_OFFLINE`, and it answers.
+
+    The client library retries a dead network for 23 seconds a file, so one probe of at most
+    three seconds is made first and remembered for the process.
+    """
+    from huggingface_hub import constants
+
+    return not constants.HF_HUB_OFFLINE and _endpoint_answers(constants.ENDPOINT)

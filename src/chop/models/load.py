@@ -1,0 +1,119 @@
+"""One loader for built-in models, local folders and hub names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from chop.errors import ConfigError, UnavailableError, did_you_mean
+from chop.hub import hub_is_reachable
+from chop.models.builtin import BUILTIN_MODELS
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedConfig
+
+AUTO_CLASSES = {
+    "text-classification": "AutoModelForSequenceClassification",
+    "image-classification": "AutoModelForImageClassification",
+    "text-generation": "AutoModelForCausalLM",
+    "fill-mask": "AutoModelForMaskedLM",
+    "feature-extraction": "AutoModel",
+}
+
+
+def load_model(
+    name_or_path: str | Path,
+    *,
+    num_labels: int | None = None,
+    task: str | None = None,
+    pretrained: bool = True,
+    seed: int = 0,
+) -> nn.Module:
+    """A model by built-in name, local Hugging Face folder or hub name, in evaluation mode.
+
+    Args:
+        name_or_path: `mlp`, `cnn`, `vit`, `bert-tiny` (untrained: `chop.train.load_trained`
+            trains them), a folder written by `save_pretrained`, or a name on the hub.
+        num_labels: classes of the classification head; default, what the model has.
+        task: `text-classification`, `image-classification`, `text-generation`, `fill-mask` or
+            `feature-extraction`; default, the class that the checkpoint names, or a
+            classifier where `num_labels` is given. Built-in models are classifiers.
+        pretrained: False draws fresh weights from `seed` and reads the configuration only.
+        seed: of whatever weights have to be drawn; the global generator is left as it was.
+    Returns: a module called with keywords, whose output has `logits`, and `loss` with labels.
+    Raises:
+        ConfigError: unknown task, or a folder that holds no model.
+        UnavailableError: a hub name that is neither in the local hub cache nor reachable.
+    """
+    if task is not None and task not in AUTO_CLASSES:
+        raise ConfigError(f"unknown task '{task}': {did_you_mean(task, AUTO_CLASSES)}")
+    name = str(name_or_path)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if name in BUILTIN_MODELS:
+            builtin = BUILTIN_MODELS[name]
+            return builtin.build(builtin.num_labels if num_labels is None else num_labels).eval()
+        return _from_checkpoint(name, num_labels, task, pretrained).eval()
+
+
+def _from_checkpoint(
+    name: str, num_labels: int | None, task: str | None, pretrained: bool
+) -> nn.Module:
+    import transformers
+
+    config = _read_config(name, num_labels)
+    model_class = _model_class(config, task, wants_labels=num_labels is not None)
+    if not pretrained:
+        auto = isinstance(model_class, type) and hasattr(model_class, "from_config")
+        return model_class.from_config(config) if auto else model_class(config)
+    verbosity = transformers.logging.get_verbosity()
+    # A fresh head on a pretrained trunk is what was asked for: the report of it is noise.
+    transformers.logging.set_verbosity_error()
+    try:
+        return model_class.from_pretrained(
+            name,
+            config=config,
+            local_files_only=not hub_is_reachable(),
+            ignore_mismatched_sizes=num_labels is not None,
+        )
+    except OSError as error:
+        raise _not_found(name, "weights", hint="`pretrained=False` draws fresh ones") from error
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+
+
+def _read_config(name: str, num_labels: int | None) -> PreTrainedConfig:
+    from transformers import AutoConfig
+
+    is_folder = Path(name).is_dir()
+    if is_folder and not (Path(name) / "config.json").is_file():
+        raise ConfigError(f"folder '{name}' holds no model: expected a config.json in it.")
+    labels = {} if num_labels is None else {"num_labels": num_labels}
+    offline = not is_folder and not hub_is_reachable()
+    try:
+        return AutoConfig.from_pretrained(name, local_files_only=is_folder or offline, **labels)
+    except OSError as error:
+        raise _not_found(name, "a model") from error
+
+
+def _not_found(name: str, what: str, hint: str = "") -> UnavailableError:
+    where = "there" if Path(name).is_dir() else "in a local folder, in the hub cache or on the hub"
+    reach = "" if hub_is_reachable() or Path(name).is_dir() else " (the hub cannot be reached)"
+    ways = hint or f"give a local folder, or a built-in: {did_you_mean(name, BUILTIN_MODELS)}"
+    return UnavailableError(f"'{name}': {what} not found {where}{reach}; {ways}")
+
+
+def _model_class(config: PreTrainedConfig, task: str | None, *, wants_labels: bool) -> type:
+    import transformers
+
+    if task is not None:
+        return getattr(transformers, AUTO_CLASSES[task])
+    if wants_labels:
+        images = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+        kind = "image-classification" if type(config) in images else "text-classification"
+        return getattr(transformers, AUTO_CLASSES[kind])
+    named = getattr(transformers, (config.architectures or ["AutoModel"])[0], None)
+    return transformers.AutoModel if named is None else named

@@ -1,0 +1,191 @@
+"""A lean training and evaluation loop, for the many short runs of a search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.errors import ConfigError, did_you_mean
+from chop.train.calling import LABELS, input_columns, loss_and_logits
+from chop.train.metrics import find_metric
+from chop.train.rows import Rows, read_rows
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+
+SCHEDULES = {
+    "constant": lambda done: 1.0,
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
+}
+
+
+def fit(
+    model: nn.Module,
+    dataset: DatasetDict | Dataset | Rows,
+    *,
+    epochs: int = 1,
+    lr: float = 1e-3,
+    batch_size: int = 64,
+    weight_decay: float = 0.01,
+    schedule: str = "cosine",
+    warmup: float = 0.1,
+    max_grad_norm: float = 1.0,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    progress: str | None = None,
+) -> list[float]:
+    """Trains `model` in place with AdamW; frozen parameters stay as they are.
+
+    Args:
+        model: a classifier, see `chop.train.calling`.
+        dataset: rows with labels, texts tokenised; of a DatasetDict, its `train`.
+        epochs: passes over the rows; 0 does nothing.
+        lr: the largest learning rate, reached after the share `warmup` of all steps and then
+            let down along `schedule`: `constant`, `linear` or `cosine`.
+        batch_size: rows of a step.
+        weight_decay: of AdamW, on matrices and filters only.
+        max_grad_norm: the gradient's norm is clipped to it.
+        seed: of the order of the rows and of dropout; the global generators are left as they
+            were. Equal seeds give equal weights on the same machine.
+        device: where to train; default, where the model is. The model stays there.
+        progress: the label of a progress bar; None shows none.
+    Returns: the mean loss of each epoch. The mode (`train`, `eval`) is restored.
+    Raises:
+        ConfigError: wrong columns, an unknown schedule, or nothing to train.
+    """
+    if schedule not in SCHEDULES:
+        raise ConfigError(f"unknown schedule '{schedule}': {did_you_mean(schedule, SCHEDULES)}")
+    rows = read_rows(_split(dataset, "train"))
+    feed = _Feed(model, rows, batch_size, device)
+    optimizer = torch.optim.AdamW(_parameter_groups(model, weight_decay), lr=lr)
+    rate = _rate(SCHEDULES[schedule], warmup, max(1, epochs * feed.steps))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    losses, was_training = [], model.training
+    with _seeded(seed, feed.device) as order, _bar(progress, epochs * feed.steps) as tick:
+        model.train()
+        for _ in range(epochs):
+            total = torch.zeros((), device=feed.device)
+            for loss, logits, _ in feed(shuffle=order):
+                loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad(set_to_none=True)
+                total += loss.detach() * len(logits)
+                tick()
+            losses.append(total.item() / len(rows))
+    model.train(was_training)
+    return losses
+
+
+def evaluate(
+    model: nn.Module,
+    dataset: DatasetDict | Dataset | Rows,
+    *,
+    batch_size: int = 256,
+    metric: str = "accuracy",
+    device: str | torch.device | None = None,
+    progress: str | None = None,
+) -> float:
+    """The metric of `model` on labelled rows, in evaluation mode and without gradients.
+
+    Args:
+        model: a classifier, see `chop.train.calling`.
+        dataset: rows with labels, texts tokenised; of a DatasetDict, its `test`. `read_rows`
+            of it spares reading it again at every call.
+        batch_size: rows of a step; for texts, neighbours in length.
+        metric: a name of `chop.train.metrics.METRICS`.
+        device: where to evaluate; default, where the model is. The model stays there.
+        progress: the label of a progress bar; None shows none.
+    Raises:
+        ConfigError: wrong columns or an unknown metric.
+    """
+    score = find_metric(metric)
+    feed = _Feed(model, read_rows(_split(dataset, "test")), batch_size, device)
+    predictions, labels = [], []
+    was_training = model.training
+    model.eval()
+    with torch.no_grad(), _bar(progress, feed.steps) as tick:
+        for _, logits_BC, labels_B in feed():
+            predictions.append(logits_BC.argmax(-1))
+            labels.append(labels_B)
+            tick()
+    model.train(was_training)
+    return score(torch.cat(predictions).cpu(), torch.cat(labels).cpu())
+
+
+class _Feed:
+    """Feeds rows to a model in batches, on one device."""
+
+    def __init__(
+        self, model: nn.Module, rows: Rows, batch_size: int, device: str | torch.device | None
+    ):
+        if batch_size < 1:
+            raise ConfigError(f"batch_size: expected at least 1, got {batch_size}.")
+        self.model, self.rows, self.batch_size = model, rows, batch_size
+        held = next(model.parameters(), torch.empty(0)).device
+        self.device = held if device is None else torch.device(device)
+        model.to(self.device)
+        self.columns = input_columns(model, [*rows.columns, LABELS])
+        self.steps = math.ceil(len(rows) / batch_size)
+
+    def __call__(
+        self, shuffle: torch.Generator | None = None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        pad_id = getattr(getattr(self.model, "config", None), "pad_token_id", None) or 0
+        for batch in self.rows.batches(self.batch_size, pad_id=pad_id, shuffle=shuffle):
+            here = {name: column.to(self.device) for name, column in batch.items()}
+            output = self.model(**{name: here[column] for name, column in self.columns.items()})
+            yield *loss_and_logits(output, here[LABELS]), here[LABELS]
+
+
+def _split(dataset: Any, name: str) -> Any:
+    return dataset[name] if isinstance(dataset, dict) else dataset
+
+
+def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trainable:
+        raise ConfigError("nothing to train: every parameter of the model is frozen.")
+    return [
+        {"params": [p for p in trainable if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trainable if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+
+
+def _rate(schedule: Callable[[float], float], warmup: float, steps: int) -> Callable[[int], float]:
+    rising = int(warmup * steps)
+
+    def rate(step: int) -> float:
+        if step < rising:
+            return (step + 1) / (rising + 1)
+        return schedule((step - rising) / max(1, steps - rising))
+
+    return rate
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[torch.Generator]:
+    """Dropout draws from the global generators: they are seeded here and put back after."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield torch.Generator().manual_seed(seed)
+
+
+@contextmanager
+def _bar(label: str | None, steps: int) -> Iterator[Callable[[], None]]:
+    if label is None:
+        yield lambda: None
+        return
+    from rich.progress import Progress
+
+    with Progress() as bar:
+        task = bar.add_task(label, total=steps)
+        yield lambda: bar.advance(task)

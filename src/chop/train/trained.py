@@ -1,0 +1,93 @@
+"""Trained built-in models: trained on first use in seconds, then read from the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chop.data import TEXT_DATASETS, get_tokenized_dataset, load_dataset
+from chop.errors import ConfigError, did_you_mean
+from chop.hub import cache_folder
+from chop.models import BUILTIN_MODELS, load_model
+from chop.train.train_loop import fit
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
+    from torch import nn
+
+
+def load_trained(name: str, *, seed: int = 0, progress: bool = False) -> nn.Module:
+    """A built-in model, trained by its recipe on its data set, in evaluation mode on the CPU.
+
+    The weights are kept as safetensors in `chop.hub.cache_folder()`, keyed by model, data set,
+    recipe and seed. A file that cannot be read is replaced by training again.
+
+    Args:
+        name: `mlp`, `cnn`, `vit` or `bert-tiny`.
+        seed: of the initial weights and of training.
+        progress: show a bar while training.
+    Raises:
+        ConfigError: there is no such built-in model.
+    """
+    if name not in BUILTIN_MODELS:
+        raise ConfigError(
+            f"no built-in model '{name}' to train: {did_you_mean(name, BUILTIN_MODELS)}"
+        )
+    model = load_model(name, seed=seed)
+    path = _weights_path(name, model, seed)
+    if not _read_into(model, path):
+        builtin = BUILTIN_MODELS[name]
+        label = f"training {name} on {builtin.dataset}" if progress else None
+        fit(model, default_dataset(name), seed=seed, progress=label, **asdict(builtin.recipe))
+        _write(model, path)
+    return model.eval()
+
+
+def default_dataset(name: str, *, limit: int | None = None) -> DatasetDict:
+    """The data set of a built-in model, ready to train on: tokenised where it is text.
+
+    Args:
+        name: a built-in model.
+        limit: keep that many rows of each split.
+    """
+    if name not in BUILTIN_MODELS:
+        raise ConfigError(f"unknown built-in model '{name}': {did_you_mean(name, BUILTIN_MODELS)}")
+    dataset = BUILTIN_MODELS[name].dataset
+    if dataset in TEXT_DATASETS:
+        return get_tokenized_dataset(dataset, checkpoint=dataset, limit=limit)
+    return load_dataset(dataset, limit=limit)
+
+
+def _weights_path(name: str, model: nn.Module, seed: int) -> Path:
+    builtin = BUILTIN_MODELS[name]
+    shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
+    key = json.dumps([name, builtin.dataset, asdict(builtin.recipe), seed, shapes])
+    digest = hashlib.sha256(key.encode()).hexdigest()[:12]
+    folder = cache_folder() / "trained"
+    folder.mkdir(exist_ok=True)
+    return folder / f"{name}-{builtin.dataset}-seed{seed}-{digest}.safetensors"
+
+
+def _read_into(model: nn.Module, path: Path) -> bool:
+    """False when there is no file, or one that was cut short or holds something else."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        model.load_state_dict(load_file(path))
+    except (FileNotFoundError, SafetensorError, RuntimeError):
+        return False
+    return True
+
+
+def _write(model: nn.Module, path: Path) -> None:
+    from safetensors.torch import save_file
+
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    state = {key: value.contiguous() for key, value in model.state_dict().items()}
+    save_file(state, temporary)
+    temporary.replace(path)
