@@ -1,0 +1,53 @@
+"""Takes out of a fresh recording what has no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from chop.ir.module_tree import changes_state
+from chop.ir.targets import SET_GRAD_ENABLED, is_impure
+
+
+def drop_dead_code(graph: fx.Graph, model: nn.Module, extras: Mapping[str, nn.Module]) -> None:
+    """Erases nodes that nobody reads, unless they draw random numbers or change state."""
+
+    def matters(node: fx.Node) -> bool:
+        if node.op != "call_module":
+            return is_impure(node)
+        path = str(node.target)
+        return changes_state(extras[path] if path in extras else model.get_submodule(path))
+
+    graph.eliminate_dead_code(matters)
+
+
+def drop_idle_grad_switches(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> None:
+    """Erases the ends of `torch.no_grad()` regions in which nothing needs a gradient.
+
+    Args:
+        graph: a recording made with gradients on.
+        values: the fake value of each node.
+    """
+    enabled, start, needed = True, None, False
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target is not SET_GRAD_ENABLED:
+            needed = needed or (not enabled and _needs_grad(node, values))
+            continue
+        if node.args[0] is enabled:
+            graph.erase_node(node)
+            continue
+        enabled = not enabled
+        if not enabled:
+            start, needed = node, False
+        elif start is not None and not needed:
+            graph.erase_node(start)
+            graph.erase_node(node)
+
+
+def _needs_grad(node: fx.Node, values: Mapping[fx.Node, Any]) -> bool:
+    if node.op == "call_module":
+        return True
+    inputs = [values.get(source) for source in node.all_input_nodes]
+    return any(isinstance(value, Tensor) and value.requires_grad for value in inputs)

@@ -1,0 +1,57 @@
+"""Size tests that torch makes silently when it cuts a tensor, asked out loud.
+
+A slice stops at the end of its dimension, and a split makes as many parts as fit. Both decide what
+a model does next, and both are settled inside an operator. Asking the same question in Python
+before the call makes it a test of the model, which is kept with its line.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def ask_about_slices(tensor: Tensor, index: Any) -> None:
+    """Asks of every bound of an index such as `x[:, 1:n]` whether it lies inside `tensor`."""
+    items = index if isinstance(index, tuple) else (index,)
+    taken = sum(_dims_taken(item) for item in items)
+    dim = 0
+    for item in items:
+        if item is Ellipsis:
+            dim += tensor.dim() - taken
+            continue
+        if isinstance(item, slice):
+            _ask_about_bounds(item, tensor.shape[dim])
+        dim += _dims_taken(item)
+
+
+def _dims_taken(item: Any) -> int:
+    if item is None or item is Ellipsis or isinstance(item, bool):
+        return 0
+    if isinstance(item, Tensor) and item.dtype is torch.bool:
+        return item.dim()
+    return 1
+
+
+def _ask_about_bounds(bounds: slice, size: Any) -> None:
+    for bound in (bounds.start, bounds.stop):
+        if isinstance(bound, Tensor) or bound is None:
+            continue
+        inside = -bound <= size if bound < 0 else bound <= size
+        bool(inside)
+
+
+def ask_about_parts(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Asks into how many parts `split` or `chunk` will cut a tensor."""
+    named = dict(zip(("tensor", "parts", "dim"), args, strict=False)) | kwargs
+    tensor = named.get("tensor", named.get("input"))
+    parts = named.get("parts", named.get("chunks", named.get("split_size_or_sections")))
+    parts = named.get("split_size", parts)
+    if not isinstance(tensor, Tensor) or isinstance(parts, tuple | list):
+        return
+    size = tensor.shape[named.get("dim", 0)]
+    each = -(-size // parts) if name == "chunk" else parts
+    count = -(-size // each)
+    int(count)

@@ -1,0 +1,99 @@
+"""Example inputs for a model that came without any."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.errors import CaptureError, ConfigError, did_you_mean
+from chop.ir.hf_inputs import INPUT_MAKERS, InputSizes, default_names
+
+BATCH = 3
+LENGTH = 14
+"""Sizes of the examples: different from each other and from one, so that no size is confused."""
+
+
+def dummy_inputs(
+    model: nn.Module, names: Sequence[str] | None = None, batch: int = BATCH, length: int = LENGTH
+) -> dict[str, Any]:
+    """Random inputs that a model accepts, by parameter name of its `forward`.
+
+    Args:
+        model: a Hugging Face model (made from its configuration, without the hub), or a module
+            with one input whose first layer tells its shape.
+        names: which inputs to make; None: those that the model needs.
+        batch: the batch size.
+        length: the sequence length.
+
+    Raises:
+        ConfigError: a name is not a parameter of `forward`.
+        CaptureError: the inputs cannot be derived; pass `dummy_in`.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    for name in names or ():
+        if name not in parameters:
+            raise ConfigError(
+                f"expected a parameter of {type(model).__name__}.forward, got {name!r}; "
+                f"{did_you_mean(name, parameters)}"
+            )
+    config = getattr(model, "config", None)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        if config is None or not hasattr(config, "to_dict"):
+            return _plain_inputs(model, names, batch, length)
+        sizes = InputSizes(model, config, batch, length)
+        chosen = default_names(model) if names is None else names
+        return {name: _make(model, name, sizes) for name in chosen}
+
+
+def _make(model: nn.Module, name: str, sizes: InputSizes) -> Tensor:
+    if name not in INPUT_MAKERS:
+        raise CaptureError(_ask(model, [name]))
+    return INPUT_MAKERS[name](sizes)
+
+
+def _ask(model: nn.Module, names: Sequence[str]) -> str:
+    example = ", ".join(f"{name!r}: torch.randn(...)" for name in names)
+    return (
+        f"cannot guess the inputs {', '.join(names)} of {type(model).__name__}; "
+        f"pass an example with dummy_in={{{example}}}"
+    )
+
+
+def _plain_inputs(
+    model: nn.Module, names: Sequence[str] | None, batch: int, length: int
+) -> dict[str, Any]:
+    needed = [
+        name
+        for name, parameter in inspect.signature(model.forward).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    ]
+    wanted = list(names if names is not None else needed)
+    made = _first_layer_input(model, batch, length)
+    if len(wanted) != 1 or made is None:
+        raise CaptureError(_ask(model, wanted))
+    return {wanted[0]: made}
+
+
+def _first_layer_input(model: nn.Module, batch: int, length: int) -> Tensor | None:
+    """An input for the first layer that has a width, in the order of definition."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            return torch.randn(batch, module.in_features)
+        if isinstance(module, nn.Embedding):
+            return torch.randint(0, module.num_embeddings, (batch, length))
+        if isinstance(module, nn.Conv1d):
+            return torch.randn(batch, module.in_channels, 4 * length)
+        if isinstance(module, nn.Conv2d):
+            return torch.randn(batch, module.in_channels, 32, 32)
+        if isinstance(module, nn.Conv3d):
+            return torch.randn(batch, module.in_channels, 8, 32, 32)
+        if isinstance(module, nn.RNNBase):
+            lead = (batch, length) if module.batch_first else (length, batch)
+            return torch.randn(*lead, module.input_size)
+    return None

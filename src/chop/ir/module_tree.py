@@ -1,0 +1,103 @@
+"""A mirror of a model's module tree: same paths, order, sharing and persistence, own containers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from torch import Tensor, nn
+
+from chop.errors import GraphError
+from chop.ir.leaves import LeafRule
+
+
+class Scope(nn.Module):
+    """Stands for a module that the capture looked into: what it computes is part of the graph.
+
+    It holds the parameters, buffers and children under their old names, so that paths and
+    `state_dict` keys stay.
+    """
+
+    def __init__(self, class_name: str) -> None:
+        super().__init__()
+        self.class_name = class_name
+
+    def forward(self, *args: object, **kwargs: object) -> None:
+        """Always an error: the nodes of this module belong to the graph.
+
+        Raises:
+            GraphError: always.
+        """
+        raise GraphError(
+            f"expected a call of the whole captured model, got one of its {self.class_name}, whose "
+            "nodes are part of the graph; capture it with this class in `leaves` to call it alone"
+        )
+
+    def _get_name(self) -> str:
+        return self.class_name
+
+
+def _empty_twin(module: nn.Module) -> nn.Module:
+    for container in (nn.Sequential, nn.ModuleList, nn.ModuleDict):
+        if type(module) is container:
+            return container()
+    return Scope(type(module).__name__)
+
+
+def mirror(model: nn.Module, root: nn.Module, leaves: LeafRule, called: Collection[str]) -> None:
+    """Fills `root` with the tree of `model`. Leaves, parameters and buffers are shared.
+
+    Args:
+        model: the captured model.
+        root: an empty module.
+        leaves: the modules that were not looked into.
+        called: the targets of the graph's `call_module` nodes.
+    """
+    twins: dict[int, nn.Module] = {id(model): root}
+
+    def twin_of(module: nn.Module, path: str) -> nn.Module:
+        if id(module) not in twins:
+            if path in called or leaves.is_leaf(module, path):
+                twins[id(module)] = module
+            else:
+                twins[id(module)] = _empty_twin(module)
+                fill(module, twins[id(module)], path)
+        return twins[id(module)]
+
+    def fill(source: nn.Module, twin: nn.Module, path: str) -> None:
+        twin.training = source.training
+        for name, parameter in source._parameters.items():
+            twin.register_parameter(name, parameter)
+        for name, buffer in source._buffers.items():
+            persistent = name not in source._non_persistent_buffers_set
+            twin.register_buffer(name, buffer, persistent=persistent)
+        for name, child in source._modules.items():
+            child_path = f"{path}.{name}" if path else name
+            twin.add_module(name, None if child is None else twin_of(child, child_path))
+
+    fill(model, root, "")
+
+
+def add_extras(
+    root: nn.Module, modules: Mapping[str, nn.Module], constants: Mapping[str, Tensor]
+) -> None:
+    """Adds what only the graph knows: modules made by the capture, and constant tensors."""
+    for path, module in modules.items():
+        owner, _, name = path.rpartition(".")
+        home = root.get_submodule(owner)
+        module.train(home.training)
+        home.add_module(name, module)
+    for name, tensor in constants.items():
+        root.register_buffer(name, tensor.detach(), persistent=False)
+
+
+def changes_state(module: nn.Module) -> bool:
+    """Whether a call of a leaf matters even if nobody reads its result (it draws or counts)."""
+    drops = isinstance(module, nn.modules.dropout._DropoutNd)
+    counts = isinstance(module, nn.modules.batchnorm._NormBase)
+    return drops or counts or not type(module).__module__.startswith("torch.nn")
+
+
+def qualified_class(module: nn.Module) -> str:
+    """`module.Class` of an object's class."""
+    cls = type(module)
+    return f"{cls.__module__}.{cls.__qualname__}"

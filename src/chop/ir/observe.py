@@ -1,0 +1,99 @@
+"""Sees in real runs what a leaf returns that cannot run on fake tensors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from chop.errors import CaptureError
+from chop.ir.isolation import untouched
+from chop.ir.leaves import Seen
+from chop.ir.symbols import Sizes
+
+
+class _OperatorCount(TorchFunctionMode):
+    """Counts torch calls while it is on."""
+
+    count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def observe_leaf(
+    model: nn.Module,
+    example: Mapping[str, Any],
+    fixed: Mapping[str, Any],
+    path: str,
+    sizes: Sizes,
+) -> list[Seen]:
+    """Runs the model on its example inputs and on larger ones, and returns what a leaf returned.
+
+    Args:
+        model: the model; it is left as it was.
+        example: its example inputs.
+        fixed: further arguments.
+        path: the leaf.
+        sizes: the sizes of the recording that stopped at the leaf; it says which may grow.
+    Returns: one entry per call of the leaf, in order.
+
+    Raises:
+        CaptureError: the model itself fails on the example inputs, or never calls the leaf.
+    """
+    try:
+        results, operators = _run(model, {**example, **fixed}, path)
+    except Exception as error:
+        raise CaptureError(
+            f"the forward of {type(model).__name__} itself fails on the example inputs "
+            f"({type(error).__name__}: {error}); pass valid ones (dummy_in)"
+        ) from error
+    grown: list[Any] = []
+    with contextlib.suppress(Exception):
+        # The larger inputs may be too large for the model; then sizes that depend on the inputs
+        # stay unknown until run time.
+        grown, _ = _run(model, {**_grown(example, sizes), **fixed}, path)
+    if len(grown) != len(results):
+        grown = [None] * len(results)
+    return [Seen(a, b, operators) for a, b in zip(results, grown, strict=True)]
+
+
+def _run(model: nn.Module, arguments: Mapping[str, Any], path: str) -> tuple[list[Any], int]:
+    results: list[Any] = []
+    counter = _OperatorCount()
+
+    def enter(*_: Any) -> None:
+        counter.__enter__()
+
+    def leave(module: nn.Module, inputs: Any, output: Any) -> None:
+        counter.__exit__(None, None, None)
+        results.append(output)
+
+    leaf = model.get_submodule(path)
+    with untouched(model), torch.no_grad(), contextlib.ExitStack() as hooks:
+        model.eval()
+        hooks.callback(leaf.register_forward_pre_hook(enter).remove)
+        hooks.callback(leaf.register_forward_hook(leave).remove)
+        model(**arguments)
+    return results, counter.count
+
+
+def _grown(example: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
+    shapes = sizes.grown_shapes()
+    return {
+        name: _resized(value, shapes[name]) if name in shapes else value
+        for name, value in example.items()
+    }
+
+
+def _resized(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A larger tensor made of repetitions, so that its values stay valid."""
+    for dim, size in enumerate(shape):
+        index = torch.arange(size, device=tensor.device) % tensor.shape[dim]
+        tensor = tensor.index_select(dim, index)
+    return tensor

@@ -1,0 +1,52 @@
+"""Settings of Hugging Face models that a capture needs, changed for its duration."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+_LAYER_DROPS = ("layerdrop", "layer_drop", "encoder_layerdrop", "decoder_layerdrop")
+
+
+@contextlib.contextmanager
+def settled(model: nn.Module) -> Iterator[list[str]]:
+    """Turns off caches, data-dependent expert loops and whole-layer dropping.
+
+    Yields: a sentence for each change that alters what the model computes.
+    """
+    with contextlib.ExitStack() as changes:
+        notes: list[str] = []
+        for config in _configs(model):
+            if getattr(config, "use_cache", False):
+                _set(changes, config, "use_cache", False)
+            if "_experts_implementation_internal" in vars(config):
+                _set(changes, config, "_experts_implementation_internal", "batched_mm")
+        for owner in (*model.modules(), *_configs(model)):
+            for name in _LAYER_DROPS:
+                if vars(owner).get(name):
+                    notes.append(f"{name}={vars(owner)[name]} of {type(owner).__name__} is 0")
+                    _set(changes, owner, name, 0.0)
+        yield notes
+
+
+def _set(changes: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
+    changes.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    """Every distinct configuration object of the submodules, nested ones included."""
+    found: dict[int, Any] = {}
+
+    def visit(config: Any) -> None:
+        if hasattr(config, "to_dict") and id(config) not in found:
+            found[id(config)] = config
+            for value in list(vars(config).values()):
+                visit(value)
+
+    for module in model.modules():
+        visit(vars(module).get("config"))
+    return list(found.values())

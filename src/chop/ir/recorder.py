@@ -1,0 +1,429 @@
+"""Writes down every torch call of a model while its own Python runs on fake tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import operator
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
+
+from chop.errors import CaptureError
+from chop.ir.cuts import ask_about_parts, ask_about_slices
+from chop.ir.leaves import LeafRule, Seen, recurrent_outputs
+from chop.ir.runtime import AutogradCall
+from chop.ir.source import current_line, failing_line
+from chop.ir.symbols import FakeTensor, Sizes, constant_of, is_symbolic, outside_fake_mode
+from chop.ir.targets import SET_GRAD_ENABLED, changes_its_input, spell
+
+_PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    range,
+    type(None),
+    type(Ellipsis),
+    torch.dtype,
+    torch.layout,
+    torch.memory_format,
+)
+
+_PYTHON_DTYPES = {float: torch.float64, int: torch.int64, bool: torch.bool}
+
+# These turn a tensor into a Python value, which a recording on fake tensors cannot know.
+_READS_DATA = frozenset(
+    ["__bool__", "__int__", "__float__", "__complex__", "__index__", "__nonzero__", "__contains__", "__array__", "tolist", "numpy"]
+)
+
+_NOT_RECORDED = frozenset({"requires_grad_", "__deepcopy__", "__reduce_ex__"})
+
+
+@dataclasses.dataclass
+class Blocked:
+    """Where a recording stopped.
+
+    Args:
+        path: the innermost module that was running; `""` is the model itself.
+        where: `file:line` in that module.
+        error: what was raised there.
+        needs_shapes: `path` is a leaf whose output shapes have to be seen in a real run.
+    """
+
+    path: str
+    where: str
+    error: Exception
+    needs_shapes: bool = False
+
+
+class Recorder(TorchFunctionMode):
+    """Records one run of a model into `graph`.
+
+    Inside the handler of a torch call the mode is off, so that a function's own implementation is
+    not descended into: one call of `torch`, `F` or a tensor method becomes one node. A tensor is
+    known by its identity, and every tensor that was seen is kept alive, so that no identity is
+    reused.
+
+    Args:
+        model: the model to record.
+        leaves: which submodules become one node.
+        symbolic: whether sizes of inputs are free.
+        seen: outputs of leaves that cannot run on fake tensors, seen in real runs.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        leaves: LeafRule,
+        symbolic: bool = True,
+        seen: Mapping[str, list[Seen]] | None = None,
+    ) -> None:
+        super().__init__()
+        self.graph = fx.Graph()
+        self.sizes = Sizes(self.graph, symbolic)
+        self.values: dict[fx.Node, Any] = {}
+        self.constants: dict[str, Tensor] = {}
+        self.hidden_operators: dict[str, int] = {}
+        self.blocked: Blocked | None = None
+        self._leaves = leaves
+        self._seen = {path: iter(outputs) for path, outputs in (seen or {}).items()}
+        self._recording = False
+        self._operators_passed = 0
+        self._nodes: dict[int, fx.Node] = {}
+        self._alive: list[Any] = []
+        self._attributes: dict[str, fx.Node] = {}
+        self._device: torch.device | None = None
+        self._device_source: fx.Node | None = None
+        self._device_node: fx.Node | None = None
+        self._running: dict[str, tuple[str, str]] = {}
+        self._paths = {id(module): name for name, module in model.named_modules()}
+        self._state_names: dict[int, str] = {}
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            self._state_names.setdefault(id(tensor), name)
+
+    # --- inputs and the run
+
+    def add_input(self, name: str, value: Any, free: Callable[[Tensor, int], bool]) -> Any:
+        """Makes a placeholder and returns its fake value (tensors nested in lists or dicts too)."""
+        return self._fake_input(name, value, self.graph.placeholder(name), free)
+
+    def _fake_input(
+        self, name: str, value: Any, node: fx.Node, free: Callable[[Tensor, int], bool]
+    ) -> Any:
+        if isinstance(value, Tensor):
+            fake = self.sizes.fake_input(name, value, free)
+            if self._device_source is None:
+                self._device, self._device_source = value.device, node
+            self._bind(fake, node)
+            return fake
+        if isinstance(value, Mapping):
+            return {
+                key: self._fake_input(f"{name}[{key!r}]", item, self._item(node, key), free)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return type(value)(
+                self._fake_input(f"{name}[{index}]", item, self._item(node, index), free)
+                for index, item in enumerate(value)
+            )
+        return value
+
+    def _item(self, node: fx.Node, key: Any) -> fx.Node:
+        return self.graph.call_function(operator.getitem, (node, key))
+
+    def run(self, model: nn.Module, arguments: Mapping[str, Any]) -> None:
+        """Runs the model on fake arguments and closes the graph with its result.
+
+        Raises:
+            Exception: whatever stopped the run; `blocked` then says where.
+        """
+        with self.sizes.fake_mode(), self, self.sizes.asked_by(model=True):
+            self._recording = True
+            try:
+                result = model(**arguments)
+                self.graph.output(self._write(result))
+            except Exception as error:
+                if self.blocked is None:
+                    self.blocked = Blocked("", failing_line(error), error)
+                raise
+            finally:
+                self._recording = False
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        self._recording = False
+        try:
+            with self.sizes.asked_by(model=False):
+                yield
+        finally:
+            self._recording = True
+
+    # --- Python values as arguments of nodes
+
+    def _write(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._node_of(value)
+        if is_symbolic(value):
+            return self.sizes.write(value)
+        if isinstance(value, enum.Enum):
+            return value.value
+        if isinstance(value, _PLAIN):
+            return value
+        if isinstance(value, torch.device):
+            return self._write_device(value)
+        if isinstance(value, slice):
+            return slice(*map(self._write, (value.start, value.stop, value.step)))
+        if isinstance(value, Mapping):
+            return self._write_mapping(value)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return self.graph.call_function(type(value), tuple(map(self._write, value)))
+        if isinstance(value, tuple | list):
+            return (tuple if isinstance(value, tuple) else list)(map(self._write, value))
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return self._write_dataclass(value)
+        return self._write_rare(value)
+
+    def _write_rare(self, value: Any) -> Any:
+        if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
+            return value.item()
+        if value in _PYTHON_DTYPES:
+            return _PYTHON_DTYPES[value]
+        raise CaptureError(f"a value of type {type(value).__qualname__} cannot be a graph argument")
+
+    def _write_device(self, device: torch.device) -> Any:
+        # A device that the model took from its input follows the input, so that a captured graph
+        # can be moved.
+        if device != self._device or self._device_source is None:
+            return device
+        if self._device_node is None:
+            self._device_node = self.graph.call_function(getattr, (self._device_source, "device"))
+        return self._device_node
+
+    def _write_mapping(self, value: Mapping[Any, Any]) -> Any:
+        items = {key: self._write(item) for key, item in value.items()}
+        if not dataclasses.is_dataclass(value):
+            return items
+        given = {key: item for key, item in items.items() if item is not None}
+        return self.graph.call_function(type(value), (), given)
+
+    def _write_dataclass(self, value: Any) -> fx.Node:
+        fields = {
+            field.name: self._write(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+        }
+        return self.graph.call_function(type(value), (), fields)
+
+    def _node_of(self, tensor: Tensor) -> fx.Node:
+        node = self._nodes.get(id(tensor))
+        if node is not None:
+            return node
+        name = self._state_names.get(id(tensor))
+        if name is None:
+            name = self._name_constant(tensor)
+        if name not in self._attributes:
+            self._attributes[name] = self.graph.get_attr(name)
+            self.values[self._attributes[name]] = tensor
+        return self._attributes[name]
+
+    def _name_constant(self, tensor: Tensor) -> str:
+        constant = constant_of(tensor)
+        if constant is None:
+            raise CaptureError(
+                f"a tensor of shape {tuple(tensor.shape)} comes from an operation that was not "
+                "recorded (TorchScript, vmap or compiled code, or state of an earlier call)"
+            )
+        name = f"_tensor_constant{len(self.constants)}"
+        self.constants[name] = constant
+        self._state_names[id(tensor)] = name
+        self._alive.append(tensor)
+        return name
+
+    # --- results as nodes
+
+    def _emit(self, op: str, target: Any, args: Any, kwargs: Any, result: Any) -> fx.Node:
+        arguments = tuple(map(self._write, args))
+        named = {name: self._write(value) for name, value in kwargs.items()}
+        node = self.graph.create_node(op, target, arguments, named)
+        node.meta["nn_module_stack"] = dict(self._running)
+        node.meta["source"] = current_line()
+        self._bind(result, node)
+        return node
+
+    def _bind(self, value: Any, node: fx.Node) -> None:
+        self.values.setdefault(node, value)
+        if isinstance(value, Tensor):
+            self._nodes[id(value)] = node
+            self._alive.append(value)
+            self.sizes.bind(value, node)
+        elif is_symbolic(value):
+            self.sizes.bind_number(value, node)
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                self._bind_part(item, operator.getitem, node, key)
+        elif isinstance(value, tuple | list):
+            for index, item in enumerate(value):
+                self._bind_part(item, operator.getitem, node, index)
+        elif dataclasses.is_dataclass(value):
+            for field in dataclasses.fields(value):
+                self._bind_part(getattr(value, field.name), getattr, node, field.name)
+
+    def _bind_part(self, part: Any, function: Any, node: fx.Node, key: Any) -> None:
+        structured = isinstance(part, Tensor | tuple | list | Mapping) or is_symbolic(part)
+        if structured or (dataclasses.is_dataclass(part) and not isinstance(part, type)):
+            reader = self.graph.call_function(function, (node, key))
+            reader.meta.update(node.meta)
+            self._bind(part, reader)
+
+    # --- torch calls
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self._recording:
+            self._operators_passed += 1
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name in _READS_DATA:
+            return self._read_data(func, name, args, kwargs)
+        if name == "__get__":
+            return self._get_attribute(func, args)
+        if name == "__set__":
+            return self._set_attribute(func, args)
+        if name == "__getitem__":
+            ask_about_slices(*args)
+        elif name in ("split", "chunk"):
+            ask_about_parts(name, args, kwargs)
+        with self.sizes.asked_by(model=False):
+            result = _distinct(func, args, kwargs, func(*args, **kwargs))
+        if func is SET_GRAD_ENABLED:
+            self.graph.call_function(func, args)
+        elif name == "__setitem__":
+            self._emit(*spell(func, args, kwargs), args[0])
+        elif name == "item":
+            self._item_result(args, result)
+        elif _holds_tensor(result) and name not in _NOT_RECORDED:
+            self._emit(*spell(func, args, kwargs), result)
+        return result
+
+    def _item_result(self, args: Any, result: Any) -> None:
+        if is_symbolic(result):
+            self._emit("call_method", "item", args, {}, result)
+
+    def _get_attribute(self, getter: Any, args: Any) -> Any:
+        value = getter(*args)
+        name = getattr(getattr(getter, "__self__", None), "__name__", "")
+        if isinstance(value, Tensor) and value is not args[0] and name != "grad":
+            self._emit("call_function", getattr, (args[0], name), {}, value)
+        return value
+
+    def _set_attribute(self, setter: Any, args: Any) -> Any:
+        if getattr(getattr(setter, "__self__", None), "__name__", "") == "data":
+            raise CaptureError("the model replaces the data of a tensor (tensor.data = ...)")
+        return setter(*args)
+
+    def _read_data(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        constant = constant_of(args[0])
+        if constant is None:
+            raise CaptureError(
+                f"the model's Python needs the value of a tensor computed from its inputs: "
+                f"{name.strip('_')}() of {self._nodes.get(id(args[0]), 'an unrecorded tensor')}"
+            )
+        with outside_fake_mode():
+            return func(constant, *args[1:], **kwargs)
+
+    # --- module and autograd-function calls
+
+    def call_module(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Replaces `nn.Module.__call__` while the recording lasts."""
+        path = self._paths.get(id(module))
+        if not self._recording or path is None:
+            return original(module, *args, **kwargs)
+        if path and self._leaves.is_leaf(module, path):
+            return self._call_leaf(original, module, path, args, kwargs)
+        cls = type(module)
+        self._running[path] = (path, f"{cls.__module__}.{cls.__qualname__}")
+        draws = random.getstate()
+        try:
+            result = original(module, *args, **kwargs)
+            if random.getstate() != draws:
+                raise CaptureError("the model draws from Python's `random` while it runs")
+            self._check_recorded(result)
+        except Exception as error:
+            if self.blocked is None or self.blocked.error is not error:
+                self.blocked = Blocked(path, failing_line(error), error)
+            raise
+        finally:
+            del self._running[path]
+        return result
+
+    def _check_recorded(self, result: Any) -> None:
+        # Found at the exit of the module that made it, and not at its first reader elsewhere.
+        tensors = result if isinstance(result, tuple | list) else (result,)
+        for tensor in tensors:
+            if isinstance(tensor, FakeTensor) and id(tensor) not in self._nodes:
+                self._node_of(tensor)
+
+    def _call_leaf(
+        self, original: Any, module: nn.Module, path: str, args: Any, kwargs: Any
+    ) -> Any:
+        before = self._operators_passed
+        arguments = tuple(map(self._write, args))
+        named = {name: self._write(value) for name, value in kwargs.items()}
+        with self._paused():
+            result = self._leaf_result(original, module, path, args, kwargs)
+        node = self.graph.call_module(path, arguments, named)
+        node.meta["nn_module_stack"] = dict(self._running)
+        node.meta["source"] = current_line()
+        self._bind(result, node)
+        hidden = self._operators_passed - before
+        self.hidden_operators[path] = max(self.hidden_operators.get(path, 0), hidden)
+        return result
+
+    def _leaf_result(
+        self, original: Any, module: nn.Module, path: str, args: Any, kwargs: Any
+    ) -> Any:
+        if path in self._seen:
+            seen = next(self._seen[path])
+            self._operators_passed += seen.operators
+            return seen.as_fake(self.sizes, module, (args, kwargs))
+        if isinstance(module, nn.RNNBase):
+            return recurrent_outputs(module, *args, **kwargs)
+        try:
+            return original(module, *args, **kwargs)
+        except Exception as error:
+            self.blocked = Blocked(path, failing_line(error), error, needs_shapes=True)
+            raise
+
+    def call_autograd_function(self, original: Any, function: type, args: Any, kwargs: Any) -> Any:
+        """Replaces `autograd.Function.apply`: one node, so that the backward stays as written."""
+        if not self._recording:
+            return original(function, *args, **kwargs)
+        with self._paused():
+            result = original(function, *args, **kwargs)
+        self._emit("call_function", AutogradCall(function), args, kwargs, result)
+        return result
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return any(map(_holds_tensor, value))
+    return isinstance(value, Tensor)
+
+
+def _distinct(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> Any:
+    """A new identity for a result that is an argument unchanged.
+
+    `x.float()` returns `x` itself while `x` is float32. Were the two one in the graph, then after
+    `model.half()` every later reader of `x` would read the float32 copy.
+    """
+    unchanged = isinstance(result, Tensor) and any(result is value for value in args)
+    if unchanged and not changes_its_input(func) and "out" not in kwargs:
+        return torch.ops.aten.alias(result)
+    return result

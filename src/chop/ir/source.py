@@ -1,0 +1,48 @@
+"""Which line of the model's own Python is running."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import sympy
+import torch
+
+_MACHINERY = (
+    str(Path(torch.__file__).parent),
+    str(Path(sympy.__file__).parent),
+    str(Path(__file__).parent),
+    "<",
+)
+_MACHINERY_FILES = frozenset({functools.__file__, "contextlib.py"})
+
+
+@functools.cache
+def _is_machinery(filename: str) -> bool:
+    if filename.startswith(_MACHINERY) or filename in _MACHINERY_FILES:
+        return True
+    return filename.endswith(("/contextlib.py", "/functools.py"))
+
+
+def current_line() -> str:
+    """`file:line` of the innermost running frame that is neither torch's, sympy's nor ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not _is_machinery(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "unknown"
+
+
+def failing_line(error: BaseException) -> str:
+    """`file:line` of the innermost frame of the model that an exception went through."""
+    where = "unknown"
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        filename = trace.tb_frame.f_code.co_filename
+        if not _is_machinery(filename):
+            where = f"{filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return where

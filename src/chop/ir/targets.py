@@ -1,0 +1,192 @@
+"""How one torch call is spelt in a graph, and which calls have an effect besides their result."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib
+import operator
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from chop.ir.runtime import AutogradCall, set_item
+
+PYTHON_OPERATORS: Mapping[str, Callable[..., Any]] = {
+    name: getattr(operator, name if hasattr(operator, name) else f"{name}_")
+    for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift", "lt", "le", "gt", "ge", "eq", "ne", "neg", "pos", "invert", "abs", "getitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor"]
+} | {"div": operator.truediv, "idiv": operator.itruediv}
+
+# `x + y`, `x.add(y)` and `torch.Tensor.add(x, y)` all reach the recorder as one method.
+_METHODS_THAT_ARE_OPERATORS = frozenset(["add", "sub", "mul", "div", "pow", "matmul", "lt", "le", "gt", "ge", "eq", "ne", "neg"])
+
+_PYTHON_WRITTEN_DUNDERS = {
+    id(function): name
+    for name, function in vars(Tensor).items()
+    if name.startswith("__") and isinstance(function, types.FunctionType)
+}
+
+SET_GRAD_ENABLED = torch._C._set_grad_enabled
+
+_IN_PLACE_OPERATORS = frozenset(
+    function
+    for name, function in PYTHON_OPERATORS.items()
+    if name in operator.__all__ and name.startswith("i") and name not in ("invert",)
+)
+
+# Dead draws stay: without them every later draw of the model would change.
+_RANDOM_NAMES = frozenset(
+    ["rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "multinomial", "normal", "poisson", "dropout", "alpha_dropout", "feature_alpha_dropout", "gumbel_softmax", "rrelu"]
+)
+
+
+class Spelling(NamedTuple):
+    """What `fx.Graph.create_node` needs, with the arguments not yet turned into nodes."""
+
+    op: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+def _is_method(function: Callable[..., Any], name: str, args: tuple[Any, ...]) -> bool:
+    if not args or not isinstance(args[0], Tensor):
+        return False
+    if isinstance(function, types.MethodDescriptorType | types.WrapperDescriptorType):
+        return True
+    return function is getattr(Tensor, name, None)
+
+
+def spell(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Spelling:
+    """One spelling for all the ways in which Python can ask for the same operator."""
+    name = _PYTHON_WRITTEN_DUNDERS.get(id(function), getattr(function, "__name__", ""))
+    if name.startswith("__") and name.endswith("__"):
+        return _spell_dunder(name, args, kwargs)
+    if not _is_method(function, name, args):
+        return Spelling("call_function", function, args, kwargs)
+    if name in _METHODS_THAT_ARE_OPERATORS and not kwargs:
+        return Spelling("call_function", PYTHON_OPERATORS[name], args, {})
+    return Spelling("call_method", name, args, kwargs)
+
+
+def _spell_dunder(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Spelling:
+    base = name[2:-2]
+    if base == "iter":
+        return Spelling("call_function", torch.unbind, args, {})
+    if base == "setitem":
+        return Spelling("call_function", set_item, args, {})
+    if base in PYTHON_OPERATORS:
+        return Spelling("call_function", PYTHON_OPERATORS[base], args, kwargs)
+    if base.startswith("r") and base[1:] in PYTHON_OPERATORS:
+        return Spelling("call_function", PYTHON_OPERATORS[base[1:]], args[1::-1], kwargs)
+    return Spelling("call_method", name, args, kwargs)
+
+
+def changes_its_input(function: Callable[..., Any]) -> bool:
+    """Whether torch's naming says that a call works in place (`relu_`, `__iadd__`, `x[i] = v`)."""
+    name = getattr(function, "__name__", "")
+    if name in ("__setitem__", "set_item") or function in _IN_PLACE_OPERATORS:
+        return True
+    if name.startswith("__i") and name[2:-2] in PYTHON_OPERATORS and name != "__invert__":
+        return True
+    return name.endswith("_") and not name.endswith("__")
+
+
+def is_impure(node: fx.Node) -> bool:
+    """Whether a node must stay although nobody reads its result."""
+    if node.op in ("placeholder", "output", "call_module"):
+        return node.op != "call_module"
+    if "out" in node.kwargs or node.kwargs.get("inplace") is True:
+        return True
+    if node.op == "call_method":
+        name = str(node.target)
+        return name in _RANDOM_NAMES or (name.endswith("_") and not name.endswith("__"))
+    if node.op != "call_function":
+        return False
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.is_mutable
+    name = getattr(node.target, "__name__", "")
+    return (
+        node.target in (SET_GRAD_ENABLED, torch._assert)
+        or name in _RANDOM_NAMES
+        or changes_its_input(node.target)
+    )
+
+
+# --- functions by name, for files ------------------------------------------------------------
+
+_PUBLIC_HOMES = (
+    "torch",
+    "torch.nn.functional",
+    "torch.linalg",
+    "torch.fft",
+    "torch.special",
+    "torch._C._nn",
+    "torch._C",
+    "operator",
+    "builtins",
+    "math",
+)
+
+
+@functools.cache
+def _names_by_identity() -> dict[int, str]:
+    names: dict[int, str] = {}
+    for home in _PUBLIC_HOMES:
+        for name, value in vars(importlib.import_module(home)).items():
+            if callable(value):
+                names.setdefault(id(value), f"{home}:{name}")
+    return names
+
+
+def function_reference(function: Callable[..., Any]) -> str:
+    """The importable name `"module:qualname"` of a graph's function.
+
+    Raises:
+        ValueError: the function was defined inside another one, so that no import can find it.
+
+    >>> function_reference(torch.add), function_reference(F.max_pool2d)
+    ('torch:add', 'torch.nn.functional:max_pool2d')
+    """
+    if isinstance(function, AutogradCall):
+        return f"{_own_reference(function.function)}.apply"
+    if isinstance(function, torch._ops.OpOverload):
+        return f"torch.ops:{function}"
+    public = _names_by_identity().get(id(function))
+    return public if public is not None else _own_reference(function)
+
+
+def _own_reference(function: Any) -> str:
+    reference = f"{function.__module__}:{function.__qualname__}"
+    try:
+        found = resolve_reference(reference)
+    except (ImportError, AttributeError):
+        found = None
+    if found is not function:
+        raise ValueError(
+            f"expected a function that an import can find, got {reference}; "
+            "define it at the top level of a module"
+        )
+    return reference
+
+
+def resolve_reference(reference: str) -> Any:
+    """The function named by `function_reference`.
+
+    >>> resolve_reference("operator:add")(1, 2)
+    3
+    """
+    module, _, qualname = reference.partition(":")
+    if module == "torch.ops":
+        return operator.attrgetter(qualname)(torch.ops)
+    home = builtins if module == "builtins" else importlib.import_module(module)
+    *path, last = qualname.split(".")
+    owner = operator.attrgetter(".".join(path))(home) if path else home
+    if last == "apply" and isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
+        return AutogradCall(owner)
+    return getattr(owner, last)
