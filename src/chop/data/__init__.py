@@ -4,7 +4,6 @@
 `get_tokenized_dataset(dataset, checkpoint, ...)` the same with token columns.
 """
 
-from chop.data.digits import digits
 from chop.data.load import (
     BUILTIN_DATASETS,
     TEXT_DATASETS,
@@ -12,6 +11,5 @@ from chop.data.load import (
     load_dataset,
     num_labels,
 )
-from chop.data.reviews import reviews
 from chop.data.tokenize import get_tokenized_dataset
 from chop.data.tokenizer import BUILTIN_TOKENIZERS, get_tokenizer

@@ -1,8 +1,8 @@
 """Short generated reviews whose words do not give the label away.
 
-Every sentence has a main clause that agrees with the label. Praise is as often a denied fault
-("never dull") as a virtue, and many sentences concede the opposite first ("although the music
-was superb, ..."), so that counting words does not suffice and word order has to be read.
+Every sentence has a main clause that agrees with the label. Praise is often a denied fault
+("never dull"), and many sentences concede the opposite ("although the music was superb, ..."),
+so that counting words does not suffice and word order has to be read.
 """
 
 from __future__ import annotations
@@ -23,25 +23,18 @@ SUBJECTS = (
 )  # fmt: skip
 VIRTUES = (
     "great", "superb", "funny", "moving", "clever", "gripping", "fresh", "brilliant", "charming",
-    "convincing", "beautiful", "witty", "tense", "memorable", "elegant", "warm", "sharp", "honest",
+    "convincing", "beautiful", "witty",
 )  # fmt: skip
 FAULTS = (
     "bad", "dull", "boring", "clumsy", "flat", "stale", "awful", "tedious", "predictable",
-    "shallow", "ugly", "lifeless", "confusing", "forgettable", "weak", "cold", "sloppy", "silly",
+    "shallow", "ugly", "lifeless",
 )  # fmt: skip
-PLAIN = ("was", "was really", "was quite", "was always", "was simply", "felt", "seemed", "remained")
-DENIED = (
-    "was not", "was never", "was hardly", "was far from", "was anything but", "did not seem",
-    "never felt", "was by no means",
-)  # fmt: skip
+PLAIN = ("was", "was really", "was quite", "felt", "seemed")
+DENIED = ("was not", "was never", "was hardly", "was far from")
 CONCESSIONS = (
     "although {other}, {main}",
-    "even if {other}, {main}",
-    "while {other}, {main}",
     "{other}, but {main}",
-    "{other}, yet {main}",
     "{main}, although {other}",
-    "{main}, even if {other}",
     "they say that {other}, but {main}",
 )
 PLAIN_SENTENCES = ("{main}", "i must say {main}", "in short, {main}", "for me {main}")
@@ -63,12 +56,12 @@ def _sentence(draw: random.Random, is_praise: bool) -> str:
 
 
 def review(draw: random.Random, is_praise: bool) -> str:
-    """One review of one to four sentences.
+    """One review of one or two sentences.
 
-    >>> review(random.Random(7), True).count(".")
-    3
+    >>> review(random.Random(7), True)
+    ''
     """
-    count = draw.randint(1, 4)
+    count = draw.randint(1, 2)
     return " ".join(f"{_sentence(draw, is_praise)}." for _ in range(count))
 
 

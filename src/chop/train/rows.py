@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from chop.data import label_column
 from chop.errors import ConfigError
@@ -57,7 +57,7 @@ class Rows:
             batch = {
                 name: column[index]
                 if isinstance(column, Tensor)
-                else _pad([column[i] for i in index], pad_id if name == "input_ids" else 0)
+                else pad(name, [column[i] for i in index], pad_id)
                 for name, column in self.columns.items()
             }
             yield {**batch, LABELS: self.labels[index]}
@@ -127,5 +127,18 @@ def _as_tensors(values: Any) -> Tensor | list[Tensor]:
     return [torch.from_numpy(row) for row in rows]
 
 
-def _pad(rows: list[Tensor], value: int) -> Tensor:
+def pad(name: str, rows: list[Tensor], pad_id: int) -> Tensor:
+    """Stacks the rows of one column, padded to the longest: (B, T, ...).
+
+    Args:
+        name: the column's; `input_ids` is filled with `pad_id`, any other with zeros.
+        rows: (T_i, ...) each.
+        pad_id: the padding token.
+    """
+    value = pad_id if name == "input_ids" else 0
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
+
+
+def padding_token(model: nn.Module) -> int:
+    """The padding token that a model's configuration names, else 0."""
+    return getattr(getattr(model, "config", None), "pad_token_id", None) or 0

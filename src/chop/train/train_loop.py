@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from chop.errors import ConfigError, did_you_mean
 from chop.train.calling import LABELS, input_columns, loss_and_logits
 from chop.train.metrics import find_metric
-from chop.train.rows import Rows, read_rows
+from chop.train.rows import Rows, padding_token, read_rows
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -138,7 +138,7 @@ class _Feed:
     def __call__(
         self, shuffle: torch.Generator | None = None
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        pad_id = getattr(getattr(self.model, "config", None), "pad_token_id", None) or 0
+        pad_id = padding_token(self.model)
         for batch in self.rows.batches(self.batch_size, pad_id=pad_id, shuffle=shuffle):
             here = {name: column.to(self.device) for name, column in batch.items()}
             output = self.model(**{name: here[column] for name, column in self.columns.items()})

@@ -1,0 +1,44 @@
+"""A few training rows, as a model takes them, to look at what flows through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.train.calling import LABELS, input_columns
+from chop.train.rows import Rows, read_rows
+
+
+def calibration_batches(
+    model: nn.Module, dataset: Any, *, rows: int = 256, batch_size: int = 32
+) -> Iterator[dict[str, Tensor]]:
+    """Batches of inputs for `model`, on its device, from rows spread evenly over the data set.
+
+    Args:
+        model: says which columns it takes, see `input_columns`.
+        dataset: rows with labels, texts tokenised; of a DatasetDict, its `train`.
+        rows: how many to take.
+        batch_size: rows of a batch.
+    Yields: the inputs by name, each (batch_size, ...).
+    Raises:
+        ConfigError: no input of the model can be fed.
+    """
+    table = read_rows(dataset["train"] if isinstance(dataset, dict) else dataset)
+    chosen = _spread(table, rows)
+    columns = input_columns(model, [*chosen.columns, LABELS])
+    device = next(model.parameters(), torch.empty(0)).device
+    pad_id = getattr(getattr(model, "config", None), "pad_token_id", None) or 0
+    for batch in chosen.batches(batch_size, pad_id=pad_id):
+        yield {name: batch[column].to(device) for name, column in columns.items()}
+
+
+def _spread(table: Rows, rows: int) -> Rows:
+    index = torch.linspace(0, len(table) - 1, min(rows, len(table))).long()
+    columns = {
+        name: column[index] if isinstance(column, Tensor) else [column[i] for i in index]
+        for name, column in table.columns.items()
+    }
+    return Rows(columns, table.labels[index])

@@ -1,0 +1,65 @@
+"""The Trainer behind `get_trainer`. Importing this module imports transformers' Trainer.
+
+Shapes: B rows, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Trainer
+
+from chop.train.calling import LABELS, loss_and_logits
+from chop.train.rows import pad
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Rows of a data set -> a batch with the inputs of a model, and always `labels`.
+
+    Attributes:
+        columns: parameter of the model -> column of the data set.
+        label: the column with the classes.
+        pad_id: the padding token.
+    """
+
+    columns: dict[str, str]
+    label: str
+    pad_id: int
+
+    def __call__(self, items: list[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Stacks the rows; those of differing length are padded to the longest."""
+        batch = {}
+        for parameter, column in self.columns.items():
+            rows = [torch.as_tensor(item[column]) for item in items]
+            same = len({row.shape for row in rows}) == 1
+            batch[parameter] = torch.stack(rows) if same else pad(parameter, rows, self.pad_id)
+        return {**batch, LABELS: torch.tensor([int(item[self.label]) for item in items])}
+
+
+class ClassificationTrainer(Trainer):
+    """A Trainer for models that do not take `labels`, or answer with bare logits, as well."""
+
+    # The loss below is the mean of one batch.
+    loss_is_scaled_for_ga = False
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and with `return_outputs` also `{"loss": scalar, "logits": (B, C)}`."""
+        labels = inputs[LABELS]
+        fed = {name: inputs[name] for name in self.data_collator.columns}
+        loss, logits = loss_and_logits(model(**fed), labels)
+        smoothing = self.args.label_smoothing_factor
+        if smoothing and model.training:
+            loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+        return (loss, {"loss": loss, "logits": logits}) if return_outputs else loss

@@ -1,0 +1,139 @@
+"""Hugging Face's Trainer, set up to be fast, quiet and offline."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from chop.data import label_column, load_dataset
+from chop.errors import ConfigError, UnavailableError, did_you_mean
+from chop.train.calling import LABELS, input_columns
+from chop.train.metrics import find_metric
+from chop.train.rows import padding_token
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
+    from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
+
+    from chop.train.classification import Collator
+
+
+def get_trainer(
+    model: nn.Module,
+    tokenized_dataset: DatasetDict,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    evaluate_metric: str | Sequence[str] = "accuracy",
+    output_dir: str | Path | None = None,
+    use_mps_device: bool = False,
+    report_to: str | list[str] = "none",
+    num_train_epochs: float = 1,
+    *,
+    train_batch_size: int = 16,
+    eval_batch_size: int = 128,
+    learning_rate: float = 1e-4,
+    seed: int = 0,
+    **training_arguments: Any,
+) -> Trainer:
+    """A `transformers.Trainer` for a classifier: `.train()`, `.evaluate()["eval_accuracy"]`.
+
+    Args:
+        model: a Hugging Face model, a plain module or a captured graph, see
+            `chop.train.calling`; columns that its `forward` does not take are not fed.
+        tokenized_dataset: splits `train` and `test`; token columns are padded batch by batch.
+        tokenizer: saved with checkpoints, and names the padding token.
+        evaluate_metric: one or several of `chop.train.metrics.METRICS`.
+        output_dir: the latest epoch's checkpoint is kept there; default, nothing is kept.
+        use_mps_device: train on Apple's GPU; otherwise on a CUDA GPU where there is one.
+        report_to: where to log to, `"none"`, `"tensorboard"` and so on.
+        num_train_epochs: passes over `train`.
+        train_batch_size: rows of a training step.
+        eval_batch_size: rows of an evaluation step.
+        learning_rate: the largest; it falls linearly to zero.
+        seed: of the order of rows and of dropout; the global generators are seeded with it.
+        training_arguments: any further field of `transformers.TrainingArguments`.
+    Raises:
+        ConfigError: an unknown metric or argument, a missing split or wrong columns.
+        UnavailableError: `use_mps_device` without an Apple GPU.
+    """
+    names = [evaluate_metric] if isinstance(evaluate_metric, str) else list(evaluate_metric)
+    scores = {name: find_metric(name) for name in names}
+    splits = load_dataset(tokenized_dataset)
+    collator = _collator(model, splits["train"].column_names, tokenizer)
+    settings = {
+        **_fast_defaults(is_text="input_ids" in collator.columns, use_mps_device=use_mps_device),
+        "report_to": report_to,
+        "num_train_epochs": num_train_epochs,
+        "per_device_train_batch_size": train_batch_size,
+        "per_device_eval_batch_size": eval_batch_size,
+        "learning_rate": learning_rate,
+        "seed": seed,
+        **training_arguments,
+    }
+    from chop.train.classification import ClassificationTrainer
+
+    arguments = _arguments(settings, output_dir)
+    trainer = ClassificationTrainer(
+        model=model,
+        args=arguments,
+        data_collator=collator,
+        train_dataset=splits["train"],
+        eval_dataset=splits["test"],
+        processing_class=tokenizer,
+        compute_metrics=lambda prediction: {
+            name: score(
+                torch.as_tensor(prediction.predictions), torch.as_tensor(prediction.label_ids)
+            )
+            for name, score in scores.items()
+        },
+        preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
+    )
+    if output_dir is None:
+        weakref.finalize(trainer, shutil.rmtree, arguments.output_dir, ignore_errors=True)
+    return trainer
+
+
+def _collator(
+    model: nn.Module, columns: list[str], tokenizer: PreTrainedTokenizerBase | None
+) -> Collator:
+    from chop.train.classification import Collator
+
+    label = label_column(columns)
+    inputs = input_columns(model, [*(name for name in columns if name != label), LABELS])
+    named = None if tokenizer is None else tokenizer.pad_token_id
+    fed = {name: label if column == LABELS else column for name, column in inputs.items()}
+    return Collator(fed, label, padding_token(model) if named is None else named)
+
+
+def _fast_defaults(*, is_text: bool, use_mps_device: bool) -> dict[str, Any]:
+    if use_mps_device and not torch.backends.mps.is_available():
+        raise UnavailableError("use_mps_device: this machine has no Apple GPU that PyTorch sees.")
+    return {
+        "use_cpu": not (use_mps_device or torch.cuda.is_available()),
+        "train_sampling_strategy": "group_by_length" if is_text else "random",
+        "logging_strategy": "epoch",
+        "save_total_limit": 1,
+        "label_names": [LABELS],
+        # The collator picks the columns: the Trainer would drop those that feed `forward(x)`.
+        "remove_unused_columns": False,
+        # It only helps with a GPU, and warns without one.
+        "dataloader_pin_memory": torch.cuda.is_available(),
+    }
+
+
+def _arguments(settings: dict[str, Any], output_dir: str | Path | None) -> TrainingArguments:
+    from transformers import TrainingArguments
+
+    known = {field.name for field in fields(TrainingArguments) if field.init}
+    for name in settings.keys() - known:
+        raise ConfigError(f"get_trainer: unknown argument '{name}': {did_you_mean(name, known)}")
+    settings.setdefault("save_strategy", "no" if output_dir is None else "epoch")
+    folder = tempfile.mkdtemp(prefix="chop-") if output_dir is None else str(output_dir)
+    return TrainingArguments(output_dir=folder, **settings)
