@@ -10,11 +10,7 @@ PROBE_SECONDS = 3.0
 
 
 def cache_folder() -> Path:
-    """Where trained weights are kept: `CHOP_CACHE`, or `~/.cache/chop`; made when missing.
-
-    >>> cache_folder().is_dir()
-    True
-    """
+    """Where trained weights are kept: `CHOP_CACHE`, or `~/.cache/chop`; made when missing."""
     folder = Path(os.environ.get("CHOP_CACHE") or Path.home() / ".cache" / "chop").expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     return folder

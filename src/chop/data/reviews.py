@@ -58,8 +58,8 @@ def _sentence(draw: random.Random, is_praise: bool) -> str:
 def review(draw: random.Random, is_praise: bool) -> str:
     """One review of one or two sentences.
 
-    >>> review(random.Random(7), True)
-    ''
+    >>> review(random.Random(5), True)
+    'the cast was really beautiful. for me the plot seemed moving.'
     """
     count = draw.randint(1, 2)
     return " ".join(f"{_sentence(draw, is_praise)}." for _ in range(count))

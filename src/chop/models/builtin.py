@@ -83,8 +83,8 @@ def _bert_tiny(num_labels: int) -> nn.Module:
 
 
 BUILTIN_MODELS: dict[str, BuiltinModel] = {
-    "mlp": BuiltinModel(_mlp, "digits", 10, Recipe(epochs=30, lr=3e-3, batch_size=64)),
-    "cnn": BuiltinModel(_cnn, "digits", 10, Recipe(epochs=12, lr=3e-3, batch_size=64)),
+    "mlp": BuiltinModel(_mlp, "digits", 10, Recipe(epochs=60, lr=3e-3, batch_size=32)),
+    "cnn": BuiltinModel(_cnn, "digits", 10, Recipe(epochs=20, lr=3e-3, batch_size=32)),
     "vit": BuiltinModel(_vit, "digits", 10, Recipe(epochs=30, lr=3e-3, batch_size=64)),
     "bert-tiny": BuiltinModel(_bert_tiny, "reviews", 2, Recipe(epochs=4, lr=1e-3, batch_size=64)),
 }

@@ -1,0 +1,40 @@
+"""What every test has in common: no network, one thread, fixed seeds, a cache of its own."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+# Hugging Face's libraries read their settings when they are imported, so these come first.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("MPLBACKEND", "Agg")
+if "CHOP_CACHE" not in os.environ:
+    os.environ["CHOP_CACHE"] = tempfile.mkdtemp(prefix="chop-test-cache-")
+    atexit.register(shutil.rmtree, os.environ["CHOP_CACHE"], ignore_errors=True)
+
+import numpy as np
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder with the real data sets, for tests marked `data`; skips where there is none."""
+    beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+    folder = Path(os.environ.get("CHOP_DATA", beside))
+    if not folder.is_dir():
+        pytest.skip(f"needs the real data sets: '{folder}' is absent; CHOP_DATA names the folder")
+    return folder
