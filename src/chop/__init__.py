@@ -1,1 +1,38 @@
-"""Makes a PyTorch or Hugging Face model small, fast and deployable."""
+"""Makes a PyTorch or Hugging Face model small, fast and deployable.
+
+from chop import MaseGraph, passes
+
+mg = MaseGraph(model)
+mg, _ = passes.init_metadata_analysis_pass(mg)
+mg, _ = passes.add_common_metadata_analysis_pass(mg)
+mg, _ = passes.quantize_transform_pass(mg, {...})
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from chop import formats, passes, tools
+    from chop.ir.graph import MaseGraph
+
+__version__ = "0.1.0"
+__all__ = ["MaseGraph", "formats", "passes", "tools"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports rooms when they are first used, so that `import chop` stays cheap."""
+    if name == "MaseGraph":
+        return importlib.import_module("chop.ir.graph").MaseGraph
+    if not name.startswith("_"):
+        try:
+            return importlib.import_module(f"chop.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"chop.{name}":
+                raise
+    raise AttributeError(f"module 'chop' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -70,6 +70,11 @@ class TensorInfo(Record):
         info.type = "float" if value.dtype.is_floating_point else str(value.dtype).split(".")[-1]
         return info
 
+    @property
+    def is_floating(self) -> bool:
+        """True for tensors of real numbers: those that can be quantised."""
+        return self.torch_dtype is not None and self.torch_dtype.is_floating_point
+
     def record_format(self, number_format: NumberFormat) -> None:
         """Notes the format that the tensor is quantised to."""
         self.type = number_format.name

@@ -1,0 +1,1 @@
+"""What the commands do: whole jobs made of the rooms below."""

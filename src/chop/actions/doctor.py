@@ -1,0 +1,109 @@
+"""What `chop` needs, what of it is there, and how to get the rest."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import chop
+
+DISTRIBUTION = "mase-chop"
+SYSTEM_TOOLS = {
+    "verilator": "simulates the emitted hardware: apt-get install verilator",
+    "iverilog": "a second opinion on the emitted hardware: apt-get install iverilog",
+    "yosys": "synthesises the emitted hardware: apt-get install yosys",
+}
+OK, MISSING, OPTIONAL, WRONG = "ok", "missing", "not installed (optional)", "wrong"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        what: a package, a tool or a fact of the machine.
+        state: "ok", "missing", "not installed (optional)" or "wrong".
+        detail: its version, or how to get it.
+    """
+
+    what: str
+    state: str
+    detail: str
+
+    @property
+    def is_fatal(self) -> bool:
+        """True when `chop` does not work until it is mended."""
+        return self.state in (MISSING, WRONG)
+
+    def as_row(self) -> dict[str, str]:
+        """For a table."""
+        return {"what": self.what, "state": self.state, "detail": self.detail}
+
+
+def examine() -> list[Finding]:
+    """Everything that matters, the fatal things first."""
+    return [
+        Finding("python", OK, platform.python_version()),
+        _import_name(),
+        *_packages(),
+        _accelerator(),
+        *map(_tool, SYSTEM_TOOLS),
+    ]
+
+
+def _import_name() -> Finding:
+    """Another distribution may own the import name `chop` too; then either may win."""
+    owners = importlib.metadata.packages_distributions().get("chop", [])
+    others = sorted(set(owners) - {DISTRIBUTION})
+    here = Path(chop.__file__).parent
+    if others:
+        return Finding(
+            "import chop",
+            WRONG,
+            f"also installed by {', '.join(others)}: pip uninstall {others[0]}",
+        )
+    spec = importlib.util.find_spec("chop")
+    found = Path(spec.origin).parent if spec and spec.origin else None
+    if found != here:
+        return Finding("import chop", WRONG, f"{found} shadows {here}: leave that folder")
+    return Finding("import chop", OK, str(here))
+
+
+def _packages() -> list[Finding]:
+    try:
+        requirements = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        return [Finding(DISTRIBUTION, MISSING, "pip install -e .")]
+    return [_package(requirement) for requirement in requirements]
+
+
+def _package(requirement: str) -> Finding:
+    name = re.match(r"[\w.-]+", requirement)[0]
+    extra = re.search(r"""extra == ['"](\w+)""", requirement)
+    try:
+        return Finding(name, OK, importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        if extra:
+            return Finding(name, OPTIONAL, f"pip install '{DISTRIBUTION}[{extra[1]}]'")
+        wanted = requirement.split(";")[0].strip()
+        return Finding(name, MISSING, f"pip install '{wanted}'")
+
+
+def _accelerator() -> Finding:
+    import torch
+
+    if torch.cuda.is_available():
+        return Finding("GPU", OK, torch.cuda.get_device_name())
+    return Finding("GPU", OPTIONAL, f"none; {torch.get_num_threads()} CPU threads")
+
+
+def _tool(name: str) -> Finding:
+    path = shutil.which(name)
+    if path:
+        return Finding(name, OK, path)
+    return Finding(name, OPTIONAL, SYSTEM_TOOLS[name])

@@ -1,0 +1,5 @@
+"""`python -m chop.cli`."""
+
+from chop.cli import main
+
+main()

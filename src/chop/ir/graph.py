@@ -1,0 +1,301 @@
+"""`MaseGraph`: a captured model, and the few ways to look at it and change it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import fx, nn
+
+from chop.errors import ConfigError, GraphError, did_you_mean
+from chop.ir.captured import CapturedModule
+from chop.ir.metadata import MaseMetadata
+from chop.ir.ops import Operator, of_node
+from chop.ir.tracer import capture
+
+
+@dataclasses.dataclass(frozen=True)
+class Provenance:
+    """One pass that a graph went through.
+
+    Attributes:
+        name: the pass.
+        config: the settings it ran with, as text.
+    """
+
+    name: str
+    config: str
+
+
+class MaseGraph:
+    """A model as a graph of module-level nodes; the model itself stays usable and trainable.
+
+    Args:
+        model: any `nn.Module` or Hugging Face `PreTrainedModel`. Its parameters are shared, not
+            copied.
+        cf_args: arguments of `forward` to fix at capture, by name.
+        custom_ops: modules to keep whole: classes or dotted paths, or MASE's
+            `{"modules": {class: ...}}`.
+        hf_input_names: which arguments of `forward` become inputs of the graph; by default those
+            that the model's main task needs. With `labels` the loss is part of the graph.
+        dummy_in: example inputs by argument name; made up from the model where it says enough.
+        strict: raise for what cannot be written down, instead of keeping its module whole.
+
+    Raises:
+        CaptureError: the model cannot be written down; the message has the line and a way out.
+
+    Example:
+        >>> from torch import nn, ones
+        >>> mg = MaseGraph(nn.Sequential(nn.Linear(4, 2), nn.ReLU()))
+        >>> [node.target for node in mg.nodes if node.op == "call_module"]
+        ['0', '1']
+        >>> mg.model(ones(3, 4)).shape
+        torch.Size([3, 2])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        cf_args: Mapping[str, Any] | None = None,
+        custom_ops: Mapping[str, Any] | Iterable[type[nn.Module] | str] | None = None,
+        hf_input_names: Sequence[str] | None = None,
+        *,
+        dummy_in: Mapping[str, Any] | None = None,
+        strict: bool = False,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ConfigError(
+                f"MaseGraph: expected an nn.Module, got {type(model).__name__}; to read a "
+                "checkpoint, use MaseGraph.from_checkpoint(path)."
+            )
+        if not isinstance(model, CapturedModule):
+            model = capture(
+                model,
+                dummy_in,
+                input_names=hf_input_names,
+                leaves=_leaves(custom_ops),
+                concrete_args=cf_args,
+                strict=strict,
+            )
+        self._model = model
+        self._written = _fingerprint(model.graph)
+        self.provenance: list[Provenance] = []
+
+    @classmethod
+    def from_module(
+        cls,
+        model: nn.Module,
+        cf_args: Mapping[str, Any] | None = None,
+        custom_ops: Mapping[str, Any] | Iterable[type[nn.Module] | str] | None = None,
+        hf_input_names: Sequence[str] | None = None,
+    ) -> MaseGraph:
+        """The same as the constructor; MASE's other spelling."""
+        return cls(model, cf_args, custom_ops, hf_input_names)
+
+    @property
+    def model(self) -> CapturedModule:
+        """The model that runs the graph; always up to date with its nodes."""
+        written = _fingerprint(self._model.graph)
+        if written != self._written:
+            self._model.recompile()
+            self._written = written
+        return self._model
+
+    @model.setter
+    def model(self, model: CapturedModule) -> None:
+        if not isinstance(model, CapturedModule):
+            raise GraphError(
+                f"mg.model: expected a captured model, got {type(model).__name__}; for another "
+                "model make another MaseGraph."
+            )
+        self._model = model
+        self._written = ()
+
+    @property
+    def fx_graph(self) -> fx.Graph:
+        """The `torch.fx.Graph`; edit it freely."""
+        return self._model.graph
+
+    @fx_graph.setter
+    def fx_graph(self, graph: fx.Graph) -> None:
+        self._model.graph = graph
+        self._written = _fingerprint(graph)
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        """The nodes in the order in which they run."""
+        return list(self._model.graph.nodes)
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """Every module by its dotted path."""
+        return dict(self._model.named_modules())
+
+    def node(self, name: str) -> fx.Node:
+        """The node of that name.
+
+        Raises:
+            GraphError: there is none.
+        """
+        for node in self._model.graph.nodes:
+            if node.name == name:
+                return node
+        names = [node.name for node in self.nodes]
+        raise GraphError(f"no node is called '{name}': {did_you_mean(name, names)}")
+
+    def module_of(self, node: fx.Node) -> nn.Module | None:
+        """The module that a `call_module` node calls; None for other nodes."""
+        if node.op != "call_module":
+            return None
+        return self._model.get_submodule(str(node.target))
+
+    def operator(self, node: fx.Node) -> Operator:
+        """The row of the operator table that describes a node."""
+        return of_node(node, self._model)
+
+    def copy(self) -> MaseGraph:
+        """An independent graph: nodes, metadata, parameters and buffers are copied."""
+        return copy.deepcopy(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MaseGraph:
+        twin = MaseGraph(copy.deepcopy(self.model, memo))
+        # FX copies the dict of a node's metadata, not what is in it.
+        for node in twin.nodes:
+            if "mase" in node.meta:
+                node.meta["mase"] = copy.deepcopy(node.meta["mase"], memo)
+        twin.provenance = list(self.provenance)
+        return twin
+
+    def replace(self, node: fx.Node, module: nn.Module) -> None:
+        """Makes a node call `module` instead.
+
+        A `call_module` node keeps its path, so `state_dict` keys stay. A function or method call
+        becomes a `call_module` node with the same arguments, beside the module that called it.
+        The new module takes over the training mode of its surroundings.
+        """
+        if node.op == "call_module":
+            target = str(node.target)
+        else:
+            stack = list(node.meta.get("nn_module_stack", ()))
+            target = self._free_path(stack[-1] if stack else "", node.name)
+            module.train(self._model.get_submodule(target.rpartition(".")[0]).training)
+        parent, _, name = target.rpartition(".")
+        # add_module refuses names that contain dots; digits of a Sequential are fine.
+        self._model.get_submodule(parent).add_module(name, module)
+        node.op, node.target = "call_module", target
+        self._written = ()
+
+    def erase(self, node: fx.Node) -> None:
+        """Removes a node; its users take its first input instead.
+
+        Raises:
+            GraphError: the node has users and no input to hand on.
+        """
+        if node.users:
+            if not node.all_input_nodes:
+                raise GraphError(f"node '{node.name}' has users and no input to put in its place.")
+            node.replace_all_uses_with(node.all_input_nodes[0])
+        self._model.graph.erase_node(node)
+
+    def diff(self, other: MaseGraph) -> list[str]:
+        """What differs in `other`: one line per node that is gone, new or calls something else."""
+        mine = {node.name: self._describe(node) for node in self.nodes}
+        theirs = {node.name: other._describe(node) for node in other.nodes}
+        gone = [f"- {name}: {text}" for name, text in mine.items() if name not in theirs]
+        new = [f"+ {name}: {text}" for name, text in theirs.items() if name not in mine]
+        changed = [
+            f"~ {name}: {mine[name]} -> {theirs[name]}"
+            for name in mine
+            if name in theirs and mine[name] != theirs[name]
+        ]
+        return gone + new + changed
+
+    def draw(self, file: str | Path = "mase_graph.svg") -> Path:
+        """Draws the graph as an SVG file; see `chop.ir.draw`."""
+        from chop.ir.draw import draw
+
+        return draw(self, file)
+
+    def export(
+        self,
+        fname: str | Path = "masegraph",
+        save_format: Literal["full_model", "state_dict"] = "full_model",
+    ) -> None:
+        """Writes `fname.pt` and `fname.mz`; see `chop.ir.checkpoint`."""
+        from chop.ir.checkpoint import export
+
+        export(self, fname, save_format)
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        checkpoint: str | Path,
+        propagate_missing_metadata: bool = True,
+        allow: Iterable[type[nn.Module]] = (),
+    ) -> MaseGraph:
+        """Reads what `export` wrote; see `chop.ir.checkpoint`. No code in the files is run.
+
+        Args:
+            checkpoint: the name given to `export`, with or without a suffix.
+            propagate_missing_metadata: recomputes shapes and dtypes where the file lacks them.
+            allow: module classes of your own that the checkpoint may contain.
+
+        Raises:
+            CheckpointError: files are missing, broken, or name a class that is not allowed.
+        """
+        from chop.ir.checkpoint import from_checkpoint
+
+        return from_checkpoint(checkpoint, propagate_missing_metadata, allow)
+
+    def __repr__(self) -> str:
+        return f"MaseGraph({self._model.class_name}, {len(self.nodes)} nodes)"
+
+    def _describe(self, node: fx.Node) -> str:
+        module = self.module_of(node)
+        called = (
+            repr(module) if module is not None else getattr(node.target, "__name__", node.target)
+        )
+        return f"{node.op} {called}"
+
+    def _free_path(self, parent: str, name: str) -> str:
+        taken = dict(self._model.get_submodule(parent).named_children())
+        attributes = vars(self._model.get_submodule(parent))
+        while name in taken or name in attributes:
+            name += "_q"
+        return f"{parent}.{name}" if parent else name
+
+
+def metadata_of(node: fx.Node) -> MaseMetadata:
+    """`node.meta["mase"]`.
+
+    Raises:
+        GraphError: `init_metadata_analysis_pass` has not run.
+    """
+    if "mase" not in node.meta:
+        raise GraphError(
+            f"node '{node.name}' has no metadata: run init_metadata_analysis_pass and "
+            "add_common_metadata_analysis_pass first."
+        )
+    return node.meta["mase"]
+
+
+def _leaves(
+    custom_ops: Mapping[str, Any] | Iterable[type[nn.Module] | str] | None,
+) -> tuple[type[nn.Module] | str, ...]:
+    if isinstance(custom_ops, Mapping):
+        for key in custom_ops:
+            if key not in ("modules", "functions"):
+                choices = ("modules", "functions")
+                raise ConfigError(f"custom_ops: unknown key '{key}': {did_you_mean(key, choices)}")
+        return tuple(custom_ops.get("modules", ()))
+    return tuple(custom_ops or ())
+
+
+def _fingerprint(graph: fx.Graph) -> tuple[Any, ...]:
+    """Changes whenever the generated code would."""
+    return tuple(
+        (n.name, n.op, str(n.target), n.args, tuple(n.kwargs.items())) for n in graph.nodes
+    )

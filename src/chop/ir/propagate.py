@@ -1,0 +1,113 @@
+"""What flows along the edges: fake tensors for shapes and dtypes, real ones for values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from chop.errors import GraphError, did_you_mean
+from chop.ir.captured import CapturedModule, TensorSpec
+
+
+def propagate(
+    model: CapturedModule,
+    inputs: Mapping[str, Any],
+    visit: Callable[[fx.Node, Any], None],
+    with_values: bool = False,
+) -> None:
+    """Calls `visit(node, result)` for every node in order.
+
+    Args:
+        model: the captured model; it runs in eval mode and without gradients, and is left in the
+            mode in which it was.
+        inputs: a value per placeholder; inputs that the graph ignores may be there too.
+        visit: called with fake results, or with real ones when `with_values`.
+        with_values: runs the model for real. A fake run costs no arithmetic and no memory, so
+            that a model of any size can be described.
+
+    Raises:
+        GraphError: an input is missing or not known.
+    """
+    arguments = bind_inputs(model, inputs)
+    was_training = {name: module.training for name, module in model.named_modules()}
+    model.eval()
+    try:
+        if with_values or not _run_fake(model, arguments, visit):
+            with torch.no_grad():
+                _Visitor(model, visit).run(*arguments)
+    finally:
+        for name, module in model.named_modules():
+            module.training = was_training[name]
+
+
+def bind_inputs(model: CapturedModule, inputs: Mapping[str, Any]) -> list[Any]:
+    """The values of the placeholders in order, defaults filled in.
+
+    Raises:
+        GraphError: an input is missing or not known.
+    """
+    names = [str(node.target) for node in model.graph.nodes if node.op == "placeholder"]
+    for name in inputs:
+        if name not in names and name not in model.ignored_inputs:
+            raise GraphError(f"the graph has no input '{name}': {did_you_mean(name, names)}")
+    values = []
+    for node in model.graph.nodes:
+        if node.op != "placeholder":
+            continue
+        if node.target not in inputs and not node.args:
+            raise GraphError(f"input '{node.target}' of the graph is missing.")
+        values.append(inputs[node.target] if node.target in inputs else node.args[0])
+    return values
+
+
+def example_inputs(model: CapturedModule) -> dict[str, Any]:
+    """Inputs like those that the model was captured with: the same shapes, drawn by a fixed seed."""
+    generator = torch.Generator().manual_seed(0)
+    parameter = next(model.parameters(), torch.empty(0))
+
+    def draw(spec: Any) -> Any:
+        if isinstance(spec, TensorSpec):
+            return spec.dummy(generator).to(parameter.device)
+        if isinstance(spec, Mapping):
+            return {key: draw(item) for key, item in spec.items()}
+        if isinstance(spec, tuple | list):
+            return type(spec)(draw(item) for item in spec)
+        return spec
+
+    return {name: draw(spec) for name, spec in model.example_inputs.items()}
+
+
+class _Visitor(fx.Interpreter):
+    """Runs a graph node by node and shows each result."""
+
+    def __init__(self, model: CapturedModule, visit: Callable[[fx.Node, Any], None]) -> None:
+        super().__init__(model)
+        self.visit = visit
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        self.visit(n, result)
+        return result
+
+
+def _run_fake(
+    model: CapturedModule, arguments: list[Any], visit: Callable[[fx.Node, Any], None]
+) -> bool:
+    """Runs on fake tensors; False if some module needs real ones (it looks at values)."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [mode.from_tensor(x) if isinstance(x, Tensor) else x for x in arguments]
+    seen: list[tuple[fx.Node, Any]] = []
+    try:
+        with mode, torch.no_grad():
+            _Visitor(model, lambda node, result: seen.append((node, result))).run(*fakes)
+    except Exception:
+        # Which error a module raises when it meets a fake tensor is its own affair. The real run
+        # that follows raises whatever is truly wrong.
+        return False
+    for node, result in seen:
+        visit(node, result)
+    return True

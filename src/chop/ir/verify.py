@@ -1,0 +1,78 @@
+"""Checks that a graph is what passes may rely on."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from chop.errors import GraphError
+from chop.ir.graph import MaseGraph
+from chop.ir.metadata import MaseMetadata, TensorInfo
+from chop.nn.quantized import QuantizedOperator
+
+
+def verify(mg: MaseGraph) -> None:
+    """Raises unless the graph is valid.
+
+    Valid means: FX finds it well formed; it has one output; every module and attribute that a node
+    names exists; metadata, where there is any, has MASE's types, and agrees with the operator that
+    the node calls and with the format of a quantised module.
+
+    Raises:
+        GraphError: it names the node and what is wrong with it.
+    """
+    try:
+        mg.fx_graph.lint()
+    except RuntimeError as error:
+        raise GraphError(f"the graph is not well formed: {error}") from error
+    outputs = [node for node in mg.nodes if node.op == "output"]
+    if len(outputs) != 1:
+        raise GraphError(f"a graph has one output node, this one has {len(outputs)}.")
+    for node in mg.nodes:
+        _verify_target(mg, node)
+        if "mase" in node.meta:
+            _verify_metadata(mg, node)
+
+
+def _verify_target(mg: MaseGraph, node: fx.Node) -> None:
+    if node.op not in ("call_module", "get_attr"):
+        return
+    parent, _, name = str(node.target).rpartition(".")
+    try:
+        owner = mg.model.get_submodule(parent)
+        found = getattr(owner, name)
+    except AttributeError:
+        raise GraphError(f"node '{node.name}' names '{node.target}', which is not there.") from None
+    if node.op == "call_module" and not callable(found):
+        raise GraphError(f"node '{node.name}' calls '{node.target}', which is no module.")
+
+
+def _verify_metadata(mg: MaseGraph, node: fx.Node) -> None:
+    metadata = node.meta["mase"]
+    if not isinstance(metadata, MaseMetadata):
+        raise GraphError(f"node '{node.name}': metadata is a {type(metadata).__name__}.")
+    common = metadata.common
+    if not common.mase_op:
+        return
+    operator = mg.operator(node)
+    if common.mase_op != operator.name:
+        raise GraphError(
+            f"node '{node.name}' is noted as '{common.mase_op}' and calls '{operator.name}'."
+        )
+    for name, info in common.results.items():
+        if not isinstance(info, TensorInfo):
+            raise GraphError(f"node '{node.name}': result '{name}' is no TensorInfo: {info!r}.")
+    module = mg.module_of(node)
+    if isinstance(module, QuantizedOperator):
+        _verify_formats(node, module, common.args)
+
+
+def _verify_formats(node: fx.Node, module: QuantizedOperator, args: dict[str, object]) -> None:
+    for operand, number_format in module.spec.items():
+        info = args.get("data_in_0" if operand == "data_in" else operand)
+        if number_format.is_identity or not (isinstance(info, TensorInfo) and info.is_floating):
+            continue
+        if info.type not in (number_format.name, "float"):
+            raise GraphError(
+                f"node '{node.name}': {operand} is noted as '{info.type}' and quantised to "
+                f"'{number_format.name}'."
+            )

@@ -1,0 +1,9 @@
+"""WHAT CAN BE DONE TO A MODEL: one pass per file; `PASSES` has them all by name."""
+
+from chop.passes.analysis.add_common_metadata import add_common_metadata_analysis_pass
+from chop.passes.analysis.calculate_avg_bits import calculate_avg_bits_mg_analysis_pass
+from chop.passes.analysis.init_metadata import init_metadata_analysis_pass
+from chop.passes.analysis.summarize_quantization import summarize_quantization_analysis_pass
+from chop.passes.base import PASSES, graph_pass
+from chop.passes.transforms.calibrate import calibrate_transform_pass
+from chop.passes.transforms.quantize import quantize_transform_pass

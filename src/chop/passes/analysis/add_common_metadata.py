@@ -1,0 +1,108 @@
+"""Notes what each node is, and the shape and dtype of all that flows through it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx
+
+from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.metadata import TensorInfo
+from chop.ir.propagate import example_inputs, propagate
+from chop.nn.quantized import QuantizedOperator
+from chop.passes.base import graph_pass
+
+PARAMETERS = ("weight", "bias")
+
+
+@dataclass(frozen=True)
+class CommonMetadataConfig:
+    """Settings of `add_common_metadata_analysis_pass`.
+
+    Attributes:
+        dummy_in: example inputs by name; None takes inputs like those of the capture.
+        add_value: also keeps the values that flow; this runs the model once.
+        force_device_meta: accepted for MASE's sake; shapes never need real memory here.
+    """
+
+    dummy_in: Mapping[str, Any] | None = None
+    add_value: bool = False
+    force_device_meta: bool = False
+
+
+@graph_pass(config=CommonMetadataConfig, requires=("init_metadata_analysis_pass",))
+def add_common_metadata_analysis_pass(
+    mg: MaseGraph, config: CommonMetadataConfig
+) -> dict[str, Any]:
+    """Fills `common`: operator, type, and shape and dtype of every argument and result.
+
+    Shapes come from a run on fake tensors, which costs neither arithmetic nor memory.
+    """
+    inputs = example_inputs(mg.model) if config.dummy_in is None else config.dummy_in
+    results: dict[fx.Node, Any] = {}
+
+    def note(node: fx.Node, result: Any) -> None:
+        results[node] = result
+        _describe(mg, node, results, config.add_value)
+
+    propagate(mg.model, inputs, note, with_values=config.add_value)
+    return {}
+
+
+def _describe(mg: MaseGraph, node: fx.Node, results: Mapping[fx.Node, Any], keep: bool) -> None:
+    common = metadata_of(node).common
+    operator = mg.operator(node)
+    common.mase_op, common.mase_type = operator.name, operator.mase_type
+    called_with = fx.node.map_arg((node.args, node.kwargs), lambda n: results[n])
+    common.args = _arguments(called_with[0], called_with[1], keep)
+    common.results = {
+        f"data_out_{i}": TensorInfo.of(x, keep) for i, x in enumerate(_flat(results[node]))
+    }
+    module = mg.module_of(node)
+    for name in PARAMETERS if module is not None else ():
+        parameter = getattr(module, name, None)
+        if isinstance(parameter, Tensor):
+            common.args[name] = TensorInfo.of(parameter, keep)
+    if isinstance(module, QuantizedOperator):
+        record_formats(node, module)
+
+
+def record_formats(node: fx.Node, module: QuantizedOperator) -> None:
+    """Notes in a node's metadata the formats of the quantised module that it calls."""
+    common = metadata_of(node).common
+    for operand, number_format in module.spec.items():
+        if number_format.is_identity:
+            continue
+        entries = common.results if operand == "data_out" else common.args
+        for name, info in entries.items():
+            if name.startswith(operand) and isinstance(info, TensorInfo) and info.is_floating:
+                info.record_format(number_format)
+
+
+def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], keep: bool) -> dict[str, Any]:
+    """Tensors are `data_in_0` ... in order; other arguments keep their name or get a position."""
+    counter = itertools.count()
+    described: dict[str, Any] = {}
+    named = [(f"arg_{i}", value) for i, value in enumerate(args)] + list(kwargs.items())
+    for name, value in named:
+        tensors = list(_flat(value))
+        for tensor in tensors:
+            described[f"data_in_{next(counter)}"] = TensorInfo.of(tensor, keep)
+        if not tensors:
+            described[name] = value
+    return described
+
+
+def _flat(value: Any) -> Iterator[Tensor]:
+    """The tensors in a value, nested containers included, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _flat(item)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _flat(item)

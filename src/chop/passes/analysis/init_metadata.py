@@ -1,0 +1,17 @@
+"""Gives every node empty metadata."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chop.ir.graph import MaseGraph
+from chop.ir.metadata import MaseMetadata
+from chop.passes.base import NoConfig, graph_pass
+
+
+@graph_pass(config=NoConfig)
+def init_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
+    """Sets `node.meta["mase"]` of every node to an empty `MaseMetadata`."""
+    for node in mg.nodes:
+        node.meta["mase"] = MaseMetadata()
+    return {}

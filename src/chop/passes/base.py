@@ -1,0 +1,110 @@
+"""What a pass is: a plain function in its own file under `@graph_pass`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeVar
+
+from chop.config import parse
+from chop.errors import ConfigError, GraphError
+from chop.ir.graph import MaseGraph, Provenance
+from chop.ir.verify import verify
+
+C = TypeVar("C")
+
+
+class GraphPass(Protocol):
+    """What users call: `mg, info = some_pass(mg, {...})`."""
+
+    __name__: str
+
+    def __call__(
+        self,
+        mg: MaseGraph | None = None,
+        pass_args: Any = None,
+        *,
+        graph: MaseGraph | None = None,
+        inplace: bool = False,
+    ) -> tuple[MaseGraph, dict[str, Any]]:
+        """Runs the pass on `mg` (or `graph`) and returns the graph and what it found."""
+
+
+PASSES: dict[str, GraphPass] = {}
+"""Every pass by its name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NoConfig:
+    """The settings of a pass that has none."""
+
+
+def graph_pass(
+    config: type[C] | Callable[[Mapping[str, Any]], C],
+    requires: Iterable[str] = (),
+) -> Callable[[Callable[[MaseGraph, C], dict[str, Any]]], GraphPass]:
+    """Makes a pass of a function `(mg, config) -> info`.
+
+    The pass is called as `(mg, pass_args={}, inplace=False)`. Its settings are parsed once into
+    `config` and never changed. A pass whose name ends in `_transform_pass` works on a copy, unless
+    `inplace`, so the caller's graph stays as it was; others annotate the graph they are given. The
+    graph that comes back is verified, and remembers the pass.
+
+    Args:
+        config: the frozen dataclass of the settings, or a function that makes one of a mapping.
+        requires: names of passes that must have run before.
+
+    Raises (from the pass):
+        ConfigError: a setting is wrong.
+        GraphError: something required has not run, or what is given is no MaseGraph.
+    """
+
+    def decorate(function: Callable[[MaseGraph, C], dict[str, Any]]) -> GraphPass:
+        name = function.__name__
+        transforms = name.endswith("_transform_pass")
+
+        @functools.wraps(function)
+        def run(
+            mg: MaseGraph | None = None,
+            pass_args: Any = None,
+            *,
+            graph: MaseGraph | None = None,
+            inplace: bool = False,
+        ) -> tuple[MaseGraph, dict[str, Any]]:
+            given = graph if mg is None else mg
+            _check(name, given, requires)
+            assert given is not None
+            settings = _parse(config, pass_args, name)
+            result = given.copy() if transforms and not inplace else given
+            info = function(result, settings)
+            result.provenance.append(Provenance(name, repr(settings)[:MAX_CONFIG_TEXT]))
+            verify(result)
+            return result, info
+
+        if name in PASSES:
+            raise ConfigError(f"two passes are called '{name}'.")
+        PASSES[name] = run
+        return run
+
+    return decorate
+
+
+MAX_CONFIG_TEXT = 2000
+
+
+def _check(name: str, mg: object, requires: Iterable[str]) -> None:
+    if not isinstance(mg, MaseGraph):
+        raise GraphError(f"{name}: expected a MaseGraph, got {type(mg).__name__}.")
+    done = {step.name for step in mg.provenance}
+    for needed in requires:
+        if needed not in done:
+            raise GraphError(f"{name}: run {needed}(mg) first.")
+
+
+def _parse(config: type[C] | Callable[[Mapping[str, Any]], C], settings: Any, where: str) -> C:
+    if isinstance(config, type) and dataclasses.is_dataclass(config):
+        return parse(config, settings, where)
+    if isinstance(settings, Mapping | None):
+        return config(dict(settings or {}))  # type: ignore[call-arg]
+    raise ConfigError(f"{where}: expected a mapping, got {settings!r}.")

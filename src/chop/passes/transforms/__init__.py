@@ -1,0 +1,1 @@
+"""Passes that change the graph; each returns a new one."""

@@ -1,0 +1,1 @@
+"""WHAT A PERSON LOOKS AT: tables and plots of measured rows."""
