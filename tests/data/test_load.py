@@ -1,0 +1,135 @@
+import time
+
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+from chop import hub
+from chop.data import load_dataset, num_labels
+from chop.errors import ConfigError, UnavailableError
+
+
+def rows(count, **columns):
+    return Dataset.from_dict(
+        {"text": [f"text {i}" for i in range(count)], "label": [i % 2 for i in range(count)]}
+        | {name: [value] * count for name, value in columns.items()}
+    )
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "json"])
+def test_a_folder_of_files(tmp_path, kind):
+    for split, count in (("train", 7), ("test", 3)):
+        getattr(rows(count), f"to_{kind}")(tmp_path / f"{split}.{kind}")
+    splits = load_dataset(tmp_path)
+    assert {name: len(split) for name, split in splits.items()} == {"train": 7, "test": 3}
+    assert splits["test"][2] == {"text": "text 2", "label": 0}
+
+
+def test_a_folder_written_by_save_to_disk(tmp_path):
+    DatasetDict(train=rows(5), validation=rows(2)).save_to_disk(tmp_path / "saved")
+    splits = load_dataset(str(tmp_path / "saved"))
+    assert {name: len(split) for name, split in splits.items()} == {"train": 5, "test": 2}
+
+
+def test_unlabelled_splits_are_dropped_and_validation_stands_in():
+    hidden = Dataset.from_dict({"text": ["a", "b"], "label": [-1, -1]})
+    splits = load_dataset(
+        DatasetDict(train=rows(4), validation=rows(2), test=hidden, unsupervised=hidden)
+    )
+    assert {name: len(split) for name, split in splits.items()} == {"train": 4, "test": 2}
+
+
+def test_a_fifth_is_held_out_where_there_is_one_split_only():
+    splits = load_dataset(DatasetDict(train=rows(50)))
+    assert (len(splits["train"]), len(splits["test"])) == (40, 10)
+    assert not set(splits["train"]["text"]) & set(splits["test"]["text"])
+
+
+def test_limit_draws_from_all_classes_of_a_sorted_file():
+    sorted_rows = Dataset.from_dict(
+        {"text": [f"text {i}" for i in range(200)], "label": [i // 100 for i in range(200)]}
+    )
+    splits = load_dataset(DatasetDict(train=sorted_rows, test=sorted_rows), limit=40)
+    assert len(splits["train"]) == len(splits["test"]) == 40
+    assert 8 < sum(splits["train"]["label"]) < 32
+    again = load_dataset(DatasetDict(train=sorted_rows, test=sorted_rows), limit=40)
+    assert again["test"]["text"][:] == splits["test"]["text"][:]
+
+
+def test_limit_above_the_size_keeps_everything():
+    assert len(load_dataset("digits", limit=10_000)["test"]) == 360
+
+
+@pytest.mark.parametrize("limit", [0, -3])
+def test_a_limit_below_one_is_refused(limit):
+    with pytest.raises(ConfigError, match=f"at least one row, got {limit}"):
+        load_dataset("digits", limit=limit)
+
+
+@pytest.mark.parametrize("name", ["digit", "stanfordnlp/imdb", "no such thing"])
+def test_an_unknown_name_offline_is_one_sentence_and_quick(name):
+    start = time.perf_counter()
+    with pytest.raises(UnavailableError) as caught:
+        load_dataset(name)
+    assert time.perf_counter() - start < 10
+    message = str(caught.value)
+    assert message.startswith(f"data set '{name}'") and "\n" not in message
+    assert "cannot be reached" in message and "digits" in message
+
+
+def test_a_folder_without_data_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="holds no data set: expected parquet, csv or json"):
+        load_dataset(tmp_path)
+
+
+def test_a_data_set_without_labels_is_refused():
+    plain = Dataset.from_dict({"text": ["a", "b"]})
+    with pytest.raises(ConfigError, match="no labelled split 'train'"):
+        load_dataset(DatasetDict(train=plain))
+    with pytest.raises(ConfigError, match="no column 'labels' or 'label'"):
+        num_labels(DatasetDict(train=plain))
+
+
+def test_num_labels_from_the_feature_or_the_largest_label():
+    assert num_labels(DatasetDict(train=rows(6))) == 2
+    named = Features(text=Value("string"), label=ClassLabel(names=["a", "b", "c"]))
+    assert num_labels(DatasetDict(train=rows(6).cast(named))) == 3
+
+
+def test_a_dead_network_is_probed_once(monkeypatch):
+    calls = []
+
+    class Session:
+        def head(self, url, timeout):
+            calls.append((url, timeout))
+            raise ConnectionError("no route")
+
+    monkeypatch.setattr("huggingface_hub.utils.get_session", Session)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    hub._endpoint_answers.cache_clear()
+    try:
+        assert not hub.hub_is_reachable() and not hub.hub_is_reachable()
+        assert len(calls) == 1 and calls[0][1] <= 3
+    finally:
+        hub._endpoint_answers.cache_clear()
+
+
+def test_the_cache_folder_is_the_users_choice(monkeypatch, tmp_path):
+    monkeypatch.setenv("CHOP_CACHE", str(tmp_path / "deep" / "cache"))
+    assert hub.cache_folder() == tmp_path / "deep" / "cache"
+    assert hub.cache_folder().is_dir()
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("folder", "text", "train", "test"),
+    [
+        ("imdb", "text", 25_000, 20_132),
+        ("rotten_tomatoes", "text", 8530, 1066),
+        ("sst2", "sentence", 67_349, 872),
+    ],
+)
+def test_real_folders(data_folder, folder, text, train, test):
+    splits = load_dataset(data_folder / folder)
+    assert (len(splits["train"]), len(splits["test"])) == (train, test)
+    assert isinstance(splits["test"][0][text], str)
+    assert num_labels(splits) == 2

@@ -1,0 +1,93 @@
+import pytest
+from datasets import Dataset, DatasetDict
+
+from chop.data import get_tokenized_dataset, get_tokenizer
+from chop.errors import ConfigError, UnavailableError
+
+
+def splits(**columns):
+    rows = Dataset.from_dict({**columns, "label": [0, 1]})
+    return DatasetDict(train=rows, test=rows, unsupervised=rows.map(lambda row: {"label": -1}))
+
+
+def test_tokens_are_those_of_the_tokenizer_and_not_padded():
+    data, tokenizer = get_tokenized_dataset("reviews", "bert-tiny", True, limit=50)
+    assert set(data) == {"train", "test"}
+    assert set(data["train"].column_names) == {
+        "labels", "input_ids", "attention_mask", "token_type_ids",
+    }  # fmt: skip
+    lengths = {len(row) for row in data["train"]["input_ids"]}
+    assert len(lengths) > 5 and max(lengths) < 100
+    first = data["test"][0]
+    assert tokenizer.pad_token_id not in first["input_ids"]
+    assert first["input_ids"][0] == tokenizer.cls_token_id
+    assert first["input_ids"][-1] == tokenizer.sep_token_id
+
+
+def test_without_asking_only_the_data_set_comes_back():
+    data = get_tokenized_dataset(dataset=splits(text=["a b", "c"]), checkpoint="bert-tiny")
+    assert isinstance(data, DatasetDict)
+    assert set(data) == {"train", "test"}
+    assert data["train"]["labels"][:] == [0, 1]
+
+
+@pytest.mark.parametrize("column", ["text", "sentence", "review"])
+def test_the_column_of_text_is_found(column):
+    data = get_tokenized_dataset(splits(id=[1, 2], **{column: ["the cast", "dull"]}), "bert-tiny")
+    assert len(data["train"][0]["input_ids"]) == 4
+    assert "id" not in data["train"].column_names
+
+
+def test_a_column_can_be_named_and_pairs_are_joined():
+    named = get_tokenized_dataset(
+        splits(body=["the cast", "dull"]), "bert-tiny", text_column="body"
+    )
+    assert len(named["train"][0]["input_ids"]) == 4
+    pairs = get_tokenized_dataset(
+        splits(sentence1=["the cast", "dull"], sentence2=["great", "bad"]), "bert-tiny"
+    )
+    assert pairs["train"][0]["token_type_ids"] == [0, 0, 0, 0, 1, 1]
+
+
+def test_long_texts_are_cut():
+    long = splits(text=["dull " * 900, "dull"])
+    assert len(get_tokenized_dataset(long, "bert-tiny")["train"][0]["input_ids"]) == 512
+    short = get_tokenized_dataset(long, "bert-tiny", max_length=16)
+    assert [len(ids) for ids in short["train"]["input_ids"]] == [16, 3]
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ConfigError, match="no column of text: expected text or .* found"):
+        get_tokenized_dataset(splits(body=["a", "b"]), "bert-tiny")
+    with pytest.raises(ConfigError, match="expected txet, found"):
+        get_tokenized_dataset(splits(text=["a", "b"]), "bert-tiny", text_column="txet")
+    with pytest.raises(ConfigError, match="max_length: expected at least one token, got 0"):
+        get_tokenized_dataset(splits(text=["a", "b"]), "bert-tiny", max_length=0)
+    with pytest.raises(TypeError, match="maxlength"):
+        get_tokenized_dataset(splits(text=["a", "b"]), "bert-tiny", maxlength=5)
+
+
+@pytest.mark.parametrize("checkpoint", ["bert-tinny", "bert-base-uncased"])
+def test_a_tokenizer_that_cannot_be_fetched_is_one_sentence(checkpoint):
+    with pytest.raises(UnavailableError) as caught:
+        get_tokenizer(checkpoint)
+    message = str(caught.value)
+    assert message.startswith(f"'{checkpoint}': no tokenizer found") and "\n" not in message
+    assert "bert-tiny" in message
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
+    with pytest.raises(UnavailableError, match="no tokenizer found; give a local folder"):
+        get_tokenizer(tmp_path)
+
+
+@pytest.mark.data
+def test_real_reviews_with_the_real_tokenizer(data_folder):
+    data, tokenizer = get_tokenized_dataset(
+        data_folder / "imdb", data_folder / "bert-base-uncased", True, limit=64, max_length=128
+    )
+    assert {name: len(split) for name, split in data.items()} == {"train": 64, "test": 64}
+    assert len(tokenizer) == 30_522
+    assert max(len(ids) for ids in data["train"]["input_ids"]) == 128
+    text = tokenizer.decode(data["test"][0]["input_ids"], skip_special_tokens=True)
+    assert len(text.split()) > 10 and tokenizer.unk_token not in text
