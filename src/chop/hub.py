@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 PROBE_SECONDS = 3.0
@@ -16,8 +19,8 @@ def cache_folder() -> Path:
     return folder
 
 
-@functools.cache
-def _endpoint_answers(endpoint: str) -> bool:
+@functools.lru_cache(maxsize=1)
+def _endpoint_answers(endpoint: str, minute: int) -> bool:
     from huggingface_hub.utils import get_session
 
     try:
@@ -31,8 +34,28 @@ def hub_is_reachable() -> bool:
     """True when the hub may be asked: not switched off by `HF_HUB_OFFLINE`, and it answers.
 
     The client library retries a dead network for 23 seconds a file, so one probe of at most
-    three seconds is made first and remembered for the process.
+    three seconds is made first; its result holds for a minute.
     """
     from huggingface_hub import constants
 
-    return not constants.HF_HUB_OFFLINE and _endpoint_answers(constants.ENDPOINT)
+    if constants.HF_HUB_OFFLINE:
+        return False
+    return _endpoint_answers(constants.ENDPOINT, int(time.monotonic() // 60))
+
+
+@contextmanager
+def told_when_offline() -> Iterator[None]:
+    """Inside, `datasets` does not try the hub when it cannot be reached.
+
+    Its loader takes no such argument, only a setting that is read when it is imported.
+    """
+    import datasets
+    from huggingface_hub import constants
+
+    saved = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    if not hub_is_reachable():
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = saved

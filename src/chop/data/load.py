@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from chop.data.digits import digits
 from chop.data.reviews import reviews
 from chop.errors import ConfigError, UnavailableError, did_you_mean
-from chop.hub import hub_is_reachable
+from chop.hub import cache_folder, hub_is_reachable, told_when_offline
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -80,7 +80,8 @@ def _from_folder(folder: Path) -> DatasetDict:
     if (folder / "dataset_dict.json").is_file():
         return datasets.load_from_disk(folder)
     try:
-        return datasets.load_dataset(str(folder))
+        # In the hub's own cache a folder called `imdb` would pass for the hub's `imdb` later.
+        return datasets.load_dataset(str(folder), cache_dir=str(cache_folder() / "datasets"))
     except (FileNotFoundError, ValueError) as error:
         raise ConfigError(
             f"folder '{folder}' holds no data set: expected parquet, csv or json files, "
@@ -91,10 +92,9 @@ def _from_folder(folder: Path) -> DatasetDict:
 def _from_hub(name: str) -> DatasetDict:
     import datasets
 
-    local = datasets.DownloadConfig(local_files_only=True, max_retries=0)
-    download_config = None if hub_is_reachable() else local
     try:
-        return datasets.load_dataset(name, download_config=download_config)
+        with told_when_offline():
+            return datasets.load_dataset(name)
     except (OSError, ValueError) as error:
         reach = "" if hub_is_reachable() else " (the hub cannot be reached)"
         raise UnavailableError(
