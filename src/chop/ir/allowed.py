@@ -1,0 +1,245 @@
+"""What a checkpoint file may name: a closed list of functions, methods and classes.
+
+A file says `"torch:add"`; only what is listed here is looked up, so a file that somebody tampered
+with cannot reach `torch.load`, `os.system` or a module that runs code when it is imported.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import inspect
+import math
+import operator
+import re
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from chop.errors import CheckpointError
+from chop.ir.module_tree import Scope
+from chop.ir.runtime import AutogradCall, ByMode, set_item
+from chop.ir.targets import PYTHON_OPERATORS, SET_GRAD_ENABLED
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# torch's own list of functions that take tensors leaves out those that make them.
+FACTORIES = _words(
+    "arange as_strided as_tensor asarray bartlett_window blackman_window broadcast_shapes complex "
+    "empty empty_strided eye full hamming_window hann_window kaiser_window linspace logspace "
+    "normal ones polar rand randint randn randperm range scalar_tensor tensor tril_indices "
+    "triu_indices vander zeros rand_like randn_like randint_like sym_float sym_int sym_ite "
+    "sym_max sym_min sym_not sym_sqrt sym_sum fftfreq rfftfreq result_type promote_types "
+    "is_tensor is_grad_enabled"
+)
+BUILTINS = _words(
+    "abs all any bool complex dict divmod float getattr int len list max min pow range round "
+    "set slice sum tuple zip"
+)
+OPERATORS = frozenset(PYTHON_OPERATORS) | _words(
+    "and_ or_ not_ truth contains index is_ is_not concat iconcat imatmul"
+)
+# Methods that call back into Python, hand out raw memory or leave torch.
+REFUSED_METHODS = _words(
+    "apply_ map_ map2_ module_load numpy register_hook register_post_accumulate_grad_hook set_ "
+    "share_memory_ storage untyped_storage data_ptr"
+)
+OPERATOR_METHODS = _words("__contains__ __rpow__ __rmod__ __rlshift__ __rrshift__ __rfloordiv__")
+OPERATOR_NAMESPACES = re.compile(r"(aten|prims|chop)\.[a-z]\w*\.\w+")
+TORCH_HOMES = ("torch.nn.modules.", "torch.nn.utils.parametriz")
+TRANSFORMERS_HOMES = re.compile(
+    r"transformers\.(activations|modeling_outputs|pytorch_utils|models\.\w+\.modeling_\w+)"
+)
+CHOP_HOMES = re.compile(r"chop\.nn(\.\w+)*")
+CHOP_FUNCTION_HOMES = re.compile(r"chop\.nn\.quantized(\.\w+)*")
+
+
+def reference_of(thing: Any) -> str:
+    """`module:qualname`, the name under which a file refers to a class or a function."""
+    return f"{thing.__module__}:{thing.__qualname__}"
+
+
+class AllowList:
+    """Looks up what a checkpoint names.
+
+    Args:
+        extra: classes and functions of the caller's own that the checkpoint may contain.
+    """
+
+    def __init__(self, extra: Iterable[Any] = ()) -> None:
+        self._extra = {reference_of(thing): thing for thing in extra}
+
+    def own(self, reference: str) -> Any:
+        """What the caller passed under that name, or None."""
+        return self._extra.get(reference)
+
+    def function(self, reference: str) -> Callable[..., Any]:
+        """The function that a graph node or a module attribute names.
+
+        Raises:
+            CheckpointError: it is not on the list.
+        """
+        if reference in self._extra:
+            return self._extra[reference]
+        owner = self._extra.get(reference.removesuffix(".apply"))
+        if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
+            return AutogradCall(owner)
+        found = _functions().get(reference)
+        if found is None:
+            found = _operator_overload(reference) or _own_function(reference)
+        if found is None:
+            found = _import_from(TRANSFORMERS_HOMES, reference, _is_output_class)
+        if found is None:
+            raise CheckpointError(
+                f"the checkpoint calls '{reference}', which is not on the list of functions that "
+                f"a checkpoint may call; if it is yours, pass allow=[{_last(reference)}]."
+            )
+        return found
+
+    def method(self, name: str) -> str:
+        """`name` itself, when a tensor may be asked for that method.
+
+        Raises:
+            CheckpointError: it is not on the list.
+        """
+        is_plain = not name.startswith("_") and callable(getattr(Tensor, name, None))
+        if (is_plain or name in OPERATOR_METHODS) and name not in REFUSED_METHODS:
+            return name
+        raise CheckpointError(f"the checkpoint calls the method '{name}', which is not allowed.")
+
+    def attribute(self, name: Any) -> str:
+        """`name` itself, when a graph may read that attribute of a value with `getattr`.
+
+        Methods are refused: a bound method in the hands of another call would run.
+
+        Raises:
+            CheckpointError: it is not on the list.
+        """
+        is_public = isinstance(name, str) and name.isidentifier() and not name.startswith("_")
+        owners = (Tensor, nn.Module, dict, list, tuple, str)
+        if is_public and not any(callable(getattr(owner, name, None)) for owner in owners):
+            return str(name)
+        raise CheckpointError(f"the checkpoint reads the attribute {name!r}, which is not allowed.")
+
+    def module_class(self, reference: str) -> type[nn.Module]:
+        """The class of a module of the checkpoint.
+
+        Raises:
+            CheckpointError: it is not on the list.
+        """
+        found = self._extra.get(reference) or _torch_classes().get(reference)
+        if found is None:
+            found = _own_class(reference)
+        if found is None:
+            found = _import_from(TRANSFORMERS_HOMES, reference, _is_module_class)
+        if not _is_module_class(found):
+            raise CheckpointError(
+                f"the checkpoint contains a module of class '{reference}', which is not on the "
+                f"list of classes; if it is yours, pass allow=[{_last(reference)}]."
+            )
+        return found
+
+
+def _last(reference: str) -> str:
+    return reference.rpartition(":")[2].removesuffix(".apply").rpartition(".")[2]
+
+
+@cache
+def _functions() -> dict[str, Callable[..., Any]]:
+    """Functions by `home:name`, made once; nothing is imported for it."""
+    overridable = {
+        id(function)
+        for functions in torch.overrides.get_overridable_functions().values()
+        for function in functions
+    }
+    compiled = {id(function) for function in vars(torch._C._nn).values()}
+    table: dict[str, Callable[..., Any]] = {
+        "torch._C:_set_grad_enabled": SET_GRAD_ENABLED,
+        "torch:_assert": torch._assert,
+        "chop.ir.runtime:set_item": set_item,
+    }
+    homes = (torch, F, torch.linalg, torch.fft, torch.special, torch._C._nn)
+    for home in homes:
+        for name, value in _public_callables(home):
+            is_ours = home is F and (value.__module__ == F.__name__ or id(value) in compiled)
+            if id(value) in overridable or name in FACTORIES or is_ours:
+                table[f"{home.__name__}:{name}"] = value
+    for name, value in _public_callables(operator):
+        if name in OPERATORS:
+            table[f"operator:{name}"] = value
+    table |= {f"builtins:{name}": getattr(builtins, name) for name in BUILTINS}
+    table |= {f"math:{name}": value for name, value in _public_callables(math)}
+    for name in dir(Tensor):
+        is_plain = not name.startswith("_") and name not in REFUSED_METHODS
+        if is_plain and callable(value := getattr(Tensor, name)):
+            table[f"torch.Tensor:{name}"] = value
+    return table
+
+
+def _public_callables(home: types.ModuleType) -> Iterator[tuple[str, Any]]:
+    for name, value in vars(home).items():
+        if not name.startswith("_") and callable(value) and not isinstance(value, type):
+            yield name, value
+
+
+def _operator_overload(reference: str) -> Callable[..., Any] | None:
+    home, _, name = reference.partition(":")
+    if home != "torch.ops" or not OPERATOR_NAMESPACES.fullmatch(name) or "file" in name:
+        return None
+    try:
+        return operator.attrgetter(name)(torch.ops)
+    except AttributeError:
+        return None
+
+
+@cache
+def _torch_classes() -> dict[str, type[nn.Module]]:
+    homes = [home for name, home in sys.modules.items() if name.startswith(TORCH_HOMES)]
+    return {
+        reference_of(value): value
+        for home in homes
+        for value in vars(home).values()
+        if _is_module_class(value) and value.__module__ == home.__name__
+    }
+
+
+def _is_module_class(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, nn.Module)
+
+
+def _is_output_class(value: Any) -> bool:
+    from transformers.utils import ModelOutput
+
+    return isinstance(value, type) and issubclass(value, ModelOutput)
+
+
+def _own_class(reference: str) -> Any:
+    for ours in (ByMode, Scope):
+        if reference == reference_of(ours):
+            return ours
+    return _import_from(CHOP_HOMES, reference, _is_module_class)
+
+
+def _own_function(reference: str) -> Any:
+    return _import_from(CHOP_FUNCTION_HOMES, reference, inspect.isfunction)
+
+
+def _import_from(homes: re.Pattern[str], reference: str, fits: Callable[[Any], bool]) -> Any:
+    """A thing that one of `homes` defines itself; what it merely imported does not count."""
+    home, _, name = reference.partition(":")
+    if not homes.fullmatch(home) or not name.isidentifier():
+        return None
+    try:
+        found = vars(importlib.import_module(home)).get(name)
+    except ImportError:
+        return None
+    return found if fits(found) and found.__module__ == home else None

@@ -1,0 +1,337 @@
+"""Writes a graph to two files and reads it back, without pickle.
+
+`name.pt` is a safetensors file: parameters, buffers and constants. `name.mz` is JSON that a person
+can read: the nodes, the module tree, number formats, conditions on inputs and metadata.
+
+Reading runs no code that a file brings: functions and classes are looked up by name in a closed
+list (`chop.ir.allowed`), and modules are put together from their attributes.
+
+There are two kinds. `full_model` stores every tensor once. `state_dict` keeps to the names and
+contents of `model.state_dict()`, so that the `.pt` alone loads into the original model:
+`model.load_state_dict(safetensors.torch.load_file("name.pt"))`; the few tensors that a state dict
+leaves out (buffers that are not persistent, constants) are in the `.mz`. Both can be read back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from chop.errors import CheckpointError, ChopError, did_you_mean
+from chop.ir.allowed import AllowList
+from chop.ir.captured import CapturedModule
+from chop.ir.codec import Decoder, Encoder, Json, NotPlainError
+from chop.ir.configs import ConfigReader, ConfigWriter
+from chop.ir.graph import MaseGraph, Provenance
+from chop.ir.graph_codec import decode_graph, encode_graph
+from chop.ir.guards import compile_guard
+from chop.ir.module_codec import BOOKKEEPING, decode_tree, encode_tree
+from chop.ir.tensor_store import (
+    TensorStore,
+    as_stored,
+    pack_inline,
+    read_file,
+    restore,
+    unpack_inline,
+)
+
+FORMAT = "chop checkpoint"
+VERSION = 1
+SUFFIXES = (".pt", ".mz")
+# What code that expects a well-formed document raises when it meets another one.
+MALFORMED = (
+    *(LookupError, TypeError, ValueError, AttributeError, RuntimeError, SyntaxError),
+    *(AssertionError, ChopError),
+)
+SaveFormat = Literal["full_model", "state_dict"]
+
+
+def export(mg: MaseGraph, fname: str | Path, save_format: SaveFormat = "full_model") -> None:
+    """Writes `fname.pt` and `fname.mz`. Missing folders are made; a failure leaves no half file.
+
+    Args:
+        mg: the graph; it is not changed.
+        fname: any path. Of a suffix only `.pt` and `.mz` count, other dots are part of the name.
+        save_format: see the module's text.
+
+    Raises:
+        CheckpointError: something in the graph has no plain form; the message names it.
+    """
+    if save_format not in get_args(SaveFormat):
+        choice = did_you_mean(save_format, get_args(SaveFormat))
+        raise CheckpointError(f"save_format: got {save_format!r}: {choice}")
+    tensor_path, graph_path = _paths(fname)
+    store = TensorStore()
+    document = _describe(mg, store)
+    tensors = store.tensors
+    if save_format == "state_dict":
+        state = _state_dict(mg.model)
+        document["inline"] = {
+            name: pack_inline(tensor) for name, tensor in tensors.items() if name not in state
+        }
+        tensors = state
+    tensor_path.parent.mkdir(parents=True, exist_ok=True)
+    _write_atomically(tensor_path, lambda path: _save_tensors(tensors, path))
+    document["tensor_file"] = {
+        "sha256": _digest(tensor_path),
+        "size_bytes": tensor_path.stat().st_size,
+    }
+    text = _render({"format": FORMAT, "version": VERSION, "save_format": save_format, **document})
+    _write_atomically(graph_path, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def from_checkpoint(
+    checkpoint: str | Path,
+    propagate_missing_metadata: bool = True,
+    allow: Iterable[Any] = (),
+) -> MaseGraph:
+    """Reads what `export` wrote.
+
+    The graph computes the same bits, in the same mode, and can be trained and exported again.
+
+    Args:
+        checkpoint: the name given to `export`, with or without a suffix.
+        propagate_missing_metadata: notes shapes and dtypes of nodes that the file has none for, if
+            the graph had metadata at all.
+        allow: module classes, functions and `autograd.Function`s of your own that the checkpoint
+            may contain.
+
+    Raises:
+        CheckpointError: a file is missing, cut off, corrupt, foreign or from a later version, or
+            names code that is not allowed.
+    """
+    tensor_path, graph_path = _paths(checkpoint)
+    _require(tensor_path, graph_path)
+    document = _parse(graph_path)
+    _check_tensor_file(tensor_path, graph_path, document)
+    try:
+        mg = _rebuild(document, read_file(tensor_path), AllowList(allow))
+    except CheckpointError:
+        raise
+    except MALFORMED as error:
+        raise CheckpointError(
+            f"'{graph_path}' is malformed ({type(error).__name__}: {error})."
+        ) from error
+    return mg
+
+
+# --- the document ------------------------------------------------------------------------------
+
+
+def _describe(mg: MaseGraph, store: TensorStore) -> dict[str, Json]:
+    """The graph as plain data; its tensors go into `store`."""
+    configs = ConfigWriter()
+    names = itertools.count()
+    encode = Encoder(
+        {
+            nn.Module: _refuse,
+            Tensor: lambda x: {"$tensor": store.add(f"attribute.{next(names)}", x)},
+            **configs.rules,
+        }
+    )
+    model = mg.model
+    modules = encode_tree(model, store, encode)
+    return {
+        "model": model.class_name,
+        "torch": torch.__version__,
+        "attributes": {
+            name: _encode_attribute(name, getattr(model, name), encode)
+            for name in _root_attributes()
+            if name in vars(model)
+        },
+        "provenance": [[step.name, step.config] for step in mg.provenance],
+        **encode_graph(model.graph, encode),
+        "modules": modules,
+        "tensors": store.table,
+        "configs": configs.plain,
+    }
+
+
+def _refuse(module: nn.Module) -> Json:
+    raise NotPlainError(f"a module ({type(module).__name__}) that is not registered as a child")
+
+
+def _root_attributes() -> list[str]:
+    return [*CapturedModule.__annotations__, "config"]
+
+
+def _encode_attribute(name: str, value: Any, encode: Encoder) -> Json:
+    try:
+        return encode(value)
+    except NotPlainError as error:
+        if name == "config" and hasattr(value, "__dict__"):
+            # A model's own class of settings: the settings are plain, the class is code.
+            return {"$namespace": encode.leniently(vars(value))}
+        raise CheckpointError(f"the model's '{name}' cannot be exported: it is {error}.") from None
+
+
+def _rebuild(document: Json, stored: Mapping[str, Tensor], allowed: AllowList) -> MaseGraph:
+    inline = {
+        name: unpack_inline(text, document["tensors"][name])
+        for name, text in document.get("inline", {}).items()
+    }
+    tensors = restore(document["tensors"], {**stored, **inline})
+    configs = ConfigReader(document["configs"], allowed)
+    decode = Decoder(allowed, {"$tensor": tensors.__getitem__, **configs.rules})
+    model = CapturedModule(str(document["model"]))
+    decode_tree(model, document["modules"], tensors, allowed, decode)
+    for name in _root_attributes():
+        if name in document["attributes"]:
+            setattr(model, name, decode(document["attributes"][name]))
+    for guard in model.guards:
+        compile_guard(guard)
+    paths = {record["path"]: _readable(model, record["path"]) for record in document["modules"]}
+    model.graph = decode_graph(document, paths, allowed, decode)
+    mg = MaseGraph(model)
+    mg.provenance = [Provenance(str(name), str(config)) for name, config in document["provenance"]]
+    return mg
+
+
+def _readable(model: nn.Module, path: str) -> set[str]:
+    """What `get_attr` may read of a module: its tensors and plain attributes."""
+    module = model.get_submodule(path)
+    plain = set() if module is model else vars(module).keys() - BOOKKEEPING
+    return {*module._parameters, *module._buffers, *plain}
+
+
+# --- the files ---------------------------------------------------------------------------------
+
+
+def _paths(name: str | Path) -> tuple[Path, Path]:
+    path = Path(name).expanduser()
+    if path.suffix in SUFFIXES:
+        path = path.with_suffix("")
+    tensor_path, graph_path = (path.with_name(path.name + suffix) for suffix in SUFFIXES)
+    return tensor_path, graph_path
+
+
+def _require(tensor_path: Path, graph_path: Path) -> None:
+    missing = [path for path in (tensor_path, graph_path) if not path.is_file()]
+    if not missing:
+        return
+    if len(missing) == 2:
+        others = [path.stem for path in tensor_path.parent.glob("*.mz")]
+        hint = f" {did_you_mean(tensor_path.stem, others)}" if others else ""
+        raise CheckpointError(f"there is no checkpoint '{tensor_path.with_suffix('')}'.{hint}")
+    raise CheckpointError(
+        f"a checkpoint is two files, and '{missing[0]}' is missing; export writes both."
+    )
+
+
+def _parse(path: Path) -> dict[str, Json]:
+    data = path.read_bytes()
+    if data[:2] in (b"PK", b"\x80\x02", b"\x80\x04", b"\x80\x05"):
+        raise CheckpointError(
+            f"'{path}' is a pickle, which could run code and is never loaded; expected a file that "
+            "MaseGraph.export wrote. Load it where it was made and export the model from there."
+        )
+    try:
+        document = json.loads(data)
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise CheckpointError(f"'{path}' is cut off or corrupt: {error}.") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise CheckpointError(f"'{path}' is no chop checkpoint: it does not say '{FORMAT}'.")
+    version = document.get("version")
+    if not isinstance(version, int) or not 1 <= version <= VERSION:
+        raise CheckpointError(
+            f"'{path}' has version {version!r}; this chop reads versions 1 to {VERSION}. "
+            "Upgrade mase-chop."
+        )
+    return document
+
+
+def _check_tensor_file(tensor_path: Path, graph_path: Path, document: Json) -> None:
+    expected = document.get("tensor_file")
+    if not isinstance(expected, dict):
+        raise CheckpointError(f"'{graph_path}' is malformed: it does not describe its tensors.")
+    size = tensor_path.stat().st_size
+    if size == expected.get("size_bytes") and _digest(tensor_path) == expected.get("sha256"):
+        return
+    what = f"it has {size} bytes, expected {expected.get('size_bytes')}"
+    raise CheckpointError(
+        f"'{tensor_path}' does not belong to '{graph_path}', or is cut off or corrupt: "
+        f"{what if size != expected.get('size_bytes') else 'its contents differ'}."
+    )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """`model.state_dict()`; tied tensors get memory of their own, as safetensors asks for."""
+    tensors = {name: x for name, x in model.state_dict().items() if isinstance(x, Tensor)}
+    for name, tensor in tensors.items():
+        if as_stored(tensor).dtype != tensor.dtype:
+            raise CheckpointError(
+                f"tensor '{name}': safetensors has no {tensor.dtype}, so a state dict cannot hold "
+                "it; use save_format='full_model'."
+            )
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    from safetensors.torch import save_file
+
+    stored = {name: as_stored(tensor) for name, tensor in tensors.items()}
+    save_file(_apart(stored), path, metadata={"format": "pt"})
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Views of one memory become tensors of their own; safetensors refuses to write them."""
+    owners: set[int] = set()
+    apart = {}
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage()
+        is_view = storage.data_ptr() in owners or storage.nbytes() != tensor.nbytes
+        owners.add(storage.data_ptr())
+        apart[name] = tensor.clone() if is_view else tensor
+    return apart
+
+
+def _write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Writes beside the target and renames, so that readers see the old file or the new one."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _render(document: Mapping[str, Json]) -> str:
+    """JSON with one line per node, module and tensor."""
+    parts = [f'"{name}": {_render_value(value)}' for name, value in document.items()]
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _render_value(value: Json) -> str:
+    if isinstance(value, list) and value:
+        return "[\n  " + ",\n  ".join(map(_line, value)) + "\n]"
+    if isinstance(value, dict) and value:
+        lines = (f"{_line(key)}: {_line(item)}" for key, item in value.items())
+        return "{\n  " + ",\n  ".join(lines) + "\n}"
+    return _line(value)
+
+
+def _line(value: Json) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,226 @@
+"""Python values as JSON and back, without pickle: what a checkpoint writes besides tensors.
+
+Numbers, text, booleans, None, lists and dicts with plain text keys are themselves. Everything else
+is an object with one key that starts with `$`: `{"$tuple": [1, 2]}`, `{"$dtype": "float32"}`,
+`{"$node": "linear"}`, `{"$function": "torch:add"}`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from chop.errors import CheckpointError
+from chop.formats import OPERANDS, NumberFormat, QuantSpec, from_key
+from chop.ir.allowed import AllowList
+from chop.ir.captured import LeafReport, NodeRef, TensorSpec
+from chop.ir.guards import ShapeGuard
+from chop.ir.metadata import CommonMetadata, MaseMetadata, OpenRecord, Record, TensorInfo
+from chop.ir.targets import function_reference
+
+Json = Any
+Rules = Mapping[str, Callable[[Any], Any]]
+
+
+def _by_tag(*kinds: type) -> dict[str, Any]:
+    return {f"${kind.__name__.lower()}": kind for kind in kinds}
+
+
+SEQUENCES = _by_tag(tuple, torch.Size, set, frozenset)
+TORCH_CONSTANTS = _by_tag(torch.dtype, torch.layout, torch.memory_format)
+FIELDS = _by_tag(TensorSpec, ShapeGuard, LeafReport)
+METADATA: Mapping[str, type[Record]] = _by_tag(TensorInfo, CommonMetadata, OpenRecord, MaseMetadata)
+
+
+class NotPlainError(Exception):
+    """A value has no plain form; the caller knows where it was found."""
+
+
+def function_name(function: Any) -> str:
+    """The reference of a function, a method of `Tensor` or a class that a graph calls.
+
+    Raises:
+        NotPlainError: no import could find it (a lambda, a partial, a bound method).
+    """
+    name = getattr(function, "__name__", "")
+    if name and getattr(Tensor, name, None) is function:
+        return f"torch.Tensor:{name}"
+    try:
+        return function_reference(function)
+    except (ValueError, AttributeError):
+        raise NotPlainError(repr(function)) from None
+
+
+class Encoder:
+    """Gives values their plain forms.
+
+    Args:
+        special: what to do with values that only the caller can write, tensors and configurations:
+            a class and the function that makes the plain form.
+    """
+
+    def __init__(self, special: Mapping[type, Callable[[Any], Json]] | None = None) -> None:
+        self._special = dict(special or {})
+
+    def __call__(self, value: Any) -> Json:
+        """The plain form of a value.
+
+        Raises:
+            NotPlainError: there is none: an open file, a lambda, an object of some class.
+        """
+        if value is None or type(value) in (bool, int, str):
+            return value
+        if type(value) is list:
+            return [self(item) for item in value]
+        for kind, encode in self._special.items():
+            if isinstance(value, kind):
+                return encode(value)
+        for tag, kind in (*SEQUENCES.items(), *TORCH_CONSTANTS.items(), *FIELDS.items()):
+            if type(value) is kind:
+                return {tag: self._tagged(tag, value)}
+        if isinstance(value, Mapping):
+            return self._mapping(value)
+        return self._scalar(value)
+
+    def leniently(self, entries: Mapping[str, Any]) -> Json:
+        """The plain forms of those entries that have one; metadata becomes its own kind."""
+        kept = {}
+        for key, value in entries.items():
+            try:
+                kept[key] = self._metadata(value)
+            except NotPlainError:
+                continue
+        return kept
+
+    def _metadata(self, value: Any) -> Json:
+        for tag, kind in METADATA.items():
+            if type(value) is kind:
+                return {tag: self.leniently(vars(value))}
+        return self.leniently(value) if type(value) is dict else self(value)
+
+    def _tagged(self, tag: str, value: Any) -> Json:
+        if tag in SEQUENCES:
+            has_order = isinstance(value, tuple)
+            return [self(item) for item in (value if has_order else sorted(value, key=repr))]
+        if tag in FIELDS:
+            given = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            defaults = {field.name: field.default for field in dataclasses.fields(value)}
+            return {name: self(x) for name, x in given.items() if x != defaults[name]}
+        return str(value).removeprefix("torch.")
+
+    def _mapping(self, value: Mapping[Any, Any]) -> Json:
+        if all(type(key) is str and not key.startswith("$") for key in value):
+            return {key: self(item) for key, item in value.items()}
+        return {"$dict": [[self(key), self(item)] for key, item in value.items()]}
+
+    def _scalar(self, value: Any) -> Json:
+        if isinstance(value, np.generic):
+            return self(value.item())
+        if isinstance(value, NodeRef):
+            return {"$node": value.name}
+        if isinstance(value, float):
+            # JSON has no infinities; other floats survive as their shortest text.
+            return float(value) if value - value == 0 else {"$float": str(float(value))}
+        if isinstance(value, int):
+            return int(value)
+        if isinstance(value, str):
+            return str.__str__(value)
+        if isinstance(value, slice):
+            return {"$slice": [self(part) for part in (value.start, value.stop, value.step)]}
+        if isinstance(value, complex):
+            return {"$complex": [self(value.real), self(value.imag)]}
+        if isinstance(value, range):
+            return {"$range": [value.start, value.stop, value.step]}
+        if isinstance(value, torch.device):
+            return {"$device": str(value)}
+        if isinstance(value, NumberFormat):
+            return {"$format": value.key}
+        if isinstance(value, QuantSpec):
+            formats = {operand: number_format.key for operand, number_format in value.items()}
+            return {"$spec": {**formats, "gradient": value.gradient}}
+        if value is Ellipsis:
+            return {"$ellipsis": True}
+        if callable(value) and not isinstance(value, nn.Module):
+            return {"$function": function_name(value)}
+        raise NotPlainError(f"{type(value).__module__}.{type(value).__qualname__}")
+
+
+class Decoder:
+    """Turns plain forms back into values; every function comes from the allow-list.
+
+    Args:
+        allowed: the functions that may be named.
+        special: the inverse of the encoder's, by tag.
+    """
+
+    def __init__(self, allowed: AllowList, special: Rules | None = None) -> None:
+        self._rules: dict[str, Callable[[Any], Any]] = {
+            "$float": float,
+            "$node": NodeRef,
+            "$complex": lambda parts: complex(*(self(part) for part in parts)),
+            "$slice": lambda parts: slice(*(self(part) for part in parts)),
+            "$range": lambda parts: range(*parts),
+            "$dict": lambda items: {self(key): self(item) for key, item in items},
+            "$device": torch.device,
+            "$format": from_key,
+            "$spec": _spec,
+            "$ellipsis": lambda _: Ellipsis,
+            "$function": allowed.function,
+            "$namespace": lambda items: SimpleNamespace(**self(items)),
+            **(special or {}),
+        }
+
+    def __call__(self, plain: Json) -> Any:
+        """The value of a plain form.
+
+        Raises:
+            CheckpointError: it is malformed, or names what is not allowed.
+        """
+        if isinstance(plain, list):
+            return [self(item) for item in plain]
+        if not isinstance(plain, dict):
+            return plain
+        if len(plain) != 1 or not next(iter(plain)).startswith("$"):
+            return {key: self(item) for key, item in plain.items()}
+        ((tag, content),) = plain.items()
+        try:
+            return self._tagged(tag, content)
+        except CheckpointError:
+            raise
+        except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
+            raise CheckpointError(
+                f"the checkpoint has a malformed value {str(plain)[:80]}: {error}"
+            ) from None
+
+    def _tagged(self, tag: str, content: Any) -> Any:
+        if tag in SEQUENCES:
+            return SEQUENCES[tag](self(item) for item in content)
+        if tag in TORCH_CONSTANTS:
+            return _torch_constant(TORCH_CONSTANTS[tag], content)
+        if tag in FIELDS:
+            return FIELDS[tag](**{name: self(item) for name, item in content.items()})
+        if tag in METADATA:
+            record = METADATA[tag]()
+            vars(record).update({name: self(item) for name, item in content.items()})
+            return record
+        if tag not in self._rules:
+            raise CheckpointError(f"the checkpoint has a value of unknown kind '{tag}'.")
+        return self._rules[tag](content)
+
+
+def _spec(content: Mapping[str, Any]) -> QuantSpec:
+    formats = {operand: from_key(content[operand]) for operand in OPERANDS}
+    return QuantSpec(**formats, gradient=content["gradient"])
+
+
+def _torch_constant(kind: type, name: str) -> Any:
+    found = getattr(torch, name) if name.isidentifier() else None
+    if not isinstance(found, kind):
+        raise CheckpointError(f"the checkpoint names '{name}', which is no {kind.__name__}.")
+    return found

@@ -1,0 +1,131 @@
+"""A graph as plain data and back. What a file says is checked before torch.fx sees it.
+
+torch.fx generates Python code from a graph, so every name that could end up in that code is
+checked here: node names, inputs, paths, methods and keywords.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import fx
+
+from chop.errors import CheckpointError
+from chop.ir.allowed import AllowList
+from chop.ir.captured import NodeRecord, graph_to_nodes, nodes_to_graph
+from chop.ir.codec import Decoder, Encoder, Json, NotPlainError
+
+KEPT_METADATA = ("spec", "source")
+# Without rules for tensors: values that a pass kept for its own use are not worth a file.
+PLAIN = Encoder()
+GETATTR = "builtins:getattr"
+INPUT = re.compile(r"\*{0,2}(?P<name>\w+)")
+
+
+def encode_graph(graph: fx.Graph, encode: Encoder) -> Json:
+    """`nodes`, one entry each, and `classes`, the class of every module that nodes came from.
+
+    Metadata is written as far as it is plain.
+
+    Raises:
+        CheckpointError: an argument has no plain form, or a function cannot be found by import.
+    """
+    try:
+        records = graph_to_nodes(graph)
+    except (ValueError, AttributeError) as error:
+        raise CheckpointError(f"a node cannot be exported: {error}.") from None
+    pairs = zip(records, graph.nodes, strict=True)
+    nodes = [_encode_node(record, node, encode) for record, node in pairs]
+    stacks = [node.meta.get("nn_module_stack") or {} for node in graph.nodes]
+    classes = {path: entry[-1] for stack in stacks for path, entry in stack.items()}
+    return {"nodes": nodes, "classes": PLAIN.leniently(classes)}
+
+
+def _encode_node(record: NodeRecord, node: fx.Node, encode: Encoder) -> Json:
+    try:
+        entry: Json = {
+            "op": record.op,
+            "name": record.name,
+            "target": record.target,
+            "args": [encode(value) for value in record.args],
+            "kwargs": {name: encode(value) for name, value in record.kwargs.items()},
+        }
+    except NotPlainError as error:
+        raise CheckpointError(
+            f"node '{node.name}' cannot be exported: one of its arguments is {error}."
+        ) from None
+    if node.meta.get("nn_module_stack"):
+        entry["inside"] = list(node.meta["nn_module_stack"])
+    meta = {name: node.meta[name] for name in KEPT_METADATA if name in node.meta}
+    if "mase" in node.meta:
+        meta["mase"] = node.meta["mase"]
+    entry["meta"] = PLAIN.leniently(meta)
+    return {name: value for name, value in entry.items() if value not in ({}, [])}
+
+
+def decode_graph(
+    plain: Json, paths: Mapping[str, set[str]], allowed: AllowList, decode: Decoder
+) -> fx.Graph:
+    """The graph that `encode_graph` wrote.
+
+    Args:
+        plain: the nodes and classes.
+        paths: every module by path, with the names that `get_attr` may read of it.
+        allowed: the functions and methods that nodes may call.
+        decode: for arguments and metadata.
+
+    Raises:
+        CheckpointError: a node is malformed, or names what is not there or not allowed.
+    """
+    records = [_decode_node(entry, decode) for entry in plain["nodes"]]
+    known: set[str] = set()
+    for record in records:
+        _check_node(record, paths, allowed)
+        known.add(record.name)
+    if len(known) != len(records):
+        raise CheckpointError("the checkpoint has two nodes of the same name.")
+    graph = nodes_to_graph(records, allowed.function)
+    for entry, node in zip(plain["nodes"], graph.nodes, strict=True):
+        node.meta.update({name: decode(value) for name, value in entry.get("meta", {}).items()})
+        if "inside" in entry:
+            stack = {path: (path, str(plain["classes"].get(path))) for path in entry["inside"]}
+            node.meta["nn_module_stack"] = stack
+    return graph
+
+
+def _decode_node(entry: Json, decode: Decoder) -> NodeRecord:
+    args = tuple(decode(value) for value in entry.get("args", ()))
+    kwargs = {name: decode(value) for name, value in entry.get("kwargs", {}).items()}
+    return NodeRecord(str(entry["op"]), str(entry["name"]), str(entry["target"]), args, kwargs)
+
+
+def _check_node(record: NodeRecord, paths: Mapping[str, set[str]], allowed: AllowList) -> None:
+    for name in (record.name, *record.kwargs):
+        if not _is_name(name):
+            raise CheckpointError(f"the checkpoint has a node or keyword of odd name {name!r}.")
+    op, target = record.op, record.target
+    if op == "placeholder":
+        fits = INPUT.fullmatch(target)
+        if not fits or not _is_name(fits["name"]):
+            raise CheckpointError(f"the checkpoint has an input of odd name {target!r}.")
+    elif op == "call_method":
+        allowed.method(target)
+    elif op == "call_module":
+        if not target or target not in paths:
+            raise CheckpointError(f"node '{record.name}' calls the module '{target}': not there.")
+    elif op == "get_attr":
+        owner, _, name = target.rpartition(".")
+        if name not in paths.get(owner, ()):
+            raise CheckpointError(f"node '{record.name}' reads '{target}', which is not there.")
+    elif op == "call_function":
+        if target == GETATTR:
+            allowed.attribute(record.args[1])
+    elif op != "output":
+        raise CheckpointError(f"node '{record.name}' is of unknown kind '{op}'.")
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)

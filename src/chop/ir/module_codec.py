@@ -1,0 +1,182 @@
+"""A module tree as plain data and back. Modules are rebuilt without running their `__init__`.
+
+A module is its class, its plain attributes, parameters, buffers and children, and that is what is
+written down: one record per path. Code is never part of it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from chop.errors import CheckpointError
+from chop.ir.allowed import AllowList, reference_of
+from chop.ir.codec import Decoder, Encoder, NotPlainError
+from chop.ir.tensor_store import TensorStore
+
+BOOKKEEPING = frozenset(vars(nn.Module()))
+# Caches that recurrent layers derive from their parameters.
+DERIVED = frozenset({"_flat_weights", "_flat_weight_refs"})
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+Record = dict[str, Any]
+
+
+def encode_tree(root: nn.Module, store: TensorStore, encode: Encoder) -> list[Record]:
+    """One record per path, parents first; the record of `root` has no class and no attributes.
+
+    Tensors go into `store`. Hooks are code and stay behind, with a warning.
+
+    Raises:
+        CheckpointError: an attribute has no plain form; the message names it.
+    """
+    records: list[Record] = []
+    seen: dict[int, str] = {}
+    hooked: list[str] = []
+    for path, module in _paths(root, "", set()):
+        if module is None:
+            records.append({"path": path, "class": None})
+        elif id(module) in seen:
+            records.append({"path": path, "same_as": seen[id(module)]})
+        else:
+            seen[id(module)] = path
+            records.append(_encode_module(path, module, store, encode))
+            if any(vars(module)[name] for name in HOOKS):
+                hooked.append(path)
+    if hooked:
+        warnings.warn(
+            f"hooks are code and are not exported; there are some on: {', '.join(hooked)}.",
+            stacklevel=4,
+        )
+    return records
+
+
+def _paths(
+    module: nn.Module | None, path: str, seen: set[int]
+) -> Iterator[tuple[str, nn.Module | None]]:
+    """Every path of the tree, shared modules at each of theirs; what lies below them once."""
+    yield path, module
+    if module is None or id(module) in seen:
+        return
+    seen.add(id(module))
+    for name, child in module._modules.items():
+        yield from _paths(child, f"{path}.{name}" if path else name, seen)
+
+
+def _encode_module(path: str, module: nn.Module, store: TensorStore, encode: Encoder) -> Record:
+    prefix = f"{path}." if path else ""
+    record: Record = {"path": path}
+    if path:
+        record |= _class_and_attributes(path, module, encode)
+    record["training"] = module.training
+    parameters = module._parameters.items()
+    buffers = module._buffers.items()
+    if parameters:
+        record["parameters"] = {
+            name: None if x is None else store.add(prefix + name, x) for name, x in parameters
+        }
+    if buffers:
+        record["buffers"] = {
+            name: None if x is None else store.add(prefix + name, x) for name, x in buffers
+        }
+    if module._non_persistent_buffers_set:
+        record["not_persistent"] = sorted(module._non_persistent_buffers_set)
+    return record
+
+
+def _class_and_attributes(path: str, module: nn.Module, encode: Encoder) -> Record:
+    cls, record = type(module), Record()
+    if parametrize.is_parametrized(module):
+        # torch makes a class on the fly, with a property per parametrised tensor.
+        cls, record["parametrized"] = cls.__mro__[1], True
+    attributes = {}
+    for name, value in vars(module).items():
+        if name in BOOKKEEPING or name in DERIVED:
+            continue
+        try:
+            attributes[name] = encode(value)
+        except NotPlainError as error:
+            raise CheckpointError(
+                f"module '{path}' ({cls.__name__}) cannot be exported: its attribute '{name}' is "
+                f"{error}; expected numbers, text, dtypes, tensors, formats, functions that an "
+                "import can find, and containers of these."
+            ) from None
+    return {"class": reference_of(cls), **record, "attributes": attributes}
+
+
+def decode_tree(
+    root: nn.Module,
+    records: list[Record],
+    tensors: Mapping[str, Tensor],
+    allowed: AllowList,
+    decode: Decoder,
+) -> None:
+    """Fills `root` with the tree that `encode_tree` wrote.
+
+    Raises:
+        CheckpointError: a class is not on the list, or a path or tensor does not fit together.
+    """
+    made: dict[str, nn.Module | None] = {"": root}
+    for record in records:
+        path = record["path"]
+        if path:
+            made[path] = _decode_module(record, made, allowed, decode)
+            parent, _, name = path.rpartition(".")
+            owner = made.get(parent)
+            if owner is None or not is_path_step(name):
+                raise CheckpointError(f"the checkpoint has a module at the odd path {path!r}.")
+            owner._modules[name] = made[path]
+        module = made[path]
+        if module is not None and "same_as" not in record:
+            _add_tensors(module, record, tensors)
+    for record in records:
+        module = made[record["path"]]
+        if record.get("parametrized"):
+            _parametrize_again(module)
+        if isinstance(module, nn.RNNBase):
+            module._init_flat_weights()
+
+
+def _decode_module(
+    record: Record, made: Mapping[str, nn.Module | None], allowed: AllowList, decode: Decoder
+) -> nn.Module | None:
+    if "same_as" in record:
+        return made[record["same_as"]]
+    if record["class"] is None:
+        return None
+    cls = allowed.module_class(record["class"])
+    module = cls.__new__(cls)
+    nn.Module.__init__(module)
+    for name, plain in record["attributes"].items():
+        if not name.isidentifier() or name in BOOKKEEPING or name.startswith("__"):
+            raise CheckpointError(f"module '{record['path']}' has the odd attribute {name!r}.")
+        module.__dict__[name] = decode(plain)
+    return module
+
+
+def _add_tensors(module: nn.Module, record: Record, tensors: Mapping[str, Tensor]) -> None:
+    module.training = bool(record["training"])
+    homes: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("parameters", module._parameters),
+        ("buffers", module._buffers),
+    )
+    for kind, home in homes:
+        for name, key in record.get(kind, {}).items():
+            if not is_path_step(name) or (key is not None and key not in tensors):
+                raise CheckpointError(f"module '{record['path']}': there is no tensor '{key}'.")
+            home[name] = None if key is None else tensors[key]
+    module._non_persistent_buffers_set = set(record.get("not_persistent", ()))
+
+
+def _parametrize_again(module: Any) -> None:
+    parametrize._inject_new_class(module)
+    for name in module.parametrizations:
+        parametrize._inject_property(module, name)
+
+
+def is_path_step(name: str) -> bool:
+    """Whether a name is safe in a dotted path: torch.fx writes paths into the code it generates."""
+    return bool(name) and name.isprintable() and not set(name) & set('"\\.')

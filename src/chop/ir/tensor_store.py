@@ -1,0 +1,183 @@
+"""The tensors of a checkpoint: each stored once, tied again on load, in a safetensors file."""
+
+from __future__ import annotations
+
+import base64
+import math
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.errors import CheckpointError
+
+PLAIN_CLASSES = (Tensor, nn.Parameter, nn.Buffer)
+# What the safetensors format knows; tensors of other types are stored as their bytes.
+STORABLE = frozenset(
+    {
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.bool),
+        *(torch.int64, torch.int32, torch.int16, torch.int8),
+        *(torch.uint64, torch.uint32, torch.uint16, torch.uint8),
+        *(torch.float8_e4m3fn, torch.float8_e5m2),
+    }
+)
+
+
+class TensorStore:
+    """Collects tensors under names, and describes each in a table of plain data.
+
+    Attributes:
+        table: per name `shape`, `dtype`, `requires_grad`, `parameter`, and where it matters
+            `strides` and `storage_of`, the name of an earlier tensor that shares its memory.
+        tensors: what has to be written, by name; memory that is shared is there once.
+    """
+
+    def __init__(self) -> None:
+        self.table: dict[str, dict[str, Any]] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self._names: dict[int, str] = {}
+        self._memory: dict[tuple[Any, ...], str] = {}
+
+    def add(self, name: str, tensor: Tensor) -> str:
+        """Notes a tensor; returns the name under which the same tensor was noted first.
+
+        Raises:
+            CheckpointError: it has no data of its own (meta), is sparse, or of a subclass.
+        """
+        if id(tensor) in self._names:
+            return self._names[id(tensor)]
+        _check_storable(name, tensor)
+        entry: dict[str, Any] = {
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "shape": list(tensor.shape),
+        }
+        if isinstance(tensor, nn.Parameter):
+            entry["parameter"] = True
+        if tensor.requires_grad:
+            entry["requires_grad"] = True
+        if not tensor.is_contiguous() and _fills_its_memory(tensor):
+            entry["strides"] = list(tensor.stride())
+        memory = _memory(tensor)
+        if tensor.numel() and memory in self._memory:
+            entry["storage_of"] = self._memory[memory]
+        else:
+            self._memory[memory] = name
+            self.tensors[name] = tensor.detach()
+        self._names[id(tensor)] = name
+        self.table[name] = entry
+        return name
+
+
+def _memory(tensor: Tensor) -> tuple[Any, ...]:
+    address = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.device)
+    return (*address, tensor.dtype, tensor.shape, tensor.stride())
+
+
+def _check_storable(name: str, tensor: Tensor) -> None:
+    problem = None
+    if type(tensor) not in PLAIN_CLASSES:
+        problem = f"a {type(tensor).__name__}"
+    elif tensor.layout is not torch.strided or tensor.is_quantized:
+        problem = f"of layout {tensor.layout} and type {tensor.dtype}"
+    elif tensor.is_meta:
+        problem = "on the meta device, without data"
+    if problem:
+        raise CheckpointError(
+            f"tensor '{name}' cannot be exported: it is {problem}; expected a dense tensor."
+        )
+
+
+def _fills_its_memory(tensor: Tensor) -> bool:
+    """Whether a tensor is a permutation of a contiguous one (channels last, transposed)."""
+    return torch._prims_common.is_non_overlapping_and_dense_or_false(tensor)
+
+
+def as_stored(tensor: Tensor) -> Tensor:
+    """The contiguous CPU tensor that a file holds: bytes where safetensors lacks the type."""
+    flat = tensor.detach().cpu().contiguous()
+    if flat.dtype in STORABLE:
+        return flat
+    return flat.reshape(-1).view(torch.uint8)
+
+
+def pack_inline(tensor: Tensor) -> str:
+    """A small tensor as text."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return base64.b64encode(zlib.compress(flat.numpy().tobytes())).decode()
+
+
+def unpack_inline(text: str, entry: Mapping[str, Any]) -> Tensor:
+    """The bytes of a tensor that `pack_inline` wrote, one-dimensional."""
+    size = math.prod(entry["shape"]) * _dtype(entry["dtype"]).itemsize
+    # The bound keeps a tampered file from unpacking into all of memory.
+    data = zlib.decompressobj().decompress(base64.b64decode(text), max_length=max(size, 1))
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0).byte()
+
+
+def read_file(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file.
+
+    Raises:
+        CheckpointError: it is none, or cut off.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, ValueError, KeyError, RuntimeError, OSError) as error:
+        raise CheckpointError(f"'{path}' is no readable safetensors file: {error}") from None
+
+
+def restore(
+    table: Mapping[str, Mapping[str, Any]], stored: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The tensors that a table describes, tied as they were.
+
+    Args:
+        table: see `TensorStore.table`.
+        stored: what the file holds, by name.
+
+    Raises:
+        CheckpointError: a tensor is missing or of another shape or type than the table says.
+    """
+    restored: dict[str, Tensor] = {}
+    for name, entry in table.items():
+        if "storage_of" in entry:
+            tensor = restored[entry["storage_of"]].detach()
+        else:
+            tensor = _restore_one(name, entry, stored)
+        if entry.get("parameter"):
+            tensor = nn.Parameter(tensor, requires_grad=bool(entry.get("requires_grad")))
+        elif entry.get("requires_grad"):
+            tensor.requires_grad_()
+        restored[name] = tensor
+    return restored
+
+
+def _restore_one(name: str, entry: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Tensor:
+    if name not in stored:
+        raise CheckpointError(f"the checkpoint lacks the data of tensor '{name}'.")
+    data, dtype, shape = stored[name], _dtype(entry["dtype"]), tuple(entry["shape"])
+    is_bytes = data.dtype == torch.uint8 and dtype != torch.uint8
+    if is_bytes and data.numel() == math.prod(shape) * dtype.itemsize:
+        data = data.clone().view(dtype).reshape(shape)
+    if data.dtype != dtype or tuple(data.shape) != shape:
+        raise CheckpointError(
+            f"tensor '{name}': expected {dtype} {shape}, the file has {data.dtype} "
+            f"{tuple(data.shape)}."
+        )
+    # Fresh memory: the file's own may be unaligned, and kernels may then sum in another order.
+    if "strides" not in entry:
+        return data.clone()
+    return torch.empty_strided(shape, entry["strides"], dtype=dtype).copy_(data)
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, str(name), None)
+    if not isinstance(found, torch.dtype):
+        raise CheckpointError(f"the checkpoint names '{name}', which is no dtype of torch.")
+    return found
