@@ -1,0 +1,87 @@
+import time
+
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
+
+from chop.errors import ConfigError, UnavailableError
+from chop.models import load_model
+
+TINY = {
+    "vocab_size": 40,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
+
+
+@pytest.fixture
+def masked_lm(tmp_path):
+    model = BertForMaskedLM(BertConfig(**TINY)).eval()
+    model.save_pretrained(tmp_path)
+    return tmp_path, model
+
+
+def test_a_folder_gives_the_class_and_weights_that_were_saved(masked_lm):
+    folder, model = masked_lm
+    loaded = load_model(folder)
+    ids = torch.randint(0, 40, (2, 5))
+    assert type(loaded) is BertForMaskedLM and not loaded.training
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+
+
+def test_a_classifier_is_put_on_a_pretrained_trunk(masked_lm):
+    folder, model = masked_lm
+    classifier = load_model(str(folder), num_labels=3)
+    ids = torch.randint(0, 40, (2, 5))
+    assert classifier(ids).logits.shape == (2, 3)
+    trunk = model.bert.embeddings.word_embeddings.weight
+    assert torch.equal(classifier.bert.embeddings.word_embeddings.weight, trunk)
+    again = load_model(folder, num_labels=3)
+    assert torch.equal(classifier.classifier.weight, again.classifier.weight)
+
+
+def test_the_task_and_fresh_weights_can_be_chosen(tmp_path):
+    config = GPT2Config(vocab_size=40, n_embd=8, n_layer=1, n_head=2, n_positions=16)
+    config.save_pretrained(tmp_path)
+    model = load_model(tmp_path, task="text-generation", pretrained=False)
+    assert type(model) is GPT2LMHeadModel
+    assert model(torch.tensor([[1, 2]])).logits.shape == (1, 2, 40)
+    with pytest.raises(UnavailableError, match="weights not found there; .*pretrained=False"):
+        load_model(tmp_path, task="text-generation")
+
+
+def test_fresh_weights_of_the_class_that_the_checkpoint_names(masked_lm):
+    folder, model = masked_lm
+    fresh = load_model(folder, pretrained=False, seed=5)
+    assert type(fresh) is BertForMaskedLM
+    trunk = model.bert.encoder.layer[0].output.dense.weight
+    assert not torch.equal(fresh.bert.encoder.layer[0].output.dense.weight, trunk)
+
+
+def test_bad_names_are_one_sentence_and_quick(tmp_path):
+    start = time.perf_counter()
+    with pytest.raises(UnavailableError, match=r"'vitt': .* did you mean 'vit'\?") as caught:
+        load_model("vitt")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UnavailableError, match="hub cannot be reached"):
+        load_model("prajjwal1/bert-tiny")
+    assert time.perf_counter() - start < 10
+    with pytest.raises(ConfigError, match=r"holds no model: expected a config\.json"):
+        load_model(tmp_path)
+    with pytest.raises(ConfigError, match="unknown task 'fill-msak': did you mean 'fill-mask'"):
+        load_model("mlp", task="fill-msak")
+    with pytest.raises(TypeError, match="num_label"):
+        load_model("mlp", num_label=3)
+
+
+@pytest.mark.data
+def test_the_real_checkpoint_of_the_course(data_folder):
+    model = load_model(data_folder / "bert-tiny-imdb")
+    assert type(model).__name__ == "BertForSequenceClassification"
+    assert model.config.num_labels == 2
+    with pytest.raises(UnavailableError, match="weights not found there"):
+        load_model(data_folder / "bert-tiny")
+    fresh = load_model(data_folder / "bert-tiny", num_labels=2, pretrained=False)
+    assert fresh(torch.tensor([[101, 102]])).logits.shape == (1, 2)

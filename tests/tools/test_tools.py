@@ -1,0 +1,62 @@
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import chop.data
+import chop.train
+from chop import tools
+from chop.errors import ConfigError
+from chop.models import load_model
+from chop.tools.logger import get_logger, set_logging_verbosity
+from chop.tools.utils import deepgetattr, deepsetattr
+
+
+def test_the_names_are_those_of_the_rooms():
+    assert tools.get_tokenized_dataset is chop.data.get_tokenized_dataset
+    assert tools.get_trainer is chop.train.get_trainer
+    assert tools.deepsetattr is deepsetattr and tools.get_logger is get_logger
+
+
+def test_a_dummy_input_fits_the_model():
+    model = load_model("bert-tiny")
+    assert model(**tools.get_hf_dummy_in(model)).logits.shape[-1] == 2
+
+
+def test_a_layer_is_swapped_by_its_path():
+    model = load_model("bert-tiny")
+    path = "bert.encoder.layer.1.output.dense"
+    new = nn.Linear(512, 128)
+    deepsetattr(model, path, new)
+    assert deepgetattr(model, path) is new
+    assert model.bert.encoder.layer[1].output.dense is new
+    assert "bert.encoder.layer.1.output.dense.weight" in model.state_dict()
+
+
+def test_a_missing_path_gives_the_default_or_a_hint():
+    model = load_model("mlp")
+    assert deepgetattr(model, "fc9.weight") is None
+    assert deepgetattr(model, "fc9.weight", default=3) == 3
+    with pytest.raises(ConfigError, match=r"'DigitsMLP' has no 'fc9': did you mean 'fc"):
+        deepsetattr(model, "fc9.weight", torch.zeros(1))
+    deep = load_model("bert-tiny")
+    with pytest.raises(ConfigError, match=r"'bert.encoder' has no 'layers': did you mean 'layer'"):
+        deepsetattr(deep, "bert.encoder.layers.0.output", None)
+
+
+def test_loggers_share_one_handler_and_one_level():
+    first, second = get_logger("mine"), get_logger("chop.passes.mine")
+    assert first.name == "chop.mine" and second.name == "chop.passes.mine"
+    assert len(logging.getLogger("chop").handlers) == 1
+    assert first.handlers == [] == second.handlers
+    before = logging.getLogger("chop").level
+    try:
+        set_logging_verbosity("Debug")
+        assert first.isEnabledFor(logging.DEBUG) and second.isEnabledFor(logging.DEBUG)
+        set_logging_verbosity(logging.ERROR)
+        assert not first.isEnabledFor(logging.WARNING)
+    finally:
+        set_logging_verbosity(before)
+    with pytest.raises(ConfigError, match="unknown logging level 'debgu': did you mean 'debug'"):
+        set_logging_verbosity("debgu")

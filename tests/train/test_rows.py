@@ -1,0 +1,84 @@
+import pytest
+import torch
+from datasets import Dataset
+
+from chop.data import load_dataset
+from chop.errors import ConfigError
+from chop.train import read_rows
+
+
+def texts(lengths):
+    return Dataset.from_dict(
+        {
+            "input_ids": [[100 + i] * n for i, n in enumerate(lengths)],
+            "attention_mask": [[1] * n for n in lengths],
+            "label": [i % 3 for i in range(len(lengths))],
+            "comment": ["not a number"] * len(lengths),
+        }
+    )
+
+
+def test_texts_are_batched_by_length_and_padded_within_the_batch():
+    rows = read_rows(texts([5, 1, 4, 2, 3]))
+    batches = list(rows.batches(2, pad_id=7))
+    assert [tuple(batch["input_ids"].shape) for batch in batches] == [(2, 2), (2, 4), (1, 5)]
+    assert batches[0]["input_ids"].tolist() == [[101, 7], [103, 103]]
+    assert batches[0]["attention_mask"].tolist() == [[1, 0], [1, 1]]
+    assert batches[0]["labels"].tolist() == [1, 0]
+    assert batches[0].keys() == {"input_ids", "attention_mask", "labels"}
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 4, 1000])
+def test_every_row_comes_once_with_its_own_label(shuffled, batch_size):
+    lengths = [1 + (7 * i) % 11 for i in range(300)]
+    rows = read_rows(texts(lengths))
+    generator = torch.Generator().manual_seed(3) if shuffled else None
+    seen = {}
+    for batch in rows.batches(batch_size, shuffle=generator):
+        for ids, mask, label in zip(
+            batch["input_ids"], batch["attention_mask"], batch["labels"], strict=True
+        ):
+            assert int(mask.sum()) == lengths[int(ids[0]) - 100]
+            seen[int(ids[0]) - 100] = int(label)
+    assert seen == {i: i % 3 for i in range(300)}
+
+
+def test_shuffling_is_decided_by_the_generator_and_wastes_little_padding():
+    rows = read_rows(texts([1 + (31 * i) % 97 for i in range(2000)]))
+
+    def order(seed):
+        shuffle = torch.Generator().manual_seed(seed)
+        return [batch["input_ids"][:, 0] for batch in rows.batches(20, shuffle=shuffle)]
+
+    assert torch.equal(torch.cat(order(0)), torch.cat(order(0)))
+    assert not torch.equal(torch.cat(order(0)), torch.cat(order(1)))
+    tokens = sum(len(row) for row in rows.columns["input_ids"])
+    shuffle = torch.Generator().manual_seed(0)
+    padded = sum(batch["input_ids"].numel() for batch in rows.batches(20, shuffle=shuffle))
+    assert padded < 1.1 * tokens
+
+
+def test_images_and_other_data_sets():
+    digits = load_dataset("digits")["test"]
+    rows = read_rows(digits)
+    assert torch.equal(rows.columns["pixel_values"], digits[:]["pixel_values"])
+    items = [{"x": torch.full((2,), float(i)), "labels": i % 2} for i in range(5)]
+    plain = read_rows(items)
+    assert len(plain) == 5 and plain.columns["x"].shape == (5, 2)
+    assert plain.labels.tolist() == [0, 1, 0, 1, 0]
+    assert read_rows(rows) is rows
+
+
+def test_selected_and_shuffled_data_sets_keep_their_order():
+    data = texts([3, 1, 2, 5]).select([2, 0, 3])
+    assert [len(row) for row in read_rows(data).columns["input_ids"]] == [2, 3, 5]
+
+
+def test_what_cannot_be_read_is_refused():
+    with pytest.raises(ConfigError, match="expected rows with a column 'labels' or 'label'"):
+        read_rows(Dataset.from_dict({"x": [[1.0], [2.0]]}))
+    with pytest.raises(ConfigError, match="texts have to be tokenised first"):
+        read_rows(Dataset.from_dict({"text": ["a"], "label": [0]}))
+    with pytest.raises(ConfigError, match="got 0 rows"):
+        read_rows([])

@@ -1,0 +1,146 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from chop.data import get_tokenized_dataset, load_dataset
+from chop.errors import ConfigError
+from chop.models import load_model
+from chop.train import evaluate, fit, read_rows
+
+
+@pytest.fixture(scope="module")
+def digits():
+    splits = load_dataset("digits")
+    return {name: read_rows(split) for name, split in splits.items()}
+
+
+@pytest.fixture(scope="module")
+def reviews():
+    return get_tokenized_dataset("reviews", "bert-tiny", limit=200)
+
+
+class Plain(nn.Module):
+    """Neither labels nor an output class: what a user brings from elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("make", [lambda: load_model("mlp"), lambda: load_model("cnn"), Plain])
+def test_a_model_learns_digits(digits, make):
+    model = make()
+    before = evaluate(model, digits)
+    losses = fit(model, digits, epochs=5, lr=5e-3)
+    assert before < 0.3 < 0.9 < evaluate(model, digits)
+    assert len(losses) == 5 and losses[-1] < 0.5 * losses[0]
+
+
+def test_evaluate_agrees_with_a_loop_by_hand(digits):
+    model = load_model("cnn")
+    fit(model, digits, epochs=1, lr=3e-3)
+    model.eval()
+    pixels, labels = digits["test"].columns["pixel_values"], digits["test"].labels
+    with torch.no_grad():
+        expected = (model(pixels).logits.argmax(-1) == labels).float().mean().item()
+    assert evaluate(model, digits, batch_size=7) == pytest.approx(expected)
+    assert evaluate(model, digits["test"], batch_size=1000) == pytest.approx(expected)
+    assert evaluate(model, digits, metric="f1") != pytest.approx(expected, abs=1e-9)
+
+
+def test_one_step_is_adamw_on_a_clipped_gradient(digits):
+    few = load_dataset("digits")["train"].select(range(8))
+    model, twin = load_model("mlp"), load_model("mlp")
+    settings = {"lr": 0.01, "weight_decay": 0.1, "max_grad_norm": 0.5, "batch_size": 8}
+    fit(model, few, schedule="constant", warmup=0.0, **settings)
+    rows = read_rows(few)
+    twin(rows.columns["pixel_values"], rows.labels).loss.backward()
+    nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
+    matrices = [p for p in twin.parameters() if p.dim() > 1]
+    vectors = [p for p in twin.parameters() if p.dim() == 1]
+    torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
+        lr=0.01,
+    ).step()
+    for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["mlp", "bert-tiny"])
+def test_equal_seeds_give_equal_weights_and_global_generators_stay(digits, reviews, name):
+    data = reviews if name == "bert-tiny" else digits
+
+    def train(seed):
+        model = load_model(name)
+        fit(model, data, seed=seed)
+        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+    before = torch.get_rng_state()
+    first = train(1)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(5)
+    assert torch.equal(first, train(1))
+    assert not torch.equal(first, train(2))
+
+
+def test_frozen_parameters_and_the_mode_stay(digits):
+    model = load_model("cnn").eval()
+    model.conv1.requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    fit(model, digits["test"])
+    after = model.state_dict()
+    assert torch.equal(after["conv1.weight"], before["conv1.weight"])
+    assert not torch.equal(after["fc.weight"], before["fc.weight"])
+    assert not torch.equal(after["bn1.running_mean"], before["bn1.running_mean"])
+    assert not model.training
+    model.train()
+    statistics = model.bn1.running_mean.clone()
+    evaluate(model, digits)
+    assert model.training and torch.equal(model.bn1.running_mean, statistics)
+
+
+def test_padding_changes_no_prediction(reviews):
+    model = load_model("bert-tiny")
+    assert evaluate(model, reviews, batch_size=1) == evaluate(model, reviews, batch_size=200)
+
+
+def test_no_epoch_changes_nothing(digits):
+    model = load_model("mlp")
+    before = copy.deepcopy(model.state_dict())
+    assert fit(model, digits, epochs=0) == []
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def test_a_bar_with_its_label_is_shown_on_request(digits, capsys):
+    evaluate(load_model("mlp"), digits, progress="checking digits")
+    assert "checking digits" in capsys.readouterr().out
+    evaluate(load_model("mlp"), digits)
+    assert capsys.readouterr().out == ""
+
+
+def test_bad_arguments_are_named(digits):
+    model = load_model("mlp")
+    with pytest.raises(ConfigError, match="unknown schedule 'cosin': did you mean 'cosine'"):
+        fit(model, digits, schedule="cosin")
+    with pytest.raises(ConfigError, match="unknown metric 'f2'"):
+        evaluate(model, digits, metric="f2")
+    with pytest.raises(ConfigError, match="batch_size: expected at least 1, got 0"):
+        fit(model, digits, batch_size=0)
+    with pytest.raises(TypeError, match="learning_rate"):
+        fit(model, digits, learning_rate=1e-3)
+    with pytest.raises(ConfigError, match="forward takes .* but the data set has"):
+        evaluate(load_model("bert-tiny"), digits)
+    with pytest.raises(ConfigError, match="every parameter of the model is frozen"):
+        fit(model.requires_grad_(False), digits)
+
+
+@pytest.mark.data
+def test_the_real_fine_tuned_model_reads_real_reviews(data_folder):
+    folder = data_folder / "bert-tiny-imdb"
+    data = get_tokenized_dataset(data_folder / "imdb", folder, limit=400, max_length=256)
+    assert evaluate(load_model(folder), data) > 0.80

@@ -1,0 +1,73 @@
+import time
+
+import pytest
+import torch
+
+from chop.errors import ConfigError
+from chop.models import BUILTIN_MODELS
+from chop.train import default_dataset, evaluate, load_trained
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("CHOP_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def weights(model):
+    return torch.cat([value.flatten().float() for value in model.state_dict().values()])
+
+
+def files(cache):
+    return [path for path in cache.rglob("*") if path.is_file()]
+
+
+def test_trained_once_then_read(cache):
+    model = load_trained("mlp")
+    assert evaluate(model, default_dataset("mlp")) > 0.95
+    assert not model.training
+    (file,) = files(cache)
+    assert file.suffix == ".safetensors" and file.name.startswith("mlp-digits-seed0-")
+    stamp, start = file.stat().st_mtime_ns, time.process_time()
+    again = load_trained("mlp")
+    assert time.process_time() - start < 0.5
+    assert file.stat().st_mtime_ns == stamp
+    assert torch.equal(weights(model), weights(again))
+
+
+@pytest.mark.parametrize("damage", [b"", b"not safetensors at all", None])
+def test_a_corrupt_file_is_trained_again(cache, damage):
+    model = load_trained("mlp")
+    (file,) = files(cache)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
+    again = load_trained("mlp")
+    assert torch.equal(weights(model), weights(again))
+    assert files(cache) == [file] and file.read_bytes() == whole
+
+
+def test_another_seed_and_another_recipe_have_their_own_files(cache, monkeypatch):
+    first, second = load_trained("mlp"), load_trained("mlp", seed=1)
+    assert not torch.equal(weights(first), weights(second))
+    assert len(files(cache)) == 2
+    import dataclasses
+
+    builtin = BUILTIN_MODELS["mlp"]
+    shorter = dataclasses.replace(builtin, recipe=dataclasses.replace(builtin.recipe, epochs=1))
+    monkeypatch.setitem(BUILTIN_MODELS, "mlp", shorter)
+    load_trained("mlp")
+    assert len(files(cache)) == 3
+
+
+def test_only_built_in_models_are_trained(cache):
+    with pytest.raises(ConfigError, match="no built-in model 'vits' to train: did you mean 'vit'"):
+        load_trained("vits")
+    with pytest.raises(ConfigError, match="unknown built-in model 'vits'"):
+        default_dataset("vits")
+    assert files(cache) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "floor"), [("cnn", 0.97), ("vit", 0.94), ("bert-tiny", 0.85)])
+def test_the_built_in_models_reach_their_usual_accuracy(name, floor):
+    assert evaluate(load_trained(name), default_dataset(name)) > floor

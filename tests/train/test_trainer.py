@@ -1,0 +1,151 @@
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+from torch import fx, nn
+
+from chop.data import get_tokenized_dataset, load_dataset
+from chop.errors import ConfigError, UnavailableError
+from chop.models import load_model
+from chop.train import evaluate, get_trainer
+
+QUIET = {"disable_tqdm": True}
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_dataset("digits")
+
+
+@pytest.fixture(scope="module")
+def reviews():
+    return get_tokenized_dataset("reviews", "bert-tiny", return_tokenizer=True, limit=64)
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.fc(x.flatten(1))
+
+
+class OfTokensOnly(nn.Module):
+    """Takes neither the mask nor the labels, as a graph captured without them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(512, 8, padding_idx=0)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, input_ids):
+        return {"logits": self.head(self.embedding(input_ids).sum(1))}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: load_model("mlp"), Plain, lambda: fx.symbolic_trace(Plain())],
+    ids=["our convention", "plain", "graph"],
+)
+def test_training_learns_and_evaluation_agrees_with_the_lean_loop(digits, make):
+    model = make()
+    trainer = get_trainer(
+        model, digits, num_train_epochs=2, learning_rate=5e-3, train_batch_size=32, **QUIET
+    )
+    before = trainer.evaluate()
+    trainer.train()
+    after = trainer.evaluate()
+    assert before["eval_accuracy"] < 0.3 < 0.8 < after["eval_accuracy"]
+    assert after["eval_loss"] < before["eval_loss"]
+    assert after["eval_accuracy"] == pytest.approx(evaluate(model, digits))
+
+
+@pytest.mark.parametrize("make", [lambda: load_model("bert-tiny"), OfTokensOnly])
+def test_text_models_with_and_without_labels_and_masks(reviews, make):
+    data, tokenizer = reviews
+    model = make()
+    metrics = ["accuracy", "f1"]
+    trainer = get_trainer(model, data, tokenizer, evaluate_metric=metrics, **QUIET)
+    assert trainer.train().global_step == 4
+    scores = trainer.evaluate()
+    assert scores["eval_accuracy"] == pytest.approx(evaluate(model, data))
+    assert scores["eval_f1"] == pytest.approx(evaluate(model, data, metric="f1"))
+
+
+def test_equal_seeds_give_equal_weights(digits):
+    def train(seed):
+        model = load_model("mlp")
+        get_trainer(model, digits, seed=seed, max_steps=5, **QUIET).train()
+        return model.fc1.weight.detach().clone()
+
+    first = train(1)
+    assert torch.equal(first, train(1))
+    assert not torch.equal(first, train(2))
+
+
+def test_gradient_accumulation_equals_the_large_batch(digits):
+    few = digits["train"].select(range(32))
+    data = {"train": few, "test": few}
+
+    def train(batch, steps):
+        model = load_model("mlp")
+        get_trainer(
+            model, data, train_batch_size=batch, gradient_accumulation_steps=steps, **QUIET
+        ).train()
+        return model.fc1.weight.detach().clone()
+
+    torch.testing.assert_close(train(32, 1), train(8, 4), atol=1e-6, rtol=0)
+
+
+def test_no_stray_files_unless_asked_for(digits, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trainer = get_trainer(load_model("mlp"), digits, max_steps=2, **QUIET)
+    trainer.train()
+    folder = Path(trainer.args.output_dir)
+    assert folder.is_dir() and list(folder.iterdir()) == []
+    del trainer
+    gc.collect()
+    assert not folder.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_latest_checkpoint_is_kept_where_asked(digits, tmp_path):
+    model = load_model("mlp")
+    trainer = get_trainer(
+        model, digits, output_dir=tmp_path / "run", num_train_epochs=2, max_steps=-1, **QUIET
+    )
+    trainer.train()
+    (checkpoint,) = (tmp_path / "run").iterdir()
+    assert checkpoint.name == f"checkpoint-{trainer.state.global_step}"
+    from safetensors.torch import load_file
+
+    saved = load_file(checkpoint / "model.safetensors")
+    assert torch.equal(saved["fc1.weight"], model.fc1.weight)
+
+
+def test_no_warning_and_no_chatter_on_standard_error(reviews, capfd):
+    data, tokenizer = reviews
+    trainer = get_trainer(load_model("bert-tiny"), data, tokenizer, max_steps=1, **QUIET)
+    trainer.train()
+    trainer.evaluate()
+    assert capfd.readouterr().err == ""
+
+
+def test_bad_arguments_are_named(digits, reviews):
+    model = load_model("mlp")
+    with pytest.raises(ConfigError, match=r"unknown metric 'acc': "):
+        get_trainer(model, digits, evaluate_metric="acc")
+    with pytest.raises(ConfigError, match="unknown argument 'learning_rat': did you mean 'learni"):
+        get_trainer(model, digits, learning_rat=1e-3)
+    with pytest.raises(ConfigError, match="but the data set has"):
+        get_trainer(model, reviews[0])
+    with pytest.raises(ConfigError, match="no labelled split 'train'"):
+        get_trainer(model, {"test": digits["test"]})
+
+
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="needs a machine without Apple GPU")
+def test_an_absent_gpu_is_named(digits):
+    with pytest.raises(UnavailableError, match="no Apple GPU"):
+        get_trainer(load_model("mlp"), digits, use_mps_device=True)
