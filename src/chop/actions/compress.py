@@ -38,7 +38,7 @@ class CompressConfig:
         operators: the operators to quantise, by name.
         formats: integer formats `width.fraction`; `4.auto` derives each tensor's fraction.
         qat_epochs: passes over the training rows; 0 skips quantisation-aware training.
-        qat_lr: its largest learning rate; None takes 1e-3 for built-in models, else 1e-4.
+        qat_lr: its largest learning rate; None takes 3e-3 for built-in models, else 1e-4.
         train_epochs: fine-tunes a model that is not built in before compressing it.
         calibration_rows: training rows that derived fractions are taken from.
         max_drop: accuracy, from 0 to 1, that the saved model may lose against float.
@@ -53,8 +53,8 @@ class CompressConfig:
     dataset: str | None = None
     out: Path = Path("runs/compress")
     operators: tuple[str, ...] = ("linear", "conv1d", "conv2d", "conv_transpose2d")
-    formats: tuple[str, ...] = ("8.4", "6.3", "4.2", "8.auto", "6.auto", "4.auto")
-    qat_epochs: int = 5
+    formats: tuple[str, ...] = ("8.5", "6.4", "4.2", "8.auto", "6.auto", "4.auto")
+    qat_epochs: int = 15
     qat_lr: float | None = None
     train_epochs: int = 0
     calibration_rows: int = 256
@@ -137,7 +137,8 @@ def compress(config: CompressConfig) -> dict[str, Any]:
     console = Console()
     subject = load_subject(config)
     console.print(f"[bold]{config.model}[/] on {subject.dataset}: raising the model to a graph")
-    mg, _ = passes.init_metadata_analysis_pass(MaseGraph(subject.model))
+    mg = MaseGraph(subject.model, dummy_in=subject.example())
+    mg, _ = passes.init_metadata_analysis_pass(mg)
     mg, _ = passes.add_common_metadata_analysis_pass(mg)
     baseline = _measure(mg, "float", "float", subject, config)
     rounded = [_round(mg, text, subject, config) for text in config.formats]

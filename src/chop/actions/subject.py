@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from chop.data import get_tokenized_dataset, load_dataset, num_labels
 from chop.errors import ConfigError
 from chop.models import BUILTIN_MODELS, load_model
-from chop.train import Rows, default_dataset, fit, load_trained, read_rows
+from chop.train import Rows, calibration_batches, default_dataset, fit, load_trained, read_rows
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
     from chop.actions.compress import CompressConfig
 
-BUILTIN_QAT_LR, CHECKPOINT_QAT_LR = 1e-3, 1e-4
+BUILTIN_QAT_LR, CHECKPOINT_QAT_LR = 3e-3, 1e-4
+EXAMPLE_ROWS = 3
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class Subject:
         """Accuracy of always answering the commonest class of the test rows."""
         counts = Counter(self.test.labels.tolist())
         return max(counts.values()) / len(self.test)
+
+    def example(self) -> dict[str, Tensor]:
+        """A few rows as the model takes them, without labels."""
+        batch = next(calibration_batches(self.model, self.train, rows=EXAMPLE_ROWS))
+        return {name: column for name, column in batch.items() if name != "labels"}
 
 
 def load_subject(config: CompressConfig) -> Subject:

@@ -93,9 +93,9 @@ BATCH_NORM = ("data_in", None, None, "weight", "bias")
 TABLE: tuple[Operator, ...] = (
     # with parameters
     _both("linear", nn.Linear, (F.linear,), q.QuantLinear, WEIGHTED),
-    _both("conv1d", nn.Conv1d, (F.conv1d, torch.conv1d), q.QuantConv1d, WEIGHTED),
-    _both("conv2d", nn.Conv2d, (F.conv2d, torch.conv2d), q.QuantConv2d, WEIGHTED),
-    _both("conv3d", nn.Conv3d, (F.conv3d, torch.conv3d)),
+    _both("conv1d", nn.Conv1d, (F.conv1d,), q.QuantConv1d, WEIGHTED),
+    _both("conv2d", nn.Conv2d, (F.conv2d,), q.QuantConv2d, WEIGHTED),
+    _both("conv3d", nn.Conv3d, (F.conv3d,)),
     _both("conv_transpose1d", nn.ConvTranspose1d, (F.conv_transpose1d,)),
     _both(
         "conv_transpose2d",

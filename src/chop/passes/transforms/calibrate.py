@@ -57,14 +57,16 @@ def calibrate_transform_pass(mg: MaseGraph, config: CalibrateConfig) -> dict[str
     finally:
         for name, module in _quantized(mg):
             module.spec = specs[name]
+    fitted = 0
     for name, module in waiting.items():
         seen = {operand: torch.cat(parts) for operand, parts in samples[name].items() if parts}
         module.spec = module.spec.fitted(seen)
+        fitted += len(seen)
     for node in mg.nodes:
         module = mg.module_of(node)
         if isinstance(module, QuantizedOperator):
             record_formats(node, module)
-    return {"fitted": sum(len(by_operand) for by_operand in samples.values())}
+    return {"fitted": fitted}
 
 
 class _Observer:

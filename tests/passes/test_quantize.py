@@ -1,0 +1,242 @@
+import copy
+
+import pytest
+import torch
+
+from chop import passes
+from chop.errors import ConfigError, GraphError
+from chop.formats import Integer, QuantSpec
+from chop.nn import quantized as q
+
+WIDE = QuantSpec.uniform(Integer(24, 16))
+BERT_OPERATORS = (
+    "linear",
+    "layer_norm",
+    "embedding",
+    "gelu",
+    "add",
+    "tanh",
+    "scaled_dot_product_attention",
+)
+
+
+def integer(width, frac_width, *operands):
+    config = {"name": "integer"}
+    for operand in operands or ("data_in", "weight", "bias"):
+        config |= {f"{operand}_width": width, f"{operand}_frac_width": frac_width}
+    return {"config": config}
+
+
+def by_type(**rules):
+    return {"by": "type", "default": {"config": {"name": None}}, **rules}
+
+
+def test_a_wide_format_changes_no_output_of_bert(bert_graph, bert_inputs):
+    rules = {name: {"config": WIDE} for name in BERT_OPERATORS}
+    quantized, info = passes.quantize_transform_pass(bert_graph, by_type(**rules))
+    expected, actual = bert_graph.model(**bert_inputs), quantized.model(**bert_inputs)
+    torch.testing.assert_close(actual["logits"], expected["logits"], atol=1e-4, rtol=0)
+    torch.testing.assert_close(actual["loss"], expected["loss"], atol=1e-4, rtol=0)
+    assert list(quantized.model.state_dict()) == list(bert_graph.model.state_dict())
+    attention = [
+        m for m in quantized.modules.values() if isinstance(m, q.QuantScaledDotProductAttention)
+    ]
+    assert len(attention) == 2
+    # 14 linear, 5 layer norms, 3 embeddings, 2 gelu, 6 real additions, 1 tanh, 2 attentions
+    assert info == {"quantized": 14 + 5 + 3 + 2 + 6 + 1 + 2}
+
+
+def test_two_widths_from_one_graph_are_independent(bert_graph, bert_inputs):
+    before = bert_graph.model(**bert_inputs)["logits"]
+    weights = copy.deepcopy(bert_graph.model.state_dict())
+    config = by_type(linear=integer(8, 5))
+    kept = copy.deepcopy(config)
+    eight, _ = passes.quantize_transform_pass(bert_graph, config)
+    four, _ = passes.quantize_transform_pass(bert_graph, pass_args=by_type(linear=integer(4, 2)))
+    assert config == kept
+    outputs = [mg.model(**bert_inputs)["logits"] for mg in (bert_graph, eight, four)]
+    assert torch.equal(outputs[0], before)
+    assert not torch.equal(outputs[1], outputs[2])
+    assert not any(isinstance(m, q.QuantizedOperator) for m in bert_graph.modules.values())
+    with torch.no_grad():
+        for parameter in four.model.parameters():
+            parameter.zero_()
+    assert torch.equal(eight.model(**bert_inputs)["logits"], outputs[1])
+    for key, value in bert_graph.model.state_dict().items():
+        assert torch.equal(value, weights[key])
+
+
+def test_quantising_again_replaces_the_formats(bert_graph, bert_inputs):
+    once, _ = passes.quantize_transform_pass(bert_graph, by_type(linear=integer(8, 5)))
+    twice, _ = passes.quantize_transform_pass(once, by_type(linear=integer(4, 2)))
+    direct, _ = passes.quantize_transform_pass(bert_graph, by_type(linear=integer(4, 2)))
+    expected = direct.model(**bert_inputs)["logits"]
+    assert torch.equal(twice.model(**bert_inputs)["logits"], expected)
+
+
+def test_functions_methods_and_modules_are_quantised_alike(net_graph):
+    rules = {
+        name: {"config": {"name": "integer", "width": 5, "frac_width": 2}}
+        for name in ("conv2d", "batch_norm2d", "relu", "linear", "add", "softmax", "matmul")
+    }
+    quantized, info = passes.quantize_transform_pass(net_graph, by_type(**rules))
+    kinds = [
+        type(m).__name__ for m in quantized.modules.values() if isinstance(m, q.QuantizedOperator)
+    ]
+    assert sorted(kinds) == sorted(
+        ["QuantConv2d", "QuantBatchNorm2d", "QuantLinear", "QuantLinear", *["QuantCall"] * 4]
+    )
+    assert info == {"quantized": 8}
+    x = torch.randn(5, 1, 6, 7)
+    net, grid = net_graph.model, Integer(5, 2)
+    y = q.QuantConv2d.from_float(copy.deepcopy(net.conv), QuantSpec.uniform(grid))(x)
+    y = q.QuantBatchNorm2d.from_float(copy.deepcopy(net.bn), QuantSpec.uniform(grid))(y)
+    y = grid.round(y).relu().mean((2, 3))
+    fc1, fc2 = (
+        q.QuantLinear.from_float(copy.deepcopy(fc), QuantSpec.uniform(grid))
+        for fc in (net.fc1, net.fc2)
+    )
+    y = fc1(y)
+    z = grid.round(fc2(y)) + grid.round(y)
+    expected = grid.round(grid.round(z).softmax(-1)) @ torch.ones(8, 2)
+    assert torch.equal(quantized.model(x), expected)
+
+
+def test_selecting_by_name_path_and_pattern(bert_graph):
+    node = "bert_encoder_layer_0_attention_self_query"
+    path = "bert.encoder.layer.1.attention.self.key"
+    config = {"by": "name", node: integer(8, 4), path: integer(4, 2)}
+    quantized, info = passes.quantize_transform_pass(bert_graph, config)
+    assert info == {"quantized": 2}
+    assert quantized.modules["bert.encoder.layer.0.attention.self.query"].spec.weight == Integer(
+        8, 4
+    )
+    assert quantized.modules[path].spec.weight == Integer(4, 2)
+
+    pattern = r"bert\.encoder\.layer\.\d+\.attention\.self\.(query|key)"
+    quantized, info = passes.quantize_transform_pass(
+        bert_graph, {"by": "regex_name", pattern: integer(8, 4)}
+    )
+    assert info == {"quantized": 4}
+
+
+def test_the_default_holds_for_the_rest(bert_graph):
+    config = {
+        "by": "type",
+        "default": {"config": {"name": "integer", "width": 8, "frac_width": 4}},
+        "linear": integer(4, 2),
+        "gelu": {"config": {"bypass": True, "name": "integer"}},
+    }
+    quantized, _ = passes.quantize_transform_pass(bert_graph, config)
+    formats = {
+        name: module.spec.data_in
+        for name, module in quantized.modules.items()
+        if isinstance(module, q.QuantizedOperator) and "weight" in dict(module.named_parameters())
+    }
+    assert formats["classifier"] == Integer(4, 2)
+    assert formats["bert.embeddings.LayerNorm"] == Integer(8, 4)
+    gelus = [
+        m
+        for m in quantized.modules.values()
+        if getattr(m, "function", None) is torch.nn.functional.gelu
+    ]
+    assert all(m.spec == QuantSpec() for m in gelus)
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        (
+            by_type(linaer=integer(8, 4)),
+            "no quantisable operator .* 'linaer': did you mean 'linear'",
+        ),
+        (by_type(conv2d=integer(8, 4)), "matches 'conv2d'; it has: add, embedding"),
+        (by_type(dropout=integer(8, 4)), "matches 'dropout'; it has"),
+        ({"by": "name", "classifierr": integer(8, 4)}, "did you mean 'classifier'"),
+        ({"by": "regex_name", "nothing.*": integer(8, 4)}, "matches 'nothing"),
+        ({"by": "typ", "linear": integer(8, 4)}, "did you mean 'type'"),
+        ({"by": "type"}, "nothing to quantise"),
+        (by_type(linear={"name": "integer"}), "expected {'config'"),
+        (by_type(linear=integer(-8, 4)), "got -8, expected 1 to 32 bits"),
+        (by_type(linear=integer(8.0, 4)), "expected int, got 8.0"),
+        (
+            by_type(linear=integer(8, 4, "data_in", "weight")),
+            r"\['linear'\]: missing key 'bias_width'",
+        ),
+        (by_type(linear={"config": {"name": "intger"}}), "did you mean 'integer'"),
+        (
+            by_type(linear={"config": {"name": "integer", "weigth_width": 8}}),
+            "did you mean 'weight_width'",
+        ),
+        ("linear", "expected a mapping"),
+    ],
+)
+def test_mistakes_are_named_and_change_nothing(bert_graph, config, message):
+    before = [(node.op, node.target) for node in bert_graph.nodes]
+    with pytest.raises(ConfigError, match=message):
+        passes.quantize_transform_pass(bert_graph, config)
+    assert [(node.op, node.target) for node in bert_graph.nodes] == before
+
+
+def test_metadata_is_needed_first(bert_graph):
+    bert_graph.provenance.clear()
+    with pytest.raises(GraphError, match="run add_common_metadata_analysis_pass"):
+        passes.quantize_transform_pass(bert_graph, by_type(linear=integer(8, 4)))
+    with pytest.raises(GraphError, match="expected a MaseGraph, got Linear"):
+        passes.quantize_transform_pass(torch.nn.Linear(1, 1), {})
+
+
+def test_a_missing_bias_needs_no_format():
+    from chop import MaseGraph
+    from tests.passes.conftest import with_metadata
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False))
+    mg = with_metadata(MaseGraph(model, dummy_in={"input": torch.randn(2, 4)}))
+    config = by_type(linear=integer(8, 4, "data_in", "weight"))
+    quantized, info = passes.quantize_transform_pass(mg, config)
+    assert info == {"quantized": 1}
+    assert quantized.modules["0"].bias is None
+
+
+def test_device_dtype_and_mode_follow_the_model(bert_graph):
+    bert_graph.model.to(torch.bfloat16).train()
+    quantized, _ = passes.quantize_transform_pass(
+        bert_graph, by_type(linear=integer(8, 4), gelu=integer(8, 4, "data_in"))
+    )
+    assert {p.dtype for p in quantized.model.parameters()} == {torch.bfloat16}
+    assert all(m.training for m in quantized.modules.values())
+    quantized.model.eval()
+    assert not any(m.training for m in quantized.modules.values())
+
+
+def test_the_quantised_bert_compiles_as_one_graph(bert_graph, bert_inputs):
+    torch._dynamo.reset()
+    config = {"by": "type", "default": {"config": {"name": "integer", "width": 8, "frac_width": 5}}}
+    quantized, _ = passes.quantize_transform_pass(bert_graph, config)
+    compiled = torch.compile(quantized.model, fullgraph=True, backend="aot_eager")
+    expected = quantized.model(**bert_inputs)["logits"]
+    torch.testing.assert_close(compiled(**bert_inputs)["logits"], expected)
+
+
+def test_quantised_bert_trains(bert_graph, bert_inputs):
+    config = {"by": "type", "default": {"config": {"name": "integer", "width": 8, "frac_width": 5}}}
+    quantized, _ = passes.quantize_transform_pass(bert_graph, config)
+    optimizer = torch.optim.Adam(quantized.model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(20):
+        loss = quantized.model(**bert_inputs)["loss"]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
+    assert all(p.grad is not None for p in quantized.model.parameters())
+
+
+def test_metadata_notes_the_formats(bert_graph):
+    quantized, _ = passes.quantize_transform_pass(bert_graph, by_type(linear=integer(8, 3)))
+    node = quantized.node("classifier")
+    args = node.meta["mase"]["common"]["args"]
+    assert args["data_in_0"]["type"] == args["weight"]["type"] == "integer"
+    assert args["weight"]["precision"] == (8, 3)
+    assert bert_graph.node("classifier").meta["mase"]["common"]["args"]["weight"]["type"] == "float"
