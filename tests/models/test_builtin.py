@@ -43,3 +43,9 @@ def test_sizes_are_the_published_ones():
         for name in ("mlp", "vit")
     }
     assert sizes == {"mlp": 2 * (64 * 64 + 64) + 64 * 10 + 10, "vit": 58_234}
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_the_example_input_fits(name):
+    model = load_model(name)
+    assert model(**model.dummy_inputs).logits.shape == (3, 10)

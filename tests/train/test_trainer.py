@@ -7,6 +7,7 @@ from torch import fx, nn
 
 from chop.data import get_tokenized_dataset, load_dataset
 from chop.errors import ConfigError, UnavailableError
+from chop.ir.graph import MaseGraph
 from chop.models import load_model
 from chop.train import evaluate, get_trainer
 
@@ -62,7 +63,20 @@ def test_training_learns_and_evaluation_agrees_with_the_lean_loop(digits, make):
     assert after["eval_accuracy"] == pytest.approx(evaluate(model, digits))
 
 
-@pytest.mark.parametrize("make", [lambda: load_model("bert-tiny"), OfTokensOnly])
+def captured(*names):
+    return lambda: MaseGraph(load_model("bert-tiny"), hf_input_names=list(names)).model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: load_model("bert-tiny"),
+        OfTokensOnly,
+        captured("input_ids", "attention_mask", "labels"),
+        captured("input_ids", "attention_mask"),
+    ],
+    ids=["hugging face", "tokens only", "graph with its loss", "graph without"],
+)
 def test_text_models_with_and_without_labels_and_masks(reviews, make):
     data, tokenizer = reviews
     model = make()

@@ -5,6 +5,7 @@ Shapes: B images, C classes.
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_outputs import ImageClassifierOutput
@@ -15,7 +16,16 @@ def _answer(logits: Tensor, labels: Tensor | None) -> ImageClassifierOutput:
     return ImageClassifierOutput(loss=loss, logits=logits)
 
 
-class DigitsMLP(nn.Module):
+class _DigitsClassifier(nn.Module):
+    """What the plain classifiers have in common with Hugging Face's: the example input."""
+
+    @property
+    def dummy_inputs(self) -> dict[str, Tensor]:
+        """Three random images: no size is one, so that none is mistaken for a constant."""
+        return {"pixel_values": torch.rand(3, 1, 8, 8) * 2 - 1}
+
+
+class DigitsMLP(_DigitsClassifier):
     """Three linear layers, 64-64-64-C."""
 
     def __init__(self, num_labels: int = 10):
@@ -38,7 +48,7 @@ class DigitsMLP(nn.Module):
         return _answer(self.fc3(self.act2(self.fc2(x))), labels)
 
 
-class DigitsCNN(nn.Module):
+class DigitsCNN(_DigitsClassifier):
     """Two convolutions with batch norm, a stride of two after the first, one linear layer."""
 
     def __init__(self, num_labels: int = 10):
