@@ -104,6 +104,28 @@ def test_frozen_parameters_and_the_mode_stay(digits):
     assert model.training and torch.equal(model.bn1.running_mean, statistics)
 
 
+def test_every_module_keeps_its_own_mode(digits):
+    model = load_model("cnn").train()
+    model.bn1.eval()
+    evaluate(model, digits)
+    assert model.bn2.training and not model.bn1.training
+    fit(model, digits["test"])
+    assert model.bn2.training and not model.bn1.training
+    with pytest.raises(ConfigError):
+        evaluate(model, digits, metric="f2")
+    assert model.bn2.training
+
+
+def test_gradients_left_over_from_before_are_not_used(digits):
+    clean, dirty = load_model("mlp"), load_model("mlp")
+    for parameter in dirty.parameters():
+        parameter.grad = torch.full_like(parameter, 1e3)
+    for model in (clean, dirty):
+        fit(model, digits["test"])
+    assert torch.equal(clean.fc1.weight, dirty.fc1.weight)
+    assert dirty.fc1.weight.grad is None
+
+
 def test_padding_changes_no_prediction(reviews):
     model = load_model("bert-tiny")
     assert evaluate(model, reviews, batch_size=1) == evaluate(model, reviews, batch_size=200)

@@ -1,11 +1,21 @@
+import dataclasses
 import time
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from chop.errors import ConfigError
 from chop.models import BUILTIN_MODELS
 from chop.train import default_dataset, evaluate, load_trained
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """A recipe of two epochs: what is tested here is the cache."""
+    builtin = BUILTIN_MODELS["mlp"]
+    recipe = dataclasses.replace(builtin.recipe, epochs=2)
+    monkeypatch.setitem(BUILTIN_MODELS, "mlp", dataclasses.replace(builtin, recipe=recipe))
 
 
 @pytest.fixture
@@ -36,7 +46,7 @@ def test_trained_once_then_read(cache):
 
 
 @pytest.mark.parametrize("damage", [b"", b"not safetensors at all", None])
-def test_a_corrupt_file_is_trained_again(cache, damage):
+def test_a_corrupt_file_is_trained_again(cache, short, damage):
     model = load_trained("mlp")
     (file,) = files(cache)
     whole = file.read_bytes()
@@ -46,12 +56,21 @@ def test_a_corrupt_file_is_trained_again(cache, damage):
     assert files(cache) == [file] and file.read_bytes() == whole
 
 
-def test_another_seed_and_another_recipe_have_their_own_files(cache, monkeypatch):
+def test_a_foreign_file_leaves_no_trace_in_the_weights(cache, short):
+    model = load_trained("mlp")
+    (file,) = files(cache)
+    save_file({key: torch.ones_like(value) for key, value in model.fc1.state_dict().items()}, file)
+    assert torch.equal(weights(model), weights(load_trained("mlp")))
+    wrong = {key: torch.ones_like(value) for key, value in model.state_dict().items()}
+    del wrong["fc3.bias"]
+    save_file(wrong, file)
+    assert torch.equal(weights(model), weights(load_trained("mlp")))
+
+
+def test_another_seed_and_another_recipe_have_their_own_files(cache, short, monkeypatch):
     first, second = load_trained("mlp"), load_trained("mlp", seed=1)
     assert not torch.equal(weights(first), weights(second))
     assert len(files(cache)) == 2
-    import dataclasses
-
     builtin = BUILTIN_MODELS["mlp"]
     shorter = dataclasses.replace(builtin, recipe=dataclasses.replace(builtin.recipe, epochs=1))
     monkeypatch.setitem(BUILTIN_MODELS, "mlp", shorter)

@@ -55,7 +55,7 @@ def fit(
             were. Equal seeds give equal weights on the same machine.
         device: where to train; default, where the model is. The model stays there.
         progress: the label of a progress bar; None shows none.
-    Returns: the mean loss of each epoch. The mode (`train`, `eval`) is restored.
+    Returns: the mean loss of each epoch. Each module's mode (`train`, `eval`) is restored.
     Raises:
         ConfigError: wrong columns, an unknown schedule, or nothing to train.
     """
@@ -63,24 +63,28 @@ def fit(
         raise ConfigError(f"unknown schedule '{schedule}': {did_you_mean(schedule, SCHEDULES)}")
     rows = read_rows(_split(dataset, "train"))
     feed = _Feed(model, rows, batch_size, device)
-    optimizer = torch.optim.AdamW(_parameter_groups(model, weight_decay), lr=lr)
+    trainable = _trainable(model)
+    optimizer = torch.optim.AdamW(_parameter_groups(trainable, weight_decay), lr=lr)
     rate = _rate(SCHEDULES[schedule], warmup, max(1, epochs * feed.steps))
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-    losses, was_training = [], model.training
-    with _seeded(seed, feed.device) as order, _bar(progress, epochs * feed.steps) as tick:
-        model.train()
+    losses = []
+    with (
+        _in_mode(model, training=True),
+        _seeded(seed, feed.device) as order,
+        _bar(progress, epochs * feed.steps) as tick,
+    ):
         for _ in range(epochs):
             total = torch.zeros((), device=feed.device)
             for loss, logits, _ in feed(shuffle=order):
+                optimizer.zero_grad()
                 loss.backward()
-                nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+                nn.utils.clip_grad_norm_(trainable, max_grad_norm)
                 optimizer.step()
                 scheduler.step()
-                optimizer.zero_grad(set_to_none=True)
                 total += loss.detach() * len(logits)
                 tick()
             losses.append(total.item() / len(rows))
-    model.train(was_training)
+        optimizer.zero_grad()
     return losses
 
 
@@ -109,14 +113,15 @@ def evaluate(
     score = find_metric(metric)
     feed = _Feed(model, read_rows(_split(dataset, "test")), batch_size, device)
     predictions, labels = [], []
-    was_training = model.training
-    model.eval()
-    with torch.no_grad(), _bar(progress, feed.steps) as tick:
+    with (
+        torch.no_grad(),
+        _in_mode(model, training=False),
+        _bar(progress, feed.steps) as tick,
+    ):
         for _, logits_BC, labels_B in feed():
             predictions.append(logits_BC.argmax(-1))
             labels.append(labels_B)
             tick()
-    model.train(was_training)
     return score(torch.cat(predictions).cpu(), torch.cat(labels).cpu())
 
 
@@ -149,10 +154,14 @@ def _split(dataset: Any, name: str) -> Any:
     return dataset[name] if isinstance(dataset, dict) else dataset
 
 
-def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def _trainable(model: nn.Module) -> list[nn.Parameter]:
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
         raise ConfigError("nothing to train: every parameter of the model is frozen.")
+    return trainable
+
+
+def _parameter_groups(trainable: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
     return [
         {"params": [p for p in trainable if p.dim() > 1], "weight_decay": weight_decay},
         {"params": [p for p in trainable if p.dim() <= 1], "weight_decay": 0.0},
@@ -168,6 +177,18 @@ def _rate(schedule: Callable[[float], float], warmup: float, steps: int) -> Call
         return schedule((step - rising) / max(1, steps - rising))
 
     return rate
+
+
+@contextmanager
+def _in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Puts every module back into its own mode: a frozen batch norm may differ from the rest."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 @contextmanager

@@ -40,6 +40,7 @@ def load_trained(name: str, *, seed: int = 0, progress: bool = False) -> nn.Modu
     model = load_model(name, seed=seed)
     path = _weights_path(name, model, seed)
     if not _read_into(model, path):
+        model = load_model(name, seed=seed)
         builtin = BUILTIN_MODELS[name]
         label = f"training {name} on {builtin.dataset}" if progress else None
         fit(model, default_dataset(name), seed=seed, progress=label, **asdict(builtin.recipe))
@@ -73,7 +74,10 @@ def _weights_path(name: str, model: nn.Module, seed: int) -> Path:
 
 
 def _read_into(model: nn.Module, path: Path) -> bool:
-    """False when there is no file, or one that was cut short or holds something else."""
+    """False when there is no file, or one that was cut short or holds something else.
+
+    In the last case some weights have been overwritten, and the model is of no use.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
