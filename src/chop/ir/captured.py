@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import copy
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.errors import CaptureError, GuardError
-from chop.ir.symbols import ShapeGuard
+from chop.ir.guards import ShapeGuard, compile_guard, holds, refusal
 from chop.ir.targets import function_reference, resolve_reference
 
 
@@ -75,7 +73,7 @@ class LeafReport:
     operators: int
 
 
-# --- the node list -----------------------------------------------------------------------------
+# --- the node list ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -165,62 +163,7 @@ def _map_arguments(value: Any, kind: type, replace: Callable[[Any], Any]) -> Any
     return value
 
 
-# --- conditions on inputs ------------------------------------------------------------------------
-
-_GUARD_NAMES: Mapping[str, Any] = {
-    "math": math,
-    "max": max,
-    "min": min,
-    "int": int,
-    "abs": abs,
-    "float": float,
-    "round": round,
-    "__builtins__": {},
-}
-
-_GUARD_SYNTAX = (
-    ast.Expression,
-    ast.BoolOp,
-    ast.And,
-    ast.Or,
-    ast.UnaryOp,
-    ast.Not,
-    ast.USub,
-    ast.Compare,
-    ast.cmpop,
-    ast.BinOp,
-    ast.operator,
-    ast.Constant,
-    ast.Name,
-    ast.Load,
-    ast.Subscript,
-    ast.Call,
-    ast.Attribute,
-    ast.IfExp,
-)
-
-
-def _compile_guard(guard: ShapeGuard) -> Any:
-    """The condition as code, after a check that it is arithmetic on shapes and nothing else.
-
-    Raises:
-        CaptureError: the expression does anything else (it may come from a file).
-    """
-    tree = ast.parse(guard.expression, mode="eval")
-    for part in ast.walk(tree):
-        harmless = isinstance(part, _GUARD_SYNTAX)
-        if isinstance(part, ast.Attribute):
-            of_math = isinstance(part.value, ast.Name) and part.value.id == "math"
-            harmless = of_math or part.attr == "shape"
-        if isinstance(part, ast.Call):
-            harmless = isinstance(part.func, ast.Name) and part.func.id in _GUARD_NAMES
-            harmless = harmless or isinstance(part.func, ast.Attribute)
-        if not harmless:
-            raise CaptureError(f"expected arithmetic on shapes, got {guard.expression!r}")
-    return compile(tree, "<shape guard>", "eval")
-
-
-# --- the module ------------------------------------------------------------------------------------
+# --- the module ---------------------------------------------------------------------------------
 
 _NOT_STATE = ("_graph", "_code", "_lineno_map", "_prologue_start", "_compiled_guards")
 _KEPT_META = ("spec", "nn_module_stack", "source")
@@ -266,6 +209,7 @@ class CapturedModule(fx.GraphModule):
         self.eval_only = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the graph; see the class for what is dropped and what is refused."""
         accepted = {
             name: value
             for name, value in kwargs.items()
@@ -298,13 +242,13 @@ class CapturedModule(fx.GraphModule):
         if self.training and self.eval_only is not None:
             raise GuardError(f"captured for eval() only: {self.eval_only}")
         for guard, code in zip(self.guards, self._guard_codes(), strict=True):
-            if not _holds(code, given):
-                raise GuardError(_refusal(guard, given))
+            if not holds(code, given):
+                raise GuardError(refusal(guard, given))
 
     def _guard_codes(self) -> list[Any]:
         cached = self.__dict__.get("_compiled_guards")
         if cached is None or len(cached) != len(self.guards):
-            cached = self.__dict__["_compiled_guards"] = list(map(_compile_guard, self.guards))
+            cached = self.__dict__["_compiled_guards"] = list(map(compile_guard, self.guards))
         return cached
 
     # torch.fx copies and unpickles a graph module by tracing its code again, which renames nodes,
@@ -318,52 +262,40 @@ class CapturedModule(fx.GraphModule):
             {key: node.meta[key] for key in _KEPT_META if key in node.meta}
             for node in self.graph.nodes
         ]
-        return _rebuild, (
-            type(self).__mro__[1],
+        return _unpickled, (
+            _plain_class(self),
             self._plain_state(),
             graph_to_nodes(self.graph),
             meta,
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CapturedModule:
-        twin = type(self).__mro__[1].__new__(type(self).__mro__[1])
-        nn.Module.__init__(twin)
-        memo[id(self)] = twin
+        twin = memo[id(self)] = _bare(_plain_class(self))
         twin.__dict__.update(copy.deepcopy(self._plain_state(), memo))
-        graph = fx.Graph()
-        output = graph.graph_copy(self.graph, val_map={}, return_output_node=True)
-        if output is not None:
-            graph.output(output[0]).meta.update(output[1].meta)
-        twin.graph = graph
+        twin.graph = copy.deepcopy(self.graph)
         return twin
 
 
-def _rebuild(
-    cls: type, state: dict[str, Any], records: list[NodeRecord], meta: list[dict[str, Any]]
-) -> CapturedModule:
+def _plain_class(module: CapturedModule) -> type[CapturedModule]:
+    # torch.fx gives every graph module a class of its own, which holds its `forward`.
+    return type(module).__mro__[1]
+
+
+def _bare(cls: type[CapturedModule]) -> CapturedModule:
     module = cls.__new__(cls)
     nn.Module.__init__(module)
+    return module
+
+
+def _unpickled(
+    cls: type[CapturedModule],
+    state: dict[str, Any],
+    records: list[NodeRecord],
+    meta: list[dict[str, Any]],
+) -> CapturedModule:
+    module = _bare(cls)
     module.__dict__.update(state)
     module.graph = nodes_to_graph(records)
     for node, kept in zip(module.graph.nodes, meta, strict=True):
         node.meta.update(kept)
     return module
-
-
-def _holds(code: Any, given: Mapping[str, Any]) -> bool:
-    try:
-        return bool(eval(code, {**_GUARD_NAMES, **given}))
-    except (AttributeError, IndexError, KeyError, TypeError):
-        return False
-
-
-def _refusal(guard: ShapeGuard, given: Mapping[str, Any]) -> str:
-    shapes = ", ".join(
-        f"{name}: {tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__}"
-        for name, value in given.items()
-        if name in guard.expression
-    )
-    return (
-        f"captured for {guard.expression} (tested by the model at {guard.where}), got {shapes}; "
-        "capture the model again with an example of that shape"
-    )

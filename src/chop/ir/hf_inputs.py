@@ -74,11 +74,11 @@ def _is_dual_encoder(config: Any) -> bool:
     return two_sides and hasattr(config, "projection_dim")
 
 
-# --- text ------------------------------------------------------------------------------------------
+# --- text ---------------------------------------------------------------------------------------
 
 
 def _vocabulary(sizes: InputSizes) -> int:
-    embeddings = getattr(sizes.model, "get_input_embeddings", lambda: None)
+    embeddings: Any = getattr(sizes.model, "get_input_embeddings", None)
     found = sizes.find("vocab_size", default=None)
     if isinstance(found, int):
         return found
@@ -131,7 +131,7 @@ def _boxes(sizes: InputSizes) -> Tensor:
     return corners
 
 
-# --- labels ----------------------------------------------------------------------------------------
+# --- labels -------------------------------------------------------------------------------------
 
 _PER_TOKEN = ("TokenClassification", "MaskedLM", "CausalLM", "ConditionalGeneration", "PreTraining")
 
@@ -155,7 +155,7 @@ def _span_positions(sizes: InputSizes) -> Tensor:
     return torch.randint(0, sizes.length, (sizes.batch,))
 
 
-# --- images, video, sound --------------------------------------------------------------------------
+# --- images, video, sound -----------------------------------------------------------------------
 
 
 def _pixels(sizes: InputSizes) -> Tensor:

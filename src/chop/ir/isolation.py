@@ -39,7 +39,7 @@ def patched_calls(
 
     nn.Module.__call__ = call  # type: ignore[method-assign]
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
-    torch.from_numpy = real_from_numpy
+    torch.from_numpy = real_from_numpy  # type: ignore[assignment]
     try:
         yield
     finally:

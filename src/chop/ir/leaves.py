@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from chop.errors import ConfigError, did_you_mean
-from chop.ir.symbols import Sizes
+
+if TYPE_CHECKING:
+    from chop.ir.symbols import Sizes
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -133,24 +135,20 @@ def _map_together(function: Any, value: Any, other: Any) -> Any:
         return function(value, other)
     if isinstance(value, Mapping):
         items = {
-            key: _map_together(function, item, other[key] if other is not None else None)
+            key: _map_together(function, item, None if other is None else other[key])
             for key, item in value.items()
         }
         return type(value)(**items) if dataclasses.is_dataclass(value) else items
     if isinstance(value, tuple | list):
-        items = [
-            _map_together(function, item, other[index] if other is not None else None)
-            for index, item in enumerate(value)
-        ]
-        if hasattr(value, "_fields"):
-            return type(value)(*items)
-        return type(value)(items)
+        others = [None] * len(value) if other is None else other
+        parts = [_map_together(function, a, b) for a, b in zip(value, others, strict=True)]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value)]
-        return type(value)(
-            **{
-                name: _map_together(function, getattr(value, name), getattr(other, name, None))
-                for name in names
-            }
-        )
+        fields = {
+            field.name: _map_together(
+                function, getattr(value, field.name), getattr(other, field.name, None)
+            )
+            for field in dataclasses.fields(value)
+        }
+        return type(value)(**fields)
     return value

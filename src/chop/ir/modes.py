@@ -25,7 +25,7 @@ class ModesDifferError(Exception):
     """The two recordings have different nodes; `paths` are the modules that differ."""
 
     def __init__(self, paths: set[str], where: str) -> None:
-        super().__init__(f"train() and eval() run different operators at {where}")
+        super().__init__("train() and eval() run different operators")
         self.paths = paths
         self.where = where
 
@@ -72,7 +72,9 @@ def _align(graph: fx.Graph, training: fx.Graph) -> dict[fx.Node, fx.Node]:
     if len(twins) == len(ours) == len(theirs):
         return twins
     stop = ours[min(len(twins), len(ours) - 1)]
-    raise ModesDifferError(_differing_modules(graph, training), stop.meta.get("source", "the end"))
+    raise ModesDifferError(
+        _differing_modules(graph, training), stop.meta.get("source", "the end of the model")
+    )
 
 
 def _same_call(node: fx.Node, twin: fx.Node, twins: Mapping[fx.Node, fx.Node]) -> bool:
@@ -150,7 +152,7 @@ def _walk(
     elif isinstance(ours, Mapping) and ours.keys() == theirs.keys():
         for key in ours:
             yield from _walk(ours[key], theirs[key], (*place, key))
-    elif not isinstance(ours, slice) and ours != theirs and not (ours != ours):
+    elif not isinstance(ours, slice) and ours != theirs and ours == ours:
         yield place, ours, theirs
 
 

@@ -1,7 +1,8 @@
-"""Sees in real runs what a leaf returns that cannot run on fake tensors."""
+"""Sees in real runs what fake tensors cannot show: outputs of leaves, and decisions on data."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +14,44 @@ from torch.overrides import TorchFunctionMode
 from chop.errors import CaptureError
 from chop.ir.isolation import untouched
 from chop.ir.leaves import Seen
+from chop.ir.source import current_line
 from chop.ir.symbols import Sizes
+
+DECIDING_READS = frozenset({"__bool__", "__int__", "__float__", "__index__", "tolist", "item"})
+
+
+class Decisions(TorchFunctionMode):
+    """The values that a model's Python read from tensors in a real run, per line and in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._answers: dict[str, collections.deque[Any]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        value = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") in DECIDING_READS:
+            self._answers.setdefault(current_line(), collections.deque()).append(value)
+        return value
+
+    def answer(self, where: str) -> Any:
+        """The next value read on a line; None if the real run read no more there."""
+        answers = self._answers.get(where)
+        return answers.popleft() if answers else None
+
+
+def observe_decisions(
+    model: nn.Module, example: Mapping[str, Any], fixed: Mapping[str, Any], training: bool
+) -> Decisions:
+    """Runs the model on its example inputs and notes what its Python reads from tensors.
+
+    A model that fails half-way (some need labels in training) has its decisions up to there.
+    """
+    decisions = Decisions()
+    with untouched(model), torch.no_grad(), contextlib.suppress(Exception):
+        model.train(training)
+        with decisions:
+            model(**{**example, **fixed})
+    return decisions
 
 
 class _OperatorCount(TorchFunctionMode):

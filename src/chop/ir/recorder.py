@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
@@ -17,7 +18,8 @@ from torch.overrides import TorchFunctionMode
 from chop.errors import CaptureError
 from chop.ir.cuts import ask_about_parts, ask_about_slices
 from chop.ir.leaves import LeafRule, Seen, recurrent_outputs
-from chop.ir.runtime import AutogradCall
+from chop.ir.observe import DECIDING_READS, Decisions
+from chop.ir.runtime import AutogradCall, expect
 from chop.ir.source import current_line, failing_line
 from chop.ir.symbols import FakeTensor, Sizes, constant_of, is_symbolic, outside_fake_mode
 from chop.ir.targets import SET_GRAD_ENABLED, changes_its_input, spell
@@ -41,7 +43,10 @@ _PYTHON_DTYPES = {float: torch.float64, int: torch.int64, bool: torch.bool}
 
 # These turn a tensor into a Python value, which a recording on fake tensors cannot know.
 _READS_DATA = frozenset(
-    ["__bool__", "__int__", "__float__", "__complex__", "__index__", "__nonzero__", "__contains__", "__array__", "tolist", "numpy"]
+    {
+        *("__bool__", "__int__", "__float__", "__complex__", "__index__", "__nonzero__"),
+        *("__contains__", "__array__", "tolist", "numpy"),
+    }
 )
 
 _NOT_RECORDED = frozenset({"requires_grad_", "__deepcopy__", "__reduce_ex__"})
@@ -63,6 +68,10 @@ class Blocked:
     error: Exception
     needs_shapes: bool = False
 
+    def __str__(self) -> str:
+        text = str(self.error).strip() or "no message"
+        return f"{type(self.error).__name__}: {text.splitlines()[0]}, at {self.where}"
+
 
 class Recorder(TorchFunctionMode):
     """Records one run of a model into `graph`.
@@ -77,6 +86,8 @@ class Recorder(TorchFunctionMode):
         leaves: which submodules become one node.
         symbolic: whether sizes of inputs are free.
         seen: outputs of leaves that cannot run on fake tensors, seen in real runs.
+        decisions: what the model's Python read from tensors in a real run. With it, a read of data
+            gets the same answer, and the graph checks at run time that it still holds.
     """
 
     def __init__(
@@ -85,6 +96,7 @@ class Recorder(TorchFunctionMode):
         leaves: LeafRule,
         symbolic: bool = True,
         seen: Mapping[str, list[Seen]] | None = None,
+        decisions: Decisions | None = None,
     ) -> None:
         super().__init__()
         self.graph = fx.Graph()
@@ -93,7 +105,9 @@ class Recorder(TorchFunctionMode):
         self.constants: dict[str, Tensor] = {}
         self.hidden_operators: dict[str, int] = {}
         self.blocked: Blocked | None = None
+        self.decided: list[str] = []
         self._leaves = leaves
+        self._decisions = decisions
         self._seen = {path: iter(outputs) for path, outputs in (seen or {}).items()}
         self._recording = False
         self._operators_passed = 0
@@ -175,6 +189,8 @@ class Recorder(TorchFunctionMode):
             return self.sizes.write(value)
         if isinstance(value, enum.Enum):
             return value.value
+        if isinstance(value, np.generic):
+            return value.item()
         if isinstance(value, _PLAIN):
             return value
         if isinstance(value, torch.device):
@@ -189,12 +205,7 @@ class Recorder(TorchFunctionMode):
             return (tuple if isinstance(value, tuple) else list)(map(self._write, value))
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return self._write_dataclass(value)
-        return self._write_rare(value)
-
-    def _write_rare(self, value: Any) -> Any:
-        if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
-            return value.item()
-        if value in _PYTHON_DTYPES:
+        if isinstance(value, type) and value in _PYTHON_DTYPES:
             return _PYTHON_DTYPES[value]
         raise CaptureError(f"a value of type {type(value).__qualname__} cannot be a graph argument")
 
@@ -290,7 +301,7 @@ class Recorder(TorchFunctionMode):
             self._operators_passed += 1
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name in _READS_DATA:
+        if name in _READS_DATA or (name == "item" and self._decisions is not None):
             return self._read_data(func, name, args, kwargs)
         if name == "__get__":
             return self._get_attribute(func, args)
@@ -331,12 +342,22 @@ class Recorder(TorchFunctionMode):
     def _read_data(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         constant = constant_of(args[0])
         if constant is None:
-            raise CaptureError(
-                f"the model's Python needs the value of a tensor computed from its inputs: "
-                f"{name.strip('_')}() of {self._nodes.get(id(args[0]), 'an unrecorded tensor')}"
-            )
+            return self._decide(args[0], name)
         with outside_fake_mode():
             return func(constant, *args[1:], **kwargs)
+
+    def _decide(self, tensor: Tensor, reading: str) -> Any:
+        """The value that the model's Python read here in a real run, checked at run time."""
+        where = current_line()
+        answer = self._decisions.answer(where) if self._decisions is not None else None
+        if answer is None or reading not in DECIDING_READS:
+            raise CaptureError(
+                f"the model's Python needs the value of a tensor computed from its inputs: "
+                f"{reading.strip('_')}() of {self._nodes.get(id(tensor), 'an unrecorded tensor')}"
+            )
+        self._emit("call_function", expect, (tensor, reading, answer, where), {}, None)
+        self.decided.append(where)
+        return answer
 
     # --- module and autograd-function calls
 

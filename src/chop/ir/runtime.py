@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from chop.errors import GuardError
+
 
 def set_item(tensor: Tensor, index: Any, value: Any) -> Tensor:
     """Does `tensor[index] = value` and returns `tensor`, so that later readers depend on it.
@@ -16,6 +18,29 @@ def set_item(tensor: Tensor, index: Any, value: Any) -> Tensor:
     """
     tensor[index] = value
     return tensor
+
+
+def expect(value: Any, reading: str, expected: Any, where: str) -> None:
+    """Checks a decision that the model's Python made on the data of its example inputs.
+
+    Args:
+        value: the tensor or number that it looked at.
+        reading: how it did: `"__bool__"`, `"__int__"`, `"tolist"`.
+        expected: what it saw at capture.
+        where: `file:line` of the model.
+
+    Raises:
+        GuardError: it would see something else now, so that the graph does not hold.
+
+    >>> import torch
+    >>> expect(torch.tensor(True), "__bool__", True, "model.py:3")
+    """
+    found = getattr(value, reading)()
+    if found != expected:
+        raise GuardError(
+            f"captured for inputs on which the model sees {expected} at {where}, got {found}; "
+            "capture the model again with such an example"
+        )
 
 
 class AutogradCall:
@@ -32,6 +57,7 @@ class AutogradCall:
         self.__module__ = function.__module__
 
     def __call__(self, *args: Any) -> Any:
+        """`function.apply(*args)`."""
         return self.function.apply(*args)  # type: ignore[attr-defined]
 
     def __eq__(self, other: object) -> bool:

@@ -7,23 +7,16 @@ import sys
 from pathlib import Path
 from types import FrameType, TracebackType
 
-import sympy
 import torch
 
-_MACHINERY = (
-    str(Path(torch.__file__).parent),
-    str(Path(sympy.__file__).parent),
-    str(Path(__file__).parent),
-    "<",
-)
-_MACHINERY_FILES = frozenset({functools.__file__, "contextlib.py"})
+_TORCH = Path(torch.__file__).parent
+_MACHINERY = (str(_TORCH), str(_TORCH.parent / "sympy"), str(Path(__file__).parent), "<")
 
 
 @functools.cache
 def _is_machinery(filename: str) -> bool:
-    if filename.startswith(_MACHINERY) or filename in _MACHINERY_FILES:
-        return True
-    return filename.endswith(("/contextlib.py", "/functools.py"))
+    library = filename.endswith(("/contextlib.py", "/functools.py"))
+    return library or filename.startswith(_MACHINERY)
 
 
 def current_line() -> str:

@@ -11,7 +11,6 @@ import contextlib
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -19,7 +18,6 @@ import torch
 from sympy.logic.boolalg import BooleanAtom
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -34,16 +32,8 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from chop.errors import CaptureError
+from chop.ir.guards import ShapeGuard
 from chop.ir.source import current_line
-
-__all__ = [
-    "FakeTensor",
-    "ShapeGuard",
-    "Sizes",
-    "constant_of",
-    "is_symbolic",
-    "outside_fake_mode",
-]
 
 SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -63,19 +53,6 @@ def constant_of(tensor: Tensor) -> Tensor | None:
 def outside_fake_mode() -> contextlib.AbstractContextManager[Any]:
     """Runs a block on real tensors although a recording is going on."""
     return _disable_current_modes()
-
-
-@dataclass(frozen=True)
-class ShapeGuard:
-    """A condition on input sizes that a captured graph was recorded under.
-
-    Args:
-        expression: Python over input names, such as `"x.shape[1] <= 14"`.
-        where: `file:line` of the model that tested it, or a short reason.
-    """
-
-    expression: str
-    where: str
 
 
 class _SizeTests(ShapeEnv):
@@ -230,14 +207,17 @@ class Sizes:
             free: whether a dimension may have another size at run time.
         """
         if self._env is None:
-            fake = self._mode.from_tensor(tensor, static_shapes=True)
+            fake: Tensor = self._mode.from_tensor(tensor, static_shapes=True)
             self._fix(name, tensor, range(tensor.dim()))
             return fake
         dims = [
             DimDynamic.DYNAMIC if free(tensor, dim) else DimDynamic.STATIC
             for dim in range(tensor.dim())
         ]
-        context = StatelessSymbolicContext(
+        # Imported here since it costs a second, once per process.
+        from torch._dynamo.source import ConstantSource
+
+        context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
             dynamic_sizes=dims, constraint_sizes=[None] * tensor.dim()
         )
         fake = self._mode.from_tensor(
@@ -415,7 +395,7 @@ class Sizes:
                 return size
         return self._env.create_unbacked_symint()
 
-    def _input_sizes(self) -> list[torch.SymInt]:
+    def _input_sizes(self) -> list[Any]:
         return [size for fake in self._fakes for size in fake.shape if is_symbolic(size)]
 
 

@@ -8,20 +8,32 @@ import importlib
 import operator
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx
 
-from chop.ir.runtime import AutogradCall, set_item
+from chop.ir.runtime import AutogradCall, expect, set_item
+
+_OPERATOR_NAMES = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
+    *("and_", "or_", "xor", "lshift", "rshift", "lt", "le", "gt", "ge", "eq", "ne"),
+    *("neg", "pos", "invert", "abs", "getitem"),
+)
+_IN_PLACE_NAMES = (
+    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor"),
+)
 
 PYTHON_OPERATORS: Mapping[str, Callable[..., Any]] = {
-    name: getattr(operator, name if hasattr(operator, name) else f"{name}_")
-    for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift", "lt", "le", "gt", "ge", "eq", "ne", "neg", "pos", "invert", "abs", "getitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor"]
-} | {"div": operator.truediv, "idiv": operator.itruediv}
+    **{name.rstrip("_"): getattr(operator, name) for name in (*_OPERATOR_NAMES, *_IN_PLACE_NAMES)},
+    "div": operator.truediv,
+    "idiv": operator.itruediv,
+}
 
 # `x + y`, `x.add(y)` and `torch.Tensor.add(x, y)` all reach the recorder as one method.
-_METHODS_THAT_ARE_OPERATORS = frozenset(["add", "sub", "mul", "div", "pow", "matmul", "lt", "le", "gt", "ge", "eq", "ne", "neg"])
+_METHODS_THAT_ARE_OPERATORS = frozenset(
+    {"add", "sub", "mul", "div", "pow", "matmul", "lt", "le", "gt", "ge", "eq", "ne", "neg"}
+)
 
 _PYTHON_WRITTEN_DUNDERS = {
     id(function): name
@@ -31,15 +43,15 @@ _PYTHON_WRITTEN_DUNDERS = {
 
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
 
-_IN_PLACE_OPERATORS = frozenset(
-    function
-    for name, function in PYTHON_OPERATORS.items()
-    if name in operator.__all__ and name.startswith("i") and name not in ("invert",)
-)
+_IN_PLACE_OPERATORS = frozenset(getattr(operator, name) for name in _IN_PLACE_NAMES)
 
 # Dead draws stay: without them every later draw of the model would change.
 _RANDOM_NAMES = frozenset(
-    ["rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "multinomial", "normal", "poisson", "dropout", "alpha_dropout", "feature_alpha_dropout", "gumbel_softmax", "rrelu"]
+    {
+        *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"),
+        *("bernoulli", "multinomial", "normal", "poisson", "gumbel_softmax", "rrelu"),
+        *("dropout", "alpha_dropout", "feature_alpha_dropout"),
+    }
 )
 
 
@@ -92,7 +104,7 @@ def changes_its_input(function: Callable[..., Any]) -> bool:
     name = getattr(function, "__name__", "")
     if name in ("__setitem__", "set_item") or function in _IN_PLACE_OPERATORS:
         return True
-    if name.startswith("__i") and name[2:-2] in PYTHON_OPERATORS and name != "__invert__":
+    if name[2:-2] in (*_IN_PLACE_NAMES, "idiv"):
         return True
     return name.endswith("_") and not name.endswith("__")
 
@@ -112,9 +124,9 @@ def is_impure(node: fx.Node) -> bool:
         return node.target._schema.is_mutable
     name = getattr(node.target, "__name__", "")
     return (
-        node.target in (SET_GRAD_ENABLED, torch._assert)
+        node.target in (SET_GRAD_ENABLED, torch._assert, expect)
         or name in _RANDOM_NAMES
-        or changes_its_input(node.target)
+        or changes_its_input(cast(Callable[..., Any], node.target))
     )
 
 

@@ -1,0 +1,104 @@
+"""Makes a captured module of a recording."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, fx
+
+from chop.ir.captured import CapturedModule, LeafReport, TensorSpec
+from chop.ir.cleanup import drop_dead_code, drop_idle_grad_switches
+from chop.ir.ladder import Ladder, Recording
+from chop.ir.modes import ModesDifferError
+from chop.ir.module_tree import add_extras, mirror, qualified_class
+from chop.ir.recorder import Recorder
+
+
+def assemble(ladder: Ladder, recording: Recording) -> CapturedModule:
+    """The recording as a module with the tree of the model."""
+    recorder, graph = recording.recorder, recording.recorder.graph
+    drop_idle_grad_switches(graph, recorder.values)
+    drop_dead_code(graph, ladder.model, recording.extras)
+    _describe_nodes(graph, recorder)
+    captured = CapturedModule(type(ladder.model).__name__)
+    called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
+    mirror(ladder.model, captured, ladder.leaves, called)
+    add_extras(captured, recording.extras, recorder.constants)
+    if hasattr(ladder.model, "config"):
+        captured.config = ladder.model.config
+    captured.example_inputs = {name: _specs(value) for name, value in ladder.example.items()}
+    captured.fixed_inputs = {
+        name: value for name, value in ladder.fixed.items() if not isinstance(value, Tensor)
+    }
+    parameters = inspect.signature(ladder.model.forward).parameters
+    captured.ignored_inputs = tuple(name for name in parameters if name not in ladder.example)
+    captured.guards = recorder.sizes.guards()
+    captured.auto_leaves = tuple(_reports(ladder, recorder))
+    if recording.eval_only is not None:
+        captured.eval_only = str(recording.eval_only)
+    captured.graph = graph
+    return captured
+
+
+def _describe_nodes(graph: fx.Graph, recorder: Recorder) -> None:
+    """Leaves plain descriptions of the fake values in the metadata."""
+
+    def describe(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return TensorSpec(tuple(map(recorder.sizes.describe, value.shape)), value.dtype)
+        if isinstance(value, tuple | list):
+            return tuple(map(describe, value))
+        if isinstance(value, Mapping):
+            return {key: describe(item) for key, item in value.items()}
+        return None
+
+    for node in graph.nodes:
+        spec = describe(recorder.values.get(node))
+        if spec is not None:
+            node.meta["spec"] = spec
+
+
+def _specs(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return TensorSpec.of(value)
+    if isinstance(value, Mapping):
+        return {key: _specs(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_specs(item) for item in value)
+    return value
+
+
+def _reports(ladder: Ladder, recorder: Recorder) -> list[LeafReport]:
+    return [
+        LeafReport(
+            path,
+            qualified_class(ladder.model.get_submodule(path)),
+            blocked.where,
+            str(blocked),
+            recorder.hidden_operators.get(path, 0),
+        )
+        for path, blocked in ladder.given_up.items()
+        if path
+    ]
+
+
+def announced(ladder: Ladder, captured: CapturedModule, notes: Sequence[str]) -> str | None:
+    """One message for everything in which the capture is less than the model."""
+    lines = [
+        f"{report.path} ({report.class_name}) is one node that hides {report.operators} "
+        f"operators: {report.reason}"
+        for report in captured.auto_leaves
+        if not isinstance(ladder.given_up[report.path].error, ModesDifferError)
+    ]
+    if "" in ladder.given_up:
+        blocked = ladder.given_up[""]
+        kept = "decisions on data are" if ladder.symbolic else "decisions on data and sizes are"
+        lines.append(f"{kept} those of the example, and checked at run time: {blocked}")
+    if captured.eval_only is not None:
+        lines.append(f"the graph holds eval() only: {captured.eval_only}")
+    lines += notes
+    if not lines:
+        return None
+    return f"capture of {captured.class_name}: " + "\n  ".join(lines)

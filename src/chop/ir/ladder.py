@@ -1,0 +1,179 @@
+"""Records a model, and gives up one more part of it each time that a recording stops."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.errors import CaptureError
+from chop.ir.isolation import patched_calls, untouched
+from chop.ir.leaves import LeafRule, Seen
+from chop.ir.modes import ModesDifferError, merge_modes
+from chop.ir.observe import observe_decisions, observe_leaf
+from chop.ir.recorder import Blocked, Recorder
+from chop.ir.symbols import Sizes
+
+_MOST_ATTEMPTS = 40
+
+
+def _widened(example: Mapping[str, Any]) -> dict[str, Any]:
+    """The example with a batch of two instead of one, since a size of one is never symbolic."""
+    tensors = [value for value in example.values() if isinstance(value, Tensor)]
+    if not all(tensor.dim() > 0 and tensor.shape[0] == 1 for tensor in tensors):
+        return dict(example)
+    return {
+        name: value.repeat(2, *[1] * (value.dim() - 1)) if isinstance(value, Tensor) else value
+        for name, value in example.items()
+    }
+
+
+def _is_free(tensor: Tensor, dim: int) -> bool:
+    """Whether a dimension is symbolic. Images keep their size, their sizes cost too much time."""
+    return tensor.shape[dim] > 1 and (dim == 0 or tensor.dim() < 4)
+
+
+class _StoppedError(Exception):
+    """A recording stopped: at which modules, and what was known about sizes by then."""
+
+    def __init__(self, blocked: Sequence[Blocked], sizes: Sizes | None = None) -> None:
+        super().__init__(str(blocked[0].error))
+        self.blocked = blocked
+        self.sizes = sizes
+
+
+@dataclass
+class Recording:
+    """What the two runs wrote down, as one graph."""
+
+    recorder: Recorder
+    extras: dict[str, nn.Module]
+    eval_only: Blocked | None = None
+
+
+@dataclass
+class Ladder:
+    """One capture: what to record, and what had to be given up so far.
+
+    First everything is recorded with symbolic sizes. What stops the recording becomes a leaf,
+    together with all modules of its class, and the recording starts again. If the model's own
+    `forward` stops it, decisions on data are taken as on the example, and checked at run time; if
+    that is not enough, the sizes are fixed too.
+
+    Args:
+        model: the model.
+        example: its example inputs, in the order of the placeholders.
+        fixed: further arguments of `forward`.
+        leaves: the modules not to look into; it grows.
+        strict: raise instead of giving anything up.
+    """
+
+    model: nn.Module
+    example: dict[str, Any]
+    fixed: dict[str, Any]
+    leaves: LeafRule
+    strict: bool
+    symbolic: bool = True
+    by_example: bool = False
+    seen: dict[str, list[Seen]] = field(default_factory=dict)
+    given_up: dict[str, Blocked] = field(default_factory=dict)
+
+    def record(self) -> Recording:
+        """Records both modes, giving up one more class of submodules after each failure.
+
+        Raises:
+            CaptureError: nothing is left to give up.
+        """
+        for _ in range(_MOST_ATTEMPTS):
+            try:
+                return self._record_both()
+            except _StoppedError as stop:
+                self._give_up(stop)
+        raise CaptureError(
+            f"{type(self.model).__name__} still cannot be written down with "
+            f"{len(self.given_up)} kinds of submodules as leaves; pass an outer one in `leaves`"
+        )
+
+    def _record_both(self) -> Recording:
+        recorder = self._record_one(training=False)
+        try:
+            in_train = self._record_one(training=True)
+            extras = merge_modes(recorder.graph, in_train.graph)
+        except ModesDifferError as error:
+            blocked = [Blocked(path, error.where, error) for path in sorted(error.paths)]
+        except _StoppedError as stop:
+            if stop.blocked[0].path:
+                raise
+            blocked = list(stop.blocked)
+        else:
+            recorder.sizes.add_tests(in_train.sizes)
+            return Recording(recorder, extras)
+        inner = [block for block in blocked if block.path]
+        if inner:
+            raise _StoppedError(inner)
+        if self.strict:
+            raise CaptureError(_advice(self.model, blocked[0])) from blocked[0].error
+        return Recording(recorder, {}, blocked[0])
+
+    def _record_one(self, training: bool) -> Recorder:
+        """One run on fake tensors, after which the model is as before."""
+        decisions = None
+        if self.by_example:
+            decisions = observe_decisions(self.model, _widened(self.example), self.fixed, training)
+        recorder = Recorder(self.model, self.leaves, self.symbolic, self.seen, decisions)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(untouched(self.model))
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(
+                patched_calls(recorder.call_module, recorder.call_autograd_function)
+            )
+            # Warnings of a run on fake tensors are about fake values.
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            self.model.train(training)
+            fakes = {
+                name: recorder.add_input(name, value, _is_free)
+                for name, value in _widened(self.example).items()
+            }
+            try:
+                recorder.run(self.model, {**fakes, **self.fixed})
+            except Exception as error:
+                assert recorder.blocked is not None
+                raise _StoppedError([recorder.blocked], recorder.sizes) from error
+        return recorder
+
+    def _give_up(self, stop: _StoppedError) -> None:
+        """Makes the modules at which a recording stopped leaves, or falls back to fixed sizes."""
+        for blocked in stop.blocked:
+            if blocked.needs_shapes and stop.sizes is not None:
+                self.seen[blocked.path] = observe_leaf(
+                    self.model, _widened(self.example), self.fixed, blocked.path, stop.sizes
+                )
+            elif self.strict or not (blocked.path or self.symbolic):
+                first = self.given_up.get("", blocked)
+                raise CaptureError(_advice(self.model, first)) from first.error
+            elif not blocked.path:
+                self.symbolic = not self.by_example
+                self.by_example = True
+                self.given_up.setdefault("", blocked)
+            else:
+                cls = type(self.model.get_submodule(blocked.path))
+                self.leaves.add(n for n, m in self.model.named_modules() if type(m) is cls)
+                self.given_up[blocked.path] = blocked
+
+
+def _advice(model: nn.Module, blocked: Blocked) -> str:
+    """What stopped a capture, where, and the way out."""
+    name = type(model.get_submodule(blocked.path)).__name__
+    place = f"{blocked.path} ({name})" if blocked.path else f"the model itself ({name})"
+    way_out = (
+        f"keep it as one node with leaves=[{blocked.path!r}] (custom_ops in MaseGraph)"
+        if blocked.path
+        else "move these lines into a submodule, which can be kept as one node"
+    )
+    return f"{place} cannot be written down as a graph: {blocked}; {way_out}"

@@ -1,0 +1,71 @@
+"""Runs a fresh capture and its model once on the example inputs, and compares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.ir.captured import CapturedModule
+from chop.ir.isolation import untouched
+from chop.ir.leaves import tensors_in
+
+MOST_PARAMETERS = 1_000_000_000
+"""Larger models are not run: a forward pass would cost more than the capture."""
+
+_TOLERANCE = 1e-3
+
+
+def difference(
+    model: nn.Module, captured: CapturedModule, example: Mapping[str, Any], fixed: Mapping[str, Any]
+) -> str | None:
+    """How the outputs of a capture differ from its model's in `eval()`; None if they do not.
+
+    A model can notice that it is being recorded (transformers skips an attention mask of ones
+    only when it is not), and no reading of its graph would show it.
+
+    Args:
+        model: the model; it is left as it was.
+        captured: its capture.
+        example: the example inputs.
+        fixed: further arguments of the model.
+    """
+    parameters = list(model.parameters())
+    too_large = sum(parameter.numel() for parameter in parameters) > MOST_PARAMETERS
+    if too_large or any(parameter.is_meta for parameter in parameters):
+        return None
+    with untouched(captured), untouched(model), torch.no_grad():
+        try:
+            expected = _outputs(model, {**example, **fixed})
+        except Exception:
+            # A model that cannot run here (its device or kernels are elsewhere) can be captured.
+            return None
+        found = _outputs(captured, example)
+    if len(found) != len(expected):
+        return f"it returns {len(found)} tensors and the model {len(expected)}"
+    worst = max(map(_distance, found, expected), default=0.0)
+    if worst <= _TOLERANCE:
+        return None
+    return f"on the example inputs its outputs differ from the model's by up to {worst:.2g}"
+
+
+def _outputs(model: nn.Module, arguments: Mapping[str, Any]) -> list[Tensor]:
+    model.eval()
+    torch.manual_seed(0)
+    return tensors_in(model(**arguments))
+
+
+def _distance(found: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest expected value above one."""
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return float("inf")
+    if torch.equal(found, expected) or found.numel() == 0:
+        return 0.0
+    ours, theirs = found.double(), expected.double()
+    if not torch.equal(ours.isnan(), theirs.isnan()):
+        return float("inf")
+    gap = torch.where(ours == theirs, 0.0, ours - theirs).abs().nan_to_num(0.0)
+    finite = theirs[theirs.isfinite()].abs()
+    return float(gap.max()) / max(1.0, float(finite.max()) if finite.numel() else 1.0)
