@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
-from chop.errors import ConfigError, UnavailableError
+from chop.errors import CheckpointError, ConfigError, UnavailableError
 from chop.models import load_model
 
 TINY = {
@@ -31,9 +31,12 @@ def test_a_folder_gives_the_class_and_weights_that_were_saved(masked_lm):
     assert torch.equal(loaded(ids).logits, model(ids).logits)
 
 
-def test_a_classifier_is_put_on_a_pretrained_trunk(masked_lm):
+def test_a_classifier_is_put_on_a_pretrained_trunk(masked_lm, caplog):
     folder, model = masked_lm
     classifier = load_model(str(folder), num_labels=3)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "not read: bert.pooler.dense.bias, bert.pooler.dense.weight, classif" in record.message
     ids = torch.randint(0, 40, (2, 5))
     assert classifier(ids).logits.shape == (2, 3)
     trunk = model.bert.embeddings.word_embeddings.weight
@@ -60,6 +63,28 @@ def test_fresh_weights_of_the_class_that_the_checkpoint_names(masked_lm):
     assert not torch.equal(fresh.bert.encoder.layer[0].output.dense.weight, trunk)
 
 
+def test_nothing_is_said_where_every_weight_was_read(masked_lm, caplog):
+    load_model(masked_lm[0])
+    assert caplog.records == []
+
+
+def test_weights_that_were_cut_short_are_refused(masked_lm):
+    folder, _ = masked_lm
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="the weights cannot be read"):
+        load_model(folder)
+
+
+def test_weights_of_another_size_than_the_configuration_are_refused(masked_lm):
+    folder, _ = masked_lm
+    BertConfig(**{**TINY, "hidden_size": 12}, architectures=["BertForMaskedLM"]).save_pretrained(
+        folder
+    )
+    with pytest.raises(CheckpointError, match="the weights cannot be read"):
+        load_model(folder)
+
+
 def test_bad_names_are_one_sentence_and_quick(tmp_path):
     start = time.perf_counter()
     with pytest.raises(UnavailableError, match=r"'vitt': .* did you mean 'vit'\?") as caught:
@@ -69,6 +94,11 @@ def test_bad_names_are_one_sentence_and_quick(tmp_path):
         load_model("prajjwal1/bert-tiny")
     assert time.perf_counter() - start < 10
     with pytest.raises(ConfigError, match=r"holds no model: expected a config\.json"):
+        load_model(tmp_path)
+    with pytest.raises(UnavailableError, match="'no such thing': a model not found"):
+        load_model("no such thing")
+    (tmp_path / "config.json").write_text('{"model_type": "brt"}')
+    with pytest.raises(ConfigError, match="holds no model that is known: .*brt"):
         load_model(tmp_path)
     with pytest.raises(ConfigError, match="unknown task 'fill-msak': did you mean 'fill-mask'"):
         load_model("mlp", task="fill-msak")

@@ -1,4 +1,6 @@
 import logging
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -60,3 +62,15 @@ def test_loggers_share_one_handler_and_one_level():
         set_logging_verbosity(before)
     with pytest.raises(ConfigError, match="unknown logging level 'debgu': did you mean 'debug'"):
         set_logging_verbosity("debgu")
+
+
+def test_importing_the_rooms_imports_no_heavy_library():
+    rooms = "import sys, chop.data, chop.models, chop.train, chop.tools"
+    heavy = "{'transformers', 'datasets', 'sklearn', 'matplotlib', 'scipy', 'optuna'}"
+    found = subprocess.run(
+        [sys.executable, "-c", f"{rooms}; print(sorted({heavy} & sys.modules.keys()))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.strip() == "[]"

@@ -75,6 +75,16 @@ def test_selected_and_shuffled_data_sets_keep_their_order():
     assert [len(row) for row in read_rows(data).columns["input_ids"]] == [2, 3, 5]
 
 
+def test_a_transform_of_the_users_is_applied():
+    def scale(batch):
+        return {"x": [torch.tensor(row) / 2 for row in batch["x"]], "labels": batch["labels"]}
+
+    data = Dataset.from_dict({"x": [[2.0, 4.0], [6.0, 8.0]], "labels": [0, 1]})
+    rows = read_rows(data.with_transform(scale))
+    assert rows.columns["x"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert rows.labels.tolist() == [0, 1]
+
+
 def test_what_cannot_be_read_is_refused():
     with pytest.raises(ConfigError, match="expected rows with a column 'labels' or 'label'"):
         read_rows(Dataset.from_dict({"x": [[1.0], [2.0]]}))

@@ -99,6 +99,17 @@ def test_equal_seeds_give_equal_weights(digits):
     assert not torch.equal(first, train(2))
 
 
+def test_the_usual_learning_rate_goes_by_size(digits):
+    large = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    large.register_parameter("rest", nn.Parameter(torch.zeros(20_000_000)))
+    rates = {
+        "small": get_trainer(Plain(), digits, **QUIET).args.learning_rate,
+        "large": get_trainer(large, digits, **QUIET).args.learning_rate,
+        "asked": get_trainer(large, digits, learning_rate=0.5, **QUIET).args.learning_rate,
+    }
+    assert rates == {"small": 3e-4, "large": 5e-5, "asked": 0.5}
+
+
 def test_gradient_accumulation_equals_the_large_batch(digits):
     few = digits["train"].select(range(32))
     data = {"train": few, "test": few}

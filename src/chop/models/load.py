@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from chop.errors import ConfigError, UnavailableError, did_you_mean
+from chop.errors import CheckpointError, ConfigError, UnavailableError, did_you_mean
 from chop.hub import hub_is_reachable
 from chop.models.builtin import BUILTIN_MODELS
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedConfig
+
+log = logging.getLogger(__name__)
 
 AUTO_CLASSES = {
     "text-classification": "AutoModelForSequenceClassification",
@@ -44,8 +47,11 @@ def load_model(
         pretrained: False draws fresh weights from `seed` and reads the configuration only.
         seed: of whatever weights have to be drawn; the global generator is left as it was.
     Returns: a module called with keywords, whose output has `logits`, and `loss` with labels.
+        Weights that the checkpoint lacks, such as a new head's, are named in a warning of the
+        logger `chop.models`.
     Raises:
         ConfigError: unknown task, or a folder that holds no model.
+        CheckpointError: weights that cannot be read.
         UnavailableError: a hub name that is neither in the local hub cache nor reachable.
     """
     if task is not None and task not in AUTO_CLASSES:
@@ -62,27 +68,42 @@ def load_model(
 def _from_checkpoint(
     name: str, num_labels: int | None, task: str | None, pretrained: bool
 ) -> nn.Module:
-    import transformers
 
     config = _read_config(name, num_labels)
     model_class = _model_class(config, task, wants_labels=num_labels is not None)
     if not pretrained:
-        auto = isinstance(model_class, type) and hasattr(model_class, "from_config")
-        return model_class.from_config(config) if auto else model_class(config)
+        return getattr(model_class, "from_config", model_class)(config)
+    return _read_weights(model_class, name, config, new_head=num_labels is not None)
+
+
+def _read_weights(
+    model_class: Any, name: str, config: PreTrainedConfig, *, new_head: bool
+) -> nn.Module:
+    import transformers
+    from safetensors import SafetensorError
+
     verbosity = transformers.logging.get_verbosity()
-    # A fresh head on a pretrained trunk is what was asked for: the report of it is noise.
+    # One line below says what its table of the weights that were not read would say.
     transformers.logging.set_verbosity_error()
     try:
-        return model_class.from_pretrained(
+        model, report = model_class.from_pretrained(
             name,
             config=config,
             local_files_only=not hub_is_reachable(),
-            ignore_mismatched_sizes=num_labels is not None,
+            ignore_mismatched_sizes=new_head,
+            output_loading_info=True,
         )
     except OSError as error:
         raise _not_found(name, "weights", hint="`pretrained=False` draws fresh ones") from error
+    except (SafetensorError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"'{name}': the weights cannot be read: {reason}") from error
     finally:
         transformers.logging.set_verbosity(verbosity)
+    fresh = [*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])]
+    if fresh:
+        log.warning("%s: drawn at random, not read: %s", name, ", ".join(sorted(fresh)))
+    return model
 
 
 def _read_config(name: str, num_labels: int | None) -> PreTrainedConfig:
@@ -95,8 +116,11 @@ def _read_config(name: str, num_labels: int | None) -> PreTrainedConfig:
     offline = not is_folder and not hub_is_reachable()
     try:
         return AutoConfig.from_pretrained(name, local_files_only=is_folder or offline, **labels)
-    except OSError as error:
-        raise _not_found(name, "a model") from error
+    except (OSError, ValueError) as error:
+        if not is_folder:
+            raise _not_found(name, "a model") from error
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"folder '{name}' holds no model that is known: {reason}") from error
 
 
 def _not_found(name: str, what: str, hint: str = "") -> UnavailableError:
@@ -106,7 +130,7 @@ def _not_found(name: str, what: str, hint: str = "") -> UnavailableError:
     return UnavailableError(f"'{name}': {what} not found {where}{reach}; {ways}")
 
 
-def _model_class(config: PreTrainedConfig, task: str | None, *, wants_labels: bool) -> type:
+def _model_class(config: PreTrainedConfig, task: str | None, *, wants_labels: bool) -> Any:
     import transformers
 
     if task is not None:

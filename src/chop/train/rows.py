@@ -104,10 +104,11 @@ def read_rows(dataset: Dataset | Rows | Any) -> Rows:
 
 
 def _columns(dataset: Any) -> dict[str, Tensor | list[Tensor]]:
-    if hasattr(dataset, "with_format"):
-        plain = dataset.with_format("numpy")
+    # A transform of the user's makes its columns row by row, and they are not in the table.
+    if hasattr(dataset, "with_format") and dataset.format["type"] != "custom":
         names = [name for name in dataset.column_names if _is_numeric(dataset, name)]
-        return {name: _as_tensors(plain[:][name]) for name in names}
+        table = dataset.select_columns(names).with_format("numpy")[:]
+        return {name: _as_tensors(table[name]) for name in names}
     items = [dataset[i] for i in range(len(dataset))]
     names = items[0].keys() if items else []
     return {name: _as_tensors([np.asarray(item[name]) for item in items]) for name in names}
@@ -117,7 +118,7 @@ def _is_numeric(dataset: Dataset, name: str) -> bool:
     feature = dataset.features[name]
     while hasattr(feature, "feature"):
         feature = feature.feature
-    return getattr(feature, "dtype", "string") not in ("string", "large_string", "binary", "dict")
+    return str(getattr(feature, "dtype", "")).startswith(("int", "uint", "float", "bool"))
 
 
 def _as_tensors(values: Any) -> Tensor | list[Tensor]:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from chop.train.classification import Collator
 
+SMALL_MODEL = 20_000_000
+
 
 def get_trainer(
     model: nn.Module,
@@ -38,7 +40,7 @@ def get_trainer(
     *,
     train_batch_size: int = 16,
     eval_batch_size: int = 128,
-    learning_rate: float = 1e-4,
+    learning_rate: float | None = None,
     seed: int = 0,
     **training_arguments: Any,
 ) -> Trainer:
@@ -56,7 +58,8 @@ def get_trainer(
         num_train_epochs: passes over `train`.
         train_batch_size: rows of a training step.
         eval_batch_size: rows of an evaluation step.
-        learning_rate: the largest; it falls linearly to zero.
+        learning_rate: the largest; it falls linearly to zero. Default, BERT's 5e-5, and 3e-4 for
+            models of less than 20 million parameters, which one epoch of 5e-5 hardly moves.
         seed: of the order of rows and of dropout; the global generators are seeded with it.
         training_arguments: any further field of `transformers.TrainingArguments`.
     Raises:
@@ -73,7 +76,7 @@ def get_trainer(
         "num_train_epochs": num_train_epochs,
         "per_device_train_batch_size": train_batch_size,
         "per_device_eval_batch_size": eval_batch_size,
-        "learning_rate": learning_rate,
+        "learning_rate": _usual_rate(model) if learning_rate is None else learning_rate,
         "seed": seed,
         **training_arguments,
     }
@@ -98,6 +101,11 @@ def get_trainer(
     if output_dir is None:
         weakref.finalize(trainer, shutil.rmtree, arguments.output_dir, ignore_errors=True)
     return trainer
+
+
+def _usual_rate(model: nn.Module) -> float:
+    size = sum(parameter.numel() for parameter in model.parameters())
+    return 3e-4 if size < SMALL_MODEL else 5e-5
 
 
 def _collator(
