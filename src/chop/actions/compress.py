@@ -19,6 +19,7 @@ from chop.files import write_text
 from chop.formats import Integer, QuantSpec
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import OPS
+from chop.passes.analysis.summarize_quantization import layer_rows, operator_rows
 from chop.report.plots import plot_accuracy_against_bits
 from chop.report.tables import markdown_table, print_table
 from chop.train import calibration_batches, evaluate, fit
@@ -264,14 +265,13 @@ def _write(
         title=f"{config.model} on {subject.dataset}",
     )
     write_text(config.out / "table.md", markdown_table(_table(candidates)) + "\n")
-    _, summary = passes.summarize_quantization_analysis_pass(chosen.graph, {"silent": True})
     result = {
         "config": {**dataclasses.asdict(config), "out": str(config.out)},
         "dataset": subject.dataset,
         "rows": [dataclasses.asdict(row) for row in rows],
         "saved": dataclasses.asdict(chosen.row),
-        "operators": summary["operators"],
-        "layers": summary["layers"],
+        "operators": [dataclasses.asdict(row) for row in operator_rows(chosen.graph)],
+        "layers": [dataclasses.asdict(row) for row in layer_rows(chosen.graph)],
         "versions": {"torch": torch.__version__},
     }
     write_text(config.out / "result.json", json.dumps(result, indent=2) + "\n")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.metadata
-import importlib.util
 import platform
 import re
 import shutil
@@ -67,8 +67,9 @@ def _import_name() -> Finding:
             WRONG,
             f"also installed by {', '.join(others)}: pip uninstall {others[0]}",
         )
-    spec = importlib.util.find_spec("chop")
-    found = Path(spec.origin).parent if spec and spec.origin else None
+    # Not importlib.util.find_spec: it answers with the package that is loaded already.
+    spec = importlib.machinery.PathFinder.find_spec("chop")
+    found = Path(spec.origin).parent if spec and spec.origin else here
     if found != here:
         return Finding("import chop", WRONG, f"{found} shadows {here}: leave that folder")
     return Finding("import chop", OK, str(here))

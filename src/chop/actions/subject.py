@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.data import get_tokenized_dataset, load_dataset, num_labels
-from chop.errors import ConfigError
+from chop.errors import ConfigError, did_you_mean
 from chop.models import BUILTIN_MODELS, load_model
 from chop.train import Rows, calibration_batches, default_dataset, fit, load_trained, read_rows
 
@@ -97,7 +97,10 @@ def _builtin(config: CompressConfig) -> tuple[nn.Module, DatasetDict, str]:
 
 def _checkpoint(config: CompressConfig) -> tuple[nn.Module, DatasetDict, str]:
     if config.dataset is None:
-        raise ConfigError(f"model '{config.model}' needs a data set: give --dataset.")
+        raise ConfigError(
+            f"model '{config.model}' is not built in and needs a data set: give --dataset, or for "
+            f"a built-in model {did_you_mean(config.model, BUILTIN_MODELS)}"
+        )
     data = load_dataset(config.dataset, limit=config.limit)
     model = load_model(config.model, num_labels=num_labels(data))
     if model.main_input_name == "input_ids":

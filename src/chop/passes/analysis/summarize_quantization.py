@@ -74,8 +74,7 @@ def summarize_quantization_analysis_pass(mg: MaseGraph, config: SummaryConfig) -
     Returns: `{"operators": [row as dict], "layers": [row as dict], "bits_before": average bits per
         parameter, "bits_after": the same after}`.
     """
-    operators = _operator_rows(mg)
-    layers = [row for name, module in _quantized(mg) if (row := _layer_row(name, module))]
+    operators, layers = operator_rows(mg), layer_rows(mg)
     _warn_of_poor_fit(layers)
     before = parameter_bits(config.original_graph) if config.original_graph else None
     after = parameter_bits(mg)
@@ -92,12 +91,8 @@ def summarize_quantization_analysis_pass(mg: MaseGraph, config: SummaryConfig) -
     }
 
 
-def _quantized(mg: MaseGraph) -> list[tuple[str, QuantizedOperator]]:
-    modules = mg.model.named_modules()
-    return [(name, module) for name, module in modules if isinstance(module, QuantizedOperator)]
-
-
-def _operator_rows(mg: MaseGraph) -> list[OperatorRow]:
+def operator_rows(mg: MaseGraph) -> list[OperatorRow]:
+    """The quantisable operators of a graph, counted by name and formats."""
     groups: dict[tuple[str, str], list[fx.Node]] = {}
     for node in mg.nodes:
         operator = mg.operator(node)
@@ -129,6 +124,16 @@ def _mean_bits(mg: MaseGraph, node: fx.Node) -> float:
         return 32.0
     widths = [getattr(module.spec, operand).bits() for operand in module.operands]
     return sum(widths) / len(widths)
+
+
+def layer_rows(mg: MaseGraph) -> list[LayerRow]:
+    """The layers whose weights are quantised, in the order of the module tree."""
+    modules = [
+        (name, module)
+        for name, module in mg.model.named_modules()
+        if isinstance(module, QuantizedOperator)
+    ]
+    return [row for name, module in modules if (row := _layer_row(name, module))]
 
 
 def _layer_row(name: str, module: QuantizedOperator) -> LayerRow | None:

@@ -1,0 +1,137 @@
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from chop import MaseGraph
+from chop.actions.compress import CompressConfig, Row, compress, parse_width
+from chop.actions.doctor import OK, examine
+from chop.errors import ConfigError, UnavailableError
+from chop.formats import Integer
+from chop.train import default_dataset, evaluate
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "cnn"
+    config = CompressConfig(model="cnn", out=out, formats=("8.5", "4.2", "4.auto"), qat_epochs=3)
+    return compress(config), out
+
+
+def rows(result):
+    return {(row["method"], row["format"]): row for row in result["rows"]}
+
+
+def test_the_table_has_the_expected_shape(result):
+    found = rows(result[0])
+    exact = found["float", "float"]["accuracy"]
+    assert exact > 0.95
+    assert found["PTQ", "integer 8.5"]["accuracy"] > exact - 0.01
+    assert found["PTQ", "integer 4.2"]["accuracy"] < exact - 0.3
+    assert found["PTQ", "integer 4.auto"]["accuracy"] > exact - 0.05
+    lost = exact - found["PTQ", "integer 4.2"]["accuracy"]
+    assert exact - found["QAT", "integer 4.2"]["accuracy"] < lost / 2
+
+
+def test_bits_and_sizes_are_those_of_the_formats(result):
+    found = rows(result[0])
+    assert found["float", "float"]["bits"] == 32.0
+    assert 4 < found["PTQ", "integer 4.2"]["bits"] < 5
+    ratio = found["float", "float"]["size_kb"] / found["PTQ", "integer 4.2"]["size_kb"]
+    assert ratio == pytest.approx(32 / found["PTQ", "integer 4.2"]["bits"])
+    assert found["PTQ", "integer 4.2"]["quantized"] == 3
+
+
+def test_everything_is_written_and_the_model_can_be_read_back(result):
+    info, out = result
+    names = {"model.pt", "model.mz", "graph.svg", "accuracy.svg", "table.md", "result.json"}
+    assert {file.name for file in out.iterdir()} == names
+    assert json.loads((out / "result.json").read_text()) == json.loads(json.dumps(info))
+    reloaded = MaseGraph.from_checkpoint(out / "model")
+    accuracy = evaluate(reloaded.model, default_dataset("cnn"))
+    assert accuracy == info["saved"]["accuracy"]
+    assert "integer" in (out / "graph.svg").read_text()
+
+
+def test_the_smallest_good_model_is_saved(result):
+    info, _ = result
+    exact = info["rows"][0]["accuracy"]
+    good = [row for row in info["rows"][1:] if row["accuracy"] >= exact - 0.01]
+    assert info["saved"]["bits"] == min(row["bits"] for row in good)
+    assert set(info["saved"]) == set(Row.__dataclass_fields__)
+
+
+def test_the_same_seed_gives_the_same_table(result, tmp_path):
+    config = CompressConfig(model="cnn", out=tmp_path, formats=("4.2",), qat_epochs=3)
+    again = rows(compress(config))
+    assert again["QAT", "integer 4.2"] == rows(result[0])["QAT", "integer 4.2"]
+
+
+def test_a_killed_run_leaves_no_result(tmp_path):
+    code = (
+        "from chop.actions.compress import *\n"
+        f"compress(CompressConfig(model='mlp', out=Path({str(tmp_path)!r}), qat_epochs=500))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        for line in process.stdout:
+            if b"PTQ" in line:
+                break
+        process.send_signal(signal.SIGKILL)
+    assert not (tmp_path / "result.json").exists()
+    assert not [file for file in tmp_path.iterdir() if file.suffix == ".json"]
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"formats": ("8.4", "4,2")}, "format '4,2': expected width.fraction"),
+        ({"formats": ("99.4",)}, "got 99"),
+        ({"formats": ()}, "at least one of each"),
+        ({"operators": ("linaer",)}, "did you mean 'linear'"),
+        ({"operators": ("dropout",)}, "unknown 'dropout'"),
+    ],
+)
+def test_settings_are_checked_at_once(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        CompressConfig(**settings)
+
+
+def test_models_and_data_that_do_not_fit_are_named(tmp_path):
+    with pytest.raises(ConfigError, match="is trained on 'digits', not on 'imdb'"):
+        compress(CompressConfig(model="mlp", dataset="imdb", out=tmp_path))
+    with pytest.raises(ConfigError, match="needs a data set: give --dataset"):
+        compress(CompressConfig(model="prajjwal1/bert-tiny", out=tmp_path))
+    with pytest.raises(UnavailableError, match="the hub cannot be reached"):
+        compress(CompressConfig(model="some/model", dataset="reviews", out=tmp_path))
+    with pytest.raises(ConfigError, match="has none of the operators conv2d; it has: .*linear"):
+        compress(CompressConfig(model="mlp", operators=("conv2d",), out=tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_widths():
+    assert parse_width("8.4") == Integer(8, 4)
+    assert parse_width("6.auto") == Integer(6, "auto")
+    assert parse_width("8.-2") == Integer(8, -2)
+
+
+def test_doctor_finds_what_is_here():
+    findings = {finding.what: finding for finding in examine()}
+    assert findings["torch"].detail == torch.__version__
+    assert findings["python"].state == findings["import chop"].state == OK
+    assert not any(finding.is_fatal for finding in findings.values())
+    assert "apt-get install" in findings["verilator"].detail or findings["verilator"].state == OK
+
+
+def test_doctor_sees_a_package_that_shadows_chop(tmp_path):
+    other = tmp_path / "chop"
+    other.mkdir()
+    (other / "__init__.py").write_text("")
+    code = (
+        f"import sys, chop.actions.doctor as d; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "print([f.detail for f in d.examine() if f.what == 'import chop' and f.is_fatal])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "shadows" in run.stdout

@@ -1,0 +1,68 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHOP = Path(sys.executable).with_name("chop")
+
+
+def chop(*arguments, code=0):
+    run = subprocess.run([CHOP, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+    assert run.returncode == code, run.stdout + run.stderr
+    return run.stdout if code == 0 else run.stderr
+
+
+def test_help_teaches():
+    assert all(name in chop("--help") for name in ("compress", "demo", "doctor"))
+    text = chop("compress", "--help")
+    options = (
+        "--model",
+        "--dataset",
+        "--config",
+        "--out",
+        "--seed",
+        "--device",
+        "Examples",
+        "result.json",
+    )
+    assert all(option in text for option in options)
+
+
+def test_compress_reads_toml_and_options_win(tmp_path):
+    config = tmp_path / "run.toml"
+    config.write_text('model = "mlp"\nformats = ["4.2", "8.auto"]\nqat_epochs = 0\nseed = 3\n')
+    out = tmp_path / "out"
+    text = chop("compress", "--config", config, "--out", out, "--formats", "8.5")
+    assert "saved" in text
+    result = json.loads((out / "result.json").read_text())
+    assert [row["format"] for row in result["rows"]] == ["float", "integer 8.5"]
+    assert result["config"]["seed"] == 3
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--model", "vitt"], "did you mean 'vit'"),
+        (["--formats", "8"], "expected width.fraction"),
+        (["--config", "none.toml"], "does not exist"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message, tmp_path):
+    error = chop("compress", "--out", tmp_path / "out", *arguments, code=2)
+    assert message in " ".join(error.split())
+    assert "Traceback" not in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_keys_of_a_file_are_named(tmp_path):
+    config = tmp_path / "run.toml"
+    config.write_text('modle = "mlp"\n')
+    assert "did you mean 'model'" in " ".join(chop("compress", "--config", config, code=2).split())
+
+
+def test_doctor_lists_packages():
+    text = chop("doctor")
+    assert "torch" in text
+    assert "ok" in text
