@@ -55,7 +55,7 @@ def parse(cls: type[T], settings: Mapping[str, Any] | T | None, where: str = "")
     missing = [name for name, f in fields.items() if name not in settings and _required(f)]
     if missing:
         raise ConfigError(f"{where}: missing key '{missing[0]}'.")
-    hints = _type_hints(cls)
+    hints = _type_hints(cls)  # type: ignore[arg-type]
     return cls(
         **{key: convert(value, hints[key], f"{where}.{key}") for key, value in settings.items()}
     )

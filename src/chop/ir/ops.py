@@ -8,7 +8,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -229,7 +228,6 @@ _BY_FUNCTION = {function: row for row in TABLE for function in row.functions}
 _BY_METHOD = {name: row for row in TABLE for name in row.methods}
 
 
-@cache
 def of_module(cls: type[nn.Module]) -> Operator:
     """The row of a module class or of its nearest listed ancestor; a generic row otherwise."""
     for ancestor in cls.__mro__:

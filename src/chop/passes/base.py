@@ -106,5 +106,5 @@ def _parse(config: type[C] | Callable[[Mapping[str, Any]], C], settings: Any, wh
     if isinstance(config, type) and dataclasses.is_dataclass(config):
         return parse(config, settings, where)
     if isinstance(settings, Mapping | None):
-        return config(dict(settings or {}))  # type: ignore[call-arg]
+        return config(dict(settings or {}))
     raise ConfigError(f"{where}: expected a mapping, got {settings!r}.")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.formats import OPERANDS, Float, QuantSpec
+from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
 from chop.passes.analysis.add_common_metadata import record_formats
@@ -63,9 +63,9 @@ def calibrate_transform_pass(mg: MaseGraph, config: CalibrateConfig) -> dict[str
         module.spec = module.spec.fitted(seen)
         fitted += len(seen)
     for node in mg.nodes:
-        module = mg.module_of(node)
-        if isinstance(module, QuantizedOperator):
-            record_formats(node, module)
+        called = mg.module_of(node)
+        if isinstance(called, QuantizedOperator):
+            record_formats(node, called)
     return {"fitted": fitted}
 
 
@@ -85,7 +85,7 @@ class _Observer:
 
 def _observing(kept: Mapping[str, list[Tensor]]) -> QuantSpec:
     observers: dict[str, Any] = {operand: _Observer(values) for operand, values in kept.items()}
-    return dataclasses.replace(QuantSpec(*[Float()] * len(OPERANDS)), **observers)
+    return dataclasses.replace(QuantSpec(), **observers)
 
 
 def _waiting(spec: QuantSpec) -> list[str]:

@@ -1,0 +1,59 @@
+"""The examples run as their readers run them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+def run(name, *arguments):
+    command = [sys.executable, EXAMPLES / name, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_tutorial_1(tmp_path):
+    text = run("tutorial_1.py", "--out", tmp_path)
+    assert "dropouts: 6 before, 0 after" in text
+    assert "identical outputs" in text
+    assert {"bert.svg", "tutorial_1.pt", "tutorial_1.mz"} <= {f.name for f in tmp_path.iterdir()}
+
+
+@pytest.mark.slow
+def test_tutorial_3_on_the_built_in_reviews(tmp_path):
+    out = tmp_path / "rows.json"
+    run(
+        "tutorial_3.py",
+        "--limit",
+        600,
+        "--formats",
+        "8.4,4.2,4.auto",
+        "--qat",
+        "4.auto",
+        "--out",
+        out,
+    )
+    rows = json.loads(out.read_text())
+    assert rows["float"] > 0.8
+    assert abs(rows["PTQ 8.4"] - rows["float"]) < 0.03
+    assert rows["PTQ 4.2"] < 0.6 < rows["PTQ 4.auto"]
+    assert rows["QAT 4.auto"] > rows["float"] - 0.03
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_tutorial_3_on_real_reviews(tmp_path, data_folder):
+    out = tmp_path / "rows.json"
+    folders = ("--checkpoint", data_folder / "bert-tiny-imdb", "--dataset", data_folder / "imdb")
+    quick = ("--limit", 400, "--formats", "8.4,4.2,4.auto", "--qat", "", "--max-length", 128)
+    run("tutorial_3.py", *folders, *quick, "--out", out)
+    rows = json.loads(out.read_text())
+    assert rows["float"] > 0.7
+    assert abs(rows["PTQ 8.4"] - rows["float"]) < 0.05
+    assert rows["PTQ 4.2"] < 0.6
+    assert rows["PTQ 4.auto"] > 0.65
