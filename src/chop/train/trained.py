@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chop.data import TEXT_DATASETS, get_tokenized_dataset, load_dataset
 from chop.errors import ConfigError, did_you_mean
+from chop.files import replacing
 from chop.hub import cache_folder
 from chop.models import BUILTIN_MODELS, load_model
 from chop.train.train_loop import fit
@@ -68,9 +68,7 @@ def _weights_path(name: str, model: nn.Module, seed: int) -> Path:
     shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
     key = json.dumps([name, builtin.dataset, asdict(builtin.recipe), seed, shapes])
     digest = hashlib.sha256(key.encode()).hexdigest()[:12]
-    folder = cache_folder() / "trained"
-    folder.mkdir(exist_ok=True)
-    return folder / f"{name}-{builtin.dataset}-seed{seed}-{digest}.safetensors"
+    return cache_folder() / "trained" / f"{name}-{builtin.dataset}-seed{seed}-{digest}.safetensors"
 
 
 def _read_into(model: nn.Module, path: Path) -> bool:
@@ -91,7 +89,6 @@ def _read_into(model: nn.Module, path: Path) -> bool:
 def _write(model: nn.Module, path: Path) -> None:
     from safetensors.torch import save_file
 
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     state = {key: value.contiguous() for key, value in model.state_dict().items()}
-    save_file(state, temporary)
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        save_file(state, temporary)
