@@ -1,0 +1,226 @@
+"""Draws a graph as an SVG file that any browser or picture viewer shows.
+
+Modules are frames, nodes are boxes, coloured by what they compute; data flows from top to bottom.
+Sizes and other plain numbers are left out, and large graphs are folded, so that what remains can
+be read. Point at a box to see the node's full name and the line of the model that made it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from xml.sax.saxutils import escape, quoteattr
+
+from chop.ir.graph import MaseGraph
+from chop.ir.layout import Block, Line, Placed, lay_out
+from chop.ir.sketch import (
+    COLLAPSED,
+    KINDS,
+    LINE_HEIGHT,
+    OTHER,
+    TEXT_WIDTH,
+    Box,
+    Sketch,
+    sketch,
+)
+
+# (fill, border): pale fills keep black text readable in print too.
+COLOURS = {
+    "matrix product": ("#d6e4f7", "#3b6ea8"),
+    "normalisation": ("#e6dcf3", "#7a56a8"),
+    "activation": ("#fbe3cf", "#bf6a1f"),
+    "arithmetic": ("#fbf3c9", "#a08a1a"),
+    "pooling": ("#d3efec", "#2e8b84"),
+    "dropout": ("#f7dbe6", "#b0507c"),
+    "loss": ("#f6d0cc", "#b03a2e"),
+    "input": ("#d8f0d3", "#3f8f35"),
+    "constant": ("#ececec", "#8a8a8a"),
+    "output": ("#c9e8c4", "#2c6e24"),
+    OTHER: ("#f7f7f7", "#9a9a9a"),
+    COLLAPSED: ("#ffffff", "#3b6ea8"),
+}
+FONT = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', 'Liberation Mono', monospace"
+HEADER = 44.0
+ARROW = "M-3.5,-6 L0,0 L3.5,-6 Z"
+
+LegendRow = list[tuple[str, str, float]]
+"""Kind, text and distance from the left."""
+
+
+def draw(mg: MaseGraph, file: str | Path = "mase_graph.svg", depth: int | None = None) -> Path:
+    """Writes the picture; missing folders are made.
+
+    Args:
+        mg: the graph.
+        file: where to; the suffix is `.svg`, and is added if it is missing.
+        depth: levels of modules to unfold; None unfolds what stays readable.
+    Returns: the path of the file.
+
+    Raises:
+        ConfigError: `depth` is no positive number.
+    """
+    path = Path(file).expanduser()
+    if path.suffix != ".svg":
+        path = path.with_name(f"{path.name}.svg")
+    text = to_svg(mg, depth)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        written = Path(folder) / path.name
+        written.write_text(text, encoding="utf-8")
+        written.replace(path)
+    return path
+
+
+def to_svg(mg: MaseGraph, depth: int | None = None) -> str:
+    """The picture as text; the same graph gives the same text."""
+    plan = sketch(mg, depth)
+    inputs = [n for n, node in enumerate(plan.nodes) if node.op == "placeholder"]
+    block = lay_out(plan.root, plan.uses, inputs)
+    title = f"{mg.model.class_name}: {len(mg.nodes)} nodes"
+    legend = list(_legend(plan))
+    width = max(block.width, 640.0)
+    rows = _legend_rows(legend, width)
+    top = HEADER + 22.0 * len(rows)
+    height = top + block.height
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+        f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="{escape(FONT)}" font-size="10">',
+        f"<title>{escape(title)}</title>",
+        '<rect width="100%" height="100%" fill="#ffffff"/>',
+        f'<text x="16" y="26" font-size="15" font-weight="bold">{escape(title)}</text>',
+        *_draw_legend(rows),
+        f'<g transform="translate({(width - block.width) / 2:.1f} {top:.1f})">',
+        *_draw_block(plan, block),
+        "</g>",
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+# --- the legend ----------------------------------------------------------------------------------
+
+
+def _legend(plan: Sketch) -> Iterator[tuple[str, str]]:
+    """(kind, text) in the order of the colours; then notes, whose kind is ""."""
+    boxes = [box for box in plan.words.values() if box.kind in COLOURS]
+    counts = Counter(box.kind for box in boxes)
+    for kind in [*KINDS, OTHER, COLLAPSED]:
+        if counts[kind]:
+            yield kind, f"{kind} {counts[kind]}"
+    if any(box.is_quantized for box in boxes):
+        yield "", "thick border: quantised"
+    if any(box.stays_float for box in boxes):
+        yield "", "dashed: could be quantised, is float"
+    for letter, meaning in plan.letters.items():
+        yield "", f"{letter} = {meaning}"
+    if plan.hidden:
+        yield "", f"not drawn: {plan.hidden} nodes that compute sizes"
+
+
+def _legend_rows(
+    entries: list[tuple[str, str]], width: float
+) -> list[list[tuple[str, str, float]]]:
+    rows: list[list[tuple[str, str, float]]] = [[]]
+    x = 16.0
+    for kind, text in entries:
+        needed = len(text) * TEXT_WIDTH + (34 if kind else 18)
+        if x + needed > width and rows[-1]:
+            rows.append([])
+            x = 16.0
+        rows[-1].append((kind, text, x))
+        x += needed
+    return rows
+
+
+def _draw_legend(rows: list[LegendRow]) -> Iterator[str]:
+    for number, row in enumerate(rows):
+        y = HEADER + 22.0 * number
+        for kind, text, x in row:
+            if kind:
+                fill, border = COLOURS[kind]
+                yield (
+                    f'<rect x="{x:.1f}" y="{y - 8:.1f}" width="12" height="12" rx="2" '
+                    f'fill="{fill}" stroke="{border}"/>'
+                )
+            yield f'<text x="{x + (18 if kind else 0):.1f}" y="{y + 2:.1f}">{escape(text)}</text>'
+
+
+# --- boxes, frames and lines --------------------------------------------------------------------
+
+
+def _draw_block(plan: Sketch, block: Block) -> Iterator[str]:
+    boxes = [placed for placed in block.placed if not placed.item.children]
+    frames = [placed for placed in block.placed if placed.item.children]
+    for placed in frames:
+        yield from _draw_frame(placed, plan.words[_key(placed)])
+    yield '<g fill="none" stroke="#6b7280" stroke-width="1.1">'
+    yield from (f'<path d="{_way(line)}"/>' for line in block.lines)
+    yield '</g>\n<g fill="#6b7280">'
+    for line in block.lines:
+        if line.arrow:
+            x, y = line.end
+            yield f'<path d="{ARROW}" transform="translate({x:.1f} {y:.1f})"/>'
+    yield "</g>"
+    for placed in frames:
+        yield from _draw_label(placed, plan.words[_key(placed)])
+    for placed in boxes:
+        yield from _draw_box(placed, plan.words[_key(placed)])
+
+
+def _key(placed: Placed) -> str:
+    """The key under which the words are; a module cut into several calls has `key#n`."""
+    key = placed.item.key
+    return key if key.startswith("#") else key.partition("#")[0]
+
+
+def _way(line: Line) -> str:
+    (x, y), (_, turn), (end_x, end_y) = line.start, line.turn, line.end
+    middle = (turn + end_y) / 2
+    way = f"M{x:.1f},{y:.1f} L{x:.1f},{turn:.1f} "
+    if abs(end_x - x) < 0.5:
+        return f"{way}L{end_x:.1f},{end_y:.1f}"
+    return f"{way}C{x:.1f},{middle:.1f} {end_x:.1f},{middle:.1f} {end_x:.1f},{end_y:.1f}"
+
+
+def _draw_frame(placed: Placed, box: Box) -> Iterator[str]:
+    yield (
+        f"<g><title>{escape(box.tooltip)}</title>"
+        f'<rect x="{placed.x:.1f}" y="{placed.y:.1f}" width="{placed.width:.1f}" '
+        f'height="{placed.height:.1f}" rx="6" fill="#1f3a5f" fill-opacity="0.02" '
+        'stroke="#9fb3c8"/></g>'
+    )
+
+
+def _draw_label(placed: Placed, box: Box) -> Iterator[str]:
+    """After the lines, on a light ground: a line may cross the place of a label."""
+    yield (
+        f'<text x="{placed.x + 8:.1f}" y="{placed.y + 14:.1f}" fill="#41566e" '
+        'stroke="#ffffff" stroke-width="3" stroke-linejoin="round" paint-order="stroke">'
+        f'<tspan font-weight="bold">{escape(box.title)}</tspan> {escape(box.kind)}</text>'
+    )
+
+
+def _draw_box(placed: Placed, box: Box) -> Iterator[str]:
+    fill, border = COLOURS[box.kind]
+    thickness = "2.2" if box.is_quantized else "1"
+    dashes = ' stroke-dasharray="4 3"' if box.stays_float else ""
+    middle, y = placed.x + placed.width / 2, placed.y + LINE_HEIGHT
+    yield f"<g data-node={quoteattr(placed.item.key)}><title>{escape(box.tooltip)}</title>"
+    yield (
+        f'<rect x="{placed.x:.1f}" y="{placed.y:.1f}" width="{placed.width:.1f}" '
+        f'height="{placed.height:.1f}" rx="4" fill="{fill}" stroke="{border}" '
+        f'stroke-width="{thickness}"{dashes}/>'
+    )
+    yield (
+        f'<text x="{middle:.1f}" y="{y:.1f}" text-anchor="middle" font-size="11" '
+        f'font-weight="bold">{escape(box.title)}</text>'
+    )
+    for line in box.lines:
+        y += LINE_HEIGHT
+        yield (
+            f'<text x="{middle:.1f}" y="{y:.1f}" text-anchor="middle" fill="#374151">'
+            f"{escape(line)}</text>"
+        )
+    yield "</g>"
