@@ -1,0 +1,52 @@
+"""Shows a graph as text, and how many nodes of which kind it has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chop.ir.graph import MaseGraph
+from chop.passes.base import graph_pass
+
+
+@dataclass(frozen=True)
+class ReportGraphConfig:
+    """Settings of `report_graph_analysis_pass`.
+
+    Attributes:
+        file_name: where to write the text; None prints it. Missing folders are made.
+    """
+
+    file_name: Path | None = None
+
+
+@graph_pass(config=ReportGraphConfig)
+def report_graph_analysis_pass(mg: MaseGraph, config: ReportGraphConfig) -> dict[str, Any]:
+    """Prints or writes the graph, and counts its nodes.
+
+    Returns: `nodes`, `ops` (nodes by the kind that FX gives them), `operators` (nodes by MASE's
+        name of the operator) and `text`.
+    """
+    ops = Counter(node.op for node in mg.nodes)
+    operators = Counter(mg.operator(node).name for node in mg.nodes if node.op.startswith("call_"))
+    text = "\n".join(
+        [
+            str(mg.fx_graph).strip(),
+            "",
+            f"{mg.model.class_name}: {len(mg.nodes)} nodes",
+            *(f"  {op}: {count}" for op, count in ops.most_common()),
+            "operators:",
+            *(f"  {name}: {count}" for name, count in operators.most_common()),
+            "",
+        ]
+    )
+    if config.file_name is None:
+        from rich.console import Console
+
+        Console().print(text, markup=False, highlight=False, soft_wrap=True)
+    else:
+        config.file_name.parent.mkdir(parents=True, exist_ok=True)
+        config.file_name.write_text(text, encoding="utf-8")
+    return {"nodes": len(mg.nodes), "ops": dict(ops), "operators": dict(operators), "text": text}

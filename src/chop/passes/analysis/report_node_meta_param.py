@@ -1,0 +1,72 @@
+"""A table of the metadata that passes left on each node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.metadata import Record
+from chop.passes.analysis.tables import show
+from chop.passes.base import graph_pass
+
+Which = Literal["common", "software", "hardware"]
+ROOMS: tuple[Which, ...] = ("common", "software", "hardware")
+
+
+@dataclass(frozen=True)
+class ReportMetadataConfig:
+    """Settings of `report_node_meta_param_analysis_pass`.
+
+    Attributes:
+        which: which metadata to show; `("all",)` shows everything.
+        save_path: a text file to write the table to as well.
+    """
+
+    which: tuple[Which | Literal["all"], ...] = ("all",)
+    save_path: str | None = None
+
+
+@graph_pass(config=ReportMetadataConfig, requires=("init_metadata_analysis_pass",))
+def report_node_meta_param_analysis_pass(
+    mg: MaseGraph, config: ReportMetadataConfig
+) -> dict[str, Any]:
+    """Prints a table with a row per node.
+
+    Returns: `rows`, one dict per node: its name, operator and type, and the chosen metadata as
+        plain nested dicts. Tensors are described, not copied.
+    """
+    chosen = [room for room in ROOMS if room in config.which or "all" in config.which]
+    rows = []
+    for node in mg.nodes:
+        metadata, row = metadata_of(node), mg.operator(node)
+        entry: dict[str, Any] = {room: _plain(metadata[room]) for room in chosen}
+        names = {"node": node.name, "operator": row.name, "mase_type": row.mase_type}
+        rows.append({**names, **entry})
+    texts = [{**row, **{room: _as_text(row[room]) for room in chosen}} for row in rows]
+    show("Node metadata", ("node", "operator", "mase_type", *chosen), texts, config.save_path)
+    return {"rows": rows}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Record):
+        return {name: _plain(item) for name, item in value.items() if item is not None}
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, Tensor):
+        return f"tensor {tuple(value.shape)} {value.dtype}"
+    return value
+
+
+def _as_text(value: Any, indent: str = "") -> str:
+    """Nested dicts as indented lines."""
+    lines = []
+    for name, item in value.items():
+        if isinstance(item, Mapping) and item:
+            lines += [f"{indent}{name}:", _as_text(item, indent + "  ")]
+        else:
+            lines.append(f"{indent}{name}: {item}")
+    return "\n".join(lines)
