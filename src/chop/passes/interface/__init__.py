@@ -1,0 +1,1 @@
+"""Passes that carry a graph to and from other places."""

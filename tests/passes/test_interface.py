@@ -1,0 +1,37 @@
+"""Saving and loading as steps of a pipeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from chop.errors import CheckpointError, ConfigError
+from chop.ir.graph import MaseGraph
+from chop.passes.interface.load_graph import load_mase_graph_interface_pass
+from chop.passes.interface.save_graph import save_mase_graph_interface_pass
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+def test_a_saved_graph_is_loaded_again(tmp_path: Path, wrap: bool) -> None:
+    mg, folder = MaseGraph(nn.Sequential(nn.Linear(4, 2), nn.ReLU())), tmp_path / "new.v1"
+    saving: Any = {"save_dir": str(folder)} if wrap else folder
+    same, info = save_mase_graph_interface_pass(mg, saving)
+    loading: Any = {"load_dir": str(folder)} if wrap else str(folder)
+    again, _ = load_mase_graph_interface_pass(None, loading)
+    x = torch.randn(3, 4)
+    assert same is mg and torch.equal(again.model(x), mg.model(x))
+    assert info["path"].with_name("graph_module.mz").is_file()
+
+
+def test_wrong_settings_are_refused(tmp_path: Path) -> None:
+    mg = MaseGraph(nn.Sequential(nn.Linear(4, 2)))
+    with pytest.raises(ConfigError, match="did you mean 'save_dir'"):
+        save_mase_graph_interface_pass(mg, {"savedir": "x"})
+    with pytest.raises(ConfigError, match="save_dir: expected Path, got nothing"):
+        save_mase_graph_interface_pass(mg, {})
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        load_mase_graph_interface_pass(mg, tmp_path)
