@@ -227,6 +227,24 @@ def test_metadata_provenance_and_conditions_survive(tmp_path: Path) -> None:
     assert [list(n.meta.get("nn_module_stack", ())) for n in again.nodes] == stacks
 
 
+def test_nodes_put_in_after_the_metadata_are_described_on_load(tmp_path: Path) -> None:
+    from chop.passes import add_common_metadata_analysis_pass, init_metadata_analysis_pass
+
+    mg, _ = init_metadata_analysis_pass(net())
+    mg, _ = add_common_metadata_analysis_pass(mg, {"dummy_in": {"x": X}})
+    node = next(node for node in mg.nodes if node.target == "drop")
+    with mg.fx_graph.inserting_after(node):
+        new = mg.fx_graph.call_function(torch.relu, (node,))
+    node.replace_all_uses_with(new, lambda user: user is not new)
+    mg.export(tmp_path / "graph")
+    found = MaseGraph.from_checkpoint(tmp_path / "graph").node(new.name).meta["mase"].common
+    assert (found.mase_op, found.mase_type) == ("relu", "module_related_func")
+    assert found.args["data_in_0"].shape == found.results["data_out_0"].shape == (2, 16, 8)
+    bare = MaseGraph.from_checkpoint(tmp_path / "graph", propagate_missing_metadata=False)
+    assert "mase" not in bare.node(new.name).meta
+    assert "mase" not in reload(net(), tmp_path).nodes[0].meta
+
+
 def test_the_state_dict_alone_loads_into_the_original_model(tmp_path: Path) -> None:
     mg, model = net(), Net()
     mg.export(tmp_path / "graph", "state_dict")

@@ -14,6 +14,7 @@ leaves out (buffers that are not persistent, constants) are in the `.mz`. Both c
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import json
@@ -24,17 +25,19 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from chop.errors import CheckpointError, ChopError, did_you_mean
 from chop.ir.allowed import AllowList
 from chop.ir.captured import CapturedModule
 from chop.ir.codec import Decoder, Encoder, Json, NotPlainError
 from chop.ir.configs import ConfigReader, ConfigWriter
-from chop.ir.graph import MaseGraph, Provenance
+from chop.ir.graph import MaseGraph, Provenance, metadata_of
 from chop.ir.graph_codec import decode_graph, encode_graph
 from chop.ir.guards import compile_guard
+from chop.ir.metadata import MaseMetadata, TensorInfo
 from chop.ir.module_codec import BOOKKEEPING, decode_tree, encode_tree
+from chop.ir.propagate import example_inputs, propagate
 from chop.ir.tensor_store import (
     TensorStore,
     as_stored,
@@ -100,8 +103,8 @@ def from_checkpoint(
 
     Args:
         checkpoint: the name given to `export`, with or without a suffix.
-        propagate_missing_metadata: notes shapes and dtypes of nodes that the file has none for, if
-            the graph had metadata at all.
+        propagate_missing_metadata: where some nodes have metadata and others, put in later, have
+            none, notes operator, shapes and dtypes of those.
         allow: module classes, functions and `autograd.Function`s of your own that the checkpoint
             may contain.
 
@@ -121,6 +124,8 @@ def from_checkpoint(
         raise CheckpointError(
             f"'{graph_path}' is malformed ({type(error).__name__}: {error})."
         ) from error
+    if propagate_missing_metadata:
+        _fill_metadata(mg)
     return mg
 
 
@@ -194,6 +199,29 @@ def _rebuild(document: Json, stored: Mapping[str, Tensor], allowed: AllowList) -
     mg = MaseGraph(model)
     mg.provenance = [Provenance(str(name), str(config)) for name, config in document["provenance"]]
     return mg
+
+
+def _fill_metadata(mg: MaseGraph) -> None:
+    """Describes the nodes that were put in after the others had been described."""
+    noted = [node for node in mg.nodes if "mase" in node.meta]
+    described = {node for node in noted if metadata_of(node).common.mase_op}
+    missing = set(mg.nodes) - described
+    if not described or not missing:
+        return
+    results: dict[fx.Node, TensorInfo] = {}
+
+    def note(node: fx.Node, result: Any) -> None:
+        if isinstance(result, Tensor):
+            results[node] = TensorInfo.of(result)
+        if node in missing:
+            node.meta["mase"] = MaseMetadata()
+            common, row = metadata_of(node).common, mg.operator(node)
+            common.mase_op, common.mase_type = row.name, row.mase_type
+            inputs = [results[n] for n in node.all_input_nodes if n in results]
+            common.args = {f"data_in_{i}": copy.copy(info) for i, info in enumerate(inputs)}
+            common.results = {"data_out_0": results[node]} if node in results else {}
+
+    propagate(mg.model, example_inputs(mg.model), note)
 
 
 def _readable(model: nn.Module, path: str) -> set[str]:
