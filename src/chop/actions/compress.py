@@ -136,7 +136,16 @@ def compress(config: CompressConfig) -> dict[str, Any]:
         UnavailableError: the model or the data set is not there.
     """
     console = Console()
-    subject = load_subject(config)
+    subject = load_subject(
+        config.model,
+        config.dataset,
+        train_epochs=config.train_epochs,
+        batch_size=config.batch_size,
+        limit=config.limit,
+        max_length=config.max_length,
+        seed=config.seed,
+        device=config.device,
+    )
     console.print(f"[bold]{config.model}[/] on {subject.dataset}: raising the model to a graph")
     mg = MaseGraph(subject.model, dummy_in=subject.example())
     mg, _ = passes.init_metadata_analysis_pass(mg)

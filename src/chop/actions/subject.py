@@ -17,9 +17,7 @@ from chop.train import Rows, calibration_batches, default_dataset, fit, load_tra
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
-    from chop.actions.compress import CompressConfig
-
-BUILTIN_QAT_LR, CHECKPOINT_QAT_LR = 3e-3, 1e-4
+BUILTIN_QAT_LR, CHECKPOINT_LR = 3e-3, 1e-4
 EXAMPLE_ROWS = 3
 
 
@@ -55,54 +53,63 @@ class Subject:
         return {name: column for name, column in batch.items() if name != "labels"}
 
 
-def load_subject(config: CompressConfig) -> Subject:
-    """Loads, or trains, the model of a job and its data.
+def load_subject(
+    model: str,
+    dataset: str | None = None,
+    *,
+    train_epochs: int = 0,
+    batch_size: int = 64,
+    limit: int | None = None,
+    max_length: int | None = None,
+    seed: int = 0,
+    device: str | None = None,
+) -> Subject:
+    """Loads, or trains, a model and its data.
+
+    Args:
+        model: built-in name, local Hugging Face folder or hub name.
+        dataset: built-in name, local folder or hub name; None takes the built-in model's own.
+        train_epochs: fine-tunes a model that is not built in.
+        batch_size: rows of a training step.
+        limit: keeps that many rows of each split.
+        max_length: cuts texts to that many tokens.
+        seed: of training.
+        device: None takes a GPU where there is one.
 
     Raises:
-        ConfigError: a model that is not built in comes without a data set.
+        ConfigError: model and data set do not go together.
         UnavailableError: model or data set are not there.
     """
-    device = torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if config.model in BUILTIN_MODELS:
-        model, data, name = _builtin(config)
-    else:
-        model, data, name = _checkpoint(config)
-    train, test = read_rows(data["train"]), read_rows(data["test"])
-    model = model.to(device).eval()
-    if config.train_epochs and config.model not in BUILTIN_MODELS:
-        fit(
-            model,
-            train,
-            epochs=config.train_epochs,
-            lr=CHECKPOINT_QAT_LR,
-            batch_size=config.batch_size,
-            seed=config.seed,
-            device=device,
-            progress="fine-tuning",
-        )
-    qat_lr = BUILTIN_QAT_LR if config.model in BUILTIN_MODELS else CHECKPOINT_QAT_LR
-    return Subject(model, name, train, test, device, qat_lr)
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if model in BUILTIN_MODELS:
+        own = BUILTIN_MODELS[model].dataset
+        if dataset not in (None, own):
+            raise ConfigError(
+                f"built-in model '{model}' is trained on '{own}', not on '{dataset}'; give a "
+                "model of your own by --model FOLDER."
+            )
+        data = default_dataset(model, limit=limit)
+        trained = load_trained(model, seed=seed, progress=True).to(place)
+        rows = read_rows(data["train"]), read_rows(data["test"])
+        return Subject(trained, own, *rows, place, BUILTIN_QAT_LR)
+    loaded, data = _checkpoint(model, dataset, limit, max_length)
+    rows = read_rows(data["train"]), read_rows(data["test"])
+    if train_epochs:
+        options = {"epochs": train_epochs, "batch_size": batch_size, "seed": seed}
+        fit(loaded, rows[0], lr=CHECKPOINT_LR, device=place, progress="fine-tuning", **options)
+    return Subject(loaded.to(place).eval(), str(dataset), *rows, place, CHECKPOINT_LR)
 
 
-def _builtin(config: CompressConfig) -> tuple[nn.Module, DatasetDict, str]:
-    own = BUILTIN_MODELS[config.model].dataset
-    if config.dataset not in (None, own):
+def _checkpoint(
+    model: str, dataset: str | None, limit: int | None, max_length: int | None
+) -> tuple[nn.Module, DatasetDict]:
+    if dataset is None:
         raise ConfigError(
-            f"built-in model '{config.model}' is trained on '{own}', not on '{config.dataset}'; "
-            "give a model of your own by --model FOLDER."
+            f"model '{model}' is not built in and needs a data set: give --dataset, or for "
+            f"a built-in model {did_you_mean(model, BUILTIN_MODELS)}"
         )
-    data = default_dataset(config.model, limit=config.limit)
-    return load_trained(config.model, seed=config.seed, progress=True), data, own
-
-
-def _checkpoint(config: CompressConfig) -> tuple[nn.Module, DatasetDict, str]:
-    if config.dataset is None:
-        raise ConfigError(
-            f"model '{config.model}' is not built in and needs a data set: give --dataset, or for "
-            f"a built-in model {did_you_mean(config.model, BUILTIN_MODELS)}"
-        )
-    data = load_dataset(config.dataset, limit=config.limit)
-    model = load_model(config.model, num_labels=num_labels(data))
-    if model.main_input_name == "input_ids":
-        data = get_tokenized_dataset(data, config.model, max_length=config.max_length)
-    return model, data, str(config.dataset)
+    data = load_dataset(dataset, limit=limit)
+    loaded = load_model(model, num_labels=num_labels(data))
+    if loaded.main_input_name == "input_ids":
+        data = get_tokenized_dataset(data, model, max_length=max_length)
+    return loaded, data
