@@ -12,6 +12,8 @@ from pathlib import Path
 # Hugging Face's libraries read their settings when they are imported, so these come first.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# Two workers of two threads each wait for one another on two cores; commands under test inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 if "CHOP_CACHE" not in os.environ:
     os.environ["CHOP_CACHE"] = tempfile.mkdtemp(prefix="chop-test-cache-")
     atexit.register(shutil.rmtree, os.environ["CHOP_CACHE"], ignore_errors=True)
