@@ -14,7 +14,7 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chop.errors import CheckpointError
+from chop.formats import NumberFormat, QuantSpec
 from chop.ir.module_tree import Scope
 from chop.ir.runtime import AutogradCall, ByMode, set_item
 from chop.ir.targets import PYTHON_OPERATORS, SET_GRAD_ENABLED
@@ -53,6 +54,9 @@ REFUSED_METHODS = _words(
     "apply_ map_ map2_ module_load numpy register_hook register_post_accumulate_grad_hook set_ "
     "share_memory_ storage untyped_storage data_ptr"
 )
+# Functions that call a function they are given: with these, reading an attribute could run code.
+CALLING = _words("triplet_margin_with_distance_loss handle_torch_function boolean_dispatch")
+CALLING_CLASSES = _words("TripletMarginWithDistanceLoss")
 OPERATOR_METHODS = _words("__contains__ __rpow__ __rmod__ __rlshift__ __rrshift__ __rfloordiv__")
 OPERATOR_NAMESPACES = re.compile(r"(aten|prims|chop)\.[a-z]\w*\.\w+")
 TORCH_HOMES = ("torch.nn.modules.", "torch.nn.utils.parametriz")
@@ -105,6 +109,29 @@ class AllowList:
             )
         return found
 
+    def function_value(self, reference: str) -> Callable[..., Any]:
+        """A function that is not called by a node but handed to a module or another function.
+
+        Python's own are refused: what a node may do with `getattr` is checked at the node.
+
+        Raises:
+            CheckpointError: it is not on the list.
+        """
+        if reference.startswith("builtins:") and reference not in self._extra:
+            raise CheckpointError(f"the checkpoint hands on '{reference}', which is not allowed.")
+        return self.function(reference)
+
+    def check_call(self, reference: str, args: Sequence[Any], kwargs: Iterable[str]) -> None:
+        """Checks the arguments of those functions that could be talked into more than they say.
+
+        Raises:
+            CheckpointError: an attribute that is not allowed, or a function to be called.
+        """
+        if reference == "builtins:getattr":
+            self.attribute(args[1] if len(args) > 1 else None)
+        if reference.startswith("builtins:") and "key" in kwargs:
+            raise CheckpointError(f"the checkpoint calls '{reference}' with a key function.")
+
     def method(self, name: str) -> str:
         """`name` itself, when a tensor may be asked for that method.
 
@@ -125,8 +152,7 @@ class AllowList:
             CheckpointError: it is not on the list.
         """
         is_public = isinstance(name, str) and name.isidentifier() and not name.startswith("_")
-        owners = (Tensor, nn.Module, dict, list, tuple, str)
-        if is_public and not any(callable(getattr(owner, name, None)) for owner in owners):
+        if is_public and not any(callable(getattr(owner, name, None)) for owner in _owners()):
             return str(name)
         raise CheckpointError(f"the checkpoint reads the attribute {name!r}, which is not allowed.")
 
@@ -147,6 +173,14 @@ class AllowList:
                 f"list of classes; if it is yours, pass allow=[{_last(reference)}]."
             )
         return found
+
+
+def _owners() -> tuple[type, ...]:
+    """The classes of objects that can turn up in a graph."""
+    transformers = sys.modules.get("transformers.configuration_utils")
+    configs = () if transformers is None else (transformers.PretrainedConfig,)
+    plain = (dict, list, tuple, str, torch.Size, torch.dtype, torch.device, types.FunctionType)
+    return (Tensor, nn.Module, NumberFormat, QuantSpec, torch._ops.OpOverload, *plain, *configs)
 
 
 def _last(reference: str) -> str:
@@ -171,7 +205,8 @@ def _functions() -> dict[str, Callable[..., Any]]:
     for home in homes:
         for name, value in _public_callables(home):
             is_ours = home is F and (value.__module__ == F.__name__ or id(value) in compiled)
-            if id(value) in overridable or name in FACTORIES or is_ours:
+            known = id(value) in overridable or name in FACTORIES or is_ours
+            if known and name not in CALLING:
                 table[f"{home.__name__}:{name}"] = value
     for name, value in _public_callables(operator):
         if name in OPERATORS:
@@ -208,7 +243,9 @@ def _torch_classes() -> dict[str, type[nn.Module]]:
         reference_of(value): value
         for home in homes
         for value in vars(home).values()
-        if _is_module_class(value) and value.__module__ == home.__name__
+        if _is_module_class(value)
+        and value.__module__ == home.__name__
+        and value.__name__ not in CALLING_CLASSES
     }
 
 

@@ -36,7 +36,7 @@ from chop.ir.graph import MaseGraph, Provenance, metadata_of
 from chop.ir.graph_codec import decode_graph, encode_graph
 from chop.ir.guards import compile_guard
 from chop.ir.metadata import MaseMetadata, TensorInfo
-from chop.ir.module_codec import BOOKKEEPING, decode_tree, encode_tree
+from chop.ir.module_codec import decode_tree, encode_tree
 from chop.ir.propagate import example_inputs, propagate
 from chop.ir.tensor_store import (
     TensorStore,
@@ -194,7 +194,7 @@ def _rebuild(document: Json, stored: Mapping[str, Tensor], allowed: AllowList) -
             setattr(model, name, decode(document["attributes"][name]))
     for guard in model.guards:
         compile_guard(guard)
-    paths = {record["path"]: _readable(model, record["path"]) for record in document["modules"]}
+    paths = {record["path"]: _tensor_names(model, record["path"]) for record in document["modules"]}
     model.graph = decode_graph(document, paths, allowed, decode)
     mg = MaseGraph(model)
     mg.provenance = [Provenance(str(name), str(config)) for name, config in document["provenance"]]
@@ -224,11 +224,10 @@ def _fill_metadata(mg: MaseGraph) -> None:
     propagate(mg.model, example_inputs(mg.model), note)
 
 
-def _readable(model: nn.Module, path: str) -> set[str]:
-    """What `get_attr` may read of a module: its tensors and plain attributes."""
+def _tensor_names(model: nn.Module, path: str) -> set[str]:
+    """What `get_attr` may read of a module."""
     module = model.get_submodule(path)
-    plain = set() if module is model else vars(module).keys() - BOOKKEEPING
-    return {*module._parameters, *module._buffers, *plain}
+    return {*module._parameters, *module._buffers}
 
 
 # --- the files ---------------------------------------------------------------------------------

@@ -63,10 +63,14 @@ class Encoder:
     Args:
         special: what to do with values that only the caller can write, tensors and configurations:
             a class and the function that makes the plain form.
+        functions: whether functions have a plain form.
     """
 
-    def __init__(self, special: Mapping[type, Callable[[Any], Json]] | None = None) -> None:
+    def __init__(
+        self, special: Mapping[type, Callable[[Any], Json]] | None = None, functions: bool = True
+    ) -> None:
         self._special = dict(special or {})
+        self._functions = functions
 
     def __call__(self, value: Any) -> Json:
         """The plain form of a value.
@@ -146,7 +150,7 @@ class Encoder:
             return {"$spec": {**formats, "gradient": value.gradient}}
         if value is Ellipsis:
             return {"$ellipsis": True}
-        if callable(value) and not isinstance(value, nn.Module):
+        if self._functions and callable(value) and not isinstance(value, nn.Module):
             return {"$function": function_name(value)}
         raise NotPlainError(f"{type(value).__module__}.{type(value).__qualname__}")
 
@@ -171,7 +175,7 @@ class Decoder:
             "$format": from_key,
             "$spec": _spec,
             "$ellipsis": lambda _: Ellipsis,
-            "$function": allowed.function,
+            "$function": allowed.function_value,
             "$namespace": lambda items: SimpleNamespace(**self(items)),
             **(special or {}),
         }

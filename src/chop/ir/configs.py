@@ -65,7 +65,12 @@ def _read(entry: Json, allowed: AllowList, decode: Callable[[Json], Any]) -> Any
     kind = allowed.own(entry["class"])
     if kind is None and entry["model_type"] in CONFIG_MAPPING:
         kind = CONFIG_MAPPING[entry["model_type"]]
-    values = decode(entry["values"])
+    # Underscored settings choose implementations, which transformers may fetch from elsewhere.
+    values = {
+        name: value
+        for name, value in decode(entry["values"]).items()
+        if name == "_name_or_path" or not (name[0] == "_" or name.endswith("_implementation"))
+    }
     if entry["attention"] in ATTENTION:
         values["attn_implementation"] = entry["attention"]
     try:

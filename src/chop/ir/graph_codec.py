@@ -19,9 +19,8 @@ from chop.ir.captured import NodeRecord, graph_to_nodes, nodes_to_graph
 from chop.ir.codec import Decoder, Encoder, Json, NotPlainError
 
 KEPT_METADATA = ("spec", "source")
-# Without rules for tensors: values that a pass kept for its own use are not worth a file.
-PLAIN = Encoder()
-GETATTR = "builtins:getattr"
+# Tensors and functions that a pass kept in metadata for its own use are not worth a file.
+PLAIN = Encoder(functions=False)
 INPUT = re.compile(r"\*{0,2}(?P<name>\w+)")
 
 
@@ -113,6 +112,8 @@ def _check_node(record: NodeRecord, paths: Mapping[str, set[str]], allowed: Allo
             raise CheckpointError(f"the checkpoint has an input of odd name {target!r}.")
     elif op == "call_method":
         allowed.method(target)
+        if "key" in record.kwargs:
+            raise CheckpointError(f"node '{record.name}' calls '{target}' with a key function.")
     elif op == "call_module":
         if not target or target not in paths:
             raise CheckpointError(f"node '{record.name}' calls the module '{target}': not there.")
@@ -121,8 +122,7 @@ def _check_node(record: NodeRecord, paths: Mapping[str, set[str]], allowed: Allo
         if name not in paths.get(owner, ()):
             raise CheckpointError(f"node '{record.name}' reads '{target}', which is not there.")
     elif op == "call_function":
-        if target == GETATTR:
-            allowed.attribute(record.args[1])
+        allowed.check_call(target, record.args, record.kwargs)
     elif op != "output":
         raise CheckpointError(f"node '{record.name}' is of unknown kind '{op}'.")
 
