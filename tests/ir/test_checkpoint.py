@@ -604,3 +604,46 @@ def test_modules_cannot_be_given_bookkeeping(written: Path, name: str) -> None:
 def test_module_paths_that_could_become_code_are_refused(written: Path) -> None:
     edit(written, lambda document: document["modules"][1].update(path=INJECTION))
     refused(written, "odd path|not there")
+
+
+# --- code of the user's own ----------------------------------------------------------------------
+
+
+class Double(torch.autograd.Function):
+    """Doubles, with a gradient that only this class knows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 7
+
+
+class Doubled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Double.apply(x)
+
+
+def test_autograd_functions_load_when_they_are_allowed(tmp_path: Path) -> None:
+    mg = MaseGraph(Doubled(), dummy_in={"x": torch.randn(2, 3)})
+    with pytest.raises(CheckpointError, match=r"Double\.apply'.*allow=\[Double\]"):
+        reload(mg, tmp_path)
+    again = reload(mg, tmp_path, allow=[Double])
+    x = torch.ones(2, 3, requires_grad=True)
+    again.model(x).sum().backward()
+    assert torch.equal(x.grad, torch.full((2, 3), 7.0))
+
+
+def helper(x: Tensor) -> Tensor:
+    return x - 1
+
+
+def test_own_functions_load_when_they_are_allowed(tmp_path: Path) -> None:
+    mg = net()
+    node = next(node for node in mg.nodes if node.target is F.gelu)
+    node.target, node.kwargs = helper, {}
+    with pytest.raises(CheckpointError, match=r"helper'.*allow=\[helper\]"):
+        reload(mg, tmp_path)
+    assert_same(mg, reload(mg, tmp_path, allow=[helper]))
