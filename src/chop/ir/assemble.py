@@ -10,8 +10,7 @@ from torch import Tensor, fx
 
 from chop.ir.captured import CapturedModule, LeafReport, TensorSpec
 from chop.ir.cleanup import drop_dead_code, drop_idle_grad_switches
-from chop.ir.ladder import Ladder, Recording
-from chop.ir.modes import ModesDifferError
+from chop.ir.ladder import Ladder, Recording, hides_nothing
 from chop.ir.module_tree import add_extras, mirror, qualified_class
 from chop.ir.recorder import Recorder
 
@@ -90,7 +89,7 @@ def announced(ladder: Ladder, captured: CapturedModule, notes: Sequence[str]) ->
         f"{report.path} ({report.class_name}) is one node that hides {report.operators} "
         f"operators: {report.reason}"
         for report in captured.auto_leaves
-        if not isinstance(ladder.given_up[report.path].error, ModesDifferError)
+        if not hides_nothing(ladder.model, ladder.given_up[report.path])
     ]
     if "" in ladder.given_up:
         blocked = ladder.given_up[""]

@@ -154,6 +154,8 @@ class Ladder:
                 self.seen[blocked.path] = observe_leaf(
                     self.model, _widened(self.example), self.fixed, blocked.path, stop.sizes
                 )
+            elif hides_nothing(self.model, blocked):
+                self._add_leaves(blocked)
             elif self.strict or not (blocked.path or self.symbolic):
                 first = self.given_up.get("", blocked)
                 raise CaptureError(_advice(self.model, first)) from first.error
@@ -162,9 +164,18 @@ class Ladder:
                 self.by_example = True
                 self.given_up.setdefault("", blocked)
             else:
-                cls = type(self.model.get_submodule(blocked.path))
-                self.leaves.add(n for n, m in self.model.named_modules() if type(m) is cls)
-                self.given_up[blocked.path] = blocked
+                self._add_leaves(blocked)
+
+    def _add_leaves(self, blocked: Blocked) -> None:
+        cls = type(self.model.get_submodule(blocked.path))
+        self.leaves.add(name for name, m in self.model.named_modules() if type(m) is cls)
+        self.given_up[blocked.path] = blocked
+
+
+def hides_nothing(model: nn.Module, blocked: Blocked) -> bool:
+    """Whether a leaf is only a switch between modes, such as a DropPath without parameters."""
+    only_mode = isinstance(blocked.error, ModesDifferError) and bool(blocked.path)
+    return only_mode and not any(True for _ in model.get_submodule(blocked.path).parameters())
 
 
 def _advice(model: nn.Module, blocked: Blocked) -> str:

@@ -20,7 +20,7 @@ from chop.ir.cuts import ask_about_parts, ask_about_slices
 from chop.ir.leaves import LeafRule, Seen, recurrent_outputs
 from chop.ir.observe import DECIDING_READS, Decisions
 from chop.ir.runtime import AutogradCall, expect
-from chop.ir.source import current_line, failing_line
+from chop.ir.source import current_line, definition_line, failing_line
 from chop.ir.symbols import FakeTensor, Sizes, constant_of, is_symbolic, outside_fake_mode
 from chop.ir.targets import SET_GRAD_ENABLED, changes_its_input, spell
 
@@ -127,7 +127,9 @@ class Recorder(TorchFunctionMode):
 
     def add_input(self, name: str, value: Any, free: Callable[[Tensor, int], bool]) -> Any:
         """Makes a placeholder and returns its fake value (tensors nested in lists or dicts too)."""
-        return self._fake_input(name, value, self.graph.placeholder(name), free)
+        node = self.graph.placeholder(name)
+        self.values[node] = fake = self._fake_input(name, value, node, free)
+        return fake
 
     def _fake_input(
         self, name: str, value: Any, node: fx.Node, free: Callable[[Tensor, int], bool]
@@ -166,19 +168,22 @@ class Recorder(TorchFunctionMode):
                 self.graph.output(self._write(result))
             except Exception as error:
                 if self.blocked is None:
-                    self.blocked = Blocked("", failing_line(error), error)
+                    self.blocked = Blocked("", failing_line(error) or "its result", error)
                 raise
             finally:
                 self._recording = False
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
+        draws = random.getstate()
         self._recording = False
         try:
             with self.sizes.asked_by(model=False):
                 yield
         finally:
             self._recording = True
+            # Draws inside a leaf are its own affair; the modules around it have not drawn.
+            random.setstate(draws)
 
     # --- Python values as arguments of nodes
 
@@ -378,7 +383,8 @@ class Recorder(TorchFunctionMode):
             self._check_recorded(result)
         except Exception as error:
             if self.blocked is None or self.blocked.error is not error:
-                self.blocked = Blocked(path, failing_line(error), error)
+                where = failing_line(error)
+                self.blocked = Blocked(path, where or definition_line(cls.forward), error)
             raise
         finally:
             del self._running[path]
@@ -419,7 +425,8 @@ class Recorder(TorchFunctionMode):
         try:
             return original(module, *args, **kwargs)
         except Exception as error:
-            self.blocked = Blocked(path, failing_line(error), error, needs_shapes=True)
+            where = failing_line(error) or current_line()
+            self.blocked = Blocked(path, where, error, needs_shapes=True)
             raise
 
     def call_autograd_function(self, original: Any, function: type, args: Any, kwargs: Any) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 
@@ -29,9 +31,15 @@ def current_line() -> str:
     return "unknown"
 
 
-def failing_line(error: BaseException) -> str:
-    """`file:line` of the innermost frame of the model that an exception went through."""
-    where = "unknown"
+def definition_line(function: Any) -> str:
+    """`file:line` of a Python function's definition."""
+    code = inspect.unwrap(function).__code__
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def failing_line(error: BaseException) -> str | None:
+    """`file:line` of the innermost frame of the model that an exception went through, if any."""
+    where = None
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
         filename = trace.tb_frame.f_code.co_filename

@@ -8,6 +8,7 @@ expression of symbols, and the conditions on input sizes under which the recordi
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,6 +35,8 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from chop.errors import CaptureError
 from chop.ir.guards import ShapeGuard
 from chop.ir.source import current_line
+
+_NOISY = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 
 SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -181,8 +184,16 @@ class Sizes:
     @contextlib.contextmanager
     def fake_mode(self) -> Iterator[None]:
         """Every tensor made inside is fake."""
-        with enable_python_dispatcher(), self._mode:
-            yield
+        # An error inside a fake kernel is handled by the capture; torch would also print it.
+        levels = [(logger, logger.level) for logger in map(logging.getLogger, _NOISY)]
+        try:
+            for logger, _ in levels:
+                logger.setLevel(logging.CRITICAL)
+            with enable_python_dispatcher(), self._mode:
+                yield
+        finally:
+            for logger, level in levels:
+                logger.setLevel(level)
 
     @contextlib.contextmanager
     def asked_by(self, model: bool) -> Iterator[None]:

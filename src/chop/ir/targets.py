@@ -174,6 +174,8 @@ def function_reference(function: Callable[..., Any]) -> str:
 
 
 def _own_reference(function: Any) -> str:
+    if isinstance(function, types.MethodDescriptorType):
+        return f"torch:Tensor.{function.__name__}"
     reference = f"{function.__module__}:{function.__qualname__}"
     try:
         found = resolve_reference(reference)
