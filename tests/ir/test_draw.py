@@ -237,7 +237,7 @@ def test_text_fits_into_its_box() -> None:
     for depth in (1, 2):
         plan, block = sketch(mg, depth), place(mg, depth)
         for placed in block.placed:
-            words = plan.words[placed.item.key]
+            words = plan.box(placed.item)
             # The widest of the common monospaced fonts takes 0.62 em a letter.
             if placed.item.children:
                 assert len(f"{words.title} {words.kind}") * 10 * 0.62 <= placed.width
@@ -260,7 +260,20 @@ def test_a_module_that_is_called_twice_is_drawn_once_per_call() -> None:
     block = place(mg, 1)
     names = [placed.item.key for placed in block.placed]
     assert [name for name in names if name.startswith("cell")] == ["cell#0", "cell#1"]
-    assert len(ET.fromstring(to_svg(mg))) > 5
+    assert texts(to_svg(mg, 1)).count("5 nodes") == 2
+
+
+def test_calls_of_one_module_in_one_frame_all_have_boxes() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(self.act(self.act(x)))
+
+    mg = MaseGraph(nn.Sequential(Shared(), nn.Linear(2, 2)), dummy_in={"input": torch.ones(2, 2)})
+    assert texts(to_svg(mg)).count("ReLU") == 3
 
 
 def test_items_come_in_order_and_cycles_are_cut() -> None:

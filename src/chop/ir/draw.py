@@ -154,7 +154,7 @@ def _draw_block(plan: Sketch, block: Block) -> Iterator[str]:
     boxes = [placed for placed in block.placed if not placed.item.children]
     frames = [placed for placed in block.placed if placed.item.children]
     for placed in frames:
-        yield from _draw_frame(placed, plan.words[_key(placed)])
+        yield from _draw_frame(placed, plan.box(placed.item))
     yield '<g fill="none" stroke="#6b7280" stroke-width="1.1">'
     yield from (f'<path d="{_way(line)}"/>' for line in block.lines)
     yield '</g>\n<g fill="#6b7280">'
@@ -164,15 +164,9 @@ def _draw_block(plan: Sketch, block: Block) -> Iterator[str]:
             yield f'<path d="{ARROW}" transform="translate({x:.1f} {y:.1f})"/>'
     yield "</g>"
     for placed in frames:
-        yield from _draw_label(placed, plan.words[_key(placed)])
+        yield from _draw_label(placed, plan.box(placed.item))
     for placed in boxes:
-        yield from _draw_box(placed, plan.words[_key(placed)])
-
-
-def _key(placed: Placed) -> str:
-    """The key under which the words are; a module cut into several calls has `key#n`."""
-    key = placed.item.key
-    return key if key.startswith("#") else key.partition("#")[0]
+        yield from _draw_box(placed, plan.box(placed.item))
 
 
 def _way(line: Line) -> str:

@@ -41,6 +41,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     ),
     "arithmetic": (
         *("add", "sub", "mul", "div", "neg", "pow", "sqrt", "rsqrt", "exp", "mean", "sum"),
+        *("sin", "cos", "log", "abs", "clamp", "minimum", "maximum"),
         *("floor_div", "masked_fill", "where", "and_", "or_", "ge", "gt", "le", "lt", "eq", "ne"),
     ),
     "pooling": (
@@ -90,6 +91,7 @@ class Sketch:
         root: boxes within frames.
         hidden: how many nodes of size arithmetic are left out.
         letters: what the letters in shapes stand for.
+        quantized: the nodes that compute in a number format.
     """
 
     nodes: list[fx.Node]
@@ -98,6 +100,17 @@ class Sketch:
     root: Item
     hidden: int
     letters: dict[str, str]
+    quantized: frozenset[int]
+
+    def box(self, item: Item) -> Box:
+        """The words of an item, also of one that the layout has cut into several calls."""
+        if item.key in self.words:
+            return self.words[item.key]
+        whole = self.words[item.key.partition("#")[0]]
+        if whole.kind != COLLAPSED:
+            return whole
+        lines = (whole.lines[0], *_count(item.leaves, self.quantized))
+        return dataclasses.replace(whole, lines=lines)
 
 
 def sketch(mg: MaseGraph, depth: int | None = None) -> Sketch:
@@ -120,7 +133,7 @@ def sketch(mg: MaseGraph, depth: int | None = None) -> Sketch:
     paths = [_path(node) for node in nodes]
     writer = _Writer(mg, nodes, paths, depth or _fitting_depth(paths))
     root = Item("", tuple(range(len(nodes))), writer.items(range(len(nodes)), ()))
-    return Sketch(nodes, uses, writer.words, root, len(hidden), writer.letters)
+    return Sketch(nodes, uses, writer.words, root, len(hidden), writer.letters, writer.quantized)
 
 
 def _path(node: fx.Node) -> tuple[str, ...]:
@@ -178,8 +191,8 @@ class _Writer:
         self.mg, self.nodes, self.paths, self.depth = mg, nodes, paths, depth
         self.words: dict[str, Box] = {}
         self.letters: dict[str, str] = {}
-        modules = (mg.module_of(node) for node in nodes)
-        self.some_quantized = any(isinstance(m, QuantizedOperator) for m in modules)
+        modules = enumerate(map(mg.module_of, nodes))
+        self.quantized = frozenset(n for n, m in modules if isinstance(m, QuantizedOperator))
 
     def items(
         self, leaves: Sequence[int], prefix: tuple[str, ...], shown: int | None = None
@@ -210,8 +223,7 @@ class _Writer:
         return tuple(items)
 
     def _frame(self, path: tuple[str, ...], leaves: list[int], said: int) -> Item:
-        below = {self.paths[leaf][: len(path) + 1] for leaf in leaves}
-        if len(below) == 1 or len(leaves) == 1:
+        if self._children(leaves, len(path)) == 1:
             return self.items(leaves, path, said)[0]
         key, class_name = ".".join(path), self._class_name(path)
         title = shorten(".".join(path[said:]))
@@ -219,25 +231,19 @@ class _Writer:
         width = text_width(f"{title} {class_name}") + 2 * MARGIN
         return Item(key, tuple(leaves), self.items(leaves, path), width)
 
+    def _children(self, leaves: Sequence[int], level: int) -> int:
+        """How many items a frame would have; a module called twice counts twice."""
+        paths = {leaf: self.paths[leaf] for leaf in leaves}
+        return len({p[: level + 1] if len(p) > level + 1 else leaf for leaf, p in paths.items()})
+
     def _folded(self, path: tuple[str, ...], leaves: list[int], said: int) -> Item:
         key = ".".join(path)
-        modules = [self.mg.module_of(self.nodes[leaf]) for leaf in leaves]
-        quantized = sum(isinstance(module, QuantizedOperator) for module in modules)
-        lines = [self._class_name(path), f"{len(leaves)} nodes"]
-        if quantized:
-            lines.append(f"{quantized} quantised")
+        title, class_name = shorten(".".join(path[said:])), shorten(self._class_name(path))
         calls = ", ".join(self.nodes[leaf].name for leaf in leaves)
-        return self._item(
-            key,
-            leaves,
-            Box(
-                shorten(".".join(path[said:])),
-                COLLAPSED,
-                tuple(map(shorten, lines)),
-                f"{key}: {calls}",
-                bool(quantized),
-            ),
-        )
+        lines = (class_name, *_count(leaves, self.quantized))
+        is_quantized = not self.quantized.isdisjoint(leaves)
+        box = Box(title, COLLAPSED, lines, f"{key}: {calls}", is_quantized)
+        return self._item(key, leaves, box)
 
     def _node(self, leaf: int, said: int) -> Item:
         node = self.nodes[leaf]
@@ -255,7 +261,7 @@ class _Writer:
             tuple(map(shorten, lines)),
             _tooltip(node, lines),
             is_quantized,
-            self.some_quantized and could and not is_quantized and _is_floating(node),
+            bool(self.quantized) and could and not is_quantized and _is_floating(node),
         )
         return self._item(f"#{leaf}", [leaf], box)
 
@@ -297,6 +303,11 @@ class _Writer:
         letter = base if not same else f"{base}{same + 1}"
         self.letters[letter] = meaning
         return letter
+
+
+def _count(leaves: Sequence[int], quantized: frozenset[int]) -> list[str]:
+    inside = len(quantized.intersection(leaves))
+    return [f"{len(leaves)} nodes", *([f"{inside} quantised"] if inside else [])]
 
 
 SIZE = re.compile(r"\w+(\[[^]]*\])?\.shape\[\d+\]")
