@@ -213,11 +213,16 @@ class MaseGraph:
         ]
         return gone + new + changed
 
-    def draw(self, file: str | Path = "mase_graph.svg") -> Path:
-        """Draws the graph as an SVG file; see `chop.ir.draw`."""
+    def draw(self, file: str | Path = "mase_graph.svg", depth: int | None = None) -> Path:
+        """Draws the graph as an SVG file; see `chop.ir.draw`.
+
+        Args:
+            file: where to; parent folders are made.
+            depth: levels of modules to unfold; None unfolds what stays readable.
+        """
         from chop.ir.draw import draw
 
-        return draw(self, file)
+        return draw(self, file, depth)
 
     def export(
         self,
@@ -234,14 +239,14 @@ class MaseGraph:
         cls,
         checkpoint: str | Path,
         propagate_missing_metadata: bool = True,
-        allow: Iterable[type[nn.Module]] = (),
+        allow: Iterable[Any] = (),
     ) -> MaseGraph:
         """Reads what `export` wrote; see `chop.ir.checkpoint`. No code in the files is run.
 
         Args:
             checkpoint: the name given to `export`, with or without a suffix.
             propagate_missing_metadata: recomputes shapes and dtypes where the file lacks them.
-            allow: module classes of your own that the checkpoint may contain.
+            allow: module classes and functions of your own that the checkpoint may contain.
 
         Raises:
             CheckpointError: files are missing, broken, or name a class that is not allowed.
