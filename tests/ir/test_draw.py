@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
-from chop.ir.draw import draw, to_svg
+from chop.ir.drawing.draw import draw, to_svg
+from chop.ir.drawing.layout import Block, Placed, lay_out
+from chop.ir.drawing.nesting import Item, without_cycles
+from chop.ir.drawing.sketch import sketch
 from chop.ir.graph import MaseGraph
-from chop.ir.layout import Block, Placed, lay_out
-from chop.ir.nesting import Item, without_cycles
-from chop.ir.sketch import sketch
 from chop.nn.quantized import QuantCall, QuantLinear
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -214,13 +214,13 @@ class MaseGraph:
         return gone + new + changed
 
     def draw(self, file: str | Path = "mase_graph.svg", depth: int | None = None) -> Path:
-        """Draws the graph as an SVG file; see `chop.ir.draw`.
+        """Draws the graph as an SVG file; see `chop.ir.drawing.draw`.
 
         Args:
             file: where to; parent folders are made.
             depth: levels of modules to unfold; None unfolds what stays readable.
         """
-        from chop.ir.draw import draw
+        from chop.ir.drawing.draw import draw
 
         return draw(self, file, depth)
 
@@ -229,8 +229,8 @@ class MaseGraph:
         fname: str | Path = "masegraph",
         save_format: Literal["full_model", "state_dict"] = "full_model",
     ) -> None:
-        """Writes `fname.pt` and `fname.mz`; see `chop.ir.checkpoint`."""
-        from chop.ir.checkpoint import export
+        """Writes `fname.pt` and `fname.mz`; see `chop.ir.storage.checkpoint`."""
+        from chop.ir.storage.checkpoint import export
 
         export(self, fname, save_format)
 
@@ -241,7 +241,7 @@ class MaseGraph:
         propagate_missing_metadata: bool = True,
         allow: Iterable[Any] = (),
     ) -> MaseGraph:
-        """Reads what `export` wrote; see `chop.ir.checkpoint`. No code in the files is run.
+        """Reads what `export` wrote; see `chop.ir.storage.checkpoint`. No code in the files is run.
 
         Args:
             checkpoint: the name given to `export`, with or without a suffix.
@@ -251,7 +251,7 @@ class MaseGraph:
         Raises:
             CheckpointError: files are missing, broken, or name a class that is not allowed.
         """
-        from chop.ir.checkpoint import from_checkpoint
+        from chop.ir.storage.checkpoint import from_checkpoint
 
         return from_checkpoint(checkpoint, propagate_missing_metadata, allow)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from chop.errors import CheckpointError
-from chop.ir.allowed import AllowList, reference_of
-from chop.ir.codec import Encoder, Json
+from chop.ir.storage.allowed import AllowList, reference_of
+from chop.ir.storage.codec import Encoder, Json
 
 ATTENTION = ("eager", "sdpa", "flex_attention", "flash_attention_2")
 
@@ -52,7 +52,7 @@ class ConfigReader:
     """
 
     def __init__(self, plain: list[Json], allowed: AllowList) -> None:
-        from chop.ir.codec import Decoder
+        from chop.ir.storage.codec import Decoder
 
         decode = Decoder(allowed)
         self._configs = [_read(entry, allowed, decode) for entry in plain]

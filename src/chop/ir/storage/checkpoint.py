@@ -4,7 +4,7 @@
 can read: the nodes, the module tree, number formats, conditions on inputs and metadata.
 
 Reading runs no code that a file brings: functions and classes are looked up by name in a closed
-list (`chop.ir.allowed`), and modules are put together from their attributes.
+list (`chop.ir.storage.allowed`), and modules are put together from their attributes.
 
 There are two kinds. `full_model` stores every tensor once. `state_dict` keeps to the names and
 contents of `model.state_dict()`, so that the `.pt` alone loads into the original model:
@@ -28,17 +28,17 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.errors import CheckpointError, ChopError, did_you_mean
-from chop.ir.allowed import AllowList
 from chop.ir.captured import CapturedModule
-from chop.ir.codec import Decoder, Encoder, Json, NotPlainError
-from chop.ir.configs import ConfigReader, ConfigWriter
 from chop.ir.graph import MaseGraph, Provenance, metadata_of
-from chop.ir.graph_codec import decode_graph, encode_graph
 from chop.ir.guards import compile_guard
 from chop.ir.metadata import MaseMetadata, TensorInfo
-from chop.ir.module_codec import decode_tree, encode_tree
 from chop.ir.propagate import example_inputs, propagate
-from chop.ir.tensor_store import (
+from chop.ir.storage.allowed import AllowList
+from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError
+from chop.ir.storage.configs import ConfigReader, ConfigWriter
+from chop.ir.storage.graph_codec import decode_graph, encode_graph
+from chop.ir.storage.module_codec import decode_tree, encode_tree
+from chop.ir.storage.tensor_store import (
     TensorStore,
     as_stored,
     pack_inline,

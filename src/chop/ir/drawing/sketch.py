@@ -12,9 +12,9 @@ from torch import fx
 
 from chop.errors import ConfigError
 from chop.ir.captured import TensorSpec
+from chop.ir.drawing.nesting import Item
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata
-from chop.ir.nesting import Item
 from chop.ir.runtime import ByMode
 from chop.nn.quantized import QuantCall, QuantizedOperator
 

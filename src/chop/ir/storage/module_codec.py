@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from chop.errors import CheckpointError
-from chop.ir.allowed import AllowList, reference_of
-from chop.ir.codec import Decoder, Encoder, NotPlainError
-from chop.ir.tensor_store import TensorStore
+from chop.ir.storage.allowed import AllowList, reference_of
+from chop.ir.storage.codec import Decoder, Encoder, NotPlainError
+from chop.ir.storage.tensor_store import TensorStore
 
 BOOKKEEPING = frozenset(vars(nn.Module()))
 # Caches that recurrent layers derive from their parameters.

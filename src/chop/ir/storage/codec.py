@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from chop.errors import CheckpointError
 from chop.formats import OPERANDS, NumberFormat, QuantSpec, from_key
-from chop.ir.allowed import AllowList
 from chop.ir.captured import LeafReport, NodeRef, TensorSpec
 from chop.ir.guards import ShapeGuard
 from chop.ir.metadata import CommonMetadata, MaseMetadata, OpenRecord, Record, TensorInfo
+from chop.ir.storage.allowed import AllowList
 from chop.ir.targets import function_reference
 
 Json = Any

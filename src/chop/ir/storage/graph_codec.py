@@ -14,9 +14,9 @@ from typing import Any
 from torch import fx
 
 from chop.errors import CheckpointError
-from chop.ir.allowed import AllowList
 from chop.ir.captured import NodeRecord, graph_to_nodes, nodes_to_graph
-from chop.ir.codec import Decoder, Encoder, Json, NotPlainError
+from chop.ir.storage.allowed import AllowList
+from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError
 
 KEPT_METADATA = ("spec", "source")
 # Tensors and functions that a pass kept in metadata for its own use are not worth a file.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from chop.ir.layout import Block
+    from chop.ir.drawing.layout import Block
 
 COLUMN_GAP = 16.0
 SWEEPS = 8

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
-from chop.ir.graph import MaseGraph
-from chop.ir.layout import Block, Line, Placed, lay_out
-from chop.ir.sketch import (
+from chop.ir.drawing.layout import Block, Line, Placed, lay_out
+from chop.ir.drawing.sketch import (
     COLLAPSED,
     KINDS,
     LINE_HEIGHT,
@@ -25,6 +24,7 @@ from chop.ir.sketch import (
     Sketch,
     sketch,
 )
+from chop.ir.graph import MaseGraph
 
 # (fill, border): pale fills keep black text readable in print too.
 COLOURS = {

@@ -1,0 +1,1 @@
+"""HOW A GRAPH LOOKS: boxes and lines as an SVG file."""

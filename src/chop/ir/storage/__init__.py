@@ -1,0 +1,1 @@
+"""HOW A GRAPH IS KEPT: files that are read without running code."""
