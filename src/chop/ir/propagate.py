@@ -65,7 +65,7 @@ def bind_inputs(model: CapturedModule, inputs: Mapping[str, Any]) -> list[Any]:
 
 
 def example_inputs(model: CapturedModule) -> dict[str, Any]:
-    """Inputs like those that the model was captured with: the same shapes, drawn by a fixed seed."""
+    """Inputs like those of the capture: the same shapes, drawn by a fixed seed."""
     generator = torch.Generator().manual_seed(0)
     parameter = next(model.parameters(), torch.empty(0))
 

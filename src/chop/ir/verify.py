@@ -14,8 +14,8 @@ def verify(mg: MaseGraph) -> None:
     """Raises unless the graph is valid.
 
     Valid means: FX finds it well formed (every module and attribute that a node names exists among
-    other things); it has one output; metadata, where there is any, has MASE's types, and agrees with the operator that
-    the node calls and with the format of a quantised module.
+    other things); it has one output; metadata, where there is any, has MASE's types, and agrees
+    with the operator that the node calls and with the formats of a quantised module.
 
     Raises:
         GraphError: it names the node and what is wrong with it.
