@@ -485,7 +485,8 @@ FUNCTIONS = [
     "operator:attrgetter", "operator:methodcaller", "subprocess:run", "torch:hub.load",
     "torch.nn.functional:importlib.import_module", "torch.nn.functional:handle_torch_function",
     "torch.ops:aten.from_file.default", "torch.ops:profiler._record_function_enter.default",
-    "chop.ir.storage.checkpoint:export", "chop.nn.quantized.ops:F.linear", "pickle:loads", "numpy:load",
+    "chop.ir.storage.checkpoint:export", "chop.nn.quantized.ops:F.linear",
+    "pickle:loads", "numpy:load",
     "transformers.models.bert.modeling_bert:torch.load", "transformers.utils:cached_file",
     "torch.utils.cpp_extension:load", "__main__:x", "", ":", "torch", "torch:_C", "torch:Tensor",
 ]  # fmt: skip

@@ -148,7 +148,7 @@ class Integer(NumberFormat):
         if finite.numel():
             smallest, largest = finite.min().item(), finite.max().item()
             if largest > 0:
-                # The tie at high + 1/2 rounds up to an even code, beyond the range: so strictly less.
+                # The tie at high + 1/2 rounds to an even code, beyond the range: strictly less.
                 limits.append(math.ceil(math.log2((high + 0.5) / largest)) - 1)
             if smallest < 0 and low < 0:
                 limits.append(math.floor(math.log2((0.5 - low) / -smallest)))
