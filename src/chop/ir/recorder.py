@@ -16,13 +16,15 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from chop.errors import CaptureError
+from chop.ir.blocked import Blocked
 from chop.ir.cuts import ask_about_parts, ask_about_slices
 from chop.ir.leaves import LeafRule, Seen, recurrent_outputs
 from chop.ir.observe import DECIDING_READS, Decisions
+from chop.ir.results import distinct, holds_tensor
 from chop.ir.runtime import AutogradCall, expect
 from chop.ir.source import current_line, definition_line, failing_line
 from chop.ir.symbols import FakeTensor, Sizes, constant_of, is_symbolic, outside_fake_mode
-from chop.ir.targets import SET_GRAD_ENABLED, changes_its_input, spell
+from chop.ir.targets import SET_GRAD_ENABLED, spell
 
 _PLAIN = (
     bool,
@@ -50,27 +52,6 @@ _READS_DATA = frozenset(
 )
 
 _NOT_RECORDED = frozenset({"requires_grad_", "__deepcopy__", "__reduce_ex__"})
-
-
-@dataclasses.dataclass
-class Blocked:
-    """Where a recording stopped.
-
-    Args:
-        path: the innermost module that was running; `""` is the model itself.
-        where: `file:line` in that module.
-        error: what was raised there.
-        needs_shapes: `path` is a leaf whose output shapes have to be seen in a real run.
-    """
-
-    path: str
-    where: str
-    error: Exception
-    needs_shapes: bool = False
-
-    def __str__(self) -> str:
-        text = str(self.error).strip() or "no message"
-        return f"{type(self.error).__name__}: {text.splitlines()[0]}, at {self.where}"
 
 
 class Recorder(TorchFunctionMode):
@@ -317,14 +298,14 @@ class Recorder(TorchFunctionMode):
         elif name in ("split", "chunk"):
             ask_about_parts(name, args, kwargs)
         with self.sizes.asked_by(model=False):
-            result = _distinct(func, args, kwargs, func(*args, **kwargs))
+            result = distinct(func, args, kwargs, func(*args, **kwargs))
         if func is SET_GRAD_ENABLED:
             self.graph.call_function(func, args)
         elif name == "__setitem__":
             self._emit(*spell(func, args, kwargs), args[0])
         elif name == "item":
             self._item_result(args, result)
-        elif _holds_tensor(result) and name not in _NOT_RECORDED:
+        elif holds_tensor(result) and name not in _NOT_RECORDED:
             self._emit(*spell(func, args, kwargs), result)
         return result
 
@@ -437,21 +418,3 @@ class Recorder(TorchFunctionMode):
             result = original(function, *args, **kwargs)
         self._emit("call_function", AutogradCall(function), args, kwargs, result)
         return result
-
-
-def _holds_tensor(value: Any) -> bool:
-    if isinstance(value, tuple | list):
-        return any(map(_holds_tensor, value))
-    return isinstance(value, Tensor)
-
-
-def _distinct(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> Any:
-    """A new identity for a result that is an argument unchanged.
-
-    `x.float()` returns `x` itself while `x` is float32. Were the two one in the graph, then after
-    `model.half()` every later reader of `x` would read the float32 copy.
-    """
-    unchanged = isinstance(result, Tensor) and any(result is value for value in args)
-    if unchanged and not changes_its_input(func) and "out" not in kwargs:
-        return torch.ops.aten.alias(result)
-    return result

@@ -8,10 +8,10 @@ expression of symbols, and the conditions on input sizes under which the recordi
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import sympy
@@ -34,6 +34,7 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from chop.errors import CaptureError
 from chop.ir.guards import ShapeGuard
+from chop.ir.size_functions import COMPUTE, PAIRWISE
 from chop.ir.source import current_line
 
 _NOISY = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
@@ -106,56 +107,6 @@ def _as_condition(expression: sympy.Basic, outcome: Any) -> sympy.Basic:
     if outcome is sympy.false or outcome is False:
         return sympy.Not(expression)
     return sympy.Eq(expression, outcome, evaluate=False)
-
-
-def _fold(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    def fold(*values: Any) -> Any:
-        result = values[0]
-        for value in values[1:]:
-            result = function(result, value)
-        return result
-
-    return fold
-
-
-# How each kind of size expression is computed at run time: one Python function per sympy class.
-_COMPUTE: Mapping[type, Callable[..., Any]] = {
-    sympy.Pow: operator.pow,
-    sympy.Eq: operator.eq,
-    sympy.Ne: operator.ne,
-    sympy.Lt: operator.lt,
-    sympy.Le: operator.le,
-    sympy.Gt: operator.gt,
-    sympy.Ge: operator.ge,
-    sympy.Not: operator.not_,
-    size_functions.FloorDiv: operator.floordiv,
-    size_functions.CleanDiv: operator.floordiv,
-    size_functions.Mod: operator.mod,
-    size_functions.PythonMod: operator.mod,
-    size_functions.IntTrueDiv: operator.truediv,
-    size_functions.FloatTrueDiv: operator.truediv,
-    size_functions.PowByNatural: operator.pow,
-    size_functions.FloatPow: operator.pow,
-    size_functions.ToFloat: float,
-    size_functions.TruncToInt: int,
-    size_functions.TruncToFloat: math.trunc,
-    size_functions.FloorToInt: math.floor,
-    size_functions.CeilToInt: math.ceil,
-    size_functions.RoundToInt: round,
-    size_functions.RoundDecimal: round,
-    size_functions.OpaqueUnaryFn_sqrt: math.sqrt,
-    size_functions.OpaqueUnaryFn_log2: math.log2,
-    size_functions.OpaqueUnaryFn_log: math.log,
-    size_functions.OpaqueUnaryFn_exp: math.exp,
-}
-
-_COMPUTE_PAIRWISE: Mapping[type, Callable[[Any, Any], Any]] = {
-    sympy.Mul: operator.mul,
-    size_functions.Max: max,
-    size_functions.Min: min,
-    sympy.And: operator.and_,
-    sympy.Or: operator.or_,
-}
 
 
 class Sizes:
@@ -303,11 +254,13 @@ class Sizes:
             return self._write_sum(expression)
         values = [self._write(part) for part in expression.args]
         kind = type(expression)
-        if kind in _COMPUTE:
-            return self._graph.call_function(_COMPUTE[kind], tuple(values))
-        if kind in _COMPUTE_PAIRWISE:
-            function = _COMPUTE_PAIRWISE[kind]
-            return _fold(lambda a, b: self._graph.call_function(function, (a, b)))(*values)
+        if kind in COMPUTE:
+            return self._graph.call_function(COMPUTE[kind], tuple(values))
+        if kind in PAIRWISE:
+            function = PAIRWISE[kind]
+            return functools.reduce(
+                lambda a, b: self._graph.call_function(function, (a, b)), values
+            )
         if isinstance(expression, size_functions.ModularIndexing):
             base, divisor, modulus = values
             quotient = self._graph.call_function(operator.floordiv, (base, divisor))
