@@ -279,7 +279,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     verdicts = {row["model"]: verdict(row) for row in rows}
     runnable = [row for row in rows if verdicts[row["model"]] != "not runnable"]
     counts = collections.Counter(verdicts.values())
-    leaves = [row for row in runnable if row.get("leaves")]
+    leaves = [row for row in runnable if row.get("leaves") and verdicts[row["model"]] == "complete"]
     lines = ["| verdict | models |", "|---|---|"]
     lines += [f"| {name} | {count} |" for name, count in counts.most_common()]
     lines += [f"| complete, with automatic leaves | {len(leaves)} |", ""]
