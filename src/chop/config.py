@@ -99,8 +99,21 @@ def load_toml(path: str | Path) -> dict[str, Any]:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"config file '{path}' does not exist.") from None
+    except OSError as error:
+        raise ConfigError(f"config file '{path}' cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file '{path}' is not valid TOML: {error}.") from None
+
+
+def check_fields(instance: Any, where: str) -> None:
+    """Checks the types of a dataclass's values, for instances that were not made by `parse`.
+
+    Raises:
+        ConfigError: a value has the wrong type.
+    """
+    hints = _type_hints(type(instance))  # type: ignore[arg-type]
+    for field in dataclasses.fields(instance):
+        convert(getattr(instance, field.name), hints[field.name], f"{where}.{field.name}")
 
 
 @cache
@@ -113,6 +126,9 @@ def _required(field: dataclasses.Field[Any]) -> bool:
 
 
 def _convert_union(value: Any, members: tuple[Any, ...], hint: Any, where: str) -> Any:
+    tables = [member for member in members if dataclasses.is_dataclass(member)]
+    if len(tables) == 1 and isinstance(value, Mapping):
+        return convert(value, tables[0], where)
     for member in members:
         try:
             return convert(value, member, where)
@@ -147,4 +163,6 @@ def _spell(hint: Any) -> str:
         return " or ".join(repr(choice) for choice in arguments)
     if hint in (None, type(None)):
         return "None"
+    if origin in (tuple, list):
+        return f"a list of {_spell(arguments[0])}"
     return getattr(hint, "__name__", str(hint))

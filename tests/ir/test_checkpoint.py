@@ -145,7 +145,7 @@ def test_quantised_modules_calls_and_attention_survive(tmp_path: Path, save_form
         if node.target == "encode":
             mg.replace(node, QuantLinear.from_float(mg.module_of(node), spec))
         if node.target is F.gelu:
-            mg.replace(node, QuantCall(F.gelu, ("data_in",), spec))
+            mg.replace(node, QuantCall(F.gelu, {"input": "data_in"}, spec))
         if node.target is F.scaled_dot_product_attention:
             mg.replace(node, QuantScaledDotProductAttention(spec))
     mg.model.train(False)

@@ -141,7 +141,7 @@ def test_formats_are_shown_and_what_stays_float_is_dashed() -> None:
         if str(node.target).endswith("up"):
             mg.replace(node, QuantLinear.from_float(mg.module_of(node), spec))
         if node.target is torch.relu:
-            mg.replace(node, QuantCall(torch.relu, ("data_in",), spec))
+            mg.replace(node, QuantCall(torch.relu, {"input": "data_in"}, spec))
     svg = to_svg(mg)
     written = texts(svg)
     assert written.count("integer 8.4: data_in bias") == 2

@@ -161,7 +161,9 @@ def test_derived_fractions_come_from_the_tensors():
 
 @pytest.mark.parametrize("function", [torch.add, torch.sub, torch.mul, torch.matmul])
 def test_calls_quantise_their_operands(function):
-    call = q.QuantCall(function, ("data_in", "weight"), QuantSpec(Integer(4, 2), Integer(4, 1)))
+    call = q.QuantCall(
+        function, {"input": "data_in", "other": "weight"}, QuantSpec(Integer(4, 2), Integer(4, 1))
+    )
     a, b = torch.randn(3, 3), torch.randn(3, 3)
     assert torch.equal(call(a, b), function(Integer(4, 2).round(a), Integer(4, 1).round(b)))
     restored = pickle.loads(pickle.dumps(call))
@@ -169,7 +171,7 @@ def test_calls_quantise_their_operands(function):
 
 
 def test_calls_leave_scalars_and_indices_alone():
-    call = q.QuantCall(torch.add, ("data_in", "data_in"), NARROW)
+    call = q.QuantCall(torch.add, {"input": "data_in", "other": "data_in"}, NARROW)
     assert call(torch.tensor([0.1]), 0.3).item() == pytest.approx(0.3)
     assert torch.equal(call(torch.tensor([1000]), 1), torch.tensor([1001]))
 

@@ -5,6 +5,7 @@ from chop.formats.base import (
     Encoded,
     Gradient,
     NumberFormat,
+    even_sample,
     formats,
     from_key,
     get_format,

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 import torch
 from torch import Tensor
 
-from chop.config import parse
+from chop.config import check_fields, parse
 from chop.errors import ConfigError, did_you_mean
 
 Gradient = Literal["identity", "clip"]
@@ -67,6 +67,7 @@ class NumberFormat(ABC):
             REGISTRY[name] = cls
 
     def __post_init__(self) -> None:
+        check_fields(self, self.name)
         self.validate()
         fields = dataclasses.asdict(self)  # type: ignore[call-overload]
         object.__setattr__(self, "key", json.dumps({"name": self.name, **fields}))
@@ -174,6 +175,19 @@ def parse_format(settings: Any, where: str = "format") -> NumberFormat:
 def from_key(key: str) -> NumberFormat:
     """The format that `key` describes."""
     return parse_format(json.loads(key))
+
+
+def even_sample(x: Tensor, count: int) -> Tensor:
+    """At most `count` elements of `x`, flattened: drawn by a fixed seed, all when there are fewer.
+
+    A regular stride would see only some columns of a matrix.
+    """
+    flat = x.reshape(-1)
+    if flat.numel() <= count:
+        return flat
+    generator = torch.Generator().manual_seed(0)
+    index = torch.randint(flat.numel(), (count,), generator=generator)
+    return flat[index.to(flat.device)]
 
 
 def check_range(where: str, value: Any, allowed: Iterable[int], unit: str = "bits") -> None:

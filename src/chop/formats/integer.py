@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.formats.base import Encoded, NumberFormat, check_range
+from chop.formats.base import Encoded, NumberFormat, check_range, even_sample
 from chop.formats.packing import pack_bits, unpack_bits
 
 MAX_WIDTH = 32
 # Enough to choose a fraction; 85M weights would take minutes.
 MAX_SAMPLES = 2**18
+# Fractions tried beyond those that keep the largest value within two bits of the range.
+SATURATING = 4
 # 2^-FRAC_LIMIT is still a normal float32, so the scale never rounds.
 FRAC_LIMIT = 120
 
@@ -74,7 +76,8 @@ class Integer(NumberFormat):
 
         Args:
             x: any shape, any floating dtype; NaN stays NaN.
-        Returns: same shape and dtype as `x`.
+        Returns: same shape and dtype as `x`; a dtype with fewer significant bits than `width`
+            rounds once more.
 
         Example:
             >>> Integer(width=4, frac_width=1).round(torch.tensor([0.26, 9.0]))
@@ -92,7 +95,7 @@ class Integer(NumberFormat):
         return whole.clamp(*self.code_range)
 
     def saturates(self, x: Tensor) -> Tensor:
-        """True where `x` lies more than half a step beyond the range (NaN: False)."""
+        """True where `x` rounds to a step beyond the range (NaN: False)."""
         number_format = self.fitted(x)
         low, high = number_format.code_range
         scaled = x.double() * 2.0**number_format.frac_width  # type: ignore[operator]
@@ -143,24 +146,25 @@ class Integer(NumberFormat):
     def _finest_without_saturation(self, samples: Tensor) -> int:
         """Largest f for which neither end of the samples rounds beyond the range."""
         low, high = self.code_range
+        # How far, in steps, a value may lie beyond an end and still round to it.
+        above, below = (1.0, 0.0) if self.floor else (0.5, 0.5)
         finite = samples.detach()[samples.detach().isfinite()].double()
         limits = [FRAC_LIMIT]
         if finite.numel():
             smallest, largest = finite.min().item(), finite.max().item()
             if largest > 0:
                 # The tie at high + 1/2 rounds to an even code, beyond the range: strictly less.
-                limits.append(math.ceil(math.log2((high + 0.5) / largest)) - 1)
+                limits.append(math.ceil(math.log2((high + above) / largest)) - 1)
             if smallest < 0 and low < 0:
-                limits.append(math.floor(math.log2((0.5 - low) / -smallest)))
+                limits.append(math.floor(math.log2((below - low) / -smallest)))
         chosen = min(limits)
         return self.width - 1 if chosen == FRAC_LIMIT else max(chosen, -FRAC_LIMIT)
 
     def _least_squared_error(self, samples: Tensor, finest: int) -> int:
         """The f of least squared error. Below `finest` the grids only get coarser."""
-        finite = samples.detach().reshape(-1)
-        finite = finite[finite.isfinite()]
-        finite = finite[:: max(1, finite.numel() // MAX_SAMPLES)].double()
-        candidates = range(finest, min(finest + self.width, FRAC_LIMIT + 1))
+        finite = samples.detach()
+        finite = even_sample(finite[finite.isfinite()], MAX_SAMPLES).double()
+        candidates = range(finest, min(finest + self.width + SATURATING, FRAC_LIMIT + 1))
 
         def squared_error(frac_width: int) -> float:
             rounded = replace(self, frac_width=frac_width).round(finite)

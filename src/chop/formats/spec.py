@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from torch import Tensor
 
+from chop.config import convert
 from chop.errors import ConfigError, did_you_mean
 from chop.formats.base import Gradient, NumberFormat, get_format, parse_format
 from chop.formats.float import Float
@@ -73,9 +74,10 @@ class QuantSpec:
             ConfigError: unknown format or key, missing key, wrong type or range.
         """
         if isinstance(settings, QuantSpec):
-            return settings
+            return settings.only(operands)
         chosen, shared, nested = _sort_keys(settings, where)
-        if settings.get("bypass") or (settings.get("name") is None and not nested):
+        bypass = convert(settings.get("bypass"), bool | None, f"{where}.bypass")
+        if bypass or (settings.get("name") is None and not nested):
             return cls()
         for operand, source in (fallback or {}).items():
             chosen[operand] = chosen[operand] or chosen[source]
@@ -83,13 +85,19 @@ class QuantSpec:
         specified: dict[str, Any] = {
             operand: parse_format(value, f"{where}.{operand}") for operand, value in nested.items()
         }
-        for operand in OPERANDS if kind is not None else ():
-            if operand in specified or not (chosen[operand] or operand in operands):
+        for operand in (*operands, "data_out") if kind is not None else ():
+            if operand in specified or (operand == "data_out" and not chosen[operand]):
                 continue
             values = {**shared, **chosen[operand]}
             _require_all(get_format(kind), values, operand, where)
             specified[operand] = parse_format({"name": kind, **values}, f"{where}.{operand}")
-        return cls(**specified, gradient=settings.get("gradient") or "identity")
+        spec = cls(**specified, gradient=settings.get("gradient") or "identity")
+        return spec.only(operands)
+
+    def only(self, operands: Sequence[str]) -> QuantSpec:
+        """This spec with every operand float but `operands` and `data_out`."""
+        absent = [name for name in OPERANDS[:-1] if name not in operands]
+        return dataclasses.replace(self, **dict.fromkeys(absent, FLOAT))
 
     def __post_init__(self) -> None:
         if self.gradient not in get_args(Gradient):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from chop.formats import NumberFormat
+from chop.nn.quantized import QuantCall, QuantizedOperator
 
 
 class Record(MutableMapping[str, Any]):
@@ -65,6 +66,7 @@ class TensorInfo(Record):
         kept = value if keep_value else None
         if not isinstance(value, Tensor):
             return cls((), None, type(value).__name__, (32,), value)
+        kept = kept if kept is None else kept.detach()
         info = cls(tuple(int(size) for size in value.shape), value.dtype, value=kept)
         info.precision = (value.dtype.itemsize * 8,)
         info.type = "float" if value.dtype.is_floating_point else str(value.dtype).split(".")[-1]
@@ -76,8 +78,11 @@ class TensorInfo(Record):
         return self.torch_dtype is not None and self.torch_dtype.is_floating_point
 
     def record_format(self, number_format: NumberFormat) -> None:
-        """Notes the format that the tensor is quantised to."""
+        """Notes the format that the tensor is quantised to, or that it is float again."""
         self.type = number_format.name
+        if number_format.is_identity and self.torch_dtype is not None:
+            self.precision = (self.torch_dtype.itemsize * 8,)
+            return
         widths = [getattr(number_format, name, None) for name in ("width", "frac_width")]
         self.precision = tuple(w for w in widths if isinstance(w, int)) or (
             int(number_format.bits(self.shape)),
@@ -100,6 +105,24 @@ class CommonMetadata(Record):
     mase_type: str = ""
     args: dict[str, Any] = dataclasses.field(default_factory=dict)
     results: dict[str, TensorInfo] = dataclasses.field(default_factory=dict)
+
+
+def operand_of(argument: str, module: QuantizedOperator) -> str:
+    """The operand of a quantised operator that an entry of `CommonMetadata.args` is.
+
+    >>> from torch import nn
+    >>> from chop.nn.quantized import QuantLinear
+    >>> operand_of("data_in_0", QuantLinear(2, 2))
+    'data_in'
+    """
+    if argument in ("weight", "bias"):
+        return argument
+    if isinstance(module, QuantCall):
+        # Tensors are numbered in order; the second factor of a product is its "weight".
+        operands = [name for name in module.arguments.values() if name is not None]
+        position = int(argument.removeprefix("data_in_"))
+        return operands[position] if position < len(operands) else "data_in"
+    return "data_in"
 
 
 class OpenRecord(Record):

@@ -6,8 +6,8 @@ A row names one operator and all the ways in which models call it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,9 +16,30 @@ from torch import fx, nn
 
 from chop.nn import quantized as q
 
-ONE_INPUT = ("data_in",)
-TWO_INPUTS = ("data_in", "data_in")
-PRODUCT = ("data_in", "weight")
+Arguments = Mapping[str, str | None]
+"""A function's first parameters by name, in order, and the operand that each is (or None)."""
+
+ONE_INPUT: Arguments = {"input": "data_in"}
+TWO_INPUTS: Arguments = {"input": "data_in", "other": "data_in"}
+WEIGHTED: Arguments = {"input": "data_in", "weight": "weight", "bias": "bias"}
+EMBEDDING: Arguments = {"input": None, "weight": "weight"}
+NO_ARGUMENTS: Arguments = {}
+
+
+def _normalised(second: str, *parameters: str) -> Arguments:
+    return {"input": "data_in", second: None, **{name: name for name in parameters}}
+
+
+LAYER_NORM = _normalised("normalized_shape", "weight", "bias")
+RMS_NORM = _normalised("normalized_shape", "weight")
+GROUP_NORM = _normalised("num_groups", "weight", "bias")
+BATCH_NORM: Arguments = {
+    "input": "data_in",
+    "running_mean": None,
+    "running_var": None,
+    "weight": "weight",
+    "bias": "bias",
+}
 
 
 @dataclass(frozen=True)
@@ -33,9 +54,9 @@ class Operator:
         functions: the functions, operators and in-place twins.
         methods: names of the `torch.Tensor` methods.
         quantized: the class that replaces a module, or None.
-        operands: what the positional arguments of the function form are; () if that form has no
-            quantised twin.
-        twin: what replaces a call of the function form if it is not a plain `QuantCall`.
+        arguments: the operands of the function form; none if it has no `QuantCall`.
+        fallback: operands of that form that take another's format when a config leaves them out.
+        twin: what replaces a call of the function form if it is not a `QuantCall`.
     """
 
     name: str
@@ -44,13 +65,14 @@ class Operator:
     functions: tuple[Callable[..., Any], ...] = ()
     methods: tuple[str, ...] = ()
     quantized: type[q.QuantizedOperator] | None = None
-    operands: tuple[str | None, ...] = ()
+    arguments: Arguments = field(default_factory=dict)
     twin: type[q.QuantizedOperator] | None = None
+    fallback: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_quantizable(self) -> bool:
         """True when some form of the operator has a quantised twin."""
-        return self.quantized is not None or bool(self.operands) or self.twin is not None
+        return self.quantized is not None or bool(self.arguments) or self.twin is not None
 
 
 def _both(
@@ -58,12 +80,12 @@ def _both(
     module: type[nn.Module] | tuple[type[nn.Module], ...],
     functions: tuple[Callable[..., Any], ...],
     quantized: type[q.QuantizedOperator] | None = None,
-    operands: tuple[str | None, ...] = (),
+    arguments: Arguments = NO_ARGUMENTS,
     methods: tuple[str, ...] = (),
 ) -> Operator:
     modules = module if isinstance(module, tuple) else (module,)
     kind = "module_related_func"
-    return Operator(name, kind, modules, functions, methods, quantized, operands)
+    return Operator(name, kind, modules, functions, methods, quantized, arguments)
 
 
 def _module(
@@ -79,15 +101,14 @@ def _function(
     name: str,
     *functions: Callable[..., Any],
     methods: tuple[str, ...] = (),
-    operands: tuple[str | None, ...] = (),
+    arguments: Arguments = NO_ARGUMENTS,
     twin: type[q.QuantizedOperator] | None = None,
+    fallback: Mapping[str, str] | None = None,
 ) -> Operator:
-    return Operator(name, "builtin_func", (), functions, methods, None, operands, twin)
+    return Operator(
+        name, "builtin_func", (), functions, methods, None, arguments, twin, fallback or {}
+    )
 
-
-WEIGHTED = ("data_in", "weight", "bias")
-NORMALISED = ("data_in", None, "weight", "bias")
-BATCH_NORM = ("data_in", None, None, "weight", "bias")
 
 TABLE: tuple[Operator, ...] = (
     # with parameters
@@ -106,11 +127,11 @@ TABLE: tuple[Operator, ...] = (
     _module("batch_norm1d", nn.BatchNorm1d, q.QuantBatchNorm1d),
     _module("batch_norm2d", nn.BatchNorm2d, q.QuantBatchNorm2d),
     _module("batch_norm3d", nn.BatchNorm3d),
-    _function("batch_norm", F.batch_norm, torch.batch_norm, operands=BATCH_NORM),
-    _both("layer_norm", nn.LayerNorm, (F.layer_norm,), q.QuantLayerNorm, NORMALISED),
-    _both("rms_norm", nn.RMSNorm, (F.rms_norm,), q.QuantRMSNorm, ("data_in", None, "weight")),
-    _both("group_norm", nn.GroupNorm, (F.group_norm,), q.QuantGroupNorm, NORMALISED),
-    _both("embedding", nn.Embedding, (F.embedding,), q.QuantEmbedding, (None, "weight")),
+    _function("batch_norm", F.batch_norm, arguments=BATCH_NORM),
+    _both("layer_norm", nn.LayerNorm, (F.layer_norm,), q.QuantLayerNorm, LAYER_NORM),
+    _both("rms_norm", nn.RMSNorm, (F.rms_norm,), q.QuantRMSNorm, RMS_NORM),
+    _both("group_norm", nn.GroupNorm, (F.group_norm,), q.QuantGroupNorm, GROUP_NORM),
+    _both("embedding", nn.Embedding, (F.embedding,), q.QuantEmbedding, EMBEDDING),
     # elementwise with a module twin
     _both("relu", nn.ReLU, (F.relu, torch.relu), q.QuantReLU, ONE_INPUT, ("relu",)),
     _both("gelu", nn.GELU, (F.gelu,), q.QuantGELU, ONE_INPUT),
@@ -135,7 +156,12 @@ TABLE: tuple[Operator, ...] = (
         ("softmax",),
     ),
     _both(
-        "log_softmax", nn.LogSoftmax, (F.log_softmax, torch.log_softmax), None, (), ("log_softmax",)
+        "log_softmax",
+        nn.LogSoftmax,
+        (F.log_softmax, torch.log_softmax),
+        None,
+        NO_ARGUMENTS,
+        ("log_softmax",),
     ),
     _both("leaky_relu", nn.LeakyReLU, (F.leaky_relu,)),
     _both("elu", nn.ELU, (F.elu,)),
@@ -172,17 +198,36 @@ TABLE: tuple[Operator, ...] = (
     _module("lstm", nn.LSTM),
     _module("gru", nn.GRU),
     _module("multihead_attention", nn.MultiheadAttention),
-    _both("flatten", nn.Flatten, (torch.flatten,), None, (), ("flatten",)),
+    _both("flatten", nn.Flatten, (torch.flatten,), None, NO_ARGUMENTS, ("flatten",)),
     _both("pad", (nn.ZeroPad2d, nn.ConstantPad2d), (F.pad,)),
     _both("interpolate", nn.Upsample, (F.interpolate,)),
     _both("cross_entropy", nn.CrossEntropyLoss, (F.cross_entropy,)),
     _both("mse_loss", nn.MSELoss, (F.mse_loss,)),
     # functions of two activations
-    _function("add", operator.add, operator.iadd, torch.add, methods=("add",), operands=TWO_INPUTS),
-    _function("sub", operator.sub, operator.isub, torch.sub, methods=("sub",), operands=TWO_INPUTS),
-    _function("mul", operator.mul, operator.imul, torch.mul, methods=("mul",), operands=TWO_INPUTS),
-    _function("matmul", torch.matmul, operator.matmul, methods=("matmul",), operands=PRODUCT),
-    _function("bmm", torch.bmm, methods=("bmm",), operands=PRODUCT),
+    _function(
+        "add", operator.add, operator.iadd, torch.add, methods=("add",), arguments=TWO_INPUTS
+    ),
+    _function(
+        "sub", operator.sub, operator.isub, torch.sub, methods=("sub",), arguments=TWO_INPUTS
+    ),
+    _function(
+        "mul", operator.mul, operator.imul, torch.mul, methods=("mul",), arguments=TWO_INPUTS
+    ),
+    _function(
+        "matmul",
+        torch.matmul,
+        operator.matmul,
+        methods=("matmul",),
+        arguments={"input": "data_in", "other": "weight"},
+        fallback={"weight": "data_in"},
+    ),
+    _function(
+        "bmm",
+        torch.bmm,
+        methods=("bmm",),
+        arguments={"input": "data_in", "mat2": "weight"},
+        fallback={"weight": "data_in"},
+    ),
     _function(
         "scaled_dot_product_attention",
         F.scaled_dot_product_attention,
@@ -229,10 +274,16 @@ _BY_METHOD = {name: row for row in TABLE for name in row.methods}
 
 
 def of_module(cls: type[nn.Module]) -> Operator:
-    """The row of a module class or of its nearest listed ancestor; a generic row otherwise."""
+    """The row of a module class or of its nearest listed ancestor; a generic row otherwise.
+
+    A class that computes something else than its ancestor is another operator.
+    """
     for ancestor in cls.__mro__:
         if ancestor in _BY_MODULE:
-            return _BY_MODULE[ancestor]
+            same = cls.forward is ancestor.forward or issubclass(cls, q.QuantizedOperator)
+            if same:
+                return _BY_MODULE[ancestor]
+            break
     return Operator(cls.__name__.lower(), "module", (cls,))
 
 
@@ -244,28 +295,31 @@ def of_node(node: fx.Node, root: nn.Module) -> Operator:
     """
     if node.op == "call_module":
         module = root.get_submodule(str(node.target))
-        if isinstance(module, q.QuantCall):
+        if isinstance(module, q.QuantizedOperator) and module.function is not None:
             return of_function(module.function)
-        if isinstance(module, q.QuantScaledDotProductAttention):
-            return OPS["scaled_dot_product_attention"]
         return of_module(type(module))
     if node.op == "call_function":
         return of_function(node.target)
     if node.op == "call_method":
-        name = str(node.target)
-        return _BY_METHOD.get(name.removesuffix("_")) or Operator(name, "builtin_func")
+        return _of_method(str(node.target))
     return Operator(node.op, node.op)
 
 
 def of_function(function: Any) -> Operator:
-    """The row of a function; a generic row otherwise."""
+    """The row of a function or of a method of `torch.Tensor`; a generic row otherwise."""
+    if function in _BY_FUNCTION:
+        return _BY_FUNCTION[function]
     name = getattr(function, "__name__", type(function).__name__)
-    known = _BY_FUNCTION.get(function)
-    if known is None and getattr(function, "__objclass__", None) is not None:
-        known = _BY_METHOD.get(name)
+    if getattr(torch.Tensor, name, None) is function:
+        return _of_method(name)
     from_torch = (getattr(function, "__module__", "") or "torch").split(".")[0]
-    kind = "builtin_func" if from_torch in STANDARD_MODULES else "patched_func"
-    return known or Operator(name, kind)
+    return Operator(name, "builtin_func" if from_torch in STANDARD_MODULES else "patched_func")
+
+
+def _of_method(name: str) -> Operator:
+    """In-place methods end in an underscore and are the same operator."""
+    plain = name if name.startswith("__") else name.removesuffix("_")
+    return _BY_METHOD.get(plain) or Operator(name, "builtin_func")
 
 
 STANDARD_MODULES = frozenset({"torch", "_operator", "operator", "builtins", "math"})

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from chop.errors import GraphError, did_you_mean
 from chop.ir.captured import CapturedModule, TensorSpec
+from chop.ir.isolation import untouched
 
 
 def propagate(
@@ -33,15 +34,11 @@ def propagate(
         GraphError: an input is missing or not known.
     """
     arguments = bind_inputs(model, inputs)
-    was_training = {name: module.training for name, module in model.named_modules()}
-    model.eval()
-    try:
+    with untouched(model):
+        model.eval()
         if with_values or not _run_fake(model, arguments, visit):
             with torch.no_grad():
                 _Visitor(model, visit).run(*arguments)
-    finally:
-        for name, module in model.named_modules():
-            module.training = was_training[name]
 
 
 def bind_inputs(model: CapturedModule, inputs: Mapping[str, Any]) -> list[Any]:

@@ -6,7 +6,7 @@ from torch import fx
 
 from chop.errors import GraphError
 from chop.ir.graph import MaseGraph
-from chop.ir.metadata import MaseMetadata, TensorInfo
+from chop.ir.metadata import MaseMetadata, TensorInfo, operand_of
 from chop.nn.quantized import QuantizedOperator
 
 
@@ -53,12 +53,13 @@ def _verify_metadata(mg: MaseGraph, node: fx.Node) -> None:
 
 
 def _verify_formats(node: fx.Node, module: QuantizedOperator, args: dict[str, object]) -> None:
-    for operand, number_format in module.spec.items():
-        info = args.get("data_in_0" if operand == "data_in" else operand)
-        if number_format.is_identity or not (isinstance(info, TensorInfo) and info.is_floating):
+    for name, info in args.items():
+        if not (isinstance(info, TensorInfo) and info.is_floating):
             continue
-        if info.type not in (number_format.name, "float"):
+        operand = operand_of(name, module)
+        number_format = getattr(module.spec, operand)
+        if info.type != number_format.name:
             raise GraphError(
-                f"node '{node.name}': {operand} is noted as '{info.type}' and quantised to "
-                f"'{number_format.name}'."
+                f"node '{node.name}': {name} is noted as '{info.type}' and its {operand} is "
+                f"quantised to '{number_format.name}'."
             )

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from chop.formats import QuantSpec
+from chop.formats import Float, QuantSpec
 from chop.nn.quantized.base import QuantizedOperator
 from chop.nn.quantized.call import QuantCall
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Softmax over the last axis of `scores + mask`; a row that is masked altogether is zero."""
-    masked = scores if mask is None else scores + mask
-    return torch.softmax(masked, -1).masked_fill((masked == -math.inf).all(-1, keepdim=True), 0)
+    if mask is None:
+        return torch.softmax(scores, -1)
+    masked = scores + mask
+    hidden = (masked == -math.inf).all(-1, keepdim=True)
+    # Softmax of a row of -inf has a NaN gradient, even where it is filled in afterwards.
+    return torch.softmax(masked.masked_fill(hidden, 0), -1).masked_fill(hidden, 0)
 
 
 class QuantScaledDotProductAttention(QuantizedOperator):
@@ -31,15 +36,26 @@ class QuantScaledDotProductAttention(QuantizedOperator):
     Source: Vaswani et al. 2017, arXiv:1706.03762, equation 1.
     """
 
+    function = staticmethod(F.scaled_dot_product_attention)
     operands = ("data_in", "weight")
     fallback = {"weight": "data_in"}  # noqa: RUF012
 
     def __init__(self, config: QuantSpec | Mapping[str, Any] | None = None) -> None:
-        super().__init__(config=config)
-        inner = QuantSpec(data_in=self.spec.data_in, gradient=self.spec.gradient)
-        self.product = QuantCall(torch.matmul, ("data_in", "data_in"), inner)
-        self.softmax = QuantCall(masked_softmax, ("data_in", None), inner)
-        self.context = QuantCall(torch.matmul, ("weight", "data_in"), self.spec)
+        nn.Module.__init__(self)
+        spec = QuantSpec.parse(config or {}, self.operands, self.fallback, type(self).__name__)
+        inner = dataclasses.replace(spec.only(("data_in",)), data_out=Float())
+        self.product = QuantCall(torch.matmul, {"input": "data_in", "other": "data_in"}, inner)
+        self.softmax = QuantCall(masked_softmax, {"scores": "data_in"}, inner)
+        self.context = QuantCall(torch.matmul, {"input": "weight", "other": "data_in"}, spec)
+
+    @property
+    def spec(self) -> QuantSpec:  # type: ignore[override]
+        """The formats, as the steps have them: `data_in` is that of queries and keys."""
+        return dataclasses.replace(self.context.spec, data_in=self.product.spec.data_in)
+
+    def with_spec(self, spec: QuantSpec) -> QuantScaledDotProductAttention:
+        """Attention in other formats."""
+        return QuantScaledDotProductAttention(spec)
 
     def forward(
         self,
@@ -65,6 +81,8 @@ class QuantScaledDotProductAttention(QuantizedOperator):
             groups = query.size(-3) // key.size(-3)
             key = key.repeat_interleave(groups, -3)
             value = value.repeat_interleave(groups, -3)
+        if is_causal and attn_mask is not None:
+            raise ValueError("expected either attn_mask or is_causal=True, got both.")
         if is_causal:
             attn_mask = query.new_ones(query.size(-2), key.size(-2), dtype=torch.bool).tril()
         if attn_mask is not None and attn_mask.dtype == torch.bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
+from chop.errors import ConfigError
 from chop.formats import QuantSpec
 
 T = TypeVar("T")
@@ -20,10 +22,12 @@ class QuantizedOperator(nn.Module):
     `nn.Linear` plus `config`, and has the same parameters, buffers and `state_dict` keys.
     """
 
-    operands: ClassVar[tuple[str, ...]] = ("data_in",)
+    operands: tuple[str, ...] = ("data_in",)
     """What the operator has to quantise, `data_out` aside."""
     fallback: ClassVar[Mapping[str, str]] = {}
     """Operands that take another's format when a config leaves them out."""
+    function: Callable[..., Any] | None = None
+    """The function whose calls the operator replaces; None if it replaces a module."""
 
     spec: QuantSpec
 
@@ -31,12 +35,14 @@ class QuantizedOperator(nn.Module):
         self, *args: Any, config: QuantSpec | Mapping[str, Any] | None = None, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.spec = self.parse_spec(config or {}, type(self).__name__)
+        present = self.present_operands(self)
+        self.spec = QuantSpec.parse(config or {}, present, self.fallback, type(self).__name__)
 
     @classmethod
-    def parse_spec(cls, config: QuantSpec | Mapping[str, Any], where: str) -> QuantSpec:
-        """The spec a config mapping means for this operator; see `QuantSpec.parse`."""
-        return QuantSpec.parse(config, cls.operands, cls.fallback, where)
+    def present_operands(cls, module: nn.Module) -> list[str]:
+        """The operands that `module` has of those of this operator: a layer may lack a bias."""
+        names = cls.operands
+        return [n for n in names if n == "data_in" or getattr(module, n, None) is not None]
 
     @classmethod
     def from_float(cls, module: nn.Module, spec: QuantSpec) -> Self:
@@ -44,16 +50,29 @@ class QuantizedOperator(nn.Module):
 
         Nothing is copied, so nothing can be forgotten; use the float module no more. Formats of
         weight and bias that are to be derived are derived from the tensors now.
+
+        Raises:
+            ConfigError: the module's weight is computed by a parametrisation.
         """
+        if is_parametrized(module):
+            raise ConfigError(
+                f"{type(module).__name__}: its weight is parametrised; make it a plain one first: "
+                "torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')."
+            )
         twin = cls.__new__(cls)
         twin.__dict__.update(module.__dict__)
-        own = {name: getattr(module, name, None) for name in ("weight", "bias")}
-        twin.spec = spec.fitted({name: x for name, x in own.items() if isinstance(x, Tensor)})
+        present = cls.present_operands(module)
+        tensors = {name: getattr(module, name) for name in present if name != "data_in"}
+        twin.spec = spec.only(present).fitted(tensors)
         return twin
 
-    def quantize(self, operand: str, x: T) -> T:
+    def with_spec(self, spec: QuantSpec) -> Self:
+        """The same operator in other formats, with the same parameters."""
+        return self.from_float(self, spec)
+
+    def quantize(self, operand: str | None, x: T) -> T:
         """Fake-quantises `x` as that operand; what is no floating tensor passes unchanged."""
-        if isinstance(x, Tensor) and torch.is_floating_point(x):
+        if operand is not None and isinstance(x, Tensor) and torch.is_floating_point(x):
             return getattr(self.spec, operand)(x, self.spec.gradient)
         return x
 

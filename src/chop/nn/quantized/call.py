@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from torch import nn
 
 from chop.formats import QuantSpec
 from chop.nn.quantized.base import QuantizedOperator
@@ -16,32 +18,33 @@ class QuantCall(QuantizedOperator):
 
     Args:
         function: what is called, with the arguments that `forward` gets.
-        operands: the operand that each positional argument is, or None to leave it alone.
+        arguments: the function's first parameters by name, in order, and the operand that each
+            is, or None to leave it alone.
         config: the formats.
     """
-
-    fallback = {"weight": "data_in"}  # noqa: RUF012
 
     def __init__(
         self,
         function: Callable[..., Any],
-        operands: Sequence[str | None] = ("data_in",),
+        arguments: Mapping[str, str | None],
         config: QuantSpec | Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(config=config)
+        nn.Module.__init__(self)
         self.function = function
-        self.argument_operands = tuple(operands)
+        self.arguments = dict(arguments)
+        self.operands = tuple(dict.fromkeys(name for name in arguments.values() if name))
+        self.spec = QuantSpec.parse(config or {}, self.operands, where=type(self).__name__)
+
+    def with_spec(self, spec: QuantSpec) -> QuantCall:
+        """The same call in other formats."""
+        return QuantCall(self.function, self.arguments, spec)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function; arguments beyond the declared operands pass unchanged."""
-        operands = self.argument_operands
-        quantized = [
-            x if operand is None else self.quantize(operand, x)
-            for operand, x in zip(operands, args, strict=False)
-        ]
-        return self.quantize(
-            "data_out", self.function(*quantized, *args[len(operands) :], **kwargs)
-        )
+        """Calls the function; arguments that are no operand pass unchanged."""
+        operands = (*self.arguments.values(), *[None] * len(args))
+        quantized = [self.quantize(name, x) for name, x in zip(operands, args, strict=False)]
+        named = {key: self.quantize(self.arguments.get(key), x) for key, x in kwargs.items()}
+        return self.quantize("data_out", self.function(*quantized, **named))
 
     def extra_repr(self) -> str:
         """The function's name and the formats."""

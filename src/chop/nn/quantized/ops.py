@@ -15,50 +15,50 @@ WITH_PARAMETERS = ("data_in", "weight", "bias")
 
 
 class QuantLinear(QuantizedOperator, nn.Linear):
-    """`nn.Linear`; x (..., in_features) to (..., out_features)."""
+    """`nn.Linear`; input (..., in_features) to (..., out_features)."""
 
     operands = WITH_PARAMETERS
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        y = F.linear(Q("data_in", x), Q("weight", self.weight), Q("bias", self.bias))
+        y = F.linear(Q("data_in", input), Q("weight", self.weight), Q("bias", self.bias))
         return Q("data_out", y)
 
 
 class QuantConv1d(QuantizedOperator, nn.Conv1d):
-    """`nn.Conv1d`; x (N, C, L)."""
+    """`nn.Conv1d`; input (N, C, L)."""
 
     operands = WITH_PARAMETERS
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        y = self._conv_forward(Q("data_in", x), Q("weight", self.weight), Q("bias", self.bias))
+        y = self._conv_forward(Q("data_in", input), Q("weight", self.weight), Q("bias", self.bias))
         return Q("data_out", y)
 
 
 class QuantConv2d(QuantizedOperator, nn.Conv2d):
-    """`nn.Conv2d`; x (N, C, H, W)."""
+    """`nn.Conv2d`; input (N, C, H, W)."""
 
     operands = WITH_PARAMETERS
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        y = self._conv_forward(Q("data_in", x), Q("weight", self.weight), Q("bias", self.bias))
+        y = self._conv_forward(Q("data_in", input), Q("weight", self.weight), Q("bias", self.bias))
         return Q("data_out", y)
 
 
 class QuantConvTranspose2d(QuantizedOperator, nn.ConvTranspose2d):
-    """`nn.ConvTranspose2d`; x (N, C, H, W)."""
+    """`nn.ConvTranspose2d`; input (N, C, H, W)."""
 
     operands = WITH_PARAMETERS
 
-    def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: D102
         Q = self.quantize
         padding = self._output_padding(
-            x, output_size, self.stride, self.padding, self.kernel_size, 2, self.dilation
+            input, output_size, self.stride, self.padding, self.kernel_size, 2, self.dilation
         )
         y = F.conv_transpose2d(
-            Q("data_in", x),
+            Q("data_in", input),
             Q("weight", self.weight),
             Q("bias", self.bias),
             self.stride,
@@ -75,9 +75,9 @@ class _QuantBatchNorm(QuantizedOperator, nn.modules.batchnorm._BatchNorm):
 
     operands = WITH_PARAMETERS
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         Q = self.quantize
-        self._check_input_dim(x)
+        self._check_input_dim(input)
         keeps_statistics = self.training and self.track_running_stats
         if keeps_statistics and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
@@ -87,7 +87,7 @@ class _QuantBatchNorm(QuantizedOperator, nn.modules.batchnorm._BatchNorm):
         from_batch = self.training or self.running_mean is None
         stored = not self.training or self.track_running_stats
         y = F.batch_norm(
-            Q("data_in", x),
+            Q("data_in", input),
             self.running_mean if stored else None,
             self.running_var if stored else None,
             Q("weight", self.weight),
@@ -100,46 +100,48 @@ class _QuantBatchNorm(QuantizedOperator, nn.modules.batchnorm._BatchNorm):
 
 
 class QuantBatchNorm1d(_QuantBatchNorm, nn.BatchNorm1d):
-    """`nn.BatchNorm1d`; x (N, C) or (N, C, L)."""
+    """`nn.BatchNorm1d`; input (N, C) or (N, C, L)."""
 
 
 class QuantBatchNorm2d(_QuantBatchNorm, nn.BatchNorm2d):
-    """`nn.BatchNorm2d`; x (N, C, H, W)."""
+    """`nn.BatchNorm2d`; input (N, C, H, W)."""
 
 
 class QuantLayerNorm(QuantizedOperator, nn.LayerNorm):
-    """`nn.LayerNorm`; x (..., *normalized_shape)."""
+    """`nn.LayerNorm`; input (..., *normalized_shape)."""
 
     operands = WITH_PARAMETERS
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
         weight, bias = Q("weight", self.weight), Q("bias", self.bias)
-        y = F.layer_norm(Q("data_in", x), self.normalized_shape, weight, bias, self.eps)
+        y = F.layer_norm(Q("data_in", input), self.normalized_shape, weight, bias, self.eps)
         return Q("data_out", y)
 
 
 class QuantRMSNorm(QuantizedOperator, nn.RMSNorm):
-    """`nn.RMSNorm`; x (..., *normalized_shape)."""
+    """`nn.RMSNorm`; input (..., *normalized_shape)."""
 
     operands = ("data_in", "weight")
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
         weight = Q("weight", self.weight)
-        y = F.rms_norm(Q("data_in", x), self.normalized_shape, weight, self.eps)
+        y = F.rms_norm(Q("data_in", input), self.normalized_shape, weight, self.eps)
         return Q("data_out", y)
 
 
 class QuantGroupNorm(QuantizedOperator, nn.GroupNorm):
-    """`nn.GroupNorm`; x (N, C, ...)."""
+    """`nn.GroupNorm`; input (N, C, ...)."""
 
     operands = WITH_PARAMETERS
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
         weight, bias = Q("weight", self.weight), Q("bias", self.bias)
-        return Q("data_out", F.group_norm(Q("data_in", x), self.num_groups, weight, bias, self.eps))
+        return Q(
+            "data_out", F.group_norm(Q("data_in", input), self.num_groups, weight, bias, self.eps)
+        )
 
 
 class QuantEmbedding(QuantizedOperator, nn.Embedding):
@@ -147,10 +149,10 @@ class QuantEmbedding(QuantizedOperator, nn.Embedding):
 
     operands = ("weight",)
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
         y = F.embedding(
-            x,
+            input,
             Q("weight", self.weight),
             self.padding_idx,
             self.max_norm,
@@ -164,74 +166,74 @@ class QuantEmbedding(QuantizedOperator, nn.Embedding):
 class QuantReLU(QuantizedOperator, nn.ReLU):
     """`nn.ReLU`, elementwise, any shape."""
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        return Q("data_out", F.relu(Q("data_in", x), self.inplace))
+        return Q("data_out", F.relu(Q("data_in", input), self.inplace))
 
 
 class QuantGELU(QuantizedOperator, nn.GELU):
     """`nn.GELU`, elementwise, any shape."""
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        return Q("data_out", F.gelu(Q("data_in", x), approximate=self.approximate))
+        return Q("data_out", F.gelu(Q("data_in", input), approximate=self.approximate))
 
 
 class QuantSiLU(QuantizedOperator, nn.SiLU):
     """`nn.SiLU`, elementwise, any shape."""
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        return Q("data_out", F.silu(Q("data_in", x), self.inplace))
+        return Q("data_out", F.silu(Q("data_in", input), self.inplace))
 
 
 class QuantTanh(QuantizedOperator, nn.Tanh):
     """`nn.Tanh`, elementwise, any shape."""
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        return Q("data_out", F.tanh(Q("data_in", x)))
+        return Q("data_out", F.tanh(Q("data_in", input)))
 
 
 class QuantSoftplus(QuantizedOperator, nn.Softplus):
     """`nn.Softplus`, elementwise, any shape."""
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        return Q("data_out", F.softplus(Q("data_in", x), self.beta, self.threshold))
+        return Q("data_out", F.softplus(Q("data_in", input), self.beta, self.threshold))
 
 
 class QuantSELU(QuantizedOperator, nn.SELU):
     """`nn.SELU`, elementwise, any shape."""
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        return Q("data_out", F.selu(Q("data_in", x), self.inplace))
+        return Q("data_out", F.selu(Q("data_in", input), self.inplace))
 
 
 class QuantSigmoid(QuantizedOperator, nn.Sigmoid):
     """`nn.Sigmoid`, elementwise, any shape."""
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        return Q("data_out", F.sigmoid(Q("data_in", x)))
+        return Q("data_out", F.sigmoid(Q("data_in", input)))
 
 
 class QuantSoftmax(QuantizedOperator, nn.Softmax):
     """`nn.Softmax`, along `dim`, any shape."""
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        return Q("data_out", F.softmax(Q("data_in", x), self.dim))
+        return Q("data_out", F.softmax(Q("data_in", input), self.dim))
 
 
 class QuantMaxPool1d(QuantizedOperator, nn.MaxPool1d):
-    """`nn.MaxPool1d`; x (N, C, L)."""
+    """`nn.MaxPool1d`; input (N, C, L)."""
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
         y = F.max_pool1d(
-            Q("data_in", x),
+            Q("data_in", input),
             self.kernel_size,
             self.stride,
             self.padding,
@@ -243,12 +245,12 @@ class QuantMaxPool1d(QuantizedOperator, nn.MaxPool1d):
 
 
 class QuantAvgPool1d(QuantizedOperator, nn.AvgPool1d):
-    """`nn.AvgPool1d`; x (N, C, L)."""
+    """`nn.AvgPool1d`; input (N, C, L)."""
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
         y = F.avg_pool1d(
-            Q("data_in", x),
+            Q("data_in", input),
             self.kernel_size,
             self.stride,
             self.padding,
@@ -259,20 +261,20 @@ class QuantAvgPool1d(QuantizedOperator, nn.AvgPool1d):
 
 
 class QuantAdaptiveAvgPool1d(QuantizedOperator, nn.AdaptiveAvgPool1d):
-    """`nn.AdaptiveAvgPool1d`; x (N, C, L)."""
+    """`nn.AdaptiveAvgPool1d`; input (N, C, L)."""
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        return Q("data_out", F.adaptive_avg_pool1d(Q("data_in", x), self.output_size))
+        return Q("data_out", F.adaptive_avg_pool1d(Q("data_in", input), self.output_size))
 
 
 class QuantMaxPool2d(QuantizedOperator, nn.MaxPool2d):
-    """`nn.MaxPool2d`; x (N, C, H, W)."""
+    """`nn.MaxPool2d`; input (N, C, H, W)."""
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
         y = F.max_pool2d(
-            Q("data_in", x),
+            Q("data_in", input),
             self.kernel_size,
             self.stride,
             self.padding,
@@ -284,12 +286,12 @@ class QuantMaxPool2d(QuantizedOperator, nn.MaxPool2d):
 
 
 class QuantAvgPool2d(QuantizedOperator, nn.AvgPool2d):
-    """`nn.AvgPool2d`; x (N, C, H, W)."""
+    """`nn.AvgPool2d`; input (N, C, H, W)."""
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
         y = F.avg_pool2d(
-            Q("data_in", x),
+            Q("data_in", input),
             self.kernel_size,
             self.stride,
             self.padding,
@@ -301,8 +303,8 @@ class QuantAvgPool2d(QuantizedOperator, nn.AvgPool2d):
 
 
 class QuantAdaptiveAvgPool2d(QuantizedOperator, nn.AdaptiveAvgPool2d):
-    """`nn.AdaptiveAvgPool2d`; x (N, C, H, W)."""
+    """`nn.AdaptiveAvgPool2d`; input (N, C, H, W)."""
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        return Q("data_out", F.adaptive_avg_pool2d(Q("data_in", x), self.output_size))
+        return Q("data_out", F.adaptive_avg_pool2d(Q("data_in", input), self.output_size))

@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor, fx
 
 from chop.ir.graph import MaseGraph, metadata_of
-from chop.ir.metadata import TensorInfo
+from chop.ir.metadata import TensorInfo, operand_of
+from chop.ir.ops import Operator
 from chop.ir.propagate import example_inputs, propagate
 from chop.nn.quantized import QuantizedOperator
 from chop.passes.base import graph_pass
@@ -56,8 +57,7 @@ def _describe(mg: MaseGraph, node: fx.Node, results: Mapping[fx.Node, Any], keep
     common = metadata_of(node).common
     operator = mg.operator(node)
     common.mase_op, common.mase_type = operator.name, operator.mase_type
-    called_with = fx.node.map_arg((node.args, node.kwargs), lambda n: results[n])
-    common.args = _arguments(called_with[0], called_with[1], keep)
+    common.args = _arguments(node, operator, results, keep)
     common.results = {
         f"data_out_{i}": TensorInfo.of(x, keep) for i, x in enumerate(_flat(results[node]))
     }
@@ -73,24 +73,33 @@ def _describe(mg: MaseGraph, node: fx.Node, results: Mapping[fx.Node, Any], keep
 def record_formats(node: fx.Node, module: QuantizedOperator) -> None:
     """Notes in a node's metadata the formats of the quantised module that it calls."""
     common = metadata_of(node).common
-    for operand, number_format in module.spec.items():
-        if number_format.is_identity:
-            continue
-        entries = common.results if operand == "data_out" else common.args
-        for name, info in entries.items():
-            if name.startswith(operand) and isinstance(info, TensorInfo) and info.is_floating:
-                info.record_format(number_format)
+    for name, info in common.args.items():
+        if isinstance(info, TensorInfo) and info.is_floating:
+            info.record_format(getattr(module.spec, operand_of(name, module)))
+    for info in common.results.values():
+        if info.is_floating:
+            info.record_format(module.spec.data_out)
 
 
-def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], keep: bool) -> dict[str, Any]:
-    """Tensors are `data_in_0` ... in order; other arguments keep their name or get a position."""
+def _arguments(
+    node: fx.Node, operator: Operator, results: Mapping[fx.Node, Any], keep: bool
+) -> dict[str, Any]:
+    """Parameters are `weight` and `bias`, other tensors `data_in_0` ... in order.
+
+    What is no tensor keeps its name or gets a position.
+    """
     counter = itertools.count()
     described: dict[str, Any] = {}
-    named = [(f"arg_{i}", value) for i, value in enumerate(args)] + list(kwargs.items())
-    for name, value in named:
+    positions = [*operator.arguments, *(f"arg_{i}" for i in range(len(node.args)))]
+    for name, given in [*zip(positions, node.args, strict=False), *node.kwargs.items()]:
+        value = fx.node.map_arg(given, lambda n: results[n])
+        is_parameter = isinstance(given, fx.Node) and given.op == "get_attr"
+        operand = operator.arguments.get(name)
         tensors = list(_flat(value))
         for tensor in tensors:
-            described[f"data_in_{next(counter)}"] = TensorInfo.of(tensor, keep)
+            named = is_parameter and operand in PARAMETERS
+            key = operand if named else f"data_in_{next(counter)}"
+            described[str(key)] = TensorInfo.of(tensor, keep)
         if not tensors:
             described[name] = value
     return described

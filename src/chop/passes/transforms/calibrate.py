@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.formats import QuantSpec
+from chop.formats import QuantSpec, even_sample
 from chop.ir.graph import MaseGraph
+from chop.ir.isolation import untouched
 from chop.nn.quantized import QuantizedOperator
 from chop.passes.analysis.add_common_metadata import record_formats
 from chop.passes.base import graph_pass
@@ -41,26 +42,22 @@ def calibrate_transform_pass(mg: MaseGraph, config: CalibrateConfig) -> dict[str
 
     Returns: `{"fitted": number of operands fitted}`.
     """
-    waiting = {
-        name: module
-        for name, module in mg.model.named_modules()
-        if isinstance(module, QuantizedOperator) and _waiting(module.spec)
-    }
-    specs = {name: module.spec for name, module in _quantized(mg)}
+    steps = _steps(mg)
+    specs = {name: step.spec for name, step in steps.items()}
     samples: dict[str, dict[str, list[Tensor]]] = {
-        name: {operand: [] for operand in _waiting(module.spec)} for name, module in waiting.items()
+        name: {operand: [] for operand in _waiting(spec)} for name, spec in specs.items()
     }
     try:
-        for name, module in _quantized(mg):
-            module.spec = _observing(samples.get(name, {}))
+        for name, step in steps.items():
+            step.spec = _observing(samples[name])
         _run(mg, config.batches)
     finally:
-        for name, module in _quantized(mg):
-            module.spec = specs[name]
+        for name, step in steps.items():
+            step.spec = specs[name]
     fitted = 0
-    for name, module in waiting.items():
+    for name, step in steps.items():
         seen = {operand: torch.cat(parts) for operand, parts in samples[name].items() if parts}
-        module.spec = module.spec.fitted(seen)
+        step.spec = step.spec.fitted(seen)
         fitted += len(seen)
     for node in mg.nodes:
         called = mg.module_of(node)
@@ -76,10 +73,10 @@ class _Observer:
         self.kept = kept
 
     def __call__(self, x: Tensor, gradient: str) -> Tensor:
-        flat = x.detach().reshape(-1).float()
-        if flat.numel():
-            ends = torch.stack(flat.aminmax())
-            self.kept += [ends, flat[:: max(1, flat.numel() // MAX_SAMPLES_PER_BATCH)].clone()]
+        values = x.detach().float()
+        if values.numel():
+            ends = torch.stack(values.aminmax())
+            self.kept += [ends, even_sample(values, MAX_SAMPLES_PER_BATCH).clone()]
         return x
 
 
@@ -92,23 +89,36 @@ def _waiting(spec: QuantSpec) -> list[str]:
     return [operand for operand, number_format in spec.items() if not number_format.is_fitted]
 
 
-def _quantized(mg: MaseGraph) -> list[tuple[str, QuantizedOperator]]:
-    modules = mg.model.named_modules()
-    return [(name, module) for name, module in modules if isinstance(module, QuantizedOperator)]
+def _steps(mg: MaseGraph) -> dict[str, QuantizedOperator]:
+    """The quantised operators that are not made of smaller ones."""
+    return {
+        name: module
+        for name, module in mg.model.named_modules()
+        if isinstance(module, QuantizedOperator)
+        and not any(isinstance(child, QuantizedOperator) for child in module.children())
+    }
 
 
 def _run(mg: MaseGraph, batches: Iterable[Mapping[str, Any]]) -> None:
     inputs = {node.target for node in mg.nodes if node.op == "placeholder"}
-    modes = {name: module.training for name, module in mg.model.named_modules()}
-    mg.model.eval()
+    device = next((parameter.device for parameter in mg.model.parameters()), None)
     count = 0
-    with torch.no_grad():
+    with untouched(mg.model), torch.no_grad():
+        mg.model.eval()
         for batch in batches:
+            if not isinstance(batch, Mapping):
+                raise ConfigError(
+                    "calibrate_transform_pass.batches: expected mappings of inputs by name, got "
+                    f"{type(batch).__name__}."
+                )
+            known = {name: value for name, value in batch.items() if name in inputs}
+            mg.model(**{name: _to(value, device) for name, value in known.items()})
             count += 1
-            mg.model(**{name: value for name, value in batch.items() if name in inputs})
-    for name, module in mg.model.named_modules():
-        module.training = modes[name]
     if count == 0:
         raise ConfigError(
             "calibrate_transform_pass.batches: expected at least one batch, got none."
         )
+
+
+def _to(value: Any, device: torch.device | None) -> Any:
+    return value.to(device) if isinstance(value, Tensor) and device is not None else value

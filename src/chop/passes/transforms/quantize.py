@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,12 +15,13 @@ from chop.config import convert
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph, metadata_of
-from chop.ir.ops import OPS, PRODUCT, Operator
+from chop.ir.ops import OPS
 from chop.nn.quantized import QuantCall, QuantizedOperator
 from chop.passes.analysis.add_common_metadata import record_formats
 from chop.passes.base import graph_pass
 
 By = Literal["type", "name", "regex_name"]
+IN_PLACE_OPERATORS = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class QuantizeConfig:
             ConfigError: `by` is unknown, or an entry is not of the form `{"config": {...}}`.
         """
         by = convert(settings.get("by", "type"), By, "quantize_transform_pass.by")
+        if by == "regex_name":
+            _check_patterns(settings)
         rules = {key: _config_of(key, entry) for key, entry in settings.items() if key != "by"}
         default = rules.pop("default", None)
         if isinstance(default, Mapping) and default.get("name") is None and len(default) <= 1:
@@ -63,11 +67,14 @@ class QuantizeConfig:
         unused = set(self.rules)
         chosen: dict[fx.Node, QuantSpec] = {}
         for node, names in candidates.items():
-            rule = next((key for key in self.rules if self._matches(key, names)), None)
-            unused.discard(rule or "")
-            settings = self.default if rule is None else self.rules[rule]
+            matching = [key for name in names for key in self.rules if self._matches(key, name)]
+            unused -= set(matching)
+            settings = self.rules[matching[0]] if matching else self.default
             if settings is not None:
-                chosen[node] = _spec_for(mg, node, settings, rule or "default")
+                rule = matching[0] if matching else "default"
+                where = f"quantize_transform_pass['{rule}']"
+                chosen[node] = _spec_for(mg, node, settings, where)
+        _check_shared(mg, chosen)
         for key in self.rules:
             if key in unused:
                 raise ConfigError(self._explain_unused(key, candidates.values()))
@@ -79,10 +86,8 @@ class QuantizeConfig:
             return ()
         return (mg.operator(node).name,) if self.by == "type" else (node.name, str(node.target))
 
-    def _matches(self, key: str, names: tuple[str, ...]) -> bool:
-        if self.by == "regex_name":
-            return any(re.fullmatch(key, name) for name in names)
-        return key in names
+    def _matches(self, key: str, name: str) -> bool:
+        return bool(re.fullmatch(key, name)) if self.by == "regex_name" else key == name
 
     def _explain_unused(self, key: str, candidates: Any) -> str:
         known = {name for names in candidates for name in names}
@@ -115,32 +120,72 @@ def quantize_transform_pass(mg: MaseGraph, config: QuantizeConfig) -> dict[str, 
         # A module that several nodes call is replaced once.
         twin = twins.get(str(node.target)) if node.op == "call_module" else None
         twin = twin or quantized_twin(mg, node, spec)
+        if _is_in_place(mg, node):
+            _hand_on_the_result(mg, node)
         mg.replace(node, twin)
         twins[str(node.target)] = twin
         record_formats(node, twin)
-    return {"quantized": len(chosen)}
+    return {"quantized": sum(not _is_float(spec) for spec in chosen.values())}
 
 
 def quantized_twin(mg: MaseGraph, node: fx.Node, spec: QuantSpec) -> QuantizedOperator:
     """The quantised module for what a node calls."""
     row, module = mg.operator(node), mg.module_of(node)
-    if isinstance(module, QuantCall):
-        return QuantCall(module.function, module.argument_operands, spec)
+    if isinstance(module, QuantizedOperator):
+        return module.with_spec(spec)
     if module is not None and row.quantized is not None:
         return row.quantized.from_float(module, spec)
     if row.twin is not None:
         return row.twin(config=spec)
     function = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
-    _first_argument_by_position(node)
-    return QuantCall(function, row.operands, spec)  # type: ignore[arg-type]
+    return QuantCall(function, row.arguments, spec)  # type: ignore[arg-type]
 
 
-def _first_argument_by_position(node: fx.Node) -> None:
-    """`F.relu(input=x)` becomes `F.relu(x)`: a quantised call tells operands by position."""
-    if not node.args:
-        name, value = next(iter(node.kwargs.items()))
-        node.args = (value,)
-        node.kwargs = {key: item for key, item in node.kwargs.items() if key != name}
+def _is_in_place(mg: MaseGraph, node: fx.Node) -> bool:
+    """True for calls that write into their first input."""
+    if node.op == "call_module":
+        return bool(getattr(mg.module_of(node), "inplace", False))
+    if node.op == "call_method":
+        return str(node.target).endswith("_") and not str(node.target).startswith("__")
+    by_flag = node.kwargs.get("inplace") is True or True in node.args[1:2]
+    return by_flag or node.target in IN_PLACE_OPERATORS
+
+
+def _hand_on_the_result(mg: MaseGraph, node: fx.Node) -> None:
+    """Later readers of an input that is written into read the result instead.
+
+    The quantised twin writes into the rounded copy of its input, which nobody else has.
+    """
+    source = node.args[0] if node.args else None
+    if isinstance(source, fx.Node):
+        nodes = mg.nodes
+        later = set(nodes[nodes.index(node) + 1 :])
+        source.replace_all_uses_with(node, delete_user_cb=lambda user: user in later)
+
+
+def _is_float(spec: QuantSpec) -> bool:
+    return all(number_format.is_identity for _, number_format in spec.items())
+
+
+def _check_patterns(patterns: Iterable[str]) -> None:
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"quantize_transform_pass: '{pattern}' is no regular expression: {error}."
+            ) from None
+
+
+def _check_shared(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
+    """Raises ConfigError where two calls of one module are given different formats."""
+    specs: dict[str, QuantSpec] = {}
+    for node, spec in chosen.items():
+        if node.op == "call_module" and specs.setdefault(str(node.target), spec) != spec:
+            raise ConfigError(
+                f"quantize_transform_pass: module '{node.target}' is called more than once and "
+                "has one set of formats; give its calls the same."
+            )
 
 
 def _config_of(key: str, entry: Any) -> Mapping[str, Any] | QuantSpec:
@@ -154,38 +199,26 @@ def _config_of(key: str, entry: Any) -> Mapping[str, Any] | QuantSpec:
 
 
 def _spec_for(
-    mg: MaseGraph, node: fx.Node, settings: Mapping[str, Any] | QuantSpec, rule: str
+    mg: MaseGraph, node: fx.Node, settings: Mapping[str, Any] | QuantSpec, where: str
 ) -> QuantSpec:
     row, module = mg.operator(node), mg.module_of(node)
-    where = f"quantize_transform_pass['{rule}']"
     if module is not None and row.quantized is not None:
-        has = [
-            operand
-            for operand in row.quantized.operands
-            if operand == "data_in" or getattr(module, operand, None) is not None
-        ]
-        return QuantSpec.parse(settings, has, row.quantized.fallback, where)
+        return QuantSpec.parse(settings, row.quantized.present_operands(module), where=where)
     if row.twin is not None:
-        return row.twin.parse_spec(settings, where)
-    arguments = zip(row.operands, node.args, strict=False)
-    has = [operand for operand, value in arguments if operand and value is not None]
-    # Only in a product of two activations is the "weight" just a second input.
-    fallback = QuantCall.fallback if row.operands == PRODUCT else None
-    return QuantSpec.parse(settings, has, fallback, where)
+        return QuantSpec.parse(settings, row.twin.operands, row.twin.fallback, where)
+    positions = zip(row.arguments, node.args, strict=False)
+    given = {name: value for name, value in [*positions, *node.kwargs.items()] if value is not None}
+    present = [operand for name, operand in row.arguments.items() if operand and name in given]
+    return QuantSpec.parse(settings, present, row.fallback, where)
 
 
 def _is_quantizable(mg: MaseGraph, node: fx.Node) -> bool:
-    row = mg.operator(node)
-    return _has_twin(mg, node, row) and _gives_floats(node)
-
-
-def _has_twin(mg: MaseGraph, node: fx.Node, row: Operator) -> bool:
+    """True for calls of reals that have a twin; arithmetic on sizes and masks is left alone."""
+    row, module = mg.operator(node), mg.module_of(node)
     if node.op == "call_module":
-        return row.quantized is not None or isinstance(mg.module_of(node), QuantizedOperator)
-    return node.op in ("call_function", "call_method") and bool(row.operands or row.twin)
-
-
-def _gives_floats(node: fx.Node) -> bool:
-    """False for arithmetic on sizes and masks."""
+        has_twin = row.quantized is not None or isinstance(module, QuantizedOperator)
+    else:
+        is_call = node.op in ("call_function", "call_method")
+        has_twin = is_call and bool(row.arguments or row.twin)
     results = metadata_of(node).common.results.values()
-    return bool(results) and all(info.is_floating for info in results)
+    return has_twin and bool(results) and all(info.is_floating for info in results)
