@@ -13,7 +13,7 @@ import time
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-from chop.ir.tracer import capture
+from chop.ir.capture.tracer import capture
 
 
 def example() -> dict[str, torch.Tensor]:

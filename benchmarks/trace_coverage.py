@@ -62,7 +62,7 @@ def build(row: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
     """
     import transformers
 
-    from chop.ir.inputs import dummy_inputs
+    from chop.ir.capture.inputs import dummy_inputs
 
     reasons = []
     cls = getattr(transformers, architectures()[row["model"]])
@@ -151,7 +151,7 @@ def compare(do: Callable[[nn.Module], Any], model: nn.Module, captured: nn.Modul
 
 def compare_at(size: tuple[int, int], model: nn.Module, captured: nn.Module) -> str:
     """`compare` on inputs of another batch size and sequence length."""
-    from chop.ir.inputs import dummy_inputs
+    from chop.ir.capture.inputs import dummy_inputs
 
     inputs = dummy_inputs(model, batch=size[0], length=size[1])
     return compare(lambda twin: run(twin, inputs, train=False), model, captured)
@@ -159,7 +159,7 @@ def compare_at(size: tuple[int, int], model: nn.Module, captured: nn.Module) -> 
 
 def examine(row: dict[str, Any]) -> None:
     """All checks of the architecture `row["model"]`; `row["stage"]` says how far they came."""
-    from chop.ir.tracer import capture
+    from chop.ir.capture.tracer import capture
 
     model, inputs = build(row)
     row |= {"class": type(model).__name__, "inputs": sorted(inputs)}

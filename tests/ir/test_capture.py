@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chop.errors import ConfigError, GuardError
-from chop.ir.captured import CapturedModule
-from chop.ir.leaves import tensors_in
-from chop.ir.tracer import capture
+from chop.ir.capture.captured import CapturedModule
+from chop.ir.capture.leaves import tensors_in
+from chop.ir.capture.tracer import capture
 
 
 class Residual(nn.Module):

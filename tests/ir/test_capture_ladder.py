@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import CaptureError, GuardError
-from chop.ir.captured import CapturedModule
-from chop.ir.leaves import tensors_in
-from chop.ir.runtime import expect
-from chop.ir.tracer import CaptureWarning, capture
+from chop.ir.capture.captured import CapturedModule
+from chop.ir.capture.leaves import tensors_in
+from chop.ir.capture.runtime import expect
+from chop.ir.capture.tracer import CaptureWarning, capture
 
 
 class DataDependent(nn.Module):

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.errors import CaptureError, GraphError, GuardError
-from chop.ir.captured import NodeRecord, NodeRef, TensorSpec, graph_to_nodes, nodes_to_graph
-from chop.ir.guards import ShapeGuard, compile_guard, holds
-from chop.ir.runtime import AutogradCall, ByMode
-from chop.ir.targets import function_reference, resolve_reference
-from chop.ir.tracer import capture
+from chop.ir.capture.captured import NodeRecord, NodeRef, TensorSpec, graph_to_nodes, nodes_to_graph
+from chop.ir.capture.guards import ShapeGuard, compile_guard, holds
+from chop.ir.capture.runtime import AutogradCall, ByMode
+from chop.ir.capture.targets import function_reference, resolve_reference
+from chop.ir.capture.tracer import capture
 
 
 class Classifier(nn.Module):

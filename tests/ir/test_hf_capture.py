@@ -14,9 +14,9 @@ import transformers
 from torch import nn
 
 from chop.errors import CaptureError, ConfigError, GuardError
-from chop.ir.inputs import dummy_inputs
-from chop.ir.leaves import tensors_in
-from chop.ir.tracer import CaptureWarning, capture
+from chop.ir.capture.inputs import dummy_inputs
+from chop.ir.capture.leaves import tensors_in
+from chop.ir.capture.tracer import CaptureWarning, capture
 
 TEXT = {
     "hidden_size": 32,

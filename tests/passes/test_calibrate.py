@@ -71,7 +71,7 @@ def test_no_batches_and_no_quantisation_are_errors(bert_graph):
     with pytest.raises(GraphError, match="run quantize_transform_pass"):
         passes.calibrate_transform_pass(bert_graph, {"batches": []})
     quantized, _ = passes.quantize_transform_pass(bert_graph, AUTO)
-    with pytest.raises(ConfigError, match="at least one, got none"):
+    with pytest.raises(ConfigError, match="at least one batch, got none"):
         passes.calibrate_transform_pass(quantized, {"batches": []})
     with pytest.raises(ConfigError, match="missing key 'batches'"):
         passes.calibrate_transform_pass(quantized)

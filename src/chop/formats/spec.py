@@ -96,8 +96,8 @@ class QuantSpec:
 
     def only(self, operands: Sequence[str]) -> QuantSpec:
         """This spec with every operand float but `operands` and `data_out`."""
-        absent = [name for name in OPERANDS[:-1] if name not in operands]
-        return dataclasses.replace(self, **dict.fromkeys(absent, FLOAT))
+        kept = {name: fmt for name, fmt in self.items() if name in (*operands, "data_out")}
+        return QuantSpec(**kept, gradient=self.gradient)
 
     def __post_init__(self) -> None:
         if self.gradient not in get_args(Gradient):

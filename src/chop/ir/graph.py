@@ -11,10 +11,10 @@ from typing import Any, Literal
 from torch import fx, nn
 
 from chop.errors import ConfigError, GraphError, did_you_mean
-from chop.ir.captured import CapturedModule
+from chop.ir.capture.captured import CapturedModule
+from chop.ir.capture.tracer import capture
 from chop.ir.metadata import MaseMetadata
 from chop.ir.ops import Operator, of_node
-from chop.ir.tracer import capture
 
 
 @dataclasses.dataclass(frozen=True)

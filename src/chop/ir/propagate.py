@@ -10,8 +10,8 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from chop.errors import GraphError, did_you_mean
-from chop.ir.captured import CapturedModule, TensorSpec
-from chop.ir.isolation import untouched
+from chop.ir.capture.captured import CapturedModule, TensorSpec
+from chop.ir.capture.isolation import untouched
 
 
 def propagate(

@@ -11,11 +11,11 @@ from typing import Any
 from torch import fx
 
 from chop.errors import ConfigError
-from chop.ir.captured import TensorSpec
+from chop.ir.capture.captured import TensorSpec
+from chop.ir.capture.runtime import ByMode
 from chop.ir.drawing.nesting import Item
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata
-from chop.ir.runtime import ByMode
 from chop.nn.quantized import QuantCall, QuantizedOperator
 
 MOST_BOXES = 120
@@ -332,12 +332,9 @@ def shorten(text: str, longest: int = LONGEST_TEXT) -> str:
 
 def formats_of(module: QuantizedOperator) -> list[str]:
     """One line per number format: its label and the operands that have it."""
-    called = module.argument_operands if isinstance(module, QuantCall) else module.operands
-    absent = {name for name in ("weight", "bias") if getattr(module, name, module) is None}
-    used = {*called, "data_out"} - absent
     operands: dict[str, list[str]] = {}
     for operand, number_format in module.spec.items():
-        if not number_format.is_identity and operand in used:
+        if not number_format.is_identity:
             operands.setdefault(number_format.label, []).append(operand)
     return [f"{label}: {' '.join(names)}" for label, names in operands.items()]
 

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from chop.errors import CheckpointError
 from chop.formats import NumberFormat, QuantSpec
-from chop.ir.module_tree import Scope
-from chop.ir.runtime import AutogradCall, ByMode, set_item
-from chop.ir.targets import PYTHON_OPERATORS, SET_GRAD_ENABLED
+from chop.ir.capture.module_tree import Scope
+from chop.ir.capture.runtime import AutogradCall, ByMode, set_item
+from chop.ir.capture.targets import PYTHON_OPERATORS, SET_GRAD_ENABLED
 
 
 def _words(text: str) -> frozenset[str]:
@@ -199,7 +199,7 @@ def _functions() -> dict[str, Callable[..., Any]]:
     table: dict[str, Callable[..., Any]] = {
         "torch._C:_set_grad_enabled": SET_GRAD_ENABLED,
         "torch:_assert": torch._assert,
-        "chop.ir.runtime:set_item": set_item,
+        "chop.ir.capture.runtime:set_item": set_item,
     }
     homes = (torch, F, torch.linalg, torch.fft, torch.special, torch._C._nn)
     for home in homes:

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.errors import CheckpointError, ChopError, did_you_mean
-from chop.ir.captured import CapturedModule
+from chop.ir.capture.captured import CapturedModule
+from chop.ir.capture.guards import compile_guard
 from chop.ir.graph import MaseGraph, Provenance, metadata_of
-from chop.ir.guards import compile_guard
 from chop.ir.metadata import MaseMetadata, TensorInfo
 from chop.ir.propagate import example_inputs, propagate
 from chop.ir.storage.allowed import AllowList

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from chop.errors import CheckpointError
 from chop.formats import OPERANDS, NumberFormat, QuantSpec, from_key
-from chop.ir.captured import LeafReport, NodeRef, TensorSpec
-from chop.ir.guards import ShapeGuard
+from chop.ir.capture.captured import LeafReport, NodeRef, TensorSpec
+from chop.ir.capture.guards import ShapeGuard
+from chop.ir.capture.targets import function_reference
 from chop.ir.metadata import CommonMetadata, MaseMetadata, OpenRecord, Record, TensorInfo
 from chop.ir.storage.allowed import AllowList
-from chop.ir.targets import function_reference
 
 Json = Any
 Rules = Mapping[str, Callable[[Any], Any]]

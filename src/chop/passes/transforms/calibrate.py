@@ -12,8 +12,8 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.formats import QuantSpec, even_sample
+from chop.ir.capture.isolation import untouched
 from chop.ir.graph import MaseGraph
-from chop.ir.isolation import untouched
 from chop.nn.quantized import QuantizedOperator
 from chop.passes.analysis.add_common_metadata import record_formats
 from chop.passes.base import graph_pass

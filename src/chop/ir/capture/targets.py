@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, fx
 
-from chop.ir.runtime import AutogradCall, expect, set_item
+from chop.ir.capture.runtime import AutogradCall, expect, set_item
 
 _OPERATOR_NAMES = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chop.ir.targets import changes_its_input
+from chop.ir.capture.targets import changes_its_input
 
 
 def holds_tensor(value: Any) -> bool:

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from chop.ir.captured import CapturedModule, LeafReport, TensorSpec
-from chop.ir.cleanup import drop_dead_code, drop_idle_grad_switches
-from chop.ir.ladder import Ladder, Recording, hides_nothing
-from chop.ir.module_tree import add_extras, mirror, qualified_class
-from chop.ir.recorder import Recorder
+from chop.ir.capture.captured import CapturedModule, LeafReport, TensorSpec
+from chop.ir.capture.cleanup import drop_dead_code, drop_idle_grad_switches
+from chop.ir.capture.ladder import Ladder, Recording, hides_nothing
+from chop.ir.capture.module_tree import add_extras, mirror, qualified_class
+from chop.ir.capture.recorder import Recorder
 
 
 def assemble(ladder: Ladder, recording: Recording) -> CapturedModule:

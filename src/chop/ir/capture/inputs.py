@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import CaptureError, ConfigError, did_you_mean
-from chop.ir.hf_inputs import INPUT_MAKERS, InputSizes, default_names
+from chop.ir.capture.hf_inputs import INPUT_MAKERS, InputSizes, default_names
 
 BATCH = 3
 LENGTH = 14

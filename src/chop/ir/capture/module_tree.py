@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from torch import Tensor, nn
 
 from chop.errors import GraphError
-from chop.ir.leaves import LeafRule
+from chop.ir.capture.leaves import LeafRule
 
 
 class Scope(nn.Module):

@@ -16,15 +16,15 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from chop.errors import CaptureError
-from chop.ir.blocked import Blocked
-from chop.ir.cuts import ask_about_parts, ask_about_slices
-from chop.ir.leaves import LeafRule, Seen, recurrent_outputs
-from chop.ir.observe import DECIDING_READS, Decisions
-from chop.ir.results import distinct, holds_tensor
-from chop.ir.runtime import AutogradCall, expect
-from chop.ir.source import current_line, definition_line, failing_line
-from chop.ir.symbols import FakeTensor, Sizes, constant_of, is_symbolic, outside_fake_mode
-from chop.ir.targets import SET_GRAD_ENABLED, spell
+from chop.ir.capture.blocked import Blocked
+from chop.ir.capture.cuts import ask_about_parts, ask_about_slices
+from chop.ir.capture.leaves import LeafRule, Seen, recurrent_outputs
+from chop.ir.capture.observe import DECIDING_READS, Decisions
+from chop.ir.capture.results import distinct, holds_tensor
+from chop.ir.capture.runtime import AutogradCall, expect
+from chop.ir.capture.source import current_line, definition_line, failing_line
+from chop.ir.capture.symbols import FakeTensor, Sizes, constant_of, is_symbolic, outside_fake_mode
+from chop.ir.capture.targets import SET_GRAD_ENABLED, spell
 
 _PLAIN = (
     bool,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from chop.ir.symbols import outside_fake_mode
+from chop.ir.capture.symbols import outside_fake_mode
 
 
 @contextlib.contextmanager

@@ -14,10 +14,10 @@ from typing import Any
 from torch import nn
 
 from chop.errors import CaptureError, ConfigError, did_you_mean
-from chop.ir.captured import CapturedModule
-from chop.ir.inputs import dummy_inputs
-from chop.ir.leaves import LeafRule
-from chop.ir.prepare import settled
+from chop.ir.capture.captured import CapturedModule
+from chop.ir.capture.inputs import dummy_inputs
+from chop.ir.capture.leaves import LeafRule
+from chop.ir.capture.prepare import settled
 
 
 class CaptureWarning(UserWarning):
@@ -57,9 +57,9 @@ def capture(
     """
     example = _choose_inputs(model, inputs, input_names)
     # torch's symbolic shapes cost half a second to import; `import chop` does not need them.
-    from chop.ir.assemble import announced, assemble
-    from chop.ir.ladder import Ladder
-    from chop.ir.selfcheck import difference
+    from chop.ir.capture.assemble import announced, assemble
+    from chop.ir.capture.ladder import Ladder
+    from chop.ir.capture.selfcheck import difference
 
     ladder = Ladder(model, example, dict(concrete_args or {}), LeafRule(model, leaves), strict)
     with settled(model) as notes:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from chop.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from chop.ir.symbols import Sizes
+    from chop.ir.capture.symbols import Sizes
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import CaptureError
-from chop.ir.blocked import Blocked
-from chop.ir.isolation import patched_calls, untouched
-from chop.ir.leaves import LeafRule, Seen
-from chop.ir.modes import ModesDifferError, merge_modes
-from chop.ir.observe import observe_decisions, observe_leaf
-from chop.ir.recorder import Recorder
-from chop.ir.symbols import Sizes
+from chop.ir.capture.blocked import Blocked
+from chop.ir.capture.isolation import patched_calls, untouched
+from chop.ir.capture.leaves import LeafRule, Seen
+from chop.ir.capture.modes import ModesDifferError, merge_modes
+from chop.ir.capture.observe import observe_decisions, observe_leaf
+from chop.ir.capture.recorder import Recorder
+from chop.ir.capture.symbols import Sizes
 
 _MOST_ATTEMPTS = 40
 

@@ -33,9 +33,9 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from chop.errors import CaptureError
-from chop.ir.guards import ShapeGuard
-from chop.ir.size_functions import COMPUTE, PAIRWISE
-from chop.ir.source import current_line
+from chop.ir.capture.guards import ShapeGuard
+from chop.ir.capture.size_functions import COMPUTE, PAIRWISE
+from chop.ir.capture.source import current_line
 
 _NOISY = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 

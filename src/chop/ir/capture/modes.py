@@ -9,7 +9,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import fx, nn
 
-from chop.ir.runtime import ByMode
+from chop.ir.capture.runtime import ByMode
 
 _DROPOUTS: Mapping[Callable[..., Any], type[nn.Module]] = {
     F.dropout: nn.Dropout,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.errors import CaptureError, GuardError
-from chop.ir.guards import ShapeGuard, compile_guard, holds, refusal
-from chop.ir.targets import function_reference, resolve_reference
+from chop.ir.capture.guards import ShapeGuard, compile_guard, holds, refusal
+from chop.ir.capture.targets import function_reference, resolve_reference
 
 
 @dataclass(frozen=True)

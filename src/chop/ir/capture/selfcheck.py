@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.ir.captured import CapturedModule
-from chop.ir.isolation import untouched
-from chop.ir.leaves import tensors_in
+from chop.ir.capture.captured import CapturedModule
+from chop.ir.capture.isolation import untouched
+from chop.ir.capture.leaves import tensors_in
 
 MOST_PARAMETERS = 1_000_000_000
 """Larger models are not run: a forward pass would cost more than the capture."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from chop.ir.module_tree import changes_state
-from chop.ir.targets import SET_GRAD_ENABLED, is_impure
+from chop.ir.capture.module_tree import changes_state
+from chop.ir.capture.targets import SET_GRAD_ENABLED, is_impure
 
 
 def drop_dead_code(graph: fx.Graph, model: nn.Module, extras: Mapping[str, nn.Module]) -> None:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from chop.errors import CaptureError
-from chop.ir.isolation import untouched
-from chop.ir.leaves import Seen
-from chop.ir.source import current_line
-from chop.ir.symbols import Sizes
+from chop.ir.capture.isolation import untouched
+from chop.ir.capture.leaves import Seen
+from chop.ir.capture.source import current_line
+from chop.ir.capture.symbols import Sizes
 
 DECIDING_READS = frozenset({"__bool__", "__int__", "__float__", "__index__", "tolist", "item"})
 
