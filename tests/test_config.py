@@ -20,6 +20,7 @@ class Settings:
     inner: Inner = field(default_factory=Inner)
     sizes: tuple[int, ...] = ()
     out: Path | None = None
+    maybe: Inner | None = None
     table: dict[str, int] = field(default_factory=dict)
 
 
@@ -27,7 +28,7 @@ def test_nested_values_become_what_the_hints_say():
     given = {"width": 3, "inner": {"rate": 1}, "sizes": [1, 2], "out": "x", "table": {"a": 1}}
     before = dict(given)
     settings = parse(Settings, given)
-    assert settings == Settings(3, "fast", Inner(1), (1, 2), Path("x"), {"a": 1})
+    assert settings == Settings(3, "fast", Inner(1), (1, 2), Path("x"), None, {"a": 1})
     assert given == before
     assert parse(Settings, settings) is settings
 
@@ -45,6 +46,8 @@ def test_nested_values_become_what_the_hints_say():
         ({"width": 1, "sizes": [1, "a"]}, r"sizes\[1\]: expected int"),
         ({"width": 1, "out": 3}, "expected Path or None"),
         ([1], "expected a mapping"),
+        ({"width": 1, "sizes": 4}, "sizes: expected a list of int, got 4"),
+        ({"width": 1, "maybe": {"rat": 1}}, "Settings.maybe: unknown key 'rat'"),
     ],
 )
 def test_mistakes_are_named(given, message):
@@ -59,5 +62,7 @@ def test_toml_files(tmp_path):
     file.write_text("width = = 4")
     with pytest.raises(ConfigError, match="not valid TOML.*line 1"):
         load_toml(file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_toml(tmp_path)
     with pytest.raises(ConfigError, match="does not exist"):
         load_toml(tmp_path / "none.toml")

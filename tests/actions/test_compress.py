@@ -2,6 +2,7 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -92,6 +93,12 @@ def test_a_killed_run_leaves_no_result(tmp_path):
         ({"formats": ()}, "at least one of each"),
         ({"operators": ("linaer",)}, "did you mean 'linear'"),
         ({"operators": ("dropout",)}, "unknown 'dropout'"),
+        ({"qat_epochs": -1}, "qat_epochs: got -1, expected 0 to 10000"),
+        ({"batch_size": 0}, "batch_size: got 0"),
+        ({"max_drop": 5}, "max_drop: got 5, expected 0 to 1"),
+        ({"qat_lr": 0.0}, "qat_lr: got 0.0"),
+        ({"calibration_rows": 0}, "calibration_rows: got 0"),
+        ({"out": Path(__file__)}, "is a file, expected a folder"),
     ],
 )
 def test_settings_are_checked_at_once(settings, message):
@@ -106,6 +113,8 @@ def test_models_and_data_that_do_not_fit_are_named(tmp_path):
         compress(CompressConfig(model="prajjwal1/bert-tiny", out=tmp_path))
     with pytest.raises(UnavailableError, match="the hub cannot be reached"):
         compress(CompressConfig(model="some/model", dataset="reviews", out=tmp_path))
+    with pytest.raises(ConfigError, match="device 'cuda:77' cannot be used here"):
+        compress(CompressConfig(model="mlp", device="cuda:77", out=tmp_path))
     with pytest.raises(ConfigError, match="has none of the operators conv2d; it has: .*linear"):
         compress(CompressConfig(model="mlp", operators=("conv2d",), out=tmp_path))
     assert list(tmp_path.iterdir()) == []

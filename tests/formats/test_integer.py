@@ -69,13 +69,36 @@ def test_minmax_is_the_finest_grid_that_saturates_nothing(numbers, width):
         assert finer.saturates(x).any()
 
 
-def test_mse_is_the_best_of_all_fractions():
-    x = torch.randn(5000, generator=torch.Generator().manual_seed(1)) * 0.05
-    fitted = Integer(4, "auto").fitted(x)
-    errors = {f: (Integer(4, f).round(x) - x).square().mean().item() for f in range(-10, 20)}
-    assert fitted.frac_width == min(errors, key=errors.get)
-    assert errors[fitted.frac_width] < errors[2] / 2
-    assert Integer(4, "mse").fitted(x) == fitted
+@pytest.mark.parametrize("width", [2, 3, 4, 6, 8])
+@pytest.mark.parametrize("options", [{}, {"floor": True}, {"is_signed": False}])
+@pytest.mark.parametrize("scale", [0.05, 1.0, 37.0])
+def test_mse_is_the_best_of_all_fractions(width, options, scale):
+    x = torch.randn(5000, generator=torch.Generator().manual_seed(width)) * scale
+    fitted = Integer(width, "auto", **options).fitted(x)
+
+    def error(frac_width):
+        return (Integer(width, frac_width, **options).round(x) - x).double().square().mean().item()
+
+    assert error(fitted.frac_width) <= min(map(error, range(-10, 20))) * (1 + 1e-6)
+    assert Integer(width, "mse", **options).fitted(x) == fitted
+
+
+@pytest.mark.parametrize("width", [2, 3, 4, 8])
+@pytest.mark.parametrize("options", [{}, {"floor": True}, {"is_signed": False}])
+def test_minmax_is_exact_at_the_ends(width, options):
+    for seed in range(20):
+        x = torch.randn(100, generator=torch.Generator().manual_seed(seed)) * 3
+        x = x.abs() if "is_signed" in options else x
+        fitted = Integer(width, "minmax", **options).fitted(x)
+        assert not fitted.saturates(x).any()
+        assert Integer(width, fitted.frac_width + 1, **options).saturates(x).any()
+
+
+def test_fitting_sees_every_column_of_a_matrix():
+    x = torch.full((2048, 1024), 0.01)
+    x[:, 3::8] = 5.0
+    best = Integer(4, "mse").fitted(x[:8])
+    assert Integer(4, "mse").fitted(x) == best
 
 
 @pytest.mark.parametrize("samples", [[], [0.0], [float("nan")], [float("inf")]])
@@ -102,6 +125,10 @@ def test_an_unfitted_format_follows_each_tensor_and_cannot_be_stored():
         ({"width": 33, "frac_width": 1}, "got 33"),
         ({"width": 8, "frac_width": 500}, "got 500"),
         ({"width": 1, "frac_width": 0}, "needs 2 bits"),
+        ({"width": "8", "frac_width": 0}, "width: expected int, got '8'"),
+        ({"width": 8.0, "frac_width": 0}, "width: expected int, got 8.0"),
+        ({"width": 8, "frac_width": "foo"}, "frac_width: expected int or 'auto'"),
+        ({"width": 8, "frac_width": True}, "frac_width: expected int"),
     ],
 )
 def test_widths_out_of_range_are_refused(arguments, message):

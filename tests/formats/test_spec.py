@@ -38,8 +38,10 @@ def test_keys_without_prefix_hold_for_every_operand():
 
 
 def test_operands_that_the_operator_lacks_are_ignored():
-    spec = QuantSpec.parse(FLAT, operands=("data_in",))
-    assert spec.data_in == Integer(8, 4)
+    assert QuantSpec.parse(FLAT, operands=("data_in",)) == QuantSpec(Integer(8, 4))
+    half = {"name": "integer", "data_in_width": 8, "data_in_frac_width": 4, "bias_width": 8}
+    assert QuantSpec.parse(half, operands=("data_in",)) == QuantSpec(Integer(8, 4))
+    assert QuantSpec.uniform(Integer(8, 4)).only(("weight",)) == QuantSpec(weight=Integer(8, 4))
 
 
 def test_bypass_none_and_fallback():
@@ -61,6 +63,7 @@ def test_bypass_none_and_fallback():
         ({"weight_width": -1}, "got -1"),
         ({"weight_frac_width": "atuo"}, "expected int or 'auto'"),
         ({"gradient": "clipp"}, "did you mean 'clip'"),
+        ({"bypass": "yes"}, "bypass: expected bool or None, got 'yes'"),
     ],
 )
 def test_mistakes_name_the_nearest_right_thing(change, message):

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
 from chop.ir.ops import OPS
 from chop.nn import quantized as q
@@ -201,6 +202,37 @@ def test_wide_grouped_query_attention_equals_torch():
     expected = F.scaled_dot_product_attention(q_, k, v, enable_gqa=True)
     actual = q.QuantScaledDotProductAttention(WIDE)(q_, k, v, enable_gqa=True)
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
+
+
+def test_masked_rows_have_finite_gradients():
+    q_, k, v = (torch.randn(2, 4, 5, 8, requires_grad=True) for _ in range(3))
+    mask = torch.ones(5, 5, dtype=torch.bool).tril(-1)
+    q.QuantScaledDotProductAttention(WIDE)(q_, k, v, attn_mask=mask).square().sum().backward()
+    ours = [x.grad.clone() for x in (q_, k, v)]
+    for x in (q_, k, v):
+        x.grad = None
+    F.scaled_dot_product_attention(q_, k, v, attn_mask=mask).square().sum().backward()
+    for mine, x in zip(ours, (q_, k, v), strict=True):
+        torch.testing.assert_close(mine, x.grad, atol=1e-3, rtol=0)
+
+
+def test_a_mask_and_causality_exclude_each_other():
+    x = torch.randn(1, 1, 3, 4)
+    with pytest.raises(ValueError, match="got both"):
+        q.QuantScaledDotProductAttention(WIDE)(x, x, x, attn_mask=torch.ones(3, 3), is_causal=True)
+
+
+def test_parametrised_weights_are_refused_with_the_way_out():
+    module = nn.utils.parametrizations.weight_norm(nn.Linear(4, 2))
+    with pytest.raises(ConfigError, match="remove_parametrizations"):
+        q.QuantLinear.from_float(module, NARROW)
+
+
+def test_operands_that_are_absent_have_no_format():
+    linear = q.QuantLinear.from_float(nn.Linear(4, 2, bias=False), NARROW)
+    assert linear.spec == QuantSpec(Integer(4, 2), Integer(4, 2))
+    assert q.QuantReLU.from_float(nn.ReLU(), NARROW).spec == QuantSpec(Integer(4, 2))
+    assert q.QuantScaledDotProductAttention(NARROW).spec == NARROW.only(("data_in", "weight"))
 
 
 def test_attention_quantises_products_and_softmax():

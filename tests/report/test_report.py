@@ -1,7 +1,7 @@
 import xml.etree.ElementTree as ElementTree
 
 from chop.report.plots import plot_accuracy_against_bits
-from chop.report.tables import markdown_table, print_table
+from chop.tables import markdown_table, print_table
 
 ROWS = [
     {"format": "float", "accuracy": 0.5, "bits": 32},

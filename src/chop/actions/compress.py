@@ -19,13 +19,27 @@ from chop.files import write_text
 from chop.formats import Integer, QuantSpec
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import OPS
+from chop.nn.quantized import QuantizedOperator
 from chop.passes.analysis.summarize_quantization import layer_rows, operator_rows
 from chop.report.plots import plot_accuracy_against_bits
-from chop.report.tables import markdown_table, print_table
+from chop.tables import markdown_table, print_table
 from chop.train import calibration_batches, evaluate, fit
 
 SAVED_SHARE = 0.5
 """Training has saved a format when it wins back more than this share of what rounding lost."""
+
+
+RANGES: dict[str, tuple[float, float]] = {
+    "qat_epochs": (0, 10_000),
+    "qat_lr": (1e-9, 10),
+    "train_epochs": (0, 10_000),
+    "calibration_rows": (1, 10**9),
+    "max_drop": (0, 1),
+    "limit": (1, 10**9),
+    "max_length": (1, 10**6),
+    "batch_size": (1, 10**6),
+}
+"""Least and largest value of each number among the settings."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +89,12 @@ class CompressConfig:
                 raise ConfigError(f"operators: unknown '{name}': {did_you_mean(name, choices)}")
         if not self.formats or not self.operators:
             raise ConfigError("formats, operators: expected at least one of each.")
+        for name, (least, most) in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ConfigError(f"{name}: got {value}, expected {least:g} to {most:g}.")
+        if self.out.is_file():
+            raise ConfigError(f"out: '{self.out}' is a file, expected a folder.")
 
 
 @dataclass(frozen=True)
@@ -86,8 +106,8 @@ class Row:
         format: of data, weights and biases of the chosen operators.
         accuracy: share of test rows answered right.
         bits: average storage per parameter of the whole model.
-        quantized: operators quantised, as "n of all that the chosen kinds have".
-        size_kb: the parameters at those widths, in units of 1,000 bytes.
+        quantized: how many operators are quantised.
+        size_kb: what the parameters take at those widths, in units of 1,000 bytes.
     """
 
     method: str
@@ -150,7 +170,7 @@ def compress(config: CompressConfig) -> dict[str, Any]:
     mg = MaseGraph(subject.model, dummy_in=subject.example())
     mg, _ = passes.init_metadata_analysis_pass(mg)
     mg, _ = passes.add_common_metadata_analysis_pass(mg)
-    baseline = _measure(mg, "float", "float", subject, config)
+    baseline = _measure(mg, "float", "float", subject)
     rounded = [_round(mg, text, subject, config) for text in config.formats]
     trained = list(_train_back(baseline, rounded, subject, config))
     candidates = [baseline, *rounded, *trained]
@@ -160,24 +180,17 @@ def compress(config: CompressConfig) -> dict[str, Any]:
     console.print(
         f"saved [bold]{chosen.row.format} ({chosen.row.method})[/]: "
         f"{chosen.row.accuracy:.1%} against {baseline.row.accuracy:.1%} float, "
-        f"{baseline.row.size_kb / chosen.row.size_kb:.1f}x smaller weights, in {config.out}/"
+        f"{baseline.row.bits / chosen.row.bits:.1f}x fewer bits per weight, in {config.out}/"
     )
     return result
 
 
-def _measure(
-    mg: MaseGraph, method: str, label: str, subject: Subject, config: CompressConfig
-) -> Candidate:
+def _measure(mg: MaseGraph, method: str, label: str, subject: Subject) -> Candidate:
     accuracy = evaluate(mg.model, subject.test, device=subject.device, progress=f"{method} {label}")
     _, bits = passes.calculate_avg_bits_mg_analysis_pass(mg)
-    quantized = sum(step.name == "quantize_transform_pass" for step in mg.provenance)
-    count = len(_chosen_nodes(mg, config)) if quantized else 0
+    count = sum(isinstance(mg.module_of(node), QuantizedOperator) for node in mg.nodes)
     size_kb = bits["weight_bytes"] / 1000
     return Candidate(Row(method, label, accuracy, bits["w_avg_bit"], count, size_kb), mg)
-
-
-def _chosen_nodes(mg: MaseGraph, config: CompressConfig) -> list[str]:
-    return [node.name for node in mg.nodes if mg.operator(node).name in config.operators]
 
 
 def _round(mg: MaseGraph, text: str, subject: Subject, config: CompressConfig) -> Candidate:
@@ -197,7 +210,7 @@ def _round(mg: MaseGraph, text: str, subject: Subject, config: CompressConfig) -
         quantized, _ = passes.calibrate_transform_pass(
             quantized, {"batches": batches}, inplace=True
         )
-    return _measure(quantized, "PTQ", number_format.label, subject, config)
+    return _measure(quantized, "PTQ", number_format.label, subject)
 
 
 def _train_back(
@@ -214,13 +227,13 @@ def _train_back(
             graph.model,
             subject.train,
             epochs=config.qat_epochs,
-            lr=config.qat_lr or subject.qat_lr,
+            lr=subject.qat_lr if config.qat_lr is None else config.qat_lr,
             batch_size=config.batch_size,
             seed=config.seed,
             device=subject.device,
             progress=f"QAT {label}",
         )
-        trained = _measure(graph, "QAT", label, subject, config)
+        trained = _measure(graph, "QAT", label, subject)
         yield trained
         won = trained.row.accuracy - candidate.row.accuracy
         if won > SAVED_SHARE * (baseline.row.accuracy - candidate.row.accuracy):
@@ -281,6 +294,9 @@ def _write(
         "saved": dataclasses.asdict(chosen.row),
         "operators": [dataclasses.asdict(row) for row in operator_rows(chosen.graph)],
         "layers": [dataclasses.asdict(row) for row in layer_rows(chosen.graph)],
+        "checkpoint_bytes": sum(
+            (config.out / name).stat().st_size for name in ("model.pt", "model.mz")
+        ),
         "versions": {"torch": torch.__version__},
     }
     write_text(config.out / "result.json", json.dumps(result, indent=2) + "\n")

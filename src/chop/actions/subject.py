@@ -80,7 +80,7 @@ def load_subject(
         ConfigError: model and data set do not go together.
         UnavailableError: model or data set are not there.
     """
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = _device(device)
     if model in BUILTIN_MODELS:
         own = BUILTIN_MODELS[model].dataset
         if dataset not in (None, own):
@@ -98,6 +98,15 @@ def load_subject(
         options = {"epochs": train_epochs, "batch_size": batch_size, "seed": seed}
         fit(loaded, rows[0], lr=CHECKPOINT_LR, device=place, progress="fine-tuning", **options)
     return Subject(loaded.to(place).eval(), str(dataset), *rows, place, CHECKPOINT_LR)
+
+
+def _device(name: str | None) -> torch.device:
+    chosen = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=chosen).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device '{chosen}' cannot be used here: {reason}") from None
 
 
 def _checkpoint(

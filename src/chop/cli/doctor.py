@@ -8,7 +8,7 @@ import typer
 def doctor_command() -> None:
     """Say what is installed, what is missing, and how to get it."""
     from chop.actions.doctor import examine
-    from chop.report.tables import print_table
+    from chop.tables import print_table
 
     findings = examine()
     print_table("chop doctor", [finding.as_row() for finding in findings])

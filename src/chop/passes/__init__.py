@@ -1,4 +1,4 @@
-"""WHAT CAN BE DONE TO A MODEL: one pass per file; `PASSES` has them all by name."""
+"""WHAT CAN BE DONE TO A MODEL: one pass per file; `PASSES` has those that take settings."""
 
 from chop.passes.analysis.add_common_metadata import add_common_metadata_analysis_pass
 from chop.passes.analysis.calculate_avg_bits import calculate_avg_bits_mg_analysis_pass

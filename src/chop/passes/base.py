@@ -32,7 +32,7 @@ class GraphPass(Protocol):
 
 
 PASSES: dict[str, GraphPass] = {}
-"""Every pass by its name."""
+"""Every pass made by `graph_pass`, by its name."""
 
 
 @dataclasses.dataclass(frozen=True)

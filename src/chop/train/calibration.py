@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.train.calling import LABELS, input_columns
-from chop.train.rows import Rows, read_rows
+from chop.train.rows import Rows, padding_token, read_rows
 
 
 def calibration_batches(
@@ -30,8 +30,7 @@ def calibration_batches(
     chosen = _spread(table, rows)
     columns = input_columns(model, [*chosen.columns, LABELS])
     device = next(model.parameters(), torch.empty(0)).device
-    pad_id = getattr(getattr(model, "config", None), "pad_token_id", None) or 0
-    for batch in chosen.batches(batch_size, pad_id=pad_id):
+    for batch in chosen.batches(batch_size, pad_id=padding_token(model)):
         yield {name: batch[column].to(device) for name, column in columns.items()}
 
 

@@ -66,6 +66,10 @@ def get_trainer(
         ConfigError: an unknown metric or argument, a missing split or wrong columns.
         UnavailableError: `use_mps_device` without an Apple GPU.
     """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"model: expected a module, got {type(model).__name__}; of a MaseGraph, pass mg.model."
+        )
     names = [evaluate_metric] if isinstance(evaluate_metric, str) else list(evaluate_metric)
     scores = {name: find_metric(name) for name in names}
     splits = load_dataset(tokenized_dataset)

@@ -16,7 +16,7 @@ from chop.ir.capture.runtime import ByMode
 from chop.ir.drawing.nesting import Item
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata
-from chop.nn.quantized import QuantCall, QuantizedOperator
+from chop.nn.quantized import QuantizedOperator
 
 MOST_BOXES = 120
 LONGEST_TEXT = 34

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torch import Tensor, fx
+from torch import fx
 
-from chop.formats import NumberFormat, QuantSpec
 from chop.ir.graph import MaseGraph, metadata_of
-from chop.ir.metadata import TensorInfo
+from chop.ir.metadata import TensorInfo, operand_of
 from chop.nn.quantized import QuantizedOperator
+from chop.passes.analysis.stored_parameters import stored_parameters
 from chop.passes.base import NoConfig, graph_pass
 
 
@@ -40,34 +40,20 @@ def calculate_avg_bits_mg_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict
 
 def parameter_bits(mg: MaseGraph) -> tuple[float, int]:
     """(total bits, number of elements) of the model's parameters; a shared one counts once."""
-    formats: dict[int, NumberFormat] = {}
-    for module in mg.model.modules():
-        if isinstance(module, QuantizedOperator):
-            for operand in ("weight", "bias"):
-                parameter = getattr(module, operand, None)
-                if isinstance(parameter, Tensor):
-                    formats[id(parameter)] = getattr(module.spec, operand)
-    total, count = 0.0, 0
-    for parameter in mg.model.parameters():
-        total += parameter.numel() * _width(formats.get(id(parameter)), parameter)
-        count += parameter.numel()
-    return total, count
-
-
-def _width(number_format: NumberFormat | None, x: Tensor) -> float:
-    if number_format is None or number_format.is_identity:
-        return x.dtype.itemsize * 8
-    return number_format.bits(x.shape)
+    stored = stored_parameters(mg)
+    return sum(s.bits * s.value.numel() for s in stored), sum(s.value.numel() for s in stored)
 
 
 def _data_in(mg: MaseGraph, node: fx.Node) -> list[tuple[float, int]]:
     """(width, elements) of each floating input of a node."""
     module = mg.module_of(node)
-    spec = module.spec if isinstance(module, QuantizedOperator) else QuantSpec()
     found = []
     for name, info in metadata_of(node).common.args.items():
-        if name.startswith("data_in") and isinstance(info, TensorInfo) and info.is_floating:
-            exact = info.torch_dtype.itemsize * 8  # type: ignore[union-attr]
-            width = exact if spec.data_in.is_identity else spec.data_in.bits(info.shape)
-            found.append((width, math.prod(info.shape)))
+        if not (name.startswith("data_in") and isinstance(info, TensorInfo) and info.is_floating):
+            continue
+        width = float(info.torch_dtype.itemsize * 8)  # type: ignore[union-attr]
+        if isinstance(module, QuantizedOperator):
+            number_format = getattr(module.spec, operand_of(name, module))
+            width = width if number_format.is_identity else number_format.bits(info.shape)
+        found.append((width, math.prod(info.shape)))
     return found

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chop.files import write_text
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
 
@@ -47,6 +48,5 @@ def report_graph_analysis_pass(mg: MaseGraph, config: ReportGraphConfig) -> dict
 
         Console().print(text, markup=False, highlight=False, soft_wrap=True)
     else:
-        config.file_name.parent.mkdir(parents=True, exist_ok=True)
-        config.file_name.write_text(text, encoding="utf-8")
+        write_text(config.file_name, text)
     return {"nodes": len(mg.nodes), "ops": dict(ops), "operators": dict(operators), "text": text}

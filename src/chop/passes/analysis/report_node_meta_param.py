@@ -10,8 +10,8 @@ from torch import Tensor
 
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import Record
-from chop.passes.analysis.tables import show
 from chop.passes.base import graph_pass
+from chop.tables import print_table
 
 Which = Literal["common", "software", "hardware"]
 ROOMS: tuple[Which, ...] = ("common", "software", "hardware")
@@ -47,7 +47,8 @@ def report_node_meta_param_analysis_pass(
         names = {"node": node.name, "operator": row.name, "mase_type": row.mase_type}
         rows.append({**names, **entry})
     texts = [{**row, **{room: _as_text(row[room]) for room in chosen}} for row in rows]
-    show("Node metadata", ("node", "operator", "mase_type", *chosen), texts, config.save_path)
+    columns = ("node", "operator", "mase_type", *chosen)
+    print_table("Node metadata", texts, columns, config.save_path)
     return {"rows": rows}
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import TensorInfo
-from chop.passes.analysis.tables import show
 from chop.passes.base import NoConfig, graph_pass
+from chop.tables import print_table
 
 COLUMNS = ("node", "inputs", "outputs")
 
@@ -25,7 +25,7 @@ def report_node_shape_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str
         common = metadata_of(node).common
         inputs, outputs = _tensors(common.args), _tensors(common.results)
         rows.append({"node": node.name, "inputs": inputs, "outputs": outputs})
-    show("Node shapes", COLUMNS, [{**row, **_as_text(row)} for row in rows])
+    print_table("Node shapes", [{**row, **_as_text(row)} for row in rows], COLUMNS)
     return {"rows": rows}
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from chop.ir.graph import MaseGraph
-from chop.passes.analysis.tables import show
 from chop.passes.base import NoConfig, graph_pass
+from chop.tables import print_table
 
 COLUMNS = ("node", "op", "operator", "mase_type", "module", "target")
 
@@ -25,5 +25,5 @@ def report_node_type_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str,
         called = node.target if isinstance(node.target, str) else node.target.__name__
         values = (node.name, node.op, row.name, row.mase_type, class_name, called)
         rows.append(dict(zip(COLUMNS, values, strict=True)))
-    show("Node types", COLUMNS, rows)
+    print_table("Node types", rows, COLUMNS)
     return {"rows": rows}

@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, fx
+from torch import fx
 
 from chop.files import write_text
 from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.metadata import TensorInfo, operand_of
 from chop.nn.quantized import QuantizedOperator
 from chop.passes.analysis.calculate_avg_bits import parameter_bits
+from chop.passes.analysis.stored_parameters import StoredParameter, stored_parameters
 from chop.passes.base import graph_pass
+from chop.tables import print_table
 
 LARGE_SHARE = 0.5
 
@@ -76,8 +79,6 @@ def summarize_quantization_analysis_pass(mg: MaseGraph, config: SummaryConfig) -
     """
     operators, layers = operator_rows(mg), layer_rows(mg)
     _warn_of_poor_fit(layers)
-    before = parameter_bits(config.original_graph) if config.original_graph else None
-    after = parameter_bits(mg)
     if not config.silent:
         _print(operators, layers)
     if config.save_dir is not None:
@@ -86,9 +87,14 @@ def summarize_quantization_analysis_pass(mg: MaseGraph, config: SummaryConfig) -
     return {
         "operators": [dataclasses.asdict(row) for row in operators],
         "layers": [dataclasses.asdict(row) for row in layers],
-        "bits_before": before[0] / before[1] if before else 32.0,
-        "bits_after": after[0] / max(after[1], 1),
+        "bits_before": _average(config.original_graph) if config.original_graph else None,
+        "bits_after": _average(mg),
     }
+
+
+def _average(mg: MaseGraph) -> float:
+    bits, count = parameter_bits(mg)
+    return bits / max(count, 1)
 
 
 def operator_rows(mg: MaseGraph) -> list[OperatorRow]:
@@ -104,7 +110,8 @@ def operator_rows(mg: MaseGraph) -> list[OperatorRow]:
     rows = []
     for (name, text), nodes in sorted(groups.items()):
         widths = [_mean_bits(mg, node) for node in nodes]
-        rows.append(OperatorRow(name, len(nodes), text, 32.0, sum(widths) / len(widths)))
+        before, after = (sum(column) / len(nodes) for column in zip(*widths, strict=True))
+        rows.append(OperatorRow(name, len(nodes), text, before, after))
     return rows
 
 
@@ -117,35 +124,38 @@ def describe(spec: QuantSpec) -> str:
     return ", ".join(f"{operand} {label}" for operand, label in chosen.items())
 
 
-def _mean_bits(mg: MaseGraph, node: fx.Node) -> float:
-    """Mean width of the operands that the operator has, the result aside."""
+def _mean_bits(mg: MaseGraph, node: fx.Node) -> tuple[float, float]:
+    """Mean width of a node's operands, the result aside: of their dtypes, and of their formats."""
     module = mg.module_of(node)
-    if not isinstance(module, QuantizedOperator):
-        return 32.0
-    widths = [getattr(module.spec, operand).bits() for operand in module.operands]
-    return sum(widths) / len(widths)
+    exact, quantized = [], []
+    for name, info in metadata_of(node).common.args.items():
+        if isinstance(info, TensorInfo) and info.is_floating:
+            exact.append(float(info.torch_dtype.itemsize * 8))  # type: ignore[union-attr]
+            spec = module.spec if isinstance(module, QuantizedOperator) else QuantSpec()
+            number_format = getattr(spec, _operand(name, module))
+            quantized.append(exact[-1] if number_format.is_identity else number_format.bits())
+    count = max(len(exact), 1)
+    return sum(exact) / count, sum(quantized) / count
+
+
+def _operand(argument: str, module: object) -> str:
+    return operand_of(argument, module) if isinstance(module, QuantizedOperator) else "data_in"
 
 
 def layer_rows(mg: MaseGraph) -> list[LayerRow]:
-    """The layers whose weights are quantised, in the order of the module tree."""
-    modules = [
-        (name, module)
-        for name, module in mg.model.named_modules()
-        if isinstance(module, QuantizedOperator)
-    ]
-    return [row for name, module in modules if (row := _layer_row(name, module))]
+    """The layers whose weights are quantised, in the order of the model's parameters."""
+    stored = (parameter for parameter in stored_parameters(mg) if parameter.operand == "weight")
+    return [_layer_row(parameter) for parameter in stored if not parameter.format.is_identity]
 
 
-def _layer_row(name: str, module: QuantizedOperator) -> LayerRow | None:
-    weight, number_format = getattr(module, "weight", None), module.spec.weight
-    if not isinstance(weight, Tensor) or number_format.is_identity:
-        return None
-    weight = weight.detach()
+def _layer_row(parameter: StoredParameter) -> LayerRow:
+    weight, number_format = parameter.value.detach(), parameter.format
     alive = weight != 0
     count = max(int(alive.sum()), 1)
     vanished = ((number_format.round(weight) == 0) & alive).sum().item() / count
     saturated = number_format.saturates(weight).sum().item() / count
-    return LayerRow(name, number_format.label, weight.numel(), vanished, saturated)
+    layer = parameter.name.removesuffix(".weight")
+    return LayerRow(layer, number_format.label, weight.numel(), vanished, saturated)
 
 
 def _warn_of_poor_fit(layers: Iterable[LayerRow]) -> None:
@@ -167,22 +177,11 @@ def _warn_of_poor_fit(layers: Iterable[LayerRow]) -> None:
 
 
 def _print(operators: list[OperatorRow], layers: list[LayerRow]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("operator", "count", "formats", "bits before", "bits after", title="Quantisation")
-    for row in operators:
-        bits = f"{row.bits_before:.4g}", f"{row.bits_after:.4g}"
-        table.add_row(row.operator, str(row.count), row.formats or "-", *bits)
-    Console().print(table)
-    table = Table(title="Weights")
-    for column in ("layer", "format", "weights", "round to zero", "saturate"):
-        table.add_column(column, overflow="fold")
-    for layer in layers:
-        shares = f"{layer.share_rounded_to_zero:.1%}", f"{layer.share_saturated:.1%}"
-        table.add_row(layer.layer, layer.format, f"{layer.weights:,}", *shares)
-    if layers:
-        Console().print(table)
+    print_table("Quantisation", [dataclasses.asdict(row) for row in operators])
+    shares = ("share_rounded_to_zero", "share_saturated")
+    rows = [dataclasses.asdict(row) for row in layers]
+    percent = [{**row, **{name: f"{row[name]:.1%}" for name in shares}} for row in rows]
+    print_table("Weights", percent)
 
 
 def _csv(kind: type[Any], rows: Iterable[Any]) -> str:

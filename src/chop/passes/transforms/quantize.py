@@ -202,10 +202,12 @@ def _spec_for(
     mg: MaseGraph, node: fx.Node, settings: Mapping[str, Any] | QuantSpec, where: str
 ) -> QuantSpec:
     row, module = mg.operator(node), mg.module_of(node)
-    if module is not None and row.quantized is not None:
-        return QuantSpec.parse(settings, row.quantized.present_operands(module), where=where)
     if row.twin is not None:
         return QuantSpec.parse(settings, row.twin.operands, row.twin.fallback, where)
+    if isinstance(module, QuantCall):
+        return QuantSpec.parse(settings, module.operands, row.fallback, where)
+    if module is not None and row.quantized is not None:
+        return QuantSpec.parse(settings, row.quantized.present_operands(module), where=where)
     positions = zip(row.arguments, node.args, strict=False)
     given = {name: value for name, value in [*positions, *node.kwargs.items()] if value is not None}
     present = [operand for name, operand in row.arguments.items() if operand and name in given]
