@@ -54,7 +54,7 @@ def main():
         )
         model = AutoModelForSequenceClassification.from_config(config)
 
-    mg = MaseGraph(model)
+    mg = MaseGraph(model.eval())
     mg.draw(args.out / "bert.svg")
     mg, _ = passes.init_metadata_analysis_pass(mg)
     mg, _ = passes.add_common_metadata_analysis_pass(mg)

@@ -51,6 +51,7 @@ def capture(
         ConfigError: a name is not a parameter of `forward` or not a submodule.
 
     Example:
+        >>> import torch
         >>> graph = capture(nn.Sequential(nn.Linear(4, 2), nn.ReLU()), {"input": torch.ones(3, 4)})
         >>> [node.target for node in graph.graph.nodes]
         ['input', '0', '1', 'output']
