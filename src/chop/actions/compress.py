@@ -52,7 +52,8 @@ class CompressConfig:
         out: folder for everything that is written.
         operators: the operators to quantise, by name.
         formats: integer formats `width.fraction`; `4.auto` derives each tensor's fraction.
-        qat_epochs: passes over the training rows; 0 skips quantisation-aware training.
+        qat_epochs: passes over the training rows; 0 skips quantisation-aware training. None takes
+            15 for built-in models, else 1.
         qat_lr: its largest learning rate; None takes 3e-3 for built-in models, else 1e-4.
         train_epochs: fine-tunes a model that is not built in before compressing it.
         calibration_rows: training rows that derived fractions are taken from.
@@ -67,9 +68,9 @@ class CompressConfig:
     model: str = "vit"
     dataset: str | None = None
     out: Path = Path("runs/compress")
-    operators: tuple[str, ...] = ("linear", "conv1d", "conv2d", "conv_transpose2d")
+    operators: tuple[str, ...] = ("linear", "conv1d", "conv2d", "conv_transpose2d", "embedding")
     formats: tuple[str, ...] = ("8.5", "6.4", "4.2", "8.auto", "6.auto", "4.auto")
-    qat_epochs: int = 15
+    qat_epochs: int | None = None
     qat_lr: float | None = None
     train_epochs: int = 0
     calibration_rows: int = 256
@@ -220,13 +221,14 @@ def _train_back(
     limit = baseline.row.accuracy - config.max_drop
     lost = [candidate for candidate in rounded if candidate.row.accuracy < limit]
     lost.sort(key=lambda candidate: (candidate.row.bits, candidate.row.accuracy))
-    for candidate in lost if config.qat_epochs else ():
+    epochs = subject.qat_epochs if config.qat_epochs is None else config.qat_epochs
+    for candidate in lost if epochs else ():
         graph = candidate.graph.copy()
         label = candidate.row.format
         fit(
             graph.model,
             subject.train,
-            epochs=config.qat_epochs,
+            epochs=epochs,
             lr=subject.qat_lr if config.qat_lr is None else config.qat_lr,
             batch_size=config.batch_size,
             seed=config.seed,

@@ -17,7 +17,9 @@ from chop.train import Rows, calibration_batches, default_dataset, fit, load_tra
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
-BUILTIN_QAT_LR, CHECKPOINT_LR = 3e-3, 1e-4
+BUILTIN_QAT = {"qat_lr": 3e-3, "qat_epochs": 15}
+CHECKPOINT_LR = 1e-4
+CHECKPOINT_QAT = {"qat_lr": CHECKPOINT_LR, "qat_epochs": 1}
 EXAMPLE_ROWS = 3
 
 
@@ -32,6 +34,7 @@ class Subject:
         test: rows to measure on.
         device: where everything runs.
         qat_lr: a learning rate that suits training it further.
+        qat_epochs: passes over the training rows that usually suffice.
     """
 
     model: nn.Module
@@ -40,6 +43,7 @@ class Subject:
     test: Rows
     device: torch.device
     qat_lr: float
+    qat_epochs: int
 
     @property
     def chance(self) -> float:
@@ -91,13 +95,13 @@ def load_subject(
         data = default_dataset(model, limit=limit)
         trained = load_trained(model, seed=seed, progress=True).to(place)
         rows = read_rows(data["train"]), read_rows(data["test"])
-        return Subject(trained, own, *rows, place, BUILTIN_QAT_LR)
+        return Subject(trained, own, *rows, place, **BUILTIN_QAT)
     loaded, data = _checkpoint(model, dataset, limit, max_length)
     rows = read_rows(data["train"]), read_rows(data["test"])
     if train_epochs:
         options = {"epochs": train_epochs, "batch_size": batch_size, "seed": seed}
         fit(loaded, rows[0], lr=CHECKPOINT_LR, device=place, progress="fine-tuning", **options)
-    return Subject(loaded.to(place).eval(), str(dataset), *rows, place, CHECKPOINT_LR)
+    return Subject(loaded.to(place).eval(), str(dataset), *rows, place, **CHECKPOINT_QAT)
 
 
 def _device(name: str | None) -> torch.device:
