@@ -84,7 +84,7 @@ def holds(code: CodeType, given: Mapping[str, Any]) -> bool:
     """Whether the inputs, by name, meet a compiled condition."""
     try:
         return bool(eval(code, {**_GUARD_NAMES, **given}))
-    except (AttributeError, IndexError, KeyError, TypeError):
+    except (AttributeError, IndexError, KeyError, NameError, TypeError):
         return False
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +23,8 @@ def dummy_inputs(
     """Random inputs that a model accepts, by parameter name of its `forward`.
 
     Args:
-        model: a Hugging Face model (made from its configuration, without the hub), or a module
-            with one input whose first layer tells its shape.
+        model: a Hugging Face model (made from its configuration, without the hub), a module
+            with a mapping `dummy_inputs`, or one with one input whose first layer tells its shape.
         names: which inputs to make; None: those that the model needs.
         batch: the batch size.
         length: the sequence length.
@@ -74,6 +74,9 @@ def _plain_inputs(
         and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
     ]
     wanted = list(names if names is not None else needed)
+    own = getattr(model, "dummy_inputs", None)
+    if isinstance(own, Mapping) and own.keys() >= set(names or ()):
+        return {name: own[name] for name in names or own}
     made = _first_layer_input(model, batch, length)
     if len(wanted) != 1 or made is None:
         raise CaptureError(_ask(model, wanted))

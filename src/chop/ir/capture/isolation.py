@@ -65,7 +65,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
                 _restore(module, snapshot)
             with torch.no_grad():
                 for buffer, value in buffers:
-                    if not torch.equal(buffer, value):
+                    # A meta buffer has no data to compare or to put back.
+                    if not buffer.is_meta and not torch.equal(buffer, value):
                         buffer.copy_(value)
 
 

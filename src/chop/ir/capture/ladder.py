@@ -17,6 +17,7 @@ from chop.ir.capture.isolation import patched_calls, untouched
 from chop.ir.capture.leaves import LeafRule, Seen
 from chop.ir.capture.modes import ModesDifferError, merge_modes
 from chop.ir.capture.observe import observe_decisions, observe_leaf
+from chop.ir.capture.prepare import broadcast_masks
 from chop.ir.capture.recorder import Recorder
 from chop.ir.capture.symbols import Sizes
 
@@ -133,10 +134,13 @@ class Ladder:
             stack.enter_context(
                 patched_calls(recorder.call_module, recorder.call_autograd_function)
             )
+            stack.enter_context(broadcast_masks())
             # Warnings of a run on fake tensors are about fake values.
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
-            self.model.train(training)
+            # Some models keep what they computed in eval() until the next train(); such a leftover
+            # would end up in the graph as a constant.
+            self.model.train().train(training)
             fakes = {
                 name: recorder.add_input(name, value, _is_free)
                 for name, value in _widened(self.example).items()

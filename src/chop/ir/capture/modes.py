@@ -72,9 +72,9 @@ def _align(graph: fx.Graph, training: fx.Graph) -> dict[fx.Node, fx.Node]:
     if len(twins) == len(ours) == len(theirs):
         return twins
     stop = ours[min(len(twins), len(ours) - 1)]
-    raise ModesDifferError(
-        _differing_modules(graph, training), stop.meta.get("source", "the end of the model")
-    )
+    # Modules with the same calls may still differ in which results these read.
+    paths = _differing_modules(graph, training) or {owner_of(stop)}
+    raise ModesDifferError(paths, stop.meta.get("source", "the end of the model"))
 
 
 def _same_call(node: fx.Node, twin: fx.Node, twins: Mapping[fx.Node, fx.Node]) -> bool:

@@ -91,10 +91,18 @@ def add_extras(
 
 
 def changes_state(module: nn.Module) -> bool:
-    """Whether a call of a leaf matters even if nobody reads its result (it draws or counts)."""
+    """Whether a call of a leaf matters even if nobody reads its result.
+
+    It may draw random numbers, count batches, or work in place on what others read.
+    """
+    return any(map(_has_an_effect, module.modules()))
+
+
+def _has_an_effect(module: nn.Module) -> bool:
     drops = isinstance(module, nn.modules.dropout._DropoutNd)
     counts = isinstance(module, nn.modules.batchnorm._NormBase)
-    return drops or counts or not type(module).__module__.startswith("torch.nn")
+    in_place = getattr(module, "inplace", False) is True
+    return drops or counts or in_place or not type(module).__module__.startswith("torch.nn")
 
 
 def qualified_class(module: nn.Module) -> str:

@@ -1,12 +1,13 @@
-"""Settings of Hugging Face models that a capture needs, changed for its duration."""
+"""What a capture needs Hugging Face models to do otherwise, changed for its duration."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 _LAYER_DROPS = ("layerdrop", "layer_drop", "encoder_layerdrop", "decoder_layerdrop")
 
@@ -30,6 +31,29 @@ def settled(model: nn.Module) -> Iterator[list[str]]:
                     notes.append(f"{name}={vars(owner)[name]} of {type(owner).__name__} is 0")
                     _set(changes, owner, name, 0.0)
         yield notes
+
+
+@contextlib.contextmanager
+def broadcast_masks() -> Iterator[None]:
+    """Makes transformers build attention masks by broadcasting where it would use `torch.vmap`.
+
+    Operators inside `vmap` cannot be written down. Both ways give the same mask for every mask
+    function made of index arithmetic; the self-check sees one that is not.
+    """
+    masks: Any = sys.modules.get("transformers.masking_utils")
+    with contextlib.ExitStack() as changes:
+        if masks is not None:
+
+            def expansion(mask_function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+                def mask(*indices: Tensor) -> Tensor:
+                    grid = masks._non_vmap_expansion_sdpa(*indices)
+                    return mask_function(*grid).expand([index.shape[0] for index in indices])
+
+                return mask
+
+            _set(changes, masks, "_vmap_expansion_sdpa", expansion)
+            _set(changes, masks, "TransformGetItemToIndex", contextlib.nullcontext)
+        yield
 
 
 def _set(changes: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:

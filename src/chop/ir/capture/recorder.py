@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import enum
 import operator
 import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from chop.errors import CaptureError
+from chop.ir.capture.arguments import ArgumentWriter
 from chop.ir.capture.blocked import Blocked
 from chop.ir.capture.cuts import ask_about_parts, ask_about_slices
 from chop.ir.capture.leaves import LeafRule, Seen, recurrent_outputs
@@ -25,23 +23,6 @@ from chop.ir.capture.runtime import AutogradCall, expect
 from chop.ir.capture.source import current_line, definition_line, failing_line
 from chop.ir.capture.symbols import FakeTensor, Sizes, constant_of, is_symbolic, outside_fake_mode
 from chop.ir.capture.targets import SET_GRAD_ENABLED, spell
-
-_PLAIN = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    range,
-    type(None),
-    type(Ellipsis),
-    torch.dtype,
-    torch.layout,
-    torch.memory_format,
-)
-
-_PYTHON_DTYPES = {float: torch.float64, int: torch.int64, bool: torch.bool}
 
 # These turn a tensor into a Python value, which a recording on fake tensors cannot know.
 _READS_DATA = frozenset(
@@ -95,9 +76,7 @@ class Recorder(TorchFunctionMode):
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[Any] = []
         self._attributes: dict[str, fx.Node] = {}
-        self._device: torch.device | None = None
-        self._device_source: fx.Node | None = None
-        self._device_node: fx.Node | None = None
+        self._arguments = ArgumentWriter(self.graph, self.sizes, self._node_of)
         self._running: dict[str, tuple[str, str]] = {}
         self._paths = {id(module): name for name, module in model.named_modules()}
         self._state_names: dict[int, str] = {}
@@ -117,8 +96,7 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         if isinstance(value, Tensor):
             fake = self.sizes.fake_input(name, value, free)
-            if self._device_source is None:
-                self._device, self._device_source = value.device, node
+            self._arguments.follow_device(value.device, node)
             self._bind(fake, node)
             return fake
         if isinstance(value, Mapping):
@@ -146,7 +124,7 @@ class Recorder(TorchFunctionMode):
             self._recording = True
             try:
                 result = model(**arguments)
-                self.graph.output(self._write(result))
+                self.graph.output(self._arguments.write(result))
             except Exception as error:
                 if self.blocked is None:
                     self.blocked = Blocked("", failing_line(error) or "its result", error)
@@ -166,57 +144,7 @@ class Recorder(TorchFunctionMode):
             # Draws inside a leaf are its own affair; the modules around it have not drawn.
             random.setstate(draws)
 
-    # --- Python values as arguments of nodes
-
-    def _write(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return self._node_of(value)
-        if is_symbolic(value):
-            return self.sizes.write(value)
-        if isinstance(value, enum.Enum):
-            return value.value
-        if isinstance(value, np.generic):
-            return value.item()
-        if isinstance(value, _PLAIN):
-            return value
-        if isinstance(value, torch.device):
-            return self._write_device(value)
-        if isinstance(value, slice):
-            return slice(*map(self._write, (value.start, value.stop, value.step)))
-        if isinstance(value, Mapping):
-            return self._write_mapping(value)
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return self.graph.call_function(type(value), tuple(map(self._write, value)))
-        if isinstance(value, tuple | list):
-            return (tuple if isinstance(value, tuple) else list)(map(self._write, value))
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return self._write_dataclass(value)
-        if isinstance(value, type) and value in _PYTHON_DTYPES:
-            return _PYTHON_DTYPES[value]
-        raise CaptureError(f"a value of type {type(value).__qualname__} cannot be a graph argument")
-
-    def _write_device(self, device: torch.device) -> Any:
-        # A device that the model took from its input follows the input, so that a captured graph
-        # can be moved.
-        if device != self._device or self._device_source is None:
-            return device
-        if self._device_node is None:
-            self._device_node = self.graph.call_function(getattr, (self._device_source, "device"))
-        return self._device_node
-
-    def _write_mapping(self, value: Mapping[Any, Any]) -> Any:
-        items = {key: self._write(item) for key, item in value.items()}
-        if not dataclasses.is_dataclass(value):
-            return items
-        given = {key: item for key, item in items.items() if item is not None}
-        return self.graph.call_function(type(value), (), given)
-
-    def _write_dataclass(self, value: Any) -> fx.Node:
-        fields = {
-            field.name: self._write(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-        }
-        return self.graph.call_function(type(value), (), fields)
+    # --- tensors as nodes
 
     def _node_of(self, tensor: Tensor) -> fx.Node:
         node = self._nodes.get(id(tensor))
@@ -237,6 +165,11 @@ class Recorder(TorchFunctionMode):
                 f"a tensor of shape {tuple(tensor.shape)} comes from an operation that was not "
                 "recorded (TorchScript, vmap or compiled code, or state of an earlier call)"
             )
+        if constant.grad_fn is not None:
+            raise CaptureError(
+                f"a tensor of shape {tuple(tensor.shape)} was computed from parameters in an "
+                "earlier call; as a constant it would not follow them"
+            )
         name = f"_tensor_constant{len(self.constants)}"
         self.constants[name] = constant
         self._state_names[id(tensor)] = name
@@ -246,8 +179,8 @@ class Recorder(TorchFunctionMode):
     # --- results as nodes
 
     def _emit(self, op: str, target: Any, args: Any, kwargs: Any, result: Any) -> fx.Node:
-        arguments = tuple(map(self._write, args))
-        named = {name: self._write(value) for name, value in kwargs.items()}
+        arguments = tuple(map(self._arguments.write, args))
+        named = {name: self._arguments.write(value) for name, value in kwargs.items()}
         node = self.graph.create_node(op, target, arguments, named)
         node.meta["nn_module_stack"] = dict(self._running)
         node.meta["source"] = current_line()
@@ -382,8 +315,8 @@ class Recorder(TorchFunctionMode):
         self, original: Any, module: nn.Module, path: str, args: Any, kwargs: Any
     ) -> Any:
         before = self._operators_passed
-        arguments = tuple(map(self._write, args))
-        named = {name: self._write(value) for name, value in kwargs.items()}
+        arguments = tuple(map(self._arguments.write, args))
+        named = {name: self._arguments.write(value) for name, value in kwargs.items()}
         with self._paused():
             result = self._leaf_result(original, module, path, args, kwargs)
         node = self.graph.call_module(path, arguments, named)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.errors import CaptureError, GuardError
 from chop.ir.capture.captured import CapturedModule
 from chop.ir.capture.isolation import untouched
 from chop.ir.capture.leaves import tensors_in
@@ -31,6 +32,9 @@ def difference(
         captured: its capture.
         example: the example inputs.
         fixed: further arguments of the model.
+
+    Raises:
+        CaptureError: the model runs and its capture fails.
     """
     parameters = list(model.parameters())
     too_large = sum(parameter.numel() for parameter in parameters) > MOST_PARAMETERS
@@ -42,7 +46,16 @@ def difference(
         except Exception:
             # A model that cannot run here (its device or kernels are elsewhere) can be captured.
             return None
-        found = _outputs(captured, example)
+        try:
+            found = _outputs(captured, example)
+        except GuardError:
+            raise
+        except Exception as error:
+            raise CaptureError(
+                f"the model runs on the example inputs and its capture does not "
+                f"({type(error).__name__}: {error}): it takes another path while it is recorded; "
+                "keep the part that fails as one node with leaves=[...] (custom_ops in MaseGraph)"
+            ) from error
     if len(found) != len(expected):
         return f"it returns {len(found)} tensors and the model {len(expected)}"
     worst = max(map(_distance, found, expected), default=0.0)
