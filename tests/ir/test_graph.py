@@ -78,7 +78,10 @@ def test_copies_are_independent(mg):
 
 def test_pickle_keeps_graph_and_outputs(mg):
     x = torch.randn(5, 4)
+    noted(mg, "first").software["seen"] = True
     twin = pickle.loads(pickle.dumps(mg))
+    assert twin.node("first").meta["mase"].software["seen"]
+    assert "mase" not in twin.node("relu").meta
     assert torch.equal(twin.model(x), mg.model(x))
     assert twin.diff(mg) == []
 

@@ -169,6 +169,19 @@ class MaseGraph:
         twin.provenance = list(self.provenance)
         return twin
 
+    def __getstate__(self) -> dict[str, Any]:
+        # The captured module pickles what the capture knows of its nodes, not what passes noted.
+        metadata = [node.meta.get("mase") for node in self.nodes]
+        return {"model": self.model, "provenance": self.provenance, "metadata": metadata}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._model = state["model"]
+        self._written = _fingerprint(self._model.graph)
+        self.provenance = state["provenance"]
+        for node, metadata in zip(self.nodes, state["metadata"], strict=True):
+            if metadata is not None:
+                node.meta["mase"] = metadata
+
     def replace(self, node: fx.Node, module: nn.Module) -> None:
         """Makes a node call `module` instead.
 
