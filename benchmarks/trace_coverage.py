@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import resource
 import time
 import traceback
 import warnings
@@ -31,6 +32,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 MOST_PARAMETERS = 40_000_000
+MOST_MEMORY_BYTES = 12 * 2**30
 TOLERANCE = 1e-5
 SIZES = [(3, 14), (5, 9), (2, 23)]
 CHECKS = ["eval", "batch", "length", "grad", "train", "keys", "deepcopy", "pickle"]
@@ -236,6 +238,8 @@ def worst(verdicts: list[str]) -> str:
 def work(model_type: str, queue: Any) -> None:
     """Runs in a process of its own, so that a crash or a hang costs one model."""
     torch.set_num_threads(1)
+    # Without a limit the system kills whichever process is largest, perhaps this tool.
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
     row: dict[str, Any] = {"model": model_type, "stage": "instantiate"}
     try:
         examine(row)
