@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from chop.ir.capture.symbols import outside_fake_mode
-
 
 @contextlib.contextmanager
 def patched_calls(
@@ -33,6 +31,9 @@ def patched_calls(
         return call_autograd_function(function_apply.__func__, cls, args, kwargs)
 
     def real_from_numpy(array: Any) -> torch.Tensor:
+        # torch's symbolic shapes cost a quarter of a second to import.
+        from chop.ir.capture.symbols import outside_fake_mode
+
         # The storage of a numpy array is real; a fake tensor on it would lose the values.
         with outside_fake_mode():
             return from_numpy(array)

@@ -162,6 +162,7 @@ def function_reference(function: Callable[..., Any]) -> str:
     Raises:
         ValueError: the function was defined inside another one, so that no import can find it.
 
+    >>> import torch.nn.functional as F
     >>> function_reference(torch.add), function_reference(F.max_pool2d)
     ('torch:add', 'torch.nn.functional:max_pool2d')
     """
