@@ -6,10 +6,11 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from chop.ir.capture.captured import CapturedModule, LeafReport, TensorSpec
 from chop.ir.capture.cleanup import drop_dead_code, drop_idle_grad_switches
+from chop.ir.capture.isolation import untouched
 from chop.ir.capture.ladder import Ladder, Recording, hides_nothing
 from chop.ir.capture.module_tree import add_extras, mirror, qualified_class
 from chop.ir.capture.recorder import Recorder
@@ -35,10 +36,19 @@ def assemble(ladder: Ladder, recording: Recording) -> CapturedModule:
     captured.ignored_inputs = tuple(name for name in parameters if name not in ladder.example)
     captured.guards = recorder.sizes.guards()
     captured.auto_leaves = tuple(_reports(ladder, recorder))
+    captured.always_eval = _always_eval(ladder.model)
     if recording.eval_only is not None:
         captured.eval_only = str(recording.eval_only)
     captured.graph = graph
     return captured
+
+
+def _always_eval(model: nn.Module) -> tuple[str, ...]:
+    """Submodules that `model.train()` leaves in `eval()`: frozen batch norms, for example."""
+    with untouched(model):
+        model.train()
+        modules = model.named_modules()
+        return tuple(name for name, module in modules if name and not module.training)
 
 
 def _describe_nodes(graph: fx.Graph, recorder: Recorder) -> None:

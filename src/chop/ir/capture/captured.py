@@ -163,6 +163,31 @@ def _map_arguments(value: Any, kind: type, replace: Callable[[Any], Any]) -> Any
     return value
 
 
+def _check_form(name: str, spec: Any, value: Any) -> None:
+    """Raises GuardError where a value has another form than the example: only sizes are free."""
+    if isinstance(spec, TensorSpec):
+        rank = len(spec.shape)
+        same = isinstance(value, Tensor) and value.dim() == rank
+        expected = f"a tensor with {rank} dimensions"
+    elif isinstance(spec, Mapping):
+        same = isinstance(value, Mapping) and value.keys() == spec.keys()
+        expected = f"the keys {', '.join(map(str, spec))}"
+    elif isinstance(spec, tuple | list):
+        same = isinstance(value, tuple | list) and len(value) == len(spec)
+        expected = f"{len(spec)} values"
+    else:
+        same, expected = spec == value, repr(spec)
+    if not same:
+        came = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise GuardError(
+            f"captured for {name} as {expected}, got {came}; capture the model again with such "
+            "an example"
+        )
+    if isinstance(spec, Mapping | tuple | list):
+        for key in spec if isinstance(spec, Mapping) else range(len(spec)):
+            _check_form(f"{name}[{key!r}]", spec[key], value[key])
+
+
 # --- the module ---------------------------------------------------------------------------------
 
 _NOT_STATE = ("_graph", "_code", "_lineno_map", "_prologue_start", "_compiled_guards")
@@ -182,6 +207,7 @@ class CapturedModule(fx.GraphModule):
         fixed_inputs: arguments that were fixed at capture, by name.
         guards: the conditions on input sizes.
         auto_leaves: reports on submodules that could not be written down.
+        always_eval: submodules that the model's own `train()` leaves in `eval()`.
         eval_only: why `train()` is not in the graph; None where it is.
         config: the model's configuration, if it has one.
         class_name: the model's class.
@@ -195,6 +221,7 @@ class CapturedModule(fx.GraphModule):
     fixed_inputs: dict[str, Any]
     guards: list[ShapeGuard]
     auto_leaves: tuple[LeafReport, ...]
+    always_eval: tuple[str, ...]
     eval_only: str | None
     class_name: str
 
@@ -206,6 +233,7 @@ class CapturedModule(fx.GraphModule):
         self.fixed_inputs = {}
         self.guards = []
         self.auto_leaves = ()
+        self.always_eval = ()
         self.eval_only = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -215,9 +243,20 @@ class CapturedModule(fx.GraphModule):
             for name, value in kwargs.items()
             if name in self.example_inputs or not self._drops(name, value)
         }
-        if not torch.compiler.is_compiling():
-            self._check_inputs(args, accepted)
-        return super().__call__(*args, **accepted)
+        if torch.compiler.is_compiling():
+            return super().__call__(*args, **accepted)
+        self._check_inputs(args, accepted)
+        # A `no_grad` region in the graph ends by a switch; an error on the way must not leave
+        # gradients off, nor may a call inside the caller's own region leave them on.
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
+            return super().__call__(*args, **accepted)
+
+    def train(self, mode: bool = True) -> CapturedModule:
+        """Switches the mode; modules that the model itself keeps in `eval()` stay there."""
+        super().train(mode)
+        for path in self.always_eval:
+            self.get_submodule(path).eval()
+        return self
 
     def _drops(self, name: str, value: Any) -> bool:
         if name not in self.fixed_inputs:
@@ -239,6 +278,8 @@ class CapturedModule(fx.GraphModule):
                 f"captured with the inputs {', '.join(names)}; {', '.join(missing)} did not come. "
                 "Pass them, or capture the model without them"
             )
+        for name, spec in self.example_inputs.items():
+            _check_form(name, spec, given[name])
         if self.training and self.eval_only is not None:
             raise GuardError(f"captured for eval() only: {self.eval_only}")
         for guard, code in zip(self.guards, self._guard_codes(), strict=True):

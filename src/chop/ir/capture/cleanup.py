@@ -30,9 +30,12 @@ def drop_idle_grad_switches(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> N
         graph: a recording made with gradients on.
         values: the fake value of each node.
     """
+    if any(isinstance(node.args[0], fx.Node) for node in graph.nodes if _is_switch(node)):
+        # A region that depends on the mode or on data cannot be paired with its end here.
+        return
     enabled, start, needed = True, None, False
     for node in list(graph.nodes):
-        if node.op != "call_function" or node.target is not SET_GRAD_ENABLED:
+        if not _is_switch(node):
             needed = needed or (not enabled and _needs_grad(node, values))
             continue
         if node.args[0] is enabled:
@@ -44,6 +47,10 @@ def drop_idle_grad_switches(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> N
         elif start is not None and not needed:
             graph.erase_node(start)
             graph.erase_node(node)
+
+
+def _is_switch(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is SET_GRAD_ENABLED
 
 
 def _needs_grad(node: fx.Node, values: Mapping[fx.Node, Any]) -> bool:

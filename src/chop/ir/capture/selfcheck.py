@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from chop.errors import CaptureError, GuardError
 from chop.ir.capture.captured import CapturedModule
@@ -40,12 +41,13 @@ def difference(
     too_large = sum(parameter.numel() for parameter in parameters) > MOST_PARAMETERS
     if too_large or any(parameter.is_meta for parameter in parameters):
         return None
-    with untouched(captured), untouched(model), torch.no_grad():
-        try:
+    try:
+        with untouched(model), torch.no_grad():
             expected = _outputs(model, {**example, **fixed})
-        except Exception:
-            # A model that cannot run here (its device or kernels are elsewhere) can be captured.
-            return None
+    except Exception:
+        # A model that cannot run here (its device or kernels are elsewhere) can be captured.
+        return None
+    with untouched(captured), untouched(model), torch.no_grad():
         try:
             found = _outputs(captured, example)
         except GuardError:
@@ -67,7 +69,9 @@ def difference(
 def _outputs(model: nn.Module, arguments: Mapping[str, Any]) -> list[Tensor]:
     model.eval()
     torch.manual_seed(0)
-    return tensors_in(model(**arguments))
+    # The model may write into its inputs, and they are for two runs.
+    own = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, dict(arguments))
+    return tensors_in(model(**own))
 
 
 def _distance(found: Tensor, expected: Tensor) -> float:

@@ -11,7 +11,8 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from chop.errors import CaptureError, ConfigError, did_you_mean
 from chop.ir.capture.captured import CapturedModule
@@ -56,7 +57,7 @@ def capture(
         >>> [node.target for node in graph.graph.nodes]
         ['input', '0', '1', 'output']
     """
-    example = _choose_inputs(model, inputs, input_names)
+    example = _own(_choose_inputs(model, inputs, input_names))
     # torch's symbolic shapes cost half a second to import; `import chop` does not need them.
     from chop.ir.capture.assemble import announced, assemble
     from chop.ir.capture.ladder import Ladder
@@ -72,6 +73,17 @@ def capture(
     if news:
         warnings.warn(news, CaptureWarning, stacklevel=2)
     return captured
+
+
+def _own(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Copies of the caller's tensors: a model may write into its inputs."""
+
+    def copy(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.detach().clone().requires_grad_(value.requires_grad)
+
+    return tree_map(copy, inputs)
 
 
 def _choose_inputs(

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from chop.errors import CheckpointError
 from chop.formats import NumberFormat, QuantSpec
 from chop.ir.capture.module_tree import Scope
-from chop.ir.capture.runtime import AutogradCall, ByMode, set_item
+from chop.ir.capture.runtime import AutogradCall, ByMode, expect, set_item
 from chop.ir.capture.targets import PYTHON_OPERATORS, SET_GRAD_ENABLED
 
 
@@ -54,6 +54,7 @@ REFUSED_METHODS = _words(
     "apply_ map_ map2_ module_load numpy register_hook register_post_accumulate_grad_hook set_ "
     "share_memory_ storage untyped_storage data_ptr"
 )
+REFUSED_OPERATORS = _words("from_file save set_data manual_seed warn")
 # Functions that call a function they are given: with these, reading an attribute could run code.
 CALLING = _words("triplet_margin_with_distance_loss handle_torch_function boolean_dispatch")
 CALLING_CLASSES = _words("TripletMarginWithDistanceLoss")
@@ -199,7 +200,9 @@ def _functions() -> dict[str, Callable[..., Any]]:
     table: dict[str, Callable[..., Any]] = {
         "torch._C:_set_grad_enabled": SET_GRAD_ENABLED,
         "torch:_assert": torch._assert,
+        "torch:_is_all_true": torch._is_all_true,
         "chop.ir.capture.runtime:set_item": set_item,
+        "chop.ir.capture.runtime:expect": expect,
     }
     homes = (torch, F, torch.linalg, torch.fft, torch.special, torch._C._nn)
     for home in homes:
@@ -228,12 +231,18 @@ def _public_callables(home: types.ModuleType) -> Iterator[tuple[str, Any]]:
 
 def _operator_overload(reference: str) -> Callable[..., Any] | None:
     home, _, name = reference.partition(":")
-    if home != "torch.ops" or not OPERATOR_NAMESPACES.fullmatch(name) or "file" in name:
+    if home != "torch.ops" or not OPERATOR_NAMESPACES.fullmatch(name):
         return None
     try:
-        return operator.attrgetter(name)(torch.ops)
+        overload = operator.attrgetter(name)(torch.ops)
     except AttributeError:
         return None
+    base = name.split(".")[1]
+    types = [str(argument.type) for argument in overload._schema.arguments]
+    takes_storage = any(kind in ("Storage", "str", "t") for kind in types)
+    if base in REFUSED_METHODS | REFUSED_OPERATORS or (takes_storage and "chop." not in name):
+        return None
+    return overload
 
 
 @cache
