@@ -21,6 +21,14 @@ _DROPOUTS: Mapping[Callable[..., Any], type[nn.Module]] = {
 }
 
 
+# Where in (args, kwargs) a constant is, its value in eval() and its value in train().
+_Difference = tuple[tuple[Any, ...], Any, Any]
+
+
+class _UnlikeError(Exception):
+    """Two calls differ in more than constants."""
+
+
 class ModesDifferError(Exception):
     """The two recordings have different nodes; `paths` are the modules that differ."""
 
@@ -50,40 +58,31 @@ def merge_modes(graph: fx.Graph, training: fx.Graph) -> dict[str, nn.Module]:
     Raises:
         ModesDifferError: the recordings do not have the same nodes in the same order.
     """
-    twins = _align(graph, training)
     extras: dict[str, nn.Module] = {}
-    for node, twin in twins.items():
+    for node, twin, differences in _align(graph, training):
         if node.op == "call_function" and node.target in _DROPOUTS:
-            _dropout_module(graph, node, twin, extras)
-            continue
-        if node.op == "output":
-            continue
-        _switch_constants(graph, node, twin, extras)
+            _dropout_module(graph, node, twin, differences, extras)
+        else:
+            _switch_constants(graph, node, differences, extras)
     return extras
 
 
-def _align(graph: fx.Graph, training: fx.Graph) -> dict[fx.Node, fx.Node]:
+def _align(graph: fx.Graph, training: fx.Graph) -> list[tuple[fx.Node, fx.Node, list[_Difference]]]:
     ours, theirs = list(graph.nodes), list(training.nodes)
     twins: dict[fx.Node, fx.Node] = {}
+    pairs: list[tuple[fx.Node, fx.Node, list[_Difference]]] = []
     for node, twin in zip(ours, theirs, strict=False):
-        if not _same_call(node, twin, twins):
+        differences = _differences(node, twin, twins)
+        if differences is None:
             break
         twins[node] = twin
+        pairs.append((node, twin, differences))
     if len(twins) == len(ours) == len(theirs):
-        return twins
+        return pairs
     stop = ours[min(len(twins), len(ours) - 1)]
     # Modules with the same calls may still differ in which results these read.
     paths = _differing_modules(graph, training) or {owner_of(stop)}
     raise ModesDifferError(paths, stop.meta.get("source", "the end of the model"))
-
-
-def _same_call(node: fx.Node, twin: fx.Node, twins: Mapping[fx.Node, fx.Node]) -> bool:
-    if (node.op, node.target) != (twin.op, twin.target):
-        return False
-    if len(node.all_input_nodes) != len(twin.all_input_nodes):
-        return False
-    pairs = zip(node.all_input_nodes, twin.all_input_nodes, strict=True)
-    return all(twins.get(ours) is theirs for ours, theirs in pairs)
 
 
 def _differing_modules(graph: fx.Graph, training: fx.Graph) -> set[str]:
@@ -103,7 +102,11 @@ def _calls_by_owner(graph: fx.Graph) -> dict[str, list[Any]]:
 
 
 def _dropout_module(
-    graph: fx.Graph, node: fx.Node, twin: fx.Node, extras: dict[str, nn.Module]
+    graph: fx.Graph,
+    node: fx.Node,
+    twin: fx.Node,
+    differences: list[_Difference],
+    extras: dict[str, nn.Module],
 ) -> None:
     signature = inspect.signature(node.target)  # type: ignore[arg-type]
     in_eval = signature.bind(*node.args, **node.kwargs)
@@ -112,7 +115,7 @@ def _dropout_module(
     in_train.apply_defaults()
     ours, theirs = in_eval.arguments, in_train.arguments
     if ours["training"] or not theirs["training"]:
-        _switch_constants(graph, node, twin, extras)
+        _switch_constants(graph, node, differences, extras)
         return
     module = _DROPOUTS[node.target](theirs["p"], theirs["inplace"])  # type: ignore[index]
     path = _free_path(owner_of(node), "functional_dropout", extras)
@@ -125,9 +128,12 @@ def _dropout_module(
 
 
 def _switch_constants(
-    graph: fx.Graph, node: fx.Node, twin: fx.Node, extras: dict[str, nn.Module]
+    graph: fx.Graph,
+    node: fx.Node,
+    differences: list[_Difference],
+    extras: dict[str, nn.Module],
 ) -> None:
-    for place, when_eval, when_training in _differences((node.args, node.kwargs), twin):
+    for place, when_eval, when_training in differences:
         path = _free_path(owner_of(node), "by_mode", extras)
         extras[path] = ByMode(when_training, when_eval)
         with graph.inserting_before(node):
@@ -137,23 +143,52 @@ def _switch_constants(
         node.args, node.kwargs = tuple(args), kwargs
 
 
-def _differences(ours: Any, twin: fx.Node) -> list[tuple[tuple[Any, ...], Any, Any]]:
-    return list(_walk(ours, (twin.args, twin.kwargs), ()))
+def _differences(
+    node: fx.Node, twin: fx.Node, twins: Mapping[fx.Node, fx.Node]
+) -> list[_Difference] | None:
+    """The constants in which two calls differ; None: they differ in more than constants."""
+    if (node.op, node.target) != (twin.op, twin.target):
+        return None
+    try:
+        return list(_walk((node.args, node.kwargs), (twin.args, twin.kwargs), (), twins))
+    except _UnlikeError:
+        return None
 
 
 def _walk(
-    ours: Any, theirs: Any, place: tuple[Any, ...]
-) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
-    if isinstance(ours, fx.Node):
+    ours: Any, theirs: Any, place: tuple[Any, ...], twins: Mapping[fx.Node, fx.Node]
+) -> Iterator[_Difference]:
+    if isinstance(ours, fx.Node) or isinstance(theirs, fx.Node):
+        if not isinstance(ours, fx.Node) or twins.get(ours) is not theirs:
+            raise _UnlikeError
         return
-    if isinstance(ours, tuple | list) and len(ours) == len(theirs):
-        for index, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-            yield from _walk(a, b, (*place, index))
-    elif isinstance(ours, Mapping) and ours.keys() == theirs.keys():
-        for key in ours:
-            yield from _walk(ours[key], theirs[key], (*place, key))
-    elif not isinstance(ours, slice) and ours != theirs and ours == ours:
-        yield place, ours, theirs
+    inside, inside_theirs = _parts(ours), _parts(theirs)
+    if inside is None and inside_theirs is None:
+        if not _same_constant(ours, theirs):
+            yield place, ours, theirs
+        return
+    if inside is None or inside_theirs is None or type(ours) is not type(theirs):
+        raise _UnlikeError
+    # The order of keys is part of a result too.
+    if list(inside) != list(inside_theirs):
+        raise _UnlikeError
+    for key, item in inside.items():
+        yield from _walk(item, inside_theirs[key], (*place, key), twins)
+
+
+def _parts(value: Any) -> dict[Any, Any] | None:
+    if isinstance(value, slice):
+        return {"start": value.start, "stop": value.stop, "step": value.step}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, tuple | list):
+        return dict(enumerate(value))
+    return None
+
+
+def _same_constant(ours: Any, theirs: Any) -> bool:
+    both_nan = ours != ours and theirs != theirs
+    return type(ours) is type(theirs) and (both_nan or bool(ours == theirs))
 
 
 def _replaced(value: Any, place: tuple[Any, ...], new: Any) -> Any:
@@ -162,6 +197,9 @@ def _replaced(value: Any, place: tuple[Any, ...], new: Any) -> Any:
     first, *rest = place
     if isinstance(value, Mapping):
         return {k: _replaced(v, tuple(rest), new) if k == first else v for k, v in value.items()}
+    if isinstance(value, slice):
+        parts = _replaced(_parts(value), place, new)
+        return slice(parts["start"], parts["stop"], parts["step"])
     kind = tuple if isinstance(value, tuple) else list
     return kind(
         _replaced(item, tuple(rest), new) if index == first else item
