@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -117,3 +118,83 @@ def test_a_model_with_other_calls_in_train_is_said_to_be_eval_only(cls: type[nn.
         captured = capture(model.eval(), {"x": torch.randn(3, 8)})
     assert captured.eval_only is not None
     assert_same_call(model, captured, torch.randn(5, 8))
+
+
+class Average(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = self.mean * 0.9 + x.detach().mean(0)
+        self.calls = self.calls + 1
+        return x - self.mean
+
+
+class AverageInPlace(Average):
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.mul_(0.9).add_(x.detach().mean(0))
+        self.calls += 1
+        return x - self.mean
+
+
+class Moves(Average):
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = self.mean.to(x.device).to(x.dtype)
+        return x - self.mean
+
+
+class RebindsBelow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Average()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inner.mean = self.inner.mean + x.detach().mean(0)
+        return x - self.inner.mean
+
+
+def assert_same_state_after_calls(model: nn.Module, captured: CapturedModule) -> None:
+    own = copy.deepcopy(model)
+    start = {name: value.clone() for name, value in own.state_dict().items()}
+    for training in (True, False):
+        own.train(training)
+        captured.train(training)
+        for batch in (3, 5):
+            assert_same_call(own, captured, torch.randn(batch, 8))
+    assert not torch.equal(own.state_dict()["inner.mean"], start["inner.mean"])
+    for name, value in own.state_dict().items():
+        torch.testing.assert_close(captured.state_dict()[name], value, rtol=0, atol=0)
+
+
+def test_a_submodule_that_replaces_its_buffers_is_one_node() -> None:
+    model = Around(Average())
+    with pytest.raises(CaptureError, match="replaces its buffer inner.mean"):
+        capture(model, {"x": torch.randn(3, 8)}, strict=True)
+    with pytest.warns(CaptureWarning, match="replaces its buffer inner.mean"):
+        captured = capture(model, {"x": torch.randn(3, 8)})
+    assert [report.path for report in captured.auto_leaves] == ["inner"]
+    assert_same_state_after_calls(model, captured)
+
+
+def test_a_buffer_written_in_place_needs_no_leaf() -> None:
+    model = Around(AverageInPlace())
+    with warnings.catch_warnings():
+        # Whether the outputs agree is compared below, from the same state.
+        warnings.simplefilter("ignore", CaptureWarning)
+        captured = capture(model, {"x": torch.randn(3, 8)})
+    assert captured.auto_leaves == ()
+    assert_same_state_after_calls(model, captured)
+
+
+def test_a_buffer_bound_to_itself_needs_no_leaf() -> None:
+    model = Around(Moves())
+    captured = capture(model, {"x": torch.randn(3, 8)}, strict=True)
+    assert_same_in_both_modes(model, captured)
+
+
+@pytest.mark.parametrize("cls", [Average, RebindsBelow])
+def test_a_model_that_replaces_buffers_is_refused(cls: type[nn.Module]) -> None:
+    with pytest.raises(CaptureError, match="replaces its buffer .*mean"):
+        capture(cls(), {"x": torch.randn(3, 8)})

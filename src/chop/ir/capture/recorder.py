@@ -75,6 +75,7 @@ class Recorder(TorchFunctionMode):
         self._operators_passed = 0
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[Any] = []
+        self._unchanged: dict[int, Any] = {}
         self._attributes: dict[str, fx.Node] = {}
         self._arguments = ArgumentWriter(self.graph, self.sizes, self._node_of)
         self._running: dict[str, tuple[str, str]] = {}
@@ -122,8 +123,11 @@ class Recorder(TorchFunctionMode):
         """
         with self.sizes.fake_mode(), self, self.sizes.asked_by(model=True):
             self._recording = True
+            before = {name: dict(part._buffers) for name, part in self._inside(model)}
             try:
                 result = model(**arguments)
+                for name, part in self._inside(model):
+                    self._check_buffers(name, part, before[name])
                 self.graph.output(self._arguments.write(result))
             except Exception as error:
                 if self.blocked is None:
@@ -231,7 +235,10 @@ class Recorder(TorchFunctionMode):
         elif name in ("split", "chunk"):
             ask_about_parts(name, args, kwargs)
         with self.sizes.asked_by(model=False):
-            result = distinct(func, args, kwargs, func(*args, **kwargs))
+            returned = func(*args, **kwargs)
+            result = distinct(func, args, kwargs, returned)
+        if result is not returned:
+            self._unchanged[id(result)] = self._unchanged.get(id(returned), returned)
         if func is SET_GRAD_ENABLED:
             self.graph.call_function(func, args)
         elif name == "__setitem__":
@@ -290,8 +297,10 @@ class Recorder(TorchFunctionMode):
         cls = type(module)
         self._running[path] = (path, f"{cls.__module__}.{cls.__qualname__}")
         draws = random.getstate()
+        buffers = dict(module._buffers)
         try:
             result = original(module, *args, **kwargs)
+            self._check_buffers(path, module, buffers)
             if random.getstate() != draws:
                 raise CaptureError("the model draws from Python's `random` while it runs")
             self._check_recorded(result)
@@ -303,6 +312,25 @@ class Recorder(TorchFunctionMode):
         finally:
             del self._running[path]
         return result
+
+    def _inside(self, model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+        """The model and its submodules, without leaves and what is in these."""
+        yield path, model
+        for name, child in model.named_children():
+            inner = f"{path}.{name}" if path else name
+            if not self._leaves.is_leaf(child, inner):
+                yield from self._inside(child, inner)
+
+    def _check_buffers(self, path: str, module: nn.Module, before: Mapping[str, Any]) -> None:
+        # A graph has no node that binds a name of a module; its state would never move.
+        for name, buffer in module._buffers.items():
+            old = before.get(name)
+            if buffer is not old and self._unchanged.get(id(buffer), buffer) is not old:
+                full = f"{path}.{name}" if path else name
+                raise CaptureError(
+                    f"the model replaces its buffer {full} while it runs; a graph can only write "
+                    f"into a buffer (self.{name}.copy_(...))"
+                )
 
     def _check_recorded(self, result: Any) -> None:
         # Found at the exit of the module that made it, and not at its first reader elsewhere.
