@@ -15,11 +15,20 @@ from chop.formats import QuantSpec
 T = TypeVar("T")
 
 
+def _hide(x: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, x, 0)
+
+
 class QuantizedOperator(nn.Module):
     """Mixin that gives a `torch.nn` class a `QuantSpec`.
 
     `class QuantLinear(QuantizedOperator, nn.Linear)` takes the constructor arguments of
     `nn.Linear` plus `config`, and has the same parameters, buffers and `state_dict` keys.
+
+    With float formats it computes what the `torch.nn` class does. So it is also what carries the
+    mask of a pruned weight: a boolean buffer `weight_mask` of the weight's shape, True where a
+    weight is kept. The stored weight stays dense; what the mask hides is zero to the operator, and
+    gets no gradient.
     """
 
     operands: tuple[str, ...] = ("data_in",)
@@ -30,6 +39,7 @@ class QuantizedOperator(nn.Module):
     """The function whose calls the operator replaces; None if it replaces a module."""
 
     spec: QuantSpec
+    weight_mask: Tensor
 
     def __init__(
         self, *args: Any, config: QuantSpec | Mapping[str, Any] | None = None, **kwargs: Any
@@ -62,7 +72,7 @@ class QuantizedOperator(nn.Module):
         twin = cls.__new__(cls)
         twin.__dict__.update(module.__dict__)
         present = cls.present_operands(module)
-        tensors = {name: getattr(module, name) for name in present if name != "data_in"}
+        tensors = {name: twin.effective(name) for name in present if name != "data_in"}
         twin.spec = spec.only(present).fitted(tensors)
         return twin
 
@@ -72,9 +82,24 @@ class QuantizedOperator(nn.Module):
 
     def quantize(self, operand: str | None, x: T) -> T:
         """Fake-quantises `x` as that operand; what is no floating tensor passes unchanged."""
-        if operand is not None and isinstance(x, Tensor) and torch.is_floating_point(x):
-            return getattr(self.spec, operand)(x, self.spec.gradient)
-        return x
+        if operand is None or not isinstance(x, Tensor) or not torch.is_floating_point(x):
+            return x
+        number_format = getattr(self.spec, operand)
+        mask = self.weight_mask if operand == "weight" and self.is_pruned else None
+        if mask is None:
+            return number_format(x, self.spec.gradient)
+        # Twice: shared scales must not see what is hidden, and not every format has a zero.
+        return _hide(number_format(_hide(x, mask), self.spec.gradient), mask)
+
+    @property
+    def is_pruned(self) -> bool:
+        """True when the weight has a mask."""
+        return "weight_mask" in self._buffers
+
+    def effective(self, operand: str) -> Tensor:
+        """The parameter of that name as it enters the operator: masked, not yet quantised."""
+        x = getattr(self, operand)
+        return _hide(x, self.weight_mask) if operand == "weight" and self.is_pruned else x
 
     def extra_repr(self) -> str:
         """The float module's text and the formats."""
