@@ -1,1 +1,3 @@
 """WHAT A MODEL IS: the graph IR, its capture, its metadata, its files and its picture."""
+
+from chop.ir.graph import MaseGraph
