@@ -90,7 +90,7 @@ def test_a_killed_run_leaves_no_result(tmp_path):
     [
         ({"formats": ("8.4", "4,2")}, "format '4,2': expected width.fraction"),
         ({"formats": ("99.4",)}, "got 99"),
-        ({"formats": ()}, "at least one of each"),
+        ({"formats": ()}, "formats: expected at least one"),
         ({"operators": ("linaer",)}, "did you mean 'linear'"),
         ({"operators": ("dropout",)}, "unknown 'dropout'"),
         ({"qat_epochs": -1}, "qat_epochs: got -1, expected 0 to 10000"),

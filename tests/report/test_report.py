@@ -1,6 +1,6 @@
 import xml.etree.ElementTree as ElementTree
 
-from chop.report.plots import plot_accuracy_against_bits
+from chop.report.plots import Curve, plot_accuracy, plot_heat_map
 from chop.tables import markdown_table, print_table
 
 ROWS = [
@@ -24,11 +24,20 @@ def test_tables(capsys):
     assert markdown_table([]) == ""
 
 
-def test_a_plot_has_every_curve_and_the_baseline(tmp_path):
-    curves = {"PTQ": [(8, 0.9), (4, 0.2)], "QAT": [(4, 0.8)]}
-    path = plot_accuracy_against_bits(tmp_path / "a.svg", curves, 0.95, chance=0.1, title="T")
+def test_a_plot_has_every_curve_and_the_baselines(tmp_path):
+    curves = [Curve("PTQ", [(8, 0.9), (4, 0.2)], "4 bit", True), Curve("QAT", [(4, 0.8)], "4 bit")]
+    lines = {"float": 0.95, "chance": 0.1}
+    path = plot_accuracy(tmp_path / "a.svg", curves, lines, xlabel="bits", title="T")
     assert ElementTree.parse(path).getroot().tag.endswith("svg")
     text = path.read_text()
     assert all(f"<!-- {label} -->" in text for label in ("PTQ", "QAT", "float", "chance", "T"))
-    png = plot_accuracy_against_bits(tmp_path / "a.png", curves, 0.95)
+    png = plot_accuracy(tmp_path / "a.png", curves, xlabel="bits", title="T", ticks=[4, 8])
     assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_heat_map_has_a_number_per_cell(tmp_path):
+    cells = {(4, 2): 0.125, (8, 2): 0.5, (8, 4): 0.99}
+    path = plot_heat_map(tmp_path / "h.svg", cells, xlabel="width", ylabel="fraction", title="T")
+    text = path.read_text()
+    assert all(f"<!-- {number} -->" in text for number in ("12.5", "50.0", "99.0"))
+    assert "nan" not in text

@@ -2,25 +2,81 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from chop import passes
 from chop.data import get_tokenized_dataset, load_dataset, num_labels
 from chop.errors import ConfigError, did_you_mean
+from chop.files import replacing
+from chop.ir.graph import MaseGraph
 from chop.models import BUILTIN_MODELS, load_model
 from chop.train import Rows, calibration_batches, default_dataset, fit, load_trained, read_rows
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
-BUILTIN_QAT = {"qat_lr": 3e-3, "qat_epochs": 15}
+BUILTIN_TUNING = {"tuning_lr": 3e-3, "tuning_epochs": 15}
 CHECKPOINT_LR = 1e-4
-CHECKPOINT_QAT = {"qat_lr": CHECKPOINT_LR, "qat_epochs": 1}
+CHECKPOINT_TUNING = {"tuning_lr": CHECKPOINT_LR, "tuning_epochs": 1}
 EXAMPLE_ROWS = 3
+
+
+@dataclass(frozen=True)
+class SubjectConfig:
+    """What a job works on. The settings of every job begin with these.
+
+    Attributes:
+        model: built-in name, local Hugging Face folder or hub name.
+        dataset: built-in name, local folder or hub name; None takes the built-in model's own.
+        out: folder for everything that is written.
+        train_epochs: fine-tunes a model that is not built in before the job begins.
+        limit: keeps that many rows of each split, for a quick look.
+        max_length: cuts texts to that many tokens.
+        batch_size: rows of a training step.
+        seed: of training and of whatever is drawn.
+        device: "cpu", "cuda" ...; None takes a GPU where there is one.
+    """
+
+    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "train_epochs": (0, 10_000),
+        "limit": (1, 10**9),
+        "max_length": (1, 10**6),
+        "batch_size": (1, 10**6),
+    }
+    """Least and largest value of each number among the settings."""
+
+    model: str = "vit"
+    dataset: str | None = None
+    out: Path = Path("runs")
+    train_epochs: int = 0
+    limit: int | None = None
+    max_length: int | None = None
+    batch_size: int = 64
+    seed: int = 0
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in self.RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ConfigError(f"{name}: got {value}, expected {least:g} to {most:g}.")
+        if self.out.is_file():
+            raise ConfigError(f"out: '{self.out}' is a file, expected a folder.")
+
+    def base(self) -> SubjectConfig:
+        """These settings without those of the job."""
+        fields = dataclasses.fields(SubjectConfig)
+        return SubjectConfig(**{field.name: getattr(self, field.name) for field in fields})
 
 
 @dataclass(frozen=True)
@@ -29,21 +85,23 @@ class Subject:
 
     Attributes:
         model: in eval mode, on `device`.
+        name: what it is called.
         dataset: name of the data set.
         train: rows to train and calibrate on.
         test: rows to measure on.
         device: where everything runs.
-        qat_lr: a learning rate that suits training it further.
-        qat_epochs: passes over the training rows that usually suffice.
+        tuning_lr: a learning rate that suits training it further, under rounding or pruned.
+        tuning_epochs: passes over the training rows that usually suffice.
     """
 
     model: nn.Module
+    name: str
     dataset: str
     train: Rows
     test: Rows
     device: torch.device
-    qat_lr: float
-    qat_epochs: int
+    tuning_lr: float
+    tuning_epochs: int
 
     @property
     def chance(self) -> float:
@@ -57,51 +115,65 @@ class Subject:
         return {name: column for name, column in batch.items() if name != "labels"}
 
 
-def load_subject(
-    model: str,
-    dataset: str | None = None,
-    *,
-    train_epochs: int = 0,
-    batch_size: int = 64,
-    limit: int | None = None,
-    max_length: int | None = None,
-    seed: int = 0,
-    device: str | None = None,
-) -> Subject:
+def load_subject(config: SubjectConfig) -> Subject:
     """Loads, or trains, a model and its data.
 
-    Args:
-        model: built-in name, local Hugging Face folder or hub name.
-        dataset: built-in name, local folder or hub name; None takes the built-in model's own.
-        train_epochs: fine-tunes a model that is not built in.
-        batch_size: rows of a training step.
-        limit: keeps that many rows of each split.
-        max_length: cuts texts to that many tokens.
-        seed: of training.
-        device: None takes a GPU where there is one.
+    A model that had to be fine-tuned is kept in `config.out`, so that the same job run again
+    does not train it again.
 
     Raises:
         ConfigError: model and data set do not go together.
         UnavailableError: model or data set are not there.
     """
-    place = _device(device)
-    if model in BUILTIN_MODELS:
-        own = BUILTIN_MODELS[model].dataset
-        if dataset not in (None, own):
+    place = _device(config.device)
+    if config.model in BUILTIN_MODELS:
+        own = BUILTIN_MODELS[config.model].dataset
+        if config.dataset not in (None, own):
             raise ConfigError(
-                f"built-in model '{model}' is trained on '{own}', not on '{dataset}'; give a "
-                "model of your own by --model FOLDER."
+                f"built-in model '{config.model}' is trained on '{own}', not on "
+                f"'{config.dataset}'; give a model of your own by --model FOLDER."
             )
-        data = default_dataset(model, limit=limit)
-        trained = load_trained(model, seed=seed, progress=True).to(place)
+        data = default_dataset(config.model, limit=config.limit)
+        trained = load_trained(config.model, seed=config.seed, progress=True).to(place)
         rows = read_rows(data["train"]), read_rows(data["test"])
-        return Subject(trained, own, *rows, place, **BUILTIN_QAT)
-    loaded, data = _checkpoint(model, dataset, limit, max_length)
+        return Subject(trained, config.model, own, *rows, place, **BUILTIN_TUNING)
+    loaded, data = _checkpoint(config)
     rows = read_rows(data["train"]), read_rows(data["test"])
-    if train_epochs:
-        options = {"epochs": train_epochs, "batch_size": batch_size, "seed": seed}
-        fit(loaded, rows[0], lr=CHECKPOINT_LR, device=place, progress="fine-tuning", **options)
-    return Subject(loaded.to(place).eval(), str(dataset), *rows, place, **CHECKPOINT_QAT)
+    if config.train_epochs:
+        _fine_tune(loaded, rows[0], config, place)
+    loaded.to(place).eval()
+    return Subject(loaded, config.model, str(config.dataset), *rows, place, **CHECKPOINT_TUNING)
+
+
+def raise_to_graph(subject: Subject) -> MaseGraph:
+    """The subject's model as a graph with metadata."""
+    mg = MaseGraph(subject.model, dummy_in=subject.example())
+    mg, _ = passes.init_metadata_analysis_pass(mg)
+    mg, _ = passes.add_common_metadata_analysis_pass(mg)
+    return mg
+
+
+def _fine_tune(loaded: nn.Module, train: Rows, config: SubjectConfig, place: torch.device) -> None:
+    from safetensors.torch import load_model, save_model
+
+    told = {**dataclasses.asdict(config.base()), "rows": len(train)}
+    digest = hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:12]
+    path = config.out / f"fine-tuned-{digest}.safetensors"
+    if path.is_file():
+        load_model(loaded, path)
+        return
+    fit(
+        loaded,
+        train,
+        epochs=config.train_epochs,
+        lr=CHECKPOINT_LR,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        device=place,
+        progress="fine-tuning",
+    )
+    with replacing(path) as temporary:
+        save_model(loaded, str(temporary))
 
 
 def _device(name: str | None) -> torch.device:
@@ -113,16 +185,14 @@ def _device(name: str | None) -> torch.device:
         raise ConfigError(f"device '{chosen}' cannot be used here: {reason}") from None
 
 
-def _checkpoint(
-    model: str, dataset: str | None, limit: int | None, max_length: int | None
-) -> tuple[nn.Module, DatasetDict]:
-    if dataset is None:
+def _checkpoint(config: SubjectConfig) -> tuple[nn.Module, DatasetDict]:
+    if config.dataset is None:
         raise ConfigError(
-            f"model '{model}' is not built in and needs a data set: give --dataset, or for "
-            f"a built-in model {did_you_mean(model, BUILTIN_MODELS)}"
+            f"model '{config.model}' is not built in and needs a data set: give --dataset, or for "
+            f"a built-in model {did_you_mean(config.model, BUILTIN_MODELS)}"
         )
-    data = load_dataset(dataset, limit=limit)
-    loaded = load_model(model, num_labels=num_labels(data))
+    data = load_dataset(config.dataset, limit=config.limit)
+    loaded = load_model(config.model, num_labels=num_labels(data))
     if loaded.main_input_name == "input_ids":
-        data = get_tokenized_dataset(data, model, max_length=max_length)
+        data = get_tokenized_dataset(data, config.model, max_length=config.max_length)
     return loaded, data

@@ -3,45 +3,125 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from chop.files import replacing
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Point = tuple[float, float]
+MARKERS = "osD^vP*X"
+BASELINES = (("black", "--"), ("grey", ":"))
 
 
-def plot_accuracy_against_bits(
+@dataclass(frozen=True)
+class Curve:
+    """One line of a plot.
+
+    Attributes:
+        label: what the legend says.
+        points: (x, accuracy from 0 to 1), in any order.
+        family: curves of one family share colour and marker; default, the label.
+        dashed: for the weaker member of a family.
+    """
+
+    label: str
+    points: Sequence[Point]
+    family: str | None = None
+    dashed: bool = False
+
+
+def plot_accuracy(
     path: str | Path,
-    curves: Mapping[str, Sequence[Point]],
-    baseline: float,
-    chance: float | None = None,
-    title: str = "Accuracy against width",
+    curves: Sequence[Curve],
+    baselines: Mapping[str, float] | None = None,
+    *,
+    xlabel: str,
+    title: str,
+    ticks: Sequence[float] | None = None,
 ) -> Path:
-    """Draws one line per entry of `curves` and the float accuracy as a dashed line.
+    """Draws accuracies as lines.
 
     Args:
         path: the file; its suffix (.svg, .png, .pdf) picks the kind.
-        curves: label -> (average bits per parameter, accuracy from 0 to 1) points.
-        baseline: accuracy of the float model.
-        chance: accuracy of a guess, dotted; None leaves it out.
+        curves: the lines.
+        baselines: label -> accuracy from 0 to 1, drawn level: the first dashed, the next dotted.
+        xlabel: what the lines run over.
         title: above the plot.
+        ticks: marks of the horizontal axis; default, matplotlib's choice.
     Returns: `path`.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()
-    axes.axhline(100 * baseline, color="black", linestyle="--", linewidth=1, label="float")
-    if chance is not None:
-        axes.axhline(100 * chance, color="grey", linestyle=":", linewidth=1, label="chance")
-    for (label, points), marker in zip(curves.items(), "osD^vP*X" * len(curves), strict=False):
-        bits, accuracy = zip(*sorted(points), strict=True)
-        axes.plot(bits, [100 * value for value in accuracy], marker=marker, label=label)
-    axes.set(xlabel="average bits per parameter", ylabel="accuracy (%)", title=title)
-    axes.set_ylim(0, 103)
+    for (label, accuracy), (colour, style) in zip(
+        (baselines or {}).items(), BASELINES, strict=False
+    ):
+        axes.axhline(100 * accuracy, color=colour, linestyle=style, linewidth=1, label=label)
+    families = list(dict.fromkeys(curve.family or curve.label for curve in curves))
+    for curve in curves:
+        position = families.index(curve.family or curve.label)
+        x, accuracy = zip(*sorted(curve.points), strict=True)
+        axes.plot(
+            x,
+            [100 * value for value in accuracy],
+            color=f"C{position % 10}",
+            marker=MARKERS[position % len(MARKERS)],
+            markerfacecolor="white" if curve.dashed else None,
+            linestyle="--" if curve.dashed else "-",
+            label=curve.label,
+        )
+    axes.set(xlabel=xlabel, ylabel="accuracy (%)", title=title, ylim=(0, 103))
+    if ticks is not None:
+        axes.set_xticks(ticks)
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
-    path = Path(path)
+    axes.legend(loc="best", fontsize="small")
+    return _save(figure, Path(path))
+
+
+def plot_heat_map(
+    path: str | Path,
+    cells: Mapping[tuple[float, float], float],
+    *,
+    xlabel: str,
+    ylabel: str,
+    title: str,
+) -> Path:
+    """Draws accuracies over two settings, each cell with its number.
+
+    Args:
+        path: the file; its suffix picks the kind.
+        cells: (x, y) -> accuracy from 0 to 1; pairs that are missing stay blank.
+        xlabel: the setting that x is.
+        ylabel: the setting that y is.
+        title: above the plot.
+    Returns: `path`.
+    """
+    from matplotlib.figure import Figure
+
+    columns = sorted({x for x, _ in cells})
+    rows = sorted({y for _, y in cells})
+    values = [[100 * cells.get((x, y), float("nan")) for x in columns] for y in rows]
+    figure = Figure(figsize=(1.6 + 0.7 * len(columns), 1.4 + 0.5 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(values, origin="lower", cmap="viridis", vmin=0, vmax=100, aspect="auto")
+    axes.set_xticks(range(len(columns)), [f"{x:g}" for x in columns])
+    axes.set_yticks(range(len(rows)), [f"{y:g}" for y in rows])
+    for i, row in enumerate(values):
+        for j, value in enumerate(row):
+            if value == value:
+                ink = "white" if value < 60 else "black"
+                axes.text(j, i, f"{value:.1f}", ha="center", va="center", color=ink, fontsize=8)
+    axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
+    figure.colorbar(image, label="accuracy (%)")
+    return _save(figure, Path(path))
+
+
+def _save(figure: Figure, path: Path) -> Path:
     with replacing(path) as temporary:
         figure.savefig(temporary, format=path.suffix.lstrip("."), dpi=160)
     return path

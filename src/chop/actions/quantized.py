@@ -1,0 +1,84 @@
+"""Quantisation as the jobs do it: one integer format for the chosen operators of a subject."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chop import passes
+from chop.actions.subject import Subject
+from chop.errors import ConfigError, did_you_mean
+from chop.formats import Integer, QuantSpec
+from chop.ir.graph import MaseGraph
+from chop.ir.ops import OPS
+from chop.train import calibration_batches
+
+QUANTIZED_OPERATORS = ("linear", "conv1d", "conv2d", "conv_transpose2d", "embedding")
+QUANTIZE_RANGES: dict[str, tuple[float, float]] = {
+    "qat_epochs": (0, 10_000),
+    "qat_lr": (1e-9, 10),
+    "calibration_rows": (1, 10**9),
+}
+
+
+def check_operators(names: Sequence[str]) -> None:
+    """Raises ConfigError where a name is no operator that can be quantised, or there is none."""
+    choices = [row.name for row in OPS.values() if row.is_quantizable]
+    for name in names:
+        if name not in choices:
+            raise ConfigError(f"operators: unknown '{name}': {did_you_mean(name, choices)}")
+    if not names:
+        raise ConfigError("operators: expected at least one.")
+
+
+def parse_width(text: str) -> Integer:
+    """`"8.4"` or `"4.auto"` as an integer format.
+
+    >>> parse_width("4.auto").label
+    'integer 4.auto'
+
+    Raises:
+        ConfigError: it is spelt differently, or a width is out of range.
+    """
+    width, _, fraction = text.partition(".")
+    try:
+        return Integer(int(width), "auto" if fraction == "auto" else int(fraction))
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"format '{text}': expected width.fraction, as 8.4 or 4.auto.") from None
+
+
+def quantize_after_training(
+    mg: MaseGraph,
+    number_format: Integer,
+    operators: Sequence[str],
+    subject: Subject,
+    calibration_rows: int,
+) -> MaseGraph:
+    """A graph with data, weights and biases of `operators` in one format.
+
+    Args:
+        mg: the float graph; it stays as it is.
+        number_format: fractions that wait for data are calibrated on training rows.
+        operators: those that the graph lacks are passed over.
+        subject: gives the rows.
+        calibration_rows: how many.
+    Raises:
+        ConfigError: the graph has none of the operators.
+    """
+    present = {mg.operator(node).name for node in mg.nodes}
+    rules = {
+        name: {"config": QuantSpec.uniform(number_format)} for name in operators if name in present
+    }
+    if not rules:
+        raise ConfigError(
+            f"the model has none of the operators {', '.join(operators)}; "
+            f"it has: {', '.join(sorted(name for name in present if name in OPS))}."
+        )
+    quantized, _ = passes.quantize_transform_pass(mg, {"by": "type", **rules})
+    if not number_format.is_fitted:
+        batches = calibration_batches(mg.model, subject.train, rows=calibration_rows)
+        quantized, _ = passes.calibrate_transform_pass(
+            quantized, {"batches": batches}, inplace=True
+        )
+    return quantized
