@@ -9,7 +9,8 @@
     ├── CaptureError       a model cannot be written down    (also a RuntimeError)
     │   └── GuardError     a captured graph got inputs that it was not captured for
     ├── CheckpointError    a file is missing, broken or foreign (also a ValueError)
-    └── UnavailableError   something has to be installed or fetched first (also an OSError)
+    ├── UnavailableError   something has to be installed or fetched first (also an OSError)
+    └── NotBuiltError      a part that `chop` lacks      (also a NotImplementedError)
 
 A message says what was expected, what came, and the nearest way out.
 """
@@ -46,6 +47,10 @@ class CheckpointError(ChopError, ValueError):
 
 class UnavailableError(ChopError, OSError):
     """A package, file or remote resource is needed and not there."""
+
+
+class NotBuiltError(ChopError, NotImplementedError):
+    """A name of MASE's whose part `chop` lacks."""
 
 
 def did_you_mean(word: object, choices: Iterable[object]) -> str:

@@ -1,6 +1,17 @@
 """WHAT CAN BE DONE TO A MODEL: one pass per file; `PASSES` has those that take settings."""
 
+from chop.not_built import (
+    autosharding_analysis_pass,
+    emit_bram_transform_pass,
+    emit_cocotb_transform_pass,
+    emit_internal_rtl_transform_pass,
+    emit_verilog_top_transform_pass,
+    resharding_transform_pass,
+)
+from chop.passes import graph
 from chop.passes.analysis.add_common_metadata import add_common_metadata_analysis_pass
+from chop.passes.analysis.add_hardware_metadata import add_hardware_metadata_analysis_pass
+from chop.passes.analysis.add_software_metadata import add_software_metadata_analysis_pass
 from chop.passes.analysis.calculate_avg_bits import calculate_avg_bits_mg_analysis_pass
 from chop.passes.analysis.init_metadata import init_metadata_analysis_pass
 from chop.passes.analysis.report_graph import report_graph_analysis_pass
@@ -8,8 +19,10 @@ from chop.passes.analysis.report_node_meta_param import report_node_meta_param_a
 from chop.passes.analysis.report_node_shape import report_node_shape_analysis_pass
 from chop.passes.analysis.report_node_type import report_node_type_analysis_pass
 from chop.passes.analysis.summarize_quantization import summarize_quantization_analysis_pass
+from chop.passes.analysis.verify_common_metadata import verify_common_metadata_analysis_pass
 from chop.passes.base import PASSES, graph_pass
 from chop.passes.interface.load_graph import load_mase_graph_interface_pass
 from chop.passes.interface.save_graph import save_mase_graph_interface_pass
 from chop.passes.transforms.calibrate import calibrate_transform_pass
+from chop.passes.transforms.conv_bn_fusion import conv_bn_fusion_transform_pass
 from chop.passes.transforms.quantize import quantize_transform_pass

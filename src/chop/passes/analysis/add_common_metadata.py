@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from chop.ir.graph import MaseGraph, metadata_of
-from chop.ir.metadata import TensorInfo, operand_of
+from chop.ir.metadata import CommonMetadata, TensorInfo, operand_of
 from chop.ir.ops import Operator
 from chop.ir.propagate import example_inputs, propagate
 from chop.nn.quantized import QuantizedOperator
@@ -47,32 +47,45 @@ def add_common_metadata_analysis_pass(
 
     def note(node: fx.Node, result: Any) -> None:
         results[node] = result
-        _describe(mg, node, results, config.add_value)
+        metadata_of(node).common.update(describe(mg, node, results, config.add_value))
 
     propagate(mg.model, inputs, note, with_values=config.add_value)
     return {}
 
 
-def _describe(mg: MaseGraph, node: fx.Node, results: Mapping[fx.Node, Any], keep: bool) -> None:
-    common = metadata_of(node).common
+def describe(
+    mg: MaseGraph, node: fx.Node, results: Mapping[fx.Node, Any], keep_values: bool = False
+) -> CommonMetadata:
+    """What `common` has to say about a node.
+
+    Args:
+        mg: the graph.
+        node: one of its nodes.
+        results: what that node and those before it return.
+        keep_values: keeps the tensors as well.
+    """
     operator = mg.operator(node)
-    common.mase_op, common.mase_type = operator.name, operator.mase_type
-    common.args = _arguments(node, operator, results, keep)
+    common = CommonMetadata(operator.name, operator.mase_type)
+    common.args = _arguments(node, operator, results, keep_values)
     common.results = {
-        f"data_out_{i}": TensorInfo.of(x, keep) for i, x in enumerate(_flat(results[node]))
+        f"data_out_{i}": TensorInfo.of(x, keep_values) for i, x in enumerate(_flat(results[node]))
     }
     module = mg.module_of(node)
     for name in PARAMETERS if module is not None else ():
         parameter = getattr(module, name, None)
         if isinstance(parameter, Tensor):
-            common.args[name] = TensorInfo.of(parameter, keep)
+            common.args[name] = TensorInfo.of(parameter, keep_values)
     if isinstance(module, QuantizedOperator):
-        record_formats(node, module)
+        _record_formats(common, module)
+    return common
 
 
 def record_formats(node: fx.Node, module: QuantizedOperator) -> None:
     """Notes in a node's metadata the formats of the quantised module that it calls."""
-    common = metadata_of(node).common
+    _record_formats(metadata_of(node).common, module)
+
+
+def _record_formats(common: CommonMetadata, module: QuantizedOperator) -> None:
     for name, info in common.args.items():
         if isinstance(info, TensorInfo) and info.is_floating:
             info.record_format(getattr(module.spec, operand_of(name, module)))

@@ -1,0 +1,3 @@
+"""`simulate` by MASE's import path."""
+
+from chop.not_built import simulate as simulate

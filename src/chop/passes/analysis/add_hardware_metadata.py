@@ -1,0 +1,26 @@
+"""Notes which nodes a circuit would need no logic for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chop.ir.graph import MaseGraph, metadata_of
+from chop.passes.base import NoConfig, graph_pass
+
+PORTS = frozenset({"placeholder", "get_attr", "output"})
+WIRING = frozenset({"identity", "dropout", "flatten", "view", "reshape", "unsqueeze", "squeeze"})
+QUESTIONS = frozenset({"contiguous", "size", "getattr", "getitem"})
+"""These three compute no new number at inference: they carry, rename or describe what exists."""
+
+
+@graph_pass(config=NoConfig, requires=("add_common_metadata_analysis_pass",))
+def add_hardware_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
+    """Sets `hardware["is_implicit"]`: True where a node needs no logic of its own at inference.
+
+    Returns: `implicit` and `explicit`, how many nodes of each.
+    """
+    for node in mg.nodes:
+        metadata = metadata_of(node)
+        metadata.hardware["is_implicit"] = metadata.common.mase_op in PORTS | WIRING | QUESTIONS
+    implicit = sum(metadata_of(node).hardware["is_implicit"] for node in mg.nodes)
+    return {"implicit": implicit, "explicit": len(mg.nodes) - implicit}

@@ -1,0 +1,25 @@
+"""Makes room for what is measured of each tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.metadata import TensorInfo
+from chop.passes.base import NoConfig, graph_pass
+
+
+@graph_pass(config=NoConfig, requires=("add_common_metadata_analysis_pass",))
+def add_software_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
+    """Gives every tensor of `common` an entry `{"stat": {}}` under the same name in `software`.
+
+    What is there already stays.
+    """
+    for node in mg.nodes:
+        metadata = metadata_of(node)
+        for side in ("args", "results"):
+            entries = metadata.software.setdefault(side, {})
+            for name, info in metadata.common[side].items():
+                if isinstance(info, TensorInfo):
+                    entries.setdefault(name, {}).setdefault("stat", {})
+    return {}

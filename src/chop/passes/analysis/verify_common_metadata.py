@@ -1,0 +1,93 @@
+"""Checks that the metadata still says what the graph does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from chop.errors import GraphError
+from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.metadata import CommonMetadata, TensorInfo
+from chop.ir.propagate import example_inputs, propagate
+from chop.passes.analysis.add_common_metadata import describe
+from chop.passes.base import graph_pass
+
+CHECKED = ("shape", "torch_dtype", "type", "precision")
+
+
+@dataclass(frozen=True)
+class VerifyCommonConfig:
+    """Settings of `verify_common_metadata_analysis_pass`.
+
+    Attributes:
+        dummy_in: the example inputs that the metadata was made with; None takes inputs of the
+            shapes and dtypes that it notes.
+    """
+
+    dummy_in: Mapping[str, Any] | None = None
+
+
+@graph_pass(config=VerifyCommonConfig, requires=("add_common_metadata_analysis_pass",))
+def verify_common_metadata_analysis_pass(
+    mg: MaseGraph, config: VerifyCommonConfig
+) -> dict[str, Any]:
+    """Runs the graph on fake tensors again and compares `common` of every node.
+
+    Compared are the operator and its type, and of every tensor among the arguments and results
+    shape, dtype, type and precision.
+
+    Returns: `checked`, the number of nodes.
+
+    Raises:
+        GraphError: something differs; it names the node, what is noted and what is true.
+    """
+    results: dict[fx.Node, Any] = {}
+
+    def compare(node: fx.Node, result: Any) -> None:
+        results[node] = result
+        _compare(node, metadata_of(node).common, describe(mg, node, results))
+
+    inputs = _noted_inputs(mg) if config.dummy_in is None else config.dummy_in
+    propagate(mg.model, inputs, compare)
+    return {"checked": len(results)}
+
+
+def _noted_inputs(mg: MaseGraph) -> dict[str, Any]:
+    """Inputs of the shapes that the placeholders' metadata notes."""
+    inputs = example_inputs(mg.model)
+    for node in mg.nodes:
+        example = inputs.get(str(node.target))
+        if node.op != "placeholder" or not isinstance(example, Tensor):
+            continue
+        info = metadata_of(node).common.results.get("data_out_0")
+        if info is not None and (info.shape, info.torch_dtype) != (example.shape, example.dtype):
+            shape, dtype = info.shape, info.torch_dtype
+            inputs[str(node.target)] = torch.zeros(shape, dtype=dtype, device=example.device)
+    return inputs
+
+
+def _compare(node: fx.Node, noted: CommonMetadata, true: CommonMetadata) -> None:
+    for what in ("mase_op", "mase_type"):
+        _expect(node, what, noted[what], true[what])
+    for side in ("args", "results"):
+        tensors = {name: x for name, x in true[side].items() if isinstance(x, TensorInfo)}
+        _expect(node, side, _tensor_names(noted[side]), sorted(tensors))
+        for name, info in tensors.items():
+            for what in CHECKED:
+                _expect(node, f"{side}.{name}.{what}", noted[side][name][what], info[what])
+
+
+def _tensor_names(entries: Mapping[str, Any]) -> list[str]:
+    return sorted(name for name, info in entries.items() if isinstance(info, TensorInfo))
+
+
+def _expect(node: fx.Node, what: str, noted: Any, true: Any) -> None:
+    if noted != true:
+        raise GraphError(
+            f"node '{node.name}': its metadata notes {what} as {noted!r} and it is {true!r}; run "
+            "add_common_metadata_analysis_pass again."
+        )

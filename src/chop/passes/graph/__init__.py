@@ -1,0 +1,23 @@
+"""The passes by MASE's longer path: every name here is one of `chop.passes`.
+
+MASE spreads the passes over `graph`, `graph.analysis`, `graph.transforms` and `graph.interface`,
+and users import a pass from any of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chop.passes
+from chop.errors import did_you_mean
+
+
+def __getattr__(name: str) -> Any:
+    if name in __dir__():
+        return getattr(chop.passes, name)
+    hint = "" if name.startswith("_") else f": {did_you_mean(name, __dir__())}"
+    raise AttributeError(f"chop.passes has no '{name}'{hint}")
+
+
+def __dir__() -> list[str]:
+    return [name for name in vars(chop.passes) if name.endswith("_pass")]
