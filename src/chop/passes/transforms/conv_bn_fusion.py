@@ -1,0 +1,193 @@
+"""Folds batch norms into the convolutions before them: one operator less, the same function."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from chop.formats import Integer, NumberFormat, QuantSpec
+from chop.ir.graph import MaseGraph
+from chop.ir.metadata import TensorInfo
+from chop.nn.quantized import QuantizedOperator
+from chop.passes.analysis.add_common_metadata import record_formats
+from chop.passes.base import graph_pass
+
+CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
+NORMS = ("batch_norm1d", "batch_norm2d", "batch_norm3d", "batch_norm")
+
+
+@dataclass(frozen=True)
+class FusionConfig:
+    """Settings of `conv_bn_fusion_transform_pass`.
+
+    Attributes:
+        frac_width: what becomes of the fraction of quantised integer weights and biases, whose
+            range changes: `"keep"`, or a rule of `Integer.frac_width` to derive it anew.
+    """
+
+    frac_width: Literal["keep", "minmax", "mse", "percentile"] = "keep"
+
+
+@graph_pass(config=FusionConfig)
+def conv_bn_fusion_transform_pass(mg: MaseGraph, config: FusionConfig) -> dict[str, Any]:
+    """Folds every batch norm that alone reads a convolution into it, and removes the norm.
+
+    W' = W gamma / sqrt(var + eps) and b' = (b - mean) gamma / sqrt(var + eps) + beta, per output
+    channel, with the running statistics; training afterwards does not update these any more.
+    A convolution keeps its mask and its formats and takes over the norm's `data_out` format; what
+    was rounded between the two no longer is. A bias that the norm brings has the norm's format.
+
+    Returns: `{"fused": [path of each norm], "skipped": {name of a norm's node: reason}}`.
+
+    Source: Jacob et al. 2018, arXiv:1712.05877, section 3.2.
+    """
+    fused: list[str] = []
+    skipped: dict[str, str] = {}
+    for node in [node for node in mg.nodes if mg.operator(node).name in NORMS]:
+        reason = _obstacle(mg, node)
+        if reason is not None:
+            skipped[node.name] = reason
+            continue
+        fused.append(str(node.target))
+        _fuse(mg, node, config)
+    return {"fused": fused, "skipped": skipped}
+
+
+def _obstacle(mg: MaseGraph, node: fx.Node) -> str | None:
+    """Why a norm cannot be folded; None if it can."""
+    norm = mg.module_of(node)
+    if not isinstance(norm, _BatchNorm):
+        return "it is a function call, not a module"
+    if norm.running_mean is None or norm.running_var is None:
+        return "it has no running statistics"
+    if len(node.all_input_nodes) != 1:
+        return "it has several inputs"
+    before = node.all_input_nodes[0]
+    convolution = mg.module_of(before)
+    if convolution is None or mg.operator(before).name not in CONVOLUTIONS:
+        return "what it reads is no convolution module"
+    if len(before.users) > 1:
+        return "the convolution has other readers"
+    paths = _used_paths(mg)
+    if paths[str(node.target)] > 1 or paths[str(before.target)] > 1:
+        return "the norm or the convolution is used in several places"
+    if _is_tied(mg, convolution):
+        return "the convolution shares its parameters with another module"
+    if isinstance(norm, QuantizedOperator) and not isinstance(convolution, QuantizedOperator):
+        return "the norm is quantised and the convolution is not"
+    return None
+
+
+def _used_paths(mg: MaseGraph) -> Counter[str]:
+    """How many nodes name each module or one of its attributes."""
+    paths: Counter[str] = Counter()
+    for node in mg.nodes:
+        if node.op == "call_module":
+            paths[str(node.target)] += 1
+        elif node.op == "get_attr":
+            paths[str(node.target).rpartition(".")[0]] += 1
+    return paths
+
+
+def _is_tied(mg: MaseGraph, module: nn.Module) -> bool:
+    mine = {id(parameter) for parameter in module.parameters(recurse=False)}
+    return any(
+        id(parameter) in mine
+        for other in mg.model.modules()
+        if other is not module
+        for parameter in other.parameters(recurse=False)
+    )
+
+
+def _fuse(mg: MaseGraph, node: fx.Node, config: FusionConfig) -> None:
+    before, norm = node.all_input_nodes[0], mg.module_of(node)
+    convolution = mg.module_of(before)
+    assert isinstance(norm, _BatchNorm) and isinstance(convolution, _ConvNd)
+    _fold(convolution, norm)
+    mg.erase(node)
+    mg.model.delete_submodule(str(node.target))
+    mg.model.always_eval = tuple(path for path in mg.model.always_eval if path != node.target)
+    if isinstance(convolution, QuantizedOperator):
+        mg.replace(before, convolution.with_spec(_merged(convolution.spec, norm, config)))
+    _update_metadata(mg, before)
+
+
+def _fold(convolution: _ConvNd, norm: _BatchNorm) -> None:
+    weight, bias = convolution.weight, convolution.bias
+    new_weight, new_bias = folded(
+        weight.detach().double(),
+        None if bias is None else bias.detach().double(),
+        norm,
+        convolution.transposed,
+        convolution.groups,
+    )
+    trains = weight.requires_grad
+    convolution.weight = nn.Parameter(new_weight.to(weight), requires_grad=trains)
+    convolution.bias = nn.Parameter(new_bias.to(weight), requires_grad=trains)
+
+
+def folded(
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: _BatchNorm,
+    transposed: bool,
+    groups: int,
+) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the convolution that computes `norm(convolution(x))`.
+
+    Args:
+        weight: (out, in / groups, *kernel), or (in, out / groups, *kernel) when `transposed`.
+        bias: (out,) or None.
+        norm: the norm, with running statistics.
+        transposed: True for transposed convolutions.
+        groups: the convolution's groups.
+    Returns: tensors of the same shapes, the bias (out,).
+    """
+    mean, variance = norm.running_mean.to(weight), norm.running_var.to(weight)  # type: ignore[union-attr]
+    scale = (variance + norm.eps).rsqrt()
+    if norm.weight is not None:
+        scale = scale * norm.weight.detach().to(weight)
+    new_bias = ((0 if bias is None else bias) - mean) * scale
+    if norm.bias is not None:
+        new_bias = new_bias + norm.bias.detach().to(weight)
+    if not transposed:
+        return (weight.flatten(1) * scale[:, None]).view_as(weight), new_bias
+    # Output channels of a transposed convolution are the second axis, counted within each group.
+    by_group = weight.view(groups, -1, *weight.shape[1:]).flatten(3)
+    return (by_group * scale.view(groups, 1, -1, 1)).view_as(weight), new_bias
+
+
+def _merged(spec: QuantSpec, norm: nn.Module, config: FusionConfig) -> QuantSpec:
+    """The formats of the fused convolution."""
+    after = norm.spec if isinstance(norm, QuantizedOperator) else QuantSpec()
+    bias = after.bias if spec.bias.is_identity else spec.bias
+    spec = dataclasses.replace(spec, bias=bias, data_out=after.data_out)
+    if config.frac_width == "keep":
+        return spec
+    return dataclasses.replace(
+        spec,
+        weight=_waiting(spec.weight, config.frac_width),
+        bias=_waiting(spec.bias, config.frac_width),
+    )
+
+
+def _waiting(number_format: NumberFormat, rule: Any) -> NumberFormat:
+    """An integer format that derives its fraction again; others as they are."""
+    if isinstance(number_format, Integer):
+        return dataclasses.replace(number_format, frac_width=rule)
+    return number_format
+
+
+def _update_metadata(mg: MaseGraph, node: fx.Node) -> None:
+    if "mase" not in node.meta or not node.meta["mase"].common.mase_op:
+        return
+    convolution: Any = mg.module_of(node)
+    node.meta["mase"].common.args["bias"] = TensorInfo.of(convolution.bias)
+    if isinstance(convolution, QuantizedOperator):
+        record_formats(node, convolution)

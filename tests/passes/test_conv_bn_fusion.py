@@ -1,0 +1,177 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from chop import MaseGraph, passes
+from chop.formats import Integer, QuantSpec
+from chop.models.builtin import BUILTIN_MODELS
+from chop.nn.quantized import QuantConv2d
+
+from .conftest import with_metadata
+
+
+def shaken(model):
+    """Norms as training leaves them, so that folding has something to do."""
+    generator = torch.Generator().manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            if module.affine:
+                module.weight.data.uniform_(-1.5, 1.5, generator=generator)
+                module.bias.data.normal_(generator=generator)
+            if module.track_running_stats:
+                module.running_mean.normal_(generator=generator)
+                module.running_var.uniform_(0.2, 3, generator=generator)
+    return model.eval()
+
+
+def resnet():
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    config = ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[2, 1], num_channels=3, num_labels=4
+    )
+    return ResNetForImageClassification(config)
+
+
+@pytest.mark.parametrize(
+    "build, shape, norms",
+    [
+        (lambda: BUILTIN_MODELS["cnn"].build(10), (5, 1, 8, 8), 2),
+        (resnet, (5, 3, 32, 32), 11),
+    ],
+)
+def test_a_whole_model_gives_the_same_answers_without_norms(build, shape, norms):
+    model = shaken(build())
+    mg = with_metadata(MaseGraph(model))
+    x = torch.randn(shape)
+    expected = mg.model(pixel_values=x).logits
+    fused, info = passes.conv_bn_fusion_transform_pass(mg, {})
+    assert len(info["fused"]) == norms
+    assert info["skipped"] == {}
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in fused.model.modules())
+    assert sum("norm" in node.name for node in fused.nodes) == 0
+    torch.testing.assert_close(fused.model(pixel_values=x).logits, expected, atol=1e-5, rtol=1e-5)
+    # the graph that came in still has its norms
+    assert torch.equal(mg.model(pixel_values=x).logits, expected)
+    assert any(isinstance(m, nn.BatchNorm2d) for m in mg.model.modules())
+
+
+CASES = {
+    "conv1d": (nn.Conv1d(4, 6, 3, groups=2, bias=False), nn.BatchNorm1d(6), (3, 4, 9)),
+    "conv2d": (nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6, eps=1e-2), (3, 4, 7, 5)),
+    "conv3d": (nn.Conv3d(2, 3, 2), nn.BatchNorm3d(3), (3, 2, 4, 4, 5)),
+    "transposed1d": (nn.ConvTranspose1d(4, 6, 3), nn.BatchNorm1d(6, affine=False), (3, 4, 9)),
+    "transposed2d": (nn.ConvTranspose2d(4, 6, 3, groups=2), nn.BatchNorm2d(6), (3, 4, 7, 5)),
+    "reflected": (
+        nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"),
+        nn.BatchNorm2d(6),
+        (3, 4, 7, 5),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_kind_of_convolution_folds(case):
+    convolution, norm, shape = CASES[case]
+    model = shaken(nn.Sequential(copy.deepcopy(convolution), copy.deepcopy(norm), nn.ReLU()))
+    x = torch.randn(shape)
+    expected = model(x)
+    mg, info = passes.conv_bn_fusion_transform_pass(MaseGraph(model, dummy_in={"input": x}), {})
+    assert info == {"fused": ["1"], "skipped": {}}
+    assert list(mg.model.state_dict()) == ["0.weight", "0.bias"]
+    torch.testing.assert_close(mg.model(x), expected, atol=1e-5, rtol=1e-5)
+
+
+class Obstacles(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.read_twice = nn.Conv2d(3, 3, 1)
+        self.after_read_twice = nn.BatchNorm2d(3)
+        self.conv = nn.Conv2d(3, 3, 1)
+        self.shared_norm = nn.BatchNorm2d(3)
+        self.relu = nn.ReLU()
+        self.no_statistics = nn.BatchNorm2d(3, track_running_stats=False)
+
+    def forward(self, x):
+        y = self.read_twice(x)
+        y = self.after_read_twice(y) + y
+        y = self.shared_norm(self.conv(self.shared_norm(y)))
+        return self.no_statistics(self.conv(self.relu(y)))
+
+
+def test_what_cannot_be_folded_is_left_and_named():
+    x = torch.randn(4, 3, 5, 5)
+    mg = MaseGraph(shaken(Obstacles()), dummy_in={"x": x})
+    fused, info = passes.conv_bn_fusion_transform_pass(mg)
+    assert info["fused"] == []
+    reasons = list(info["skipped"].values())
+    assert reasons[0] == "the convolution has other readers"
+    assert reasons[1] == "what it reads is no convolution module"
+    assert reasons[2] == "the norm or the convolution is used in several places"
+    assert reasons[3] == "it has no running statistics"
+    assert torch.equal(fused.model(x), mg.model(x))
+
+
+def test_tied_weights_are_left_alone():
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1))
+    model[2].weight = model[0].weight
+    mg = MaseGraph(shaken(model), dummy_in={"input": torch.randn(2, 3, 4, 4)})
+    _, info = passes.conv_bn_fusion_transform_pass(mg)
+    assert info["skipped"] == {"_1": "the convolution shares its parameters with another module"}
+
+
+def quantised(config):
+    model = shaken(nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)))
+    mg = with_metadata(MaseGraph(model, dummy_in={"input": torch.randn(2, 3, 6, 6)}))
+    return passes.quantize_transform_pass(mg, {"by": "type", **config})[0], model
+
+
+def test_a_quantised_convolution_keeps_its_formats_or_derives_them_anew():
+    spec = QuantSpec(Integer(16, 10), Integer(16, 12), Integer(16, 9), Integer(16, 8))
+    norm = QuantSpec(bias=Integer(16, 11), data_out=Integer(20, 12))
+    mg, model = quantised({"conv2d": {"config": spec}, "batch_norm2d": {"config": norm}})
+    x = torch.randn(2, 3, 6, 6)
+    kept, _ = passes.conv_bn_fusion_transform_pass(mg, {})
+    spec = kept.modules["0"].spec
+    assert (spec.weight, spec.data_out) == (Integer(16, 12), Integer(20, 12))
+    assert spec.bias == Integer(16, 11)
+    torch.testing.assert_close(kept.model(x), model(x), atol=2e-2, rtol=0)
+    bias = kept.nodes[1].meta["mase"].common.args["bias"]
+    assert (bias.shape, bias.precision) == ((4,), (16, 11))
+    anew, _ = passes.conv_bn_fusion_transform_pass(mg, {"frac_width": "minmax"})
+    weight = anew.modules["0"].weight
+    assert anew.modules["0"].spec.weight == Integer(16, "minmax").fitted(weight)
+    assert anew.modules["0"].spec.data_in == Integer(16, 10)
+
+
+def test_a_quantised_norm_after_a_float_convolution_is_left_alone():
+    mg, _ = quantised({"batch_norm2d": {"config": QuantSpec(Integer(8, 4))}})
+    _, info = passes.conv_bn_fusion_transform_pass(mg, {})
+    assert list(info["skipped"].values()) == ["the norm is quantised and the convolution is not"]
+
+
+def test_a_mask_survives():
+    model = shaken(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
+    mask = torch.rand(4, 3, 3, 3) > 0.5
+    x = torch.randn(2, 3, 6, 6)
+    mg = MaseGraph(model, dummy_in={"input": x})
+    pruned = QuantConv2d.from_float(mg.modules["0"], QuantSpec())
+    pruned.register_buffer("weight_mask", mask)
+    mg.replace(mg.node("_0"), pruned)
+    fused, info = passes.conv_bn_fusion_transform_pass(mg, {})
+    assert info["fused"] == ["1"]
+    assert torch.equal(fused.modules["0"].weight_mask, mask)
+    torch.testing.assert_close(fused.model(x), mg.model(x), atol=1e-5, rtol=1e-5)
+
+
+def test_the_fused_model_trains_and_survives_export(tmp_path):
+    mg, _ = passes.conv_bn_fusion_transform_pass(MaseGraph(shaken(BUILTIN_MODELS["cnn"].build(10))))
+    x = torch.randn(4, 1, 8, 8)
+    mg.model.train()
+    mg.model(pixel_values=x).logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in mg.model.parameters())
+    mg.export(tmp_path / "fused")
+    again = MaseGraph.from_checkpoint(tmp_path / "fused")
+    assert torch.equal(again.model(pixel_values=x).logits, mg.model(pixel_values=x).logits)
