@@ -8,7 +8,7 @@ from chop.not_built import (
     emit_verilog_top_transform_pass,
     resharding_transform_pass,
 )
-from chop.passes import graph
+from chop.passes import graph, module
 from chop.passes.analysis.add_common_metadata import add_common_metadata_analysis_pass
 from chop.passes.analysis.add_hardware_metadata import add_hardware_metadata_analysis_pass
 from chop.passes.analysis.add_software_metadata import add_software_metadata_analysis_pass
@@ -22,7 +22,13 @@ from chop.passes.analysis.summarize_quantization import summarize_quantization_a
 from chop.passes.analysis.verify_common_metadata import verify_common_metadata_analysis_pass
 from chop.passes.base import PASSES, graph_pass
 from chop.passes.interface.load_graph import load_mase_graph_interface_pass
+from chop.passes.interface.load_lora_adapter import load_lora_adapter_interface_pass
 from chop.passes.interface.save_graph import save_mase_graph_interface_pass
+from chop.passes.interface.save_lora_adapter import save_lora_adapter_interface_pass
 from chop.passes.transforms.calibrate import calibrate_transform_pass
 from chop.passes.transforms.conv_bn_fusion import conv_bn_fusion_transform_pass
+from chop.passes.transforms.fuse_lora_weights import fuse_lora_weights_transform_pass
+from chop.passes.transforms.insert_lora_adapter import insert_lora_adapter_transform_pass
+from chop.passes.transforms.prune import prune_transform_pass
+from chop.passes.transforms.prune_detach_hook import prune_detach_hook_transform_pass
 from chop.passes.transforms.quantize import quantize_transform_pass

@@ -1,0 +1,14 @@
+"""What is left out of a model: scores, granularities, masks and activation pruners."""
+
+from chop.nn.sparsity.activation import PruneActivation
+from chop.nn.sparsity.granularity import Granularity, Scored, input_axis, lowest_weights
+from chop.nn.sparsity.mask import (
+    hidden_of,
+    make_permanent,
+    note_of,
+    put_mask,
+    sparsity_of,
+    take_mask,
+)
+from chop.nn.sparsity.scores import SCORES, Evidence, Score
+from chop.nn.sparsity.selection import lowest

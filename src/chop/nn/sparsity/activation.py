@@ -1,0 +1,59 @@
+"""Keeps a share of what flows into an operator and sets the rest to zero."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import torch
+from torch import Tensor, nn
+
+from chop.errors import ConfigError, did_you_mean
+
+METHODS = ("l1-norm", "random")
+FINEST_SHARE = 10**6
+
+
+class PruneActivation(nn.Module):
+    """Sets the lowest share of its input to zero; gradients flow through what is kept only.
+
+    Args:
+        sparsity: the share that is set to zero, 0 to below 1, of every tensor that comes in.
+        method: `l1-norm` keeps the largest magnitudes; `random` keeps positions that depend on
+            `seed` and the number of elements alone, so that equal calls give equal results.
+        seed: of `random`.
+
+    Raises:
+        ConfigError: `sparsity` is out of range, or the method unknown.
+    """
+
+    def __init__(self, sparsity: float, method: str = "l1-norm", seed: int = 0) -> None:
+        super().__init__()
+        if not 0 <= sparsity < 1:
+            raise ConfigError(f"sparsity: expected 0 to below 1, got {sparsity}.")
+        if method not in METHODS:
+            raise ConfigError(f"method '{method}': {did_you_mean(method, METHODS)}")
+        self.sparsity, self.method, self.seed = sparsity, method, seed
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Any shape and floating dtype; the same comes out."""
+        flat = input.reshape(-1)
+        scores = flat.abs() if self.method == "l1-norm" else self._draw(flat)
+        kept = torch.ones_like(flat, dtype=torch.bool)
+        lowest = scores.argsort(stable=True)[: self._count(flat.shape[0])]
+        return torch.where(kept.index_fill(0, lowest, False), flat, 0).view(input.shape)
+
+    def _count(self, size: int) -> int:
+        """sparsity * size to the nearest integer, also where the size is a symbol."""
+        share = Fraction(self.sparsity).limit_denominator(FINEST_SHARE)
+        return (2 * size * share.numerator + share.denominator) // (2 * share.denominator)
+
+    def _draw(self, flat: Tensor) -> Tensor:
+        """Integers that look random: a hash of position and seed, which every compiler takes."""
+        x = torch.arange(flat.shape[0], device=flat.device) + self.seed * 0x9E3779B1 % 2**32
+        for _ in range(2):
+            x = ((x >> 16) ^ x) * 0x45D9F3B & 0xFFFFFFFF
+        return (x >> 16) ^ x
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return f"sparsity={self.sparsity:g}, method={self.method}"

@@ -1,0 +1,110 @@
+"""How much a weight matters: one small function per score; the lowest are pruned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Need = Literal["gradients", "inputs"]
+
+
+@dataclass
+class Evidence:
+    """What data say about one weight tensor, and chance.
+
+    Attributes:
+        generator: what `random` draws from, on the CPU.
+        saliency: sum over batches of weight * dLoss/dweight, of the weight's shape.
+        input_norms: Euclidean norm of the input that each weight multiplies, over all rows of all
+            batches; broadcasts to the weight's shape.
+    """
+
+    generator: torch.Generator
+    saliency: Tensor | None = None
+    input_norms: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """A way to rank weights.
+
+    Attributes:
+        of: weight and evidence -> a score per weight, of the weight's shape; the lowest go first.
+        needs: what has to be seen of the data, or None.
+        power: a group of weights (a channel, a head) scores the sum of its weights' scores to
+            this power.
+        within_rows: with scope `local`, each output's weights are compared with each other only.
+    """
+
+    of: Callable[[Tensor, Evidence], Tensor]
+    needs: Need | None = None
+    power: int = 1
+    within_rows: bool = False
+
+
+SCORES: dict[str, Score] = {}
+"""Every score by the name that configs use."""
+
+Function = Callable[[Tensor, Evidence], Tensor]
+
+
+def score(
+    name: str, needs: Need | None = None, power: int = 1, within_rows: bool = False
+) -> Callable[[Function], Function]:
+    """Enters a function into `SCORES`; see `Score`."""
+
+    def enter(function: Function) -> Function:
+        SCORES[name] = Score(function, needs, power, within_rows)
+        return function
+
+    return enter
+
+
+@score("l1-norm")
+@score("l2-norm", power=2)
+def magnitude(weight: Tensor, evidence: Evidence) -> Tensor:
+    """|w|: of single weights both norms are the magnitude.
+
+    Source: Han et al. 2015, arXiv:1506.02626, section 3.
+    """
+    return weight.abs()
+
+
+@score("random")
+def random(weight: Tensor, evidence: Evidence) -> Tensor:
+    """Uniform in [0, 1); the same on every device."""
+    return torch.rand(weight.shape, generator=evidence.generator).to(weight.device)
+
+
+@score("movement", needs="gradients")
+def movement(weight: Tensor, evidence: Evidence) -> Tensor:
+    """-sum of w dL/dw: how far training moves a weight away from zero.
+
+    Source: Sanh et al. 2020, arXiv:2005.07683, equation 3.
+    """
+    assert evidence.saliency is not None
+    return -evidence.saliency
+
+
+@score("snip", needs="gradients")
+def snip(weight: Tensor, evidence: Evidence) -> Tensor:
+    """|w dL/dw|: what the loss loses with the weight, to first order.
+
+    Source: Lee et al. 2019, arXiv:1810.02340, equation 5, before it is normalised.
+    """
+    assert evidence.saliency is not None
+    return evidence.saliency.abs()
+
+
+@score("wanda", needs="inputs", within_rows=True)
+def wanda(weight: Tensor, evidence: Evidence) -> Tensor:
+    """|w_ij| ||x_j||.
+
+    Source: Sun et al. 2023, arXiv:2306.11695, equation 1.
+    """
+    assert evidence.input_norms is not None
+    return weight.abs() * evidence.input_norms

@@ -1,0 +1,162 @@
+"""The layers of a graph whose weights or inputs can be pruned, and how settings choose them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import fx, nn
+
+from chop.errors import ConfigError, did_you_mean
+from chop.formats import QuantSpec
+from chop.ir.graph import MaseGraph
+from chop.nn.quantized import QuantizedOperator
+
+OPERATORS = ("linear", "conv1d", "conv2d", "conv_transpose2d")
+"""What is pruned unless settings say otherwise; embedding tables only when they are named."""
+TABLES = ("embedding",)
+
+Sparsity = float | Mapping[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A module with a weight, and the nodes that call it.
+
+    Attributes:
+        path: its dotted path, the first if it has several.
+        operator: name of its row of the operator table.
+        module: the module.
+        nodes: the nodes that call it, in order.
+    """
+
+    path: str
+    operator: str
+    module: nn.Module
+    nodes: tuple[fx.Node, ...]
+
+    def answers_to(self, selector: str) -> bool:
+        """True when an operator name, a path, a node name or a pattern of these means it."""
+        names = (self.operator, self.path, *(node.name for node in self.nodes))
+        return selector in names or any(re.fullmatch(selector, name) for name in names)
+
+
+def prunable_layers(mg: MaseGraph) -> list[Layer]:
+    """Every layer that can be pruned, in the order of the graph; embedding tables too."""
+    calls: dict[int, list[fx.Node]] = {}
+    for node in mg.nodes:
+        module = mg.module_of(node)
+        row = mg.operator(node)
+        if module is not None and row.name in (*OPERATORS, *TABLES) and row.quantized is not None:
+            calls.setdefault(id(module), []).append(node)
+    return [
+        Layer(
+            str(nodes[0].target),
+            mg.operator(nodes[0]).name,
+            mg.model.get_submodule(str(nodes[0].target)),
+            tuple(nodes),
+        )
+        for nodes in calls.values()
+    ]
+
+
+def choose(
+    layers: Sequence[Layer],
+    sparsity: Sparsity,
+    include: Iterable[str] | None = None,
+    exclude: Iterable[str] = (),
+    where: str = "prune_transform_pass",
+) -> dict[Layer, float]:
+    """The layers to prune, each with its sparsity.
+
+    Args:
+        layers: those there are.
+        sparsity: one number, or numbers by selector; where several selectors mean a layer, one
+            that names it exactly comes first. Layers that none means are left alone.
+        include: selectors; default, `OPERATORS`, and with several sparsities whatever they name.
+        exclude: selectors.
+        where: for messages.
+
+    Raises:
+        ConfigError: a selector means no layer.
+    """
+    by_layer = isinstance(sparsity, Mapping)
+    wanted = list(include if include is not None else ([] if by_layer else OPERATORS))
+    unwanted = list(exclude)
+    shares = dict(sparsity) if isinstance(sparsity, Mapping) else {}
+    for selector in [*(wanted if include is not None else []), *unwanted, *shares]:
+        _check(selector, layers, where)
+    chosen: dict[Layer, float] = {}
+    for layer in layers:
+        taken = not wanted or any(map(layer.answers_to, wanted))
+        if taken and not any(map(layer.answers_to, unwanted)):
+            share = _share(layer, shares) if isinstance(sparsity, Mapping) else sparsity
+            if share is not None:
+                chosen[layer] = share
+    if not chosen:
+        raise ConfigError(f"{where}: the settings choose no layer of this graph.")
+    return chosen
+
+
+def _share(layer: Layer, shares: Mapping[str, float]) -> float | None:
+    names = (layer.path, *(node.name for node in layer.nodes), layer.operator)
+    exact = [shares[name] for name in names if name in shares]
+    matching = [share for selector, share in shares.items() if layer.answers_to(selector)]
+    return next(iter([*exact, *matching]), None)
+
+
+def _check(selector: str, layers: Sequence[Layer], where: str) -> None:
+    try:
+        found = any(layer.answers_to(selector) for layer in layers)
+    except re.error as error:
+        raise ConfigError(f"{where}: '{selector}' is no regular expression: {error}.") from None
+    if not found:
+        known = {name for layer in layers for name in (layer.path, layer.operator)}
+        raise ConfigError(
+            f"{where}: no layer that can be pruned matches '{selector}': "
+            f"{did_you_mean(selector, known)}"
+        )
+
+
+def as_carrier(mg: MaseGraph, layer: Layer) -> QuantizedOperator:
+    """The layer's module as an operator that can carry a mask; it replaces the layer's own."""
+    if isinstance(layer.module, QuantizedOperator):
+        return layer.module
+    row = mg.operator(layer.nodes[0])
+    assert row.quantized is not None
+    carrier = row.quantized.from_float(layer.module, QuantSpec())
+    for node in layer.nodes:
+        mg.replace(node, carrier)
+    return carrier
+
+
+def with_sharers(mg: MaseGraph, layer: Layer, layers: Sequence[Layer]) -> list[Layer]:
+    """The layer and those that have the same weight: one mask must serve them all.
+
+    Raises:
+        ConfigError: something that cannot carry a mask uses the weight too.
+    """
+    weight = layer.module.weight
+    sharing = [other for other in layers if other.module.weight is weight]
+    masked = {id(other.module) for other in sharing}
+    for path, module in mg.model.named_modules():
+        uses = any(parameter is weight for parameter in module._parameters.values())
+        if uses and id(module) not in masked:
+            raise _shared(layer, f"the {type(module).__name__} '{path}'")
+    for node in mg.nodes:
+        if node.op == "get_attr" and _fetched(mg, str(node.target)) is weight:
+            raise _shared(layer, f"node '{node.name}'")
+    return sharing
+
+
+def _fetched(mg: MaseGraph, target: str) -> object:
+    path, _, name = target.rpartition(".")
+    return getattr(mg.model.get_submodule(path), name, None)
+
+
+def _shared(layer: Layer, user: str) -> ConfigError:
+    return ConfigError(
+        f"prune_transform_pass: '{layer.path}' shares its weight with {user}, which cannot carry "
+        f"a mask; exclude '{layer.path}'."
+    )

@@ -1,0 +1,216 @@
+"""Prunes weights by score, scope and granularity, and activations by share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx
+
+from chop.ir.graph import MaseGraph
+from chop.ir.metadata import MaseMetadata
+from chop.nn.quantized import QuantizedOperator
+from chop.nn.sparsity import (
+    SCORES,
+    Evidence,
+    Granularity,
+    PruneActivation,
+    Scored,
+    hidden_of,
+    input_axis,
+    lowest_weights,
+    put_mask,
+    sparsity_of,
+    take_mask,
+)
+from chop.passes.base import graph_pass
+from chop.passes.transforms.prunable import (
+    OPERATORS,
+    Layer,
+    as_carrier,
+    choose,
+    prunable_layers,
+    with_sharers,
+)
+from chop.passes.transforms.prune_settings import ActivationPruning, PruneConfig, WeightPruning
+from chop.passes.transforms.pruning_evidence import gather
+
+
+@graph_pass(config=PruneConfig)
+def prune_transform_pass(mg: MaseGraph, config: PruneConfig) -> dict[str, Any]:
+    """Hides the weights with the lowest scores, and prunes what flows into operators.
+
+    The stored weights stay dense; a boolean buffer `weight_mask` of each pruned layer says which
+    of them count. Exactly round(sparsity * number) of a layer's weights are hidden, with scope
+    `global` of all weights together. Pruning again chooses from all stored weights anew. Layers
+    that share a weight share the mask.
+
+    Returns: `{"sparsity": share of the chosen layers' weights that is hidden, "hidden": their
+        number, "weights": how many there are, "layers": sparsity by module path, "skipped": reason
+        by module path, "activations": number of operators whose input is pruned}`.
+
+    Example config::
+
+        {"weight": {"sparsity": 0.5, "method": "l1-norm", "scope": "global"}}
+    """
+    info: dict[str, Any] = {"sparsity": 0.0, "hidden": 0, "weights": 0, "layers": {}, "skipped": {}}
+    if config.weight is not None:
+        targets, info["skipped"] = take_targets(mg, config, config.weight)
+        evidence = gather(mg, targets, config.weight.method, config.weight.seed, config.batches)
+        hide_lowest(targets, config.weight, evidence)
+        info |= count_hidden(targets)
+    pruned = 0 if config.activation is None else _prune_inputs(mg, config, config.activation)
+    return {**info, "activations": pruned}
+
+
+# --- weights -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Target:
+    """A weight to prune.
+
+    Attributes:
+        path: its layer.
+        modules: the operators that use it; each carries the mask.
+        sparsity: the share to hide.
+    """
+
+    path: str
+    modules: tuple[QuantizedOperator, ...]
+    sparsity: float
+
+    @property
+    def weight(self) -> Tensor:
+        """The stored weight."""
+        weight = self.modules[0].weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+
+def take_targets(
+    mg: MaseGraph, config: PruneConfig, settings: WeightPruning
+) -> tuple[list[Target], dict[str, str]]:
+    """Makes the chosen layers of `mg` operators that can carry masks, and takes old masks off.
+
+    Returns: the weights to prune, each once, and the reason by path of layers left out.
+    """
+    layers = prunable_layers(mg)
+    chosen = choose(layers, settings.shares, config.include, config.exclude)
+    granularity = Granularity.parse(settings.granularity)
+    targets: list[Target] = []
+    skipped: dict[str, str] = {}
+    seen: set[int] = set()
+    for layer, share in chosen.items():
+        reason = granularity.obstacle(layer.module)
+        if reason is not None:
+            skipped[layer.path] = reason
+        elif id(layer.module.weight) not in seen:
+            seen.add(id(layer.module.weight))
+            sharing = with_sharers(mg, layer, layers)
+            targets.append(Target(layer.path, tuple(as_carrier(mg, s) for s in sharing), share))
+    for target in targets:
+        for module in target.modules:
+            take_mask(module)
+    return targets, skipped
+
+
+def hide_lowest(
+    targets: Sequence[Target], settings: WeightPruning, evidence: Mapping[str, Evidence]
+) -> None:
+    """Puts a mask on every target: the lowest scores are hidden.
+
+    Args:
+        targets: the weights.
+        settings: score, granularity and scope.
+        evidence: of each target, by path.
+    """
+    if not targets:
+        return
+    score = SCORES[settings.method]
+    scored = [
+        Scored(
+            score.of(target.weight.detach(), evidence[target.path]),
+            input_axis(target.modules[0]),
+            target.sparsity,
+        )
+        for target in targets
+    ]
+    marks = lowest_weights(scored, score, Granularity.parse(settings.granularity), settings.scope)
+    for target, hidden in zip(targets, marks, strict=True):
+        for module in target.modules:
+            put_mask(module, hidden, settings.note)
+
+
+def count_hidden(targets: Sequence[Target]) -> dict[str, Any]:
+    """What is hidden now: the entries of that kind that the pass returns."""
+    hidden = {target.path: hidden_of(target.modules[0]) for target in targets}
+    count = sum(int(mask.sum()) for mask in hidden.values() if mask is not None)
+    total = sum(target.weight.numel() for target in targets)
+    return {
+        "sparsity": count / max(total, 1),
+        "hidden": count,
+        "weights": total,
+        "layers": {target.path: sparsity_of(target.modules[0]) for target in targets},
+    }
+
+
+# --- activations ---------------------------------------------------------------------------------
+
+
+def _prune_inputs(mg: MaseGraph, config: PruneConfig, settings: ActivationPruning) -> int:
+    layers = [layer for layer in prunable_layers(mg) if layer.operator in OPERATORS]
+    chosen = choose(layers, settings.sparsity, config.include, config.exclude)
+    nodes = [(layer, node, share) for layer, share in chosen.items() for node in layer.nodes]
+    for number, (layer, node, share) in enumerate(nodes):
+        pruner = PruneActivation(share, settings.method, settings.seed + number)
+        _put_before(mg, layer, node, pruner)
+    return len(nodes)
+
+
+def _put_before(mg: MaseGraph, layer: Layer, node: fx.Node, pruner: PruneActivation) -> None:
+    """Prunes a node's first input; a pruner that is there already is replaced."""
+    source = node.all_input_nodes[0]
+    if isinstance(mg.module_of(source), PruneActivation):
+        pruner.train(layer.module.training)
+        mg.replace(source, pruner)
+        return
+    with mg.fx_graph.inserting_before(node):
+        call = mg.fx_graph.call_module(_add_beside(mg, node, pruner), (source,))
+    pruner.train(layer.module.training)
+    node.replace_input_with(source, call)
+    # The picture draws a node where its module lives, and shapes are those of the input.
+    for key in ("nn_module_stack", "source"):
+        if key in node.meta:
+            call.meta[key] = node.meta[key]
+    if "spec" in source.meta:
+        call.meta["spec"] = source.meta["spec"]
+    if "mase" in source.meta:
+        call.meta["mase"] = _described(mg, call, source)
+
+
+def _add_beside(mg: MaseGraph, node: fx.Node, pruner: PruneActivation) -> str:
+    """Adds the pruner to the module that holds the layer, under a name of its own."""
+    parent, _, name = str(node.target).rpartition(".")
+    owner = mg.model.get_submodule(parent)
+    name += "_pruner"
+    while hasattr(owner, name):
+        name += "_"
+    owner.add_module(name, pruner)
+    return f"{parent}.{name}" if parent else name
+
+
+def _described(mg: MaseGraph, call: fx.Node, source: fx.Node) -> MaseMetadata:
+    metadata = MaseMetadata()
+    results = source.meta["mase"].common.results
+    if results:
+        row = mg.operator(call)
+        metadata.common.mase_op, metadata.common.mase_type = row.name, row.mase_type
+        described = [copy.copy(info) for info in results.values()]
+        metadata.common.args = {f"data_in_{i}": info for i, info in enumerate(described)}
+        metadata.common.results = {
+            f"data_out_{i}": copy.copy(info) for i, info in enumerate(described)
+        }
+    return metadata

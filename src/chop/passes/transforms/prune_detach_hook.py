@@ -1,0 +1,61 @@
+"""Makes pruning permanent: zeros are written into the weights, masks and pruners go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from chop.ir.graph import MaseGraph
+from chop.nn.quantized import QuantizedOperator
+from chop.nn.sparsity import PruneActivation, make_permanent
+from chop.passes.base import NoConfig, graph_pass
+
+
+@graph_pass(config=NoConfig)
+def prune_detach_hook_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
+    """Writes zeros where weights are hidden, and takes masks and activation pruners away.
+
+    A module whose formats are all float becomes its plain `torch.nn` class again. What the model
+    computes stays the same where activations are not pruned; further training may move the zeros.
+
+    Returns: `{"masks": number of masks made permanent, "pruners": number of pruners removed}`.
+    """
+    masks = 0
+    for _, module in mg.model.named_modules():
+        if isinstance(module, QuantizedOperator) and module.is_pruned:
+            make_permanent(module)
+            masks += 1
+    pruners = 0
+    for node in mg.nodes:
+        if isinstance(mg.module_of(node), PruneActivation):
+            mg.erase(node)
+            parent, _, name = str(node.target).rpartition(".")
+            delattr(mg.model.get_submodule(parent), name)
+            pruners += 1
+    _make_plain(mg)
+    return {"masks": masks, "pruners": pruners}
+
+
+def _make_plain(mg: MaseGraph) -> None:
+    plain: dict[int, nn.Module] = {}
+    for node in mg.nodes:
+        module = mg.module_of(node)
+        if isinstance(module, QuantizedOperator) and _is_float_module(module):
+            mg.replace(node, plain.setdefault(id(module), _plain_twin(module)))
+
+
+def _is_float_module(module: QuantizedOperator) -> bool:
+    """True for a module of `torch.nn` in float formats; calls of functions stay as they are."""
+    return module.function is None and all(fmt.is_identity for _, fmt in module.spec.items())
+
+
+def _plain_twin(module: QuantizedOperator) -> nn.Module:
+    cls = next(
+        cls
+        for cls in type(module).__mro__
+        if issubclass(cls, nn.Module) and not issubclass(cls, QuantizedOperator)
+    )
+    twin = cls.__new__(cls)
+    twin.__dict__.update({name: x for name, x in module.__dict__.items() if name != "spec"})
+    return twin

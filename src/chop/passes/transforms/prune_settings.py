@@ -1,0 +1,126 @@
+"""Settings of the pruning pass and of pruning schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from chop.errors import ConfigError, did_you_mean
+from chop.nn.sparsity import SCORES, Granularity
+
+WHERE = "prune_transform_pass"
+
+
+@dataclass(frozen=True)
+class WeightPruning:
+    """Which weights go.
+
+    Attributes:
+        sparsity: the share to prune, 0 to below 1; or shares by operator, module path, node name
+            or pattern of these. Granularity n:m says it already.
+        method: a name of `chop.nn.sparsity.SCORES`: the lowest scores are pruned.
+        scope: `local` prunes the share of each layer, `global` that of all together.
+        granularity: `elementwise`; `column`, all weights of an input; `n:m`, such as `2:4`, keeps
+            n of every m neighbours along the input.
+        seed: of `random`.
+    """
+
+    sparsity: float | Mapping[str, float] | None = None
+    method: str = "l1-norm"
+    scope: Literal["local", "global"] = "local"
+    granularity: str = "elementwise"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        where = f"{WHERE}.weight"
+        if self.method not in SCORES:
+            raise ConfigError(
+                f"{where}.method: '{self.method}': {did_you_mean(self.method, SCORES)}"
+            )
+        pattern = Granularity.parse(self.granularity)
+        if self.sparsity is None and not pattern.group:
+            raise ConfigError(f"{where}: missing key 'sparsity'.")
+        _check_shares(self.sparsity, where)
+        if isinstance(self.sparsity, Mapping) and self.scope == "global":
+            raise ConfigError(
+                f"{where}: scope 'global' has one sparsity, got one by layer; choose scope 'local'."
+            )
+        if pattern.group and self.sparsity is not None and self.sparsity != pattern.sparsity:
+            raise ConfigError(
+                f"{where}: granularity {pattern.name} has sparsity {pattern.sparsity:g}, got "
+                f"{self.sparsity!r}; leave 'sparsity' out."
+            )
+
+    @property
+    def shares(self) -> float | Mapping[str, float]:
+        """The sparsity, also where the granularity says it."""
+        return (
+            Granularity.parse(self.granularity).sparsity if self.sparsity is None else self.sparsity
+        )
+
+    @property
+    def note(self) -> dict[str, str]:
+        """What a mask remembers of how it was chosen."""
+        return {"method": self.method, "scope": self.scope, "granularity": self.granularity}
+
+
+@dataclass(frozen=True)
+class ActivationPruning:
+    """Which share of an operator's input is set to zero; see `chop.nn.sparsity.PruneActivation`.
+
+    Attributes:
+        sparsity: as for weights.
+        method: `l1-norm` or `random`.
+        scope: `local`, the share of each tensor.
+        granularity: `elementwise`.
+        seed: of `random`; every layer draws differently.
+    """
+
+    sparsity: float | Mapping[str, float]
+    method: Literal["l1-norm", "random"] = "l1-norm"
+    scope: Literal["local"] = "local"
+    granularity: Literal["elementwise"] = "elementwise"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_shares(self.sparsity, f"{WHERE}.activation")
+
+
+@dataclass(frozen=True)
+class PruneConfig:
+    """Settings of `prune_transform_pass`.
+
+    Attributes:
+        weight: see `WeightPruning`.
+        activation: see `ActivationPruning`.
+        include: operators, module paths, node names or patterns of these; default, linear and
+            convolution layers.
+        exclude: the same, to be left out.
+        batches: inputs of the model by name, one mapping per batch, for methods that look at
+            data; for gradients they have `labels`.
+    """
+
+    weight: WeightPruning | None = None
+    activation: ActivationPruning | None = None
+    include: tuple[str, ...] | None = None
+    exclude: tuple[str, ...] = ()
+    batches: Iterable[Mapping[str, Any]] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.weight is None and self.activation is None:
+            raise ConfigError(f"{WHERE}: expected 'weight', 'activation' or both, got neither.")
+        needs = SCORES[self.weight.method].needs if self.weight else None
+        if self.weight and needs and self.batches is None:
+            raise ConfigError(
+                f"{WHERE}: method '{self.weight.method}' looks at {needs}: pass 'batches', "
+                "mappings of the model's inputs by name."
+            )
+
+
+def _check_shares(sparsity: float | Mapping[str, float] | None, where: str) -> None:
+    named = sparsity if isinstance(sparsity, Mapping) else {"": sparsity}
+    for key, share in named.items():
+        if share is not None and not 0 <= share < 1:
+            at = f"{where}.sparsity" + (f"['{key}']" if key else "")
+            raise ConfigError(f"{at}: expected 0 to below 1, got {share}.")

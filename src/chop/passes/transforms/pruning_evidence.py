@@ -1,0 +1,201 @@
+"""What data say about weights: gradients of the loss, and norms of what flows in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from chop.errors import ConfigError
+from chop.ir.capture.isolation import untouched
+from chop.ir.graph import MaseGraph
+from chop.nn.quantized import QuantizedOperator
+from chop.nn.sparsity import SCORES, Evidence, input_axis
+
+WHERE = "prune_transform_pass.batches"
+LABELS = "labels"
+
+
+class Weighted(Protocol):
+    """What is needed of a weight to prune."""
+
+    @property
+    def path(self) -> str:
+        """Its layer."""
+
+    @property
+    def modules(self) -> tuple[QuantizedOperator, ...]:
+        """The operators that use it."""
+
+    @property
+    def weight(self) -> Tensor:
+        """The stored weight."""
+
+
+def gather(
+    mg: MaseGraph,
+    targets: Sequence[Weighted],
+    method: str,
+    seed: int,
+    batches: Iterable[Mapping[str, Any]] | None,
+) -> dict[str, Evidence]:
+    """The evidence that a score needs, by path. The model runs in eval mode and is left as it was.
+
+    Raises:
+        ConfigError: there is no batch, or one without labels where a loss is needed.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    evidence = {target.path: Evidence(generator) for target in targets}
+    needs = SCORES[method].needs
+    if needs is None:
+        return evidence
+    with untouched(mg.model):
+        mg.model.eval()
+        if needs == "gradients":
+            _gather_saliency(mg, targets, evidence, batches or ())
+        else:
+            _gather_input_norms(mg, targets, evidence, batches or ())
+    return evidence
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+
+def _gather_saliency(
+    mg: MaseGraph,
+    targets: Sequence[Weighted],
+    evidence: Mapping[str, Evidence],
+    batches: Iterable[Mapping[str, Any]],
+) -> None:
+    weights = [target.weight for target in targets]
+    with _requiring_gradients(weights):
+        for batch in _on_device(mg, batches):
+            loss = _loss(_call(mg, batch), batch)
+            gradients = torch.autograd.grad(loss, weights, allow_unused=True)
+            for target, gradient in zip(targets, gradients, strict=True):
+                add_saliency(evidence[target.path], target.weight, gradient)
+
+
+def add_saliency(evidence: Evidence, weight: Tensor, gradient: Tensor | None) -> None:
+    """Adds weight * gradient of one batch; a weight without a gradient adds nothing."""
+    weight = weight.detach()
+    added = torch.zeros_like(weight) if gradient is None else weight * gradient
+    evidence.saliency = added if evidence.saliency is None else evidence.saliency + added
+
+
+@contextmanager
+def _requiring_gradients(weights: Sequence[Tensor]) -> Iterator[None]:
+    frozen = [weight for weight in weights if not weight.requires_grad]
+    for weight in frozen:
+        weight.requires_grad_(True)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        for weight in frozen:
+            weight.requires_grad_(False)
+
+
+def _loss(output: Any, batch: Mapping[str, Any]) -> Tensor:
+    """The graph's own loss, or the mean cross entropy of its logits with the batch's labels."""
+    named = output if isinstance(output, Mapping) else vars(output) if _has_logits(output) else {}
+    if named.get("loss") is not None:
+        return named["loss"]
+    logits = named.get("logits", output)
+    if LABELS not in batch or not isinstance(logits, Tensor):
+        raise ConfigError(
+            f"{WHERE}: the method needs a loss: give batches 'labels' and the model an output "
+            f"that is, or has, logits; got {', '.join(batch)} and {type(output).__name__}."
+        )
+    return F.cross_entropy(logits, batch[LABELS])
+
+
+def _has_logits(output: Any) -> bool:
+    return hasattr(output, "logits") and not isinstance(output, Tensor)
+
+
+# --- inputs --------------------------------------------------------------------------------------
+
+
+def _gather_input_norms(
+    mg: MaseGraph,
+    targets: Sequence[Weighted],
+    evidence: Mapping[str, Evidence],
+    batches: Iterable[Mapping[str, Any]],
+) -> None:
+    squares: dict[str, Tensor] = {}
+    hooks = []
+    for target in targets:
+        for module in target.modules:
+            if isinstance(module, nn.Embedding):
+                raise ConfigError(
+                    f"prune_transform_pass: '{target.path}' looks rows up, it has no inputs to "
+                    "weigh; exclude it or choose another method."
+                )
+            hooks.append(module.register_forward_pre_hook(_adding(squares, target.path)))
+    try:
+        with torch.no_grad():
+            for batch in _on_device(mg, batches):
+                _call(mg, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for target in targets:
+        module = target.modules[0]
+        seen = squares.get(target.path)
+        norms = torch.zeros(_inputs(module)) if seen is None else seen.sqrt()
+        evidence[target.path].input_norms = _broadcast(norms.to(target.weight.device), module)
+
+
+def _adding(squares: dict[str, Tensor], path: str) -> Any:
+    def add(module: nn.Module, args: tuple[Any, ...]) -> None:
+        x = args[0].float()
+        axis = -1 if isinstance(module, nn.Linear) else x.dim() - 1 - len(module.kernel_size)  # type: ignore[arg-type]
+        total = x.movedim(axis, 0).flatten(1).square().sum(1)
+        squares[path] = squares[path] + total if path in squares else total
+
+    return add
+
+
+def _inputs(module: nn.Module) -> int:
+    return int(module.in_features if isinstance(module, nn.Linear) else module.in_channels)  # type: ignore[arg-type]
+
+
+def _broadcast(norms: Tensor, module: nn.Module) -> Tensor:
+    """One norm per input -> a shape that broadcasts to the weight's, groups of channels too."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    shape = [1] * weight.dim()
+    axis = input_axis(module)
+    shape[axis] = -1
+    if axis == 0 or len(norms) == weight.shape[1]:
+        return norms.view(shape)
+    outputs = weight.shape[0] // (len(norms) // weight.shape[1])
+    by_group = norms.view(-1, weight.shape[1]).repeat_interleave(outputs, 0)
+    return by_group.view(*by_group.shape, *shape[2:])
+
+
+# --- running -------------------------------------------------------------------------------------
+
+
+def _on_device(mg: MaseGraph, batches: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    device = next((parameter.device for parameter in mg.model.parameters()), None)
+    count = 0
+    for batch in batches:
+        if not isinstance(batch, Mapping):
+            raise ConfigError(
+                f"{WHERE}: expected mappings of inputs by name, got {type(batch).__name__}."
+            )
+        count += 1
+        yield {k: x.to(device) if isinstance(x, Tensor) else x for k, x in batch.items()}
+    if count == 0:
+        raise ConfigError(f"{WHERE}: expected at least one batch, got none.")
+
+
+def _call(mg: MaseGraph, batch: Mapping[str, Any]) -> Any:
+    inputs = {node.target for node in mg.nodes if node.op == "placeholder"}
+    return mg.model(**{name: value for name, value in batch.items() if name in inputs})

@@ -1,0 +1,232 @@
+"""Which weights are hidden, in which layers, and what the settings may say."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune as oracle
+
+from chop import MaseGraph, passes
+from chop.errors import ConfigError
+from chop.nn.quantized import QuantLinear
+from chop.nn.sparsity import hidden_of, sparsity_of
+
+
+def prune(mg, batches=None, activation=None, include=None, exclude=(), **weight):
+    settings = {"include": include, "exclude": exclude, "batches": batches}
+    settings |= {"weight": weight} if weight else {}
+    settings |= {"activation": activation} if activation else {}
+    settings = {
+        k: v
+        for k, v in settings.items()
+        if v is not None and not (k in ("include", "exclude") and not v)
+    }
+    return passes.prune_transform_pass(mg, settings)
+
+
+def masks(mg):
+    found = {name: hidden_of(module) for name, module in mg.modules.items()}
+    return {name: hidden for name, hidden in found.items() if hidden is not None}
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.1, 0.5, 0.77, 0.999])
+def test_local_magnitude_equals_torchs(net_graph, sparsity):
+    pruned, info = prune(net_graph, sparsity=sparsity)
+    hidden = masks(pruned)
+    assert list(hidden) == ["conv", "fc1", "fc2"] == list(info["layers"])
+    for name, mask in hidden.items():
+        layer = net_graph.copy().modules[name]
+        oracle.l1_unstructured(layer, "weight", amount=round(sparsity * mask.numel()))
+        assert torch.equal(mask, layer.weight_mask == 0)
+        assert info["layers"][name] == pytest.approx(sparsity, abs=0.5 / mask.numel())
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.9])
+def test_global_magnitude_equals_torchs(net_graph, sparsity):
+    pruned, info = prune(net_graph, sparsity=sparsity, scope="global", method="l2-norm")
+    other = net_graph.copy()
+    layers = [(other.modules[name], "weight") for name in ("conv", "fc1", "fc2")]
+    count = round(sparsity * sum(module.weight.numel() for module, _ in layers))
+    oracle.global_unstructured(layers, oracle.L1Unstructured, amount=count)
+    for (layer, _), mask in zip(layers, masks(pruned).values(), strict=True):
+        assert torch.equal(mask, layer.weight_mask == 0)
+    assert info["hidden"] == count
+
+
+def test_outputs_are_those_of_zeroed_weights(bert_graph, bert_inputs):
+    pruned, _ = prune(bert_graph, sparsity=0.6)
+    other = bert_graph.copy()
+    with torch.no_grad():
+        for name, mask in masks(pruned).items():
+            other.modules[name].weight[mask] = 0
+    ours, theirs = pruned.model(**bert_inputs), other.model(**bert_inputs)
+    assert torch.equal(ours["logits"], theirs["logits"])
+    assert not torch.equal(ours["logits"], bert_graph.model(**bert_inputs)["logits"])
+    assert not masks(bert_graph), "the caller's graph stays as it was"
+    stored = pruned.modules["classifier"].weight
+    assert torch.equal(stored, bert_graph.modules["classifier"].weight)
+
+
+def test_random_is_seeded_and_leaves_the_global_generator_alone(net_graph):
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    one, _ = prune(net_graph, sparsity=0.5, method="random")
+    assert torch.equal(torch.rand(1), expected)
+    same, _ = prune(net_graph, sparsity=0.5, method="random")
+    other, info = prune(net_graph, sparsity=0.5, method="random", seed=1)
+    assert torch.equal(masks(one)["fc2"], masks(same)["fc2"])
+    assert not torch.equal(masks(one)["fc2"], masks(other)["fc2"])
+    assert info["layers"] == {"conv": 0.5, "fc1": 0.5, "fc2": 0.5}
+
+
+def test_pruning_again_starts_from_the_stored_weights(net_graph):
+    harder, _ = prune(net_graph, sparsity=0.9)
+    softer, info = prune(harder, sparsity=0.25)
+    direct, _ = prune(net_graph, sparsity=0.25)
+    for name, mask in masks(direct).items():
+        assert torch.equal(masks(softer)[name], mask)
+    assert info["sparsity"] == 0.25
+
+
+def test_n_of_m_hides_the_smallest_of_each_group(net_graph):
+    pruned, info = prune(net_graph, granularity="1:4")
+    weight, hidden = net_graph.modules["fc2"].weight, masks(pruned)["fc2"]
+    largest = weight.abs().view(8, 2, 4).argmax(-1, keepdim=True)
+    expected = torch.ones(8, 2, 4, dtype=torch.bool).scatter(-1, largest, False).view(8, 8)
+    assert torch.equal(hidden, expected)
+    assert list(info["skipped"]) == ["conv"] and "1 inputs" in info["skipped"]["conv"]
+    assert info["sparsity"] == 0.75
+
+
+def test_columns_go_as_a_whole(net_graph):
+    pruned, _ = prune(net_graph, granularity="column", sparsity=0.5, include=["fc2"])
+    hidden = masks(pruned)["fc2"]
+    norms = net_graph.modules["fc2"].weight.abs().sum(0)
+    assert torch.equal(hidden, (norms < norms.sort().values[4]).expand(8, 8))
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "expected"),
+    [
+        (None, (), {"conv", "fc1", "fc2"}),
+        (["linear"], (), {"fc1", "fc2"}),
+        (["fc1", "conv2d"], (), {"conv", "fc1"}),
+        (["fc.*"], ["fc2"], {"fc1"}),
+        (None, ["linear"], {"conv"}),
+    ],
+)
+def test_layers_are_chosen_by_operator_path_and_pattern(net_graph, include, exclude, expected):
+    pruned, info = prune(net_graph, sparsity=0.5, include=include, exclude=exclude)
+    assert set(masks(pruned)) == set(info["layers"]) == expected
+
+
+def test_a_sparsity_per_layer_reaches_what_it_names(bert_graph):
+    shares = {"bert.pooler.dense": 0.25, r"bert\..*dense": 0.75, "embedding": 0.5}
+    _, info = prune(bert_graph, sparsity=shares)
+    assert info["layers"]["bert.pooler.dense"] == 0.25
+    assert info["layers"]["bert.encoder.layer.1.output.dense"] == 0.75
+    assert info["layers"]["bert.embeddings.word_embeddings"] == 0.5
+    assert "classifier" not in info["layers"]
+    with pytest.raises(ConfigError, match="'clasifier': did you mean 'classifier'"):
+        prune(bert_graph, sparsity={"clasifier": 0.5})
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(12, 8), nn.Linear(8, 12, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids):
+        return self.head(self.table(ids))
+
+
+def test_layers_that_share_a_weight_share_the_mask():
+    ids = torch.tensor([[1, 5, 7]])
+    mg = MaseGraph(Tied(), dummy_in={"ids": ids})
+    pruned, info = prune(mg, sparsity=0.5)
+    table, head = pruned.modules["table"], pruned.modules["head"]
+    assert table.weight is head.weight and info["weights"] == 96
+    assert torch.equal(table.weight_mask, head.weight_mask)
+    kept = table.weight * table.weight_mask
+    torch.testing.assert_close(pruned.model(ids), kept[ids] @ kept.t())
+
+
+class Borrowed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.fc(x) @ self.fc.weight
+
+
+def test_a_weight_that_is_also_used_bare_is_refused():
+    mg = MaseGraph(Borrowed(), dummy_in={"x": torch.randn(3, 4)})
+    with pytest.raises(ConfigError, match="'fc' shares its weight with node 'fc_weight'"):
+        prune(mg, sparsity=0.5)
+
+
+def test_float_layers_keep_their_state_and_carry_the_mask(net_graph):
+    pruned, _ = prune(net_graph, sparsity=0.5, include=["fc1"])
+    layer = pruned.modules["fc1"]
+    assert type(layer) is QuantLinear and sparsity_of(layer) == 0.5
+    added = set(pruned.model.state_dict()) - set(net_graph.model.state_dict())
+    assert added == {"fc1.weight_mask"}
+    assert set(net_graph.model.state_dict()) <= set(pruned.model.state_dict())
+    assert layer.pruned_by == {
+        "method": "l1-norm",
+        "scope": "local",
+        "granularity": "elementwise",
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "expected 'weight', 'activation' or both"),
+        ({"weight": {}}, "missing key 'sparsity'"),
+        ({"weight": {"sparsity": 1.0}}, "expected 0 to below 1, got 1.0"),
+        ({"weight": {"sparsity": {"fc1": -0.1}}}, r"sparsity\['fc1'\]: expected 0 to below 1"),
+        ({"weight": {"sparsity": 0.5, "method": "l1norm"}}, "did you mean 'l1-norm'"),
+        ({"weight": {"sparsity": 0.5, "scope": "globall"}}, "did you mean 'global'"),
+        ({"weight": {"sparsity": 0.5, "granularity": "element"}}, "did you mean 'elementwise'"),
+        ({"weight": {"sparsity": 0.5, "granularity": "4:2"}}, "0 < n < m"),
+        ({"weight": {"sparsity": 0.3, "granularity": "2:4"}}, "has sparsity 0.5, got 0.3"),
+        ({"weight": {"sparsity": {"fc1": 0.5}, "scope": "global"}}, "has one sparsity"),
+        ({"weight": {"sparsity": 0.5, "method": "snip"}}, "looks at gradients: pass 'batches'"),
+        ({"weight": {"sparsity": 0.5}, "include": ["conv3d"]}, "did you mean 'conv2d'"),
+        ({"weight": {"sparsity": 0.5}, "exclude": ["("]}, "no regular expression"),
+        ({"weight": {"sparsity": 0.5}, "exclude": [".*"]}, "choose no layer"),
+        ({"wieght": {"sparsity": 0.5}}, "did you mean 'weight'"),
+        ({"activation": {"sparsity": 0.5, "scope": "global"}}, "did you mean 'local'"),
+    ],
+)
+def test_wrong_settings_are_explained(net_graph, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        passes.prune_transform_pass(net_graph, settings)
+
+
+def test_detaching_makes_zeros_permanent_and_layers_plain(net_graph):
+    x = torch.randn(2, 1, 6, 7)
+    pruned, _ = prune(net_graph, sparsity=0.5)
+    plain, info = passes.prune_detach_hook_transform_pass(pruned, {})
+    assert torch.equal(plain.model(x), pruned.model(x))
+    assert {type(plain.modules[n]) for n in ("fc1", "fc2")} == {nn.Linear}
+    assert plain.model.state_dict().keys() == net_graph.model.state_dict().keys()
+    assert (plain.modules["fc1"].weight == 0).sum() == 16 and info == {"masks": 3, "pruners": 0}
+    assert not net_graph.diff(plain) and len(masks(pruned)) == 3
+
+
+def test_detaching_keeps_formats_and_removes_activation_pruners(net_graph):
+    config = {"name": "integer", "width": 8, "frac_width": 5}
+    quantized, _ = passes.quantize_transform_pass(
+        net_graph, {"by": "type", "linear": {"config": config}}
+    )
+    pruned, info = prune(quantized, sparsity=0.5, activation={"sparsity": 0.25})
+    assert info["activations"] == 3 and len(pruned.nodes) == len(net_graph.nodes) + 3
+    plain, info = passes.prune_detach_hook_transform_pass(pruned)
+    assert info == {"masks": 3, "pruners": 3}
+    assert [node.name for node in plain.nodes] == [node.name for node in net_graph.nodes]
+    assert type(plain.modules["fc1"]) is QuantLinear and type(plain.modules["conv"]) is nn.Conv2d
+    assert not plain.modules["fc1"].is_pruned and plain.modules.keys() == net_graph.modules.keys()
