@@ -1,7 +1,13 @@
 """What is left out of a model: scores, granularities, masks and activation pruners."""
 
 from chop.nn.sparsity.activation import PruneActivation
-from chop.nn.sparsity.granularity import Granularity, Scored, input_axis, lowest_weights
+from chop.nn.sparsity.granularity import (
+    Granularity,
+    Scored,
+    input_axis,
+    lowest_weights,
+    unit_scores,
+)
 from chop.nn.sparsity.mask import (
     hidden_of,
     make_permanent,

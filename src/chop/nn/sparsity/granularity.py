@@ -15,7 +15,9 @@ from chop.nn.sparsity.scores import Score
 from chop.nn.sparsity.selection import lowest
 
 Scope = Literal["local", "global"]
-NAMES = ("elementwise", "column", "2:4")
+UNITS = ("row", "channel", "head")
+"""Granularities that take whole units out of the model instead of hiding weights."""
+NAMES = ("elementwise", "column", *UNITS, "2:4")
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,11 @@ class Granularity:
     def sparsity(self) -> float:
         """The share that n:m hides."""
         return 1 - self.kept / self.group
+
+    @property
+    def is_structured(self) -> bool:
+        """True where units leave the model."""
+        return self.name in UNITS
 
     def obstacle(self, module: nn.Module) -> str | None:
         """Why the weight of `module` cannot be pruned so; None if it can."""

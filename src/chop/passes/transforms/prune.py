@@ -36,6 +36,7 @@ from chop.passes.transforms.prunable import (
 )
 from chop.passes.transforms.prune_settings import ActivationPruning, PruneConfig, WeightPruning
 from chop.passes.transforms.pruning_evidence import gather
+from chop.passes.transforms.shrink import shrink
 
 
 @graph_pass(config=PruneConfig)
@@ -49,14 +50,17 @@ def prune_transform_pass(mg: MaseGraph, config: PruneConfig) -> dict[str, Any]:
 
     Returns: `{"sparsity": share of the chosen layers' weights that is hidden, "hidden": their
         number, "weights": how many there are, "layers": sparsity by module path, "skipped": reason
-        by module path, "activations": number of operators whose input is pruned}`.
+        by module path, "activations": number of operators whose input is pruned}`; of structured
+        granularities units are counted, and "parameters" are their number before and after.
 
     Example config::
 
         {"weight": {"sparsity": 0.5, "method": "l1-norm", "scope": "global"}}
     """
     info: dict[str, Any] = {"sparsity": 0.0, "hidden": 0, "weights": 0, "layers": {}, "skipped": {}}
-    if config.weight is not None:
+    if config.weight is not None and Granularity.parse(config.weight.granularity).is_structured:
+        info |= shrink(mg, config, config.weight)
+    elif config.weight is not None:
         targets, info["skipped"] = take_targets(mg, config, config.weight)
         evidence = gather(mg, targets, config.weight.method, config.weight.seed, config.batches)
         hide_lowest(targets, config.weight, evidence)

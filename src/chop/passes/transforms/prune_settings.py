@@ -22,7 +22,8 @@ class WeightPruning:
         method: a name of `chop.nn.sparsity.SCORES`: the lowest scores are pruned.
         scope: `local` prunes the share of each layer, `global` that of all together.
         granularity: `elementwise`; `column`, all weights of an input; `n:m`, such as `2:4`, keeps
-            n of every m neighbours along the input.
+            n of every m neighbours along the input. `channel` or `row` take outputs of layers
+            out of the model, `head` attention heads: the model gets fewer parameters.
         seed: of `random`.
     """
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from chop.errors import ConfigError
 from chop.ir.capture.isolation import untouched
 from chop.ir.graph import MaseGraph
-from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import SCORES, Evidence, input_axis
 
 WHERE = "prune_transform_pass.batches"
@@ -28,8 +27,8 @@ class Weighted(Protocol):
         """Its layer."""
 
     @property
-    def modules(self) -> tuple[QuantizedOperator, ...]:
-        """The operators that use it."""
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The modules that use it."""
 
     @property
     def weight(self) -> Tensor:

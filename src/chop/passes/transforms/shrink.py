@@ -1,0 +1,251 @@
+"""Takes whole channels and attention heads out of a model, which becomes narrower."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from chop.errors import ConfigError
+from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.metadata import TensorInfo
+from chop.ir.propagate import example_inputs, propagate
+from chop.nn.quantized import QuantizedOperator
+from chop.nn.sparsity import SCORES, Evidence, Score, input_axis, lowest, unit_scores
+from chop.passes.analysis.add_common_metadata import add_common_metadata_analysis_pass
+from chop.passes.transforms.prunable import Layer, choose, prunable_layers
+from chop.passes.transforms.prune_settings import PruneConfig, WeightPruning
+from chop.passes.transforms.pruning_evidence import gather
+from chop.passes.transforms.unit_walk import BlockedError, Shape, Walk
+
+ATTENTION = "scaled_dot_product_attention"
+# What may stand between a projection and the attention that reads it.
+BETWEEN = ("transpose", "permute", "view", "reshape", "contiguous")
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A layer that makes units, as `gather` wants it."""
+
+    layer: Layer
+
+    @property
+    def path(self) -> str:
+        """Its path."""
+        return self.layer.path
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """Its module."""
+        return (self.layer.module,)
+
+    @property
+    def weight(self) -> Tensor:
+        """The stored weight."""
+        weight = self.layer.module.weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Units that leave together.
+
+    Attributes:
+        name: what the info calls them.
+        sources: the layers that make them: one, or query, key and value projections.
+        walk: what has to be cut.
+        sparsity: the share of units to take out.
+    """
+
+    name: str
+    sources: tuple[Source, ...]
+    walk: Walk
+    sparsity: float
+
+
+def shrink(mg: MaseGraph, config: PruneConfig, settings: WeightPruning) -> dict[str, Any]:
+    """Removes the lowest units of the chosen layers.
+
+    A unit leaves with everything that only it reaches: what follows it sees nothing of it, also
+    where an activation of zero is not zero. Layers whose units reach a sum, a norm over all of
+    them, the output or anything else that needs them stay whole. Each keeps one unit at least.
+
+    Returns: `sparsity` (share of the units), `hidden` and `weights` (units removed, and all there
+        were), `layers`, `skipped`, and `parameters`: their number before and after.
+    """
+    groups, skipped = _groups(mg, config, settings)
+    sources = [source for group in groups for source in group.sources]
+    evidence = gather(mg, sources, settings.method, settings.seed, config.batches)
+    scores = [_scores(group, SCORES[settings.method], evidence) for group in groups]
+    removed = _lowest_units(groups, scores, settings)
+    before = _parameters(mg)
+    noted = _noted_inputs(mg)
+    for group, gone in zip(groups, removed, strict=True):
+        group.walk.apply((~gone).nonzero()[:, 0].cpu())
+    if groups and noted is not None:
+        add_common_metadata_analysis_pass(mg, {"dummy_in": noted})
+    total, count = sum(map(len, removed)), sum(int(gone.sum()) for gone in removed)
+    shares = {
+        group.name: int(gone.sum()) / len(gone) for group, gone in zip(groups, removed, strict=True)
+    }
+    return {
+        "sparsity": count / max(total, 1),
+        "hidden": count,
+        "weights": total,
+        "layers": shares,
+        "skipped": skipped,
+        "parameters": (before, _parameters(mg)),
+    }
+
+
+def _parameters(mg: MaseGraph) -> int:
+    return sum(parameter.numel() for parameter in mg.model.parameters())
+
+
+# --- which units ---------------------------------------------------------------------------------
+
+
+def _groups(
+    mg: MaseGraph, config: PruneConfig, settings: WeightPruning
+) -> tuple[list[Group], dict[str, str]]:
+    """The units that can leave, and the reason by name of those that cannot.
+
+    Raises:
+        ConfigError: heads are wanted, and there is no attention.
+    """
+    chosen = choose(prunable_layers(mg), settings.shares, config.include, config.exclude)
+    shapes = _shapes(mg)
+    make = _head_groups if settings.granularity == "head" else _channel_groups
+    groups: list[Group] = []
+    skipped: dict[str, str] = {}
+    for name, group in make(mg, chosen, shapes):
+        if isinstance(group, Group):
+            groups.append(group)
+        else:
+            skipped[name] = group
+    if not groups and not skipped:
+        raise ConfigError(
+            "prune_transform_pass: granularity 'head' takes heads out of calls of "
+            f"{ATTENTION}, and the graph has none; choose 'channel'."
+        )
+    return groups, skipped
+
+
+def _shapes(mg: MaseGraph) -> dict[fx.Node, Shape]:
+    shapes: dict[fx.Node, Shape] = {}
+
+    def note(node: fx.Node, result: Any) -> None:
+        shapes[node] = tuple(map(int, result.shape)) if isinstance(result, Tensor) else ()
+
+    propagate(mg.model, example_inputs(mg.model), note)
+    return shapes
+
+
+def _channel_groups(
+    mg: MaseGraph, chosen: Mapping[Layer, float], shapes: Mapping[fx.Node, Shape]
+) -> Iterator[tuple[str, Group | str]]:
+    for layer, share in chosen.items():
+        try:
+            if layer.operator == "embedding":
+                raise BlockedError("a table has no output channels")
+            source = Source(layer)
+            walk = Walk(mg, shapes, source.weight.shape[1 - input_axis(layer.module)])
+            walk.start(layer.nodes[0])
+            walk.finish()
+            yield layer.path, Group(layer.path, (source,), walk, share)
+        except BlockedError as error:
+            yield layer.path, str(error)
+
+
+def _head_groups(
+    mg: MaseGraph, chosen: Mapping[Layer, float], shapes: Mapping[fx.Node, Shape]
+) -> Iterator[tuple[str, Group | str]]:
+    """The heads of each attention whose projections are all chosen; its output layer names it."""
+    by_node = {node: layer for layer in chosen for node in layer.nodes}
+    for attention in mg.nodes:
+        if mg.operator(attention).name != ATTENTION:
+            continue
+        try:
+            made_by = [_projection(mg, node) for node in attention.all_input_nodes[:3]]
+            layers = [by_node[node] for node in made_by if node in by_node]
+            if len(layers) < 3:
+                raise BlockedError("its projections are no chosen linear layers of their own")
+            walk = Walk(mg, shapes, shapes[attention][-3])
+            for node, layer in zip(made_by, layers, strict=True):
+                assert node is not None
+                walk.start(node, Source(layer).weight.shape[0] // walk.units)
+            walk.finish()
+            sources = tuple(map(Source, layers))
+            yield attention.name, Group(attention.name, sources, walk, chosen[layers[0]])
+        except BlockedError as error:
+            yield attention.name, str(error)
+
+
+def _projection(mg: MaseGraph, node: fx.Node) -> fx.Node | None:
+    """The linear layer whose heads an input of an attention are."""
+    while mg.operator(node).name in BETWEEN:
+        node = node.all_input_nodes[0]
+    return node if isinstance(mg.module_of(node), nn.Linear) else None
+
+
+# --- how many of them ----------------------------------------------------------------------------
+
+
+def _scores(group: Group, score: Score, evidence: Mapping[str, Evidence]) -> Tensor:
+    """One score per unit, the sum over the group's layers."""
+    total = torch.zeros(group.walk.units, dtype=torch.float64)
+    for source in group.sources:
+        module = source.layer.module
+        masked = isinstance(module, QuantizedOperator) and module.is_pruned
+        weight = module.effective("weight") if masked else source.weight  # type: ignore[operator]
+        values = score.of(weight.detach(), evidence[source.path])
+        per_output = unit_scores(values, 1 - input_axis(module), score)
+        total += per_output.view(group.walk.units, -1).mean(1).cpu()
+    return total
+
+
+def _lowest_units(
+    groups: Sequence[Group], scores: Sequence[Tensor], settings: WeightPruning
+) -> list[Tensor]:
+    """Boolean per unit, True for those to remove: round(sparsity * units), but never all."""
+    kept = [_with_a_survivor(values) for values in scores]
+    if settings.scope == "global" and groups:
+        total = sum(map(len, kept))
+        return lowest(kept, min(round(groups[0].sparsity * total), total - len(kept)))
+    return [
+        lowest([values], min(round(group.sparsity * len(values)), len(values) - 1))[0]
+        for group, values in zip(groups, kept, strict=True)
+    ]
+
+
+def _with_a_survivor(scores: Tensor) -> Tensor:
+    values = scores.nan_to_num(torch.inf).clone()
+    values[values.argmax()] = torch.inf
+    return values
+
+
+# --- metadata ------------------------------------------------------------------------------------
+
+
+def _noted_inputs(mg: MaseGraph) -> dict[str, Any] | None:
+    """Inputs of the shapes that metadata tell of; None without metadata."""
+    if any("mase" not in node.meta or not metadata_of(node).common.mase_op for node in mg.nodes):
+        return None
+    inputs = example_inputs(mg.model)
+    device = next((parameter.device for parameter in mg.model.parameters()), None)
+    for node in mg.nodes:
+        infos = list(metadata_of(node).common.results.values())
+        if node.op == "placeholder" and len(infos) == 1 and _is_tensor(infos[0]):
+            info = infos[0]
+            inputs[str(node.target)] = torch.zeros(
+                info.shape, dtype=info.torch_dtype, device=device
+            )
+    return inputs
+
+
+def _is_tensor(info: object) -> bool:
+    return isinstance(info, TensorInfo) and info.torch_dtype is not None

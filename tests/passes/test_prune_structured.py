@@ -1,0 +1,222 @@
+"""Channels and heads that leave the model: the outputs are those of a model that ignores them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from chop import MaseGraph, passes
+from chop.errors import ConfigError
+from chop.ir.propagate import example_inputs
+from chop.models import load_model
+
+
+def with_metadata(mg):
+    mg, _ = passes.init_metadata_analysis_pass(mg)
+    mg, _ = passes.add_common_metadata_analysis_pass(mg)
+    return mg
+
+
+def shrink(mg, granularity="channel", sparsity=0.5, **settings):
+    weight = {"sparsity": sparsity, "granularity": granularity, **settings.pop("weight", {})}
+    return passes.prune_transform_pass(mg, {"weight": weight, **settings})
+
+
+def removed(before, after, name):
+    """Which outputs of a layer are gone: those whose bias, all different, is no more."""
+    return ~torch.isin(before.modules[name].bias, after.modules[name].bias)
+
+
+def silence(mg, name, gone):
+    """Zeroes outputs of a layer: parameters, so that the oracle is plain torch."""
+    with torch.no_grad():
+        for parameter in mg.modules[name].parameters():
+            parameter[gone] = 0
+
+
+def outputs(mg, inputs):
+    result = mg.model(**inputs)
+    return result if isinstance(result, torch.Tensor) else result["logits"]
+
+
+def distinct(model):
+    """Parameters that start equal, such as zero biases, would hide mistakes."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for tensor in [*model.parameters(), *model.buffers()]:
+            if tensor.is_floating_point():
+                tensor.add_(torch.rand_like(tensor) * 0.1)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "producers"),
+    [
+        ("mlp", {"fc1": (), "fc2": ()}),
+        ("cnn", {"conv1": ("bn1",), "conv2": ("bn2",)}),
+        ("vit", {"vit.layers.0.mlp.fc1": (), "vit.layers.1.mlp.fc1": ()}),
+        ("bert-tiny", {"bert.encoder.layer.0.intermediate.dense": (), "bert.pooler.dense": ()}),
+    ],
+)
+@pytest.mark.parametrize("scope", ["local", "global"])
+def test_removed_channels_are_as_good_as_zero(name, producers, scope):
+    mg = with_metadata(MaseGraph(distinct(load_model(name))))
+    small, info = shrink(mg, include=list(producers), weight={"scope": scope})
+    zeroed = mg.copy()
+    for producer, followers in producers.items():
+        followed = followers[0] if followers else producer
+        gone = removed(mg, small, followed)
+        assert gone.float().mean() == pytest.approx(info["layers"][producer])
+        for layer in (producer, *followers):
+            silence(zeroed, layer, gone)
+    inputs = example_inputs(mg.model)
+    torch.testing.assert_close(outputs(small, inputs), outputs(zeroed, inputs))
+    other_size = {key: torch.cat([x, x[:2]]) for key, x in inputs.items()}
+    torch.testing.assert_close(outputs(small, other_size), outputs(zeroed, other_size))
+    before, after = info["parameters"]
+    assert after == sum(p.numel() for p in small.model.parameters()) < before
+    assert info["sparsity"] == pytest.approx(0.5) and not info["skipped"]
+    assert small.model.state_dict().keys() == mg.model.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "heads"),
+    [
+        ("vit", "vit.layers.{}.attention.v_proj", 4),
+        ("bert-tiny", "bert.encoder.layer.{}.attention.self.value", 2),
+    ],
+)
+def test_removed_heads_are_as_good_as_zero(name, value, heads):
+    mg = with_metadata(MaseGraph(distinct(load_model(name))))
+    small, info = shrink(mg, "head", sparsity=0.5, weight={"method": "l2-norm"})
+    zeroed = mg.copy()
+    for layer in range(2):
+        path = value.format(layer)
+        gone = removed(mg, small, path)
+        assert gone.view(heads, -1).float().mean(1).tolist().count(1.0) == heads // 2
+        silence(zeroed, path, gone)
+        shape = small.modules[path].weight.shape
+        assert shape[0] == mg.modules[path].weight.shape[0] // 2 == small.modules[path].out_features
+    inputs = example_inputs(mg.model)
+    torch.testing.assert_close(outputs(small, inputs), outputs(zeroed, inputs))
+    both = {key: x[:1, ...] for key, x in inputs.items()}
+    torch.testing.assert_close(outputs(small, both), outputs(zeroed, both))
+    assert info["hidden"] == heads and info["weights"] == 2 * heads
+
+
+class Varied(nn.Module):
+    """Depthwise and transposed convolutions, pooling, a sigmoid, a reshape with numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Conv2d(3, 8, 3, padding=1)
+        self.depthwise = nn.Conv2d(8, 8, 3, groups=8)
+        self.pool = nn.AvgPool2d(2)
+        self.up = nn.ConvTranspose2d(8, 6, 2)
+        self.bn = nn.BatchNorm2d(6)
+        self.c = nn.Conv2d(6, 4, 2)
+        self.head = nn.Linear(4 * 2 * 2, 5)
+        self.last = nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = self.pool(torch.sigmoid(self.depthwise(self.a(x))))
+        x = self.c(F.gelu(self.bn(self.up(x))))
+        x = x.permute(0, 2, 3, 1).permute(0, 3, 1, 2).reshape(x.size(0), 16)
+        return self.last(self.head(x).tanh())
+
+
+def test_readers_of_every_kind_are_cut():
+    mg = with_metadata(MaseGraph(distinct(Varied()), dummy_in={"x": torch.randn(2, 3, 6, 6)}))
+    small, info = shrink(mg, sparsity=0.25)
+    assert info["layers"] == {"a": 0.25, "up": pytest.approx(2 / 6), "c": 0.25, "head": 0.2}
+    assert set(info["skipped"]) == {"depthwise", "last"}
+    assert "grouped" in info["skipped"]["depthwise"]
+    zeroed = mg.copy()
+    # sigmoid(0) is not zero: what its reader takes from the removed channels is silenced instead
+    gone = removed(mg, small, "depthwise")
+    with torch.no_grad():
+        zeroed.modules["up"].weight[gone] = 0
+        zeroed.modules["c"].weight[:, removed(mg, small, "bn")] = 0
+    silence(zeroed, "c", removed(mg, small, "c"))
+    silence(zeroed, "head", removed(mg, small, "head"))
+    for batch in (1, 2, 5):
+        x = torch.randn(batch, 3, 6, 6)
+        torch.testing.assert_close(small.model(x), zeroed.model(x))
+    depthwise = small.modules["depthwise"]
+    assert depthwise.groups == depthwise.in_channels == depthwise.out_channels == 6
+    assert small.modules["bn"].num_features == len(small.modules["bn"].running_var) == 4
+    assert small.modules["head"].in_features == 12 and "reshape" in [n.name for n in small.nodes]
+
+
+def test_metadata_and_notes_follow_the_shapes():
+    mg = with_metadata(MaseGraph(load_model("cnn")))
+    small, _ = shrink(mg)
+    common = small.node("conv2").meta["mase"].common
+    assert common.args["weight"].shape == (16, 8, 3, 3)
+    assert common.results["data_out_0"].shape == (3, 16, 4, 4)
+    assert small.node("flatten").meta["spec"].shape[-1] == 256
+    assert mg.node("conv2").meta["mase"].common.args["weight"].shape == (32, 16, 3, 3)
+
+
+def test_formats_and_masks_are_cut_with_the_weight():
+    mg = with_metadata(MaseGraph(distinct(load_model("cnn"))))
+    config = {"name": "integer", "width": 8, "frac_width": 6}
+    quantized, _ = passes.quantize_transform_pass(mg, {"by": "type", "conv2d": {"config": config}})
+    masked, _ = passes.prune_transform_pass(quantized, {"weight": {"sparsity": 0.3}})
+    small, _ = shrink(masked)
+    conv = small.modules["conv2"]
+    assert conv.weight_mask.shape == conv.weight.shape == (16, 8, 3, 3)
+    assert conv.spec == quantized.modules["conv2"].spec
+    zeroed = masked.copy()
+    for number in (1, 2):
+        gone = removed(masked, small, f"bn{number}")
+        silence(zeroed, f"conv{number}", gone)
+        silence(zeroed, f"bn{number}", gone)
+    inputs = example_inputs(mg.model)
+    torch.testing.assert_close(outputs(small, inputs), outputs(zeroed, inputs))
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(6, 6) for _ in range(3))
+        self.norm = nn.LayerNorm(6)
+
+    def forward(self, x):
+        y = self.a(x)
+        z = self.b(F.relu(y)) + x
+        return self.c(self.norm(self.c(z))) + F.relu(y).sum(-1, keepdim=True)
+
+
+def test_what_something_else_needs_stays_whole():
+    mg = MaseGraph(Residual(), dummy_in={"x": torch.randn(4, 6)})
+    small, info = shrink(mg)
+    assert info["skipped"] == {
+        "a": "'sum_1' sums over them",
+        "b": "they reach 'add'",
+        "c": "'c' is called more than once",
+    }
+    assert info["parameters"][0] == info["parameters"][1] and info["sparsity"] == 0
+    x = torch.randn(2, 6)
+    assert torch.equal(small.model(x), mg.model(x))
+
+
+def test_every_layer_keeps_a_unit():
+    mg = MaseGraph(load_model("mlp"))
+    small, _ = shrink(mg, sparsity=0.999)
+    assert small.modules["fc1"].out_features == small.modules["fc2"].in_features == 1
+    small, info = shrink(mg, sparsity=0.999, weight={"scope": "global", "method": "random"})
+    assert small.modules["fc2"].out_features >= 1 and info["hidden"] == 126
+    with pytest.raises(ConfigError, match="the graph has none; choose 'channel'"):
+        shrink(mg, "head")
+
+
+def test_a_shrunk_graph_is_exported_and_trained(tmp_path):
+    mg = MaseGraph(load_model("vit"))
+    small, _ = shrink(shrink(mg, "head")[0], "row")
+    small.export(tmp_path / "small")
+    again = MaseGraph.from_checkpoint(tmp_path / "small")
+    inputs = example_inputs(mg.model)
+    assert torch.equal(outputs(again, inputs), outputs(small, inputs))
+    outputs(small, inputs).sum().backward()
+    assert all(p.grad.shape == p.shape for p in small.model.parameters() if p.grad is not None)
