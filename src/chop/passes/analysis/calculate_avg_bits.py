@@ -10,7 +10,7 @@ from torch import fx
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import TensorInfo, operand_of
 from chop.nn.quantized import QuantizedOperator
-from chop.passes.analysis.stored_parameters import stored_parameters
+from chop.passes.analysis.stored_parameters import stored_parameters, total_bits
 from chop.passes.base import NoConfig, graph_pass
 
 
@@ -40,8 +40,7 @@ def calculate_avg_bits_mg_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict
 
 def parameter_bits(mg: MaseGraph) -> tuple[float, int]:
     """(total bits, number of elements) of the model's parameters; a shared one counts once."""
-    stored = stored_parameters(mg)
-    return sum(s.bits * s.value.numel() for s in stored), sum(s.value.numel() for s in stored)
+    return total_bits(stored_parameters(mg))
 
 
 def _data_in(mg: MaseGraph, node: fx.Node) -> list[tuple[float, int]]:

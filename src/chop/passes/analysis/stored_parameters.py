@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor, fx, nn
@@ -12,6 +12,8 @@ from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantCall, QuantizedOperator
 
 FLOAT = Float()
+Uses = dict[int, list[tuple[str, NumberFormat]]]
+"""As what, and in which formats, a parameter is taken; by its id."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,31 @@ class StoredParameter:
 
 def stored_parameters(mg: MaseGraph) -> list[StoredParameter]:
     """Every parameter of the model once, in its order; shared ones under their first name."""
-    uses: dict[int, list[tuple[str, NumberFormat]]] = {}
+    uses: Uses = {}
     for node in mg.nodes:
         for parameter, operand, number_format in _uses(mg, node):
             uses.setdefault(id(parameter), []).append((operand, number_format))
+    return _stored(mg.model, uses)
+
+
+def stored_parameters_of(module: nn.Module) -> list[StoredParameter]:
+    """The same for a module that is no graph: every module below it is taken to be called."""
+    uses: Uses = {}
+    for parameter, operand, number_format in _uses_in(module):
+        uses.setdefault(id(parameter), []).append((operand, number_format))
+    return _stored(module, uses)
+
+
+def total_bits(stored: Iterable[StoredParameter]) -> tuple[float, int]:
+    """(total bits, number of elements)."""
+    sizes = [(parameter.bits, parameter.value.numel()) for parameter in stored]
+    return sum(bits * numel for bits, numel in sizes), sum(numel for _, numel in sizes)
+
+
+def _stored(module: nn.Module, uses: Uses) -> list[StoredParameter]:
     return [
         _widest(name, parameter, uses.get(id(parameter), []))
-        for name, parameter in mg.model.named_parameters()
+        for name, parameter in module.named_parameters()
     ]
 
 
@@ -65,16 +85,20 @@ def _uses(mg: MaseGraph, node: fx.Node) -> Iterator[tuple[Tensor, str, NumberFor
             for parameter in _fetched(mg, argument):
                 yield parameter, operand or "", getattr(module.spec, operand) if operand else FLOAT
     elif module is not None:
-        own = {id(parameter): name for name, parameter in module.named_parameters(recurse=False)}
-        for parameter in module.parameters():
-            operand = own.get(id(parameter), "")
-            if isinstance(module, QuantizedOperator) and operand in module.operands:
-                yield parameter, operand, getattr(module.spec, operand)
-            else:
-                yield parameter, "", FLOAT
+        yield from _uses_in(module)
     else:
         for argument in node.all_input_nodes:
             for parameter in _fetched(mg, argument):
+                yield parameter, "", FLOAT
+
+
+def _uses_in(module: nn.Module) -> Iterator[tuple[Tensor, str, NumberFormat]]:
+    """The parameters of a module and of all below it, as what, and in which format."""
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            if isinstance(part, QuantizedOperator) and name in part.operands:
+                yield parameter, name, getattr(part.spec, name)
+            else:
                 yield parameter, "", FLOAT
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import fx
@@ -21,6 +21,8 @@ from chop.passes.analysis.add_common_metadata import record_formats
 from chop.passes.base import graph_pass
 
 By = Literal["type", "name", "regex_name"]
+Settings = Mapping[str, Any] | QuantSpec
+T = TypeVar("T")
 IN_PLACE_OPERATORS = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 
 
@@ -33,29 +35,34 @@ class QuantizeConfig:
             expressions that match a whole one.
         rules: a spec, or the mapping that describes one, for each key.
         default: what holds for quantisable operators that no rule names; None leaves them.
+        where: the pass, for messages.
     """
 
     by: By
-    rules: Mapping[str, Mapping[str, Any] | QuantSpec]
-    default: Mapping[str, Any] | QuantSpec | None = None
+    rules: Mapping[str, Settings]
+    default: Settings | None = None
+    where: str = "quantize_transform_pass"
 
     @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> QuantizeConfig:
+    def from_settings(
+        cls, settings: Mapping[str, Any], where: str = "quantize_transform_pass"
+    ) -> QuantizeConfig:
         """From MASE's mapping: `{"by": ..., "default": {"config": ...}, key: {"config": ...}}`.
 
         Raises:
             ConfigError: `by` is unknown, or an entry is not of the form `{"config": {...}}`.
         """
-        by = convert(settings.get("by", "type"), By, "quantize_transform_pass.by")
+        by = convert(settings.get("by", "type"), By, f"{where}.by")
         if by == "regex_name":
-            _check_patterns(settings)
-        rules = {key: _config_of(key, entry) for key, entry in settings.items() if key != "by"}
+            _check_patterns(settings, where)
+        entries = {key: entry for key, entry in settings.items() if key != "by"}
+        rules = {key: _config_of(key, entry, where) for key, entry in entries.items()}
         default = rules.pop("default", None)
         if isinstance(default, Mapping) and default.get("name") is None and len(default) <= 1:
             default = None
         if not rules and default is None:
-            raise ConfigError("quantize_transform_pass: nothing to quantise: name an operator.")
-        return cls(by, rules, default)
+            raise ConfigError(f"{where}: nothing to quantise: name an operator.")
+        return cls(by, rules, default, where)
 
     def select(self, mg: MaseGraph) -> dict[fx.Node, QuantSpec]:
         """The nodes to quantise, each with its spec.
@@ -64,17 +71,30 @@ class QuantizeConfig:
             ConfigError: a rule matches no node, or its mapping does not fit the operator.
         """
         candidates = {node: names for node in mg.nodes if (names := self._names(mg, node))}
+        chosen = {
+            node: _spec_for(mg, node, settings, where)
+            for node, (settings, where) in self.choose(candidates).items()
+        }
+        _check_shared(mg, chosen)
+        return chosen
+
+    def choose(self, candidates: Mapping[T, Sequence[str]]) -> dict[T, tuple[Settings, str]]:
+        """The settings of each candidate that has some, and the rule they are from, as text.
+
+        Args:
+            candidates: what a rule can call each of them by.
+        Raises:
+            ConfigError: a rule matches no candidate.
+        """
         unused = set(self.rules)
-        chosen: dict[fx.Node, QuantSpec] = {}
-        for node, names in candidates.items():
+        chosen: dict[T, tuple[Settings, str]] = {}
+        for candidate, names in candidates.items():
             matching = [key for name in names for key in self.rules if self._matches(key, name)]
             unused -= set(matching)
-            settings = self.rules[matching[0]] if matching else self.default
+            rule = matching[0] if matching else "default"
+            settings = self.rules[rule] if matching else self.default
             if settings is not None:
-                rule = matching[0] if matching else "default"
-                where = f"quantize_transform_pass['{rule}']"
-                chosen[node] = _spec_for(mg, node, settings, where)
-        _check_shared(mg, chosen)
+                chosen[candidate] = settings, f"{self.where}['{rule}']"
         for key in self.rules:
             if key in unused:
                 raise ConfigError(self._explain_unused(key, candidates.values()))
@@ -92,7 +112,7 @@ class QuantizeConfig:
     def _explain_unused(self, key: str, candidates: Any) -> str:
         known = {name for names in candidates for name in names}
         what = {"type": "operator", "name": "node", "regex_name": "node"}[self.by]
-        text = f"quantize_transform_pass: no quantisable {what} in this graph matches '{key}'"
+        text = f"{self.where}: no quantisable {what} in this model matches '{key}'"
         if self.by == "type" and key in OPS and key not in known:
             return f"{text}; it has: {', '.join(sorted(known))}."
         return f"{text}: {did_you_mean(key, known)}"
@@ -167,14 +187,12 @@ def _is_float(spec: QuantSpec) -> bool:
     return all(number_format.is_identity for _, number_format in spec.items())
 
 
-def _check_patterns(patterns: Iterable[str]) -> None:
+def _check_patterns(patterns: Iterable[str], where: str) -> None:
     for pattern in patterns:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ConfigError(
-                f"quantize_transform_pass: '{pattern}' is no regular expression: {error}."
-            ) from None
+            raise ConfigError(f"{where}: '{pattern}' is no regular expression: {error}.") from None
 
 
 def _check_shared(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
@@ -188,19 +206,15 @@ def _check_shared(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
             )
 
 
-def _config_of(key: str, entry: Any) -> Mapping[str, Any] | QuantSpec:
+def _config_of(key: str, entry: Any, where: str) -> Settings:
     if isinstance(entry, Mapping) and set(entry) == {"config"}:
         entry = entry["config"]
         if isinstance(entry, Mapping | QuantSpec):
             return entry
-    raise ConfigError(
-        f"quantize_transform_pass['{key}']: expected {{'config': {{...}}}}, got {entry!r}."
-    )
+    raise ConfigError(f"{where}['{key}']: expected {{'config': {{...}}}}, got {entry!r}.")
 
 
-def _spec_for(
-    mg: MaseGraph, node: fx.Node, settings: Mapping[str, Any] | QuantSpec, where: str
-) -> QuantSpec:
+def _spec_for(mg: MaseGraph, node: fx.Node, settings: Settings, where: str) -> QuantSpec:
     row, module = mg.operator(node), mg.module_of(node)
     if row.twin is not None:
         return QuantSpec.parse(settings, row.twin.operands, row.twin.fallback, where)

@@ -1,0 +1,49 @@
+"""How many bits a parameter takes on average, of a model that is not a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from torch import nn
+
+from chop.config import parse
+from chop.ir.capture.captured import CapturedModule
+from chop.ir.graph import MaseGraph
+from chop.passes.analysis.stored_parameters import (
+    stored_parameters,
+    stored_parameters_of,
+    total_bits,
+)
+from chop.passes.base import NoConfig
+from chop.passes.module.subject import check_module
+
+M = TypeVar("M", bound=nn.Module)
+NAME = "calculate_avg_bits_module_analysis_pass"
+
+
+def calculate_avg_bits_module_analysis_pass(
+    module: M, pass_args: Mapping[str, Any] | None = None
+) -> tuple[M, dict[str, Any]]:
+    """Average storage width of the parameters; a shared one counts once.
+
+    Counted as in `calculate_avg_bits_mg_analysis_pass`. The widths of inputs are not known
+    without a graph.
+
+    Args:
+        module: any module, quantised or not; of a graph, `mg.model`.
+        pass_args: nothing can be set.
+    Returns: `module`, and `{"w_avg_bit": float, "weight_bytes": float}`.
+
+    Raises:
+        ConfigError: `module` is no module, or a setting is given.
+    """
+    check_module(module, NAME)
+    parse(NoConfig, pass_args, NAME)
+    if isinstance(module, CapturedModule):
+        # Quantised calls of functions take parameters too; only the graph knows which.
+        stored = stored_parameters(MaseGraph(module))
+    else:
+        stored = stored_parameters_of(module)
+    bits, count = total_bits(stored)
+    return module, {"w_avg_bit": bits / max(count, 1), "weight_bytes": bits / 8}

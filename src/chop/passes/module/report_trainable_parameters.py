@@ -1,0 +1,94 @@
+"""How many parameters of a model train, module by module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import nn
+
+from chop.config import parse
+from chop.passes.module.subject import check_module
+from chop.tables import print_table
+
+M = TypeVar("M", bound=nn.Module)
+NAME = "report_trainable_parameters_analysis_pass"
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """Settings of `report_trainable_parameters_analysis_pass`.
+
+    Attributes:
+        depth: how many steps of a dotted path to unfold; None unfolds all.
+        silent: prints no table.
+    """
+
+    depth: int | None = 3
+    silent: bool = False
+
+
+@dataclass(frozen=True)
+class ParameterCount:
+    """Parameters of a module and all below it; one that is shared counts once.
+
+    Attributes:
+        total: all elements.
+        trainable: elements of those that require a gradient.
+    """
+
+    total: int
+    trainable: int
+
+    @classmethod
+    def of(cls, module: nn.Module) -> ParameterCount:
+        """Counts the parameters of a module."""
+        sizes = [(p.numel(), p.requires_grad) for p in module.parameters()]
+        return cls(sum(n for n, _ in sizes), sum(n for n, trains in sizes if trains))
+
+    @property
+    def share(self) -> float:
+        """Trainable out of all; 0 where there is none."""
+        return self.trainable / self.total if self.total else 0.0
+
+
+def report_trainable_parameters_analysis_pass(
+    module: M, pass_args: Mapping[str, Any] | None = None
+) -> tuple[M, dict[str, Any]]:
+    """Prints how many parameters each submodule has and how many of them train.
+
+    A row counts everything below its module, so rows of different depth overlap: the totals are
+    those of the model, each parameter once, and not sums over the rows.
+
+    Args:
+        module: any module; of a graph, `mg.model`.
+        pass_args: the fields of `ReportConfig`.
+    Returns: `module`, and `{"total": int, "trainable": int, "share": float, "rows": [row]}` with
+        one row per submodule that has parameters: `submodule`, `total`, `trainable`, `share`.
+
+    Raises:
+        ConfigError: a setting is unknown, or `module` is no module.
+    """
+    check_module(module, NAME)
+    config = parse(ReportConfig, pass_args, NAME)
+    whole = ParameterCount.of(module)
+    rows = [
+        _row(path, count)
+        for path, submodule in module.named_modules()
+        if path and (config.depth is None or path.count(".") < config.depth)
+        if (count := ParameterCount.of(submodule)).total
+    ]
+    if not config.silent:
+        print_table("Trainable parameters", [*rows, _row("(whole model)", whole)])
+    info = {"total": whole.total, "trainable": whole.trainable, "share": whole.share}
+    return module, {**info, "rows": rows}
+
+
+def _row(path: str, count: ParameterCount) -> dict[str, Any]:
+    return {
+        "submodule": path,
+        "total": count.total,
+        "trainable": count.trainable,
+        "share": count.share,
+    }
