@@ -1,0 +1,35 @@
+"""Adds low-rank adapters into the weights that they adapt, and takes them away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chop.errors import GraphError
+from chop.ir.graph import MaseGraph
+from chop.nn.lora import adapters_of, unfreeze
+from chop.passes.base import NoConfig, graph_pass
+from chop.passes.transforms.insert_lora_adapter import attach
+
+
+@graph_pass(config=NoConfig)
+def fuse_lora_weights_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
+    """Makes each adapted layer a plain one with the weight W + scaling B A.
+
+    In evaluation mode a float graph computes the same as before, and a pruned one keeps its masks.
+    A layer with formats becomes a `QuantLinear` whose formats now round the whole updated weight,
+    so outputs move by that rounding. Parameters that the insertion froze train again.
+
+    Returns: `{"fused": number of layers}`.
+
+    Raises:
+        GraphError: the graph has no adapter.
+    """
+    layers = adapters_of(mg.model)
+    if not layers:
+        raise GraphError(
+            "fuse_lora_weights_transform_pass: the graph has no adapter; "
+            "insert_lora_adapter_transform_pass(mg, {...}) adds them."
+        )
+    attach(mg, {path: layer.fused() for path, layer in layers.items()})
+    unfreeze(mg.model)
+    return {"fused": len(layers)}

@@ -1,0 +1,262 @@
+"""Adapters in graphs: insertion, training, fusion."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertForSequenceClassification
+
+from chop import MaseGraph, passes
+from chop.errors import ConfigError, GraphError
+from chop.formats import Integer, QuantSpec
+from chop.nn.lora import LoraLinear, adapters_of
+from chop.nn.quantized import QuantLinear
+from chop.train import fit
+
+INT8 = {"by": "type", "linear": {"config": {"name": "integer", "width": 8, "frac_width": 5}}}
+MASE = {"rank": 6, "alpha": 1.0, "dropout": 0.5}
+
+
+def trained(mg, settings=MASE):
+    """The graph with adapters that are no longer zero."""
+    mg, _ = passes.insert_lora_adapter_transform_pass(mg, settings)
+    for layer in adapters_of(mg.model).values():
+        nn.init.normal_(layer.lora_B.weight, std=0.2)
+    return mg
+
+
+def trainable(mg):
+    return {name for name, p in mg.model.named_parameters() if p.requires_grad}
+
+
+def logits(mg, inputs):
+    return mg.model(**inputs)["logits"]
+
+
+def test_insertion_changes_no_output_and_the_callers_graph_stays(bert_graph, bert_inputs):
+    keys, frozen = set(bert_graph.model.state_dict()), trainable(bert_graph)
+    expected = logits(bert_graph, bert_inputs)
+    adapted, info = passes.insert_lora_adapter_transform_pass(bert_graph, pass_args=MASE)
+    assert torch.equal(logits(adapted, bert_inputs), expected)
+    assert not adapters_of(bert_graph.model) and trainable(bert_graph) == frozen
+    new = set(adapted.model.state_dict()) - keys
+    assert keys < set(adapted.model.state_dict()) and len(new) == 2 * info["inserted"] == 28
+    assert "bert.pooler.dense.lora_A.weight" in new
+    assert trainable(adapted) == new, "only the adapters train"
+
+
+def sum_of_rows(model):
+    """What MASE prints as the total: a parameter counts once for every module it is in."""
+    _, report = passes.module.report_trainable_parameters_analysis_pass(
+        model, {"depth": None, "silent": True}
+    )
+    return sum(row["trainable"] for row in report["rows"])
+
+
+def test_parameters_of_the_courses_bert_tiny():
+    """The course's ratio of 4.5 is that of two such sums; see examples/tutorial_2.py."""
+    config = BertConfig(
+        hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512
+    )
+    mg = MaseGraph(BertForSequenceClassification(config))
+    assert sum(p.numel() for p in mg.model.parameters()) == 4_386_178
+    before = sum_of_rows(mg.model)
+    mg.model.bert.embeddings.requires_grad_(False)
+    adapted, info = passes.insert_lora_adapter_transform_pass(mg, MASE)
+    assert (info["trainable_before"], info["trainable_after"]) == (413_314, 29_964)
+    pooler = next(row for row in info["layers"] if row["layer"] == "bert.pooler.dense")
+    assert pooler == {"layer": "bert.pooler.dense", "rank": 6, "before": 16_512, "after": 1_536}
+
+    # MASE's insertion drops the biases and leaves weights and norms trainable.
+    for name, parameter in adapted.model.named_parameters():
+        is_bias = name.endswith("bias") and "LayerNorm" not in name
+        parameter.requires_grad_("embeddings" not in name and not is_bias)
+    # Its weights are one module deeper than ours, which counts them once more.
+    deeper = sum(layer.weight.numel() for layer in adapters_of(adapted.model).values())
+    assert (before, sum_of_rows(adapted.model) + deeper) == (14_480_258, 3_169_816)
+    assert round(14_480_258 / 3_169_816, 1) == 4.6
+
+
+def test_what_was_trainable_is_so_again_after_fusing(bert_graph, bert_inputs):
+    bert_graph.model.bert.embeddings.requires_grad_(False)
+    bert_graph.model.classifier.bias.requires_grad_(False)
+    before = trainable(bert_graph)
+    adapted = trained(bert_graph)
+    expected = logits(adapted, bert_inputs)
+    fused, info = passes.fuse_lora_weights_transform_pass(adapted)
+    assert info == {"fused": 14} and trainable(fused) == before
+    assert set(fused.model.state_dict()) == set(bert_graph.model.state_dict())
+    assert type(fused.modules["classifier"]) is nn.Linear
+    torch.testing.assert_close(logits(fused, bert_inputs), expected, atol=1e-5, rtol=0)
+    assert (logits(fused, bert_inputs) - logits(bert_graph, bert_inputs)).abs().max() > 1e-3
+    assert len(adapters_of(adapted.model)) == 14, "the caller's graph keeps its adapters"
+
+
+QUERIES = {f"bert.encoder.layer.{i}.attention.self.query" for i in (0, 1)}
+
+
+@pytest.mark.parametrize(
+    "entries, expected",
+    [
+        (["query"], QUERIES),
+        ("query", QUERIES),
+        (["bert_encoder_layer_0_attention_self_query", "classifier"], None),
+        (r"bert\.encoder\.layer\.\d\.attention\.self\.query", QUERIES),
+        ([".*self.query"], QUERIES),
+        (["layer.1.attention.self.query", "layer.0.attention.self.query"], QUERIES),
+    ],
+)
+def test_targets(bert_graph, entries, expected):
+    adapted, info = passes.insert_lora_adapter_transform_pass(
+        bert_graph, {"target_modules": entries}
+    )
+    expected = expected or {"bert.encoder.layer.0.attention.self.query", "classifier"}
+    assert set(adapters_of(adapted.model)) == expected
+    assert info["inserted"] == 2
+    assert [row["layer"] for row in info["layers"]] == list(adapters_of(adapted.model))
+
+
+def test_what_else_may_train(bert_graph):
+    settings = {"target_modules": ["dense"], "modules_to_save": ["classifier", "bert.pooler"]}
+    adapted, info = passes.insert_lora_adapter_transform_pass(bert_graph, settings)
+    whole = {f"{m}.{p}" for m in ("classifier", "bert.pooler.dense") for p in ("weight", "bias")}
+    assert whole == {name for name in trainable(adapted) if "lora" not in name}
+    assert info["inserted"] == 6 and "bert.pooler.dense" not in adapters_of(adapted.model)
+    for train_bias, count in (("lora_only", 2), ("all", 19)):
+        settings = {"target_modules": "query", "bias": train_bias}
+        adapted, _ = passes.insert_lora_adapter_transform_pass(bert_graph, settings)
+        biases = {name for name in trainable(adapted) if "lora" not in name}
+        assert len(biases) == count and all(name.endswith("bias") for name in biases)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"rank": 0}, "insert_lora_adapter_transform_pass: rank is 0"),
+        ({"lora_alpha": -1}, "alpha is -1, expected a number above 0"),
+        ({"lora_dropout": 1.5}, "dropout is 1.5"),
+        ({"rank": 6.0}, "rank: expected int, got 6.0"),
+        ({"rnak": 6}, "unknown key 'rnak': did you mean 'rank'"),
+        ({"alpha": 1, "lora_alpha": 1}, "'alpha' is given twice, once as 'lora_alpha'"),
+        ({"target_modules": ["qurey"]}, "no Linear .* matches 'qurey': did you mean 'query'"),
+        ({"target_modules": ["bert.poler.dense"]}, "did you mean 'bert.pooler.dense'"),
+        ({"target_modules": ["bert.encoder"]}, "no Linear in this graph matches 'bert.encoder'"),
+        ({"target_modules": ["LayerNorm"]}, "no Linear in this graph matches 'LayerNorm'"),
+        ({"target_modules": ["("]}, "matches '('"),
+        ({"target_modules": []}, "no Linear is left to adapt: the graph has 14"),
+        ({"modules_to_save": ["clasifier"]}, "no module .* did you mean 'classifier'"),
+        ({"train_bias": "some"}, "train_bias: got 'some'"),
+    ],
+)
+def test_mistakes_are_named(bert_graph, settings, message):
+    message = message.replace("(", r"\(")
+    with pytest.raises(ConfigError, match=message):
+        passes.insert_lora_adapter_transform_pass(bert_graph, settings)
+    assert not adapters_of(bert_graph.model)
+
+
+def test_adapters_do_not_nest_and_must_be_there_to_fuse(bert_graph):
+    adapted, _ = passes.insert_lora_adapter_transform_pass(bert_graph, {"target_modules": "query"})
+    with pytest.raises(GraphError, match="2 layers have an adapter already, .*fuse_lora_weights"):
+        passes.insert_lora_adapter_transform_pass(adapted, MASE)
+    with pytest.raises(GraphError, match="the graph has no adapter; insert_lora"):
+        passes.fuse_lora_weights_transform_pass(bert_graph)
+
+
+def test_quantised_before_or_after_is_the_same(bert_graph, bert_inputs):
+    bert_graph.model.eval()
+    after = trained(bert_graph)
+    quantized, info = passes.quantize_transform_pass(after, INT8)
+    assert info == {"quantized": 14} and len(adapters_of(quantized.model)) == 14
+    before, _ = passes.quantize_transform_pass(bert_graph, INT8)
+    before, _ = passes.insert_lora_adapter_transform_pass(before, MASE)
+    before.model.load_state_dict(after.model.state_dict())
+    expected = logits(quantized, bert_inputs)
+    assert torch.equal(logits(before, bert_inputs), expected)
+    assert not torch.equal(logits(after, bert_inputs), expected)
+    fused, _ = passes.fuse_lora_weights_transform_pass(quantized)
+    assert type(fused.modules["classifier"]) is QuantLinear
+    assert fused.modules["classifier"].spec.weight == Integer(8, 5)
+    torch.testing.assert_close(logits(fused, bert_inputs), expected, atol=0.1, rtol=0)
+
+
+def test_masks_survive_insertion_and_fusion(net_graph):
+    layer = QuantLinear.from_float(net_graph.model.fc1, QuantSpec())
+    mask = torch.rand_like(layer.weight) > 0.5
+    layer.register_buffer("weight_mask", mask)
+    net_graph.replace(net_graph.node("fc1"), layer)
+    adapted = trained(net_graph)
+    assert adapted.modules["fc1"].is_pruned and not adapted.modules["fc2"].is_pruned
+    fused, _ = passes.fuse_lora_weights_transform_pass(adapted)
+    assert torch.equal(fused.modules["fc1"].weight_mask, mask)
+    x = torch.randn(3, 1, 6, 7)
+    torch.testing.assert_close(fused.model(x), adapted.model.eval()(x), atol=1e-5, rtol=0)
+
+
+def test_a_layer_that_is_called_twice_has_one_adapter():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.fc(self.fc(x).relu())
+
+    mg = trained(MaseGraph(Twice(), dummy_in={"x": torch.randn(2, 4)}), {"rank": 2})
+    x = torch.randn(3, 4)
+    fc = mg.modules["fc"]
+    assert list(adapters_of(mg.model)) == ["fc"]
+    torch.testing.assert_close(mg.model(x), fc(fc(x).relu()))
+
+
+def test_tied_weights_are_untied_by_fusing():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(7, 4)
+            self.head = nn.Linear(4, 7, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, tokens):
+            return self.head(self.embedding(tokens))
+
+    tokens = torch.tensor([[1, 2, 3]])
+    mg = trained(MaseGraph(Tied(), dummy_in={"tokens": tokens}), {"rank": 2})
+    expected = mg.model(tokens)
+    fused, _ = passes.fuse_lora_weights_transform_pass(mg)
+    torch.testing.assert_close(fused.model(tokens), expected)
+    assert fused.model.head.weight is not fused.model.embedding.weight
+
+
+def test_adapters_train_and_are_exported(bert_graph, bert_inputs, tmp_path):
+    adapted, _ = passes.insert_lora_adapter_transform_pass(bert_graph, {"rank": 4, "alpha": 8})
+    optimizer = torch.optim.Adam([p for p in adapted.model.parameters() if p.requires_grad], 1e-2)
+    losses = []
+    for _ in range(15):
+        loss = adapted.model(**bert_inputs)["loss"]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
+    base = bert_graph.model.state_dict()
+    state = adapted.model.state_dict()
+    assert all(torch.equal(state[key], base[key]) for key in base), "base weights stay"
+
+    adapted.export(tmp_path / "lora")
+    loaded = MaseGraph.from_checkpoint(tmp_path / "lora")
+    assert torch.equal(logits(loaded, bert_inputs), logits(adapted, bert_inputs))
+    assert trainable(loaded) == trainable(adapted)
+    fused, _ = passes.fuse_lora_weights_transform_pass(loaded)
+    assert trainable(fused) == trainable(bert_graph)
+
+
+def test_trained_by_the_lean_loop(bert_graph):
+    from datasets import Dataset
+
+    adapted = trained(bert_graph, {"rank": 2})
+    before = {name: p.detach().clone() for name, p in adapted.model.named_parameters()}
+    rows = {"input_ids": [[1, 2, 3], [4, 5, 6]], "labels": [0, 1]}
+    fit(adapted.model, Dataset.from_dict({**rows, "attention_mask": [[1, 1, 1]] * 2}))
+    moved = {n for n, p in adapted.model.named_parameters() if not torch.equal(p, before[n])}
+    assert moved == trainable(adapted)
+    assert isinstance(adapted.modules["classifier"], LoraLinear)
