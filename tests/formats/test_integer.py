@@ -101,8 +101,68 @@ def test_fitting_sees_every_column_of_a_matrix():
     assert Integer(4, "mse").fitted(x) == best
 
 
+@pytest.mark.parametrize("percentile", [50, 90, 99, 99.9, 100])
+@pytest.mark.parametrize("width", [3, 6])
+@pytest.mark.parametrize("options", [{}, {"floor": True}, {"is_signed": False}])
+def test_percentile_is_the_finest_grid_that_saturates_so_few(percentile, width, options):
+    x = torch.randn(20_000, generator=torch.Generator().manual_seed(width)) * 3
+    x = x.abs() if "is_signed" in options else x
+    fitted = Integer(width, "percentile", percentile=percentile, **options).fitted(x)
+    assert fitted == Integer(width, fitted.frac_width, **options)
+
+    def saturated(frac_width):
+        return Integer(width, frac_width, **options).saturates(x).double().mean().item() * 100
+
+    assert saturated(fitted.frac_width) <= 100 - percentile + 1e-9
+    assert saturated(fitted.frac_width + 1) > 100 - percentile
+    # value by value: the largest fraction at which it does not saturate
+    needs = [
+        max(f for f in range(-8, 24) if not Integer(width, f, **options).saturates(v))
+        for v in x[:500]
+    ]
+    small = Integer(width, "percentile", percentile=percentile, **options).fitted(x[:500])
+    assert small.frac_width == sorted(needs)[min(int(500 * (100 - percentile) / 100 + 1e-6), 499)]
+
+
+def test_percentile_ignores_zeros_and_outliers():
+    x = torch.cat([torch.zeros(100_000), torch.rand(10_000) + 0.5, torch.tensor([1000.0])])
+    assert Integer(8, "percentile").fitted(x).frac_width == 6
+    assert Integer(8, "minmax").fitted(x).frac_width == -3
+    assert Integer(8, "percentile", percentile=100).fitted(x).frac_width == -3
+
+
+@pytest.mark.parametrize("frac_width", [-3, 0, 4, 9])
+@pytest.mark.parametrize("options", [{}, {"floor": True}, {"is_signed": False}])
+@pytest.mark.parametrize("scale", [0.01, 1.0, 300.0])
+def test_auto_width_is_the_smallest_that_saturates_nothing(frac_width, options, scale):
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(1)) * scale
+    x = x.abs() if "is_signed" in options else x
+    fitted = Integer("auto", frac_width, **options).fitted(x)
+    assert not fitted.saturates(x).any()
+    narrower = fitted.width - 1
+    if narrower >= (1 if "is_signed" in options else 2):
+        assert Integer(narrower, frac_width, **options).saturates(x).any()
+    assert torch.equal(Integer("auto", frac_width, **options).round(x), fitted.round(x))
+
+
+def test_auto_width_ends_at_32_bits_and_starts_at_the_least():
+    assert Integer("auto", 0).fitted(torch.tensor([1e30])).width == 32
+    assert Integer("auto", 0).fitted(torch.zeros(3)).width == 2
+    assert Integer("auto", 0, is_signed=False).fitted(torch.tensor([])).width == 1
+    assert Integer("auto", 0, is_signed=False).fitted(torch.tensor([-5.0])).width == 1
+    assert Integer("auto", 0).bits() == 32
+    with pytest.raises(ConfigError, match="integer auto.4: call `fitted"):
+        Integer("auto", 4).encode(torch.zeros(2))
+
+
+def test_labels_say_what_is_derived():
+    labels = [fmt.label for fmt in (Integer(8, 4), Integer(6, "percentile"), Integer("auto", 3))]
+    assert labels == ["integer 8.4", "integer 6.p99.9", "integer auto.3"]
+    assert Integer(6, "percentile", False, percentile=99).label == "uinteger 6.p99"
+
+
 @pytest.mark.parametrize("samples", [[], [0.0], [float("nan")], [float("inf")]])
-@pytest.mark.parametrize("rule", ["minmax", "mse"])
+@pytest.mark.parametrize("rule", ["minmax", "mse", "percentile"])
 def test_fitting_to_nothing_useful_gives_a_valid_format(samples, rule):
     fitted = Integer(8, rule).fitted(torch.tensor(samples))
     assert fitted.is_fitted
@@ -125,8 +185,10 @@ def test_an_unfitted_format_follows_each_tensor_and_cannot_be_stored():
         ({"width": 33, "frac_width": 1}, "got 33"),
         ({"width": 8, "frac_width": 500}, "got 500"),
         ({"width": 1, "frac_width": 0}, "needs 2 bits"),
-        ({"width": "8", "frac_width": 0}, "width: expected int, got '8'"),
-        ({"width": 8.0, "frac_width": 0}, "width: expected int, got 8.0"),
+        ({"width": "8", "frac_width": 0}, "width: expected int or 'auto', got '8'"),
+        ({"width": 8.0, "frac_width": 0}, "width: expected int or 'auto', got 8.0"),
+        ({"width": "auto", "frac_width": "mse"}, "cannot both be derived"),
+        ({"width": 8, "frac_width": 4, "percentile": 0}, "percentile: got 0, expected above 0"),
         ({"width": 8, "frac_width": "foo"}, "frac_width: expected int or 'auto'"),
         ({"width": 8, "frac_width": True}, "frac_width: expected int"),
     ],

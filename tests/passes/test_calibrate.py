@@ -91,3 +91,41 @@ def test_four_derived_bits_beat_four_fixed_bits(bert_graph, bert_inputs):
 
     torch.manual_seed(0)
     assert error("auto") < error(2) / 4
+
+
+def test_many_values_are_sampled_evenly_and_extremes_are_kept(net_graph):
+    config = {"name": "integer", "width": 8, "frac_width": "minmax"}
+    quantized, _ = passes.quantize_transform_pass(net_graph, {"conv2d": {"config": config}})
+    batches = [{"x": torch.rand(900, 1, 6, 7)} for _ in range(4)]
+    batches[1]["x"][5, 0, 2, 3] = 500.0
+    batches[2]["x"][0, 0, 0, 0] = float("inf")
+    fitted, _ = passes.calibrate_transform_pass(quantized, {"batches": batches})
+    assert fitted.modules["conv"].spec.data_in == Integer(8, -2)
+
+
+@pytest.mark.parametrize(
+    "settings, expected",
+    [
+        ({"width": 8, "frac_width": "percentile", "data_in_percentile": 99}, Integer(8, 6)),
+        ({"width": 8, "frac_width": "percentile", "data_in_percentile": 100}, Integer(8, 0)),
+        ({"width": "auto", "frac_width": 4}, Integer(12, 4)),
+        ({"width": 8, "frac_width": "minmax"}, Integer(8, 0)),
+    ],
+)
+def test_every_rule_reaches_the_operands(net_graph, settings, expected):
+    config = {"name": "integer", **settings}
+    quantized, _ = passes.quantize_transform_pass(net_graph, {"conv2d": {"config": config}})
+    noted = quantized.node("conv").meta["mase"].common.args["data_in_0"]
+    assert noted.precision == ((32, 4) if settings["width"] == "auto" else (8,))
+    x = torch.rand(200, 1, 6, 7) + 0.5
+    x[3, 0, 1, 2] = 100.0
+    fitted, info = passes.calibrate_transform_pass(quantized, {"batches": x_by_name(x)})
+    spec = fitted.modules["conv"].spec
+    assert (info["fitted"], spec.data_in) == (1, expected)
+    assert all(number_format.is_fitted for _, number_format in spec.items())
+    noted = fitted.node("conv").meta["mase"].common.args["data_in_0"]
+    assert noted.precision == (expected.width, expected.frac_width)
+
+
+def x_by_name(x):
+    return [{"x": part} for part in x.split(64)]

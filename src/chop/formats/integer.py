@@ -33,13 +33,16 @@ class Integer(NumberFormat):
     Special values: there is only +0; NaN stays NaN in `round`, and is 0 when stored.
 
     Attributes:
-        width: bits per element, 1 to 32.
-        frac_width: binary places; may be negative, or above `width`. `"mse"` and `"minmax"` wait
-            for `fitted` (and follow each tensor's own range until then): `"minmax"` is the finest
-            grid that saturates nothing, `"mse"` the one with the least squared error. `"auto"` is
-            `"mse"`.
+        width: bits per element, 1 to 32. `"auto"` waits for `fitted`: the fewest bits that
+            saturate nothing, 32 if none do; it needs a `frac_width` that is a number.
+        frac_width: binary places; may be negative, or above `width`. The others wait for `fitted`
+            (and follow each tensor's own range until then): `"minmax"` is the finest grid that
+            saturates nothing, `"percentile"` the finest that saturates few values, `"mse"` the
+            one with the least squared error. `"auto"` is `"mse"`.
         is_signed: False for 0 .. 2^width - 1.
         floor: rounds down instead of to nearest.
+        percentile: of the values that are not zero, the percentage that `"percentile"` keeps from
+            saturating, above 0 to 100. Zeros are not counted: they fit every range.
 
     Source: the definition of `torch.fake_quantize_per_tensor_affine` with scale 2^-frac_width and
     zero point 0.
@@ -52,21 +55,37 @@ class Integer(NumberFormat):
         "frac_width": (2, 3, 4, 6, 8, 12),
     }
 
-    width: int
-    frac_width: int | Literal["auto", "minmax", "mse"]
+    width: int | Literal["auto"]
+    frac_width: int | Literal["auto", "minmax", "mse", "percentile"]
     is_signed: bool = True
     floor: bool = False
+    percentile: float = 99.9
 
     def validate(self) -> None:
-        """Raises ConfigError where a width is out of range."""
+        """Raises ConfigError where a width or the percentile is out of range."""
         check_range("integer.width", self.width, range(1, MAX_WIDTH + 1))
         check_range("integer.frac_width", self.frac_width, range(-FRAC_LIMIT, FRAC_LIMIT + 1))
         if self.is_signed and self.width == 1:
             raise ConfigError("integer.width: a signed integer needs 2 bits; use 'binary' for 1.")
+        if isinstance(self.width, str) and isinstance(self.frac_width, str):
+            raise ConfigError(
+                "integer: width and frac_width cannot both be derived; give one of them a number."
+            )
+        if not 0 < self.percentile <= 100:
+            raise ConfigError(
+                f"integer.percentile: got {self.percentile}, expected above 0 to 100 percent."
+            )
+
+    @property
+    def _numbers(self) -> tuple[int, int]:
+        """(width, frac_width) of a fitted format."""
+        assert isinstance(self.width, int) and isinstance(self.frac_width, int)
+        return self.width, self.frac_width
 
     @property
     def code_range(self) -> tuple[int, int]:
-        """Smallest and largest integer code k."""
+        """Smallest and largest integer code k; `width` has to be a number."""
+        assert isinstance(self.width, int)
         if self.is_signed:
             return -(2 ** (self.width - 1)), 2 ** (self.width - 1) - 1
         return 0, 2**self.width - 1
@@ -84,13 +103,15 @@ class Integer(NumberFormat):
             tensor([0.5000, 3.5000])
         """
         number_format = self.fitted(x)
+        _, frac_width = number_format._numbers
         # Adding zero turns -0 into +0, the only zero that two's complement has.
-        return ((number_format._codes(x) / 2.0**number_format.frac_width) + 0.0).to(x.dtype)  # type: ignore[operator]
+        return ((number_format._codes(x) / 2.0**frac_width) + 0.0).to(x.dtype)
 
     def _codes(self, x: Tensor) -> Tensor:
         """k as a floating tensor, wide enough to hold it exactly."""
-        exact = torch.float32 if self.width <= 24 and x.dtype != torch.float64 else torch.float64
-        scaled = x.to(exact) * 2.0**self.frac_width  # type: ignore[operator]
+        width, frac_width = self._numbers
+        exact = torch.float32 if width <= 24 and x.dtype != torch.float64 else torch.float64
+        scaled = x.to(exact) * 2.0**frac_width
         whole = scaled.floor() if self.floor else scaled.round()
         return whole.clamp(*self.code_range)
 
@@ -98,57 +119,82 @@ class Integer(NumberFormat):
         """True where `x` rounds to a step beyond the range (NaN: False)."""
         number_format = self.fitted(x)
         low, high = number_format.code_range
-        scaled = x.double() * 2.0**number_format.frac_width  # type: ignore[operator]
+        scaled = x.double() * 2.0 ** number_format._numbers[1]
         whole = scaled.floor() if self.floor else scaled.round()
         return (whole < low) | (whole > high)
 
     def bits(self, shape: Sequence[int] = ()) -> float:
-        """`width`: the fraction is a part of it."""
-        return float(self.width)
+        """`width`: the fraction is a part of it. A width that waits can be as large as 32."""
+        return float(self.width if isinstance(self.width, int) else MAX_WIDTH)
 
     def encode(self, x: Tensor) -> Encoded:
         """Two's-complement codes, `width` bits each.
 
         Raises:
-            ConfigError: `frac_width` still waits for `fitted`.
+            ConfigError: a width still waits for `fitted`.
         """
         if not self.is_fitted:
-            raise ConfigError("integer.frac_width: call `fitted(x)` before `encode(x)`.")
+            raise ConfigError(f"{self.label}: call `fitted(x)` before `encode(x)`.")
         codes = self._codes(x).nan_to_num(0.0).to(torch.int64)
-        return Encoded(pack_bits(codes, self.width), x.shape, x.dtype)
+        return Encoded(pack_bits(codes, self._numbers[0]), x.shape, x.dtype)
 
     def decode(self, encoded: Encoded) -> Tensor:
         """The values k 2^-frac_width in the dtype that was encoded."""
-        codes = unpack_bits(encoded.codes, self.width, encoded.shape.numel())
+        width, frac_width = self._numbers
+        codes = unpack_bits(encoded.codes, width, encoded.shape.numel())
         if self.is_signed:
-            codes = codes - ((codes >> (self.width - 1)) << self.width)
-        values = codes.double() / 2.0**self.frac_width  # type: ignore[operator]
+            codes = codes - ((codes >> (width - 1)) << width)
+        values = codes.double() / 2.0**frac_width
         return values.to(encoded.dtype).view(encoded.shape)
 
     @property
     def is_fitted(self) -> bool:
-        """True when `frac_width` is a number."""
-        return isinstance(self.frac_width, int)
+        """True when both widths are numbers."""
+        return isinstance(self.width, int) and isinstance(self.frac_width, int)
 
     def fitted(self, samples: Tensor) -> Integer:
-        """The fraction derived from the samples: see `frac_width`.
+        """The width or the fraction derived from the samples: see the attributes.
+
+        Samples that are not finite are left out.
 
         >>> Integer(8, "minmax").fitted(torch.tensor([0.0, 1.5])).frac_width
         6
+        >>> Integer("auto", 4).fitted(torch.tensor([0.0, 1.5])).width
+        6
         """
-        if isinstance(self.frac_width, int):
+        if self.is_fitted:
             return self
-        finest = self._finest_without_saturation(samples)
-        if self.frac_width == "minmax":
-            return replace(self, frac_width=finest)
-        return replace(self, frac_width=self._least_squared_error(samples, finest))
+        finite = samples.detach()[samples.detach().isfinite()].double()
+        # A percentile that has done its work is no part of the format.
+        settled = replace(self, percentile=type(self).percentile)
+        if isinstance(self.width, str):
+            return replace(settled, width=self._fewest_bits(finite))
+        return replace(settled, frac_width=self._fraction(finite))
 
-    def _finest_without_saturation(self, samples: Tensor) -> int:
+    def _fraction(self, finite: Tensor) -> int:
+        finest = self._finest_without_saturation(finite)
+        if self.frac_width == "minmax":
+            return finest
+        sample = even_sample(finite, MAX_SAMPLES)
+        if self.frac_width == "percentile":
+            return self._finest_with_few_saturated(sample, finest)
+        return self._least_squared_error(sample, finest)
+
+    def _fewest_bits(self, finite: Tensor) -> int:
+        """Smallest width for which neither end of the samples rounds beyond the range."""
+        if not finite.numel():
+            return 1 + self.is_signed
+        ends = torch.stack(finite.aminmax())
+        ends = ends if self.is_signed else ends.clamp(min=0)
+        widths = range(1 + self.is_signed, MAX_WIDTH)
+        enough = (w for w in widths if not replace(self, width=w).saturates(ends).any())
+        return next(enough, MAX_WIDTH)
+
+    def _finest_without_saturation(self, finite: Tensor) -> int:
         """Largest f for which neither end of the samples rounds beyond the range."""
         low, high = self.code_range
         # How far, in steps, a value may lie beyond an end and still round to it.
         above, below = (1.0, 0.0) if self.floor else (0.5, 0.5)
-        finite = samples.detach()[samples.detach().isfinite()].double()
         limits = [FRAC_LIMIT]
         if finite.numel():
             smallest, largest = finite.min().item(), finite.max().item()
@@ -158,21 +204,32 @@ class Integer(NumberFormat):
             if smallest < 0 and low < 0:
                 limits.append(math.floor(math.log2((below - low) / -smallest)))
         chosen = min(limits)
-        return self.width - 1 if chosen == FRAC_LIMIT else max(chosen, -FRAC_LIMIT)
+        return int(self.width) - 1 if chosen == FRAC_LIMIT else max(chosen, -FRAC_LIMIT)
 
-    def _least_squared_error(self, samples: Tensor, finest: int) -> int:
+    def _finest_with_few_saturated(self, sample: Tensor, finest: int) -> int:
+        """Largest f that saturates at most 100 - `percentile` percent of the nonzero samples."""
+        ranged = sample[sample > 0] if not self.is_signed else sample[sample != 0]
+        # A share is not exact in binary: one part in a million of a value more is let pass.
+        allowed = ranged.numel() * (100 - self.percentile) / 100 + 1e-6
+        chosen = finest
+        while ranged.numel() and chosen < FRAC_LIMIT:
+            if replace(self, frac_width=chosen + 1).saturates(ranged).sum() > allowed:
+                break
+            chosen += 1
+        return chosen
+
+    def _least_squared_error(self, sample: Tensor, finest: int) -> int:
         """The f of least squared error. Below `finest` the grids only get coarser."""
-        finite = samples.detach()
-        finite = even_sample(finite[finite.isfinite()], MAX_SAMPLES).double()
-        candidates = range(finest, min(finest + self.width + SATURATING, FRAC_LIMIT + 1))
+        candidates = range(finest, min(finest + int(self.width) + SATURATING, FRAC_LIMIT + 1))
 
         def squared_error(frac_width: int) -> float:
-            rounded = replace(self, frac_width=frac_width).round(finite)
-            return (rounded - finite).square().sum().item()
+            rounded = replace(self, frac_width=frac_width).round(sample)
+            return (rounded - sample).square().sum().item()
 
         return min(candidates, key=squared_error)
 
     @property
     def label(self) -> str:
-        """`integer 8.4`: total width, then fraction."""
-        return f"{'' if self.is_signed else 'u'}integer {self.width}.{self.frac_width}"
+        """`integer 8.4`: total width, then fraction; `integer 8.p99.9` keeps that percentage."""
+        fraction = f"p{self.percentile:g}" if self.frac_width == "percentile" else self.frac_width
+        return f"{'' if self.is_signed else 'u'}integer {self.width}.{fraction}"

@@ -83,10 +83,11 @@ class TensorInfo(Record):
         if number_format.is_identity and self.torch_dtype is not None:
             self.precision = (self.torch_dtype.itemsize * 8,)
             return
-        widths = [getattr(number_format, name, None) for name in ("width", "frac_width")]
-        self.precision = tuple(w for w in widths if isinstance(w, int)) or (
-            int(number_format.bits(self.shape)),
-        )
+        width = getattr(number_format, "width", None)
+        fraction = getattr(number_format, "frac_width", None)
+        if not isinstance(width, int):
+            width = int(number_format.bits(self.shape))
+        self.precision = (width, fraction) if isinstance(fraction, int) else (width,)
 
 
 @dataclasses.dataclass(eq=False)

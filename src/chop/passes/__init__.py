@@ -14,6 +14,7 @@ from chop.passes.analysis.add_hardware_metadata import add_hardware_metadata_ana
 from chop.passes.analysis.add_software_metadata import add_software_metadata_analysis_pass
 from chop.passes.analysis.calculate_avg_bits import calculate_avg_bits_mg_analysis_pass
 from chop.passes.analysis.init_metadata import init_metadata_analysis_pass
+from chop.passes.analysis.profile_statistics import profile_statistics_analysis_pass
 from chop.passes.analysis.report_graph import report_graph_analysis_pass
 from chop.passes.analysis.report_node_meta_param import report_node_meta_param_analysis_pass
 from chop.passes.analysis.report_node_shape import report_node_shape_analysis_pass

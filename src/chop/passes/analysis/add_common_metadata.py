@@ -68,7 +68,8 @@ def describe(
     common = CommonMetadata(operator.name, operator.mase_type)
     common.args = _arguments(node, operator, results, keep_values)
     common.results = {
-        f"data_out_{i}": TensorInfo.of(x, keep_values) for i, x in enumerate(_flat(results[node]))
+        f"data_out_{i}": TensorInfo.of(x, keep_values)
+        for i, x in enumerate(tensors_in(results[node]))
     }
     module = mg.module_of(node)
     for name in PARAMETERS if module is not None else ():
@@ -94,37 +95,62 @@ def _record_formats(common: CommonMetadata, module: QuantizedOperator) -> None:
             info.record_format(module.spec.data_out)
 
 
+def argument_tensors(
+    node: fx.Node, operator: Operator, results: Mapping[fx.Node, Any]
+) -> dict[str, Tensor]:
+    """The tensors that a node reads, by the names that `CommonMetadata.args` gives them.
+
+    Args:
+        node: the node.
+        operator: its row of the operator table.
+        results: values of the nodes that it reads.
+    """
+    return {
+        key: tensor
+        for _, _, tensors in _named_arguments(node, operator, results)
+        for key, tensor in tensors.items()
+    }
+
+
 def _arguments(
     node: fx.Node, operator: Operator, results: Mapping[fx.Node, Any], keep: bool
 ) -> dict[str, Any]:
-    """Parameters are `weight` and `bias`, other tensors `data_in_0` ... in order.
-
-    What is no tensor keeps its name or gets a position.
-    """
-    counter = itertools.count()
+    """Tensors by `argument_tensors`; what is no tensor keeps its name or gets a position."""
     described: dict[str, Any] = {}
-    positions = [*operator.arguments, *(f"arg_{i}" for i in range(len(node.args)))]
-    for name, given in [*zip(positions, node.args, strict=False), *node.kwargs.items()]:
-        value = fx.node.map_arg(given, lambda n: results[n])
-        is_parameter = isinstance(given, fx.Node) and given.op == "get_attr"
-        operand = operator.arguments.get(name)
-        tensors = list(_flat(value))
-        for tensor in tensors:
-            named = is_parameter and operand in PARAMETERS
-            key = operand if named else f"data_in_{next(counter)}"
-            described[str(key)] = TensorInfo.of(tensor, keep)
+    for name, value, tensors in _named_arguments(node, operator, results):
+        described.update({key: TensorInfo.of(x, keep) for key, x in tensors.items()})
         if not tensors:
             described[name] = value
     return described
 
 
-def _flat(value: Any) -> Iterator[Tensor]:
+def _named_arguments(
+    node: fx.Node, operator: Operator, results: Mapping[fx.Node, Any]
+) -> Iterator[tuple[str, Any, dict[str, Tensor]]]:
+    """(name, value, tensors in it) of each argument.
+
+    Parameters are `weight` and `bias`, other tensors `data_in_0` ... in order.
+    """
+    counter = itertools.count()
+    positions = [*operator.arguments, *(f"arg_{i}" for i in range(len(node.args)))]
+    for name, given in [*zip(positions, node.args, strict=False), *node.kwargs.items()]:
+        value = fx.node.map_arg(given, lambda n: results[n])
+        is_parameter = isinstance(given, fx.Node) and given.op == "get_attr"
+        operand = operator.arguments.get(name)
+        named = is_parameter and operand in PARAMETERS
+        tensors = {
+            str(operand) if named else f"data_in_{next(counter)}": x for x in tensors_in(value)
+        }
+        yield name, value, tensors
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors in a value, nested containers included, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _flat(item)
+            yield from tensors_in(item)
     elif isinstance(value, tuple | list):
         for item in value:
-            yield from _flat(item)
+            yield from tensors_in(item)

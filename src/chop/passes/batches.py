@@ -1,0 +1,109 @@
+"""Inputs of a graph by name, batch by batch: what every pass that looks at data is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from chop.errors import ConfigError
+from chop.ir.capture.isolation import untouched
+from chop.ir.graph import MaseGraph
+from chop.ir.propagate import bind_inputs
+
+Batches = Iterable[Mapping[str, Any]]
+"""One mapping of inputs by name per batch."""
+
+Visit = Callable[[fx.Node, Mapping[fx.Node, Any], Any], None]
+"""Called with a node, the values of the nodes that it reads, and its result."""
+
+
+def known_inputs(mg: MaseGraph, batches: Batches, where: str) -> Iterator[dict[str, Any]]:
+    """Each batch without what the graph does not take, on the graph's device.
+
+    Args:
+        mg: the graph.
+        batches: inputs of the model by name, one mapping per batch.
+        where: the setting that the batches come from, for messages.
+
+    Raises:
+        ConfigError: something is no mapping, or there is no batch.
+    """
+    inputs = {node.target for node in mg.nodes if node.op == "placeholder"}
+    device = next((parameter.device for parameter in mg.model.parameters()), None)
+    count = 0
+    for batch in batches:
+        if not isinstance(batch, Mapping):
+            raise ConfigError(
+                f"{where}: expected mappings of inputs by name, got {type(batch).__name__}."
+            )
+        count += 1
+        yield {name: _to(value, device) for name, value in batch.items() if name in inputs}
+    if count == 0:
+        raise ConfigError(f"{where}: expected at least one batch, got none.")
+
+
+def _to(value: Any, device: torch.device | None) -> Any:
+    return value.to(device) if isinstance(value, Tensor) and device is not None else value
+
+
+def watch(mg: MaseGraph, batches: Iterable[Mapping[str, Any]], visit: Visit) -> None:
+    """Runs the graph on each batch and shows every node at work.
+
+    The model runs in eval mode without gradients and is left as it was, after an error too.
+
+    Args:
+        mg: the graph.
+        batches: from `known_inputs`.
+        visit: see `Visit`; it must not keep the values.
+    """
+    model = mg.model
+    with untouched(model), torch.no_grad():
+        model.eval()
+        for batch in batches:
+            _Watcher(model, visit).run(*bind_inputs(model, batch))
+
+
+class _Watcher(fx.Interpreter):
+    def __init__(self, model: torch.nn.Module, visit: Visit) -> None:
+        super().__init__(model)
+        self.visit = visit
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        self.visit(n, self.env, result)
+        return result
+
+
+def in_step(
+    mg: MaseGraph, batches: Iterable[Mapping[str, Any]]
+) -> Iterator[tuple[fx.Node, list[Mapping[fx.Node, Any]]]]:
+    """Runs the graph on all batches at once, one node after the other.
+
+    A layer that is changed while its node is shown works changed on every batch, so that what
+    follows sees the change, and the model still runs only once. Values that later nodes need stay
+    in memory for every batch.
+
+    Args:
+        mg: the graph.
+        batches: from `known_inputs`.
+    Yields: each node before it runs, and per batch the values of the nodes before it.
+    """
+    model = mg.model
+    with untouched(model), torch.no_grad():
+        model.eval()
+        runs = [_started(model, batch) for batch in batches]
+        for node in mg.nodes:
+            yield node, [run.env for run in runs]
+            for run in runs:
+                run.env[node] = run.run_node(node)
+                for done in run.user_to_last_uses.get(node, ()):
+                    del run.env[done]
+
+
+def _started(model: Any, batch: Mapping[str, Any]) -> fx.Interpreter:
+    run = fx.Interpreter(model)
+    run.args_iter = iter(bind_inputs(model, batch))
+    return run

@@ -1,0 +1,51 @@
+"""The numbers themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from chop.errors import ConfigError
+from chop.passes.statistics.base import Statistic
+
+
+@dataclass
+class Record(Statistic):
+    """Keeps every tensor: the one statistic whose memory grows with the stream.
+
+    Attributes:
+        add_new_dim_before_concat: stacks the tensors along a new first axis instead of joining
+            them along the one they have.
+    """
+
+    name: ClassVar[str] = "record"
+
+    add_new_dim_before_concat: bool = False
+
+    def __post_init__(self) -> None:
+        self._parts: list[Tensor] = []
+
+    def update(self, x: Tensor) -> None:
+        """Keeps a copy.
+
+        Raises:
+            ConfigError: the tensor's sizes do not fit those before it.
+        """
+        x = x.detach().to(self.device or x.device, copy=True)
+        x = x[None] if self.add_new_dim_before_concat or x.dim() == 0 else x
+        if self._parts and self._parts[0].shape[1:] != x.shape[1:]:
+            raise ConfigError(
+                f"record: tensors of the shapes {tuple(self._parts[0].shape)} and "
+                f"{tuple(x.shape)} cannot be joined; give batches of one size."
+            )
+        self._parts.append(x)
+
+    def compute(self) -> dict[str, Any]:
+        """`data`, the number of tensors in `count`, and `size_in_bytes`."""
+        if not self._parts:
+            raise ConfigError("record: nothing was observed.")
+        data = torch.cat(self._parts)
+        return {"data": data, "count": len(self._parts), "size_in_bytes": data.nbytes}
