@@ -39,6 +39,7 @@ def fit(
     seed: int = 0,
     device: str | torch.device | None = None,
     progress: str | None = None,
+    on_step: Callable[[int, int], None] | None = None,
 ) -> list[float]:
     """Trains `model` in place with AdamW; frozen parameters stay as they are.
 
@@ -55,6 +56,8 @@ def fit(
             were. Equal seeds give equal weights on the same machine.
         device: where to train; default, where the model is. The model stays there.
         progress: the label of a progress bar; None shows none.
+        on_step: called before each optimiser step, gradients in place, with its number from 1
+            and the number of all steps; see `chop.train.GradualPruning`.
     Returns: the mean loss of each epoch. Each module's mode (`train`, `eval`) is restored.
     Raises:
         ConfigError: wrong columns, an unknown schedule, or nothing to train.
@@ -73,12 +76,14 @@ def fit(
         _seeded(seed, feed.device) as order,
         _bar(progress, epochs * feed.steps) as tick,
     ):
-        for _ in range(epochs):
+        for epoch in range(epochs):
             total = torch.zeros((), device=feed.device)
-            for loss, logits, _ in feed(shuffle=order):
+            for step, (loss, logits, _) in enumerate(feed(shuffle=order), epoch * feed.steps + 1):
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(trainable, max_grad_norm)
+                if on_step is not None:
+                    on_step(step, epochs * feed.steps)
                 optimizer.step()
                 scheduler.step()
                 total += loss.detach() * len(logits)

@@ -38,9 +38,13 @@ class PruneActivation(nn.Module):
         """Any shape and floating dtype; the same comes out."""
         flat = input.reshape(-1)
         scores = flat.abs() if self.method == "l1-norm" else self._draw(flat)
-        kept = torch.ones_like(flat, dtype=torch.bool)
-        lowest = scores.argsort(stable=True)[: self._count(flat.shape[0])]
-        return torch.where(kept.index_fill(0, lowest, False), flat, 0).view(input.shape)
+        ranks = torch.arange(flat.shape[0], device=flat.device)
+        # A slice of the lowest would put a bound on the size into an exported program.
+        is_kept = ranks >= self._count(flat.shape[0])
+        kept = torch.ones_like(flat, dtype=torch.bool).scatter(
+            0, scores.argsort(stable=True), is_kept
+        )
+        return torch.where(kept, flat, 0).view(input.shape)
 
     def _count(self, size: int) -> int:
         """sparsity * size to the nearest integer, also where the size is a symbol."""

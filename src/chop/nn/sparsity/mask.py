@@ -14,14 +14,18 @@ NOTE = "pruned_by"
 
 
 def put_mask(module: QuantizedOperator, hidden: Tensor, note: Mapping[str, str]) -> None:
-    """Hides the weights marked True; a mask that is there already is replaced.
+    """Hides the weights marked True; a mask that is there already takes the new values.
 
     Args:
         module: a quantised operator with a weight; its formats may all be float.
         hidden: boolean, the weight's shape.
         note: how they were chosen: `method`, `scope`, `granularity`.
     """
-    module.register_buffer(MASK, ~hidden.to(module.weight.device))
+    kept = ~hidden.to(module.weight.device)
+    if module.is_pruned:
+        module.weight_mask.copy_(kept)  # in place: a compiled model stays compiled
+    else:
+        module.register_buffer(MASK, kept)
     setattr(module, NOTE, dict(note))
 
 

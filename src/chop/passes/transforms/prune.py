@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from chop.nn.sparsity import (
     Evidence,
     Granularity,
     PruneActivation,
+    Score,
     Scored,
     hidden_of,
     input_axis,
@@ -122,7 +124,10 @@ def take_targets(
 
 
 def hide_lowest(
-    targets: Sequence[Target], settings: WeightPruning, evidence: Mapping[str, Evidence]
+    targets: Sequence[Target],
+    settings: WeightPruning,
+    evidence: Mapping[str, Evidence],
+    growing: bool = False,
 ) -> None:
     """Puts a mask on every target: the lowest scores are hidden.
 
@@ -130,22 +135,24 @@ def hide_lowest(
         targets: the weights.
         settings: score, granularity and scope.
         evidence: of each target, by path.
+        growing: what is hidden already stays hidden.
     """
     if not targets:
         return
     score = SCORES[settings.method]
-    scored = [
-        Scored(
-            score.of(target.weight.detach(), evidence[target.path]),
-            input_axis(target.modules[0]),
-            target.sparsity,
-        )
-        for target in targets
-    ]
+    scored = [_scored(target, score, evidence[target.path], growing) for target in targets]
     marks = lowest_weights(scored, score, Granularity.parse(settings.granularity), settings.scope)
     for target, hidden in zip(targets, marks, strict=True):
         for module in target.modules:
             put_mask(module, hidden, settings.note)
+
+
+def _scored(target: Target, score: Score, evidence: Evidence, growing: bool) -> Scored:
+    values = score.of(target.weight.detach(), evidence)
+    hidden = hidden_of(target.modules[0]) if growing else None
+    if hidden is not None:
+        values = values.masked_fill(hidden, -math.inf)
+    return Scored(values, input_axis(target.modules[0]), target.sparsity)
 
 
 def count_hidden(targets: Sequence[Target]) -> dict[str, Any]:

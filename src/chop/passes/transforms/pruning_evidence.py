@@ -83,7 +83,8 @@ def add_saliency(evidence: Evidence, weight: Tensor, gradient: Tensor | None) ->
     """Adds weight * gradient of one batch; a weight without a gradient adds nothing."""
     weight = weight.detach()
     added = torch.zeros_like(weight) if gradient is None else weight * gradient
-    evidence.saliency = added if evidence.saliency is None else evidence.saliency + added
+    before = evidence.saliency
+    evidence.saliency = added if before is None else before.to(added.device) + added
 
 
 @contextmanager

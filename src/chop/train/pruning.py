@@ -1,0 +1,145 @@
+"""Prunes a model little by little while it trains."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from chop.config import parse
+from chop.errors import ConfigError, did_you_mean
+from chop.ir.graph import MaseGraph
+from chop.nn.sparsity import SCORES, Evidence
+from chop.passes.transforms.prune import count_hidden, hide_lowest, take_targets
+from chop.passes.transforms.prune_settings import PruneConfig, WeightPruning
+from chop.passes.transforms.pruning_evidence import add_saliency
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
+
+
+def constant(done: float) -> float:
+    """All of the sparsity at once."""
+    return 1.0
+
+
+def cubic(done: float) -> float:
+    """Fast at first, while there is much that can go, then slower.
+
+    The share of the way from the initial to the final sparsity when the share `done` of the
+    pruning steps is over.
+
+    Source: Zhu and Gupta 2017, arXiv:1710.01878, equation 1.
+    """
+    return 1.0 - (1.0 - done) ** 3
+
+
+PRUNING_SCHEDULES = {"constant": constant, "cubic": cubic}
+
+
+class GradualPruning:
+    """Raises the sparsity of a graph's weights during training; hidden weights stay hidden.
+
+    `fit(mg.model, data, on_step=GradualPruning(mg, config))`, or, with a Hugging Face Trainer,
+    `trainer.add_callback(GradualPruning(mg, config).callback())`. At the end exactly the
+    configured share is hidden, in each layer or, with scope `global`, over all.
+
+    Args:
+        mg: its layers become operators with masks, in place; nothing is hidden yet.
+        config: the settings of `prune_transform_pass`, `weight` only, with granularity
+            `elementwise`. Methods that look at gradients take those of the training.
+        schedule: `cubic` or `constant`.
+        begin: the share of all steps before pruning begins.
+        end: the share of all steps at which the full sparsity is reached.
+        every: steps between two choices of what to hide.
+
+    Raises:
+        ConfigError: a setting is wrong, or cannot be scheduled.
+    """
+
+    def __init__(
+        self,
+        mg: MaseGraph,
+        config: Mapping[str, Any] | PruneConfig,
+        *,
+        schedule: str = "cubic",
+        begin: float = 0.0,
+        end: float = 0.8,
+        every: int = 10,
+    ) -> None:
+        settings = parse(PruneConfig, _with_batches(config), "GradualPruning")
+        weight = _schedulable(settings)
+        if schedule not in PRUNING_SCHEDULES:
+            known = did_you_mean(schedule, PRUNING_SCHEDULES)
+            raise ConfigError(f"unknown pruning schedule '{schedule}': {known}")
+        if not 0 <= begin < end <= 1 or every < 1:
+            raise ConfigError(
+                "GradualPruning: expected 0 <= begin < end <= 1 and every >= 1, got "
+                f"begin={begin}, end={end}, every={every}."
+            )
+        self.settings, self.schedule = weight, PRUNING_SCHEDULES[schedule]
+        self.begin, self.end, self.every = begin, end, every
+        self.targets, _ = take_targets(mg, settings, weight)
+        generator = torch.Generator().manual_seed(self.settings.seed)
+        self.evidence = {
+            target.path: Evidence(generator, torch.zeros_like(target.weight.detach()))
+            for target in self.targets
+        }
+        self._reached = 0.0
+        self._hide(0.0)
+
+    def __call__(self, step: int, steps: int) -> None:
+        """Hides what is due before optimiser step `step` of `steps`, counted from 1."""
+        if SCORES[self.settings.method].needs == "gradients":
+            for target in self.targets:
+                add_saliency(self.evidence[target.path], target.weight, target.weight.grad)
+        done = (step / steps - self.begin) / (self.end - self.begin)
+        share = self.schedule(min(done, 1.0)) if done > 0 else 0.0
+        if share > self._reached and (step % self.every == 0 or done >= 1):
+            self._hide(share)
+            self._reached = share
+
+    def _hide(self, share: float) -> None:
+        due = [
+            dataclasses.replace(target, sparsity=target.sparsity * share) for target in self.targets
+        ]
+        hide_lowest(due, self.settings, self.evidence, growing=True)
+
+    def report(self) -> dict[str, Any]:
+        """What is hidden now: `sparsity`, `hidden`, `weights`, and `layers` by path."""
+        return count_hidden(self.targets)
+
+    def callback(self) -> TrainerCallback:
+        """The same for a `transformers.Trainer` of the graph's model."""
+        from transformers import TrainerCallback
+
+        pruning = self
+
+        class PruningCallback(TrainerCallback):
+            def on_pre_optimizer_step(
+                self, args: Any, state: Any, control: Any, **kwargs: Any
+            ) -> None:
+                pruning(state.global_step + 1, state.max_steps)
+
+        return PruningCallback()
+
+
+def _schedulable(settings: PruneConfig) -> WeightPruning:
+    """The weight settings, if they are such that sparsity can rise step by step."""
+    weight = settings.weight
+    if weight is None or settings.activation is not None:
+        raise ConfigError("GradualPruning: expected 'weight' and no 'activation'.")
+    if weight.granularity != "elementwise":
+        reason = f"expected granularity 'elementwise', got '{weight.granularity}'"
+    elif SCORES[weight.method].needs == "inputs":
+        reason = f"method '{weight.method}' looks at inputs, which training does not keep"
+    else:
+        return weight
+    raise ConfigError(f"GradualPruning: {reason}; prune at once with prune_transform_pass.")
+
+
+def _with_batches(config: Mapping[str, Any] | PruneConfig) -> Mapping[str, Any] | PruneConfig:
+    """Training brings the data that some methods look at."""
+    return config if isinstance(config, PruneConfig) else {"batches": (), **config}
