@@ -1,9 +1,11 @@
 """Data sets: built-in ones, local files and the hub's, by one name.
 
 `load_dataset(name_or_path, *, limit=None)` -> DatasetDict with `train` and `test`;
-`get_tokenized_dataset(dataset, checkpoint, ...)` the same with token columns.
+`get_tokenized_dataset(dataset, checkpoint, ...)` the same with token columns;
+`get_dataset_info(name)` -> what a model has to know of a data set.
 """
 
+from chop.data.catalogue import DATASETS, DatasetInfo, describe_dataset, get_dataset_info
 from chop.data.load import (
     BUILTIN_DATASETS,
     TEXT_DATASETS,
@@ -11,5 +13,6 @@ from chop.data.load import (
     load_dataset,
     num_labels,
 )
+from chop.data.pixels import with_pixels
 from chop.data.tokenize import get_tokenized_dataset
 from chop.data.tokenizer import BUILTIN_TOKENIZERS, get_tokenizer

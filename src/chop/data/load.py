@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chop.data.digits import digits
+from chop.data.points import jets, toy
 from chop.data.reviews import reviews
 from chop.errors import ConfigError, UnavailableError, did_you_mean
 from chop.hub import cache_folder, hub_is_reachable, told_when_offline
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
 
 HELD_OUT_SHARE = 0.2
 
-BUILTIN_DATASETS: dict[str, Callable[[], DatasetDict]] = {"digits": digits, "reviews": reviews}
+BUILTIN_DATASETS: dict[str, Callable[[], DatasetDict]] = {
+    "digits": digits,
+    "reviews": reviews,
+    "toy": toy,
+}
+FETCHED_DATASETS: dict[str, Callable[[], DatasetDict]] = {"jsc": jets}
 TEXT_DATASETS = frozenset({"reviews"})
 
 
@@ -26,8 +32,9 @@ def load_dataset(
     """A data set with the splits `train` and `test`, by built-in name, local path or hub name.
 
     Args:
-        name_or_path: `digits`, `reviews`; a folder of parquet, csv or json files or one written
-            by `save_to_disk`; a name on the hub; or a DatasetDict.
+        name_or_path: `digits`, `reviews`, `toy`; `jsc`, which is fetched from OpenML; a folder
+            of parquet, csv or json files or one written by `save_to_disk`; a name on the hub; or
+            a DatasetDict.
         limit: keep that many rows of each split, drawn by a fixed seed (files are often sorted
             by label, so the first rows would be of one class).
     Returns: a `datasets.DatasetDict`; without a labelled `test` split `validation` takes
@@ -42,8 +49,9 @@ def load_dataset(
     if isinstance(name_or_path, dict):
         return _shorten(_train_and_test(name_or_path, "as given"), limit)
     name = str(name_or_path)
-    if name in BUILTIN_DATASETS:
-        splits = BUILTIN_DATASETS[name]()
+    known = BUILTIN_DATASETS | FETCHED_DATASETS
+    if name in known:
+        splits = known[name]()
     elif Path(name).is_dir():
         splits = _from_folder(Path(name))
     else:

@@ -19,7 +19,7 @@ SECOND_COLUMNS = {"premise": "hypothesis", "sentence1": "sentence2"}
 
 def get_tokenized_dataset(
     dataset: str | Path | DatasetDict,
-    checkpoint: str | Path,
+    checkpoint: str | Path | PreTrainedTokenizerBase,
     return_tokenizer: bool = False,
     *,
     max_length: int | None = None,
@@ -31,7 +31,7 @@ def get_tokenized_dataset(
     Args:
         dataset: what `load_dataset` takes, or what it gives.
         checkpoint: whose tokenizer: `bert-tiny` for the built-in reviews, a local folder, or a
-            hub name.
+            hub name; or a tokenizer.
         return_tokenizer: also return the tokenizer.
         max_length: tokens of a row at most; default, the model's limit and at most 512.
         limit: keep that many rows of each split, drawn by a fixed seed.

@@ -18,12 +18,14 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MODEL_LIMIT = 512
 
 
-def get_tokenizer(checkpoint: str | Path) -> PreTrainedTokenizerBase:
-    """A tokenizer by built-in name (`bert-tiny`), local folder or hub name.
+def get_tokenizer(checkpoint: str | Path | PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """A tokenizer by built-in name (`bert-tiny`), local folder or hub name; or the given one.
 
     Raises:
         UnavailableError: neither built in nor a local folder with a tokenizer, nor reachable.
     """
+    if not isinstance(checkpoint, str | Path):
+        return checkpoint
     name = str(checkpoint)
     if name in BUILTIN_TOKENIZERS:
         return _builtin_tokenizer()

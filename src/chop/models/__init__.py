@@ -1,8 +1,10 @@
 """Models: built-in ones, and Hugging Face's by folder or name.
 
 `load_model(name_or_path, *, num_labels=None, task=None, pretrained=True, seed=0)` -> nn.Module;
+`get_model(name, pretrained=False, task="cls", dataset_info=None)` the same for MASE's names;
 `BUILTIN_MODELS[name]` says each built-in model's data set and training recipe.
 """
 
 from chop.models.builtin import BUILTIN_MODELS, BuiltinModel, Recipe
+from chop.models.catalogue import MODELS, ModelInfo, get_model, get_model_info, get_tokenizer
 from chop.models.load import AUTO_CLASSES, load_model

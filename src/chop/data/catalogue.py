@@ -1,0 +1,105 @@
+"""The data sets that users name: what each is, and where it comes from. A data set is one row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from chop.data.load import label_column, num_labels
+from chop.data.tokenize import TEXT_COLUMNS
+from chop.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
+
+Kind = Literal["vision", "nlp", "physical"]
+GREY = ((0.5,), (0.5,))
+RGB = ((0.5,) * 3, (0.5,) * 3)
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What a model has to know of a data set.
+
+    Attributes:
+        name: as `MaseDataModule` and `chop.data.load_dataset` take it.
+        kind: pictures, texts, or plain feature vectors.
+        num_classes: classes of its labels.
+        image_size: (channels, height, width) of pictures; None if there are none, or they differ.
+        num_features: length of the vectors.
+        pixel_mean: per channel, of pixels from 0 to 1; it is subtracted from them.
+        pixel_std: per channel; the difference is divided by it.
+    """
+
+    name: str
+    kind: Kind
+    num_classes: int
+    image_size: tuple[int, int, int] | None = None
+    num_features: int | None = None
+    pixel_mean: tuple[float, ...] = RGB[0]
+    pixel_std: tuple[float, ...] = RGB[1]
+
+
+_CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+_ROWS = (
+    DatasetInfo("toy", "physical", 5, num_features=16),
+    DatasetInfo("jsc", "physical", 5, num_features=16),
+    DatasetInfo("digits", "vision", 10, (1, 8, 8), None, *GREY),
+    DatasetInfo("mnist", "vision", 10, (1, 28, 28), None, (0.1307,), (0.3081,)),
+    DatasetInfo("fashion_mnist", "vision", 10, (1, 28, 28), None, (0.2860,), (0.3530,)),
+    DatasetInfo("cifar10", "vision", 10, (3, 32, 32), None, *_CIFAR),
+    DatasetInfo("reviews", "nlp", 2),
+    DatasetInfo("imdb", "nlp", 2),
+    DatasetInfo("rotten_tomatoes", "nlp", 2),
+    DatasetInfo("sst2", "nlp", 2),
+    DatasetInfo("ag_news", "nlp", 4),
+)
+DATASETS: dict[str, DatasetInfo] = {row.name: row for row in _ROWS}
+"""Rows by name; those that are not built in are fetched from the hub, `jsc` from OpenML."""
+
+
+def get_dataset_info(name: str) -> DatasetInfo:
+    """The row of a data set.
+
+    Raises:
+        ConfigError: the name is not in the table; the message names the nearest.
+    """
+    if name not in DATASETS:
+        raise ConfigError(f"unknown data set '{name}': {did_you_mean(name, DATASETS)}")
+    return DATASETS[name]
+
+
+def describe_dataset(name: str, splits: DatasetDict) -> DatasetInfo:
+    """The row of a data set, or for one that is not in the table, one made from its columns.
+
+    Raises:
+        ConfigError: it has neither texts, nor pictures, nor one column of numbers.
+    """
+    if name in DATASETS:
+        return DATASETS[name]
+    train = splits["train"]
+    columns = train.column_names
+    inputs = [column for column in columns if column != label_column(columns)]
+    classes = num_labels(splits)
+    picture = picture_column(splits)
+    if picture is not None:
+        example = train[0][picture]
+        is_grey = getattr(example, "mode", "RGB") in ("1", "L")
+        size = (1 if is_grey else 3, *reversed(example.size)) if hasattr(example, "size") else None
+        return DatasetInfo(name, "vision", classes, size, None, *(GREY if is_grey else RGB))
+    if set(inputs) & set(TEXT_COLUMNS):
+        return DatasetInfo(name, "nlp", classes)
+    if len(inputs) == 1:
+        return DatasetInfo(name, "physical", classes, num_features=len(train[0][inputs[0]]))
+    raise ConfigError(
+        f"data set '{name}': expected a column of text, of pictures, or one of numbers beside the "
+        f"labels, found {columns}."
+    )
+
+
+def picture_column(splits: DatasetDict) -> str | None:
+    """The column that holds encoded pictures; None when there is none."""
+    from datasets import Image
+
+    features = splits["train"].features
+    return next((name for name, kind in features.items() if isinstance(kind, Image)), None)

@@ -1,0 +1,79 @@
+"""From pictures to tensors: decoded when a row is read, so that a data set need not fit in memory.
+
+Shapes: C channels, H rows, W columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from chop.data.catalogue import DatasetInfo, picture_column
+from chop.data.load import label_column
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
+    from PIL.Image import Image
+
+
+@dataclass(frozen=True)
+class PixelTransform:
+    """Rows with pictures -> `pixel_values`, float32 (C, H, W), and `labels`.
+
+    Attributes:
+        column: where the pictures are.
+        label: where the classes are.
+        size: (C, H, W) of the result; pictures of another size are scaled bilinearly.
+        mean: per channel, subtracted from pixels of 0 to 1.
+        std: per channel, what the difference is divided by.
+    """
+
+    column: str
+    label: str
+    size: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """Transforms the rows of a batch."""
+        pixels = [self.picture(picture) for picture in rows[self.column]]
+        return {"pixel_values": pixels, "labels": rows[self.label]}
+
+    def picture(self, picture: Image) -> Tensor:
+        """One picture, normalised."""
+        from PIL.Image import Resampling
+
+        channels, height, width = self.size
+        picture = picture.convert("L" if channels == 1 else "RGB")
+        if picture.size != (width, height):
+            picture = picture.resize((width, height), Resampling.BILINEAR)
+        pixels = torch.from_numpy(np.array(picture, dtype=np.float32) / 255)
+        pixels_CHW = pixels.view(height, width, channels).permute(2, 0, 1)
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        return ((pixels_CHW - mean) / std).contiguous()
+
+
+def with_pixels(
+    splits: DatasetDict, info: DatasetInfo, size: tuple[int, int, int] | None = None
+) -> DatasetDict:
+    """The same data set with tensors in the place of pictures; one without pictures as it is.
+
+    Args:
+        splits: what `load_dataset` gives.
+        info: the row of the data set, for mean and deviation of its pixels.
+        size: (C, H, W) that a model wants; default, that of the data set.
+    """
+    column = picture_column(splits)
+    label = label_column(splits["train"].column_names)
+    if column is None or label is None:
+        return splits
+    wanted = size or info.image_size or (3, 224, 224)
+    mean, std = (
+        values if len(values) == wanted[0] else (values * 3)[: wanted[0]]
+        for values in (info.pixel_mean, info.pixel_std)
+    )
+    return splits.with_transform(PixelTransform(column, label, wanted, mean, std))

@@ -1,0 +1,176 @@
+"""A data set as loaders of batches, for code that trains and searches with plain loops.
+
+Shapes: B rows of a batch, T tokens of its longest text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from chop.data import (
+    DatasetInfo,
+    describe_dataset,
+    get_tokenized_dataset,
+    label_column,
+    load_dataset,
+    with_pixels,
+)
+from chop.errors import ConfigError
+from chop.models import MODELS, get_model_info, get_tokenizer
+from chop.train.rows import pad
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+    from transformers import PreTrainedTokenizerBase
+
+Split = Literal["train", "val", "test"]
+VALIDATION_SHARE = 0.1
+
+
+class MaseDataModule:
+    """A data set, cut into training, validation and test rows.
+
+    Batches of texts are mappings of `input_ids`, `attention_mask` and the like (B, T) and `labels`
+    (B,); those of pictures (B, C, H, W) and vectors (B, F) are pairs `(x, labels)`.
+
+    The validation rows are a tenth of the training rows, drawn by a fixed seed: the test rows stay
+    unseen until the end. Nothing is augmented.
+
+    Args:
+        name: what `chop.data.load_dataset` takes: a built-in name, a local folder, a hub name.
+        batch_size: rows of a batch.
+        num_workers: processes that read rows; 0 reads in this one.
+        max_token_len: texts are cut to it; default, the model's limit.
+        tokenizer: of texts; default, that of `model_name`.
+        model_name: the model that the data is for: its tokenizer, its size of pictures.
+        load_from_cache_file: accepted for MASE's sake; the cache is keyed by content.
+        limit: keeps that many rows of each split, drawn by a fixed seed.
+
+    Raises:
+        ConfigError: a batch size below one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        batch_size: int,
+        num_workers: int = 0,
+        max_token_len: int | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        model_name: str | None = None,
+        load_from_cache_file: bool = True,
+        *,
+        limit: int | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise ConfigError(f"batch_size: expected at least 1, got {batch_size}.")
+        self.name, self.batch_size, self.num_workers = name, batch_size, num_workers
+        self.max_token_len, self.model_name, self.limit = max_token_len, model_name, limit
+        self._tokenizer = tokenizer
+        self._splits: dict[str, Dataset] = {}
+
+    def prepare_data(self) -> None:
+        """Fetches the data set, unless it is built in or in the cache.
+
+        Raises:
+            UnavailableError: it has to be fetched and the hub cannot be reached.
+        """
+        _ = self._loaded
+
+    def setup(self, stage: str | None = None) -> None:
+        """Cuts the splits and tokenises texts; `stage` is accepted for MASE's sake."""
+        splits = self._as_tensors()
+        parts = splits["train"].train_test_split(test_size=VALIDATION_SHARE, seed=0)
+        self._splits = {"train": parts["train"], "val": parts["test"], "test": splits["test"]}
+
+    @cached_property
+    def dataset_info(self) -> DatasetInfo:
+        """What a model has to know of the data."""
+        return describe_dataset(self.name, self._loaded)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Of texts.
+
+        Raises:
+            ConfigError: neither a tokenizer nor a model was given.
+        """
+        if self._tokenizer is not None:
+            return self._tokenizer
+        name = self.model_name or (self.name if self.name == "reviews" else None)
+        if name is None:
+            raise ConfigError(
+                f"data set '{self.name}' holds texts: give tokenizer= or model_name=."
+            )
+        return get_tokenizer(name)
+
+    def train_dataloader(self) -> DataLoader:
+        """Batches of the training rows, in an order drawn from torch's global generator."""
+        return self._loader("train", shuffle=True)
+
+    def val_dataloader(self) -> DataLoader:
+        """Batches of the validation rows, in a fixed order."""
+        return self._loader("val", shuffle=False)
+
+    def test_dataloader(self) -> DataLoader:
+        """Batches of the test rows, in a fixed order."""
+        return self._loader("test", shuffle=False)
+
+    @cached_property
+    def _loaded(self) -> DatasetDict:
+        return load_dataset(self.name, limit=self.limit)
+
+    def _as_tensors(self) -> DatasetDict:
+        if self.dataset_info.kind == "nlp":
+            return get_tokenized_dataset(
+                self._loaded, self.tokenizer, max_length=self.max_token_len
+            )
+        known = self.model_name in MODELS
+        size = get_model_info(str(self.model_name)).image_size if known else None
+        return with_pixels(self._loaded, self.dataset_info, size)
+
+    def _loader(self, split: Split, *, shuffle: bool) -> DataLoader:
+        if not self._splits:
+            raise ConfigError("MaseDataModule: call setup() first.")
+        return DataLoader(
+            self._splits[split],
+            batch_size=self.batch_size,
+            shuffle=shuffle,
+            num_workers=self.num_workers,
+            collate_fn=self._collate(),
+        )
+
+    def _collate(self) -> Callable[[list[dict[str, Any]]], Any]:
+        if self.dataset_info.kind == "nlp":
+            return _Texts(self.tokenizer.pad_token_id or 0)
+        return _pairs
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """Rows of tokens -> a mapping of padded tensors."""
+
+    pad_id: int
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        batch = {
+            name: pad(name, [torch.as_tensor(row[name]) for row in rows], self.pad_id)
+            for name in rows[0]
+            if name != "labels"
+        }
+        return {**batch, "labels": torch.tensor([int(row["labels"]) for row in rows])}
+
+
+def _pairs(rows: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
+    """Rows of one input and a label -> (x, labels)."""
+    label = label_column(list(rows[0]))
+    column = next(name for name in rows[0] if name != label)
+    x = torch.stack([torch.as_tensor(row[column], dtype=torch.float32) for row in rows])
+    return x, torch.tensor([int(row[label]) for row in rows])

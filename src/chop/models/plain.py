@@ -1,0 +1,106 @@
+"""Plain networks that users know by name; called with one tensor, they answer with logits."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class PlainModel(nn.Module):
+    """What the plain models have in common.
+
+    Args:
+        input_shape: of one row.
+    """
+
+    def __init__(self, input_shape: Sequence[int]) -> None:
+        super().__init__()
+        self.input_shape = tuple(input_shape)
+
+    @property
+    def dummy_inputs(self) -> dict[str, Tensor]:
+        """Three random rows: no size is one, so that none is mistaken for a constant."""
+        return {"x": torch.randn(3, *self.input_shape)}
+
+
+class MLP(PlainModel):
+    """Linear layers with ReLU between them; pictures are flattened.
+
+    Args:
+        input_shape: of one row.
+        widths: features of each hidden layer, and classes.
+    """
+
+    def __init__(self, input_shape: Sequence[int], widths: Sequence[int]) -> None:
+        super().__init__(input_shape)
+        layers: list[nn.Module] = []
+        for width_in, width_out in itertools.pairwise((math.prod(input_shape), *widths)):
+            layers += [nn.Linear(width_in, width_out), nn.ReLU()]
+        self.seq_blocks = nn.Sequential(*layers[:-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) to logits (B, classes)."""
+        return self.seq_blocks(x.flatten(1))
+
+
+class JetTagger(PlainModel):
+    """One linear layer between ReLUs, for the jets of the LHC.
+
+    Source of the task: J. Duarte et al., arXiv:1804.06913, section 2.
+    """
+
+    def __init__(self, num_features: int = 16, num_classes: int = 5) -> None:
+        super().__init__((num_features,))
+        self.seq_blocks = nn.Sequential(
+            nn.BatchNorm1d(num_features),
+            nn.ReLU(),
+            nn.Linear(num_features, num_classes),
+            nn.ReLU(),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, features) to logits (B, classes)."""
+        return self.seq_blocks(x)
+
+
+class VGG7(PlainModel):
+    """Six 3 x 3 convolutions in three pairs, each pair followed by pooling, and two linear layers.
+
+    Source: F. Li et al., Ternary Weight Networks, arXiv:1605.04711, section 3.1: 2x(128-C3) + MP2
+    + 2x(256-C3) + MP2 + 2x(512-C3) + MP2 + 1024-FC.
+
+    Args:
+        image_size: (channels, height, width); sides of at least 8.
+        num_classes: classes.
+    """
+
+    def __init__(
+        self, image_size: tuple[int, int, int] = (3, 32, 32), num_classes: int = 10
+    ) -> None:
+        super().__init__(image_size)
+        channels, height, width = image_size
+        self.feature_layers = nn.Sequential(*_vgg_layers(channels, (128, 256, 512)))
+        self.classifier = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(512 * (height // 8) * (width // 8), 1024),
+            nn.ReLU(),
+            nn.Linear(1024, num_classes),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, channels, height, width) to logits (B, classes)."""
+        return self.classifier(self.feature_layers(x))
+
+
+def _vgg_layers(channels: int, widths: Sequence[int]) -> Iterator[nn.Module]:
+    for width in widths:
+        for width_in in (channels, width):
+            yield nn.Conv2d(width_in, width, 3, padding=1)
+            yield nn.BatchNorm2d(width)
+            yield nn.ReLU()
+        yield nn.MaxPool2d(2)
+        channels = width

@@ -1,0 +1,94 @@
+"""Batches of a data module as the inputs of a model, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from chop.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from chop.models import ModelInfo
+
+LOADERS = ("train", "val", "test")
+
+
+class DataModule(Protocol):
+    """What has loaders: `MaseDataModule`, or one of the user's own."""
+
+    def train_dataloader(self) -> Any:
+        """Batches to train on."""
+
+    def val_dataloader(self) -> Any:
+        """Batches to choose by."""
+
+    def test_dataloader(self) -> Any:
+        """Batches to report on."""
+
+
+class InputGenerator:
+    """An iterator over batches as mappings of inputs by name.
+
+    Every `iter()` of it starts anew. Of texts the labels are among the inputs; of pictures and
+    vectors, whose models take one tensor, they are not.
+
+    Args:
+        model_info: of `chop.models.get_model_info`.
+        data_module: batches are mappings, or pairs `(x, labels)`.
+        task: `cls`; or `lm`, where the labels are the tokens themselves.
+        which_dataloader: `train`, `val` or `test`.
+        max_batches: how many batches at most; None takes all.
+
+    Raises:
+        ConfigError: there is no such loader.
+    """
+
+    def __init__(
+        self,
+        model_info: ModelInfo,
+        data_module: DataModule,
+        task: str,
+        which_dataloader: str,
+        max_batches: int | None = None,
+    ) -> None:
+        if which_dataloader not in LOADERS:
+            hint = did_you_mean(which_dataloader, LOADERS)
+            raise ConfigError(f"which_dataloader: got '{which_dataloader}': {hint}")
+        self.model_info, self.task, self.max_batches = model_info, task, max_batches
+        self.dataloader = getattr(data_module, f"{which_dataloader}_dataloader")()
+        self._batches = self._read()
+
+    def __iter__(self) -> InputGenerator:
+        """Starts anew."""
+        self._batches = self._read()
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        """The next batch."""
+        return next(self._batches)
+
+    def _read(self) -> Iterator[dict[str, Any]]:
+        for count, batch in enumerate(self.dataloader):
+            if self.max_batches is not None and count >= self.max_batches:
+                return
+            yield self._inputs(batch)
+
+    def _inputs(self, batch: Any) -> dict[str, Any]:
+        if not isinstance(batch, dict):
+            return {self.model_info.input_name: batch[0]}
+        if self.task in ("lm", "language_modeling"):
+            return {**batch, "labels": batch["input_ids"]}
+        return dict(batch)
+
+
+def get_dummy_input(
+    model_info: ModelInfo,
+    data_module: DataModule,
+    task: str,
+    device: str | torch.device = "cpu",
+) -> dict[str, Any]:
+    """One training batch as the inputs of a model, on `device`."""
+    batch = next(InputGenerator(model_info, data_module, task, "train"))
+    return {name: value.to(device) for name, value in batch.items()}
