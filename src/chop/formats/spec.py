@@ -109,6 +109,11 @@ class QuantSpec:
         """(operand, format) in the order data_in, weight, bias, data_out."""
         return [(operand, getattr(self, operand)) for operand in OPERANDS]
 
+    @property
+    def is_float(self) -> bool:
+        """True when every operand is left as it is."""
+        return all(number_format.is_identity for _, number_format in self.items())
+
     def fitted(self, samples: Mapping[str, Tensor]) -> QuantSpec:
         """This spec with the formats of the operands in `samples` fitted to them."""
         return dataclasses.replace(

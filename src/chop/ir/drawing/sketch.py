@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import fx
+from torch import fx, nn
 
 from chop.errors import ConfigError
 from chop.ir.capture.captured import TensorSpec
@@ -17,6 +17,7 @@ from chop.ir.drawing.nesting import Item
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata
 from chop.nn.quantized import QuantizedOperator
+from chop.nn.sparsity import sparsity_of
 
 MOST_BOXES = 120
 LONGEST_TEXT = 34
@@ -66,7 +67,7 @@ class Box:
     Attributes:
         title: a short name.
         kind: what its colour says.
-        lines: further lines: class, shape, formats.
+        lines: further lines: class, shape, formats, sparsity.
         tooltip: everything, for those who point at it.
         is_quantized: something in it computes in a number format.
         stays_float: it has a quantised twin and others are quantised, but it is not.
@@ -192,7 +193,7 @@ class _Writer:
         self.words: dict[str, Box] = {}
         self.letters: dict[str, str] = {}
         modules = enumerate(map(mg.module_of, nodes))
-        self.quantized = frozenset(n for n, m in modules if isinstance(m, QuantizedOperator))
+        self.quantized = frozenset(n for n, module in modules if _is_quantized(module))
 
     def items(
         self, leaves: Sequence[int], prefix: tuple[str, ...], shown: int | None = None
@@ -248,11 +249,12 @@ class _Writer:
     def _node(self, leaf: int, said: int) -> Item:
         node = self.nodes[leaf]
         row, module = self.mg.operator(node), self.mg.module_of(node)
-        is_quantized = isinstance(module, QuantizedOperator)
+        is_quantized = _is_quantized(module)
         lines = [] if module is None else [type(module).__name__]
         shape = self.shape_of(node)
         lines += [shape] if shape else []
-        lines += formats_of(module) if isinstance(module, QuantizedOperator) else []
+        if isinstance(module, QuantizedOperator):
+            lines += [*formats_of(module), *_sparsity_of(module)]
         kind = KIND_OF.get(row.name, OTHER)
         could = row.is_quantizable and node.op.startswith("call_") and kind != OTHER
         box = Box(
@@ -337,6 +339,16 @@ def formats_of(module: QuantizedOperator) -> list[str]:
         if not number_format.is_identity:
             operands.setdefault(number_format.label, []).append(operand)
     return [f"{label}: {' '.join(names)}" for label, names in operands.items()]
+
+
+def _is_quantized(module: nn.Module | None) -> bool:
+    """False for a float layer that is pruned: its class is there to carry the mask."""
+    return isinstance(module, QuantizedOperator) and not module.spec.is_float
+
+
+def _sparsity_of(module: QuantizedOperator) -> list[str]:
+    share = sparsity_of(module)
+    return [] if share is None else [f"{share:.0%} pruned"]
 
 
 def _tooltip(node: fx.Node, lines: Sequence[str]) -> str:

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from chop.files import write_text
 from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import TensorInfo, operand_of
 from chop.nn.quantized import QuantizedOperator
+from chop.nn.sparsity import hidden_of
 from chop.passes.analysis.calculate_avg_bits import parameter_bits
 from chop.passes.analysis.stored_parameters import StoredParameter, stored_parameters
 from chop.passes.base import graph_pass
@@ -145,11 +146,24 @@ def _operand(argument: str, module: object) -> str:
 def layer_rows(mg: MaseGraph) -> list[LayerRow]:
     """The layers whose weights are quantised, in the order of the model's parameters."""
     stored = (parameter for parameter in stored_parameters(mg) if parameter.operand == "weight")
-    return [_layer_row(parameter) for parameter in stored if not parameter.format.is_identity]
+    hidden = _hidden_weights(mg)
+    return [
+        _layer_row(parameter, hidden.get(id(parameter.value)))
+        for parameter in stored
+        if not parameter.format.is_identity
+    ]
 
 
-def _layer_row(parameter: StoredParameter) -> LayerRow:
+def _hidden_weights(mg: MaseGraph) -> dict[int, Tensor]:
+    """What pruning hides, by the id of the weight."""
+    masks = ((module, hidden_of(module)) for module in mg.model.modules())
+    return {id(module.weight): hidden for module, hidden in masks if hidden is not None}
+
+
+def _layer_row(parameter: StoredParameter, hidden: Tensor | None) -> LayerRow:
     weight, number_format = parameter.value.detach(), parameter.format
+    if hidden is not None:
+        weight = weight.masked_fill(hidden, 0)
     alive = weight != 0
     count = max(int(alive.sum()), 1)
     vanished = ((number_format.round(weight) == 0) & alive).sum().item() / count

@@ -47,7 +47,7 @@ def _make_plain(mg: MaseGraph) -> None:
 
 def _is_float_module(module: QuantizedOperator) -> bool:
     """True for a module of `torch.nn` in float formats; calls of functions stay as they are."""
-    return module.function is None and all(fmt.is_identity for _, fmt in module.spec.items())
+    return module.function is None and module.spec.is_float
 
 
 def _plain_twin(module: QuantizedOperator) -> nn.Module:

@@ -145,7 +145,7 @@ def quantize_transform_pass(mg: MaseGraph, config: QuantizeConfig) -> dict[str, 
         mg.replace(node, twin)
         twins[str(node.target)] = twin
         record_formats(node, twin)
-    return {"quantized": sum(not _is_float(spec) for spec in chosen.values())}
+    return {"quantized": sum(not spec.is_float for spec in chosen.values())}
 
 
 def quantized_twin(mg: MaseGraph, node: fx.Node, spec: QuantSpec) -> QuantizedOperator:
@@ -181,10 +181,6 @@ def _hand_on_the_result(mg: MaseGraph, node: fx.Node) -> None:
         nodes = mg.nodes
         later = set(nodes[nodes.index(node) + 1 :])
         source.replace_all_uses_with(node, delete_user_cb=lambda user: user in later)
-
-
-def _is_float(spec: QuantSpec) -> bool:
-    return all(number_format.is_identity for _, number_format in spec.items())
 
 
 def _check_patterns(patterns: Iterable[str], where: str) -> None:
