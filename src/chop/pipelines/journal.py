@@ -1,0 +1,145 @@
+"""What a pipeline writes after each stage, and how another run finds its place again.
+
+A stage leaves three files: `01_name.pt` and `01_name.mz`, its graph, and last `01_name.json`, which
+vouches for them with a key: the digest of the first graph and of all stages up to this one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import math
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from chop.errors import CheckpointError
+from chop.files import write_text
+from chop.ir.graph import MaseGraph
+
+if TYPE_CHECKING:
+    from chop.pipelines.pipeline import Stage
+
+log = logging.getLogger(__name__)
+PLAIN = (str, int, float, bool, type(None))
+
+
+class Journal:
+    """The files of one pipeline in one folder.
+
+    Args:
+        folder: made if missing.
+        mg: the graph that goes in.
+        stages: what is done with it.
+        allow: see `MaseGraph.from_checkpoint`.
+    """
+
+    def __init__(
+        self, folder: Path, mg: MaseGraph, stages: Sequence[Stage], allow: Iterable[Any]
+    ) -> None:
+        self.allow = tuple(allow)
+        self.paths = [folder / f"{i:02}_{stage.name}" for i, stage in enumerate(stages, start=1)]
+        self.keys = list(_keys(mg, stages))
+
+    def resume(self) -> tuple[MaseGraph, list[Any]] | None:
+        """The graph after the last stage that is done, and the findings of all up to it."""
+        infos = list(self._finished())
+        while infos:
+            try:
+                path = self.paths[len(infos) - 1]
+                return MaseGraph.from_checkpoint(path, allow=self.allow), infos
+            except CheckpointError as error:
+                log.warning("stage %d runs again: %s", len(infos), error)
+                infos.pop()
+        return None
+
+    def record(self, index: int, mg: MaseGraph, info: Any) -> None:
+        """Writes down a stage that is done; what was known of later ones is void."""
+        for path in self.paths[index:]:
+            _note(path).unlink(missing_ok=True)
+        mg.export(self.paths[index])
+        entry = {"key": self.keys[index], "info": as_json(info)}
+        write_text(_note(self.paths[index]), json.dumps(entry, indent=2) + "\n")
+
+    def _finished(self) -> Iterator[Any]:
+        for path, key in zip(self.paths, self.keys, strict=True):
+            try:
+                entry = json.loads(_note(path).read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                return
+            if not isinstance(entry, dict) or entry.get("key") != key:
+                return
+            yield entry["info"]
+
+
+def _note(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
+
+
+def as_json(value: Any) -> Any:
+    """What JSON can hold of a pass's findings: the rest is described by its class and shape."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, PLAIN):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [as_json(item) for item in value]
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return as_json(value.item())
+    if isinstance(value, Tensor):
+        return f"tensor {tuple(value.shape)} {value.dtype}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: as_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return str(value) if isinstance(value, Path) else type(value).__name__
+
+
+def _keys(mg: MaseGraph, stages: Sequence[Stage]) -> Iterator[str]:
+    digest = hashlib.sha256()
+    for part in _graph_parts(mg):
+        digest.update(part)
+    for stage in stages:
+        for part in _parts(stage.name, stage.config):
+            digest.update(part)
+        yield digest.hexdigest()
+
+
+def _graph_parts(mg: MaseGraph) -> Iterator[bytes]:
+    """Nodes, modules and tensors; not the provenance, which has example inputs in it."""
+    model = mg.model
+    for node in mg.nodes:
+        called = getattr(node.target, "__qualname__", node.target)
+        yield f"{node.name} {node.op} {called} {node.args} {node.kwargs}".encode()
+    yield f"{model} {model.training}".encode()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        yield from _parts(name, tensor)
+
+
+def _parts(*values: Any) -> Iterator[bytes]:
+    """The content of settings; for what has none that can be compared, something unique."""
+    for value in values:
+        yield type(value).__name__.encode()
+        if isinstance(value, PLAIN):
+            yield repr(value).encode()
+        elif isinstance(value, Mapping):
+            yield from _parts(*(part for item in value.items() for part in item))
+        elif isinstance(value, list | tuple):
+            yield from _parts(len(value), *value)
+        elif isinstance(value, Tensor):
+            yield f"{tuple(value.shape)} {value.dtype}".encode()
+            flat = value.detach().cpu().contiguous().flatten()
+            yield flat.view(torch.uint8).numpy().tobytes()
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            yield from _parts(*(getattr(value, f.name) for f in dataclasses.fields(value)))
+        elif isinstance(value, type | FunctionType | Path | torch.dtype):
+            yield str(getattr(value, "__qualname__", value)).encode()
+        else:
+            yield uuid.uuid4().bytes

@@ -1,0 +1,159 @@
+"""A list of passes that survives being killed."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import chop.passes
+from chop.config import load_toml
+from chop.errors import ConfigError, did_you_mean
+from chop.ir.graph import MaseGraph
+from chop.pipelines.journal import Journal
+
+Pass = str | Callable[..., tuple[MaseGraph, dict[str, Any]]]
+METADATA_PASSES = ("init_metadata_analysis_pass", "add_common_metadata_analysis_pass")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pass and its settings.
+
+    Attributes:
+        name: the pass.
+        function: what is called.
+        config: its settings; None for none.
+    """
+
+    name: str
+    function: Callable[..., tuple[MaseGraph, dict[str, Any]]]
+    config: Any = None
+
+    @classmethod
+    def of(cls, step: Pass | tuple[Pass, Any] | Stage) -> Stage:
+        """From a pass or its name, alone or with settings.
+
+        Raises:
+            ConfigError: there is no pass of that name; the message names the nearest.
+        """
+        if isinstance(step, Stage):
+            return step
+        chosen, config = step if isinstance(step, tuple) else (step, None)
+        if callable(chosen):
+            return cls(getattr(chosen, "__name__", type(chosen).__name__), chosen, config)
+        known = [name for name in vars(chop.passes) if name.endswith("_pass")]
+        if chosen not in known:
+            raise ConfigError(f"no pass is called '{chosen}': {did_you_mean(chosen, known)}")
+        return cls(chosen, getattr(chop.passes, chosen), config)
+
+    def run(self, mg: MaseGraph) -> tuple[MaseGraph, dict[str, Any]]:
+        """Runs the pass."""
+        return self.function(mg) if self.config is None else self.function(mg, self.config)
+
+
+class Pipeline:
+    """Passes with their settings, run one after the other.
+
+    Args:
+        stages: passes or their names, alone or as `(pass, settings)`. Metadata is filled in first
+            where the graph has none.
+
+    Raises:
+        ConfigError: there is no pass of some name.
+
+    Example:
+        >>> from torch import nn
+        >>> pipeline = Pipeline(["calculate_avg_bits_mg_analysis_pass"])
+        >>> mg, info = pipeline(MaseGraph(nn.Linear(4, 2)), quiet=True)
+        >>> info["calculate_avg_bits_mg_analysis_pass"]["w_avg_bit"]
+        32.0
+    """
+
+    def __init__(self, stages: Iterable[Pass | tuple[Pass, Any] | Stage]) -> None:
+        self.stages = tuple(Stage.of(step) for step in stages)
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Pipeline:
+        """Reads a list of `[[stage]]` tables with `pass = "name"` and perhaps a table `config`.
+
+        Raises:
+            ConfigError: the file cannot be read, or a key or a pass is unknown.
+        """
+        document = load_toml(path)
+        _check_keys(document, ("stage",), str(path))
+        stages = []
+        for i, table in enumerate(document.get("stage", ()), start=1):
+            _check_keys(table, ("pass", "config"), f"{path}: stage {i}")
+            if "pass" not in table:
+                raise ConfigError(f"{path}: stage {i} names no pass.")
+            stages.append((table["pass"], table.get("config")))
+        return cls(stages)
+
+    def __call__(
+        self,
+        mg: MaseGraph,
+        *,
+        out: str | Path | None = None,
+        allow: Iterable[Any] = (),
+        quiet: bool = False,
+    ) -> tuple[MaseGraph, dict[str, Any]]:
+        """Runs the passes.
+
+        Args:
+            mg: the graph; it is not changed, but for metadata where it has none.
+            out: a folder for the graph and the findings after each stage. Another run of the same
+                graph and the same list continues after the last stage that was finished. A stage
+                runs again, and all after it, when its settings have changed or cannot be
+                compared (a generator, say); findings of stages that do not run again are what
+                JSON can hold of them.
+            allow: module classes of your own, see `MaseGraph.from_checkpoint`.
+            quiet: prints no line per stage.
+
+        Returns: the new graph, and what each pass found by its name; a pass that runs again has
+            a number after its name.
+        """
+        console = Console(quiet=quiet, highlight=False, markup=False, soft_wrap=True)
+        journal = None if out is None else Journal(Path(out), mg, self.stages, allow)
+        names = list(_numbered(self.stages))
+        resumed = journal.resume() if journal else None
+        if resumed is None:
+            _fill_metadata(mg)
+        else:
+            mg = resumed[0]
+            console.print(f"{out}: {len(resumed[1])} of {len(names)} stages are done: continuing")
+        found = dict(zip(names, resumed[1] if resumed else (), strict=False))
+        for i in range(len(found), len(names)):
+            start = time.perf_counter()
+            mg, found[names[i]] = self.stages[i].run(mg)
+            if journal:
+                journal.record(i, mg, found[names[i]])
+            seconds = time.perf_counter() - start
+            console.print(f"[{i + 1}/{len(names)}] {names[i]}: {seconds:.1f} s")
+        return mg, found
+
+
+def _fill_metadata(mg: MaseGraph) -> None:
+    done = {step.name for step in mg.provenance}
+    for name in METADATA_PASSES:
+        if name not in done:
+            getattr(chop.passes, name)(mg)
+
+
+def _numbered(stages: Sequence[Stage]) -> Iterator[str]:
+    seen: Counter[str] = Counter()
+    for stage in stages:
+        seen[stage.name] += 1
+        count = seen[stage.name]
+        yield stage.name if count == 1 else f"{stage.name}_{count}"
+
+
+def _check_keys(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for key in table:
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key '{key}': {did_you_mean(key, known)}")

@@ -1,0 +1,76 @@
+import copy
+
+import pytest
+import torch
+
+from chop import MaseGraph, passes
+from chop.errors import ConfigError
+from chop.models import get_model
+from chop.nn.quantized import QuantizedOperator
+from chop.pipelines import AutoPipeline, AutoPipelineForDistributedInference, CompressionPipeline
+
+X = torch.linspace(-2, 2, 3 * 64).view(3, 1, 8, 8)
+ARGS = {
+    "quantize_transform_pass": {
+        "by": "type",
+        "default": {"config": {"name": None}},
+        "linear": {"config": {"name": "integer", "width": 8, "frac_width": 5}},
+    },
+    "prune_transform_pass": {
+        "weight": {"sparsity": 0.5, "method": "l1-norm", "scope": "local"},
+    },
+}
+
+
+@pytest.fixture
+def mg():
+    return MaseGraph(get_model("toy-tiny"))
+
+
+def test_quantises_then_prunes_and_leaves_its_arguments(mg):
+    args, before = copy.deepcopy(ARGS), mg.model(X)
+    pipeline = CompressionPipeline()
+    small, found = pipeline(mg, pass_args=args)
+    assert list(found) == ["quantize_transform_pass", "prune_transform_pass"]
+    assert args == ARGS and torch.equal(mg.model(X), before)
+    layers = [m for m in small.modules.values() if isinstance(m, QuantizedOperator)]
+    assert len(layers) == 3 and all(layer.is_pruned for layer in layers)
+    again, _ = pipeline(mg, args)
+    assert torch.equal(again.model(X), small.model(X))
+    names = [step.name for step in small.provenance]
+    assert names[:2] == ["init_metadata_analysis_pass", "add_common_metadata_analysis_pass"]
+
+
+def test_what_has_no_settings_or_is_skipped_does_not_run(mg):
+    _, found = CompressionPipeline()(mg, {"prune_transform_pass": ARGS["prune_transform_pass"]})
+    assert list(found) == ["prune_transform_pass"]
+    for skip in ("prune_transform_pass", passes.prune_transform_pass):
+        _, found = CompressionPipeline()(mg, pass_args=ARGS, skip_passes=[skip])
+        assert list(found) == ["quantize_transform_pass"]
+
+
+def test_wrong_names_are_told(mg):
+    with pytest.raises(ConfigError, match="'quantise_transform_pass': did you mean 'quantize_tra"):
+        CompressionPipeline()(mg, pass_args={"quantise_transform_pass": {}})
+    with pytest.raises(ConfigError, match="it has no pass 'prune': choose from"):
+        CompressionPipeline()(mg, pass_args=ARGS, skip_passes=["prune"])
+    with pytest.raises(ConfigError, match="pass_args is empty"):
+        CompressionPipeline()(mg)
+
+
+def test_groups_of_ones_own(mg):
+    def first_pass(mg, pass_args={}):  # noqa: B006
+        return mg, dict(pass_args)
+
+    bits = "calculate_avg_bits_mg_analysis_pass"
+    pipeline = AutoPipeline([[first_pass], [passes.report_node_type_analysis_pass, bits]])
+    _, found = pipeline(
+        mg, {"first_pass": {"k": 1}}, skip_passes=["report_node_type_analysis_pass"]
+    )
+    assert found["first_pass"] == {"k": 1} and found[bits]["w_avg_bit"] == 32
+    assert len(found) == 2
+
+
+def test_distributed_inference_says_that_it_is_missing():
+    with pytest.raises(NotImplementedError, match="no model is sharded over devices yet"):
+        AutoPipelineForDistributedInference()

@@ -1,0 +1,181 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from chop import MaseGraph, passes
+from chop.errors import ConfigError
+from chop.models import get_model
+from chop.pipelines import Pipeline
+from chop.pipelines.journal import as_json
+
+INTEGER = {"config": {"name": "integer", "width": 8, "frac_width": 5}}
+QUANTIZE = ("quantize_transform_pass", {"by": "type", "linear": INTEGER})
+PRUNE = ("prune_transform_pass", {"weight": {"sparsity": 0.5, "method": "l1-norm"}})
+BITS = "calculate_avg_bits_mg_analysis_pass"
+X = torch.linspace(-2, 2, 3 * 64).view(3, 1, 8, 8)
+
+
+@pytest.fixture
+def mg():
+    return MaseGraph(get_model("toy-tiny"))
+
+
+def counting(calls, name="count_analysis_pass"):
+    def run(mg, pass_args={}):  # noqa: B006
+        calls.append(name)
+        return mg, {"calls": len(calls)}
+
+    run.__name__ = name
+    return run
+
+
+def test_stages_run_in_order_and_the_graph_that_came_stays(mg):
+    before = mg.model(X)
+    small, found = Pipeline([QUANTIZE, BITS, PRUNE, BITS])(mg, quiet=True)
+    assert list(found) == ["quantize_transform_pass", BITS, "prune_transform_pass", f"{BITS}_2"]
+    assert found[BITS]["w_avg_bit"] == pytest.approx(8, abs=0.5)
+    assert torch.equal(mg.model(X), before)
+    by_hand, _ = passes.quantize_transform_pass(mg, QUANTIZE[1])
+    by_hand, _ = passes.prune_transform_pass(by_hand, PRUNE[1])
+    assert torch.equal(small.model(X), by_hand.model(X))
+
+
+def test_a_finished_list_is_read_and_not_run_again(mg, tmp_path, capsys):
+    calls = []
+    stages = [QUANTIZE, counting(calls), PRUNE]
+    first, found = Pipeline(stages)(mg, out=tmp_path / "run")
+    assert "[2/3] count_analysis_pass: " in capsys.readouterr().out
+    again, refound = Pipeline(stages)(MaseGraph(get_model("toy-tiny")), out=tmp_path / "run")
+    assert "3 of 3 stages are done: continuing" in capsys.readouterr().out
+    assert calls == ["count_analysis_pass"]
+    assert torch.equal(again.model(X), first.model(X))
+    assert refound["count_analysis_pass"] == {"calls": 1} == found["count_analysis_pass"]
+    names = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert names[:3] == [f"01_quantize_transform_pass.{kind}" for kind in ("json", "mz", "pt")]
+    assert len(names) == 9
+
+
+def test_a_changed_stage_runs_again_and_all_after_it(mg, tmp_path):
+    calls = []
+    a, b, c = (counting(calls, f"{name}_analysis_pass") for name in "abc")
+    Pipeline([a, (b, {"k": 1}), c])(mg, out=tmp_path, quiet=True)
+    Pipeline([a, (b, {"k": 2}), c])(mg, out=tmp_path, quiet=True)
+    assert [call[0] for call in calls] == list("abcbc")
+    Pipeline([a, (b, {"k": 2}), c])(mg, out=tmp_path, quiet=True)
+    assert len(calls) == 5
+    other = MaseGraph(get_model("toy-tiny", seed=1))
+    Pipeline([a, (b, {"k": 2}), c])(other, out=tmp_path, quiet=True)
+    assert [call[0] for call in calls[5:]] == list("abc")
+
+
+def test_settings_are_compared_by_content(mg, tmp_path):
+    calls = []
+    run = counting(calls)
+    for tensor in (torch.zeros(2000), torch.zeros(2000)):
+        Pipeline([(run, {"x": tensor, "k": (1, {"a": None})})])(mg, out=tmp_path, quiet=True)
+    assert len(calls) == 1
+    changed = torch.zeros(2000)
+    changed[1000] = 1  # not in the tensor's text
+    Pipeline([(run, {"x": changed, "k": (1, {"a": None})})])(mg, out=tmp_path, quiet=True)
+    assert len(calls) == 2
+    for _ in range(2):  # a generator has no content to compare
+        Pipeline([(run, {"x": iter(())})])(mg, out=tmp_path, quiet=True)
+    assert len(calls) == 4
+
+
+def test_a_broken_checkpoint_is_made_again(mg, tmp_path, caplog):
+    calls = []
+    stages = [counting(calls, "a_analysis_pass"), counting(calls, "b_analysis_pass")]
+    Pipeline(stages)(mg, out=tmp_path, quiet=True)
+    (tmp_path / "02_b_analysis_pass.pt").write_bytes(b"cut off")
+    Pipeline(stages)(mg, out=tmp_path, quiet=True)
+    assert calls == ["a_analysis_pass", "b_analysis_pass", "b_analysis_pass"]
+    assert "stage 2 runs again" in caplog.text
+    (tmp_path / "01_a_analysis_pass.json").write_text("{")
+    Pipeline(stages)(mg, out=tmp_path, quiet=True)
+    assert len(calls) == 5
+
+
+SCRIPT = """
+    import os, signal, sys
+    from chop import MaseGraph
+    from chop.models import get_model
+    from chop.pipelines import Pipeline
+
+    def slow_analysis_pass(mg, pass_args={}):
+        if sys.argv[2] == "die":
+            print("waiting", flush=True)
+            signal.pause()
+        return mg, {"ran": True}
+
+    integer = {"config": {"name": "integer", "width": 8, "frac_width": 5}}
+    stages = [
+        ("quantize_transform_pass", {"by": "type", "linear": integer}),
+        "calculate_avg_bits_mg_analysis_pass",
+        slow_analysis_pass,
+    ]
+    mg, found = Pipeline(stages)(MaseGraph(get_model("toy-tiny")), out=sys.argv[1])
+    print(sorted(found), found["calculate_avg_bits_mg_analysis_pass"]["w_avg_bit"])
+"""
+
+
+def test_a_killed_run_continues(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    command = [sys.executable, str(script), str(tmp_path / "run")]
+    with subprocess.Popen([*command, "die"], stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if line.startswith("waiting"):
+                break
+        os.kill(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}
+    assert len(written) == 6
+    done = subprocess.run([*command, "live"], capture_output=True, text=True, check=True)
+    assert "2 of 3 stages are done: continuing" in done.stdout
+    assert "[3/3] slow_analysis_pass" in done.stdout and "[2/3]" not in done.stdout
+    assert all(path.stat().st_mtime_ns == when for path, when in written.items())
+    _, found = Pipeline([QUANTIZE, BITS])(MaseGraph(get_model("toy-tiny")), quiet=True)
+    names = sorted([*found, "slow_analysis_pass"])
+    assert done.stdout.splitlines()[-1] == f"{names} {found[BITS]['w_avg_bit']}"
+
+
+def test_a_list_is_read_from_toml(mg, tmp_path):
+    path = tmp_path / "list.toml"
+    path.write_text(
+        '[[stage]]\npass = "quantize_transform_pass"\nconfig.by = "type"\n'
+        '[stage.config.linear.config]\nname = "integer"\nwidth = 8\nfrac_width = 5\n'
+        f'[[stage]]\npass = "{BITS}"\n'
+    )
+    _, found = Pipeline.from_toml(path)(mg, quiet=True)
+    assert found["quantize_transform_pass"] == {"quantized": 3}
+    assert found[BITS]["w_avg_bit"] < 9
+    for text, message in (
+        ('[[stage]]\npas = "x"\n', "stage 1: unknown key 'pas': did you mean 'pass'"),
+        ('[[stages]]\npass = "x"\n', "unknown key 'stages': did you mean 'stage'"),
+        ("[[stage]]\nconfig = {}\n", "stage 1 names no pass"),
+        ('[[stage]]\npass = "quantise_transform_pass"\n', "did you mean 'quantize_transform_pass'"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            Pipeline.from_toml(path)
+
+
+def test_findings_become_plain_json():
+    findings = {
+        1: float("nan"),
+        "t": torch.tensor(2.5),
+        "m": torch.zeros(2, 3),
+        "s": (1, None, True),
+        "o": object(),
+    }
+    plain = as_json(findings)
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert plain["1"] == "nan" and plain["t"] == 2.5 and plain["s"] == [1, None, True]
+    assert plain["m"] == "tensor (2, 3) torch.float32" and plain["o"] == "object"
