@@ -11,6 +11,19 @@ from chop.formats.base import (
     get_format,
     parse_format,
 )
+from chop.formats.binary import Binary
+from chop.formats.binary_residual import BinaryResidual
+from chop.formats.block_fp import BlockFP
+from chop.formats.block_log import BlockLog
+from chop.formats.block_minifloat import BlockMinifloat
 from chop.formats.float import Float
 from chop.formats.integer import Integer
+from chop.formats.log import Log
+from chop.formats.minifloat_denorm import MinifloatDenorm
+from chop.formats.minifloat_ieee import MinifloatIEEE
+from chop.formats.mxfp import MXFP
+from chop.formats.mxint import MXInt
+from chop.formats.nvfp4 import NVFP4
+from chop.formats.scale_integer import ScaleInteger
 from chop.formats.spec import OPERANDS, QuantSpec
+from chop.formats.ternary import Ternary

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, Self, get_args
 
@@ -32,36 +32,42 @@ class Encoded:
         codes: uint8, one-dimensional: the elements' codes, bit-packed in row-major order.
         shape: shape of the decoded tensor.
         dtype: dtype of the decoded tensor.
-        scales: scales shared by several elements, or None.
+        scales: scales shared by several elements, in row-major order of their groups, or None:
+            float32 numbers, or uint8 bytes of bit-packed codes.
+        tensor_scale: float32 scalar, a factor of all scales, or None.
     """
 
     codes: Tensor
     shape: torch.Size
     dtype: torch.dtype
     scales: Tensor | None = None
+    tensor_scale: Tensor | None = None
 
     @property
     def size_bytes(self) -> int:
         """Bytes that codes and scales occupy."""
-        return self.codes.nbytes + (0 if self.scales is None else self.scales.nbytes)
+        stored = (self.codes, self.scales, self.tensor_scale)
+        return sum(tensor.nbytes for tensor in stored if tensor is not None)
 
 
 class NumberFormat(ABC):
     """A finite set of numbers, and the rule that picks one for every real number.
 
     Subclasses are frozen dataclasses whose fields are config keys (or values derived from them).
-    They are registered under `name` and `aliases` when they are defined.
+    They are registered under `name` and `aliases` when they are defined; bases have no name.
     """
 
     name: ClassVar[str]
     aliases: ClassVar[tuple[str, ...]] = ()
+    module_keys: ClassVar[Mapping[str, str | None]] = {}
+    """Config keys that hold for a whole module, and the field each is; None: no effect."""
     search_space: ClassVar[Mapping[str, Sequence[Any]]] = {}
     key: str
     """The format as text, made once: `from_key` is the inverse."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in (cls.name, *cls.aliases):
+        for name in (cls.name, *cls.aliases) if "name" in vars(cls) else ():
             if REGISTRY.get(name, cls).__qualname__ != cls.__qualname__:
                 raise ConfigError(f"two number formats are called '{name}'.")
             REGISTRY[name] = cls
@@ -126,9 +132,15 @@ class NumberFormat(ABC):
 
     @property
     def label(self) -> str:
-        """Short text for tables and pictures."""
-        values = [f"{field.name}={getattr(self, field.name)}" for field in dataclasses.fields(self)]  # type: ignore[arg-type]
-        return f"{self.name}({', '.join(values)})"
+        """Short text for tables and pictures: the width, and what differs from the defaults."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        told = [
+            f"{name}={value}"
+            for name, value in values.items()
+            if name == "width" or value != defaults[name]
+        ]
+        return f"{self.name}({', '.join(told)})"
 
 
 REGISTRY: dict[str, type[NumberFormat]] = {}
@@ -190,11 +202,10 @@ def even_sample(x: Tensor, count: int) -> Tensor:
     return flat[index.to(flat.device)]
 
 
-def check_range(where: str, value: Any, allowed: Iterable[int], unit: str = "bits") -> None:
-    """Raises ConfigError unless `value` lies in the range `allowed`."""
+def check_range(where: str, value: Any, allowed: range, unit: str = "bits") -> None:
+    """Raises ConfigError unless `value` lies in the range `allowed`; what is no int passes."""
     if isinstance(value, int) and value not in allowed:
-        choices = list(allowed)
-        raise ConfigError(f"{where}: got {value}, expected {choices[0]} to {choices[-1]} {unit}.")
+        raise ConfigError(f"{where}: got {value}, expected {allowed[0]} to {allowed[-1]} {unit}.")
 
 
 # The one operator that quantises during training and evaluation. Being a registered operator, it

@@ -17,6 +17,8 @@ def pack_bits(codes: Tensor, width: int) -> Tensor:
     >>> pack_bits(torch.tensor([1, 2, 3, 0]), 2)
     tensor([57], dtype=torch.uint8)
     """
+    if width == 8:
+        return codes.reshape(-1).to(torch.uint8)
     places = torch.arange(width, device=codes.device)
     bits = (codes.reshape(-1, 1).to(torch.int64) >> places & 1).to(torch.uint8).reshape(-1)
     padding = -bits.numel() % 8
@@ -31,7 +33,37 @@ def unpack_bits(packed: Tensor, width: int, numel: int) -> Tensor:
     >>> unpack_bits(torch.tensor([57], dtype=torch.uint8), 2, 4)
     tensor([1, 2, 3, 0])
     """
+    if width == 8:
+        return packed.long()
     places = torch.arange(8, device=packed.device)
     bits = (packed.view(-1, 1) >> places & 1).reshape(-1)[: numel * width]
     weights = 2 ** torch.arange(width, device=packed.device)
     return (bits.view(numel, width).to(torch.int64) * weights).sum(1)
+
+
+TRITS_PER_BYTE = 5
+
+
+def pack_trits(trits: Tensor) -> Tensor:
+    """Packs digits 0, 1, 2 in base 3, five to a byte, least significant first.
+
+    Args:
+        trits: any integer dtype and shape; read in row-major order.
+    Returns: uint8, one-dimensional, ceil(numel / 5) bytes; spare digits are zero.
+
+    >>> pack_trits(torch.tensor([2, 2, 2, 2, 2, 1]))
+    tensor([242,   1], dtype=torch.uint8)
+    """
+    flat = torch.nn.functional.pad(trits.reshape(-1), (0, -trits.numel() % TRITS_PER_BYTE))
+    weights = 3 ** torch.arange(TRITS_PER_BYTE, device=trits.device)
+    return (flat.view(-1, TRITS_PER_BYTE) * weights).sum(1).to(torch.uint8)
+
+
+def unpack_trits(packed: Tensor, numel: int) -> Tensor:
+    """Inverse of `pack_trits`: int64 digits, shape (numel,).
+
+    >>> unpack_trits(torch.tensor([242, 1], dtype=torch.uint8), 6)
+    tensor([2, 2, 2, 2, 2, 1])
+    """
+    weights = 3 ** torch.arange(TRITS_PER_BYTE, device=packed.device)
+    return (packed.long().view(-1, 1) // weights % 3).reshape(-1)[:numel]

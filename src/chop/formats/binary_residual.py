@@ -1,0 +1,135 @@
+"""`binary_residual`: a sum of signs, each of what the ones before it left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from chop.errors import ConfigError
+from chop.formats.base import Encoded, NumberFormat, check_range
+from chop.formats.binary import mean_magnitude
+from chop.formats.elements import Sign
+from chop.formats.packing import pack_bits, unpack_bits
+from chop.formats.scaled import cast
+
+MAX_LEVELS = 8
+
+
+@dataclass(frozen=True)
+class BinaryResidual(NumberFormat):
+    """Residual binarisation with L levels.
+
+    Values: the sum over l of gamma_l s_l, s_l in {-1, +1}, or {0, 1} if not bipolar.
+    Rounding: r_0 = x; s_l is the sign of r_l, +1 for zeros; r_(l+1) = r_l - gamma_l s_l;
+    `stochastic`: the upper value with probability clip((r_l/gamma_l + 1)/2, 0, 1), drawn from
+    torch's global generator. gamma_l is float32(mean |r_l|) of the tensor, or given. Saturation:
+    beyond the sum of the gammas. Special values: NaN stays NaN, and has the lower bits when
+    stored; gammas are means of finite magnitudes.
+
+    Attributes:
+        width: 1, the bits of a level.
+        stochastic: draws instead of taking the sign.
+        bipolar: False for {0, 1}.
+        residual_sign: False for one level, whatever `levels` is.
+        levels: L, 1 to 8.
+        gammas: the L factors, or None to measure them.
+
+    Example:
+        >>> BinaryResidual(levels=2).round(torch.tensor([3.0, 1.0, -1.0, -3.0]))
+        tensor([ 3.,  1., -1., -3.])
+
+    Source: Ghasemzadeh, Samragh and Koushanfar 2018 (ReBNet), arXiv:1711.01243, section III-A.
+    """
+
+    name: ClassVar[str] = "binary_residual"
+    module_keys: ClassVar[dict[str, str | None]] = {"binary_training": None}
+    search_space: ClassVar[dict[str, Sequence[Any]]] = {"levels": (1, 2, 3)}
+
+    width: int = 1
+    stochastic: bool = False
+    bipolar: bool = True
+    residual_sign: bool = True
+    levels: int = 2
+    gammas: tuple[float, ...] | None = None
+
+    def validate(self) -> None:
+        """Raises ConfigError where a number is out of range, or the gammas are not L."""
+        check_range("binary_residual.width", self.width, range(1, 2), "bit")
+        check_range("binary_residual.levels", self.levels, range(1, MAX_LEVELS + 1), "levels")
+        if self.gammas is not None:
+            object.__setattr__(self, "gammas", tuple(self.gammas))
+            if len(self.gammas) != self._depth:
+                raise ConfigError(
+                    f"binary_residual.gammas: expected {self._depth}, one for each level, got "
+                    f"{len(self.gammas)}."
+                )
+
+    @property
+    def _depth(self) -> int:
+        return self.levels if self.residual_sign else 1
+
+    @property
+    def _element(self) -> Sign:
+        return Sign(self.bipolar, self.stochastic)
+
+    def round(self, x: Tensor) -> Tensor:
+        """The sum of the levels; a dtype that cannot hold it rounds once more.
+
+        Args:
+            x: any shape and floating dtype.
+        Returns: same shape and dtype as `x`.
+        """
+        bits, gammas = self._bits_and_gammas(x)
+        return self._values(bits, gammas, x.dtype).masked_fill(x.isnan(), torch.nan)
+
+    def _bits_and_gammas(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Per level: int64 bits in the shape of `x`; float32 factor."""
+        element, rest = self._element, x.double()
+        bits, gammas = [], []
+        for level in range(self._depth):
+            gamma = self._gamma(rest, level)
+            chosen = element.round(rest / gamma.masked_fill(gamma == 0, 1.0))
+            bits.append(element.stored(chosen))
+            gammas.append(gamma)
+            rest = rest - gamma * chosen
+        return bits, torch.stack(gammas).float()
+
+    def _gamma(self, rest: Tensor, level: int) -> Tensor:
+        """float64 scalar, as float32 rounds it."""
+        if self.gammas is not None:
+            return rest.new_tensor(self.gammas[level]).float().double()
+        return mean_magnitude(rest.reshape(-1)).float().double().squeeze()
+
+    def _values(self, bits: Sequence[Tensor], gammas: Tensor, dtype: torch.dtype) -> Tensor:
+        total = torch.zeros_like(bits[0], dtype=torch.float64)
+        for level, gamma in zip(bits, gammas.double(), strict=True):
+            total = total + gamma * self._element.values(level)
+        return cast(total, dtype)
+
+    def bits(self, shape: Sequence[int] = ()) -> float:
+        """L, and 32 for each level's factor."""
+        scale_bits = 32 * self._depth if shape else 0
+        return self._depth + scale_bits / max(math.prod(shape), 1)
+
+    def encode(self, x: Tensor) -> Encoded:
+        """L bits for each value, the first level lowest, and the factors."""
+        bits, gammas = self._bits_and_gammas(x)
+        codes = sum(bit << level for level, bit in enumerate(bits))
+        assert isinstance(codes, Tensor)
+        return Encoded(pack_bits(codes, self._depth), x.shape, x.dtype, gammas)
+
+    def decode(self, encoded: Encoded) -> Tensor:
+        """The sum of the levels."""
+        assert encoded.scales is not None
+        codes = unpack_bits(encoded.codes, self._depth, encoded.shape.numel()).view(encoded.shape)
+        bits = [codes >> level & 1 for level in range(self._depth)]
+        return self._values(bits, encoded.scales, encoded.dtype)
+
+    def saturates(self, x: Tensor) -> Tensor:
+        """True beyond the sum of the factors."""
+        return x.double().abs() > self._bits_and_gammas(x)[1].double().sum()

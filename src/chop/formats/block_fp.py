@@ -1,0 +1,71 @@
+"""`block_fp`: integers that share an exponent (MSFP)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from chop.formats.base import check_range
+from chop.formats.elements import Fixed
+from chop.formats.exponents import floor_log2
+from chop.formats.scaled import BlockFormat
+from chop.formats.scaling import SharedExponent
+
+
+@dataclass(frozen=True)
+class BlockFP(BlockFormat):
+    """Sign and magnitude without a hidden bit, times 2^E for a block.
+
+    Values: s 2^E k/2^m, 0 <= k < 2^m, m = `width` - 1; E = floor(log2 amax) + 1, clipped to
+    -bias .. 2^exponent_width - 1 - bias, where amax is the block's largest finite magnitude.
+    Rounding: of k to nearest, ties to even. Saturation: at k = 2^m - 1, infinities too. Special
+    values: -0 is kept; NaN stays NaN, and is 0 when stored.
+
+    Attributes:
+        width: bits per element, 2 to 32.
+        exponent_width: bits of the shared exponent, 1 to 8.
+        exponent_bias: None for 2^(exponent_width-1) - 1.
+
+    Example:
+        >>> import torch
+        >>> BlockFP(4, 8, block_size=2).round(torch.tensor([1.0, 0.3, 100.0, 0.3]))
+        tensor([ 1.0000,  0.2500, 96.0000,  0.0000])
+
+    Source: Darvish Rouhani et al. 2020, "Pushing the Limits of Narrow Precision Inferencing at
+    Cloud Scale with Microsoft Floating Point", section 2.
+    """
+
+    name: ClassVar[str] = "block_fp"
+    search_space: ClassVar[dict[str, Sequence[Any]]] = {
+        "width": (4, 6, 8),
+        "block_size": (16, 32),
+    }
+
+    width: int
+    exponent_width: int = 8
+    exponent_bias: int | None = None
+
+    def validate_element(self) -> None:
+        """Raises ConfigError where a width or the bias is out of range."""
+        check_range("block_fp.width", self.width, range(2, 33))
+        check_range("block_fp.exponent_width", self.exponent_width, range(1, 9))
+        check_range("block_fp.exponent_bias", self.exponent_bias, range(-256, 257), "")
+
+    @property
+    def element(self) -> Fixed:
+        """Fractions below 1."""
+        return Fixed(self.width, self.width - 1, "sign_magnitude")
+
+    @property
+    def scaling(self) -> SharedExponent:
+        """The exponent above the largest magnitude."""
+        bias = self.exponent_bias
+        bias = 2 ** (self.exponent_width - 1) - 1 if bias is None else bias
+        return SharedExponent(_exponent_above, -bias, self.exponent_width, has_nan=False)
+
+
+def _exponent_above(amax: Tensor) -> Tensor:
+    return floor_log2(amax) + 1

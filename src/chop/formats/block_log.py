@@ -1,0 +1,67 @@
+"""`block_log`: powers of two that share their exponent bias."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from chop.formats.base import check_range
+from chop.formats.elements import Log2
+from chop.formats.exponents import ceil_log2
+from chop.formats.scaled import BlockFormat
+from chop.formats.scaling import SharedExponent
+
+
+@dataclass(frozen=True)
+class BlockLog(BlockFormat):
+    """Powers of two with an exponent bias b for a block.
+
+    Values: those of `log` with bias b = 2^(width-1) - 1 - ceil(log2 amax), a signed integer
+    clipped to its width; amax is the block's largest finite magnitude.
+    Rounding: of log2 |x| to the nearest integer. Saturation: at both ends, infinities too.
+    Special values: zeros of either sign become +2^-b; NaN stays NaN, and has the lowest code
+    when stored.
+
+    Attributes:
+        width: bits per element, 2 to 32.
+        exponent_bias_width: bits of the shared bias, 1 to 8; None for 8.
+
+    Example:
+        >>> import torch
+        >>> BlockLog(3, 8, block_size=2).round(torch.tensor([5.0, 0.1, -0.3, 0.3]))
+        tensor([ 4.0000,  1.0000, -0.2500,  0.2500])
+
+    Source: the logarithmic elements of Miyashita et al. 2016, arXiv:1603.01025, with the shared
+    bias of Fox et al., ICLR 2021.
+    """
+
+    name: ClassVar[str] = "block_log"
+    search_space: ClassVar[dict[str, Sequence[Any]]] = {
+        "width": (4, 6, 8),
+        "block_size": (16, 32),
+    }
+
+    width: int
+    exponent_bias_width: int | None = None
+
+    def validate_element(self) -> None:
+        """Raises ConfigError where a width is out of range."""
+        check_range("block_log.width", self.width, range(2, 33))
+        check_range("block_log.exponent_bias_width", self.exponent_bias_width, range(1, 9))
+
+    @property
+    def element(self) -> Log2:
+        """Powers of two from 1 up."""
+        return Log2(self.width, bias=0)
+
+    @property
+    def scaling(self) -> SharedExponent:
+        """2^-b, stored as 2^(exponent_bias_width-1) - 1 - b."""
+        width = self.exponent_bias_width or 8
+        return SharedExponent(self._negated_bias, 1 - 2 ** (width - 1), width, has_nan=False)
+
+    def _negated_bias(self, amax: Tensor) -> Tensor:
+        return ceil_log2(amax) - (2 ** (self.width - 1) - 1)

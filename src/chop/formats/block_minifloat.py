@@ -1,0 +1,74 @@
+"""`block_minifloat`: minifloats that share their exponent bias."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from chop.formats.base import check_range
+from chop.formats.elements import Minifloat
+from chop.formats.exponents import floor_log2
+from chop.formats.minifloat_ieee import check_float_widths
+from chop.formats.scaled import BlockFormat
+from chop.formats.scaling import SharedExponent
+
+
+@dataclass(frozen=True)
+class BlockMinifloat(BlockFormat):
+    """Minifloats with a bias b for a block, all of whose codes are numbers.
+
+    Values: those of `minifloat_ieee`, variant `finite`, with bias b = 2^exponent_width - 1 -
+    floor(log2 amax), a signed integer clipped to its width; amax is the block's largest finite
+    magnitude, so that it lies in the top binade.
+    Rounding: to nearest, ties to even. Saturation: beyond the largest value, infinities too.
+    Special values: -0 is kept; NaN stays NaN, and is 0 when stored.
+
+    Attributes:
+        width: bits per element, 3 to 32.
+        exponent_width: bits of the exponent, 1 to 7, leaving a fraction of at least one bit.
+        exponent_bias_width: bits of the shared bias, 1 to 8.
+
+    Example:
+        >>> import torch
+        >>> BlockMinifloat(4, 2, 8, block_size=2).round(torch.tensor([0.02, 0.011, 7.0, 0.02]))
+        tensor([0.0234, 0.0117, 6.0000, 0.0000])
+
+    Source: Fox et al. 2021, "A Block Minifloat Representation for Training Deep Neural
+    Networks", ICLR, section 3.
+    """
+
+    name: ClassVar[str] = "block_minifloat"
+    search_space: ClassVar[dict[str, Sequence[Any]]] = {
+        "width": (4, 6, 8),
+        "exponent_width": (2, 3, 4),
+        "block_size": (16, 32),
+    }
+
+    width: int
+    exponent_width: int
+    exponent_bias_width: int = 8
+
+    def validate_element(self) -> None:
+        """Raises ConfigError where a width is out of range."""
+        check_float_widths(self.name, self.width, self.exponent_width)
+        check_range("block_minifloat.exponent_width", self.exponent_width, range(1, 8))
+        check_range("block_minifloat.exponent_bias_width", self.exponent_bias_width, range(1, 9))
+
+    @property
+    def element(self) -> Minifloat:
+        """Minifloats with bias 0."""
+        return Minifloat(
+            self.exponent_width, self.width - self.exponent_width - 1, 0, variant="finite"
+        )
+
+    @property
+    def scaling(self) -> SharedExponent:
+        """2^-b, stored as 2^(exponent_bias_width-1) - 1 - b."""
+        lowest = 1 - 2 ** (self.exponent_bias_width - 1)
+        return SharedExponent(self._negated_bias, lowest, self.exponent_bias_width, has_nan=False)
+
+    def _negated_bias(self, amax: Tensor) -> Tensor:
+        return floor_log2(amax) - (2**self.exponent_width - 1)

@@ -1,0 +1,156 @@
+"""Small floating-point numbers, with a hidden bit (IEEE 754) and without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from chop.formats.elements.element import Element
+from chop.formats.exponents import exp2, floor_log2
+
+Variant = Literal["ieee", "fn", "finite"]
+"""What the largest exponent codes are for: infinity and NaN, one NaN only, or numbers."""
+
+
+def default_variant(width: int, exponent_width: int) -> Variant:
+    """OCP's choice: all codes are numbers below 8 bits, e4m3 has one NaN, e5m2 is like IEEE's."""
+    if width < 8:
+        return "finite"
+    return "fn" if exponent_width < 5 else "ieee"
+
+
+@dataclass(frozen=True)
+class Minifloat(Element):
+    """s 2^E (1 + f/2^m) for E >= 1 - bias, and s 2^(1-bias) f/2^m below: IEEE 754, section 3.3.
+
+    To nearest, ties to even with carry into the next binade; infinities and what lies beyond
+    the largest finite number saturate.
+
+    Attributes:
+        exponent_width: bits of the exponent.
+        mantissa_width: m, bits of the fraction, at least 1.
+        bias: of the exponent.
+        variant: what the largest codes are for.
+    """
+
+    exponent_width: int
+    mantissa_width: int
+    bias: int
+    variant: Variant
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        """Bits per element: sign, exponent, fraction."""
+        return 1 + self.exponent_width + self.mantissa_width
+
+    @property
+    def lowest_exponent(self) -> int:
+        """E of the smallest normal number and of all subnormal ones."""
+        return 1 - self.bias
+
+    @property
+    def largest_code(self) -> int:
+        """Code of the largest finite number."""
+        reserved = {"finite": 0, "fn": 1, "ieee": 2**self.mantissa_width}[self.variant]
+        return 2 ** (self.width - 1) - 1 - reserved
+
+    @property
+    def largest(self) -> float:
+        """The largest finite number."""
+        return self.values(torch.tensor(self.largest_code)).item()
+
+    @property
+    def largest_exponent(self) -> int:
+        """floor(log2) of the largest finite number."""
+        return (self.largest_code >> self.mantissa_width) - self.bias
+
+    @property
+    def nan_code(self) -> int:  # type: ignore[override]
+        """All ones if there is only one; the first with the fraction's top bit for `ieee`."""
+        ones = 2 ** (self.width - 1) - 1
+        quiet = ones - 2 ** (self.mantissa_width - 1) + 1
+        return {"finite": 0, "fn": ones, "ieee": quiet}[self.variant]
+
+    def round(self, x: Tensor) -> Tensor:
+        """The nearest number."""
+        return _round(x, self.mantissa_width, self.lowest_exponent, self.largest)
+
+    def codes(self, y: Tensor) -> Tensor:
+        """Sign, exponent and fraction, from the top bit down."""
+        exponent = floor_log2(y).clamp(min=self.lowest_exponent)
+        fraction = (y.abs() / exp2(exponent - self.mantissa_width)).long()
+        # The hidden bit of a normal number carries into the exponent field, where it adds the 1
+        # that sets normal from subnormal numbers apart.
+        magnitude = (exponent - self.lowest_exponent << self.mantissa_width) + fraction
+        return magnitude | (y.signbit().long() << self.width - 1)
+
+    def values(self, codes: Tensor) -> Tensor:
+        """The numbers; codes above the largest finite one are infinity and NaN."""
+        magnitude = codes & 2 ** (self.width - 1) - 1
+        field = magnitude >> self.mantissa_width
+        hidden = (field > 0).long() << self.mantissa_width
+        fraction = hidden + (magnitude & 2**self.mantissa_width - 1)
+        exponent = self.lowest_exponent + (field - 1).clamp(min=0)
+        y = fraction.double() * exp2(exponent - self.mantissa_width)
+        y = y.masked_fill(magnitude > self.largest_code, torch.nan)
+        if self.variant == "ieee":
+            y = y.masked_fill(magnitude == self.largest_code + 1, torch.inf)
+        return y * (1 - 2 * (codes >> self.width - 1))
+
+
+@dataclass(frozen=True)
+class Denormal(Element):
+    """s 2^E k/2^m with -bias <= E <= 2^exponent_width - 1 - bias, 0 <= k < 2^m: no hidden bit.
+
+    To nearest, ties to even; a value just under 2^E goes up to the next binade.
+
+    Attributes:
+        exponent_width: bits of the exponent.
+        mantissa_width: m, bits of k, at least 1.
+        bias: of the exponent.
+    """
+
+    exponent_width: int
+    mantissa_width: int
+    bias: int
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        """Bits per element: sign, exponent, mantissa."""
+        return 1 + self.exponent_width + self.mantissa_width
+
+    @property
+    def largest(self) -> float:
+        """2^E (2^m - 1)/2^m for the largest E."""
+        top = 2**self.exponent_width - 1 - self.bias
+        return (2**self.mantissa_width - 1) * 2.0 ** (top - self.mantissa_width)
+
+    def round(self, x: Tensor) -> Tensor:
+        """The nearest number."""
+        # In [2^(E-1), 2^E) the top bit of k is set: it does what a hidden bit would.
+        return _round(x, self.mantissa_width - 1, -self.bias - 1, self.largest)
+
+    def codes(self, y: Tensor) -> Tensor:
+        """Sign, exponent and k, from the top bit down; the smallest exponent of several."""
+        exponent = (floor_log2(y) + 1).clamp(min=-self.bias)
+        k = (y.abs() / exp2(exponent - self.mantissa_width)).long()
+        magnitude = (exponent + self.bias << self.mantissa_width) + k
+        return magnitude | (y.signbit().long() << self.width - 1)
+
+    def values(self, codes: Tensor) -> Tensor:
+        """The numbers."""
+        magnitude = codes & 2 ** (self.width - 1) - 1
+        k = magnitude & 2**self.mantissa_width - 1
+        exponent = (magnitude >> self.mantissa_width) - self.bias
+        y = k.double() * exp2(exponent - self.mantissa_width)
+        return y * (1 - 2 * (codes >> self.width - 1))
+
+
+def _round(x: Tensor, mantissa_width: int, lowest_exponent: int, largest: float) -> Tensor:
+    """RNE(x/ulp) ulp with ulp = 2^(E-m) of the binade that x lies in, clamped."""
+    exponent = floor_log2(x).clamp(lowest_exponent, 512)
+    ulp = exp2(exponent - mantissa_width)
+    return ((x / ulp).round() * ulp).clamp(-largest, largest)

@@ -1,0 +1,44 @@
+"""One bit: the sign."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from chop.formats.elements.element import Element
+
+
+@dataclass(frozen=True)
+class Sign(Element):
+    """{-1, +1}, or {0, 1}. Zeros of either sign become +1.
+
+    Attributes:
+        bipolar: False for {0, 1}.
+        stochastic: the upper value with probability clip((x + 1)/2, 0, 1), drawn from torch's
+            global generator; else by the sign.
+    """
+
+    bipolar: bool
+    stochastic: bool
+    width: int = 1
+
+    @property
+    def largest(self) -> float:
+        """1."""
+        return 1.0
+
+    def round(self, x: Tensor) -> Tensor:
+        """The value that each sign, or draw, gives."""
+        upper = torch.rand_like(x) < (x + 1) / 2 if self.stochastic else x >= 0
+        y = self.values(upper.long())
+        return y.masked_fill(x.isnan(), torch.nan)
+
+    def codes(self, y: Tensor) -> Tensor:
+        """1 for the upper value."""
+        return (y > 0).long()
+
+    def values(self, codes: Tensor) -> Tensor:
+        """The numbers."""
+        return (2 * codes - 1 if self.bipolar else codes).double()

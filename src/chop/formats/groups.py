@@ -1,0 +1,127 @@
+"""Which elements of a tensor share a scale: blocks along axes, or whole rows, channels, tensors."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+Granularity = Literal["tensor", "channel", "row"]
+"""One scale for all, one for each index of the first axis, or one for each row of the last."""
+
+
+class Groups(ABC):
+    """Cuts a tensor into groups and puts it together again."""
+
+    nominal_size: float
+    """Elements of a full group; infinite where the tensor decides."""
+
+    @abstractmethod
+    def split(self, x: Tensor) -> Tensor:
+        """(..., groups, group size); what is missing of a ragged last group is zero."""
+
+    @abstractmethod
+    def join(self, groups: Tensor, shape: Sequence[int]) -> Tensor:
+        """Inverse of `split` for a tensor of that shape."""
+
+    @abstractmethod
+    def count(self, shape: Sequence[int]) -> int:
+        """Number of groups in a tensor of that shape."""
+
+
+@dataclass(frozen=True)
+class Whole(Groups):
+    """Groups that follow the tensor's shape.
+
+    Attributes:
+        granularity: a vector or scalar is one channel and one row.
+    """
+
+    granularity: Granularity
+    nominal_size: float = math.inf
+
+    def split(self, x: Tensor) -> Tensor:
+        """(groups, elements of each)."""
+        return x.reshape(self.count(x.shape), -1) if x.numel() else x.reshape(0, 1)
+
+    def join(self, groups: Tensor, shape: Sequence[int]) -> Tensor:
+        """The shape given back."""
+        return groups.reshape(shape)
+
+    def count(self, shape: Sequence[int]) -> int:
+        """1, the first size, or the number of rows; none in an empty tensor."""
+        if math.prod(shape) == 0:
+            return 0
+        if self.granularity == "tensor" or len(shape) < 2:
+            return 1
+        return shape[0] if self.granularity == "channel" else math.prod(shape[:-1])
+
+
+@dataclass(frozen=True)
+class Blocks(Groups):
+    """Blocks of a fixed size. The last one of a row is padded; none straddles rows.
+
+    Attributes:
+        sizes: of a block along the last axes, once `dim` is moved last; of a tensor with fewer
+            axes the last sizes count.
+        dim: the axis along which blocks run; the last one of tensors that lack it.
+        skip_first_dim: the first of several axes is never blocked: it counts samples.
+    """
+
+    sizes: tuple[int, ...]
+    dim: int = -1
+    skip_first_dim: bool = False
+
+    @property
+    def nominal_size(self) -> float:  # type: ignore[override]
+        """Elements of a block."""
+        return math.prod(self.sizes)
+
+    def split(self, x: Tensor) -> Tensor:
+        """(..., blocks, block size)."""
+        if x.numel() == 0:
+            return x.reshape(0, 1)
+        x = x.reshape(1) if x.ndim == 0 else x.movedim(self._axis(x.ndim), -1)
+        sizes = self._sizes(x.ndim)
+        missing = [-size % block for size, block in zip(x.shape[::-1], sizes[::-1], strict=False)]
+        x = F.pad(x, [amount for after in missing for amount in (0, after)])
+        first = x.ndim - len(sizes)
+        for axis, block in enumerate(sizes, first):
+            x = x.unfold(axis, block, block)
+        return x.flatten(-len(sizes))
+
+    def join(self, groups: Tensor, shape: Sequence[int]) -> Tensor:
+        """The blocks in their places, without the padding."""
+        if groups.numel() == 0:
+            return groups.reshape(shape)
+        rank = max(len(shape), 1)
+        sizes, axis = self._sizes(rank), self._axis(rank)
+        first, count = rank - len(sizes), len(sizes)
+        moved = [size for i, size in enumerate(shape or (1,)) if i != axis % rank]
+        moved.append((shape or (1,))[axis])
+        tiles = groups.unflatten(-1, sizes)
+        for i in range(count):  # each block axis goes behind the axis that counts its blocks
+            tiles = tiles.movedim(first + count + i, first + 2 * i + 1)
+        for i in range(count):
+            tiles = tiles.flatten(first + i, first + i + 1).narrow(first + i, 0, moved[first + i])
+        return tiles.movedim(-1, axis).reshape(shape)
+
+    def count(self, shape: Sequence[int]) -> int:
+        """Blocks that are there, a ragged one included."""
+        if math.prod(shape) == 0 or not shape:
+            return int(math.prod(shape) > 0)
+        sizes, axis = self._sizes(len(shape)), self._axis(len(shape))
+        moved = [size for i, size in enumerate(shape) if i != axis % len(shape)] + [shape[axis]]
+        blocks = [-(-size // block) for size, block in zip(moved[::-1], sizes[::-1], strict=False)]
+        return math.prod(blocks) * math.prod(moved[: len(moved) - len(sizes)])
+
+    def _axis(self, rank: int) -> int:
+        return self.dim if -rank <= self.dim < rank else -1
+
+    def _sizes(self, rank: int) -> tuple[int, ...]:
+        return self.sizes[-max(rank - (self.skip_first_dim and rank > 1), 1) :]

@@ -1,0 +1,59 @@
+"""`log`: powers of two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from chop.formats.base import check_range
+from chop.formats.elements import Log2
+from chop.formats.scaled import ElementFormat
+
+
+@dataclass(frozen=True)
+class Log(ElementFormat):
+    """Powers of two of either sign.
+
+    Values: s 2^E, -bias <= E <= 2^(width-1) - 1 - bias.
+    Rounding: of log2 |x| to the nearest integer, or to the nearest value. Saturation: at both
+    ends, infinities too. Special values: without a zero code, zeros of either sign become
+    +2^-bias; NaN stays NaN, and has the lowest code when stored.
+
+    Attributes:
+        width: bits per element, 2 to 32.
+        exponent_bias: None for 2^(width-2) - 1, which puts 1 in the middle.
+        nearest: `log` rounds in the log domain, `linear` to the nearest value, ties up.
+        zero_code: the code of the smallest magnitude means zero, and what is nearer to zero than
+            to the next magnitude, in the same domain, becomes zero.
+
+    Example:
+        >>> import torch
+        >>> Log(4, 3).round(torch.tensor([1.4, 1.42, -100.0, 0.0]))
+        tensor([  1.0000,   2.0000, -16.0000,   0.1250])
+
+    Source: Miyashita, Lee and Murmann 2016, arXiv:1603.01025, section 3.
+    """
+
+    name: ClassVar[str] = "log"
+    search_space: ClassVar[dict[str, Sequence[Any]]] = {
+        "width": (4, 6, 8),
+        "exponent_bias": (3, 7, 15),
+    }
+
+    width: int
+    exponent_bias: int | None = None
+    nearest: Literal["log", "linear"] = "log"
+    zero_code: bool = False
+
+    def validate(self) -> None:
+        """Raises ConfigError where the width or the bias is out of range."""
+        check_range("log.width", self.width, range(2, 33))
+        check_range("log.exponent_bias", self.exponent_bias, range(-100, 257), "")
+
+    @property
+    def element(self) -> Log2:
+        """Powers of two."""
+        bias = self.exponent_bias
+        bias = 2 ** (self.width - 2) - 1 if bias is None else bias
+        return Log2(self.width, bias, self.nearest, self.zero_code)

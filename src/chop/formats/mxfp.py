@@ -1,0 +1,93 @@
+"""`mxfp`: OCP's microscaling floats, MXFP8, MXFP6 and MXFP4."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from chop.formats.base import check_range
+from chop.formats.elements import Minifloat, default_variant
+from chop.formats.exponents import ceil_log2, exp2, floor_log2
+from chop.formats.minifloat_ieee import check_float_widths
+from chop.formats.mxint import BLOCK_SIZE, E8M0_LOWEST, E8M0_WIDTH
+from chop.formats.scaled import BlockFormat
+from chop.formats.scaling import SharedExponent
+
+
+@dataclass(frozen=True)
+class MXFP(BlockFormat):
+    """Minifloats times a power of two for a block.
+
+    Values: S times those of `minifloat_ieee` with its default bias and variant: e4m3 and e5m2 in
+    8 bits, e3m2 and e2m3 in 6, e2m1 in 4. S = 2^(floor(log2 amax) - emax), clipped to 2^-127 ..
+    2^127; amax is the block's largest magnitude, emax the exponent of the largest element.
+    Rounding: to nearest, ties to even. Saturation: at S times the largest element. Special
+    values: -0 is kept; a block with a NaN or an infinity is NaN altogether.
+
+    Attributes:
+        width: bits per element, 3 to 16.
+        exponent_width: bits of an element's exponent, leaving a fraction of at least one bit.
+        scale_mode: how S follows amax. `floor` is OCP's; `ceil` takes the smallest S with which
+            nothing saturates, 2^ceil(log2(amax/largest)); `even` first rounds amax to the
+            elements' fraction, so that amax just under a power of two does not saturate.
+
+    Example:
+        >>> import torch
+        >>> MXFP(4, 2, block_size=2).round(torch.tensor([1.0, 0.4, 1.99, 0.1]))
+        tensor([1.0000, 0.3750, 1.5000, 0.1250])
+
+    Source: OCP Microscaling Formats (MX) Specification 1.0, sections 5 and 6; `ceil`: Mishra et
+    al. 2025, arXiv:2506.08027; `even`: Rouhani et al. 2023, arXiv:2310.10537.
+    """
+
+    name: ClassVar[str] = "mxfp"
+    search_space: ClassVar[dict[str, Sequence[Any]]] = {
+        "width": (4, 6, 8),
+        "exponent_width": (2, 3, 4),
+        "block_size": (16, 32, 64),
+    }
+
+    width: int = 8
+    exponent_width: int = 4
+    scale_mode: Literal["floor", "ceil", "even"] = "floor"
+    block_size: int | tuple[int, ...] = field(default=BLOCK_SIZE, kw_only=True)
+
+    def validate_element(self) -> None:
+        """Raises ConfigError where a width is out of range."""
+        check_range("mxfp.width", self.width, range(3, 17))
+        check_float_widths("mxfp", self.width, self.exponent_width)
+
+    @property
+    def element(self) -> Minifloat:
+        """Minifloats."""
+        width, exponent_width = self.width, self.exponent_width
+        variant = default_variant(width, exponent_width)
+        bias = 2 ** (exponent_width - 1) - 1
+        return Minifloat(exponent_width, width - exponent_width - 1, bias, variant)
+
+    @property
+    def scaling(self) -> SharedExponent:
+        """E8M0."""
+        return SharedExponent(self._exponent, E8M0_LOWEST, E8M0_WIDTH, has_nan=True)
+
+    def _exponent(self, amax: Tensor) -> Tensor:
+        element = self.element
+        if self.scale_mode == "ceil":
+            return ceil_log2(amax / element.largest)
+        if self.scale_mode == "even":
+            amax = rounded_to_fraction(amax, element.mantissa_width)
+        return floor_log2(amax) - element.largest_exponent
+
+
+def rounded_to_fraction(x: Tensor, mantissa_width: int) -> Tensor:
+    """Positive float64 numbers rounded to a fraction of that many bits, ties to even.
+
+    >>> import torch
+    >>> rounded_to_fraction(torch.tensor([1.97, 1.2]).double(), 2)
+    tensor([2.0000, 1.2500], dtype=torch.float64)
+    """
+    ulp = exp2(floor_log2(x).clamp(-900, 1023) - mantissa_width)
+    return (x / ulp).round() * ulp

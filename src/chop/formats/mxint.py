@@ -1,0 +1,61 @@
+"""`mxint`: OCP's microscaling integers, MXINT8 and other widths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from chop.formats.base import check_range
+from chop.formats.elements import Fixed
+from chop.formats.exponents import floor_log2
+from chop.formats.scaled import BlockFormat
+from chop.formats.scaling import SharedExponent
+
+E8M0_LOWEST = -127
+E8M0_WIDTH = 8
+BLOCK_SIZE = 32
+
+
+@dataclass(frozen=True)
+class MXInt(BlockFormat):
+    """Integers with one place before the point, times a power of two for a block.
+
+    Values: S q/2^(width-2), |q| < 2^(width-1), S = 2^floor(log2 amax), clipped to 2^-127 ..
+    2^127; 2^-127 for a block of zeros. amax is the block's largest magnitude.
+    Rounding: of q to nearest, ties to even. Saturation: at the largest q on both sides. Special
+    values: there is only +0; a block with a NaN or an infinity is NaN altogether.
+
+    Attributes:
+        width: bits per element, 2 to 32: 8 is MXINT8, others are an extension.
+
+    Example:
+        >>> import torch
+        >>> MXInt(4, block_size=2).round(torch.tensor([1.0, 0.4, 1.99, 0.1]))
+        tensor([1.0000, 0.5000, 1.7500, 0.0000])
+
+    Source: OCP Microscaling Formats (MX) Specification 1.0, sections 5 and 6.
+    """
+
+    name: ClassVar[str] = "mxint"
+    search_space: ClassVar[dict[str, Sequence[Any]]] = {
+        "width": (4, 6, 8),
+        "block_size": (16, 32, 64),
+    }
+
+    width: int = 8
+    block_size: int | tuple[int, ...] = field(default=BLOCK_SIZE, kw_only=True)
+
+    def validate_element(self) -> None:
+        """Raises ConfigError where the width is out of range."""
+        check_range("mxint.width", self.width, range(2, 33))
+
+    @property
+    def element(self) -> Fixed:
+        """Integers with an implied 2^-(width-2)."""
+        return Fixed(self.width, self.width - 2, "twos_complement")
+
+    @property
+    def scaling(self) -> SharedExponent:
+        """The exponent of the largest magnitude, E8M0."""
+        return SharedExponent(floor_log2, E8M0_LOWEST, E8M0_WIDTH, has_nan=True)

@@ -1,0 +1,48 @@
+"""`nvfp4`: NVIDIA's 4-bit floats with two levels of scales."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from chop.formats.elements import Minifloat
+from chop.formats.scaled import BlockFormat
+from chop.formats.scaling import ScaledFloatScale
+
+
+@dataclass(frozen=True)
+class NVFP4(BlockFormat):
+    """e2m1 numbers times an e4m3 number for a block and a float32 for the tensor.
+
+    Values: g s v, v in {0, 0.5, 1, 1.5, 2, 3, 4, 6} of either sign, s = e4m3(amax_block/6/g),
+    g = float32(amax_tensor/(448 6)), at least 2^-126; both amax are of finite magnitudes.
+    Rounding: of s and v to nearest, ties to even. Saturation: at 6 g s. Special values: -0 is
+    kept; a block with a NaN or an infinity is NaN altogether.
+
+    Rounding twice can change the scale of a block far below the tensor's largest magnitude.
+
+    Example:
+        >>> import torch
+        >>> NVFP4(block_size=2).round(torch.tensor([6.0, 2.4, 1.0, 0.4]))
+        tensor([6.0000, 2.0000, 0.9643, 0.3214])
+
+    Source: NVIDIA 2025, "Pretraining Large Language Models with NVFP4", arXiv:2509.25149,
+    section 2 and appendix C.
+    """
+
+    name: ClassVar[str] = "nvfp4"
+    search_space: ClassVar[dict[str, Sequence[Any]]] = {"block_size": (16, 32)}
+
+    def validate_element(self) -> None:
+        """Every setting is valid."""
+
+    @property
+    def element(self) -> Minifloat:
+        """e2m1."""
+        return Minifloat(2, 1, 1, "finite")
+
+    @property
+    def scaling(self) -> ScaledFloatScale:
+        """e4m3 times float32."""
+        return ScaledFloatScale(Minifloat(4, 3, 7, "fn"), self.element.largest)

@@ -1,0 +1,98 @@
+"""`scale_integer`: integers times a float, per tensor, channel, row or group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from chop.errors import ConfigError
+from chop.formats.base import check_range
+from chop.formats.elements import Fixed
+from chop.formats.groups import Blocks, Groups, Whole
+from chop.formats.scaled import ScaledFormat
+from chop.formats.scaling import TINY, FloatScale
+
+EPSILON = torch.finfo(torch.float32).eps
+
+
+@dataclass(frozen=True)
+class ScaleInteger(ScaledFormat):
+    """Symmetric affine integers: s k for a scale s that follows the data.
+
+    Values: s k, |k| < 2^(width-1); s = float32(amax/(2^(width-1) - 1)), where amax is the group's
+    largest finite magnitude; s = 2^-23 in a group of zeros. Unsigned: 0 <= k < 2^width, and s
+    divides by 2^width - 1.
+    Rounding: of x/s to nearest, ties to even. Saturation: what the quantile leaves out, and
+    infinities. Special values: there is only +0; NaN stays NaN, and is 0 when stored.
+
+    Attributes:
+        width: bits per element, 2 to 32.
+        is_signed: False for k >= 0.
+        quantile: the share of magnitudes, in (0, 1], that s covers; 1 covers all.
+        granularity: what shares a scale: the `tensor`; a `channel`, one index of the first axis;
+            a `row` of the last axis; a `group` of `group_size` along it.
+        group_size: elements of a `group`.
+
+    Example:
+        >>> import torch
+        >>> ScaleInteger(4).round(torch.tensor([7.0, -3.4, 0.6]))
+        tensor([ 7., -3.,  1.])
+
+    Source: the symmetric scheme of Krishnamoorthi 2018, arXiv:1806.08342, section 2.2; the
+    definition of `torch.fake_quantize_per_channel_affine` with zero points 0.
+    """
+
+    name: ClassVar[str] = "scale_integer"
+    search_space: ClassVar[dict[str, Sequence[Any]]] = {
+        "width": (4, 6, 8),
+        "granularity": ("tensor", "channel"),
+    }
+
+    width: int
+    is_signed: bool = True
+    quantile: float = 1.0
+    granularity: Literal["tensor", "channel", "row", "group"] = "tensor"
+    group_size: int = 128
+
+    def validate(self) -> None:
+        """Raises ConfigError where a width, size or share is out of range."""
+        check_range("scale_integer.width", self.width, range(2, 33))
+        check_range("scale_integer.group_size", self.group_size, range(1, 2**20), "elements")
+        if not 0 < self.quantile <= 1:
+            raise ConfigError(
+                f"scale_integer.quantile: got {self.quantile}, expected a share above 0, at most 1."
+            )
+
+    @property
+    def element(self) -> Fixed:
+        """Integers."""
+        return Fixed(self.width, 0, "twos_complement" if self.is_signed else "unsigned")
+
+    @property
+    def groups(self) -> Groups:
+        """What shares a scale."""
+        if self.granularity == "group":
+            return Blocks((self.group_size,))
+        return Whole(self.granularity)
+
+    @property
+    def scaling(self) -> FloatScale:
+        """A float32 that puts the covered magnitudes on the integers."""
+        return FloatScale(self._scale)
+
+    def _scale(self, groups: Tensor) -> Tensor:
+        values = groups.abs() if self.is_signed else groups.clamp(min=0)
+        values = values.nan_to_num(nan=0.0, posinf=0.0)
+        kept = math.ceil(self.quantile * values.size(-1))
+        covered = (
+            values.amax(-1, keepdim=True)
+            if kept == values.size(-1)
+            else values.kthvalue(kept, -1, keepdim=True).values
+        )
+        scale = (covered / self.element.largest_code).clamp(min=TINY)
+        return scale.masked_fill(covered == 0, EPSILON)

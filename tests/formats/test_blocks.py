@@ -1,0 +1,310 @@
+"""Formats with shared scales: layout, definitions worked out again by hand, other libraries."""
+
+import math
+
+import gfloat
+import gfloat.formats as gf
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from chop.errors import ConfigError
+from chop.formats import (
+    MXFP,
+    NVFP4,
+    BlockFP,
+    BlockLog,
+    BlockMinifloat,
+    MXInt,
+    ScaleInteger,
+)
+from chop.formats.groups import Blocks, Whole
+
+NAN, INF = float("nan"), float("inf")
+
+
+def rows_of(size, count=400, seed=0):
+    """(count, size) float32 over many magnitudes, zeros and powers of two among them."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, size, generator=generator)
+    x = x * torch.exp2(torch.randint(-30, 30, (count, 1), generator=generator).float())
+    x[0] = 0
+    x[1] = torch.exp2(torch.arange(size).float() % 5)
+    return x
+
+
+def differences(ours, theirs):
+    return int((ours.numpy() != np.asarray(theirs, dtype=np.float32)).sum())
+
+
+MX = {
+    "int8": (gf.format_info_mxint8, MXInt()),
+    "fp8 e4m3": (gf.format_info_mxfp8_e4m3, MXFP(8, 4)),
+    "fp8 e5m2": (gf.format_info_mxfp8_e5m2, MXFP(8, 5)),
+    "fp6 e3m2": (gf.format_info_mxfp6_e3m2, MXFP(6, 3)),
+    "fp6 e2m3": (gf.format_info_mxfp6_e2m3, MXFP(6, 2)),
+    "fp4 e2m1": (gf.format_info_mxfp4_e2m1, MXFP(4, 2)),
+}
+
+
+@pytest.mark.parametrize("name", MX)
+def test_microscaling_equals_gfloat(name):
+    info, fmt = MX[name]
+    x = rows_of(32)[1:]
+    assert fmt.block_size == info.k
+    theirs = [
+        gfloat.quantize_block(info, row, gfloat.compute_scale_amax) for row in x.double().numpy()
+    ]
+    if name == "int8":  # ours is symmetric: OCP leaves -2 free, which only x = -2S would reach
+        theirs = np.clip(theirs, *(_mxint_limits(x)))
+    assert differences(fmt.round(x), theirs) == 0
+
+
+def _mxint_limits(x):
+    scale = np.exp2(np.floor(np.log2(np.abs(x.double().numpy()).max(1, keepdims=True))))
+    return -scale * 127 / 64, scale * 127 / 64
+
+
+ELEMENTS = {
+    "float8_e4m3fn": MXFP(8, 4),
+    "float8_e5m2": MXFP(8, 5),
+    "float6_e3m2fn": MXFP(6, 3),
+    "float6_e2m3fn": MXFP(6, 2),
+    "float4_e2m1fn": MXFP(4, 2),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_microscaling_floats_equal_ml_dtypes_on_every_bfloat16_magnitude(name):
+    fmt, dtype = ELEMENTS[name], getattr(ml_dtypes, name)
+    largest = float(ml_dtypes.finfo(dtype).max)
+    finite = torch.arange(2**16).to(torch.uint16).view(torch.bfloat16).float()
+    finite = finite[finite.isfinite()]
+    shuffled = finite[torch.randperm(finite.numel(), generator=torch.Generator().manual_seed(0))]
+    for x in (finite.view(-1, 32), shuffled.view(-1, 32), rows_of(32, 4000)):
+        exact = x.double().numpy()
+        _, exponent = np.frexp(np.abs(exact).max(1, keepdims=True))
+        wanted = exponent - 1 - math.floor(math.log2(largest))
+        scale = np.exp2(np.clip(wanted, -127, 127).astype(np.float64))
+        element = np.clip(exact / scale, -largest, largest).astype(dtype).astype(np.float64)
+        with np.errstate(over="ignore"):
+            assert (
+                differences(fmt.round(x), np.clip(element * scale, -3.4028235e38, 3.4028235e38))
+                == 0
+            )
+
+
+def test_microscaling_rules_that_libraries_disagree_on():
+    fmt = MXInt(block_size=4)
+    tiny = torch.tensor([1e-40, -1e-40, 0.0, 2e-39])
+    encoded = fmt.encode(tiny)
+    assert encoded.scales.tolist() == [0]  # E = -127
+    assert fmt.round(tiny)[3] == round(2e-39 * 2**127 * 64) / 64 * 2.0**-127
+    assert fmt.encode(torch.zeros(4)).scales.tolist() == [0]
+    for bad in (NAN, INF, -INF):
+        x = torch.ones(8)
+        x[1] = bad
+        for kind in (fmt, MXFP(block_size=4), NVFP4(block_size=4)):
+            y = kind.round(x)
+            assert y[:4].isnan().all() and y[4:].isfinite().all()
+        assert fmt.encode(x).scales.tolist() == [255, 127]
+    assert fmt.round(torch.tensor([-2.0, 1.999, 1.0, 2**-7])).tolist() == [-2.0, 2.0, 1.0, 0.0]
+    assert fmt.round(torch.tensor([-1.999, 1.999, 1.0, 0.0])).tolist()[:2] == [-127 / 64, 127 / 64]
+
+
+def test_scale_modes():
+    x = torch.tensor([3.9, 1.0, 0.5, -0.3])
+    floor, ceil, even = (
+        MXFP(4, 2, mode, block_size=4).round(x) for mode in ("floor", "ceil", "even")
+    )
+    assert floor.tolist() == [3.0, 1.0, 0.5, -0.25]
+    assert ceil.tolist() == [4.0, 1.0, 0.5, -0.5]
+    assert even.tolist() == [4.0, 1.0, 0.5, -0.5]
+    for fmt in (MXFP(8, 4, "ceil"), MXFP(6, 2, "ceil")):
+        assert not fmt.saturates(rows_of(32)[1:]).any()
+    assert MXFP(8, 4).saturates(torch.tensor([500.0, 1.0])).tolist() == [True, False]
+    assert MXFP(8, 4).round(torch.tensor([500.0, 256.0])).tolist() == [448.0, 256.0]
+
+
+def test_nvfp4_is_its_definition():
+    x = rows_of(16, 64)[2:] * 1e-3
+    x = x / x.abs().amax(1, keepdim=True) * torch.linspace(0.01, 3, 62)[:, None]
+    exact = x.double().numpy()
+    g = np.float32(np.abs(exact).max() / (448 * 6)).astype(np.float64)
+    amax = np.abs(exact).max(1, keepdims=True)
+    scale = (amax / 6 / g).astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * g
+    element = np.clip(exact / scale, -6, 6).astype(ml_dtypes.float4_e2m1fn).astype(np.float64)
+    fmt = NVFP4()
+    assert differences(fmt.round(x), element * scale) == 0
+    assert fmt.bits() == 4.5
+    assert fmt.bits(x.shape) == 4.5 + 32 / x.numel()
+    assert fmt.encode(x).tensor_scale.item() == np.float32(g)
+
+
+@pytest.mark.parametrize("width, exponent_width, bias", [(8, 8, 127), (4, 8, 127), (6, 4, 7)])
+def test_block_fp_is_its_definition(width, exponent_width, bias):
+    x = rows_of(16) if exponent_width == 8 else rows_of(16) % 100
+    places = 2 ** (width - 1)
+    y = BlockFP(width, exponent_width, bias).round(x)
+    for row, rounded in zip(x.double().tolist(), y.double().tolist(), strict=True):
+        amax = max(map(abs, row))
+        wanted = math.frexp(amax)[1] if amax else -bias
+        scale = 2.0 ** min(max(wanted, -bias), 2**exponent_width - 1 - bias)
+        steps = [min(round(abs(value) / scale * places), places - 1) for value in row]
+        expected = [
+            math.copysign(step / places * scale, value)
+            for step, value in zip(steps, row, strict=True)
+        ]
+        assert rounded == expected
+    assert BlockFP(8).round(torch.tensor([1.0, 0.992])).tolist()[0] == 1.0
+
+
+def test_block_minifloat_is_its_definition():
+    fmt = BlockMinifloat(8, 4, 8)
+    x = rows_of(16)[1:]
+    y = fmt.round(x)
+    for row, rounded in zip(x.double(), y.double(), strict=True):
+        bias = 15 - (math.frexp(row.abs().max().item())[1] - 1)
+        book = [2.0 ** (1 - bias) * f / 8 for f in range(8)]
+        book += [2.0 ** (e - bias) * (1 + f / 8) for e in range(1, 16) for f in range(8)]
+        distance = (row.abs()[:, None] - torch.tensor(book).double()).abs()
+        assert torch.equal((row - rounded).abs(), distance.min(1).values)
+        assert torch.isin(rounded.abs(), torch.tensor(book).double()).all()
+    weights = torch.randn(64, 64) * 0.02
+    assert (fmt.round(weights) - weights).norm() / weights.norm() < 0.04
+
+
+def test_block_log_is_its_definition():
+    fmt = BlockLog(4, 8)
+    x = rows_of(16)[1:]
+    y = fmt.round(x)
+    top = x.double().abs().amax(1, keepdim=True).log2().ceil()
+    wanted = x.double().abs().log2().round().clamp(max=top.expand(x.shape)).maximum(top - 7)
+    assert torch.equal(y.double().abs(), torch.exp2(wanted))
+    assert torch.equal(y.sign(), torch.where(x < 0, -1.0, 1.0))
+
+
+@pytest.mark.parametrize("width", [4, 8])
+def test_scale_integer_equals_torch(width):
+    x = torch.randn(64, 48) * torch.linspace(0.1, 9, 64)[:, None]
+    limit = 2 ** (width - 1) - 1
+    scales = x.abs().amax(1) / limit
+    theirs = torch.fake_quantize_per_channel_affine(
+        x, scales, torch.zeros(64, dtype=torch.int32), 0, -limit, limit
+    )
+    for granularity in ("channel", "row"):
+        ours = ScaleInteger(width, granularity=granularity).round(x)
+        # torch multiplies by 1/s: a quotient within rounding of a tie may go the other way.
+        is_tie = ((x / scales[:, None]).abs() % 1 - 0.5).abs() < 1e-5
+        torch.testing.assert_close(ours[~is_tie], theirs[~is_tie], rtol=1e-6, atol=0)
+    assert ScaleInteger(width).round(x).unique().numel() <= 2 * limit + 1
+
+
+def test_scale_integer_keeps_its_maximum_and_its_neighbours_apart():
+    x = torch.tensor([[100.0, 1.0, 0.3], [0.5, -0.2, 0.1], [0.0, 0.0, 0.0]])
+    y = ScaleInteger(8, granularity="row").round(x)
+    assert y[0, 0] == 100.0 and y[1, 0] == 0.5 and (y[2] == 0).all()
+    assert not ScaleInteger(8).saturates(x).any()
+    assert torch.equal(ScaleInteger(8, granularity="row").round(x[1]), y[1])
+    unsigned = ScaleInteger(8, is_signed=False).round(torch.tensor([255.0, -3.0, 7.2]))
+    assert unsigned.tolist() == [255.0, 0.0, 7.0]
+    outlier = torch.cat([torch.linspace(0, 1, 1000), torch.tensor([1000.0])])
+    cut = ScaleInteger(8, quantile=0.99)
+    assert cut.round(outlier)[-1] < 1.01 and cut.saturates(outlier)[-1]
+    assert (cut.round(outlier)[:900] - outlier[:900]).abs().max() < 0.005
+    with pytest.raises(ConfigError, match="quantile: got 0"):
+        ScaleInteger(8, quantile=0.0)
+    assert ScaleInteger(8).round(torch.tensor([INF, 2.0, NAN]))[:2].tolist() == [2.0, 2.0]
+
+
+SQNR = {
+    "MXINT8": (MXInt(), 41.7),
+    "MXFP8 e4m3": (MXFP(8, 4), 30.6),
+    "MXFP8 e5m2": (MXFP(8, 5), 25.4),
+    "MXFP6 e2m3": (MXFP(6, 2), 30.9),
+    "MXFP6 e3m2": (MXFP(6, 3), 25.4),
+    "MXFP4": (MXFP(4, 2), 18.8),
+}
+
+
+@pytest.mark.parametrize("name", SQNR)
+def test_signal_to_noise_on_normal_data(name):
+    fmt, expected = SQNR[name]
+    x = torch.randn(2**20, generator=torch.Generator().manual_seed(0)).double()
+    noise = (fmt.round(x) - x).square().mean()
+    assert 10 * math.log10(x.square().mean() / noise) == pytest.approx(expected, abs=0.1)
+
+
+def test_storage():
+    assert MXInt().bits() == MXFP().bits() == 8.25
+    assert MXInt(4).bits() == MXFP(4, 2).bits() == 4.25
+    assert MXFP(6, 3).bits() == 6.25
+    assert BlockFP(8, 8, block_size=16).bits() == 8.5
+    assert MXInt().bits((4, 40)) == 8 + 8 * 2 / 40  # a ragged block has a scale too
+    x = torch.randn(768, 3072)
+    assert MXInt().encode(x).size_bytes * 8 / x.numel() == 8.25
+    assert MXInt(4).encode(x).size_bytes * 8 / x.numel() == 4.25
+    assert ScaleInteger(8, granularity="channel").bits((768, 3072)) == 8 + 32 / 3072
+
+
+@pytest.mark.parametrize("kind", [MXInt, MXFP, NVFP4, BlockFP])
+def test_blocks_never_straddle_rows(kind):
+    settings = {"width": 8} if kind is BlockFP else {}
+    fmt = kind(**settings, block_size=16)
+    x = torch.randn(6, 37) * torch.logspace(-3, 3, 6)[:, None]
+    together = fmt.round(x)
+    alone = torch.stack([fmt.round(torch.nn.functional.pad(row, (0, 11)))[:37] for row in x])
+    if kind is not NVFP4:  # which has a scale of the whole tensor
+        assert torch.equal(together, alone)
+        x[3] *= 1000
+        assert torch.equal(fmt.round(x)[[0, 1, 2, 4, 5]], together[[0, 1, 2, 4, 5]])
+    assert torch.equal(fmt.round(x[..., None].mT)[:, 0], fmt.round(x))
+
+
+def test_any_axis():
+    x = torch.randn(3, 40, 5, 7)
+    fmt = MXInt(block_size=16)
+    for dim in (0, 1, 2, 3, -2):
+        along = MXInt(block_size=16, block_dim=dim).round(x)
+        assert torch.equal(along, fmt.round(x.movedim(dim, -1)).movedim(-1, dim))
+    weight = torch.randn(8, 16, 3, 3)
+    assert MXInt(block_size=16, block_dim=1).encode(weight).scales.numel() == 8 * 9
+    vector = torch.randn(50)
+    assert torch.equal(MXInt(block_dim=2).round(vector), MXInt().round(vector))
+
+
+def test_blocks_of_two_axes():
+    x = torch.randn(5, 6, 40)
+    tiles = MXInt(block_size=[4, 16])
+    y = tiles.round(x)
+    assert torch.equal(
+        y[1, :4, 16:32].flatten(), MXInt(block_size=64).round(x[1, :4, 16:32].flatten())
+    )
+    assert tiles.encode(x).scales.numel() == 5 * 2 * 3
+    activations = torch.randn(6, 40)
+    by_sample = MXInt(block_size=[4, 16], skip_first_dim=True).round(activations)
+    assert torch.equal(by_sample, MXInt(block_size=16).round(activations))
+    assert not torch.equal(by_sample, tiles.round(activations))
+
+
+LAYOUTS = [
+    Blocks((4,)),
+    Blocks((4,), 0),
+    Blocks((2, 3)),
+    Blocks((2, 3), 0),
+    Blocks((2, 2, 2), 1),
+    Whole("tensor"),
+    Whole("channel"),
+    Whole("row"),
+]
+
+
+@pytest.mark.parametrize("groups", LAYOUTS)
+@pytest.mark.parametrize("shape", [(), (5,), (3, 5), (2, 3, 5), (2, 3, 4, 5), (2, 0), (0,)])
+def test_join_inverts_split(groups, shape):
+    x = torch.arange(1, math.prod(shape) + 1).view(shape)
+    split = groups.split(x)
+    assert torch.equal(groups.join(split, shape), x)
+    assert split.flatten(0, -2).size(0) == groups.count(shape)
+    assert int((split != 0).sum()) == x.numel()
