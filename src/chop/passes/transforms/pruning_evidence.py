@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from chop.errors import ConfigError
 from chop.ir.capture.isolation import untouched
 from chop.ir.graph import MaseGraph
 from chop.nn.sparsity import SCORES, Evidence, input_axis
+from chop.passes.batches import known_inputs
 
 WHERE = "prune_transform_pass.batches"
 LABELS = "labels"
@@ -72,8 +74,9 @@ def _gather_saliency(
 ) -> None:
     weights = [target.weight for target in targets]
     with _requiring_gradients(weights):
-        for batch in _on_device(mg, batches):
-            loss = _loss(_call(mg, batch), batch)
+        given, again = itertools.tee(batches)
+        for inputs, batch in zip(known_inputs(mg, given, WHERE), again, strict=False):
+            loss = _loss(mg.model(**inputs), batch)
             gradients = torch.autograd.grad(loss, weights, allow_unused=True)
             for target, gradient in zip(targets, gradients, strict=True):
                 add_saliency(evidence[target.path], target.weight, gradient)
@@ -111,7 +114,7 @@ def _loss(output: Any, batch: Mapping[str, Any]) -> Tensor:
             f"{WHERE}: the method needs a loss: give batches 'labels' and the model an output "
             f"that is, or has, logits; got {', '.join(batch)} and {type(output).__name__}."
         )
-    return F.cross_entropy(logits, batch[LABELS])
+    return F.cross_entropy(logits, batch[LABELS].to(logits.device))
 
 
 def _has_logits(output: Any) -> bool:
@@ -139,8 +142,8 @@ def _gather_input_norms(
             hooks.append(module.register_forward_pre_hook(_adding(squares, target.path)))
     try:
         with torch.no_grad():
-            for batch in _on_device(mg, batches):
-                _call(mg, batch)
+            for inputs in known_inputs(mg, batches, WHERE):
+                mg.model(**inputs)
     finally:
         for hook in hooks:
             hook.remove()
@@ -177,25 +180,3 @@ def _broadcast(norms: Tensor, module: nn.Module) -> Tensor:
     outputs = weight.shape[0] // (len(norms) // weight.shape[1])
     by_group = norms.view(-1, weight.shape[1]).repeat_interleave(outputs, 0)
     return by_group.view(*by_group.shape, *shape[2:])
-
-
-# --- running -------------------------------------------------------------------------------------
-
-
-def _on_device(mg: MaseGraph, batches: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    device = next((parameter.device for parameter in mg.model.parameters()), None)
-    count = 0
-    for batch in batches:
-        if not isinstance(batch, Mapping):
-            raise ConfigError(
-                f"{WHERE}: expected mappings of inputs by name, got {type(batch).__name__}."
-            )
-        count += 1
-        yield {k: x.to(device) if isinstance(x, Tensor) else x for k, x in batch.items()}
-    if count == 0:
-        raise ConfigError(f"{WHERE}: expected at least one batch, got none.")
-
-
-def _call(mg: MaseGraph, batch: Mapping[str, Any]) -> Any:
-    inputs = {node.target for node in mg.nodes if node.op == "placeholder"}
-    return mg.model(**{name: value for name, value in batch.items() if name in inputs})

@@ -1,0 +1,76 @@
+"""What the activation pruner keeps, and who takes it."""
+
+import pytest
+import torch
+from torch import nn
+
+from chop.errors import ConfigError
+from chop.nn.sparsity import PruneActivation
+
+METHODS = ["l1-norm", "random"]
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.1, 0.5, 0.99])
+@pytest.mark.parametrize("shape", [(12, 7), (2, 3, 4, 5), (31,), (1, 1), (0, 3), ()])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_share_is_exact_and_the_rest_unchanged(method, shape, sparsity):
+    x = torch.randn(shape) + 3
+    y = PruneActivation(sparsity, method)(x)
+    zero = y == 0
+    assert y.shape == x.shape and int(zero.sum()) == int(sparsity * x.numel() + 0.5)
+    assert torch.equal(y[~zero], x[~zero])
+
+
+def test_the_largest_magnitudes_stay():
+    x = torch.tensor([[-5.0, 1.0, 0.5], [2.0, -0.1, 4.0]])
+    expected = torch.tensor([[-5.0, 0.0, 0.0], [2.0, 0.0, 4.0]])
+    assert torch.equal(PruneActivation(0.5)(x), expected)
+    same = torch.full((10,), 2.0)
+    assert PruneActivation(0.3)(same).count_nonzero() == 7
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_gradients_flow_through_what_is_kept(method):
+    x = torch.randn(6, 5, requires_grad=True)
+    y = PruneActivation(0.4, method)(x)
+    (y * 3).sum().backward()
+    assert torch.equal(x.grad, torch.where(y != 0, 3.0, 0.0))
+
+
+def test_random_depends_on_the_seed_and_is_spread_evenly():
+    x = torch.ones(100, 100)
+    one, same, other = (PruneActivation(0.5, "random", seed)(x) for seed in (0, 0, 1))
+    assert torch.equal(one, same)
+    # of two independent halves a quarter agrees on each of the four combinations
+    assert (one * other).mean().item() == pytest.approx(0.25, abs=0.02)
+    assert one.mean(0).std() < 0.07 and one.mean(1).std() < 0.07
+    huge = PruneActivation(0.5, "random", seed=-7)(x)
+    assert huge.mean() == 0.5 and not torch.equal(huge, one)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_torch_compiles_and_exports_it(method):
+    layer = nn.Sequential(PruneActivation(0.3, method), nn.Linear(7, 2))
+    x, larger = torch.randn(4, 7), torch.randn(9, 7)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    torch.testing.assert_close(compiled(x), layer(x))
+    torch.testing.assert_close(compiled(larger), layer(larger))
+    rows = torch.export.Dim("rows")
+    program = torch.export.export(layer, (x,), dynamic_shapes=({0: rows},))
+    torch.testing.assert_close(program.module()(larger), layer(larger))
+
+
+def test_not_a_number_is_kept():
+    x = torch.tensor([float("nan"), 1.0, -2.0, float("inf")])
+    y = PruneActivation(0.5)(x)
+    assert y.isnan().tolist() == [True, False, False, False] and y[3] == float("inf")
+    assert y[1:3].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((1.0,), "expected 0 to below 1, got 1.0"), ((0.5, "l1norm"), "did you mean 'l1-norm'")],
+)
+def test_wrong_arguments_are_explained(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        PruneActivation(*arguments)
