@@ -7,7 +7,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError, GraphError
-from chop.formats import Integer, QuantSpec
+from chop.formats import Integer
 from chop.nn.lora import LoraLinear, adapters_of
 from chop.nn.quantized import QuantLinear
 from chop.train import fit
@@ -156,7 +156,7 @@ def test_mistakes_are_named(bert_graph, settings, message):
 
 def test_adapters_do_not_nest_and_must_be_there_to_fuse(bert_graph):
     adapted, _ = passes.insert_lora_adapter_transform_pass(bert_graph, {"target_modules": "query"})
-    with pytest.raises(GraphError, match="2 layers have an adapter already, .*fuse_lora_weights"):
+    with pytest.raises(GraphError, match=r"LoRA adapters \(2, one on .*fuse_lora_weights"):
         passes.insert_lora_adapter_transform_pass(adapted, MASE)
     with pytest.raises(GraphError, match="the graph has no adapter; insert_lora"):
         passes.fuse_lora_weights_transform_pass(bert_graph)
@@ -179,17 +179,34 @@ def test_quantised_before_or_after_is_the_same(bert_graph, bert_inputs):
     torch.testing.assert_close(logits(fused, bert_inputs), expected, atol=0.1, rtol=0)
 
 
-def test_masks_survive_insertion_and_fusion(net_graph):
-    layer = QuantLinear.from_float(net_graph.model.fc1, QuantSpec())
-    mask = torch.rand_like(layer.weight) > 0.5
-    layer.register_buffer("weight_mask", mask)
-    net_graph.replace(net_graph.node("fc1"), layer)
-    adapted = trained(net_graph)
-    assert adapted.modules["fc1"].is_pruned and not adapted.modules["fc2"].is_pruned
-    fused, _ = passes.fuse_lora_weights_transform_pass(adapted)
-    assert torch.equal(fused.modules["fc1"].weight_mask, mask)
-    x = torch.randn(3, 1, 6, 7)
-    torch.testing.assert_close(fused.model(x), adapted.model.eval()(x), atol=1e-5, rtol=0)
+HALF = {"weight": {"sparsity": 0.5, "method": "l1-norm", "scope": "local"}}
+
+
+@pytest.mark.parametrize("pruned_first", [True, False])
+def test_pruned_layers_stay_pruned(bert_graph, bert_inputs, pruned_first):
+    bert_graph.model.eval()
+    if pruned_first:
+        pruned, _ = passes.prune_transform_pass(bert_graph, HALF)
+        mg = trained(pruned)
+        assert torch.equal(mg.modules["classifier"].weight, pruned.modules["classifier"].weight)
+    else:
+        mg, _ = passes.prune_transform_pass(trained(bert_graph), HALF)
+    expected = logits(mg, bert_inputs)
+    assert len(adapters_of(mg.model)) == 14
+    fused, _ = passes.fuse_lora_weights_transform_pass(mg)
+    torch.testing.assert_close(logits(fused, bert_inputs), expected, atol=1e-5, rtol=0)
+    for path, layer in adapters_of(mg.model).items():
+        assert torch.equal(fused.modules[path].weight_mask, layer.weight_mask)
+        assert (fused.modules[path].effective("weight") == 0).float().mean() >= 0.49
+
+
+def test_passes_that_cannot_keep_adapters_say_so(bert_graph):
+    adapted = trained(bert_graph)
+    channels = {"weight": {"sparsity": 0.5, "granularity": "channel"}}
+    with pytest.raises(GraphError, match="prune_detach_hook.*: the graph has LoRA adapters"):
+        passes.prune_detach_hook_transform_pass(adapted)
+    with pytest.raises(GraphError, match=r"\(14, one on 'bert.*run fuse_lora_weights_transform"):
+        passes.prune_transform_pass(adapted, channels)
 
 
 def test_a_layer_that_is_called_twice_has_one_adapter():

@@ -130,7 +130,7 @@ class LoraLinear(QuantLinear):
         round the updated weight. The sum is made in float32 or wider and the weight is a new
         parameter: layers that shared the old one keep it.
         """
-        is_plain = not self.is_pruned and all(fmt.is_identity for _, fmt in self.spec.items())
+        is_plain = self.spec.is_float and not self.is_pruned
         cls = nn.Linear if is_plain else QuantLinear
         left_out = {"alpha", "use_rslora", *(("spec",) if is_plain else ())}
         layer = cls.__new__(cls)

@@ -115,12 +115,7 @@ def insert_lora_adapter_transform_pass(mg: MaseGraph, config: InsertLoraConfig) 
 
         {"rank": 6, "alpha": 1.0, "dropout": 0.5, "target_modules": ["query", "value"]}
     """
-    present = list(adapters_of(mg.model))
-    if present:
-        raise GraphError(
-            f"{NAME}: {len(present)} layers have an adapter already, '{present[0]}' among them; "
-            "run fuse_lora_weights_transform_pass(mg) first."
-        )
+    refuse_adapters(mg, NAME)
     targets = config.targets(mg)
     before = {path: ParameterCount.of(linear).trainable for path, linear in targets.items()}
     trainable_before = ParameterCount.of(mg.model).trainable
@@ -144,6 +139,16 @@ def insert_lora_adapter_transform_pass(mg: MaseGraph, config: InsertLoraConfig) 
         "trainable_after": ParameterCount.of(mg.model).trainable,
         "layers": rows,
     }
+
+
+def refuse_adapters(mg: MaseGraph, where: str) -> None:
+    """Raises GraphError where a graph has adapters, for passes that cannot keep them."""
+    present = list(adapters_of(mg.model))
+    if present:
+        raise GraphError(
+            f"{where}: the graph has LoRA adapters ({len(present)}, one on '{present[0]}'); run "
+            "fuse_lora_weights_transform_pass(mg) first."
+        )
 
 
 def linears_of(mg: MaseGraph) -> dict[str, nn.Linear]:

@@ -10,6 +10,7 @@ from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import PruneActivation, make_permanent
 from chop.passes.base import NoConfig, graph_pass
+from chop.passes.transforms.insert_lora_adapter import refuse_adapters
 
 
 @graph_pass(config=NoConfig)
@@ -20,7 +21,11 @@ def prune_detach_hook_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[st
     computes stays the same where activations are not pruned; further training may move the zeros.
 
     Returns: `{"masks": number of masks made permanent, "pruners": number of pruners removed}`.
+
+    Raises:
+        GraphError: the graph has LoRA adapters, whose updates the masks hide too.
     """
+    refuse_adapters(mg, "prune_detach_hook_transform_pass")
     masks = 0
     for _, module in mg.model.named_modules():
         if isinstance(module, QuantizedOperator) and module.is_pruned:

@@ -16,6 +16,7 @@ from chop.ir.propagate import example_inputs, propagate
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import SCORES, Evidence, Score, input_axis, lowest, unit_scores
 from chop.passes.analysis.add_common_metadata import add_common_metadata_analysis_pass
+from chop.passes.transforms.insert_lora_adapter import refuse_adapters
 from chop.passes.transforms.prunable import Layer, choose, prunable_layers
 from chop.passes.transforms.prune_settings import PruneConfig, WeightPruning
 from chop.passes.transforms.pruning_evidence import gather
@@ -76,7 +77,11 @@ def shrink(mg: MaseGraph, config: PruneConfig, settings: WeightPruning) -> dict[
 
     Returns: `sparsity` (share of the units), `hidden` and `weights` (units removed, and all there
         were), `layers`, `skipped`, and `parameters`: their number before and after.
+
+    Raises:
+        GraphError: the graph has LoRA adapters, which would keep the old widths.
     """
+    refuse_adapters(mg, "prune_transform_pass")
     groups, skipped = _groups(mg, config, settings)
     sources = [source for group in groups for source in group.sources]
     evidence = gather(mg, sources, settings.method, settings.seed, config.batches)
