@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
@@ -84,6 +85,8 @@ def graph_pass(
 
         if name in PASSES:
             raise ConfigError(f"two passes are called '{name}'.")
+        # What `help` shows is how the pass is called, not the function inside.
+        run.__signature__ = inspect.signature(run, follow_wrapped=False)  # type: ignore[attr-defined]
         PASSES[name] = run
         return run
 

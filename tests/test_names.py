@@ -1,0 +1,198 @@
+"""Every name that users of MASE import, each by the paths by which it is reached."""
+
+import importlib
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+from chop import MaseGraph, passes
+from chop.not_built import NOT_BUILT
+
+PASSES = """
+    init_metadata_analysis_pass add_common_metadata_analysis_pass
+    add_software_metadata_analysis_pass add_hardware_metadata_analysis_pass
+    profile_statistics_analysis_pass report_graph_analysis_pass report_node_type_analysis_pass
+    report_node_shape_analysis_pass report_node_meta_param_analysis_pass
+    verify_common_metadata_analysis_pass calculate_avg_bits_mg_analysis_pass
+    summarize_quantization_analysis_pass add_pruning_metadata_analysis_pass
+    autosharding_analysis_pass quantize_transform_pass prune_transform_pass
+    prune_detach_hook_transform_pass conv_bn_fusion_transform_pass
+    insert_lora_adapter_transform_pass fuse_lora_weights_transform_pass resharding_transform_pass
+    emit_verilog_top_transform_pass emit_internal_rtl_transform_pass emit_bram_transform_pass
+    emit_cocotb_transform_pass save_mase_graph_interface_pass load_mase_graph_interface_pass
+"""
+QUANTIZERS = """
+    integer_quantizer integer_floor_quantizer scale_integer_quantizer minifloat_denorm_quantizer
+    minifloat_ieee_quantizer log_quantizer block_fp_quantizer block_minifloat_quantizer
+    block_log_quantizer binary_quantizer residual_sign_quantizer ternary_quantizer
+    mxint_quantizer mxfp_quantizer
+"""
+LINEARS = """
+    LinearInteger LinearMinifloatDenorm LinearMinifloatIEEE LinearLog LinearBlockFP
+    LinearBlockMinifloat LinearBlockLog LinearBinary LinearBinaryScaling LinearBinaryResidualSign
+"""
+MODULE_PASSES = """
+    report_trainable_parameters_analysis_pass quantize_module_transform_pass
+    calculate_avg_bits_module_analysis_pass
+"""
+NODE_HELPERS = """
+    get_mase_op get_mase_type get_node_actual_target get_parent_name deepcopy_mase_graph
+    deepgetattr deepsetattr
+"""
+NAMES = {
+    "chop": "MaseGraph passes tools",
+    "chop.ir": "MaseGraph",
+    "chop.ir.graph": "MaseGraph",
+    "chop.ir.graph.mase_graph": "MaseGraph",
+    "chop.passes": f"{PASSES} graph module",
+    "chop.passes.graph": PASSES,
+    "chop.passes.graph.analysis": " ".join(n for n in PASSES.split() if "_analysis_" in n),
+    # quantisation is summarised beside the pass that quantises
+    "chop.passes.graph.transforms": "summarize_quantization_analysis_pass "
+    + " ".join(n for n in PASSES.split() if "_transform_" in n),
+    "chop.passes.graph.interface": " ".join(n for n in PASSES.split() if "_interface_" in n),
+    "chop.passes.graph.utils": NODE_HELPERS,
+    "chop.passes.module": MODULE_PASSES,
+    "chop.tools": "get_tokenized_dataset get_trainer get_hf_dummy_in get_logger",
+    "chop.tools.utils": "deepsetattr deepgetattr",
+    "chop.tools.logger": "set_logging_verbosity get_logger",
+    "chop.tools.get_input": "InputGenerator get_dummy_input",
+    "chop.tools.checkpoint_load": "load_model",
+    "chop.models": "get_model get_model_info get_tokenizer",
+    "chop.dataset": "MaseDataModule get_dataset_info",
+    "chop.pipelines": "CompressionPipeline AutoPipeline AutoPipelineForDistributedInference",
+    "chop.nn.modules": "Identity",
+    "chop.nn.quantizers": QUANTIZERS,
+    "chop.nn.quantized.modules.linear": LINEARS,
+    "chop.nn.quantized.modules.conv1d": "Conv1dInteger Conv1dBlockFP",
+    "chop.nn.quantized.modules.conv2d": "Conv2dInteger Conv2dBlockFP Conv2dBinary",
+    "chop.nn.quantized.modules.relu": "ReLUInteger",
+    "chop.actions": "simulate",
+}
+PAIRS = [(home, name) for home, names in NAMES.items() for name in names.split()]
+
+
+@pytest.mark.parametrize(("home", "name"), PAIRS, ids=lambda text: text)
+def test_the_name_is_there(home, name):
+    scope = {}
+    exec(f"from {home} import {name}", scope)  # as users write it
+    assert scope[name] is getattr(importlib.import_module(home), name)
+    first = next(other for other, known in PAIRS if known == name)
+    if inspect.isroutine(scope[name]) or inspect.isclass(scope[name]):
+        assert scope[name] is getattr(importlib.import_module(first), name)
+
+
+# What follows the leading parameters is ours to add.
+SIGNATURES = {
+    "chop.MaseGraph": "model cf_args custom_ops hf_input_names",
+    "chop.MaseGraph.from_module": "model cf_args custom_ops hf_input_names",
+    "chop.MaseGraph.from_checkpoint": "checkpoint propagate_missing_metadata",
+    "chop.MaseGraph.export": "self fname save_format",
+    "chop.MaseGraph.draw": "self file",
+    "chop.passes.module.quantize_module_transform_pass": "network pass_args",
+    "chop.passes.module.report_trainable_parameters_analysis_pass": "module pass_args",
+    "chop.passes.module.calculate_avg_bits_module_analysis_pass": "module pass_args",
+    "chop.tools.get_tokenized_dataset": "dataset checkpoint return_tokenizer",
+    "chop.tools.get_trainer": "model tokenized_dataset tokenizer evaluate_metric output_dir "
+    "use_mps_device report_to num_train_epochs",
+    "chop.tools.get_hf_dummy_in": "model",
+    "chop.tools.get_logger": "name",
+    "chop.tools.utils.deepsetattr": "obj attr value",
+    "chop.tools.utils.deepgetattr": "obj attr default",
+    "chop.tools.logger.set_logging_verbosity": "level",
+    "chop.tools.get_input.InputGenerator": "model_info data_module task which_dataloader "
+    "max_batches",
+    "chop.tools.get_input.get_dummy_input": "model_info data_module task device",
+    "chop.tools.checkpoint_load.load_model": "load_name load_type model",
+    "chop.models.get_model": "checkpoint pretrained task dataset_info",
+    "chop.models.get_model_info": "name",
+    "chop.models.get_tokenizer": "name checkpoint",
+    "chop.dataset.get_dataset_info": "name",
+    "chop.dataset.MaseDataModule": "name batch_size num_workers max_token_len tokenizer "
+    "model_name load_from_cache_file",
+    "chop.pipelines.AutoPipeline": "pass_groups",
+    "chop.pipelines.CompressionPipeline.__call__": "self mg pass_args skip_passes",
+    "chop.nn.quantizers.integer_quantizer": "x width frac_width is_signed",
+    "chop.nn.quantizers.scale_integer_quantizer": "x width is_signed quantile",
+    "chop.nn.quantizers.minifloat_denorm_quantizer": "x width exponent_width exponent_bias",
+    "chop.nn.quantizers.minifloat_ieee_quantizer": "x width exponent_width exponent_bias",
+    "chop.nn.quantizers.log_quantizer": "x width exponent_bias",
+    "chop.nn.quantizers.block_fp_quantizer": "x width exponent_width exponent_bias block_size "
+    "skip_first_dim",
+    "chop.nn.quantizers.block_minifloat_quantizer": "x width exponent_width "
+    "exponent_bias_width block_size skip_first_dim",
+    "chop.nn.quantizers.block_log_quantizer": "x width exponent_bias_width block_size "
+    "skip_first_dim",
+    "chop.nn.quantizers.binary_quantizer": "x stochastic bipolar",
+    "chop.nn.quantizers.residual_sign_quantizer": "levels x_quantizer means x",
+    "chop.nn.quantizers.ternary_quantizer": "x threshold maximum median mean scaling_factor",
+    "chop.nn.quantizers.mxint_quantizer": "x block_size element_bits block_dim scale_bits "
+    "quantile_search",
+    "chop.nn.quantizers.mxfp_quantizer": "x block_size element_exp_bits element_frac_bits "
+    "block_dim scale_exp_bits quantile_search",
+    "chop.nn.quantized.modules.linear.LinearInteger": "in_features out_features bias device "
+    "dtype config",
+} | {f"chop.passes.{name}": "mg pass_args" for name in passes.PASSES}
+
+
+@pytest.mark.parametrize(("path", "expected"), SIGNATURES.items(), ids=lambda text: text)
+def test_the_parameters_have_their_names_and_order(path, expected):
+    first, *rest = path.split(".")
+    found = importlib.import_module(first)
+    for name in rest:
+        if not hasattr(found, name):
+            importlib.import_module(f"{found.__name__}.{name}")
+        found = getattr(found, name)
+    parameters = list(inspect.signature(found).parameters)
+    assert parameters[: len(expected.split())] == expected.split()
+
+
+@pytest.fixture
+def mg():
+    return MaseGraph(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+
+
+QUANTIZE = {"by": "type", "linear": {"config": {"name": "integer", "width": 8, "frac_width": 4}}}
+
+
+def test_passes_take_their_settings_by_position_and_by_keyword(mg):
+    for call in (
+        lambda run, settings: run(mg, settings),
+        lambda run, settings: run(mg, pass_args=settings),
+        lambda run, settings: run(mg=mg, pass_args=settings),
+        lambda run, settings: run(graph=mg, pass_args=settings),
+    ):
+        _, info = call(passes.init_metadata_analysis_pass, None)
+        assert info == {}
+        call(passes.add_common_metadata_analysis_pass, {"dummy_in": None, "add_value": False})
+        small, info = call(passes.graph.quantize_transform_pass, QUANTIZE)
+        assert info == {"quantized": 2} and small is not mg
+    assert QUANTIZE["by"] == "type" and len(QUANTIZE["linear"]["config"]) == 3
+
+
+def test_model_and_graph_can_be_assigned(mg):
+    x = torch.randn(3, 4)
+    before = mg.model(x)
+    mg.model = mg.model.cpu()
+    mg.fx_graph = mg.fx_graph
+    assert torch.equal(mg.model(x), before)
+    assert len(mg.nodes) == 5 and "0" in mg.modules
+
+
+@pytest.mark.parametrize("name", NOT_BUILT)
+def test_what_is_missing_says_so_in_one_sentence(name):
+    home = next(home for home, known in PAIRS if known == name)
+    found = getattr(importlib.import_module(home), name)
+    with pytest.raises(NotImplementedError, match=f"^{name}: no .* yet; [^.]+") as caught:
+        found(None, pass_args={})
+    assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
+
+
+def test_an_unknown_pass_is_named_with_the_nearest():
+    with pytest.raises(AttributeError, match="did you mean 'quantize_transform_pass'"):
+        passes.graph.quantise_transform_pass  # noqa: B018
+    assert "prune_transform_pass" in dir(passes.graph)
+    with pytest.raises(ImportError):
+        exec("from chop.passes.graph.transforms import no_such_thing")
