@@ -56,6 +56,11 @@ class QuantSpec:
 
             {"name": "integer", "data_in_width": 8, "data_in_frac_width": 4, "weight_width": 8, ...}
 
+        An operand without keys is an error where the format needs some. Where it needs none, it
+        has the defaults if no operand has keys, and else stays float: `{"name": "mxint"}` is all
+        in MXINT8, `{"name": "binary", "weight_stochastic": True}` has a binary weight only. A key
+        that MASE has for the whole module, `binary_training`, holds for the operands chosen so.
+
         Nested, any format per operand, operands left out stay float::
 
             {"data_in": {"name": "integer", "width": 8, "frac_width": 4}, "weight": Integer(4, 3)}
@@ -75,20 +80,21 @@ class QuantSpec:
         """
         if isinstance(settings, QuantSpec):
             return settings.only(operands)
-        chosen, shared, nested = _sort_keys(settings, where)
+        keys = _sort_keys(settings, where)
         bypass = convert(settings.get("bypass"), bool | None, f"{where}.bypass")
-        if bypass or (settings.get("name") is None and not nested):
+        if bypass or (settings.get("name") is None and not keys.nested):
             return cls()
         for operand, source in (fallback or {}).items():
-            chosen[operand] = chosen[operand] or chosen[source]
+            keys.chosen[operand] = keys.chosen[operand] or keys.chosen[source]
         kind = settings.get("name")
         specified: dict[str, Any] = {
-            operand: parse_format(value, f"{where}.{operand}") for operand, value in nested.items()
+            operand: parse_format(value, f"{where}.{operand}")
+            for operand, value in keys.nested.items()
         }
         for operand in (*operands, "data_out") if kind is not None else ():
-            if operand in specified or (operand == "data_out" and not chosen[operand]):
+            if operand in specified or not keys.speak_of(operand, get_format(kind)):
                 continue
-            values = {**shared, **chosen[operand]}
+            values = keys.fields_of(operand)
             _require_all(get_format(kind), values, operand, where)
             specified[operand] = parse_format({"name": kind, **values}, f"{where}.{operand}")
         spec = cls(**specified, gradient=settings.get("gradient") or "identity")
@@ -121,37 +127,75 @@ class QuantSpec:
         )
 
 
-def _sort_keys(
-    settings: Mapping[str, Any], where: str
-) -> tuple[dict[str, dict[str, Any]], dict[str, Any], dict[str, Any]]:
-    """Splits a mapping into (fields per operand, fields of every operand, nested formats)."""
+@dataclasses.dataclass
+class _Keys:
+    """A mapping's keys, sorted.
+
+    Attributes:
+        chosen: fields per operand.
+        shared: fields of every operand.
+        module_wide: fields of every operand that some key speaks of.
+        nested: whole formats per operand.
+    """
+
+    chosen: dict[str, dict[str, Any]] = dataclasses.field(
+        default_factory=lambda: {operand: {} for operand in OPERANDS}
+    )
+    shared: dict[str, Any] = dataclasses.field(default_factory=dict)
+    module_wide: dict[str, Any] = dataclasses.field(default_factory=dict)
+    nested: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def fields_of(self, operand: str) -> dict[str, Any]:
+        """The fields of an operand's format."""
+        return {**self.module_wide, **self.shared, **self.chosen[operand]}
+
+    def speak_of(self, operand: str, kind: type[NumberFormat]) -> bool:
+        """Whether an operand of the operator is to have a format."""
+        if operand == "data_out" or self.chosen[operand]:
+            return bool(self.chosen[operand])
+        return bool(self.shared or _required(kind)) or not any(self.chosen.values())
+
+
+def _sort_keys(settings: Mapping[str, Any], where: str) -> _Keys:
     if not isinstance(settings, Mapping):
         raise ConfigError(f"{where}: expected a mapping, got {settings!r}.")
-    fields = [field.name for field in dataclasses.fields(get_format(settings.get("name")))]  # type: ignore[arg-type]
+    kind = get_format(settings.get("name"))
+    fields = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     flat_keys = {f"{operand}_{field}": (operand, field) for operand in OPERANDS for field in fields}
-    chosen: dict[str, dict[str, Any]] = {operand: {} for operand in OPERANDS}
-    shared: dict[str, Any] = {}
-    nested: dict[str, Any] = {}
+    keys = _Keys()
     for key, value in settings.items():
+        given = {} if value is None else {key: value}
         if key in OPERANDS:
-            nested[key] = value
+            keys.nested[key] = value
         elif key in flat_keys:
             operand, field = flat_keys[key]
-            chosen[operand].update({} if value is None else {field: value})
+            keys.chosen[operand].update({field: value} if given else {})
         elif key in fields:
-            shared.update({} if value is None else {key: value})
+            keys.shared.update(given)
+        elif key in kind.module_keys:
+            field_name = kind.module_keys[key]
+            keys.module_wide.update({field_name: value} if given and field_name else {})
         elif key not in MODULE_WIDE:
-            known = [*MODULE_WIDE, *OPERANDS, *fields, *flat_keys]
+            known = [*MODULE_WIDE, *OPERANDS, *kind.module_keys, *fields, *flat_keys]
             raise ConfigError(f"{where}: unknown key '{key}': {did_you_mean(key, known)}")
-    return chosen, shared, nested
+    return keys
+
+
+def _required(kind: type[NumberFormat]) -> list[str]:
+    """The fields without a default."""
+    return [
+        field.name
+        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
+        if field.default is dataclasses.MISSING
+    ]
 
 
 def _require_all(
     kind: type[NumberFormat], values: Mapping[str, Any], operand: str, where: str
 ) -> None:
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        if field.name not in values and field.default is dataclasses.MISSING:
+    for name in _required(kind):
+        if name not in values:
             raise ConfigError(
-                f"{where}: missing key '{operand}_{field.name}'; to leave the {operand} as it is, "
+                f"{where}: missing key '{operand}_{name}'; to leave the {operand} as it is, "
                 f"write '{operand}': None."
             )
