@@ -267,6 +267,14 @@ def test_adapters_train_and_are_exported(bert_graph, bert_inputs, tmp_path):
     assert trainable(fused) == trainable(bert_graph)
 
 
+def test_an_adapted_bert_compiles_as_one_graph(bert_graph, bert_inputs):
+    torch._dynamo.reset()
+    adapted = trained(bert_graph)
+    adapted.model.eval()
+    compiled = torch.compile(adapted.model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(**bert_inputs)["logits"], logits(adapted, bert_inputs))
+
+
 def test_trained_by_the_lean_loop(bert_graph):
     from datasets import Dataset
 

@@ -221,6 +221,8 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
         passes.save_lora_adapter_interface_pass(mg, tmp_path)
     with pytest.raises(ConfigError, match="unknown key 'dir': choose from: save_dir"):
         passes.save_lora_adapter_interface_pass(mg, {"dir": tmp_path})
+    with pytest.raises(GraphError, match="load_lora_.*: expected a MaseGraph, got Bert"):
+        passes.load_lora_adapter_interface_pass(mg.model, tmp_path)
     adapted, _ = passes.insert_lora_adapter_transform_pass(mg, {"rank": 2})
     passes.save_lora_adapter_interface_pass(adapted, tmp_path)
     with pytest.raises(CheckpointError, match="layer 'bert.* is not there, expected a linear"):

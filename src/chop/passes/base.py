@@ -74,7 +74,7 @@ def graph_pass(
             inplace: bool = False,
         ) -> tuple[MaseGraph, dict[str, Any]]:
             given = graph if mg is None else mg
-            _check(name, given, requires)
+            check_graph(name, given, requires)
             assert given is not None
             settings = _parse(config, pass_args, name)
             result = given.copy() if transforms and not inplace else given
@@ -96,7 +96,8 @@ def graph_pass(
 MAX_CONFIG_TEXT = 2000
 
 
-def _check(name: str, mg: object, requires: Iterable[str]) -> None:
+def check_graph(name: str, mg: object, requires: Iterable[str] = ()) -> None:
+    """Raises GraphError unless `mg` is a graph that went through the passes `requires`."""
     if not isinstance(mg, MaseGraph):
         raise GraphError(f"{name}: expected a MaseGraph, got {type(mg).__name__}.")
     done = {step.name for step in mg.provenance}

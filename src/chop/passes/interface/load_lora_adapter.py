@@ -13,6 +13,7 @@ from chop.errors import CheckpointError, GraphError, did_you_mean
 from chop.ir.graph import MaseGraph, Provenance
 from chop.ir.verify import verify
 from chop.nn.lora import LoraLinear, adapters_of, freeze
+from chop.passes.base import check_graph
 from chop.passes.interface.peft_format import AdapterFile, LayerFile, read_adapter
 from chop.passes.interface.save_graph import folder_of
 from chop.passes.transforms.insert_lora_adapter import attach, linears_of
@@ -40,6 +41,7 @@ def load_lora_adapter_interface_pass(
         GraphError: the graph has adapters on other layers than the file.
         ConfigError: no folder is named.
     """
+    check_graph(NAME, mg)
     folder = folder_of(pass_args, "load_dir", NAME)
     adapter = read_adapter(folder)
     result = mg.copy()

@@ -11,6 +11,7 @@ from torch import nn
 from chop.errors import GraphError
 from chop.ir.graph import MaseGraph
 from chop.nn.lora import ADAPTER_MODULES, LoraLinear, adapters_of
+from chop.passes.base import check_graph
 from chop.passes.interface.peft_format import AdapterFile, LayerFile, targets_for, write_adapter
 from chop.passes.interface.save_graph import folder_of
 
@@ -35,6 +36,7 @@ def save_lora_adapter_interface_pass(
         GraphError: the graph has no adapter, or something trains that the format cannot hold.
         ConfigError: no folder is named.
     """
+    check_graph(NAME, mg)
     folder = folder_of(pass_args, "save_dir", NAME)
     layers = adapters_of(mg.model)
     if not layers:

@@ -17,7 +17,8 @@ def fuse_lora_weights_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[st
 
     In evaluation mode a float graph computes the same as before, and a pruned one keeps its masks.
     A layer with formats becomes a `QuantLinear` whose formats now round the whole updated weight,
-    so outputs move by that rounding. Parameters that the insertion froze train again.
+    so outputs move by that rounding; a fraction that was derived stays what it was. Parameters
+    that the insertion froze train again.
 
     Returns: `{"fused": number of layers}`.
 
