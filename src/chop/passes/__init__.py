@@ -11,14 +11,17 @@ from chop.not_built import (
 from chop.passes import graph, module
 from chop.passes.analysis.add_common_metadata import add_common_metadata_analysis_pass
 from chop.passes.analysis.add_hardware_metadata import add_hardware_metadata_analysis_pass
+from chop.passes.analysis.add_pruning_metadata import add_pruning_metadata_analysis_pass
 from chop.passes.analysis.add_software_metadata import add_software_metadata_analysis_pass
 from chop.passes.analysis.calculate_avg_bits import calculate_avg_bits_mg_analysis_pass
+from chop.passes.analysis.hook_inspection import hook_inspection_analysis_pass
 from chop.passes.analysis.init_metadata import init_metadata_analysis_pass
 from chop.passes.analysis.profile_statistics import profile_statistics_analysis_pass
 from chop.passes.analysis.report_graph import report_graph_analysis_pass
 from chop.passes.analysis.report_node_meta_param import report_node_meta_param_analysis_pass
 from chop.passes.analysis.report_node_shape import report_node_shape_analysis_pass
 from chop.passes.analysis.report_node_type import report_node_type_analysis_pass
+from chop.passes.analysis.report_sparsity import report_sparsity_analysis_pass
 from chop.passes.analysis.summarize_quantization import summarize_quantization_analysis_pass
 from chop.passes.analysis.verify_common_metadata import verify_common_metadata_analysis_pass
 from chop.passes.base import PASSES, graph_pass

@@ -1,0 +1,54 @@
+"""Notes at each layer how its weight and its input are pruned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from chop.ir.graph import MaseGraph, metadata_of
+from chop.nn.sparsity import PruneActivation, hidden_of, note_of
+from chop.passes.base import NoConfig, graph_pass
+from chop.passes.transforms.prunable import Layer, prunable_layers
+
+UNPRUNED = {"method": None, "scope": None, "granularity": None}
+
+
+@graph_pass(config=NoConfig, requires=("init_metadata_analysis_pass",))
+def add_pruning_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
+    """Sets `software["pruning"]` of every node that calls a layer which can be pruned.
+
+    It has `weight` and `data_in_0`, each with `sparsity` (the share that is hidden, 0.0 before
+    pruning), `method`, `scope` and `granularity` (None where nothing is pruned), and for the
+    weight `hidden` and `numel`, both in elements. Run again after pruning.
+
+    Returns: `{"layers": {path: the same mapping}, "sparsity": hidden share of all the weights}`.
+    """
+    layers: dict[str, dict[str, Any]] = {}
+    for layer in prunable_layers(mg):
+        weight = _weight(layer)
+        for node in layer.nodes:
+            noted = {"weight": dict(weight), "data_in_0": _data_in(mg, node)}
+            metadata_of(node).software["pruning"] = noted
+            layers.setdefault(layer.path, noted)
+    weights = [noted["weight"] for noted in layers.values()]
+    total = sum(weight["numel"] for weight in weights)
+    return {
+        "layers": layers,
+        "sparsity": sum(weight["hidden"] for weight in weights) / max(total, 1),
+    }
+
+
+def _weight(layer: Layer) -> dict[str, Any]:
+    mask, numel = hidden_of(layer.module), layer.module.weight.numel()  # type: ignore[operator]
+    hidden = 0 if mask is None else int(mask.sum())
+    note = UNPRUNED | note_of(layer.module)
+    return {"sparsity": hidden / max(numel, 1), **note, "hidden": hidden, "numel": numel}
+
+
+def _data_in(mg: MaseGraph, node: fx.Node) -> dict[str, Any]:
+    pruner = mg.module_of(node.all_input_nodes[0])
+    if not isinstance(pruner, PruneActivation):
+        return {"sparsity": 0.0, **UNPRUNED}
+    how = {"method": pruner.method, "scope": "local", "granularity": "elementwise"}
+    return {"sparsity": pruner.sparsity, **how}

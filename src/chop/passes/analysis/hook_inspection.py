@@ -1,0 +1,80 @@
+"""Lists what is attached to modules: hooks, masks and activation pruners."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from chop.ir.graph import MaseGraph
+from chop.nn.sparsity import PruneActivation, sparsity_of
+from chop.passes.base import graph_pass
+from chop.tables import print_table
+
+HOOKS = {
+    "forward_pre": "_forward_pre_hooks",
+    "forward": "_forward_hooks",
+    "backward_pre": "_backward_pre_hooks",
+    "backward": "_backward_hooks",
+}
+
+
+@dataclass(frozen=True)
+class HookConfig:
+    """Settings of `hook_inspection_analysis_pass`.
+
+    Attributes:
+        quiet: prints no table.
+    """
+
+    quiet: bool = False
+
+
+@graph_pass(config=HookConfig)
+def hook_inspection_analysis_pass(mg: MaseGraph, config: HookConfig) -> dict[str, Any]:
+    """A table of the modules that have hooks, parametrisations, masks or are activation pruners.
+
+    Returns: `{"modules": {path: {"class", "forward_pre", "forward", "backward_pre", "backward",
+        "parametrizations", "mask", "pruner"}}}`: the names of the hook functions and of the
+        parametrised tensors, and the sparsity of the mask and of the pruner, or None.
+    """
+    attached = {path: _attached(module) for path, module in mg.model.named_modules()}
+    modules = {
+        path: {"class": type(mg.model.get_submodule(path)).__name__, **found}
+        for path, found in attached.items()
+        if any(value not in ([], None) for value in found.values())
+    }
+    if not config.quiet:
+        rows = [{"module": path, **_as_text(found)} for path, found in modules.items()]
+        print_table("Hooks, masks and pruners", rows)
+    return {"modules": modules}
+
+
+def _attached(module: nn.Module) -> dict[str, Any]:
+    hooks = {
+        name: [_name(hook) for hook in vars(module)[attribute].values()]
+        for name, attribute in HOOKS.items()
+    }
+    computed = list(module.parametrizations) if is_parametrized(module) else []  # type: ignore[arg-type]
+    return {
+        **hooks,
+        "parametrizations": computed,
+        "mask": sparsity_of(module),
+        "pruner": module.sparsity if isinstance(module, PruneActivation) else None,
+    }
+
+
+def _name(hook: Any) -> str:
+    return str(getattr(hook, "__qualname__", type(hook).__name__))
+
+
+def _as_text(found: dict[str, Any]) -> dict[str, str]:
+    return {name: _spell(value) for name, value in found.items()}
+
+
+def _spell(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(value)
+    return f"{value:.1%}" if isinstance(value, float) else value or ""
