@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from chop import passes
-from chop.actions.quantized import (
+from chop.actions.rounding import (
     QUANTIZE_RANGES,
     QUANTIZED_OPERATORS,
     check_operators,
@@ -43,7 +43,7 @@ class CompressConfig(SubjectConfig):
         formats: integer formats `width.fraction`; `4.auto` derives each tensor's fraction.
         qat_epochs: passes over the training rows; 0 skips quantisation-aware training. None takes
             15 for built-in models, else 1.
-        qat_lr: its largest learning rate; None takes 3e-3 for built-in models, else 1e-4.
+        qat_lr: its largest learning rate; None takes what suits the model and the epochs.
         calibration_rows: training rows that derived fractions are taken from.
         max_drop: accuracy, from 0 to 1, that the saved model may lose against float.
 
@@ -155,20 +155,12 @@ def _train_back(
     limit = baseline.row.accuracy - config.max_drop
     lost = [candidate for candidate in rounded if candidate.row.accuracy < limit]
     lost.sort(key=lambda candidate: (candidate.row.bits, candidate.row.accuracy))
-    epochs = subject.tuning_epochs if config.qat_epochs is None else config.qat_epochs
-    for candidate in lost if epochs else ():
+    training = subject.tuning(config.qat_epochs, config.qat_lr, config)
+    for candidate in lost if training["epochs"] else ():
         graph = candidate.graph.copy()
         label = candidate.row.format
-        fit(
-            graph.model,
-            subject.train,
-            epochs=epochs,
-            lr=subject.tuning_lr if config.qat_lr is None else config.qat_lr,
-            batch_size=config.batch_size,
-            seed=config.seed,
-            device=subject.device,
-            progress=f"QAT {label}",
-        )
+        progress = f"QAT {label}"
+        fit(graph.model, subject.train, **training, device=subject.device, progress=progress)
         trained = _measure(graph, "QAT", label, subject)
         yield trained
         won = trained.row.accuracy - candidate.row.accuracy

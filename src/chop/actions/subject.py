@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -90,8 +91,8 @@ class Subject:
         train: rows to train and calibrate on.
         test: rows to measure on.
         device: where everything runs.
-        tuning_lr: a learning rate that suits training it further, under rounding or pruned.
-        tuning_epochs: passes over the training rows that usually suffice.
+        tuning_epochs: passes over the training rows that win back what rounding or pruning took.
+        tuning_lr: the largest learning rate of so many epochs.
     """
 
     model: nn.Module
@@ -100,14 +101,32 @@ class Subject:
     train: Rows
     test: Rows
     device: torch.device
-    tuning_lr: float
     tuning_epochs: int
+    tuning_lr: float
 
     @property
     def chance(self) -> float:
         """Accuracy of always answering the commonest class of the test rows."""
         counts = Counter(self.test.labels.tolist())
         return max(counts.values()) / len(self.test)
+
+    def tuning(
+        self, epochs: int | None, lr: float | None, config: SubjectConfig
+    ) -> dict[str, float]:
+        """Arguments of `chop.train.fit` for training the model further.
+
+        Where no rate is given it is `tuning_lr`, and for fewer epochs than `tuning_epochs` that
+        times sqrt(epochs / tuning_epochs): a model that is shaken hard needs time to settle.
+        """
+        epochs = self.tuning_epochs if epochs is None else epochs
+        share = min(1.0, epochs / self.tuning_epochs)
+        rate = self.tuning_lr * math.sqrt(share) if lr is None else lr
+        return {
+            "epochs": epochs,
+            "lr": rate,
+            "batch_size": config.batch_size,
+            "seed": config.seed,
+        }
 
     def example(self) -> dict[str, Tensor]:
         """A few rows as the model takes them, without labels."""

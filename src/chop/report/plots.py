@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Point = tuple[float, float]
 MARKERS = "osD^vP*X"
+MAX_CURVES_INSIDE = 4
 BASELINES = (("black", "--"), ("grey", ":"))
 
 
@@ -56,7 +57,8 @@ def plot_accuracy(
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    inches = 6.4 if len(curves) <= MAX_CURVES_INSIDE else 8.4
+    figure = Figure(figsize=(inches, 4.0), layout="constrained")
     axes = figure.subplots()
     for (label, accuracy), (colour, style) in zip(
         (baselines or {}).items(), BASELINES, strict=False
@@ -79,7 +81,10 @@ def plot_accuracy(
     if ticks is not None:
         axes.set_xticks(ticks)
     axes.grid(alpha=0.3)
-    axes.legend(loc="best", fontsize="small")
+    if len(curves) > MAX_CURVES_INSIDE:
+        figure.legend(loc="outside right upper", fontsize="small")
+    else:
+        axes.legend(loc="best", fontsize="small")
     return _save(figure, Path(path))
 
 

@@ -13,7 +13,12 @@ from chop.train.rows import Rows, padding_token, read_rows
 
 
 def calibration_batches(
-    model: nn.Module, dataset: Any, *, rows: int = 256, batch_size: int = 32
+    model: nn.Module,
+    dataset: Any,
+    *,
+    rows: int = 256,
+    batch_size: int = 32,
+    with_labels: bool = False,
 ) -> Iterator[dict[str, Tensor]]:
     """Batches of inputs for `model`, on its device, from rows spread evenly over the data set.
 
@@ -22,6 +27,7 @@ def calibration_batches(
         dataset: rows with labels, texts tokenised; of a DatasetDict, its `train`.
         rows: how many to take.
         batch_size: rows of a batch.
+        with_labels: adds `labels`, int64 (batch_size,), whether the model takes them or not.
     Yields: the inputs by name, each (batch_size, ...).
     Raises:
         ConfigError: no input of the model can be fed.
@@ -31,7 +37,8 @@ def calibration_batches(
     columns = input_columns(model, [*chosen.columns, LABELS])
     device = next(model.parameters(), torch.empty(0)).device
     for batch in chosen.batches(batch_size, pad_id=padding_token(model)):
-        yield {name: batch[column].to(device) for name, column in columns.items()}
+        fed = {**columns, LABELS: LABELS} if with_labels else columns
+        yield {name: batch[column].to(device) for name, column in fed.items()}
 
 
 def _spread(table: Rows, rows: int) -> Rows:

@@ -1,4 +1,4 @@
-"""Quantisation as the jobs do it: one integer format for the chosen operators of a subject."""
+"""Quantisation as the jobs do it: one integer format for the chosen operators."""
 
 from __future__ import annotations
 
@@ -48,6 +48,22 @@ def parse_width(text: str) -> Integer:
         raise ConfigError(f"format '{text}': expected width.fraction, as 8.4 or 4.auto.") from None
 
 
+def present_operators(mg: MaseGraph, names: Sequence[str]) -> list[str]:
+    """Those of `names` that the graph has.
+
+    Raises:
+        ConfigError: it has none of them.
+    """
+    present = {mg.operator(node).name for node in mg.nodes}
+    found = [name for name in names if name in present]
+    if not found:
+        raise ConfigError(
+            f"the model has none of the operators {', '.join(names)}; "
+            f"it has: {', '.join(sorted(name for name in present if name in OPS))}."
+        )
+    return found
+
+
 def quantize_after_training(
     mg: MaseGraph,
     number_format: Integer,
@@ -66,15 +82,8 @@ def quantize_after_training(
     Raises:
         ConfigError: the graph has none of the operators.
     """
-    present = {mg.operator(node).name for node in mg.nodes}
-    rules = {
-        name: {"config": QuantSpec.uniform(number_format)} for name in operators if name in present
-    }
-    if not rules:
-        raise ConfigError(
-            f"the model has none of the operators {', '.join(operators)}; "
-            f"it has: {', '.join(sorted(name for name in present if name in OPS))}."
-        )
+    spec = {"config": QuantSpec.uniform(number_format)}
+    rules = dict.fromkeys(present_operators(mg, operators), spec)
     quantized, _ = passes.quantize_transform_pass(mg, {"by": "type", **rules})
     if not number_format.is_fitted:
         batches = calibration_batches(mg.model, subject.train, rows=calibration_rows)

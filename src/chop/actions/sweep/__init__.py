@@ -1,0 +1,1 @@
+"""Sweeps: one setting varied over a range, measured point by point, drawn, and never twice."""

@@ -1,0 +1,68 @@
+"""Ranges as users write them: `4:32:4`, `0.1:0.9:0.1`, `8,16`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import Decimal, InvalidOperation
+
+from chop.errors import ConfigError
+
+MAX_VALUES = 1000
+ONE = Decimal(1)
+
+
+def spread(text: str | float | Iterable[float], where: str) -> tuple[float, ...]:
+    """The numbers that a range stands for, rising, each once.
+
+    Args:
+        text: numbers and ranges `first:last:step` (step 1 may be left out), both ends included,
+            separated by commas; or the numbers themselves.
+        where: what the range belongs to, for messages.
+    Raises:
+        ConfigError: it is spelt differently, is empty, or has more than `MAX_VALUES` values.
+
+    >>> spread("4:16:4, 32", "widths")
+    (4, 8, 12, 16, 32)
+    >>> spread("0.1:0.3:0.1", "sparsity")
+    (0.1, 0.2, 0.3)
+    """
+    if isinstance(text, int | float):
+        return (text,)
+    if not isinstance(text, str):
+        return tuple(sorted(set(text)))
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    values = {value for part in parts for value in _range(part, where)}
+    if not values:
+        raise ConfigError(f"{where}: expected at least one number, got '{text}'.")
+    return tuple(int(value) if value == int(value) else float(value) for value in sorted(values))
+
+
+def whole(values: Iterable[float], where: str) -> tuple[int, ...]:
+    """The same numbers as ints.
+
+    Raises:
+        ConfigError: one of them has a fraction.
+    """
+    found = tuple(values)
+    for value in found:
+        if value != int(value):
+            raise ConfigError(f"{where}: expected whole numbers, got {value}.")
+    return tuple(int(value) for value in found)
+
+
+def _range(part: str, where: str) -> list[Decimal]:
+    # Decimals: in binary 0.1 + 0.1 + 0.1 is not 0.3, and the last value would be missed.
+    try:
+        first, *rest = (Decimal(number) for number in part.split(":"))
+        last, step = {0: (first, ONE), 1: (*rest, ONE), 2: rest}[len(rest)]
+    except (InvalidOperation, KeyError):
+        raise ConfigError(
+            f"{where}: '{part}' is neither a number nor first:last:step, as 4:32:4."
+        ) from None
+    finite = all(number.is_finite() for number in (first, last, step))
+    if not finite or step <= 0 or last < first or (last - first) / step > MAX_VALUES:
+        raise ConfigError(
+            f"{where}: '{part}': expected first <= last, a step above 0 and at most "
+            f"{MAX_VALUES} values."
+        )
+    return [first + i * step for i in range(int((last - first) / step) + 1)]

@@ -1,0 +1,117 @@
+"""Finished points on disk, so that a killed sweep goes on where it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chop.actions.subject import Subject
+
+
+@dataclass(frozen=True)
+class Point:
+    """One thing to measure.
+
+    Attributes:
+        label: what the progress bar calls it.
+        settings: all that its result depends on; equal settings, equal result.
+        measure: does the work; returns plain numbers by name.
+    """
+
+    label: str
+    settings: Mapping[str, Any]
+    measure: Callable[[], Mapping[str, float]]
+
+
+class Journal:
+    """Results by settings, one JSON line each, written the moment they are there.
+
+    Points of other settings in the same file stay and do no harm. A line that was cut short by a
+    kill is passed over: that point is measured again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._known: dict[str, dict[str, float]] = {}
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        for line in lines:
+            try:
+                entry = json.loads(line)
+                self._known[_digest(entry["settings"])] = entry["result"]
+            except (ValueError, KeyError, TypeError):
+                continue
+
+    def find(self, settings: Mapping[str, Any]) -> dict[str, float] | None:
+        """What was measured with these settings, if it was."""
+        return self._known.get(_digest(settings))
+
+    def add(self, settings: Mapping[str, Any], result: Mapping[str, float]) -> dict[str, float]:
+        """Notes a result; it is on the disk when this returns."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        line = json.dumps({"settings": settings, "result": result}, sort_keys=True, default=str)
+        with self.path.open("a+b") as file:
+            # What a kill left of the last line must not swallow this one.
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(size - 1)
+            torn = bool(size) and file.read(1) != b"\n"
+            file.write(b"\n" * torn + line.encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._known[_digest(settings)] = dict(result)
+        return dict(result)
+
+
+def measure_all(title: str, points: Sequence[Point], journal: Journal) -> list[dict[str, float]]:
+    """The result of every point, measured or remembered, with a progress bar.
+
+    Returns: one mapping per point, in their order.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as TimeLeft
+
+    known = [journal.find(point.settings) for point in points]
+    done = sum(result is not None for result in known)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeLeft())
+    with Progress(*columns) as bar:
+        if done:
+            bar.console.print(f"{done} of {len(points)} points are there already: {journal.path}")
+        task = bar.add_task(title, total=len(points) - done)
+        for i, point in enumerate(points):
+            if known[i] is not None:
+                continue
+            bar.update(task, description=f"{title}: {point.label}")
+            # A point may turn out to be the same as an earlier one of this run.
+            found = journal.find(point.settings)
+            known[i] = found or journal.add(point.settings, point.measure())
+            bar.console.print(f"{point.label}: {known[i]['accuracy']:.1%}", highlight=False)
+            bar.advance(task)
+        bar.update(task, description=title)
+    return [result for result in known if result is not None]
+
+
+def identity_of(subject: Subject) -> dict[str, Any]:
+    """What tells this model and these rows from any other: names, weights, number of rows."""
+    digest = hashlib.sha256()
+    for name, value in sorted(subject.model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return {
+        "model": subject.name,
+        "dataset": subject.dataset,
+        "weights": digest.hexdigest()[:16],
+        "train_rows": len(subject.train),
+        "test_rows": len(subject.test),
+    }
+
+
+def _digest(settings: Mapping[str, Any]) -> str:
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,191 @@
+"""Accuracy against sparsity: pruned, and fine-tuned after that, per method."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from chop import passes
+from chop.actions.rounding import present_operators
+from chop.actions.subject import Subject, SubjectConfig, load_subject, raise_to_graph
+from chop.actions.sweep.grid import spread
+from chop.actions.sweep.journal import Journal, Point, identity_of, measure_all
+from chop.actions.sweep.record import write_figure, write_table
+from chop.config import convert, parse
+from chop.errors import ConfigError
+from chop.ir.graph import MaseGraph
+from chop.nn.quantized import QuantizedOperator
+from chop.passes.transforms.prune_settings import PruneConfig
+from chop.report.plots import Curve, plot_accuracy
+from chop.train import calibration_batches, evaluate, fit
+
+Setting = tuple[str, float]
+"""A method and a sparsity."""
+
+
+@dataclass(frozen=True)
+class PruneSweepConfig(SubjectConfig):
+    """Settings of `chop sweep prune`; a TOML file has the same keys.
+
+    Attributes:
+        sparsity: shares of the weights to remove: numbers, or ranges `first:last:step`.
+        methods: scores of `prune_transform_pass`, one pair of lines each.
+        scope: `local` removes the share from each layer, `global` from all layers together.
+        operators: the operators to prune, by name.
+        finetune_epochs: passes over the training rows after pruning; 0 measures pruning only.
+            None takes 15 for built-in models, else 1.
+        finetune_lr: its largest learning rate; None takes what suits the model and the epochs.
+        calibration_rows: training rows for methods that look at data.
+
+    The other settings are those of `SubjectConfig`.
+    """
+
+    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
+        **SubjectConfig.RANGES,
+        "finetune_epochs": (0, 10_000),
+        "finetune_lr": (1e-9, 10),
+        "calibration_rows": (1, 10**9),
+    }
+
+    out: Path = Path("runs/sweep-prune")
+    sparsity: str | float | tuple[float, ...] = "0.1:0.9:0.1"
+    methods: tuple[str, ...] = ("l1-norm", "random")
+    scope: Literal["local", "global"] = "local"
+    operators: tuple[str, ...] = ("linear", "conv1d", "conv2d", "conv_transpose2d")
+    finetune_epochs: int | None = None
+    finetune_lr: float | None = None
+    calibration_rows: int = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        convert(self.scope, Literal["local", "global"], "scope")
+        if not self.methods or not self.operators:
+            raise ConfigError("methods, operators: expected at least one of each.")
+        for value in self.shares():
+            if not 0 <= value < 1:
+                raise ConfigError(f"sparsity: got {value}, expected 0 to below 1.")
+        for method in self.methods:
+            parse(PruneConfig, {**self.pass_args((method, 0.5)), "batches": ()}, "chop sweep prune")
+
+    def shares(self) -> tuple[float, ...]:
+        """The sparsities of the sweep."""
+        return spread(self.sparsity, "sparsity")
+
+    def pass_args(self, setting: Setting) -> dict[str, Any]:
+        """What `prune_transform_pass` takes, data aside."""
+        method, share = setting
+        weight = {"method": method, "sparsity": share, "scope": self.scope, "seed": self.seed}
+        return {"weight": weight, "include": self.operators}
+
+
+def prune_sweep(config: PruneSweepConfig, subject: Subject | None = None) -> list[dict[str, Any]]:
+    """Measures every method and sparsity after pruning, and fine-tuned after that.
+
+    Writes into `config.out`: `points.jsonl` (each point as it is finished; run again, the sweep
+    goes on from there), `table.csv`, `table.md`, `accuracy.svg` and `.png`.
+
+    Args:
+        config: the settings.
+        subject: a trained model and rows of your own; default, what `config` names.
+    Returns: one mapping per method and sparsity: `method`, `sparsity` (asked), `actual sparsity`
+        of the chosen layers after everything, `float`, `pruned` and `fine-tuned` (accuracies from
+        0 to 1).
+    Raises:
+        ConfigError: settings that do not fit together.
+        UnavailableError: the model or the data set is not there.
+    """
+    subject = subject or load_subject(config)
+    settings = list(itertools.product(config.methods, config.shares()))
+    points = _points(config, subject, settings)
+    title = f"{subject.name} on {subject.dataset}"
+    results = measure_all(title, list(points.values()), Journal(config.out / "points.jsonl"))
+    measured = dict(zip(points, results, strict=True))
+    rows = [_row(measured, setting) for setting in settings]
+    write_table(config.out, f"{title}: accuracy against sparsity", rows)
+    write_figure(
+        config.out / "accuracy",
+        plot_accuracy,
+        _curves(config, rows),
+        {"float": rows[0]["float"], "chance": subject.chance},
+        xlabel="sparsity",
+        title=f"{title}: accuracy against sparsity",
+        ticks=sorted({row["sparsity"] for row in rows}),
+    )
+    return rows
+
+
+def _points(
+    config: PruneSweepConfig, subject: Subject, settings: list[Setting]
+) -> dict[tuple[str, Setting | None], Point]:
+    """The points by stage and setting, in the order in which one graph serves two of them."""
+
+    @functools.cache
+    def raised() -> MaseGraph:
+        return raise_to_graph(subject)
+
+    @functools.lru_cache(maxsize=1)
+    def pruned(setting: Setting) -> MaseGraph:
+        mg = raised()
+        batches = calibration_batches(
+            mg.model, subject.train, rows=config.calibration_rows, with_labels=True
+        )
+        include = present_operators(mg, config.operators)
+        pass_args = {**config.pass_args(setting), "include": include, "batches": batches}
+        return passes.prune_transform_pass(mg, pass_args)[0]
+
+    def result_of(mg: MaseGraph) -> dict[str, float]:
+        accuracy = evaluate(mg.model, subject.test, device=subject.device)
+        return {"accuracy": accuracy, "sparsity": _sparsity(mg)}
+
+    def tuned(setting: Setting) -> dict[str, float]:
+        graph = pruned(setting).copy()
+        fit(graph.model, subject.train, **training, device=subject.device)
+        return result_of(graph)
+
+    training = subject.tuning(config.finetune_epochs, config.finetune_lr, config)
+    known = identity_of(subject)
+    points = {("float", None): Point("float", known, lambda: result_of(raised()))}
+    for setting in settings:
+        about = {**known, **config.pass_args(setting), "calibration_rows": config.calibration_rows}
+        label = f"{setting[0]} {setting[1]:g}"
+        points["pruned", setting] = Point(
+            f"{label} pruned", about, lambda setting=setting: result_of(pruned(setting))
+        )
+        if training["epochs"]:
+            about = {**about, "training": training}
+            points["fine-tuned", setting] = Point(
+                f"{label} fine-tuned", about, lambda setting=setting: tuned(setting)
+            )
+    return points
+
+
+def _sparsity(mg: MaseGraph) -> float:
+    """The share of the pruned layers' weights that does not count."""
+    layers = [m for m in mg.model.modules() if isinstance(m, QuantizedOperator) and m.is_pruned]
+    hidden = sum(int((layer.effective("weight") == 0).sum()) for layer in layers)
+    return hidden / max(1, sum(layer.weight.numel() for layer in layers))
+
+
+def _row(measured: Mapping[Any, Mapping[str, float]], setting: Setting) -> dict[str, Any]:
+    stages = [name for name in ("pruned", "fine-tuned") if (name, setting) in measured]
+    return {
+        "method": setting[0],
+        "sparsity": setting[1],
+        "actual sparsity": measured[stages[-1], setting]["sparsity"],
+        "float": measured["float", None]["accuracy"],
+        **{name: measured[name, setting]["accuracy"] for name in stages},
+    }
+
+
+def _curves(config: PruneSweepConfig, rows: list[dict[str, Any]]) -> list[Curve]:
+    stages = [name for name in ("pruned", "fine-tuned") if name in rows[0]]
+    curves = []
+    for method in config.methods:
+        for stage in stages:
+            points = [(row["sparsity"], row[stage]) for row in rows if row["method"] == method]
+            curves.append(Curve(f"{method}, {stage}", points, method, dashed=stage == "pruned"))
+    return curves

@@ -1,0 +1,212 @@
+"""Accuracy against bit width: rounded after training (PTQ) and trained with rounding (QAT)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from chop.actions.rounding import (
+    QUANTIZE_RANGES,
+    QUANTIZED_OPERATORS,
+    check_operators,
+    quantize_after_training,
+)
+from chop.actions.subject import Subject, SubjectConfig, load_subject, raise_to_graph
+from chop.actions.sweep.grid import spread, whole
+from chop.actions.sweep.journal import Journal, Point, identity_of, measure_all
+from chop.actions.sweep.record import write_figure, write_table
+from chop.errors import ConfigError
+from chop.formats import Integer
+from chop.ir.graph import MaseGraph
+from chop.passes import calculate_avg_bits_mg_analysis_pass
+from chop.report.plots import Curve, plot_accuracy, plot_heat_map
+from chop.train import evaluate, fit
+
+DERIVED = ("auto", "minmax", "mse")
+
+Setting = tuple[int, int | str]
+"""A width, and a fraction or the rule that derives one."""
+
+
+@dataclass(frozen=True)
+class QuantizeSweepConfig(SubjectConfig):
+    """Settings of `chop sweep quantize`; a TOML file has the same keys.
+
+    Attributes:
+        widths: bits: numbers, or ranges `first:last:step`.
+        frac: fractions, by commas: `half` of the width; numbers and ranges (those below the width
+            count); `auto`, `minmax` or `mse` to derive that of each tensor. One line each.
+        operators: the operators to quantise, by name.
+        qat_epochs: passes over the training rows with rounding; 0 measures PTQ only. None takes 15
+            for built-in models, else 1.
+        qat_lr: its largest learning rate; None takes what suits the model and the epochs.
+        calibration_rows: training rows that derived fractions are taken from.
+
+    The other settings are those of `SubjectConfig`.
+    """
+
+    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
+        **SubjectConfig.RANGES,
+        **QUANTIZE_RANGES,
+    }
+
+    out: Path = Path("runs/sweep-quantize")
+    widths: str | int | tuple[int, ...] = "4:32:4"
+    frac: str | int = "half"
+    operators: tuple[str, ...] = QUANTIZED_OPERATORS
+    qat_epochs: int | None = None
+    qat_lr: float | None = None
+    calibration_rows: int = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_operators(self.operators)
+        for settings in self.lines().values():
+            for width, frac_width in settings:
+                Integer(width, frac_width)  # type: ignore[arg-type]
+
+    def lines(self) -> dict[str, list[Setting]]:
+        """The settings of each line of the plot, by the fraction's name.
+
+        Raises:
+            ConfigError: a range is misspelt, or no fraction is below its width.
+        """
+        widths = whole(spread(self.widths, "widths"), "widths")
+        lines: dict[str, list[Setting]] = {}
+        for part in (part.strip() for part in str(self.frac).split(",")):
+            if part == "half":
+                lines[part] = [(width, width // 2) for width in widths]
+            elif part in DERIVED:
+                lines[part] = [(width, part) for width in widths]
+            else:
+                for frac in whole(spread(part, "frac"), "frac"):
+                    lines[str(frac)] = [(width, frac) for width in widths if frac < width]
+        lines = {label: settings for label, settings in lines.items() if settings}
+        if not lines:
+            raise ConfigError(f"frac: '{self.frac}': no fraction is below a width.")
+        return lines
+
+
+def quantize_sweep(
+    config: QuantizeSweepConfig, subject: Subject | None = None
+) -> list[dict[str, Any]]:
+    """Measures every width and fraction after training, and trained with rounding.
+
+    Writes into `config.out`: `points.jsonl` (each point as it is finished; run again, the sweep
+    goes on from there), `table.csv`, `table.md`, `accuracy.svg` and `.png`, and, where widths and
+    fractions both vary, `heatmap-ptq` and `heatmap-qat`.
+
+    Args:
+        config: the settings.
+        subject: a trained model and rows of your own; default, what `config` names.
+    Returns: one mapping per width and fraction: `width`, `frac_width`, `bits` (average storage
+        per parameter of the whole model), `float`, `PTQ` and `QAT` (accuracies from 0 to 1).
+    Raises:
+        ConfigError: settings that do not fit together.
+        UnavailableError: the model or the data set is not there.
+    """
+    subject = subject or load_subject(config)
+    lines = config.lines()
+    settings = list(dict.fromkeys(setting for line in lines.values() for setting in line))
+    points = _points(config, subject, settings)
+    title = f"{subject.name} on {subject.dataset}"
+    results = measure_all(title, list(points.values()), Journal(config.out / "points.jsonl"))
+    measured = dict(zip(points, results, strict=True))
+    rows = [_row(measured, setting) for setting in settings]
+    write_table(config.out, f"{title}: accuracy against width", rows)
+    _draw(config, subject, lines, rows)
+    return rows
+
+
+def _points(
+    config: QuantizeSweepConfig, subject: Subject, settings: list[Setting]
+) -> dict[tuple[str, Setting | None], Point]:
+    """The points by method and setting, in the order in which one graph serves two of them."""
+
+    @functools.cache
+    def raised() -> MaseGraph:
+        return raise_to_graph(subject)
+
+    @functools.lru_cache(maxsize=1)
+    def rounded(setting: Setting) -> MaseGraph:
+        number_format = Integer(*setting)  # type: ignore[arg-type]
+        return quantize_after_training(
+            raised(), number_format, config.operators, subject, config.calibration_rows
+        )
+
+    def accuracy_of(mg: MaseGraph) -> dict[str, float]:
+        _, bits = calculate_avg_bits_mg_analysis_pass(mg)
+        accuracy = evaluate(mg.model, subject.test, device=subject.device)
+        return {"accuracy": accuracy, "bits": bits["w_avg_bit"]}
+
+    def trained(setting: Setting) -> dict[str, float]:
+        graph = rounded(setting).copy()
+        fit(graph.model, subject.train, **training, device=subject.device)
+        return accuracy_of(graph)
+
+    training = subject.tuning(config.qat_epochs, config.qat_lr, config)
+    known = identity_of(subject)
+    rounding = {"operators": config.operators, "calibration_rows": config.calibration_rows}
+    points = {("float", None): Point("float", known, lambda: accuracy_of(raised()))}
+    for setting in settings:
+        about = {**known, **rounding, "format": setting}
+        label = f"{setting[0]}.{setting[1]}"
+        points["PTQ", setting] = Point(
+            f"PTQ {label}", about, lambda setting=setting: accuracy_of(rounded(setting))
+        )
+        if training["epochs"]:
+            about = {**about, "training": training}
+            points["QAT", setting] = Point(
+                f"QAT {label}", about, lambda setting=setting: trained(setting)
+            )
+    return points
+
+
+def _row(measured: Mapping[Any, Mapping[str, float]], setting: Setting) -> dict[str, Any]:
+    row: dict[str, Any] = {"width": setting[0], "frac_width": setting[1]}
+    row["bits"] = measured["PTQ", setting]["bits"]
+    row["float"] = measured["float", None]["accuracy"]
+    found = {name: measured.get((name, setting)) for name in ("PTQ", "QAT")}
+    return row | {name: result["accuracy"] for name, result in found.items() if result}
+
+
+def _draw(
+    config: QuantizeSweepConfig,
+    subject: Subject,
+    lines: Mapping[str, list[Setting]],
+    rows: list[dict[str, Any]],
+) -> None:
+    found = {(row["width"], row["frac_width"]): row for row in rows}
+    methods = [name for name in ("PTQ", "QAT") if name in rows[0]]
+    title = f"{subject.name} on {subject.dataset}"
+    curves = []
+    for label, settings in lines.items():
+        for method in methods:
+            points = [(width, found[width, frac][method]) for width, frac in settings]
+            name = method if len(lines) == 1 else f"{method}, fraction {label}"
+            family = method if len(lines) == 1 else label
+            curves.append(Curve(name, points, family, method == "PTQ" and len(lines) > 1))
+    write_figure(
+        config.out / "accuracy",
+        plot_accuracy,
+        curves,
+        {"float": rows[0]["float"], "chance": subject.chance},
+        xlabel="width (bits)",
+        title=f"{title}: accuracy against width",
+        ticks=sorted({row["width"] for row in rows}),
+    )
+    numbers = {key: row for key, row in found.items() if isinstance(key[1], int)}
+    fixed = [label for label in lines if label.isdigit()]
+    if len(fixed) > 1 and len({width for width, _ in numbers}) > 1:
+        for method in methods:
+            write_figure(
+                config.out / f"heatmap-{method.lower()}",
+                plot_heat_map,
+                {key: row[method] for key, row in numbers.items()},
+                xlabel="width (bits)",
+                ylabel="fraction (bits)",
+                title=f"{title}: {method}",
+            )

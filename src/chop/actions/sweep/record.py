@@ -1,0 +1,37 @@
+"""What a sweep leaves behind: tables and figures, each written in one step."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from chop.files import write_text
+from chop.tables import markdown_table, print_table
+
+FIGURE_SUFFIXES = (".svg", ".png")
+
+
+def write_table(folder: Path, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Prints rows; writes `table.csv` with full precision, and `table.md` as printed."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(folder / "table.csv", text.getvalue())
+    spelt = [{name: _spell(name, value) for name, value in row.items()} for row in rows]
+    write_text(folder / "table.md", markdown_table(spelt) + "\n")
+    print_table(title, spelt)
+
+
+def write_figure(path: Path, plot: Callable[..., Path], *args: Any, **kwargs: Any) -> None:
+    """Draws the same figure as `path.svg`, for a page, and `path.png`, for everything else."""
+    for suffix in FIGURE_SUFFIXES:
+        plot(path.with_name(path.name + suffix), *args, **kwargs)
+
+
+def _spell(name: str, value: Any) -> Any:
+    """Shares as percentages; settings and bits as they are."""
+    return f"{value:.2%}" if isinstance(value, float) and name != "bits" else value

@@ -1,0 +1,50 @@
+"""Options that several commands share, and how options and a file become settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Model = Annotated[
+    str | None,
+    typer.Option(help="Built-in (vit, cnn, mlp, bert-tiny), local folder or hub name."),
+]
+Dataset = Annotated[
+    str | None, typer.Option(help="Built-in (digits, reviews), local folder or hub name.")
+]
+Config = Annotated[
+    Path | None, typer.Option(help="TOML file with settings; options given here win.")
+]
+Out = Annotated[Path | None, typer.Option(help="Folder for the results.")]
+Operators = Annotated[str | None, typer.Option(help="Operators to change: linear,conv2d ...")]
+TrainEpochs = Annotated[int | None, typer.Option(help="Fine-tune a model of your own first.")]
+Limit = Annotated[int | None, typer.Option(help="Use that many rows of each split.")]
+MaxLength = Annotated[int | None, typer.Option(help="Cut texts to that many tokens.")]
+BatchSize = Annotated[int | None, typer.Option(help="Rows of a training step.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of training.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda ...; default: a GPU if there is one.")]
+
+
+def settings_from(
+    given: Mapping[str, Any], config: Path | None, lists: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The settings of a file, overridden by the options that were given.
+
+    Args:
+        given: every option by name; None where it was not given.
+        config: a TOML file, or None.
+        lists: options whose text is a list separated by commas.
+    Raises:
+        ConfigError: the file is missing or is not TOML.
+    """
+    from chop.config import load_toml
+
+    chosen = {name: value for name, value in given.items() if value is not None}
+    chosen.pop("config", None)
+    for name in lists:
+        if name in chosen:
+            chosen[name] = [part.strip() for part in chosen[name].split(",") if part.strip()]
+    return {**(load_toml(config) if config else {}), **chosen}

@@ -1,0 +1,158 @@
+import csv
+import json
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+
+from chop.actions.subject import SubjectConfig, load_subject
+from chop.actions.sweep.grid import spread, whole
+from chop.actions.sweep.journal import Journal, Point, identity_of, measure_all
+from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
+from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
+from chop.errors import ConfigError
+
+CHANCE = 0.3
+"""Accuracy on ten digits that no working model has."""
+
+
+def table(folder):
+    return list(csv.DictReader((folder / "table.csv").read_text().splitlines()))
+
+
+def lines_in(file):
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+# --- ranges --------------------------------------------------------------------------------------
+
+
+def test_ranges_include_both_ends_and_are_exact():
+    assert spread("4:32:4", "w") == (4, 8, 12, 16, 20, 24, 28, 32)
+    assert spread("0.1:0.9:0.1", "s") == tuple(float(f"0.{i}") for i in range(1, 10))
+    assert spread("8, 2:4, 8", "w") == (2, 3, 4, 8)
+    assert spread((0.5, 0.2), "s") == (0.2, 0.5)
+    assert whole(spread(6, "w"), "w") == (6,)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "4:", "8:4", "4:8:0", "4:8:-1", "a:b", "nan", "0:1e9", "1:inf"]
+)
+def test_misspelt_ranges_are_refused(text):
+    with pytest.raises(ConfigError, match="widths"):
+        spread(text, "widths")
+
+
+@pytest.mark.parametrize(
+    "cls, settings, message",
+    [
+        (QuantizeSweepConfig, {"widths": "4.5"}, "expected whole numbers, got 4.5"),
+        (QuantizeSweepConfig, {"widths": "99"}, "got 99"),
+        (QuantizeSweepConfig, {"frac": "hlaf"}, "frac: 'hlaf' is neither"),
+        (QuantizeSweepConfig, {"widths": "4", "frac": "8"}, "no fraction is below"),
+        (QuantizeSweepConfig, {"qat_epochs": -1}, "qat_epochs: got -1"),
+        (PruneSweepConfig, {"sparsity": "0.5:1:0.5"}, "got 1, expected 0 to below 1"),
+        (PruneSweepConfig, {"methods": ("l1-nrom",)}, "did you mean 'l1-norm'"),
+        (PruneSweepConfig, {"methods": ()}, "at least one"),
+        (PruneSweepConfig, {"scope": "globel"}, "did you mean 'global'"),
+    ],
+)
+def test_settings_are_checked_before_anything_runs(cls, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        cls(**settings)
+
+
+# --- the journal ---------------------------------------------------------------------------------
+
+
+def test_a_point_is_measured_once_and_a_torn_line_is_measured_again(tmp_path):
+    path = tmp_path / "points.jsonl"
+    measured = []
+
+    def point(width):
+        def measure():
+            measured.append(width)
+            return {"accuracy": width / 10}
+
+        return Point(str(width), {"width": width}, measure)
+
+    points = [point(1), point(2), point(1)]
+    first = measure_all("t", points, Journal(path))
+    assert [row["accuracy"] for row in first] == [0.1, 0.2, 0.1]
+    assert measured == [1, 2]
+    path.write_bytes(path.read_bytes()[:-5])
+    assert measure_all("t", points, Journal(path)) == first
+    assert measured == [1, 2, 2]
+    assert measure_all("t", points, Journal(path)) == first
+    assert measured == [1, 2, 2]
+
+
+def test_other_weights_are_another_model():
+    subject = load_subject(SubjectConfig(model="mlp"))
+    before = identity_of(subject)
+    assert identity_of(subject) == before
+    next(subject.model.parameters()).data[0, 0] += 1e-6
+    assert identity_of(subject)["weights"] != before["weights"]
+
+
+# --- the sweeps ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_width_sweep_shows_ptq_qat_and_float(tmp_path):
+    config = QuantizeSweepConfig(model="cnn", out=tmp_path, widths="4:8:4", frac="2:4:2,auto")
+    rows = {(row["width"], row["frac_width"]): row for row in quantize_sweep(config)}
+    assert set(rows) == {(4, 2), (8, 2), (8, 4), (4, "auto"), (8, "auto")}
+    exact = rows[8, 4]["float"]
+    assert rows[4, 2]["PTQ"] < CHANCE < rows[4, "auto"]["PTQ"]
+    assert rows[4, 2]["QAT"] > rows[4, 2]["PTQ"] + 0.3
+    assert abs(rows[8, "auto"]["PTQ"] - exact) < 0.02
+    assert rows[8, 4]["bits"] == rows[8, 2]["bits"] > rows[4, 2]["bits"]
+    figures = {
+        f"{name}.{kind}"
+        for name in ("accuracy", "heatmap-ptq", "heatmap-qat")
+        for kind in ("svg", "png")
+    }
+    assert figures < {file.name for file in tmp_path.iterdir()}
+    assert [row["QAT"] for row in table(tmp_path)] == [str(row["QAT"]) for row in rows.values()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["vit", "cnn"])
+def test_at_half_sparsity_l1_holds_and_random_does_not(model, tmp_path):
+    config = PruneSweepConfig(model=model, out=tmp_path, sparsity=0.5, finetune_epochs=5)
+    rows = {row["method"]: row for row in prune_sweep(config)}
+    exact = rows["l1-norm"]["float"]
+    assert rows["l1-norm"]["pruned"] > exact - 0.10
+    assert rows["random"]["pruned"] < CHANCE
+    assert rows["l1-norm"]["fine-tuned"] > exact - 0.02
+    assert all(abs(row["actual sparsity"] - 0.5) < 0.001 for row in rows.values())
+    assert "l1-norm, fine-tuned" in (tmp_path / "accuracy.svg").read_text()
+
+
+@pytest.mark.parametrize("kind", ["quantize", "prune"])
+def test_a_killed_sweep_ends_with_the_table_of_an_unbroken_one(kind, tmp_path):
+    grid = {"quantize": ["--widths", "4:8:2", "--qat-epochs", "3"]}
+    grid["prune"] = ["--sparsity", "0.5,0.8", "--finetune-epochs", "3"]
+    command = [sys.executable, "-m", "chop.cli", "sweep", kind, "--model", "mlp", *grid[kind]]
+    whole_run, broken = tmp_path / "whole", tmp_path / "broken"
+    subprocess.run([*command, "--out", whole_run], check=True, capture_output=True)
+    draw = random.Random()
+    points = broken / "points.jsonl"
+    for wanted in (1, 3):
+        with subprocess.Popen([*command, "--out", broken], stdout=subprocess.DEVNULL) as process:
+            while process.poll() is None and (
+                not points.exists() or points.read_bytes().count(b"\n") < wanted
+            ):
+                time.sleep(0.002)
+            time.sleep(draw.uniform(0, 0.1))
+            process.kill()
+    before = points.read_text().splitlines()
+    assert not (broken / "table.csv").exists()
+    subprocess.run([*command, "--out", broken], check=True, capture_output=True)
+    assert table(broken) == table(whole_run)
+    after = [json.loads(line)["settings"] for line in points.read_text().splitlines()]
+    assert len(after) == len({json.dumps(settings) for settings in after}), "measured twice"
+    assert len(after) > len(before) >= 3
