@@ -109,7 +109,7 @@ def test_what_cannot_be_folded_is_left_and_named():
     reasons = list(info["skipped"].values())
     assert reasons[0] == "the convolution has other readers"
     assert reasons[1] == "what it reads is no convolution module"
-    assert reasons[2] == "the norm or the convolution is used in several places"
+    assert reasons[2] == "the norm is used in several places"
     assert reasons[3] == "it has no running statistics"
     assert torch.equal(fused.model(x), mg.model(x))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ from chop.ir.metadata import TensorInfo
 from chop.nn.quantized import QuantizedOperator
 from chop.passes.analysis.add_common_metadata import record_formats
 from chop.passes.base import graph_pass
+from chop.passes.ownership import Ownership
 
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
 NORMS = ("batch_norm1d", "batch_norm2d", "batch_norm3d", "batch_norm")
@@ -47,10 +47,11 @@ def conv_bn_fusion_transform_pass(mg: MaseGraph, config: FusionConfig) -> dict[s
 
     Source: Jacob et al. 2018, arXiv:1712.05877, section 3.2.
     """
+    owned = Ownership(mg)
     fused: list[str] = []
     skipped: dict[str, str] = {}
     for node in [node for node in mg.nodes if mg.operator(node).name in NORMS]:
-        reason = _obstacle(mg, node)
+        reason = _obstacle(mg, node, owned)
         if reason is not None:
             skipped[node.name] = reason
             continue
@@ -59,7 +60,7 @@ def conv_bn_fusion_transform_pass(mg: MaseGraph, config: FusionConfig) -> dict[s
     return {"fused": fused, "skipped": skipped}
 
 
-def _obstacle(mg: MaseGraph, node: fx.Node) -> str | None:
+def _obstacle(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | None:
     """Why a norm cannot be folded; None if it can."""
     norm = mg.module_of(node)
     if not isinstance(norm, _BatchNorm):
@@ -74,35 +75,13 @@ def _obstacle(mg: MaseGraph, node: fx.Node) -> str | None:
         return "what it reads is no convolution module"
     if len(before.users) > 1:
         return "the convolution has other readers"
-    paths = _used_paths(mg)
-    if paths[str(node.target)] > 1 or paths[str(before.target)] > 1:
-        return "the norm or the convolution is used in several places"
-    if _is_tied(mg, convolution):
-        return "the convolution shares its parameters with another module"
+    for name, module_node in (("norm", node), ("convolution", before)):
+        obstacle = owned.obstacle(module_node)
+        if obstacle is not None:
+            return f"the {name} {obstacle}"
     if isinstance(norm, QuantizedOperator) and not isinstance(convolution, QuantizedOperator):
         return "the norm is quantised and the convolution is not"
     return None
-
-
-def _used_paths(mg: MaseGraph) -> Counter[str]:
-    """How many nodes name each module or one of its attributes."""
-    paths: Counter[str] = Counter()
-    for node in mg.nodes:
-        if node.op == "call_module":
-            paths[str(node.target)] += 1
-        elif node.op == "get_attr":
-            paths[str(node.target).rpartition(".")[0]] += 1
-    return paths
-
-
-def _is_tied(mg: MaseGraph, module: nn.Module) -> bool:
-    mine = {id(parameter) for parameter in module.parameters(recurse=False)}
-    return any(
-        id(parameter) in mine
-        for other in mg.model.modules()
-        if other is not module
-        for parameter in other.parameters(recurse=False)
-    )
 
 
 def _fuse(mg: MaseGraph, node: fx.Node, config: FusionConfig) -> None:

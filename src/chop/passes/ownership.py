@@ -1,0 +1,42 @@
+"""Who else would notice if a module's parameters changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from torch import fx
+
+from chop.ir.graph import MaseGraph
+
+
+class Ownership:
+    """How many nodes use each module, and how many modules each parameter.
+
+    Args:
+        mg: the graph, as it is now.
+    """
+
+    def __init__(self, mg: MaseGraph) -> None:
+        self._mg = mg
+        self._uses: Counter[str] = Counter()
+        for node in mg.nodes:
+            if node.op == "call_module":
+                self._uses[str(node.target)] += 1
+            elif node.op == "get_attr":
+                self._uses[str(node.target).rpartition(".")[0]] += 1
+        self._owners = Counter(
+            id(parameter)
+            for module in mg.model.modules()
+            for parameter in module.parameters(recurse=False)
+        )
+
+    def obstacle(self, node: fx.Node) -> str | None:
+        """Why the parameters of the module that a node calls are not its own; None if they are."""
+        module = self._mg.module_of(node)
+        if module is None:
+            return "is a function call, not a module"
+        if self._uses[str(node.target)] > 1:
+            return "is used in several places"
+        if any(self._owners[id(parameter)] > 1 for parameter in module.parameters(recurse=False)):
+            return "shares its parameters with another module"
+        return None

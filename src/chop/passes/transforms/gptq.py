@@ -1,0 +1,280 @@
+"""Corrects quantised weights so that each layer's output, not each weight, is nearest to float."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from chop.errors import ConfigError
+from chop.formats import NumberFormat
+from chop.formats.scaled import ScaledFormat
+from chop.ir.graph import MaseGraph
+from chop.nn.quantized import QuantConv2d, QuantizedOperator, QuantLinear
+from chop.passes.base import graph_pass
+from chop.passes.batches import Batches, in_step, known_inputs
+from chop.passes.ownership import Ownership
+
+Layer = QuantLinear | QuantConv2d
+Round = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class GptqConfig:
+    """Settings of `gptq_transform_pass`.
+
+    Attributes:
+        batches: inputs of the model by name, one mapping per batch; a few hundred training rows.
+        damp_percent: what is added to the diagonal of each Hessian, as a share of its mean, above
+            0 to 1.
+        block_size: columns after which the changes are applied to all columns that follow; it
+            changes the speed, not the result.
+        actorder: corrects the columns with the largest inputs first.
+    """
+
+    batches: Batches
+    damp_percent: float = 0.01
+    block_size: int = 128
+    actorder: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.damp_percent <= 1:
+            raise ConfigError(
+                f"gptq_transform_pass.damp_percent: got {self.damp_percent}, expected a share "
+                "above 0 to 1."
+            )
+        if self.block_size < 1:
+            raise ConfigError(
+                f"gptq_transform_pass.block_size: got {self.block_size}, expected 1 or more."
+            )
+
+
+@graph_pass(config=GptqConfig, requires=("quantize_transform_pass",))
+def gptq_transform_pass(mg: MaseGraph, config: GptqConfig) -> dict[str, Any]:
+    """Chooses the rounded weights of Linear and Conv2d layers by the error of their outputs.
+
+    Layers are corrected in the order in which they run, each on what the layers before it, already
+    corrected and quantised, give it. A layer's format stays; a format with shared scales keeps
+    the scales of the float weights. What is stored is the weight that rounds to itself. Weights
+    that a mask hides stay hidden and as they are, and the others make up for them. A layer that
+    would not get better on `batches` gets its nearest weights.
+
+    Returns: `layers`, for each corrected path its squared output error on `batches` relative to
+        its output, `{"before": ..., "after": ...}`; `skipped`, the reason for each other node.
+
+    Raises:
+        ConfigError: a weight format takes scales from the weights that the result would change.
+
+    Source: Frantar et al. 2022, arXiv:2210.17323, section 3.3 and algorithm 1.
+    """
+    skipped = _skipped(mg)
+    corrected: dict[str, dict[str, float]] = {}
+    batches = known_inputs(mg, config.batches, "gptq_transform_pass.batches")
+    for node, values in in_step(mg, batches):
+        layer = _layer(mg, node)
+        if layer is not None and node.name not in skipped:
+            inputs = [_input_of(node, run) for run in values]
+            corrected[str(node.target)] = _correct(layer, inputs, config, str(node.target))
+    return {"layers": corrected, "skipped": skipped}
+
+
+def _layer(mg: MaseGraph, node: fx.Node) -> Layer | None:
+    """The layer that a node calls, if its weight is quantised."""
+    module = mg.module_of(node)
+    if isinstance(module, QuantLinear | QuantConv2d) and not module.spec.weight.is_identity:
+        return module
+    return None
+
+
+def _skipped(mg: MaseGraph) -> dict[str, str]:
+    """Why nodes with quantised weights are left alone."""
+    owned = Ownership(mg)
+    skipped: dict[str, str] = {}
+    for node in mg.nodes:
+        module = mg.module_of(node)
+        if not isinstance(module, QuantizedOperator) or module.spec.weight.is_identity:
+            continue
+        obstacle = owned.obstacle(node)
+        if _layer(mg, node) is None:
+            if "weight" in module._parameters:
+                skipped[node.name] = "it is neither a Linear nor a Conv2d"
+        elif obstacle is not None:
+            skipped[node.name] = f"it {obstacle}"
+    return skipped
+
+
+def _input_of(node: fx.Node, values: Mapping[fx.Node, Any]) -> Tensor:
+    given = node.args[0] if node.args else node.kwargs["input"]
+    assert isinstance(given, fx.Node)
+    return values[given]
+
+
+def _correct(layer: Layer, inputs: list[Tensor], config: GptqConfig, path: str) -> dict[str, float]:
+    """Replaces the layer's weight; its relative error before and after.
+
+    Shapes: G groups of a convolution, O outputs of a group, D weights of each.
+    """
+    weight = layer.effective("weight").detach().double()
+    shape = (getattr(layer, "groups", 1), -1, weight[0].numel())
+    hessians = sum(_hessians(layer, x) for x in inputs)
+    assert isinstance(hessians, Tensor)
+    round_, scale, fixed = fixed_scales(layer.spec.weight, weight)
+    if layer.is_pruned:
+        fixed = fixed.masked_fill(~layer.weight_mask, 0)
+    groups = zip(*(x.reshape(shape) for x in (weight, scale, fixed)), hessians, strict=True)
+    solved = [_solve_group(w, s, f, h, round_, config) for w, s, f, h in groups]
+    corrected = torch.stack(solved).view_as(weight).to(layer.weight)
+    candidates = [
+        _settled(layer, x, path) for x in (layer.quantize("weight", layer.weight), corrected)
+    ]
+    errors = [
+        _relative_error(weight.view(shape), x.double().view(shape), hessians) for x in candidates
+    ]
+    hidden = ~layer.weight_mask if layer.is_pruned else torch.zeros_like(weight, dtype=torch.bool)
+    better = candidates[1] if errors[1] < errors[0] else candidates[0]
+    layer.weight.copy_(torch.where(hidden, layer.weight, better))
+    return {"before": errors[0], "after": min(errors)}
+
+
+def fixed_scales(number_format: NumberFormat, weight: Tensor) -> tuple[Round, Tensor, Tensor]:
+    """The format's rounding of a weight, taken apart: scale round(w / scale).
+
+    A format without shared scales has scale 1. Where a scale follows the largest magnitude of its
+    group, the weight that has it must keep its rounded value for the scale to stay.
+
+    Args:
+        number_format: the weight's.
+        weight: float64, any shape.
+    Returns: the rounding of single values; the scales; and the values of the weights that have to
+        keep theirs, NaN for the others. Both are float64 of the weight's shape.
+    """
+    free = torch.full_like(weight, torch.nan)
+    if not isinstance(number_format, ScaledFormat):
+        return number_format.round, torch.ones_like(weight), free
+    groups = number_format.groups.split(weight)
+    scale = number_format.scaling.measure(groups).values.expand_as(groups)
+    is_largest = groups.abs() == groups.abs().amax(-1, keepdim=True)
+    scale, is_largest = (
+        number_format.groups.join(x, weight.shape)
+        for x in (scale.masked_fill(scale == 0, 1), is_largest)
+    )
+    rounded = number_format.element.round(weight / scale) * scale
+    return number_format.element.round, scale, torch.where(is_largest, rounded, free)
+
+
+def _settled(layer: Layer, weight: Tensor, path: str) -> Tensor:
+    """The weight that rounds to itself and equals `weight` but for the last bits of its dtype.
+
+    Raises:
+        ConfigError: rounding `weight` changes it.
+    """
+    rounded = layer.quantize("weight", weight)
+    last_bits = 4 * torch.finfo(weight.dtype).eps
+    is_near = torch.allclose(rounded, weight, rtol=last_bits, atol=0)
+    if is_near and torch.equal(layer.quantize("weight", rounded), rounded):
+        return rounded
+    raise ConfigError(
+        f"gptq_transform_pass: '{path}' has weights in {layer.spec.weight.label}, whose scales "
+        "follow the weights, so that the corrected ones would be rounded again; use 'integer', or "
+        "a format whose scales follow the largest weight, such as 'mxint' or 'scale_integer'."
+    )
+
+
+def _hessians(layer: Layer, x: Tensor) -> Tensor:
+    """X X^T of the quantised inputs, float64 (G, D, D), summed over rows and positions."""
+    x = layer.quantize("data_in", x).float()
+    if isinstance(layer, QuantConv2d):
+        columns = _patches(layer, x)
+    else:
+        columns = x.reshape(1, -1, x.shape[-1])
+    return (columns.mT @ columns).double()
+
+
+def _patches(layer: QuantConv2d, x: Tensor) -> Tensor:
+    """The inputs of each output pixel of a convolution, (G, pixels, D)."""
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    x = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
+    patches = F.unfold(x, layer.kernel_size, layer.dilation, 0, layer.stride)
+    grouped = patches.unflatten(1, (layer.groups, -1))  # (N, G, D, pixels)
+    return grouped.permute(1, 0, 3, 2).flatten(1, 2)
+
+
+def _solve_group(
+    weight: Tensor, scale: Tensor, fixed: Tensor, hessian: Tensor, round_: Round, config: GptqConfig
+) -> Tensor:
+    order = torch.arange(len(hessian), device=hessian.device)
+    if config.actorder:
+        order = hessian.diagonal().argsort(descending=True)
+    solved = solve(
+        weight[:, order],
+        hessian[order][:, order],
+        round_,
+        scale[:, order],
+        fixed[:, order],
+        config.damp_percent,
+        config.block_size,
+    )
+    return solved[:, order.argsort()]
+
+
+def solve(
+    weight: Tensor,
+    hessian: Tensor,
+    round_: Round,
+    scale: Tensor,
+    fixed: Tensor,
+    damp_percent: float,
+    block_size: int,
+) -> Tensor:
+    """Rounds a matrix column by column; the columns that follow make up for each error.
+
+    With U the upper Cholesky factor of H^-1 and e = (w_j - q_j) / U_jj, the columns k > j become
+    w_k - e U_jk. Within a block this is done at once, beyond it when the block is finished.
+
+    Args:
+        weight: float64 (outputs, D).
+        hessian: H, float64 (D, D), before damping.
+        round_: rounds single values.
+        scale: (outputs, D), what `round_` is scaled by.
+        fixed: (outputs, D), the values of the weights that are given, NaN for the others.
+        damp_percent: the share of the mean of H's diagonal that is added to it.
+        block_size: columns of a block.
+    Returns: the rounded matrix, float64.
+    """
+    weight, rounded = weight.clone(), torch.zeros_like(weight)
+    factor = _inverse_factor(hessian, damp_percent)
+    for start in range(0, weight.shape[1], block_size):
+        stop = min(start + block_size, weight.shape[1])
+        errors = torch.zeros_like(weight[:, start:stop])
+        for j in range(start, stop):
+            column = round_(weight[:, j] / scale[:, j]) * scale[:, j]
+            rounded[:, j] = torch.where(fixed[:, j].isnan(), column, fixed[:, j])
+            errors[:, j - start] = (weight[:, j] - rounded[:, j]) / factor[j, j]
+            weight[:, j + 1 : stop] -= errors[:, j - start, None] * factor[j, j + 1 : stop]
+        weight[:, stop:] -= errors @ factor[start:stop, stop:]
+    return rounded
+
+
+def _inverse_factor(hessian: Tensor, damp_percent: float) -> Tensor:
+    """The upper Cholesky factor of the inverse of the damped Hessian."""
+    mean = hessian.diagonal().mean()
+    # Without any input all roundings are as good: the identity rounds each weight by itself.
+    damp = damp_percent * mean if mean > 0 else torch.ones_like(mean)
+    damped = hessian + damp * torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
+    return torch.linalg.cholesky(inverse, upper=True)
+
+
+def _relative_error(weight: Tensor, rounded: Tensor, hessians: Tensor) -> float:
+    """|(W - Q) X|^2 / |W X|^2 from H = X X^T, summed over groups."""
+
+    def energy(x: Tensor) -> Tensor:
+        return ((x @ hessians) * x).sum()
+
+    return (
+        energy(weight - rounded) / energy(weight).clamp(min=torch.finfo(torch.float64).tiny)
+    ).item()

@@ -1,0 +1,249 @@
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from chop import MaseGraph, passes
+from chop.errors import ConfigError, GraphError
+from chop.formats import Integer, QuantSpec
+from chop.formats.mxfp import MXFP
+from chop.formats.mxint import MXInt
+from chop.formats.scale_integer import ScaleInteger
+from chop.formats.ternary import Ternary
+from chop.passes.transforms.gptq import fixed_scales, solve
+
+from .conftest import with_metadata
+
+
+def problem(outputs=6, inputs=20, rows=40, seed=0):
+    """A weight, and inputs whose columns depend on one another."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(outputs, inputs, generator=generator).double()
+    mix = torch.randn(inputs, inputs, generator=generator).double()
+    x = torch.randn(rows, inputs, generator=generator).double() @ mix
+    return weight, x
+
+
+def solved(weight, x, number_format, keep=None, damp_percent=0.01, block_size=128):
+    round_, scale, fixed = fixed_scales(number_format, weight)
+    fixed = fixed if keep is None else fixed.masked_fill(~keep, 0)
+    return solve(weight, x.T @ x, round_, scale, fixed, damp_percent, block_size)
+
+
+def surgeon(weight, x, number_format, damp_percent=0.01):
+    """Optimal Brain Quantisation as it is defined: invert what is left of H in every step."""
+    hessian = x.T @ x
+    hessian += damp_percent * hessian.diagonal().mean() * torch.eye(len(hessian))
+    weight, rounded = weight.clone(), torch.zeros_like(weight)
+    for j in range(weight.shape[1]):
+        inverse = torch.linalg.inv(hessian[j:, j:])
+        rounded[:, j] = number_format.round(weight[:, j])
+        error = (weight[:, j] - rounded[:, j]) / inverse[0, 0]
+        weight[:, j:] -= error[:, None] * inverse[0]
+    return rounded
+
+
+def output_error(weight, rounded, x):
+    return ((rounded - weight) @ x.T).square().sum().item()
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 7, 20, 128])
+def test_every_block_size_gives_what_the_definition_gives(block_size):
+    weight, x = problem()
+    number_format = Integer(4, 1)
+    expected = surgeon(weight, x, number_format)
+    assert torch.equal(solved(weight, x, number_format, block_size=block_size), expected)
+    assert torch.equal(number_format.round(expected), expected)
+    assert (
+        output_error(weight, expected, x) < output_error(weight, number_format.round(weight), x) / 2
+    )
+
+
+def test_it_is_near_the_best_of_all_roundings():
+    weight, x = problem(outputs=1, inputs=6, rows=30, seed=3)
+    number_format = Integer(8, 1)
+    low = (weight * 2).floor() / 2
+    choices = [low + torch.tensor(c).double() / 2 for c in itertools.product((0, 1), repeat=6)]
+    best = min(output_error(weight, choice, x) for choice in choices)
+    nearest = output_error(weight, number_format.round(weight), x)
+    found = output_error(weight, solved(weight, x, number_format, damp_percent=1e-6), x)
+    assert best <= found * (1 + 1e-9)
+    assert found - best < (nearest - best) / 3
+
+
+def test_independent_inputs_leave_nothing_to_correct():
+    weight, _ = problem()
+    number_format = Integer(4, 1)
+    orthogonal = torch.eye(20).double() * 3
+    assert torch.equal(solved(weight, orthogonal, number_format), number_format.round(weight))
+    nothing = torch.zeros(5, 20).double()
+    assert torch.equal(solved(weight, nothing, number_format), number_format.round(weight))
+
+
+def test_hidden_weights_are_zero_and_made_up_for():
+    weight, x = problem()
+    keep = torch.rand(weight.shape) > 0.4
+    weight, number_format = weight * keep, Integer(5, 2)
+    found = solved(weight, x, number_format, keep)
+    assert (found[~keep] == 0).all()
+    nearest = number_format.round(weight)
+    assert output_error(weight, found, x) < output_error(weight, nearest, x)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3, stride=2, padding=1, dilation=2)
+        self.grouped = nn.Conv2d(4, 4, 3, padding="same", groups=2, padding_mode="reflect")
+        self.fc1 = nn.Linear(100, 32)
+        self.fc2 = nn.Linear(32, 32)
+
+    def forward(self, x):
+        x = self.grouped(self.conv(x).relu()).flatten(1)
+        return self.fc2(self.fc1(x).relu())
+
+
+def correlated(rows, seed):
+    generator = torch.Generator().manual_seed(seed)
+    mix = torch.randn(6, 2 * 11 * 11, generator=torch.Generator().manual_seed(0))
+    return (torch.randn(rows, 6, generator=generator) @ mix).view(rows, 2, 11, 11)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    torch.manual_seed(0)
+    return with_metadata(MaseGraph(Net().eval(), dummy_in={"x": correlated(3, 9)}))
+
+
+def quantised(mg, weight, data_in=None):
+    spec = QuantSpec(data_in or QuantSpec().data_in, weight)
+    rules = {name: {"config": spec} for name in ("linear", "conv2d")}
+    return passes.quantize_transform_pass(mg, {"by": "type", **rules})[0]
+
+
+@pytest.mark.parametrize("actorder", [False, True])
+@pytest.mark.parametrize("data_in", [None, Integer(8, "auto")])
+def test_a_whole_model_comes_nearer_to_float_on_rows_it_has_not_seen(graph, actorder, data_in):
+    mg = quantised(graph, Integer(4, "mse"), data_in)
+    batches = [{"x": x} for x in correlated(256, 1).split(50)]
+    before = {name: value.clone() for name, value in mg.model.state_dict().items()}
+    better, info = passes.gptq_transform_pass(mg, {"batches": batches, "actorder": actorder})
+    assert list(info["layers"]) == ["conv", "grouped", "fc1", "fc2"]
+    assert info["skipped"] == {}
+    assert all(row["after"] < row["before"] for row in info["layers"].values())
+    for path in info["layers"]:
+        layer = better.modules[path]
+        assert torch.equal(layer.spec.weight.round(layer.weight), layer.weight)
+        assert layer.spec == mg.modules[path].spec
+    x = correlated(100, 2)
+    exact = graph.model(x)
+    error, nearest = ((m.model(x) - exact).square().mean() for m in (better, mg))
+    assert error < nearest / 2
+    # the graph that came in is as it was
+    assert all(torch.equal(before[name], value) for name, value in mg.model.state_dict().items())
+
+
+def test_the_errors_told_are_those_of_the_layers_own_outputs(graph):
+    mg = quantised(graph, Integer(4, "mse"))
+    x = correlated(64, 1)
+    better, info = passes.gptq_transform_pass(mg, {"batches": [{"x": x[:40]}, {"x": x[40:]}]})
+    seen = {}
+    hooks = [
+        better.modules[path].register_forward_pre_hook(
+            lambda _, args, path=path: seen.update({path: args[0]})
+        )
+        for path in info["layers"]
+    ]
+    better.model(x)
+    for hook in hooks:
+        hook.remove()
+    for path, told in info["layers"].items():
+        layer, exact = better.modules[path], graph.modules[path]
+        bias = exact.bias if path.startswith("fc") else exact.bias[:, None, None]
+        for twin, share in ((mg.modules[path], told["before"]), (layer, told["after"])):
+            error = (twin(seen[path]) - exact(seen[path])).square().sum()
+            energy = (exact(seen[path]) - bias).square().sum()
+            assert (error / energy).item() == pytest.approx(share, rel=1e-3)
+
+
+def test_masks_and_what_they_hide_stay(graph):
+    mg = quantised(graph, Integer(6, "mse"))
+    layer = mg.modules["fc1"]
+    mask = torch.rand(layer.weight.shape) > 0.5
+    layer.register_buffer("weight_mask", mask)
+    better, info = passes.gptq_transform_pass(mg, {"batches": [{"x": correlated(200, 1)}]})
+    new = better.modules["fc1"]
+    assert torch.equal(new.weight_mask, mask)
+    assert torch.equal(new.weight[~mask], layer.weight[~mask])
+    assert info["layers"]["fc1"]["after"] < info["layers"]["fc1"]["before"] / 2
+    assert torch.equal(new.spec.weight.round(new.weight[mask]), new.weight[mask])
+
+
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.twice = nn.Linear(4, 4)
+        self.a = nn.Linear(4, 4)
+        self.b = nn.Linear(4, 4)
+        self.b.weight = self.a.weight
+        self.conv = nn.Conv1d(4, 4, 1)
+
+    def forward(self, x):
+        return self.conv(self.b(self.a(self.twice(self.twice(x))))[:, :, None])
+
+
+def test_what_cannot_be_corrected_is_named():
+    mg = with_metadata(MaseGraph(Shared(), dummy_in={"x": torch.randn(3, 4)}))
+    spec = {"config": QuantSpec(weight=Integer(4, "mse"))}
+    mg, _ = passes.quantize_transform_pass(mg, {"linear": spec, "conv1d": spec})
+    same, info = passes.gptq_transform_pass(mg, {"batches": [{"x": torch.randn(9, 4)}]})
+    assert set(info["skipped"].values()) == {
+        "it is used in several places",
+        "it is neither a Linear nor a Conv2d",
+        "it shares its parameters with another module",
+    }
+    assert (len(info["skipped"]), info["layers"]) == (5, {})
+    for name, value in mg.model.state_dict().items():
+        assert torch.equal(same.model.state_dict()[name], value)
+
+
+SCALED = [
+    MXInt(4, block_size=8),
+    MXFP(4, 2),
+    ScaleInteger(4, granularity="row"),
+    ScaleInteger(4, granularity="group", group_size=5),
+]
+
+
+@pytest.mark.parametrize("number_format", SCALED, ids=lambda x: x.label)
+def test_formats_with_scales_keep_those_of_the_float_weights(graph, number_format):
+    mg = quantised(graph, number_format)
+    better, info = passes.gptq_transform_pass(mg, {"batches": [{"x": correlated(200, 1)}]})
+    # rows of a 3 x 3 kernel are short, and much of each has to stay to keep the scale
+    assert all(row["after"] <= row["before"] for row in info["layers"].values())
+    assert info["layers"]["fc1"]["after"] < info["layers"]["fc1"]["before"]
+    for path in info["layers"]:
+        weight = better.modules[path].weight
+        nearest = number_format.round(mg.modules[path].weight)
+        assert torch.equal(number_format.round(weight), weight)
+        scales, before = (number_format.encode(x).scales for x in (weight, nearest))
+        torch.testing.assert_close(scales, before, rtol=1e-6, atol=0)
+
+
+def test_a_scale_that_follows_all_weights_is_refused(graph):
+    mg = quantised(graph, Ternary(2, scaling_factor=True))
+    with pytest.raises(ConfigError, match="'conv' has weights in ternary.* follow the weights"):
+        passes.gptq_transform_pass(mg, {"batches": [{"x": correlated(200, 1)}]})
+
+
+def test_wrong_settings_and_wrong_order_are_refused(graph):
+    with pytest.raises(GraphError, match="run quantize_transform_pass"):
+        passes.gptq_transform_pass(graph, {"batches": []})
+    mg = quantised(graph, Integer(4, 2))
+    with pytest.raises(ConfigError, match="damp_percent: got 0"):
+        passes.gptq_transform_pass(mg, {"batches": [], "damp_percent": 0})
+    with pytest.raises(ConfigError, match="block_size: got 0"):
+        passes.gptq_transform_pass(mg, {"batches": [], "block_size": 0})
+    with pytest.raises(ConfigError, match="at least one batch"):
+        passes.gptq_transform_pass(mg, {"batches": []})
