@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import ConfigError, did_you_mean
+from chop.nn.quantized.base import QuantizedOperator
 
 if TYPE_CHECKING:
     from chop.ir.capture.symbols import Sizes
@@ -43,7 +44,7 @@ class LeafRule:
         """Whether the submodule becomes one `call_module` node."""
         if path in self._paths or isinstance(module, self._classes):
             return True
-        return is_torch_leaf(module)
+        return is_torch_leaf(module) or isinstance(module, QuantizedOperator)
 
     def add(self, paths: Iterable[str]) -> None:
         """Makes more submodules leaves."""

@@ -1,0 +1,7 @@
+"""`nn.AdaptiveAvgPool2d`, `nn.AvgPool2d`, `nn.MaxPool2d` bound to each number format."""
+
+from chop.nn.quantized import QuantAdaptiveAvgPool2d, QuantAvgPool2d, QuantMaxPool2d
+from chop.nn.quantized.derived import bind
+
+for _operator in (QuantAdaptiveAvgPool2d, QuantAvgPool2d, QuantMaxPool2d):
+    bind(_operator, globals())
