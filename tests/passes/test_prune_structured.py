@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import BertConfig, BertForSequenceClassification
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
@@ -199,6 +200,49 @@ def test_what_something_else_needs_stays_whole():
     assert info["parameters"][0] == info["parameters"][1] and info["sparsity"] == 0
     x = torch.randn(2, 6)
     assert torch.equal(small.model(x), mg.model(x))
+
+
+class Borrowed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
+        self.c.weight = self.b.weight
+
+    def forward(self, x):
+        return self.b(self.a(x)) + self.a.weight.sum() + self.c(x)
+
+
+def test_a_weight_that_others_use_stays_whole():
+    mg = MaseGraph(Borrowed(), dummy_in={"x": torch.randn(3, 4)})
+    _, info = shrink(mg)
+    assert info["skipped"]["a"] == "'a' shares its weight with node 'a_weight'"
+    assert info["skipped"]["b"] == "'b' shares its weight with the Linear 'c'"
+    assert info["hidden"] == 0
+
+
+def test_heads_leave_quantised_attention_with_dropout_too():
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=50,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=32,
+    )
+    mg = with_metadata(MaseGraph(distinct(BertForSequenceClassification(config))))
+    integer = {"config": {"name": "integer", "width": 12, "frac_width": 8}}
+    rules = {"by": "type", "linear": integer, "scaled_dot_product_attention": integer}
+    mg, _ = passes.quantize_transform_pass(mg, rules)
+    small, info = shrink(mg, "head", sparsity=0.75, weight={"method": "random"})
+    assert info["hidden"] == 3 and not info["skipped"]
+    path = "bert.encoder.layer.0.attention.self.value"
+    zeroed = mg.copy()
+    silence(zeroed, path, removed(mg, small, path))
+    inputs = example_inputs(mg.model)
+    torch.testing.assert_close(outputs(small, inputs), outputs(zeroed, inputs))
+    small.model.train()
+    assert outputs(small, inputs).shape == (3, 2)
 
 
 def test_every_layer_keeps_a_unit():

@@ -133,9 +133,12 @@ def _lowest_in_rows(layer: Scored) -> Tensor:
     by_output = layer.values.movedim(1 - layer.input_axis, 0)
     rows = by_output.reshape(len(by_output), -1).nan_to_num(torch.inf)
     count = round(layer.sparsity * rows.numel())
-    shares = torch.arange(len(rows) + 1, device=rows.device) * count // max(len(rows), 1)
-    ranks = rows.argsort(dim=1, stable=True).argsort(dim=1)
-    marks = ranks < shares.diff()[:, None]
+    ends = torch.arange(len(rows) + 1, device=rows.device) * count // max(len(rows), 1)
+    shares = ends.diff()
+    most = int(shares.max()) if len(rows) else 0
+    lowest_first = rows.topk(most, dim=1, largest=False).indices
+    is_hidden = torch.arange(most, device=rows.device) < shares[:, None]
+    marks = torch.zeros_like(rows, dtype=torch.bool).scatter(1, lowest_first, is_hidden)
     return marks.view(by_output.shape).movedim(0, 1 - layer.input_axis).contiguous()
 
 

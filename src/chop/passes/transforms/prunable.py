@@ -139,24 +139,27 @@ def with_sharers(mg: MaseGraph, layer: Layer, layers: Sequence[Layer]) -> list[L
     """
     weight = layer.module.weight
     sharing = [other for other in layers if other.module.weight is weight]
-    masked = {id(other.module) for other in sharing}
-    for path, module in mg.model.named_modules():
-        uses = any(parameter is weight for parameter in module._parameters.values())
-        if uses and id(module) not in masked:
-            raise _shared(layer, f"the {type(module).__name__} '{path}'")
-    for node in mg.nodes:
-        if node.op == "get_attr" and _fetched(mg, str(node.target)) is weight:
-            raise _shared(layer, f"node '{node.name}'")
+    user = user_besides(mg, weight, [other.module for other in sharing])
+    if user is not None:
+        raise ConfigError(
+            f"prune_transform_pass: '{layer.path}' shares its weight with {user}, which cannot "
+            f"carry a mask; exclude '{layer.path}'."
+        )
     return sharing
+
+
+def user_besides(mg: MaseGraph, tensor: object, modules: Sequence[nn.Module]) -> str | None:
+    """Names something that uses a parameter, `modules` aside; None if nothing does."""
+    known = {id(module) for module in modules}
+    for path, module in mg.model.named_modules():
+        if id(module) not in known and any(x is tensor for x in module._parameters.values()):
+            return f"the {type(module).__name__} '{path}'"
+    for node in mg.nodes:
+        if node.op == "get_attr" and _fetched(mg, str(node.target)) is tensor:
+            return f"node '{node.name}'"
+    return None
 
 
 def _fetched(mg: MaseGraph, target: str) -> object:
     path, _, name = target.rpartition(".")
     return getattr(mg.model.get_submodule(path), name, None)
-
-
-def _shared(layer: Layer, user: str) -> ConfigError:
-    return ConfigError(
-        f"prune_transform_pass: '{layer.path}' shares its weight with {user}, which cannot carry "
-        f"a mask; exclude '{layer.path}'."
-    )

@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 
 from chop.ir.capture.captured import TensorSpec
 from chop.ir.graph import MaseGraph
+from chop.passes.transforms.prunable import user_besides
 
 Shape = tuple[int, ...]
 
@@ -132,10 +133,10 @@ class Walk:
             raise BlockedError(f"'{node.name}' has its weight outside of a module")
         if sum(self.mg.module_of(other) is module for other in self.mg.nodes) > 1:
             raise BlockedError(f"'{node.target}' is called more than once")
-        own = {id(parameter) for parameter in module.parameters(recurse=False)}
-        for other in self.mg.model.modules():
-            if other is not module and own & {id(p) for p in other.parameters(recurse=False)}:
-                raise BlockedError(f"'{node.target}' shares its weight")
+        for parameter in module.parameters(recurse=False):
+            user = user_besides(self.mg, parameter, [module])
+            if user is not None:
+                raise BlockedError(f"'{node.target}' shares its weight with {user}")
         return module
 
     def cut(self, node: fx.Node, axes: Mapping[str, int], sizes: Sequence[str], run: int) -> None:
