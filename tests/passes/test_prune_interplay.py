@@ -144,7 +144,7 @@ def test_a_float_pruned_layer_is_drawn_as_pruned_and_not_as_quantised(net_graph)
     assert "75% pruned" in picture and "quantised" not in picture
     both = to_svg(quantize(pruned))
     assert "75% pruned" in both and "thick border: quantised" in both
-    assert "pruned" not in to_svg(net_graph)
+    assert "20% pruned" in to_svg(prune(net_graph)) and "pruned" not in to_svg(net_graph)
 
 
 def test_float_pruned_layers_are_not_counted_as_quantised(net_graph):

@@ -83,16 +83,16 @@ class GradualPruning:
         self.begin, self.end, self.every = begin, end, every
         self.targets, _ = take_targets(mg, settings, weight)
         generator = torch.Generator().manual_seed(self.settings.seed)
-        self.evidence = {
-            target.path: Evidence(generator, torch.zeros_like(target.weight.detach()))
-            for target in self.targets
-        }
+        self.looks_at_gradients = SCORES[weight.method].needs == "gradients"
+        self.evidence = {target.path: Evidence(generator) for target in self.targets}
+        for target in self.targets if self.looks_at_gradients else ():
+            add_saliency(self.evidence[target.path], target.weight, None)
         self._reached = 0.0
         self._hide(0.0)
 
     def __call__(self, step: int, steps: int) -> None:
         """Hides what is due before optimiser step `step` of `steps`, counted from 1."""
-        if SCORES[self.settings.method].needs == "gradients":
+        if self.looks_at_gradients:
             for target in self.targets:
                 add_saliency(self.evidence[target.path], target.weight, target.weight.grad)
         done = (step / steps - self.begin) / (self.end - self.begin)

@@ -17,7 +17,7 @@ from chop.ir.drawing.nesting import Item
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata
 from chop.nn.quantized import QuantizedOperator
-from chop.nn.sparsity import sparsity_of
+from chop.nn.sparsity import PruneActivation, sparsity_of
 
 MOST_BOXES = 120
 LONGEST_TEXT = 34
@@ -253,8 +253,8 @@ class _Writer:
         lines = [] if module is None else [type(module).__name__]
         shape = self.shape_of(node)
         lines += [shape] if shape else []
-        if isinstance(module, QuantizedOperator):
-            lines += [*formats_of(module), *_sparsity_of(module)]
+        lines += formats_of(module) if isinstance(module, QuantizedOperator) else []
+        lines += _sparsity(module)
         kind = KIND_OF.get(row.name, OTHER)
         could = row.is_quantizable and node.op.startswith("call_") and kind != OTHER
         box = Box(
@@ -346,8 +346,9 @@ def _is_quantized(module: nn.Module | None) -> bool:
     return isinstance(module, QuantizedOperator) and not module.spec.is_float
 
 
-def _sparsity_of(module: QuantizedOperator) -> list[str]:
-    share = sparsity_of(module)
+def _sparsity(module: nn.Module | None) -> list[str]:
+    """The share of its weight, or of what flows through it, that a module leaves out."""
+    share = module.sparsity if isinstance(module, PruneActivation) else sparsity_of(module)
     return [] if share is None else [f"{share:.0%} pruned"]
 
 

@@ -17,7 +17,8 @@ class PruneActivation(nn.Module):
     """Sets the lowest share of its input to zero; gradients flow through what is kept only.
 
     Args:
-        sparsity: the share that is set to zero, 0 to below 1, of every tensor that comes in.
+        sparsity: the share that is set to zero, 0 to below 1, of every tensor that comes in; its
+            rows compete with each other, so a row's result depends on the batch.
         method: `l1-norm` keeps the largest magnitudes; `random` keeps positions that depend on
             `seed` and the number of elements alone, so that equal calls give equal results.
         seed: of `random`.
