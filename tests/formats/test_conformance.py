@@ -343,6 +343,26 @@ def test_compiles_as_one_node(name):
     assert torch.equal(compiled(x), fmt(x) * 2)
 
 
+@pytest.mark.parametrize("fmt", DETERMINISTIC)
+def test_the_memory_layout_is_kept_and_does_not_matter(fmt):
+    x = torch.randn(2, 5, 4, 6)
+    for other in (x.to(memory_format=torch.channels_last), x.transpose(1, 3).contiguous().mT.mT):
+        assert fmt(other).stride() == torch.empty_like(other).stride()
+        assert torch.equal(fmt(other), fmt(other.contiguous()))
+    if not fmt.is_identity:
+        assert fmt(x.mT).stride() == x.mT.stride()
+
+
+@pytest.mark.parametrize("fmt", DETERMINISTIC)
+def test_large_tensors_are_rounded_like_their_parts(fmt):
+    x = torch.randn(3, 130, 96) * 3
+    y = fmt.round(x)
+    assert same(fmt.decode(fmt.encode(x)), y)
+    has_fixed_range = fmt.saturates(torch.tensor([1e30])).all() and fmt.name != "ternary"
+    if has_fixed_range or fmt.name in ("mxfp", "block_log"):
+        assert torch.equal(torch.stack([fmt.round(part) for part in x]), y)
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_is_a_wellformed_torch_operator(name):
     fmt = EXAMPLES[name][-1 if is_deterministic(EXAMPLES[name][-1]) else 0]

@@ -213,9 +213,13 @@ def check_range(where: str, value: Any, allowed: range, unit: str = "bits") -> N
 # implementation is the readable reference; faster ones register themselves per device.
 @torch.library.custom_op("chop::fake_quantize", mutates_args=())
 def _fake_quantize(x: Tensor, key: str, gradient: str) -> Tensor:
-    # A custom operator must not return its own input, which `round` may do.
     rounded = from_key(key).round(x)
-    return rounded.clone() if rounded is x else rounded
+    # A custom operator must not return its own input, which `round` may do, and must keep to the
+    # strides that its fake implementation announces.
+    announced = torch.empty_like(x, device="meta").stride()
+    if rounded is x or rounded.stride() != announced:
+        return torch.empty_like(x).copy_(rounded)
+    return rounded
 
 
 @_fake_quantize.register_fake

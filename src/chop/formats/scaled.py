@@ -18,6 +18,8 @@ from chop.formats.packing import pack_bits, unpack_bits
 from chop.formats.scaling import Scaling
 
 MAX_BLOCK = 2**20
+# Elements worked on at a time on a CPU: larger temporaries leave its caches, at 4 times the cost.
+CHUNK = 2**15
 
 
 def cast(y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -41,7 +43,9 @@ class ElementFormat(NumberFormat):
             x: any shape and floating dtype; infinities saturate, NaN stays NaN.
         Returns: same shape and dtype as `x`.
         """
-        return cast(self.element.round(x.double()), x.dtype)
+        element = self.element
+        parts = [cast(element.round(part.double()), x.dtype) for part in _chunks(x.reshape(-1), 1)]
+        return torch.cat(parts).view(x.shape)
 
     def bits(self, shape: Sequence[int] = ()) -> float:
         """The element's width."""
@@ -88,10 +92,16 @@ class ScaledFormat(NumberFormat):
             x: any shape and floating dtype.
         Returns: same shape and dtype as `x`.
         """
-        groups = self.groups.split(x.double())
+        groups = self.groups.split(x)
+        rows = groups.reshape(-1, groups.size(-1))
+        # A scale of the whole tensor must see the whole tensor.
+        parts = (rows,) if self.scaling.tensor_width else _chunks(rows, rows.size(-1))
+        rounded = torch.cat([cast(self._round_groups(part.double()), x.dtype) for part in parts])
+        return self.groups.join(rounded.view(groups.shape), x.shape)
+
+    def _round_groups(self, groups: Tensor) -> Tensor:
         scale = self.scaling.measure(groups).values
-        y = self.element.round(_divide(groups, scale)) * scale
-        return cast(self.groups.join(y, x.shape), x.dtype)
+        return self.element.round(_divide(groups, scale)) * scale
 
     def bits(self, shape: Sequence[int] = ()) -> float:
         """The element's width and its part of the group's scale; `()`: in a full group."""
@@ -126,6 +136,11 @@ class ScaledFormat(NumberFormat):
         groups = self.groups.split(x.double())
         outside = self.element.saturates(_divide(groups, self.scaling.measure(groups).values))
         return self.groups.join(outside, x.shape)
+
+
+def _chunks(rows: Tensor, row_size: int) -> Sequence[Tensor]:
+    """Parts of the first axis that are worked on at a time."""
+    return rows.split(max(CHUNK // row_size, 1)) if rows.device.type == "cpu" else (rows,)
 
 
 def _divide(groups: Tensor, scale: Tensor) -> Tensor:
