@@ -233,8 +233,10 @@ def test_formats_with_scales_keep_those_of_the_float_weights(graph, number_forma
 
 def test_a_scale_that_follows_all_weights_is_refused(graph):
     mg = quantised(graph, Ternary(2, scaling_factor=True))
+    mg.model.train()
     with pytest.raises(ConfigError, match="'conv' has weights in ternary.* follow the weights"):
-        passes.gptq_transform_pass(mg, {"batches": [{"x": correlated(200, 1)}]})
+        passes.gptq_transform_pass(mg, {"batches": [{"x": correlated(200, 1)}]}, inplace=True)
+    assert mg.model.training and torch.is_grad_enabled()
 
 
 def test_wrong_settings_and_wrong_order_are_refused(graph):

@@ -19,6 +19,9 @@ Batches = Iterable[Mapping[str, Any]]
 Visit = Callable[[fx.Node, Mapping[fx.Node, Any], Any], None]
 """Called with a node, the values of the nodes that it reads, and its result."""
 
+Runs = list[Mapping[fx.Node, Any]]
+"""The values of nodes, one mapping per batch."""
+
 
 def known_inputs(mg: MaseGraph, batches: Batches, where: str) -> Iterator[dict[str, Any]]:
     """Each batch without what the graph does not take, on the graph's device.
@@ -78,25 +81,25 @@ class _Watcher(fx.Interpreter):
 
 
 def in_step(
-    mg: MaseGraph, batches: Iterable[Mapping[str, Any]]
-) -> Iterator[tuple[fx.Node, list[Mapping[fx.Node, Any]]]]:
+    mg: MaseGraph, batches: Iterable[Mapping[str, Any]], visit: Callable[[fx.Node, Runs], None]
+) -> None:
     """Runs the graph on all batches at once, one node after the other.
 
-    A layer that is changed while its node is shown works changed on every batch, so that what
-    follows sees the change, and the model still runs only once. Values that later nodes need stay
-    in memory for every batch.
+    A layer that `visit` changes works changed on every batch, so that what follows sees the
+    change, and the model still runs only once. Values that later nodes need stay in memory for
+    every batch. Modes, gradients and what is put back are those of `watch`.
 
     Args:
         mg: the graph.
         batches: from `known_inputs`.
-    Yields: each node before it runs, and per batch the values of the nodes before it.
+        visit: called with each node before it runs, and the values before it for each batch.
     """
     model = mg.model
     with untouched(model), torch.no_grad():
         model.eval()
         runs = [_started(model, batch) for batch in batches]
         for node in mg.nodes:
-            yield node, [run.env for run in runs]
+            visit(node, [run.env for run in runs])
             for run in runs:
                 run.env[node] = run.run_node(node)
                 for done in run.user_to_last_uses.get(node, ()):

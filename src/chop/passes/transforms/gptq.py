@@ -16,7 +16,7 @@ from chop.formats.scaled import ScaledFormat
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantConv2d, QuantizedOperator, QuantLinear
 from chop.passes.base import graph_pass
-from chop.passes.batches import Batches, in_step, known_inputs
+from chop.passes.batches import Batches, Runs, in_step, known_inputs
 from chop.passes.ownership import Ownership
 
 Layer = QuantLinear | QuantConv2d
@@ -74,11 +74,14 @@ def gptq_transform_pass(mg: MaseGraph, config: GptqConfig) -> dict[str, Any]:
     skipped = _skipped(mg)
     corrected: dict[str, dict[str, float]] = {}
     batches = known_inputs(mg, config.batches, "gptq_transform_pass.batches")
-    for node, values in in_step(mg, batches):
+
+    def visit(node: fx.Node, runs: Runs) -> None:
         layer = _layer(mg, node)
         if layer is not None and node.name not in skipped:
-            inputs = [_input_of(node, run) for run in values]
+            inputs = [_input_of(node, values) for values in runs]
             corrected[str(node.target)] = _correct(layer, inputs, config, str(node.target))
+
+    in_step(mg, batches, visit)
     return {"layers": corrected, "skipped": skipped}
 
 
