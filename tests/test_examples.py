@@ -72,3 +72,27 @@ def test_tutorial_3_on_real_reviews(tmp_path, data_folder):
     assert abs(rows["PTQ 8.4"] - rows["float"]) < 0.05
     assert rows["PTQ 4.2"] < 0.6
     assert rows["PTQ 4.auto"] > 0.65
+
+
+@pytest.mark.slow
+def test_tutorial_4_on_the_built_in_reviews(tmp_path):
+    text = run("tutorial_4.py", "--limit", 600, "--epochs", 2, "--out", tmp_path)
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert rows["float"] > 0.8
+    assert rows["l1-norm, pruned"] >= rows["random, pruned"]
+    for method in ("l1-norm", "random"):
+        assert f"{method}: 50.00% of" in text
+        assert rows[f"{method}, fine-tuned"] > rows["float"] - 0.05
+        assert rows[f"{method}, reloaded"] == rows[f"{method}, fine-tuned"]
+    assert {"l1-norm.pt", "l1-norm.mz"} <= {file.name for file in tmp_path.iterdir()}
+
+
+@pytest.mark.slow
+def test_lab_1_draws_both_figures(tmp_path):
+    text = run("lab_1.py", "--quick", "--out", tmp_path)
+    assert "narrowest within a point: 4.auto" in text
+    assert "sparsest within a point: l1-norm" in text
+    assert "both together: 9" in text
+    for folder in ("width", "sparsity"):
+        files = {file.name for file in (tmp_path / folder).iterdir()}
+        assert {"accuracy.png", "accuracy.svg", "points.jsonl", "table.csv", "table.md"} <= files

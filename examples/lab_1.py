@@ -1,0 +1,83 @@
+"""Lab 1: accuracy against bit width, and accuracy against sparsity, as two figures.
+
+python examples/lab_1.py                          (built-in vision transformer and digits)
+python examples/lab_1.py --model DIR --dataset DIR --max-length 256 --epochs 1
+python examples/lab_1.py --quick                  (a few points, to see that it works)
+
+The same as `chop sweep quantize` and `chop sweep prune`; killed and started again it goes on where
+it was. Then it picks the narrowest width and the highest sparsity that cost at most a point, and
+applies both to one model.
+"""
+
+import argparse
+from pathlib import Path
+
+from chop import MaseGraph, passes
+from chop.actions.subject import load_subject, raise_to_graph
+from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
+from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
+from chop.train import calibration_batches, evaluate
+
+TOLERATED = 0.01
+
+
+def main():
+    """Runs the lab."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="vit", help="built-in, local folder or hub name")
+    parser.add_argument("--dataset", help="default: the built-in model's own")
+    parser.add_argument("--max-length", type=int, help="tokens of a text")
+    parser.add_argument("--limit", type=int, help="rows of each split")
+    parser.add_argument("--epochs", type=int, help="of QAT and of fine-tuning")
+    parser.add_argument("--out", type=Path, default=Path("runs/lab-1"))
+    parser.add_argument("--quick", action="store_true")
+    args = parser.parse_args()
+
+    common = {"model": args.model, "dataset": args.dataset, "max_length": args.max_length}
+    common |= {"limit": args.limit}
+    epochs = 1 if args.quick else args.epochs
+    widths = QuantizeSweepConfig(
+        **common,
+        out=args.out / "width",
+        widths="4:8:4" if args.quick else "4:32:4",
+        frac="half,auto",
+        qat_epochs=epochs,
+    )
+    shares = PruneSweepConfig(
+        **common,
+        out=args.out / "sparsity",
+        sparsity="0.3,0.5" if args.quick else "0.1:0.9:0.1",
+        methods=("l1-norm", "random"),
+        finetune_epochs=epochs,
+    )
+    subject = load_subject(widths)
+    by_width = quantize_sweep(widths, subject)
+    by_sparsity = prune_sweep(shares, subject)
+
+    narrow = best(by_width, "PTQ", lambda row: -row["width"])
+    sparse = best(by_sparsity, "pruned", lambda row: row["sparsity"])
+    print(f"narrowest within a point: {narrow['width']}.{narrow['frac_width']}")
+    print(f"sparsest within a point: {sparse['method']} {sparse['sparsity']}")
+
+    config = {"name": "integer", "width": narrow["width"], "frac_width": narrow["frac_width"]}
+    mg = raise_to_graph(subject)
+    mg, _ = passes.prune_transform_pass(
+        mg, {"weight": {"method": sparse["method"], "sparsity": sparse["sparsity"]}}
+    )
+    mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": {"config": config}})
+    batches = calibration_batches(mg.model, subject.train)
+    mg, _ = passes.calibrate_transform_pass(mg, {"batches": batches})
+    mg.export(args.out / "both")
+    reloaded = MaseGraph.from_checkpoint(args.out / "both")
+    accuracy = evaluate(reloaded.model, subject.test)
+    print(f"both together: {accuracy:.2%} against {narrow['float']:.2%} float; {args.out}")
+
+
+def best(rows, stage, key):
+    """The row that saves most among those that lose at most a point; else the most accurate."""
+    good = [row for row in rows if row[stage] >= row["float"] - TOLERATED]
+    return max(good, key=key) if good else max(rows, key=lambda row: row[stage])
+
+
+if __name__ == "__main__":
+    main()
