@@ -127,3 +127,13 @@ def test_what_cannot_be_had_is_said():
     with pytest.raises(UnavailableError, match="no tokenizer found"):
         get_tokenizer("opt-125m")
     assert get_tokenizer("opt-125m", checkpoint="bert-tiny").pad_token == "[PAD]"
+
+
+def test_pictures_are_raised_at_the_size_of_the_model():
+    info = get_dataset_info("cifar10")
+    model = get_model("resnet18", dataset_info=info)
+    assert model.config.num_labels == 10
+    x = torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        logits = MaseGraph(model).model(pixel_values=x)["logits"]
+        torch.testing.assert_close(logits, model(x).logits)

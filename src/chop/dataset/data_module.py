@@ -23,7 +23,7 @@ from chop.data import (
     with_pixels,
 )
 from chop.errors import ConfigError
-from chop.models import MODELS, get_model_info, get_tokenizer
+from chop.models import find_model_info, get_tokenizer
 from chop.train.rows import pad
 
 if TYPE_CHECKING:
@@ -132,9 +132,8 @@ class MaseDataModule:
             return get_tokenized_dataset(
                 self._loaded, self.tokenizer, max_length=self.max_token_len
             )
-        known = self.model_name in MODELS
-        size = get_model_info(str(self.model_name)).image_size if known else None
-        return with_pixels(self._loaded, self.dataset_info, size)
+        info = find_model_info(self.model_name or "")
+        return with_pixels(self._loaded, self.dataset_info, info.image_size if info else None)
 
     def _loader(self, split: Split, *, shuffle: bool) -> DataLoader:
         if not self._splits:

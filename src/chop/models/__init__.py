@@ -6,5 +6,6 @@
 """
 
 from chop.models.builtin import BUILTIN_MODELS, BuiltinModel, Recipe
-from chop.models.catalogue import MODELS, ModelInfo, get_model, get_model_info, get_tokenizer
+from chop.models.catalogue import MODELS, ModelInfo, find_model_info, get_model_info
 from chop.models.load import AUTO_CLASSES, load_model
+from chop.models.named import get_model, get_tokenizer

@@ -1,4 +1,4 @@
-"""The models that users name: what each is, and how it is built. A model is one row."""
+"""The models that users name: what each is, and what builds it. A model is one row."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from chop.data import DatasetInfo
 from chop.data.catalogue import Kind
-from chop.errors import ConfigError, UnavailableError, did_you_mean
+from chop.errors import ConfigError, did_you_mean
 from chop.models.builtin import BUILTIN_MODELS
-from chop.models.load import AUTO_CLASSES, load_model
 from chop.models.plain import MLP, VGG7, JetTagger
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PreTrainedTokenizerBase
 
 Plain = Callable[[DatasetInfo], "nn.Module"]
 
@@ -174,12 +170,6 @@ def _plain_name(name: str) -> str:
 MODELS: dict[str, ModelInfo] = {row.name: row for row in _ROWS}
 """Rows by name."""
 _FOUND_BY = {_plain_name(key): row for row in _ROWS for key in (row.name, row.hub) if key}
-TASKS = {
-    "cls": {"vision": "image-classification", "nlp": "text-classification"},
-    "lm": {"nlp": "text-generation"},
-}
-TASKS |= {"classification": TASKS["cls"], "language_modeling": TASKS["lm"]}
-MASKED = ("BertConfig", "RobertaConfig", "DistilBertConfig")
 
 
 def get_model_info(name: str) -> ModelInfo:
@@ -188,101 +178,12 @@ def get_model_info(name: str) -> ModelInfo:
     Raises:
         ConfigError: the name is not in the table; the message names the nearest.
     """
-    if _plain_name(name) not in _FOUND_BY:
+    info = find_model_info(name)
+    if info is None:
         raise ConfigError(f"unknown model '{name}': {did_you_mean(name, MODELS)}")
-    return _FOUND_BY[_plain_name(name)]
+    return info
 
 
-def get_model(
-    checkpoint: str,
-    pretrained: bool = False,
-    task: str = "cls",
-    dataset_info: DatasetInfo | None = None,
-    *,
-    seed: int = 0,
-) -> nn.Module:
-    """A model by name, in evaluation mode.
-
-    Args:
-        checkpoint: a name of `MODELS`, a local Hugging Face folder, or a name on the hub.
-        pretrained: reads the weights from the hub or the folder; False draws them from `seed`
-            and needs no network for the names of `MODELS`.
-        task: `cls`, `lm`, or a task of `chop.models.load_model`.
-        dataset_info: the data set, for the number of classes and the sizes of a plain model.
-        seed: of the drawn weights.
-
-    Raises:
-        ConfigError: an unknown name or task, or a model without trained weights is asked for them.
-        UnavailableError: the weights are not in the hub's cache and the hub cannot be reached.
-    """
-    if checkpoint in BUILTIN_MODELS and pretrained:
-        raise ConfigError(
-            f"'{checkpoint}' is built in and untrained: chop.train.load_trained('{checkpoint}')."
-        )
-    labels = None if dataset_info is None else dataset_info.num_classes
-    info = _FOUND_BY.get(_plain_name(checkpoint))
-    if info is None or (info.plain is None and info.config is None):
-        kind = info.kind if info else dataset_info.kind if dataset_info else "nlp"
-        auto = None if labels is None and task == "cls" else _auto_task(task, kind)
-        return load_model(
-            checkpoint, num_labels=labels, task=auto, pretrained=pretrained, seed=seed
-        )
-    if pretrained and info.hub is None:
-        raise ConfigError(f"no trained weights of '{info.name}' exist: pass pretrained=False.")
-    auto = None if info.plain else _auto_task(task, info.kind, info.config)
-    if pretrained:
-        return _from_hub(str(info.hub), str(auto), labels)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        if info.plain is None:
-            return _from_config(info, str(auto), labels).eval()
-        return info.plain(dataset_info or _default_dataset(info)).eval()
-
-
-def get_tokenizer(name: str, checkpoint: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model.
-
-    Args:
-        name: a name of `MODELS`, a built-in one, a local folder or a name on the hub.
-        checkpoint: a folder or hub name to take instead.
-
-    Raises:
-        UnavailableError: it is not there and the hub cannot be reached.
-    """
-    from chop.data import get_tokenizer
-
-    info = _FOUND_BY.get(_plain_name(name))
-    return get_tokenizer(checkpoint or (info.hub if info and info.hub else name))
-
-
-def _auto_task(task: str, kind: str, config: str | None = None) -> str:
-    if task in AUTO_CLASSES:
-        return task
-    if task not in TASKS:
-        choices = [*TASKS, *AUTO_CLASSES]
-        raise ConfigError(f"unknown task '{task}': {did_you_mean(task, choices)}")
-    if kind not in TASKS[task]:
-        raise ConfigError(f"task '{task}' is not one of a {kind} model.")
-    is_masked = TASKS[task] is TASKS["lm"] and config in MASKED
-    return "fill-mask" if is_masked else TASKS[task][kind]
-
-
-def _default_dataset(info: ModelInfo) -> DatasetInfo:
-    from chop.data import get_dataset_info
-
-    return get_dataset_info(str(info.default_dataset))
-
-
-def _from_hub(hub: str, task: str, labels: int | None) -> nn.Module:
-    try:
-        return load_model(hub, num_labels=labels, task=task)
-    except UnavailableError as error:
-        raise UnavailableError(f"{error} Or draw fresh weights: pretrained=False.") from error
-
-
-def _from_config(info: ModelInfo, task: str, labels: int | None) -> nn.Module:
-    import transformers
-
-    sizes = {} if labels is None else {"num_labels": labels}
-    config = getattr(transformers, str(info.config))(**info.settings, **sizes)
-    return getattr(transformers, AUTO_CLASSES[task]).from_config(config)
+def find_model_info(name: str) -> ModelInfo | None:
+    """The same, or None for a folder or a name on the hub that is not in the table."""
+    return _FOUND_BY.get(_plain_name(name))

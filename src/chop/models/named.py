@@ -1,0 +1,123 @@
+"""A model and its tokenizer by name, as MASE's users ask for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from chop.data import DatasetInfo, get_dataset_info
+from chop.data import get_tokenizer as find_tokenizer
+from chop.errors import ConfigError, UnavailableError, did_you_mean
+from chop.models.builtin import BUILTIN_MODELS
+from chop.models.catalogue import ModelInfo, find_model_info
+from chop.models.load import AUTO_CLASSES, load_model
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+
+TASKS = {
+    "cls": {"vision": "image-classification", "nlp": "text-classification"},
+    "lm": {"nlp": "text-generation"},
+}
+TASKS |= {"classification": TASKS["cls"], "language_modeling": TASKS["lm"]}
+MASKED = ("BertConfig", "RobertaConfig", "DistilBertConfig")
+
+
+def get_model(
+    checkpoint: str,
+    pretrained: bool = False,
+    task: str = "cls",
+    dataset_info: DatasetInfo | None = None,
+    *,
+    seed: int = 0,
+) -> nn.Module:
+    """A model by name, in evaluation mode.
+
+    Args:
+        checkpoint: a name of `MODELS`, a local Hugging Face folder, or a name on the hub.
+        pretrained: reads the weights from the hub or the folder; False draws them from `seed`
+            and needs no network for the names of `MODELS`.
+        task: `cls`, `lm`, or a task of `chop.models.load_model`.
+        dataset_info: the data set, for the number of classes and the sizes of a plain model.
+        seed: of the drawn weights.
+
+    Raises:
+        ConfigError: an unknown name or task, or a model without trained weights is asked for them.
+        UnavailableError: the weights are not in the hub's cache and the hub cannot be reached.
+    """
+    if checkpoint in BUILTIN_MODELS and pretrained:
+        raise ConfigError(
+            f"'{checkpoint}' is built in and untrained: chop.train.load_trained('{checkpoint}')."
+        )
+    labels = None if dataset_info is None else dataset_info.num_classes
+    info = find_model_info(checkpoint)
+    if info is None or (info.plain is None and info.config is None):
+        kind = info.kind if info else dataset_info.kind if dataset_info else "nlp"
+        auto = None if labels is None and task == "cls" else _auto_task(task, kind)
+        return load_model(
+            checkpoint, num_labels=labels, task=auto, pretrained=pretrained, seed=seed
+        )
+    if pretrained and info.hub is None:
+        raise ConfigError(f"no trained weights of '{info.name}' exist: pass pretrained=False.")
+    if info.plain is None:
+        return _transformers_model(
+            info, pretrained, _auto_task(task, info.kind, info.config), labels, seed
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return info.plain(dataset_info or get_dataset_info(str(info.default_dataset))).eval()
+
+
+def get_tokenizer(name: str, checkpoint: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model.
+
+    Args:
+        name: a name of `MODELS`, a built-in one, a local folder or a name on the hub.
+        checkpoint: a folder or hub name to take instead.
+
+    Raises:
+        UnavailableError: it is not there and the hub cannot be reached.
+    """
+    info = find_model_info(name)
+    return find_tokenizer(checkpoint or (info.hub if info and info.hub else name))
+
+
+def _auto_task(task: str, kind: str, config: str | None = None) -> str:
+    if task in AUTO_CLASSES:
+        return task
+    if task not in TASKS:
+        choices = [*TASKS, *AUTO_CLASSES]
+        raise ConfigError(f"unknown task '{task}': {did_you_mean(task, choices)}")
+    if kind not in TASKS[task]:
+        raise ConfigError(f"task '{task}' is not one of a {kind} model.")
+    is_masked = TASKS[task] is TASKS["lm"] and config in MASKED
+    return "fill-mask" if is_masked else TASKS[task][kind]
+
+
+def _transformers_model(
+    info: ModelInfo, pretrained: bool, task: str, labels: int | None, seed: int
+) -> nn.Module:
+    model = (_from_hub if pretrained else _from_config)(info, task, labels, seed)
+    if info.image_size:
+        # Not every configuration says it, and example inputs are made from it.
+        model.config.image_size = info.image_size[1]
+    return model.eval()
+
+
+def _from_hub(info: ModelInfo, task: str, labels: int | None, seed: int) -> nn.Module:
+    try:
+        return load_model(str(info.hub), num_labels=labels, task=task, seed=seed)
+    except UnavailableError as error:
+        raise UnavailableError(f"{error} Or draw fresh weights: pretrained=False.") from error
+
+
+def _from_config(info: ModelInfo, task: str, labels: int | None, seed: int) -> nn.Module:
+    import transformers
+
+    sizes = {} if labels is None else {"num_labels": labels}
+    config = getattr(transformers, str(info.config))(**info.settings, **sizes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return getattr(transformers, AUTO_CLASSES[task]).from_config(config)
