@@ -43,6 +43,7 @@ EXAMPLES = {
     "silu": (nn.SiLU, (2, 6)),
     "tanh": (nn.Tanh, (2, 6)),
     "softplus": (lambda: nn.Softplus(2.0), (2, 6)),
+    "softsign": (nn.Softsign, (2, 6)),
     "selu": (nn.SELU, (2, 6)),
     "sigmoid": (nn.Sigmoid, (2, 6)),
     "softmax": (lambda: nn.Softmax(-1), (2, 6)),

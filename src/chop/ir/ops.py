@@ -138,6 +138,7 @@ TABLE: tuple[Operator, ...] = (
     _both("silu", nn.SiLU, (F.silu,), q.QuantSiLU, ONE_INPUT),
     _both("tanh", nn.Tanh, (F.tanh, torch.tanh), q.QuantTanh, ONE_INPUT, ("tanh",)),
     _both("softplus", nn.Softplus, (F.softplus,), q.QuantSoftplus, ONE_INPUT),
+    _both("softsign", nn.Softsign, (F.softsign,), q.QuantSoftsign, ONE_INPUT),
     _both("selu", nn.SELU, (F.selu, torch.selu), q.QuantSELU, ONE_INPUT),
     _both(
         "sigmoid",
@@ -168,7 +169,6 @@ TABLE: tuple[Operator, ...] = (
     _both("hardtanh", nn.Hardtanh, (F.hardtanh,)),
     _both("hardswish", nn.Hardswish, (F.hardswish,)),
     _both("mish", nn.Mish, (F.mish,)),
-    _both("softsign", nn.Softsign, (F.softsign,)),
     _both(
         "dropout",
         (nn.Dropout, nn.Dropout1d, nn.Dropout2d),

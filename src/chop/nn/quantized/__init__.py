@@ -27,5 +27,6 @@ from chop.nn.quantized.ops import (
     QuantSiLU,
     QuantSoftmax,
     QuantSoftplus,
+    QuantSoftsign,
     QuantTanh,
 )

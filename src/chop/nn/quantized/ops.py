@@ -203,6 +203,14 @@ class QuantSoftplus(QuantizedOperator, nn.Softplus):
         return Q("data_out", F.softplus(Q("data_in", input), self.beta, self.threshold))
 
 
+class QuantSoftsign(QuantizedOperator, nn.Softsign):
+    """`nn.Softsign`, elementwise, any shape."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        return Q("data_out", F.softsign(Q("data_in", input)))
+
+
 class QuantSELU(QuantizedOperator, nn.SELU):
     """`nn.SELU`, elementwise, any shape."""
 
