@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
     from transformers import PreTrainedTokenizerBase
 
-Split = Literal["train", "val", "test"]
 VALIDATION_SHARE = 0.1
 
 
@@ -53,6 +52,8 @@ class MaseDataModule:
         load_from_cache_file: accepted for MASE's sake; the cache is keyed by content.
         limit: keeps that many rows of each split, drawn by a fixed seed.
 
+    Attributes: `train_dataset`, `val_dataset` and `test_dataset`, after `setup`.
+
     Raises:
         ConfigError: a batch size below one.
     """
@@ -74,7 +75,9 @@ class MaseDataModule:
         self.name, self.batch_size, self.num_workers = name, batch_size, num_workers
         self.max_token_len, self.model_name, self.limit = max_token_len, model_name, limit
         self._tokenizer = tokenizer
-        self._splits: dict[str, Dataset] = {}
+        self.train_dataset: Dataset | None = None
+        self.val_dataset: Dataset | None = None
+        self.test_dataset: Dataset | None = None
 
     def prepare_data(self) -> None:
         """Fetches the data set, unless it is built in or in the cache.
@@ -88,7 +91,8 @@ class MaseDataModule:
         """Cuts the splits and tokenises texts; `stage` is accepted for MASE's sake."""
         splits = self._as_tensors()
         parts = splits["train"].train_test_split(test_size=VALIDATION_SHARE, seed=0)
-        self._splits = {"train": parts["train"], "val": parts["test"], "test": splits["test"]}
+        self.train_dataset, self.val_dataset = parts["train"], parts["test"]
+        self.test_dataset = splits["test"]
 
     @cached_property
     def dataset_info(self) -> DatasetInfo:
@@ -113,15 +117,15 @@ class MaseDataModule:
 
     def train_dataloader(self) -> DataLoader:
         """Batches of the training rows, in an order drawn from torch's global generator."""
-        return self._loader("train", shuffle=True)
+        return self._loader(self.train_dataset, shuffle=True)
 
     def val_dataloader(self) -> DataLoader:
         """Batches of the validation rows, in a fixed order."""
-        return self._loader("val", shuffle=False)
+        return self._loader(self.val_dataset)
 
     def test_dataloader(self) -> DataLoader:
         """Batches of the test rows, in a fixed order."""
-        return self._loader("test", shuffle=False)
+        return self._loader(self.test_dataset)
 
     @cached_property
     def _loaded(self) -> DatasetDict:
@@ -135,11 +139,11 @@ class MaseDataModule:
         info = find_model_info(self.model_name or "")
         return with_pixels(self._loaded, self.dataset_info, info.image_size if info else None)
 
-    def _loader(self, split: Split, *, shuffle: bool) -> DataLoader:
-        if not self._splits:
+    def _loader(self, split: Dataset | None, *, shuffle: bool = False) -> DataLoader:
+        if split is None:
             raise ConfigError("MaseDataModule: call setup() first.")
         return DataLoader(
-            self._splits[split],
+            split,
             batch_size=self.batch_size,
             shuffle=shuffle,
             num_workers=self.num_workers,

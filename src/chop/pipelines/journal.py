@@ -45,6 +45,7 @@ class Journal:
         self, folder: Path, mg: MaseGraph, stages: Sequence[Stage], allow: Iterable[Any]
     ) -> None:
         self.allow = tuple(allow)
+        self.device = next(mg.model.parameters(), torch.empty(0)).device
         self.paths = [folder / f"{i:02}_{stage.name}" for i, stage in enumerate(stages, start=1)]
         self.keys = list(_keys(mg, stages))
 
@@ -54,7 +55,9 @@ class Journal:
         while infos:
             try:
                 path = self.paths[len(infos) - 1]
-                return MaseGraph.from_checkpoint(path, allow=self.allow), infos
+                mg = MaseGraph.from_checkpoint(path, allow=self.allow)
+                mg.model.to(self.device)
+                return mg, infos
             except CheckpointError as error:
                 log.warning("stage %d runs again: %s", len(infos), error)
                 infos.pop()
