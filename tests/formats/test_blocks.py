@@ -113,6 +113,14 @@ def test_microscaling_rules_that_libraries_disagree_on():
     assert fmt.round(torch.tensor([-1.999, 1.999, 1.0, 0.0])).tolist()[:2] == [-127 / 64, 127 / 64]
 
 
+@pytest.mark.parametrize("fmt", [MXInt(), MXFP(), MXFP(4, 2), BlockFP(8), BlockLog(8), NVFP4()])
+def test_half_precision_near_its_limit_stays_finite(fmt):
+    x = torch.tensor([6e4, -6.5e4, 1.0, 0.5] * 8, dtype=torch.float16)
+    y = fmt.round(x)
+    assert y.isfinite().all() and y.dtype == torch.float16
+    assert (y[:2].float() / x[:2].float() - 1).abs().max() < 0.3
+
+
 def test_scale_modes():
     x = torch.tensor([3.9, 1.0, 0.5, -0.3])
     floor, ceil, even = (

@@ -87,7 +87,7 @@ def test_ternary_of_any_rank_takes_a_fifth_of_a_byte():
 
 
 @pytest.mark.parametrize("width", [1, 3, 4, 7, 8, 12, 32])
-@pytest.mark.parametrize("count", [0, 1, 7, 64])
+@pytest.mark.parametrize("count", [0, 1, 7, 64, 2**15 + 3])
 def test_packing_round_trips(width, count):
     codes = torch.randint(0, 2**width, (count,))
     packed = pack_bits(codes, width)

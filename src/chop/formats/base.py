@@ -140,7 +140,7 @@ class NumberFormat(ABC):
             for name, value in values.items()
             if name == "width" or value != defaults[name]
         ]
-        return f"{self.name}({', '.join(told)})"
+        return f"{self.name}({', '.join(told)})" if told else self.name
 
 
 REGISTRY: dict[str, type[NumberFormat]] = {}

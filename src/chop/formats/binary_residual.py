@@ -84,20 +84,20 @@ class BinaryResidual(NumberFormat):
             x: any shape and floating dtype.
         Returns: same shape and dtype as `x`.
         """
-        bits, gammas = self._bits_and_gammas(x)
-        return self._values(bits, gammas, x.dtype).masked_fill(x.isnan(), torch.nan)
+        signs, gammas = self._signs_and_gammas(x)
+        return self._sum(signs, gammas, x.dtype)
 
-    def _bits_and_gammas(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Per level: int64 bits in the shape of `x`; float32 factor."""
+    def _signs_and_gammas(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Per level: s_l in the shape of `x`, NaN where it is; float32 factor."""
         element, rest = self._element, x.double()
-        bits, gammas = [], []
+        signs: list[Tensor] = []
+        gammas: list[Tensor] = []
         for level in range(self._depth):
-            gamma = self._gamma(rest, level)
-            chosen = element.round(rest / gamma.masked_fill(gamma == 0, 1.0))
-            bits.append(element.stored(chosen))
-            gammas.append(gamma)
-            rest = rest - gamma * chosen
-        return bits, torch.stack(gammas).float()
+            if level:
+                rest = rest - gammas[-1] * signs[-1]
+            gammas.append(self._gamma(rest, level))
+            signs.append(element.round(rest / gammas[-1].masked_fill(gammas[-1] == 0, 1.0)))
+        return signs, torch.stack(gammas).float()
 
     def _gamma(self, rest: Tensor, level: int) -> Tensor:
         """float64 scalar, as float32 rounds it."""
@@ -105,10 +105,10 @@ class BinaryResidual(NumberFormat):
             return rest.new_tensor(self.gammas[level]).float().double()
         return mean_magnitude(rest.reshape(-1)).float().double().squeeze()
 
-    def _values(self, bits: Sequence[Tensor], gammas: Tensor, dtype: torch.dtype) -> Tensor:
-        total = torch.zeros_like(bits[0], dtype=torch.float64)
-        for level, gamma in zip(bits, gammas.double(), strict=True):
-            total = total + gamma * self._element.values(level)
+    def _sum(self, signs: Sequence[Tensor], gammas: Tensor, dtype: torch.dtype) -> Tensor:
+        total = torch.zeros_like(signs[0])
+        for level, gamma in zip(signs, gammas.double(), strict=True):
+            total = total + gamma * level
         return cast(total, dtype)
 
     def bits(self, shape: Sequence[int] = ()) -> float:
@@ -118,8 +118,8 @@ class BinaryResidual(NumberFormat):
 
     def encode(self, x: Tensor) -> Encoded:
         """L bits for each value, the first level lowest, and the factors."""
-        bits, gammas = self._bits_and_gammas(x)
-        codes = sum(bit << level for level, bit in enumerate(bits))
+        signs, gammas = self._signs_and_gammas(x)
+        codes = sum(self._element.stored(level) << place for place, level in enumerate(signs))
         assert isinstance(codes, Tensor)
         return Encoded(pack_bits(codes, self._depth), x.shape, x.dtype, gammas)
 
@@ -127,9 +127,9 @@ class BinaryResidual(NumberFormat):
         """The sum of the levels."""
         assert encoded.scales is not None
         codes = unpack_bits(encoded.codes, self._depth, encoded.shape.numel()).view(encoded.shape)
-        bits = [codes >> level & 1 for level in range(self._depth)]
-        return self._values(bits, encoded.scales, encoded.dtype)
+        signs = [self._element.values(codes >> level & 1) for level in range(self._depth)]
+        return self._sum(signs, encoded.scales, encoded.dtype)
 
     def saturates(self, x: Tensor) -> Tensor:
         """True beyond the sum of the factors."""
-        return x.double().abs() > self._bits_and_gammas(x)[1].double().sum()
+        return x.double().abs() > self._signs_and_gammas(x)[1].double().sum()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from chop.formats.chunks import CHUNK
+
 
 def pack_bits(codes: Tensor, width: int) -> Tensor:
     """Packs the low `width` bits of every code, least significant bit first.
@@ -19,8 +21,12 @@ def pack_bits(codes: Tensor, width: int) -> Tensor:
     """
     if width == 8:
         return codes.reshape(-1).to(torch.uint8)
+    return torch.cat([_pack(part, width) for part in codes.reshape(-1).split(CHUNK)])
+
+
+def _pack(codes: Tensor, width: int) -> Tensor:
     places = torch.arange(width, device=codes.device)
-    bits = (codes.reshape(-1, 1).to(torch.int64) >> places & 1).to(torch.uint8).reshape(-1)
+    bits = (codes.view(-1, 1).to(torch.int64) >> places & 1).to(torch.uint8).reshape(-1)
     padding = -bits.numel() % 8
     bytes_of_bits = torch.nn.functional.pad(bits, (0, padding)).view(-1, 8)
     weights = (2 ** torch.arange(8, device=codes.device)).to(torch.uint8)
@@ -35,10 +41,17 @@ def unpack_bits(packed: Tensor, width: int, numel: int) -> Tensor:
     """
     if width == 8:
         return packed.long()
+    # A chunk of codes is a whole number of bytes.
+    parts = [_unpack(part, width) for part in packed.split(CHUNK // 8 * width)]
+    return torch.cat(parts)[:numel]
+
+
+def _unpack(packed: Tensor, width: int) -> Tensor:
     places = torch.arange(8, device=packed.device)
-    bits = (packed.view(-1, 1) >> places & 1).reshape(-1)[: numel * width]
+    bits = (packed.view(-1, 1) >> places & 1).reshape(-1)
+    whole = bits[: bits.numel() // width * width].view(-1, width)
     weights = 2 ** torch.arange(width, device=packed.device)
-    return (bits.view(numel, width).to(torch.int64) * weights).sum(1)
+    return (whole.to(torch.int64) * weights).sum(1)
 
 
 TRITS_PER_BYTE = 5

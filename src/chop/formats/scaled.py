@@ -12,14 +12,13 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.formats.base import Encoded, NumberFormat, check_range
+from chop.formats.chunks import chunks
 from chop.formats.elements import Element
 from chop.formats.groups import Blocks, Groups
 from chop.formats.packing import pack_bits, unpack_bits
 from chop.formats.scaling import Scaling
 
 MAX_BLOCK = 2**20
-# Elements worked on at a time on a CPU: larger temporaries leave its caches, at 4 times the cost.
-CHUNK = 2**15
 
 
 def cast(y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -44,7 +43,7 @@ class ElementFormat(NumberFormat):
         Returns: same shape and dtype as `x`.
         """
         element = self.element
-        parts = [cast(element.round(part.double()), x.dtype) for part in _chunks(x.reshape(-1), 1)]
+        parts = [cast(element.round(part.double()), x.dtype) for part in chunks(x.reshape(-1))]
         return torch.cat(parts).view(x.shape)
 
     def bits(self, shape: Sequence[int] = ()) -> float:
@@ -95,7 +94,7 @@ class ScaledFormat(NumberFormat):
         groups = self.groups.split(x)
         rows = groups.reshape(-1, groups.size(-1))
         # A scale of the whole tensor must see the whole tensor.
-        parts = (rows,) if self.scaling.tensor_width else _chunks(rows, rows.size(-1))
+        parts = (rows,) if self.scaling.tensor_width else chunks(rows, rows.size(-1))
         rounded = torch.cat([cast(self._round_groups(part.double()), x.dtype) for part in parts])
         return self.groups.join(rounded.view(groups.shape), x.shape)
 
@@ -136,11 +135,6 @@ class ScaledFormat(NumberFormat):
         groups = self.groups.split(x.double())
         outside = self.element.saturates(_divide(groups, self.scaling.measure(groups).values))
         return self.groups.join(outside, x.shape)
-
-
-def _chunks(rows: Tensor, row_size: int) -> Sequence[Tensor]:
-    """Parts of the first axis that are worked on at a time."""
-    return rows.split(max(CHUNK // row_size, 1)) if rows.device.type == "cpu" else (rows,)
 
 
 def _divide(groups: Tensor, scale: Tensor) -> Tensor:
