@@ -152,6 +152,15 @@ def test_layers_that_share_a_weight_share_the_mask():
     torch.testing.assert_close(pruned.model(ids), kept[ids] @ kept.t())
 
 
+def test_a_sharer_that_is_never_called_does_not_matter():
+    model = Tied()
+    model.spare = nn.Embedding(12, 8)
+    model.spare.weight = model.table.weight
+    pruned, _ = prune(MaseGraph(model, dummy_in={"ids": torch.tensor([[1, 5]])}), sparsity=0.5)
+    assert set(masks(pruned)) == {"table", "head"}
+    assert pruned.modules["head"].weight is pruned.modules["table"].weight
+
+
 class Borrowed(nn.Module):
     def __init__(self):
         super().__init__()

@@ -149,6 +149,55 @@ def test_readers_of_every_kind_are_cut():
     assert small.modules["head"].in_features == 12 and "reshape" in [n.name for n in small.nodes]
 
 
+class Joined(nn.Module):
+    """A gated layer, and two residual blocks of which the first has a shortcut layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(2, 4, 3)
+        self.block1, self.shortcut = nn.Conv2d(4, 8, 3), nn.Conv2d(4, 8, 3)
+        self.bn = nn.BatchNorm2d(8)
+        self.block2 = nn.Conv2d(8, 8, 3, padding=1)
+        self.gate, self.up = nn.Linear(8, 12), nn.Linear(8, 12)
+        self.down = nn.Linear(12, 3)
+
+    def forward(self, x):
+        x = F.pad(self.stem(x) * 2, (1, 1))
+        x = F.relu(self.bn(self.block1(x)) + self.shortcut(x))
+        x = (F.relu(self.block2(x)) + x).mean((2, 3))
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+@pytest.mark.parametrize("scope", ["local", "global"])
+def test_layers_that_are_joined_lose_the_same_channels(scope):
+    mg = with_metadata(MaseGraph(distinct(Joined()), dummy_in={"x": torch.randn(2, 2, 9, 8)}))
+    small, info = shrink(mg, weight={"scope": scope, "method": "l2-norm"})
+    assert info["weights"] == 4 + 8 + 12 and set(info["skipped"]) == {"down"}
+    layers = info["layers"]
+    assert layers["block1"] == layers["shortcut"] == layers["block2"]
+    assert layers["gate"] == layers["up"] and info["hidden"] == 12
+    trunk, gated = removed(mg, small, "block1"), removed(mg, small, "gate")
+    for name in ("shortcut", "block2", "bn"):
+        assert torch.equal(removed(mg, small, name), trunk)
+    assert torch.equal(removed(mg, small, "up"), gated)
+    zeroed = mg.copy()
+    silence(zeroed, "stem", removed(mg, small, "stem"))
+    for name in ("block1", "shortcut", "block2", "bn"):
+        silence(zeroed, name, trunk)
+    for name in ("gate", "up"):
+        silence(zeroed, name, gated)
+    for batch in (1, 3):
+        x = torch.randn(batch, 2, 9, 8)
+        torch.testing.assert_close(small.model(x), zeroed.model(x))
+
+
+def test_only_some_of_the_joined_layers_is_too_few():
+    mg = MaseGraph(Joined(), dummy_in={"x": torch.randn(2, 2, 9, 8)})
+    _, info = shrink(mg, include=["gate", "shortcut", "block1"])
+    assert info["skipped"]["gate"] == "they are joined with 'up'"
+    assert info["layers"] == {} and info["hidden"] == 0
+
+
 def test_metadata_and_notes_follow_the_shapes():
     mg = with_metadata(MaseGraph(load_model("cnn")))
     small, _ = shrink(mg)
@@ -194,7 +243,7 @@ def test_what_something_else_needs_stays_whole():
     small, info = shrink(mg)
     assert info["skipped"] == {
         "a": "'sum_1' sums over them",
-        "b": "they reach 'add'",
+        "b": "they are joined with 'x'",
         "c": "'c' is called more than once",
     }
     assert info["parameters"][0] == info["parameters"][1] and info["sparsity"] == 0

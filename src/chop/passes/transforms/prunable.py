@@ -151,10 +151,11 @@ def with_sharers(mg: MaseGraph, layer: Layer, layers: Sequence[Layer]) -> list[L
 def user_besides(mg: MaseGraph, tensor: object, modules: Sequence[nn.Module]) -> str | None:
     """Names something that uses a parameter, `modules` aside; None if nothing does."""
     known = {id(module) for module in modules}
-    for path, module in mg.model.named_modules():
-        if id(module) not in known and any(x is tensor for x in module._parameters.values()):
-            return f"the {type(module).__name__} '{path}'"
     for node in mg.nodes:
+        called = mg.module_of(node)
+        for module in called.modules() if called is not None else ():
+            if id(module) not in known and any(x is tensor for x in module._parameters.values()):
+                return f"the {type(module).__name__} '{node.target}'"
         if node.op == "get_attr" and _fetched(mg, str(node.target)) is tensor:
             return f"node '{node.name}'"
     return None

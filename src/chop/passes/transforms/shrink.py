@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,10 @@ from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import SCORES, Evidence, Score, input_axis, lowest, unit_scores
 from chop.passes.analysis.add_common_metadata import add_common_metadata_analysis_pass
 from chop.passes.transforms.insert_lora_adapter import refuse_adapters
-from chop.passes.transforms.prunable import Layer, choose, prunable_layers
+from chop.passes.transforms.prunable import OPERATORS, Layer, choose, prunable_layers
 from chop.passes.transforms.prune_settings import PruneConfig, WeightPruning
 from chop.passes.transforms.pruning_evidence import gather
-from chop.passes.transforms.unit_walk import BlockedError, Shape, Walk
+from chop.passes.transforms.unit_walk import KEEPING, BlockedError, Shape, Walk
 
 ATTENTION = "scaled_dot_product_attention"
 # What may stand between a projection and the attention that reads it.
@@ -56,13 +56,13 @@ class Group:
     """Units that leave together.
 
     Attributes:
-        name: what the info calls them.
+        names: what the info calls them: the layers that make them, or the attention.
         sources: the layers that make them: one, or query, key and value projections.
         walk: what has to be cut.
         sparsity: the share of units to take out.
     """
 
-    name: str
+    names: tuple[str, ...]
     sources: tuple[Source, ...]
     walk: Walk
     sparsity: float
@@ -72,8 +72,9 @@ def shrink(mg: MaseGraph, config: PruneConfig, settings: WeightPruning) -> dict[
     """Removes the lowest units of the chosen layers.
 
     A unit leaves with everything that only it reaches: what follows it sees nothing of it, also
-    where an activation of zero is not zero. Layers whose units reach a sum, a norm over all of
-    them, the output or anything else that needs them stay whole. Each keeps one unit at least.
+    where an activation of zero is not zero. Layers whose outputs are added or multiplied lose the
+    same units. Layers whose units reach a norm over all of them, the output or anything else that
+    needs them stay whole. Each keeps one unit at least.
 
     Returns: `sparsity` (share of the units), `hidden` and `weights` (units removed, and all there
         were), `layers`, `skipped`, and `parameters`: their number before and after.
@@ -95,7 +96,9 @@ def shrink(mg: MaseGraph, config: PruneConfig, settings: WeightPruning) -> dict[
         add_common_metadata_analysis_pass(mg, {"dummy_in": noted})
     total, count = sum(map(len, removed)), sum(int(gone.sum()) for gone in removed)
     shares = {
-        group.name: int(gone.sum()) / len(gone) for group, gone in zip(groups, removed, strict=True)
+        name: int(gone.sum()) / len(gone)
+        for group, gone in zip(groups, removed, strict=True)
+        for name in group.names
     }
     return {
         "sparsity": count / max(total, 1),
@@ -153,17 +156,45 @@ def _shapes(mg: MaseGraph) -> dict[fx.Node, Shape]:
 def _channel_groups(
     mg: MaseGraph, chosen: Mapping[Layer, float], shapes: Mapping[fx.Node, Shape]
 ) -> Iterator[tuple[str, Group | str]]:
+    """The outputs of each chosen layer, with those that are added to or multiplied by them."""
+    taken: set[Layer] = set()
     for layer, share in chosen.items():
+        if layer in taken:
+            continue
         try:
-            if layer.operator == "embedding":
-                raise BlockedError("a table has no output channels")
-            source = Source(layer)
-            walk = Walk(mg, shapes, source.weight.shape[1 - input_axis(layer.module)])
-            walk.start(layer.nodes[0])
-            walk.finish()
-            yield layer.path, Group(layer.path, (source,), walk, share)
+            walk, layers = _joint_walk(mg, layer, chosen, shapes)
+            taken.update(layers)
+            names = tuple(each.path for each in layers)
+            yield layer.path, Group(names, tuple(map(Source, layers)), walk, share)
         except BlockedError as error:
             yield layer.path, str(error)
+
+
+def _joint_walk(
+    mg: MaseGraph, layer: Layer, chosen: Iterable[Layer], shapes: Mapping[fx.Node, Shape]
+) -> tuple[Walk, list[Layer]]:
+    """The walk of a layer's outputs and of all that are joined with them, and the layers."""
+    if layer.operator == "embedding":
+        raise BlockedError("a table has no output channels")
+    by_node = {node: each for each in chosen for node in each.nodes}
+    walk = Walk(mg, shapes, Source(layer).weight.shape[1 - input_axis(layer.module)])
+    layers = [layer]
+    walk.start(layer.nodes[0])
+    while (missing := walk.missing()) is not None:
+        node = _maker(mg, missing)
+        partner = by_node.get(node) if node is not None else None
+        if node is None or partner is None or partner in layers:
+            raise BlockedError(f"they are joined with '{missing.name}'")
+        layers.append(partner)
+        walk.start(node)
+    return walk, layers
+
+
+def _maker(mg: MaseGraph, node: fx.Node) -> fx.Node | None:
+    """The layer whose channels a tensor has, as far as it only changes their values."""
+    while mg.operator(node).name in KEEPING:
+        node = node.all_input_nodes[0]
+    return node if mg.operator(node).name in OPERATORS else None
 
 
 def _head_groups(
@@ -183,18 +214,24 @@ def _head_groups(
             for node, layer in zip(made_by, layers, strict=True):
                 assert node is not None
                 walk.start(node, Source(layer).weight.shape[0] // walk.units)
-            walk.finish()
+            if walk.missing() is not None:
+                raise BlockedError("only some of its inputs are heads")
             sources = tuple(map(Source, layers))
-            yield attention.name, Group(attention.name, sources, walk, chosen[layers[0]])
+            yield attention.name, Group((attention.name,), sources, walk, chosen[layers[0]])
         except BlockedError as error:
             yield attention.name, str(error)
 
 
 def _projection(mg: MaseGraph, node: fx.Node) -> fx.Node | None:
     """The linear layer whose heads an input of an attention are."""
-    while mg.operator(node).name in BETWEEN:
+    while mg.operator(node).name in BETWEEN or _is_scaled(mg, node):
         node = node.all_input_nodes[0]
     return node if isinstance(mg.module_of(node), nn.Linear) else None
+
+
+def _is_scaled(mg: MaseGraph, node: fx.Node) -> bool:
+    """True for a product with a number."""
+    return mg.operator(node).name in ("mul", "div") and len(node.all_input_nodes) == 1
 
 
 # --- how many of them ----------------------------------------------------------------------------

@@ -84,7 +84,8 @@ class Walk:
         cuts: what modules lose.
         places: the nodes whose results have the units, and where.
         sizes: nodes whose arguments say the length of a dimension, and which.
-        arrived: per attention, which of query, key and value have come.
+        met: per node that joins several tensors, where the units are in those that have come.
+        awaited: for the same nodes, all the tensors that have to bring the units.
     """
 
     mg: MaseGraph
@@ -93,7 +94,8 @@ class Walk:
     cuts: list[Cut] = field(default_factory=list)
     places: list[tuple[fx.Node, Place]] = field(default_factory=list)
     sizes: list[tuple[fx.Node, int]] = field(default_factory=list)
-    arrived: dict[fx.Node, set[int]] = field(default_factory=dict)
+    met: dict[fx.Node, dict[fx.Node, Place]] = field(default_factory=dict)
+    awaited: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
 
     def start(self, node: fx.Node, run: int = 1) -> None:
         """Sets out from a layer whose outputs are the units, or `run` outputs each.
@@ -109,11 +111,24 @@ class Walk:
         self.cut(node, {"weight": axis, "bias": 0}, (size,), run)
         self.follow(node, Place(channel_dim(module, self.shapes[node]), run))
 
-    def finish(self) -> None:
-        """Raises BlockedError where an attention got some of its inputs only."""
-        for node, positions in self.arrived.items():
-            if len(positions) < 3:
-                raise BlockedError(f"only a part of '{node.name}' would lose them")
+    def missing(self) -> fx.Node | None:
+        """A tensor that has to bring the units too, because it is joined with one that does."""
+        for node, inputs in self.awaited.items():
+            for given in inputs:
+                if given not in self.met[node]:
+                    return given
+        return None
+
+    def meet(
+        self, node: fx.Node, source: fx.Node, place: Place, inputs: list[fx.Node]
+    ) -> Place | None:
+        """Notes an arrival; the walk goes on from `node` once all of `inputs` have come."""
+        met = self.met.setdefault(node, {})
+        self.awaited[node] = inputs
+        if any(other != place for other in met.values()):
+            raise BlockedError(f"'{node.name}' joins them in another order")
+        met[source] = place
+        return place if set(met) == set(inputs) else None
 
     def follow(self, node: fx.Node, place: Place) -> None:
         """Goes on from a node whose result has the units at `place`."""
@@ -281,6 +296,26 @@ def _realigned(walk: Walk, node: fx.Node, source: fx.Node, place: Place) -> Plac
     raise BlockedError(f"'{node.name}' mixes them")
 
 
+def _joined(walk: Walk, node: fx.Node, source: fx.Node, place: Place) -> Place | None:
+    """Arithmetic with a number leaves units alone; with a tensor, both have to lose them."""
+    inputs = node.all_input_nodes
+    if inputs == [source]:
+        return place
+    if any(walk.shapes[given] != walk.shapes[node] for given in inputs):
+        raise BlockedError(f"they reach '{node.name}'")
+    return walk.meet(node, source, place, inputs)
+
+
+def _padded(walk: Walk, node: fx.Node, source: fx.Node, place: Place) -> Place:
+    module = walk.mg.module_of(node)
+    padding = getattr(module, "padding", None) if module else _argument(node, 1, "pad")
+    if not isinstance(padding, tuple | list):
+        raise BlockedError(f"they reach '{node.name}'")
+    if place.dim >= len(walk.shapes[source]) - len(padding) // 2:
+        raise BlockedError(f"'{node.name}' adds to them")
+    return _unchanged(walk, node, source, place)
+
+
 def _attention(walk: Walk, node: fx.Node, source: fx.Node, place: Place) -> Place | None:
     inputs = [_argument(node, n, name) for n, name in enumerate(("query", "key", "value"))]
     mask = _argument(node, 3, "attn_mask")
@@ -288,9 +323,7 @@ def _attention(walk: Walk, node: fx.Node, source: fx.Node, place: Place) -> Plac
         raise BlockedError(f"they reach '{node.name}' as something else than heads")
     if isinstance(mask, fx.Node) and walk.shapes[mask][-3:-2] not in ((), (1,)):
         raise BlockedError(f"'{node.name}' has a mask per head")
-    arrived = walk.arrived.setdefault(node, set())
-    arrived |= {position for position, given in enumerate(inputs) if given is source}
-    return place if len(arrived) == 3 else None
+    return walk.meet(node, source, place, inputs)
 
 
 def _argument(node: fx.Node, position: int, name: str) -> Any:
@@ -308,18 +341,25 @@ ELEMENTWISE = frozenset(
     {"relu", "gelu", "silu", "tanh", "softplus", "selu", "sigmoid", "leaky_relu", "elu"}
     | {"hardtanh", "hardswish", "mish", "softsign", "dropout", "identity", "contiguous"}
 )
+NORMS = ("batch_norm1d", "batch_norm2d", "batch_norm3d")
+ARITHMETIC = ("add", "sub", "mul", "div")
 POOLING = [f"{kind}_pool{rank}d" for kind in ("max", "avg", "adaptive_avg") for rank in (1, 2)]
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _unchanged),
     **dict.fromkeys(POOLING, _pooled),
-    **dict.fromkeys(("batch_norm1d", "batch_norm2d", "batch_norm3d"), _normalised),
+    **dict.fromkeys(NORMS, _normalised),
     **dict.fromkeys(("conv1d", "conv2d", "conv_transpose2d"), _convolution),
     **dict.fromkeys(("mean", "sum"), _reduced),
     **dict.fromkeys(("transpose", "permute"), _reordered),
     **dict.fromkeys(("view", "reshape"), _viewed),
+    **dict.fromkeys(ARITHMETIC, _joined),
+    "pad": _padded,
     "linear": _linear,
     "flatten": _realigned,
     "scaled_dot_product_attention": _attention,
     "size": _asked_for_size,
 }
+
+KEEPING = ELEMENTWISE | {*ARITHMETIC, *POOLING, *NORMS, "pad"}
+"""Operators that leave units where they are."""
