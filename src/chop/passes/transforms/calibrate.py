@@ -80,12 +80,16 @@ class _Observer:
         self.ends = torch.empty(0)
 
     def __call__(self, x: Tensor, gradient: str) -> Tensor:
-        values = x.detach().float()
-        values = values[values.isfinite()]
-        if values.numel():
-            ends = torch.stack(values.aminmax())
-            self.ends = torch.stack(torch.cat([self.ends.to(ends), ends]).aminmax())
-            self.sample.add(values)
+        values = x.detach().float().reshape(-1)
+        if not values.numel():
+            return x
+        ends = torch.stack(values.aminmax())
+        if not ends.isfinite().all():
+            values = values[values.isfinite()]
+            ends = torch.stack(values.aminmax()) if values.numel() else ends[:0]
+        both = torch.cat([self.ends.to(ends), ends])
+        self.ends = torch.stack(both.aminmax()) if both.numel() else both
+        self.sample.add(values)
         return x
 
     @property
