@@ -55,6 +55,10 @@ def prune_transform_pass(mg: MaseGraph, config: PruneConfig) -> dict[str, Any]:
         by module path, "activations": number of operators whose input is pruned}`; of structured
         granularities units are counted, and "parameters" are their number before and after.
 
+    Raises:
+        ConfigError: a setting is wrong, a selector means no layer, something that cannot carry a
+            mask shares a chosen weight, or the data that the method looks at are missing.
+
     Example config::
 
         {"weight": {"sparsity": 0.5, "method": "l1-norm", "scope": "global"}}
