@@ -60,15 +60,21 @@ def test_wrong_names_are_told(mg):
 
 def test_groups_of_ones_own(mg):
     def first_pass(mg, pass_args={}):  # noqa: B006
+        for node in mg.fx_graph.nodes:  # in place, as users do
+            node.meta["seen"] = True
+        with torch.no_grad():
+            mg.modules["seq_blocks.0"].weight.zero_()
         return mg, dict(pass_args)
 
     bits = "calculate_avg_bits_mg_analysis_pass"
     pipeline = AutoPipeline([[first_pass], [passes.report_node_type_analysis_pass, bits]])
+    before = mg.model(X)
     _, found = pipeline(
         mg, {"first_pass": {"k": 1}}, skip_passes=["report_node_type_analysis_pass"]
     )
     assert found["first_pass"] == {"k": 1} and found[bits]["w_avg_bit"] == 32
-    assert len(found) == 2
+    assert len(found) == 2 and not mg.provenance
+    assert torch.equal(mg.model(X), before) and not any("seen" in n.meta for n in mg.nodes)
 
 
 def test_distributed_inference_says_that_it_is_missing():

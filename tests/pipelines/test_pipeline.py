@@ -41,7 +41,10 @@ def test_stages_run_in_order_and_the_graph_that_came_stays(mg):
     assert list(found) == ["quantize_transform_pass", BITS, "prune_transform_pass", f"{BITS}_2"]
     assert found[BITS]["w_avg_bit"] == pytest.approx(8, abs=0.5)
     assert torch.equal(mg.model(X), before)
-    by_hand, _ = passes.quantize_transform_pass(mg, QUANTIZE[1])
+    assert not mg.provenance
+    by_hand, _ = passes.init_metadata_analysis_pass(mg)
+    by_hand, _ = passes.add_common_metadata_analysis_pass(by_hand)
+    by_hand, _ = passes.quantize_transform_pass(by_hand, QUANTIZE[1])
     by_hand, _ = passes.prune_transform_pass(by_hand, PRUNE[1])
     assert torch.equal(small.model(X), by_hand.model(X))
 
@@ -100,6 +103,24 @@ def test_a_broken_checkpoint_is_made_again(mg, tmp_path, caplog):
     (tmp_path / "01_a_analysis_pass.json").write_text("{")
     Pipeline(stages)(mg, out=tmp_path, quiet=True)
     assert len(calls) == 5
+
+
+@pytest.mark.parametrize("done", range(1, 6))
+def test_every_place_to_continue_from_gives_the_same_model(mg, tmp_path, done):
+    pruning = {"sparsity": 0.5, "method": "l1-norm"}
+    stages = [
+        ("prune_transform_pass", {"weight": pruning, "activation": {"sparsity": 0.1}}),
+        ("quantize_transform_pass", {"linear": {"config": {"name": "mxint", "width": 6}}}),
+        ("insert_lora_adapter_transform_pass", {"rank": 2, "alpha": 4}),
+        "fuse_lora_weights_transform_pass",
+        "prune_detach_hook_transform_pass",
+    ]
+    whole, found = Pipeline(stages)(mg, quiet=True)
+    Pipeline(stages[:done])(mg, out=tmp_path, quiet=True)
+    resumed, refound = Pipeline(stages)(mg, out=tmp_path, quiet=True)
+    assert torch.equal(resumed.model(X), whole.model(X))
+    assert list(refound) == list(found) and resumed.provenance == whole.provenance
+    assert not torch.equal(whole.model(X), mg.model(X))
 
 
 SCRIPT = """

@@ -33,7 +33,7 @@ class AutoPipeline:
         """Runs the passes.
 
         Args:
-            mg: the graph; it is not changed, but for metadata where it has none.
+            mg: the graph; it is not changed.
             pass_args: the settings of each pass, by its name.
             skip_passes: passes or their names to leave out.
             out: see `Pipeline`.

@@ -106,12 +106,13 @@ class Pipeline:
         """Runs the passes.
 
         Args:
-            mg: the graph; it is not changed, but for metadata where it has none.
+            mg: the graph; it is not changed.
             out: a folder for the graph and the findings after each stage. Another run of the same
                 graph and the same list continues after the last stage that was finished. A stage
                 runs again, and all after it, when its settings have changed or cannot be
-                compared (a generator, say); findings of stages that do not run again are what
-                JSON can hold of them.
+                compared (a generator, say). Of stages that do not run again there is what
+                their files hold: of the findings what JSON can say, and of the notes on nodes
+                all but tensors.
             allow: module classes of your own, see `MaseGraph.from_checkpoint`.
             quiet: prints no line per stage.
 
@@ -123,6 +124,7 @@ class Pipeline:
         names = list(_numbered(self.stages))
         resumed = journal.resume() if journal else None
         if resumed is None:
+            mg = mg.copy()  # users' own passes may work in place
             _fill_metadata(mg)
         else:
             mg = resumed[0]
