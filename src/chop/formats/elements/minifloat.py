@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -60,7 +61,7 @@ class Minifloat(Element):
     @property
     def largest(self) -> float:
         """The largest finite number."""
-        return self.values(torch.tensor(self.largest_code)).item()
+        return _value_of_largest_code(self)
 
     @property
     def largest_exponent(self) -> int:
@@ -147,6 +148,11 @@ class Denormal(Element):
         exponent = (magnitude >> self.mantissa_width) - self.bias
         y = k.double() * exp2(exponent - self.mantissa_width)
         return y * (1 - 2 * (codes >> self.width - 1))
+
+
+@cache
+def _value_of_largest_code(element: Minifloat) -> float:
+    return element.values(torch.tensor(element.largest_code, device="cpu")).item()
 
 
 def _round(x: Tensor, mantissa_width: int, lowest_exponent: int, largest: float) -> Tensor:
