@@ -1,8 +1,13 @@
 """GPTQ and SmoothQuant against rounding to nearest, on trained models and held-out rows."""
 
+import io
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import nn
 
 from chop import MaseGraph, passes
 from chop.data import get_tokenized_dataset, load_dataset
@@ -41,9 +46,10 @@ class Subject:
         )
         return (logits.argmax(-1) == self.labels).double().mean().item(), divergence.item()
 
-    def nearest(self, mg, data_in, weight):
+    def nearest(self, mg, data_in, weight, operators=("linear",)):
         spec = {"config": QuantSpec(data_in=data_in, weight=weight)}
-        mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": spec})
+        rules = dict.fromkeys(operators, spec)
+        mg, _ = passes.quantize_transform_pass(mg, {"by": "type", **rules})
         return passes.calibrate_transform_pass(mg, {"batches": self.batches})[0]
 
     def gptq(self, mg):
@@ -114,3 +120,71 @@ def test_both_help_bert_on_reviews_at_three_bits(bert):
     smooth = bert.smooth(migration_strength=0.3, rescale_other_readers=True)
     assert bert.judge(smooth)[1] < 1e-8
     assert bert.judge(bert.nearest(smooth, *formats))[1] < divergence * 0.75
+
+
+class Block(nn.Module):
+    def __init__(self, width_in, width, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(width_in, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.grows = width_in != width
+
+    def forward(self, x):
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        if self.grows:
+            quarter = y.shape[1] // 4
+            x = F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, quarter, quarter))
+        return F.relu(y + x)
+
+
+class ResNet20(nn.Module):
+    """He et al. 2015, section 4.2, with shortcuts of option A; keys as in the weights' file."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        for stage, (width_in, width) in enumerate(((16, 16), (16, 32), (32, 64)), 1):
+            stride = 1 if stage == 1 else 2
+            blocks = [Block(width_in, width, stride), *(Block(width, width, 1) for _ in range(2))]
+            setattr(self, f"layer{stage}", nn.Sequential(*blocks))
+        self.linear = nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = self.layer1(F.relu(self.bn1(self.conv1(x))))
+        return {"logits": self.linear(self.layer3(self.layer2(x)).mean((2, 3)))}
+
+
+def cifar(path, rows):
+    """The first rows of a file, normalised as the weights expect."""
+    import pyarrow.parquet
+    from PIL import Image
+
+    table = pyarrow.parquet.read_table(path).slice(0, rows).to_pydict()
+    images = [np.asarray(Image.open(io.BytesIO(image["bytes"]))) for image in table["img"]]
+    x = torch.tensor(np.stack(images)).permute(0, 3, 1, 2) / 255
+    mean, deviation = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[..., None, None]
+    pairs = zip(x, table["label"], strict=True)
+    return [{"x": (image - mean) / deviation, "label": label} for image, label in pairs]
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_a_real_resnet_is_fused_exactly_and_gptq_saves_it_at_three_bits(data_folder):
+    model = ResNet20().eval()
+    model.load_state_dict(load_file(data_folder / "resnet-cifar10" / "resnet20.safetensors"))
+    folder = data_folder / "cifar10-jpeg"
+    splits = {"test": cifar(folder / "test.parquet", 300)}
+    splits["train"] = cifar(folder / "train10k.parquet", 128)
+    graph = MaseGraph(model, dummy_in={"x": torch.randn(3, 3, 32, 32)})
+    fused, info = passes.conv_bn_fusion_transform_pass(graph)
+    assert (len(info["fused"]), info["skipped"]) == (19, {})
+    resnet = Subject(fused.model, splits, rows=128)
+    torch.testing.assert_close(resnet.logits(graph), resnet.exact, atol=1e-4, rtol=1e-4)
+    accuracy = resnet.judge(fused)[0]
+    formats = Integer(8, "minmax"), Integer(3, "mse")
+    nearest = resnet.nearest(resnet.graph, *formats, operators=("linear", "conv2d"))
+    assert resnet.judge(nearest)[0] < accuracy - 0.4
+    assert resnet.judge(resnet.gptq(nearest))[0] > accuracy - 0.12

@@ -79,8 +79,8 @@ def smoothquant_transform_pass(mg: MaseGraph, config: SmoothQuantConfig) -> dict
     Returns: `smoothed`, the paths of the readers for each source's path; `skipped`, for every
         other Linear's node the reason.
 
-    Source: Xiao et al. 2023, arXiv:2211.10438, section 4, eq. 3 and 4; a factor on the residual
-    branch: the same, "migrate the quantization difficulty".
+    Source: Xiao et al. 2022, arXiv:2211.10438, section 4, eq. 3 and 4; a factor on the residual
+    branch: Wei et al. 2022, arXiv:2209.13325, section 4.1.
     """
     sites, skipped = _sites(mg, config.rescale_other_readers)
     if sites:
