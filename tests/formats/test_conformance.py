@@ -105,7 +105,7 @@ EXAMPLES = {
     ],
     "binary_residual": [
         BinaryResidual(),
-        BinaryResidual(levels=3, gammas=[4.0, 2.0, 1.0]),
+        BinaryResidual(levels=3, scales=[4.0, 2.0, 1.0]),
         BinaryResidual(residual_sign=False),
         BinaryResidual(bipolar=False),
         BinaryResidual(stochastic=True),
@@ -132,7 +132,7 @@ def is_deterministic(fmt):
 def has_its_own_values_as_fixed_points(fmt):
     """Not so: {0, 1} takes 0 to 1, and scales that are means or rounded quotients move."""
     is_zero_one = getattr(fmt, "bipolar", True) is False
-    measures_levels = isinstance(fmt, BinaryResidual) and not fmt.gammas and fmt.residual_sign
+    measures_levels = isinstance(fmt, BinaryResidual) and not fmt.scales and fmt.residual_sign
     cuts = getattr(fmt, "quantile", 1) < 1
     return is_deterministic(fmt) and not (
         is_zero_one or measures_levels or cuts or fmt.name == "nvfp4"
@@ -205,7 +205,7 @@ def test_rounding_is_idempotent(fmt):
 
 def is_monotone(fmt):
     """Not so where a residual's factor is larger than that of the level before."""
-    return is_deterministic(fmt) and (fmt.name != "binary_residual" or fmt.gammas is not None)
+    return is_deterministic(fmt) and (fmt.name != "binary_residual" or fmt.scales is not None)
 
 
 @pytest.mark.parametrize("fmt", cases(is_monotone))

@@ -15,8 +15,8 @@ def test_binary_of_any_rank(shape):
     assert torch.equal(Binary().round(x), sign)
     assert torch.equal(Binary(bipolar=False).round(x), (sign + 1) / 2)
     channels = x.reshape(shape[0], -1) if len(shape) > 1 else x.reshape(1, -1)
-    alpha = channels.double().abs().mean(1, keepdim=True).float()
-    expected = (torch.where(channels >= 0, 1.0, -1.0) * alpha).view(shape)
+    scale = channels.double().abs().mean(1, keepdim=True).float()
+    expected = (torch.where(channels >= 0, 1.0, -1.0) * scale).view(shape)
     assert torch.equal(Binary(scaling_factor=True).round(x), expected)
     assert Binary().round(torch.tensor([0.0, -0.0])).tolist() == [1.0, 1.0]
 
@@ -39,19 +39,19 @@ def test_residuals_are_summed_level_by_level():
     rest, total = x.clone(), torch.zeros_like(x)
     errors = []
     for level in range(1, 5):
-        gamma = rest.abs().mean().float().double()
-        step = gamma * torch.where(rest >= 0, 1.0, -1.0)
+        scale = rest.abs().mean().float().double()
+        step = scale * torch.where(rest >= 0, 1.0, -1.0)
         rest, total = rest - step, total + step
         assert torch.equal(BinaryResidual(levels=level).round(x), total)
         errors.append((total - x).square().mean().item())
     assert errors == sorted(errors, reverse=True)
     single = BinaryResidual(residual_sign=False, levels=3)
     assert torch.equal(single.round(x), BinaryResidual(levels=1).round(x))
-    given = BinaryResidual(levels=2, gammas=[2, 1]).round(torch.tensor([9.0, 0.5, -1.5, -9.0]))
+    given = BinaryResidual(levels=2, scales=[2, 1]).round(torch.tensor([9.0, 0.5, -1.5, -9.0]))
     assert given.tolist() == [3.0, 1.0, -1.0, -3.0]
     assert BinaryResidual(levels=3).encode(x).size_bytes == 1000 * 3 / 8 + 3 * 4
     with pytest.raises(ConfigError, match="expected 2, one for each level, got 1"):
-        BinaryResidual(gammas=[1.0])
+        BinaryResidual(scales=[1.0])
 
 
 def test_ternary_thresholds():
@@ -69,8 +69,8 @@ def test_ternary_thresholds():
         assert torch.equal(fmt.round(x), torch.where(kept, x.sign(), 0.0))
     assert Ternary(threshold=0.5).round(torch.tensor([0.5, -0.5, 0.51])).tolist() == [0, 0, 1]
     kept = keeps[Ternary()]
-    alpha = torch.stack([row[k].double().abs().mean() for row, k in zip(x, kept, strict=True)])
-    expected = torch.where(kept, x.sign(), 0) * alpha.float()[:, None]
+    scale = torch.stack([row[k].double().abs().mean() for row, k in zip(x, kept, strict=True)])
+    expected = torch.where(kept, x.sign(), 0) * scale.float()[:, None]
     assert torch.equal(Ternary(scaling_factor=True).round(x), expected)
     with pytest.raises(ConfigError, match="expected one threshold, got mean and max"):
         Ternary(mean=True, max=0.5)

@@ -100,7 +100,7 @@ def test_residual_signs_with_factors_that_learn(bipolar):
     means = torch.nn.ParameterList([torch.tensor(1.5), torch.tensor(0.5), torch.tensor(9.0)])
     signs = functools.partial(q.binary_quantizer, stochastic=False, bipolar=bipolar)
     y = q.residual_sign_quantizer(levels=2, x_quantizer=signs, means=means, x=x)
-    fmt = BinaryResidual(bipolar=bipolar, levels=2, gammas=(1.5, 0.5))
+    fmt = BinaryResidual(bipolar=bipolar, levels=2, scales=(1.5, 0.5))
     torch.testing.assert_close(y, fmt.round(x.detach()))
     y.sum().backward()
     assert torch.equal(x.grad, torch.ones_like(x))

@@ -26,18 +26,18 @@ def mean_magnitude(groups: Tensor) -> Tensor:
 class Binary(ScaledFormat):
     """One bit.
 
-    Values: alpha {-1, +1}, or alpha {0, 1} if not bipolar; alpha is 1, or the mean magnitude of a
-    channel, an index of the first axis; a vector is one channel.
+    Values: {-1, +1} times a scale, or {0, 1} if not bipolar; the scale is 1, or the mean magnitude
+    of a channel, an index of the first axis; a vector is one channel.
     Rounding: the upper value for x >= 0, -0 included; `stochastic`: with probability
-    clip((x/alpha + 1)/2, 0, 1), drawn from torch's global generator at every call, in evaluation
-    too. Saturation: beyond alpha. Special values: NaN stays NaN, and is the lower value when
-    stored; alpha is the mean of finite magnitudes.
+    clip((x/scale + 1)/2, 0, 1), drawn from torch's global generator at every call, in evaluation
+    too. Saturation: beyond the scale. Special values: NaN stays NaN, and is the lower value when
+    stored; the scale is the mean of finite magnitudes.
 
     Attributes:
         width: 1.
         stochastic: draws instead of taking the sign.
         bipolar: False for {0, 1}.
-        scaling_factor: alpha from the data instead of 1.
+        scaling_factor: takes the scale from the data instead of 1.
 
     Example:
         >>> import torch
@@ -45,7 +45,7 @@ class Binary(ScaledFormat):
         tensor([ 0.6667, -0.6667,  0.6667])
 
     Source: Courbariaux, Bengio and David 2015 (BinaryConnect), arXiv:1511.00363, section 2;
-    alpha: Rastegari et al. 2016 (XNOR-Net), arXiv:1603.05279, section 3.1.
+    the scale: Rastegari et al. 2016 (XNOR-Net), arXiv:1603.05279, section 3.1.
     """
 
     name: ClassVar[str] = "binary"

@@ -24,12 +24,12 @@ MAX_LEVELS = 8
 class BinaryResidual(NumberFormat):
     """Residual binarisation with L levels.
 
-    Values: the sum over l of gamma_l s_l, s_l in {-1, +1}, or {0, 1} if not bipolar.
-    Rounding: r_0 = x; s_l is the sign of r_l, +1 for zeros; r_(l+1) = r_l - gamma_l s_l;
-    `stochastic`: the upper value with probability clip((r_l/gamma_l + 1)/2, 0, 1), drawn from
-    torch's global generator. gamma_l is float32(mean |r_l|) of the tensor, or given. Saturation:
-    beyond the sum of the gammas. Special values: NaN stays NaN, and has the lower bits when
-    stored; gammas are means of finite magnitudes.
+    Values: the sum over l of scale_l s_l, s_l in {-1, +1}, or {0, 1} if not bipolar.
+    Rounding: r_0 = x; s_l is the sign of r_l, +1 for zeros; r_(l+1) = r_l - scale_l s_l;
+    `stochastic`: the upper value with probability clip((r_l/scale_l + 1)/2, 0, 1), drawn from
+    torch's global generator. scale_l is float32(mean |r_l|) of the tensor, or given. Saturation:
+    beyond the sum of the scales. Special values: NaN stays NaN, and has the lower bits when
+    stored; scales are means of finite magnitudes.
 
     Attributes:
         width: 1, the bits of a level.
@@ -37,7 +37,7 @@ class BinaryResidual(NumberFormat):
         bipolar: False for {0, 1}.
         residual_sign: False for one level, whatever `levels` is.
         levels: L, 1 to 8.
-        gammas: the L factors, or None to measure them.
+        scales: the L factors, or None to measure them.
 
     Example:
         >>> BinaryResidual(levels=2).round(torch.tensor([3.0, 1.0, -1.0, -3.0]))
@@ -55,18 +55,18 @@ class BinaryResidual(NumberFormat):
     bipolar: bool = True
     residual_sign: bool = True
     levels: int = 2
-    gammas: tuple[float, ...] | None = None
+    scales: tuple[float, ...] | None = None
 
     def validate(self) -> None:
-        """Raises ConfigError where a number is out of range, or the gammas are not L."""
+        """Raises ConfigError where a number is out of range, or the scales are not L."""
         check_range("binary_residual.width", self.width, range(1, 2), "bit")
         check_range("binary_residual.levels", self.levels, range(1, MAX_LEVELS + 1), "levels")
-        if self.gammas is not None:
-            object.__setattr__(self, "gammas", tuple(self.gammas))
-            if len(self.gammas) != self._depth:
+        if self.scales is not None:
+            object.__setattr__(self, "scales", tuple(self.scales))
+            if len(self.scales) != self._depth:
                 raise ConfigError(
-                    f"binary_residual.gammas: expected {self._depth}, one for each level, got "
-                    f"{len(self.gammas)}."
+                    f"binary_residual.scales: expected {self._depth}, one for each level, got "
+                    f"{len(self.scales)}."
                 )
 
     @property
@@ -84,31 +84,31 @@ class BinaryResidual(NumberFormat):
             x: any shape and floating dtype.
         Returns: same shape and dtype as `x`.
         """
-        signs, gammas = self._signs_and_gammas(x)
-        return self._sum(signs, gammas, x.dtype)
+        signs, scales = self._signs_and_scales(x)
+        return self._sum(signs, scales, x.dtype)
 
-    def _signs_and_gammas(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+    def _signs_and_scales(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """Per level: s_l in the shape of `x`, NaN where it is; float32 factor."""
         element, rest = self._element, x.double()
         signs: list[Tensor] = []
-        gammas: list[Tensor] = []
+        scales: list[Tensor] = []
         for level in range(self._depth):
             if level:
-                rest = rest - gammas[-1] * signs[-1]
-            gammas.append(self._gamma(rest, level))
-            signs.append(element.round(rest / gammas[-1].masked_fill(gammas[-1] == 0, 1.0)))
-        return signs, torch.stack(gammas).float()
+                rest = rest - scales[-1] * signs[-1]
+            scales.append(self._scale(rest, level))
+            signs.append(element.round(rest / scales[-1].masked_fill(scales[-1] == 0, 1.0)))
+        return signs, torch.stack(scales).float()
 
-    def _gamma(self, rest: Tensor, level: int) -> Tensor:
+    def _scale(self, rest: Tensor, level: int) -> Tensor:
         """float64 scalar, as float32 rounds it."""
-        if self.gammas is not None:
-            return rest.new_tensor(self.gammas[level]).float().double()
+        if self.scales is not None:
+            return rest.new_tensor(self.scales[level]).float().double()
         return mean_magnitude(rest.reshape(-1)).float().double().squeeze()
 
-    def _sum(self, signs: Sequence[Tensor], gammas: Tensor, dtype: torch.dtype) -> Tensor:
+    def _sum(self, signs: Sequence[Tensor], scales: Tensor, dtype: torch.dtype) -> Tensor:
         total = torch.zeros_like(signs[0])
-        for level, gamma in zip(signs, gammas.double(), strict=True):
-            total = total + gamma * level
+        for level, scale in zip(signs, scales.double(), strict=True):
+            total = total + scale * level
         return cast(total, dtype)
 
     def bits(self, shape: Sequence[int] = ()) -> float:
@@ -118,10 +118,10 @@ class BinaryResidual(NumberFormat):
 
     def encode(self, x: Tensor) -> Encoded:
         """L bits for each value, the first level lowest, and the factors."""
-        signs, gammas = self._signs_and_gammas(x)
+        signs, scales = self._signs_and_scales(x)
         codes = sum(self._element.stored(level) << place for place, level in enumerate(signs))
         assert isinstance(codes, Tensor)
-        return Encoded(pack_bits(codes, self._depth), x.shape, x.dtype, gammas)
+        return Encoded(pack_bits(codes, self._depth), x.shape, x.dtype, scales)
 
     def decode(self, encoded: Encoded) -> Tensor:
         """The sum of the levels."""
@@ -132,4 +132,4 @@ class BinaryResidual(NumberFormat):
 
     def saturates(self, x: Tensor) -> Tensor:
         """True beyond the sum of the factors."""
-        return x.double().abs() > self._signs_and_gammas(x)[1].double().sum()
+        return x.double().abs() > self._signs_and_scales(x)[1].double().sum()

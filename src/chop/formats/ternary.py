@@ -26,16 +26,16 @@ CHANNELS = Whole("channel")
 class Ternary(NumberFormat):
     """Three values.
 
-    Values: alpha {-1, 0, 1}; alpha is 1, or the mean of the magnitudes kept of a channel, an
-    index of the first axis; a vector is one channel.
+    Values: {-1, 0, 1} times a scale; the scale is 1, or the mean of the magnitudes kept of a
+    channel, an index of the first axis; a vector is one channel.
     Rounding: zero up to the threshold, else the sign. The threshold is that of the whole tensor:
     0.7 of its mean or median magnitude, 0.05 of its largest one, or a number. Saturation: beyond
-    alpha. Special values: there is only +0; NaN stays NaN, and is 0 when stored; statistics are of
-    finite magnitudes. Storage: five values in 8 bits.
+    the scale. Special values: there is only +0; NaN stays NaN, and is 0 when stored; statistics
+    are of finite magnitudes. Storage: five values in 8 bits.
 
     Attributes:
         width: 2, the bits of an unpacked value.
-        scaling_factor: alpha from the data instead of 1.
+        scaling_factor: takes the scale from the data instead of 1.
         mean: the mean magnitude if it is known beforehand, or True to measure it: the threshold
             is 0.7 of it. The default where no statistic is named.
         median: the same, of the median magnitude.
@@ -84,52 +84,52 @@ class Ternary(NumberFormat):
         return SHARE_OF_MEAN * _given(self.mean, finite.mean())
 
     def round(self, x: Tensor) -> Tensor:
-        """The value for each number; a dtype that cannot hold alpha rounds once more.
+        """The value for each number; a dtype that cannot hold the scale rounds once more.
 
         Args:
             x: any shape and floating dtype.
         Returns: same shape and dtype as `x`.
         """
-        digits, alpha = self._digits_and_scales(x)
-        return self._values(digits, alpha, x.dtype).masked_fill(x.isnan(), torch.nan)
+        digits, scale = self._digits_and_scales(x)
+        return self._values(digits, scale, x.dtype).masked_fill(x.isnan(), torch.nan)
 
     def _digits_and_scales(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """-1, 0, 1 as float64, in the shape of `x`, and float32 alpha by channel."""
+        """-1, 0, 1 as float64, in the shape of `x`, and the float32 scale of each channel."""
         exact = x.double()
         kept = exact.abs() > self.threshold_of(x)
         channels = CHANNELS.split(exact.masked_fill(~kept, torch.nan))
         measured = mean_magnitude(channels).float()
-        alpha = measured if self.scaling_factor else torch.ones_like(measured)
-        return torch.where(kept, exact.sign(), 0.0), alpha
+        scale = measured if self.scaling_factor else torch.ones_like(measured)
+        return torch.where(kept, exact.sign(), 0.0), scale
 
-    def _values(self, digits: Tensor, alpha: Tensor, dtype: torch.dtype) -> Tensor:
-        values = CHANNELS.split(digits) * alpha.double()
+    def _values(self, digits: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        values = CHANNELS.split(digits) * scale.double()
         return cast(CHANNELS.join(values, digits.shape) + 0.0, dtype)
 
     def bits(self, shape: Sequence[int] = ()) -> float:
-        """1.6, and 32 for each channel's alpha."""
+        """1.6, and 32 for each channel's scale."""
         scale_bits = 32 * CHANNELS.count(shape) if self.scaling_factor and shape else 0
         return 8 / TRITS_PER_BYTE + scale_bits / max(math.prod(shape), 1)
 
     def encode(self, x: Tensor) -> Encoded:
-        """Base-3 digits 1 above the values' own, five to a byte, and the alphas."""
-        digits, alpha = self._digits_and_scales(x)
-        scales = alpha.reshape(-1) if self.scaling_factor else None
+        """Base-3 digits 1 above the values' own, five to a byte, and the scales."""
+        digits, scale = self._digits_and_scales(x)
+        scales = scale.reshape(-1) if self.scaling_factor else None
         return Encoded(pack_trits(digits.nan_to_num(0.0).long() + 1), x.shape, x.dtype, scales)
 
     def decode(self, encoded: Encoded) -> Tensor:
-        """The digits times the alphas."""
+        """The digits times the scales."""
         shape = encoded.shape
         digits = (unpack_trits(encoded.codes, shape.numel()) - 1).double().view(shape)
-        alpha = digits.new_ones(CHANNELS.count(shape), 1, dtype=torch.float32)
+        scale = digits.new_ones(CHANNELS.count(shape), 1, dtype=torch.float32)
         if encoded.scales is not None:
-            alpha = encoded.scales.view(-1, 1)
-        return self._values(digits, alpha, encoded.dtype)
+            scale = encoded.scales.view(-1, 1)
+        return self._values(digits, scale, encoded.dtype)
 
     def saturates(self, x: Tensor) -> Tensor:
-        """True beyond alpha."""
-        alpha = self._digits_and_scales(x)[1].double()
-        return CHANNELS.join(CHANNELS.split(x.double()).abs() > alpha, x.shape)
+        """True beyond the scale."""
+        scale = self._digits_and_scales(x)[1].double()
+        return CHANNELS.join(CHANNELS.split(x.double()).abs() > scale, x.shape)
 
 
 def _given(statistic: bool | float | None, measured: Tensor) -> float:
