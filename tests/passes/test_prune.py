@@ -8,7 +8,7 @@ from torch.nn.utils import prune as oracle
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.nn.quantized import QuantLinear
-from chop.nn.sparsity import hidden_of, sparsity_of
+from chop.nn.sparsity import PruneActivation, hidden_of, sparsity_of
 
 
 def prune(mg, batches=None, activation=None, include=None, exclude=(), **weight):
@@ -208,7 +208,8 @@ def test_float_layers_keep_their_state_and_carry_the_mask(net_graph):
         ({"weight": {"sparsity": 0.5}, "exclude": ["("]}, "no regular expression"),
         ({"weight": {"sparsity": 0.5}, "exclude": [".*"]}, "choose no layer"),
         ({"wieght": {"sparsity": 0.5}}, "did you mean 'weight'"),
-        ({"activation": {"sparsity": 0.5, "scope": "global"}}, "did you mean 'local'"),
+        ({"activation": {"sparsity": 0.5, "scope": "globall"}}, "did you mean 'global'"),
+        ({"activation": {"sparsity": {"fc1": 0.5}, "scope": "global"}}, "has one sparsity"),
     ],
 )
 def test_wrong_settings_are_explained(net_graph, settings, message):
@@ -239,3 +240,61 @@ def test_detaching_keeps_formats_and_removes_activation_pruners(net_graph):
     assert [node.name for node in plain.nodes] == [node.name for node in net_graph.nodes]
     assert type(plain.modules["fc1"]) is QuantLinear and type(plain.modules["conv"]) is nn.Conv2d
     assert not plain.modules["fc1"].is_pruned and plain.modules.keys() == net_graph.modules.keys()
+
+
+# --- activations ---------------------------------------------------------------------------------
+
+
+def pruners(mg):
+    return [m for m in mg.modules.values() if isinstance(m, PruneActivation)]
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.8])
+def test_global_activation_pruning_has_one_threshold_for_all_inputs(net_graph, sparsity, tmp_path):
+    batches = [{"x": torch.randn(n, 1, 6, 7)} for n in (4, 7)]
+    activation = {"sparsity": sparsity, "scope": "global"}
+    pruned, info = prune(net_graph, activation=activation, batches=batches)
+    assert info["activations"] == len(pruners(pruned)) == 3
+    (threshold,) = {pruner.threshold for pruner in pruners(pruned)}
+    _, noted = passes.add_pruning_metadata_analysis_pass(pruned)
+    assert noted["layers"]["fc1"]["data_in_0"]["scope"] == "global"
+    entering = []
+    for name in ("conv", "fc1", "fc2"):
+        hook = lambda module, args: entering.append(args[0].abs().flatten())  # noqa: E731
+        net_graph.modules[name].register_forward_pre_hook(hook)
+    with torch.no_grad():
+        for batch in batches:
+            net_graph.model.eval()(**batch)
+    below = (torch.cat(entering) <= threshold).sum()
+    assert below == round(sparsity * torch.cat(entering).numel())
+    pruned.export(tmp_path / "graph")
+    again = MaseGraph.from_checkpoint(tmp_path / "graph")
+    assert torch.equal(again.model(**batches[0]), pruned.model(**batches[0]))
+    harder, _ = prune(pruned, activation={"sparsity": sparsity, "method": "random"})
+    assert [pruner.threshold for pruner in pruners(harder)] == [None] * 3
+
+
+def test_global_activation_pruning_without_batches_prunes_each_tensor_and_says_so(net_graph):
+    weight = {"sparsity": 0.5, "method": "l1-norm", "scope": "global"}
+    with pytest.warns(UserWarning, match="scope 'global' needs 'batches'") as told:
+        pruned, _ = passes.prune_transform_pass(net_graph, {"weight": weight, "activation": weight})
+    assert len(told) == 1 and told[0].filename == __file__
+    local, _ = prune(net_graph, activation={"sparsity": 0.5}, **weight)
+    x = torch.randn(3, 1, 6, 7)
+    assert torch.equal(pruned.model(x), local.model(x))
+
+
+def test_batches_that_come_once_serve_weights_and_activations(net_graph):
+    settings = {"sparsity": 0.5, "scope": "global"}
+    once = ({"x": torch.randn(2, 1, 6, 7)} for _ in range(2))
+    pruned, info = prune(net_graph, activation=settings, batches=once, method="wanda", **settings)
+    assert info["sparsity"] == 0.5 and all(p.threshold > 0 for p in pruners(pruned))
+
+
+def test_tables_have_no_input_to_prune(bert_graph):
+    chosen = ["embedding", "classifier"]
+    pruned, info = prune(bert_graph, activation={"sparsity": 0.5}, include=chosen, sparsity=0.5)
+    assert info["activations"] == len(pruners(pruned)) == 1
+    assert len(masks(pruned)) > 1
+    with pytest.raises(ConfigError, match="tables have no input"):
+        prune(bert_graph, activation={"sparsity": 0.5}, include=["embedding"])

@@ -29,6 +29,18 @@ def test_the_largest_magnitudes_stay():
     assert PruneActivation(0.3)(same).count_nonzero() == 7
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_threshold_takes_the_place_of_the_share(dtype):
+    x = torch.tensor([[-5.0, 1.0, float("nan")], [2.0, -0.1, 0.0]], dtype=dtype)
+    x.requires_grad_()
+    y = PruneActivation(0.1, threshold=2.0)(x)
+    assert y.dtype == dtype and y.nan_to_num(7).tolist() == [[-5.0, 0.0, 7.0], [0.0, 0.0, 0.0]]
+    y[0, 0].backward()
+    assert x.grad.count_nonzero() == 1 and torch.equal(
+        PruneActivation(0.9, threshold=-1)(x[1]), x[1]
+    )
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_gradients_flow_through_what_is_kept(method):
     x = torch.randn(6, 5, requires_grad=True)

@@ -17,4 +17,4 @@ from chop.nn.sparsity.mask import (
     take_mask,
 )
 from chop.nn.sparsity.scores import SCORES, Evidence, Score
-from chop.nn.sparsity.selection import lowest
+from chop.nn.sparsity.selection import kth_smallest, lowest

@@ -22,21 +22,31 @@ class PruneActivation(nn.Module):
         method: `l1-norm` keeps the largest magnitudes; `random` keeps positions that depend on
             `seed` and the number of elements alone, so that equal calls give equal results.
         seed: of `random`.
+        threshold: keeps the magnitudes above it instead, whatever share of a tensor they are.
 
     Raises:
         ConfigError: `sparsity` is out of range, or the method unknown.
     """
 
-    def __init__(self, sparsity: float, method: str = "l1-norm", seed: int = 0) -> None:
+    def __init__(
+        self,
+        sparsity: float,
+        method: str = "l1-norm",
+        seed: int = 0,
+        threshold: float | None = None,
+    ) -> None:
         super().__init__()
         if not 0 <= sparsity < 1:
             raise ConfigError(f"sparsity: expected 0 to below 1, got {sparsity}.")
         if method not in METHODS:
             raise ConfigError(f"method '{method}': {did_you_mean(method, METHODS)}")
         self.sparsity, self.method, self.seed = sparsity, method, seed
+        self.threshold = threshold
 
     def forward(self, input: Tensor) -> Tensor:
         """Any shape and floating dtype; the same comes out."""
+        if self.threshold is not None:
+            return torch.where(input.abs() <= self.threshold, 0, input)
         flat = input.reshape(-1)
         scores = flat.abs() if self.method == "l1-norm" else self._draw(flat)
         ranks = torch.arange(flat.shape[0], device=flat.device)

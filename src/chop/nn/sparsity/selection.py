@@ -31,7 +31,7 @@ def lowest(scores: Sequence[Tensor], count: int) -> list[Tensor]:
     if count == 0:
         return [torch.zeros_like(x, dtype=torch.bool) for x in scores]
     values = _comparable(scores)
-    threshold = _kth_smallest(values, count)
+    threshold = kth_smallest(values, count)
     has_nan = math.isnan(threshold)
     chosen = [~x.isnan() if has_nan else x < threshold for x in values]
     missing = count - sum(int(torch.count_nonzero(mask)) for mask in chosen)
@@ -51,12 +51,12 @@ def _comparable(scores: Sequence[Tensor]) -> list[Tensor]:
     return [x.detach().to(dtype).contiguous() for x in scores]
 
 
-def _kth_smallest(values: Sequence[Tensor], k: int) -> float:
-    """The k-th smallest element, k from 1.
+def kth_smallest(values: Sequence[Tensor], k: int) -> float:
+    """The k-th smallest element of all the tensors together, k from 1; NaN is the largest.
 
     numpy's selection: `torch.quantile` refuses more than 16 million elements, and
     `torch.kthvalue` takes several times as long.
     """
-    joined = torch.cat([x.view(-1).cpu() for x in values]).numpy()
+    joined = torch.cat([x.reshape(-1).cpu() for x in _comparable(values)]).numpy()
     joined.partition(k - 1)
     return float(joined[k - 1])

@@ -50,5 +50,6 @@ def _data_in(mg: MaseGraph, node: fx.Node) -> dict[str, Any]:
     pruner = mg.module_of(node.all_input_nodes[0])
     if not isinstance(pruner, PruneActivation):
         return {"sparsity": 0.0, **UNPRUNED}
-    how = {"method": pruner.method, "scope": "local", "granularity": "elementwise"}
+    scope = "local" if pruner.threshold is None else "global"
+    how = {"method": pruner.method, "scope": scope, "granularity": "elementwise"}
     return {"sparsity": pruner.sparsity, **how}

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, fx
 
+from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata
 from chop.nn.quantized import QuantizedOperator
@@ -22,12 +25,14 @@ from chop.nn.sparsity import (
     Scored,
     hidden_of,
     input_axis,
+    kth_smallest,
     lowest_weights,
     put_mask,
     sparsity_of,
     take_mask,
 )
 from chop.passes.base import graph_pass
+from chop.passes.batches import Batches, known_inputs, watch
 from chop.passes.transforms.prunable import (
     OPERATORS,
     Layer,
@@ -36,7 +41,12 @@ from chop.passes.transforms.prunable import (
     prunable_layers,
     with_sharers,
 )
-from chop.passes.transforms.prune_settings import ActivationPruning, PruneConfig, WeightPruning
+from chop.passes.transforms.prune_settings import (
+    WHERE,
+    ActivationPruning,
+    PruneConfig,
+    WeightPruning,
+)
 from chop.passes.transforms.pruning_evidence import gather
 from chop.passes.transforms.shrink import shrink
 
@@ -63,6 +73,8 @@ def prune_transform_pass(mg: MaseGraph, config: PruneConfig) -> dict[str, Any]:
 
         {"weight": {"sparsity": 0.5, "method": "l1-norm", "scope": "global"}}
     """
+    if config.weight is not None and config.activation is not None and config.batches is not None:
+        config = dataclasses.replace(config, batches=list(config.batches))
     info: dict[str, Any] = {"sparsity": 0.0, "hidden": 0, "weights": 0, "layers": {}, "skipped": {}}
     if config.weight is not None and Granularity.parse(config.weight.granularity).is_structured:
         info |= shrink(mg, config, config.weight)
@@ -176,13 +188,52 @@ def count_hidden(targets: Sequence[Target]) -> dict[str, Any]:
 
 
 def _prune_inputs(mg: MaseGraph, config: PruneConfig, settings: ActivationPruning) -> int:
-    layers = [layer for layer in prunable_layers(mg) if layer.operator in OPERATORS]
-    chosen = choose(layers, settings.sparsity, config.include, config.exclude)
-    nodes = [(layer, node, share) for layer, share in chosen.items() for node in layer.nodes]
-    for number, (layer, node, share) in enumerate(nodes):
-        pruner = PruneActivation(share, settings.method, settings.seed + number)
-        _put_before(mg, layer, node, pruner)
-    return len(nodes)
+    """Puts a pruner before every call of the chosen layers; tables have no input to prune.
+
+    Returns: how many.
+    Raises:
+        ConfigError: the settings choose nothing else than tables.
+    """
+    chosen = choose(prunable_layers(mg), settings.sparsity, config.include, config.exclude)
+    layers = {layer: share for layer, share in chosen.items() if layer.operator in OPERATORS}
+    if not layers:
+        raise ConfigError(f"{WHERE}.activation: embedding tables have no input to prune.")
+    pruners: list[PruneActivation] = []
+    for layer, share in layers.items():
+        for node in layer.nodes:
+            pruner = PruneActivation(share, settings.method, settings.seed + len(pruners))
+            _put_before(mg, layer, node, pruner)
+            pruners.append(pruner)
+    if settings.scope == "global" and settings.method == "l1-norm":
+        _share_threshold(mg, pruners, config.batches)
+    return len(pruners)
+
+
+def _share_threshold(
+    mg: MaseGraph, pruners: Sequence[PruneActivation], batches: Batches | None
+) -> None:
+    """Gives the pruners the magnitude below which their share of all that enters them lies."""
+    if batches is None:
+        warnings.warn(
+            f"{WHERE}.activation: scope 'global' needs 'batches' to find a threshold; without "
+            "them the share of each tensor is pruned, as with scope 'local'.",
+            UserWarning,
+            stacklevel=5,
+        )
+        return
+    for pruner in pruners:
+        pruner.threshold = -math.inf  # nothing is pruned while the model is watched
+    magnitudes: list[Tensor] = []
+
+    def note(node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
+        if mg.module_of(node) in pruners:
+            magnitudes.append(result.abs())
+
+    watch(mg, known_inputs(mg, batches, f"{WHERE}.batches"), note)
+    count = round(pruners[0].sparsity * sum(x.numel() for x in magnitudes))
+    threshold = kth_smallest(magnitudes, count) if count else -math.inf
+    for pruner in pruners:
+        pruner.threshold = threshold
 
 
 def _put_before(mg: MaseGraph, layer: Layer, node: fx.Node, pruner: PruneActivation) -> None:

@@ -42,11 +42,7 @@ class WeightPruning:
         pattern = Granularity.parse(self.granularity)
         if self.sparsity is None and not pattern.group:
             raise ConfigError(f"{where}: missing key 'sparsity'.")
-        _check_shares(self.sparsity, where)
-        if isinstance(self.sparsity, Mapping) and self.scope == "global":
-            raise ConfigError(
-                f"{where}: scope 'global' has one sparsity, got one by layer; choose scope 'local'."
-            )
+        _check_shares(self.sparsity, self.scope, where)
         if pattern.group and self.sparsity is not None and self.sparsity != pattern.sparsity:
             raise ConfigError(
                 f"{where}: granularity {pattern.name} has sparsity {pattern.sparsity:g}, got "
@@ -73,19 +69,21 @@ class ActivationPruning:
     Attributes:
         sparsity: as for weights.
         method: `l1-norm` or `random`.
-        scope: `local`, the share of each tensor.
+        scope: `local`, the share of each tensor; `global`, magnitudes up to one threshold, below
+            which the share of all the chosen operators' inputs lies in `batches`. Without batches,
+            and of `random`, that is the share of each tensor again.
         granularity: `elementwise`.
         seed: of `random`; every layer draws differently.
     """
 
     sparsity: float | Mapping[str, float]
     method: Literal["l1-norm", "random"] = "l1-norm"
-    scope: Literal["local"] = "local"
+    scope: Literal["local", "global"] = "local"
     granularity: Literal["elementwise"] = "elementwise"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_shares(self.sparsity, f"{WHERE}.activation")
+        _check_shares(self.sparsity, self.scope, f"{WHERE}.activation")
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ class PruneConfig:
             convolution layers.
         exclude: the same, to be left out.
         batches: inputs of the model by name, one mapping per batch, for methods that look at
-            data; for gradients they have `labels`.
+            data and for the `global` scope of activations; for gradients they have `labels`.
     """
 
     weight: WeightPruning | None = None
@@ -119,7 +117,11 @@ class PruneConfig:
             )
 
 
-def _check_shares(sparsity: float | Mapping[str, float] | None, where: str) -> None:
+def _check_shares(sparsity: float | Mapping[str, float] | None, scope: str, where: str) -> None:
+    if isinstance(sparsity, Mapping) and scope == "global":
+        raise ConfigError(
+            f"{where}: scope 'global' has one sparsity, got one by layer; choose scope 'local'."
+        )
     named = sparsity if isinstance(sparsity, Mapping) else {"": sparsity}
     for key, share in named.items():
         if share is not None and not 0 <= share < 1:
