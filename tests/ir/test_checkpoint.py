@@ -148,19 +148,46 @@ def test_metadata_provenance_and_conditions_survive(tmp_path: Path) -> None:
     first["software"]["sparsity"] = 0.5
     first["software"]["not plain"] = object()
     first["software"]["function"] = open
+    first["software"]["stat"] = {"mean": torch.tensor([0.1, -0.2]), "of": [mg.model.encode.weight]}
+    first["software"]["meta"] = torch.empty(2, device="meta")
     again = reload(mg, tmp_path)
     read = again.nodes[0].meta["mase"]
     assert isinstance(read, MaseMetadata)
     assert read.common.results["data_out_0"].shape == (2, 3)
     assert read.common.results["data_out_0"].torch_dtype is torch.float32
     assert read.common.results["data_out_0"].value is None
-    assert dict(read["software"]) == {"sparsity": 0.5}
+    software = dict(read["software"])
+    stat = software.pop("stat")
+    assert software == {"sparsity": 0.5}
+    assert torch.equal(stat["mean"], torch.tensor([0.1, -0.2]))
+    assert stat["of"][0] is again.model.encode.weight
     assert again.provenance == mg.provenance
     assert again.model.guards == mg.model.guards and again.model.guards
     assert again.model.example_inputs == mg.model.example_inputs
     assert [n.meta.get("source") for n in again.nodes] == [n.meta.get("source") for n in mg.nodes]
     stacks = [list(n.meta.get("nn_module_stack", ())) for n in mg.nodes]
     assert [list(n.meta.get("nn_module_stack", ())) for n in again.nodes] == stacks
+
+
+class Attribute(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attribute = nn.ParameterList([torch.ones(4), torch.full((4,), 2.0)])
+        self.layer = nn.Linear(4, 4)
+        self.layer.extra = torch.full((4,), 7.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.attribute[0] + self.attribute[1]
+
+
+@pytest.mark.parametrize("save_format", ["full_model", "state_dict"])
+def test_no_parameter_has_the_name_of_a_plain_tensor(tmp_path: Path, save_format: Any) -> None:
+    mg = MaseGraph(Attribute())
+    mg.export(tmp_path / "graph", save_format)
+    again = MaseGraph.from_checkpoint(tmp_path / "graph")
+    x = torch.linspace(-1, 1, 8).view(2, 4)
+    assert torch.equal(again.model(x), mg.model(x))
+    assert torch.equal(again.model.layer.extra, torch.full((4,), 7.0))
 
 
 def test_nodes_put_in_after_the_metadata_are_described_on_load(tmp_path: Path) -> None:

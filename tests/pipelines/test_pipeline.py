@@ -92,6 +92,25 @@ def test_settings_are_compared_by_content(mg, tmp_path):
     assert len(calls) == 4
 
 
+def test_measured_statistics_are_there_after_a_resume(mg, tmp_path):
+    settings = {
+        "target_weight_nodes": ["linear"],
+        "weight_statistics": {"range_min_max": {"dims": [0]}, "variance_precise": {}},
+        "quiet": True,
+    }
+    stages = [("profile_statistics_analysis_pass", settings), BITS]
+    first, _ = Pipeline(stages)(mg, out=tmp_path, quiet=True)
+    again, found = Pipeline(stages)(mg, out=tmp_path, quiet=True)
+    assert found["profile_statistics_analysis_pass"]["statistics"]
+    for node, resumed in zip(first.nodes, again.nodes, strict=True):
+        torch.testing.assert_close(
+            dict(resumed.meta["mase"].software), dict(node.meta["mase"].software), rtol=0, atol=0
+        )
+    noted = [node.meta["mase"]["software"].get("args") for node in again.nodes]
+    stats = [entry["weight"]["stat"] for entry in noted if entry]
+    assert [stat["range_min_max"]["max"].shape for stat in stats] == [(64,), (4,), (4,)]
+
+
 def test_a_broken_checkpoint_is_made_again(mg, tmp_path, caplog):
     calls = []
     stages = [counting(calls, "a_analysis_pass"), counting(calls, "b_analysis_pass")]

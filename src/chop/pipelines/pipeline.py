@@ -111,8 +111,8 @@ class Pipeline:
                 graph and the same list continues after the last stage that was finished. A stage
                 runs again, and all after it, when its settings have changed or cannot be
                 compared (a generator, say). Of stages that do not run again there is what
-                their files hold: of the findings what JSON can say, and of the notes on nodes
-                all but tensors.
+                their files hold: the graph with its notes, and of the findings what JSON can
+                say.
             allow: module classes of your own, see `MaseGraph.from_checkpoint`.
             quiet: prints no line per stage.
 

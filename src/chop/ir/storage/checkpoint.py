@@ -9,7 +9,7 @@ list (`chop.ir.storage.allowed`), and modules are put together from their attrib
 There are two kinds. `full_model` stores every tensor once. `state_dict` keeps to the names and
 contents of `model.state_dict()`, so that the `.pt` alone loads into the original model:
 `model.load_state_dict(safetensors.torch.load_file("name.pt"))`; the few tensors that a state dict
-leaves out (buffers that are not persistent, constants) are in the `.mz`. Both can be read back.
+leaves out (not persistent buffers, constants, statistics) are in the `.mz`. Both can be read back.
 """
 
 from __future__ import annotations
@@ -136,13 +136,12 @@ def _describe(mg: MaseGraph, store: TensorStore) -> dict[str, Json]:
     """The graph as plain data; its tensors go into `store`."""
     configs = ConfigWriter()
     names = itertools.count()
-    encode = Encoder(
-        {
-            nn.Module: _refuse,
-            Tensor: lambda x: {"$tensor": store.add(f"attribute.{next(names)}", x)},
-            **configs.rules,
-        }
-    )
+
+    def add(tensor: Tensor) -> Json:
+        # An empty step, so that no parameter of the model can have the name.
+        return {"$tensor": store.add(f"attribute..{next(names)}", tensor)}
+
+    encode = Encoder({nn.Module: _refuse, Tensor: add, **configs.rules})
     model = mg.model
     modules = encode_tree(model, store, encode)
     return {
@@ -154,7 +153,7 @@ def _describe(mg: MaseGraph, store: TensorStore) -> dict[str, Json]:
             if name in vars(model)
         },
         "provenance": [[step.name, step.config] for step in mg.provenance],
-        **encode_graph(model.graph, encode),
+        **encode_graph(model.graph, encode, Encoder({Tensor: _where_plain(add)}, functions=False)),
         "modules": modules,
         "tensors": store.table,
         "configs": configs.plain,
@@ -163,6 +162,18 @@ def _describe(mg: MaseGraph, store: TensorStore) -> dict[str, Json]:
 
 def _refuse(module: nn.Module) -> Json:
     raise NotPlainError(f"a module ({type(module).__name__}) that is not registered as a child")
+
+
+def _where_plain(add: Callable[[Tensor], Json]) -> Callable[[Tensor], Json]:
+    """For tensors that may be left out: those without plain data are no error."""
+
+    def try_to_add(tensor: Tensor) -> Json:
+        try:
+            return add(tensor)
+        except CheckpointError as error:
+            raise NotPlainError(str(error)) from None
+
+    return try_to_add
 
 
 def _root_attributes() -> list[str]:

@@ -105,7 +105,7 @@ class Encoder:
     def _metadata(self, value: Any) -> Json:
         for tag, kind in METADATA.items():
             if type(value) is kind:
-                return {tag: self.leniently(vars(value))}
+                return {tag: self.leniently(_entries_to_keep(value))}
         return self.leniently(value) if type(value) is dict else self(value)
 
     def _tagged(self, tag: str, value: Any) -> Json:
@@ -153,6 +153,12 @@ class Encoder:
         if self._functions and callable(value) and not isinstance(value, nn.Module):
             return {"$function": function_name(value)}
         raise NotPlainError(f"{type(value).__module__}.{type(value).__qualname__}")
+
+
+def _entries_to_keep(record: Record) -> dict[str, Any]:
+    """Not the examples of what flows through a graph: they are large, and made again by a run."""
+    is_example = isinstance(record, TensorInfo) and isinstance(record.value, Tensor)
+    return {name: x for name, x in vars(record).items() if not (is_example and name == "value")}
 
 
 class Decoder:

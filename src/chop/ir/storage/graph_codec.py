@@ -19,15 +19,16 @@ from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError
 
 KEPT_METADATA = ("spec", "source")
-# Tensors and functions that a pass kept in metadata for its own use are not worth a file.
-PLAIN = Encoder(functions=False)
 INPUT = re.compile(r"\*{0,2}(?P<name>\w+)")
 
 
-def encode_graph(graph: fx.Graph, encode: Encoder) -> Json:
+def encode_graph(graph: fx.Graph, encode: Encoder, encode_metadata: Encoder) -> Json:
     """`nodes`, one entry each, and `classes`, the class of every module that nodes came from.
 
-    Metadata is written as far as it is plain.
+    Args:
+        graph: the graph.
+        encode: for arguments of nodes.
+        encode_metadata: for metadata, which is written as far as it has a plain form.
 
     Raises:
         CheckpointError: an argument has no plain form, or a function cannot be found by import.
@@ -37,13 +38,15 @@ def encode_graph(graph: fx.Graph, encode: Encoder) -> Json:
     except (ValueError, AttributeError) as error:
         raise CheckpointError(f"a node cannot be exported: {error}.") from None
     pairs = zip(records, graph.nodes, strict=True)
-    nodes = [_encode_node(record, node, encode) for record, node in pairs]
+    nodes = [_encode_node(record, node, encode, encode_metadata) for record, node in pairs]
     stacks = [node.meta.get("nn_module_stack") or {} for node in graph.nodes]
     classes = {path: entry[-1] for stack in stacks for path, entry in stack.items()}
-    return {"nodes": nodes, "classes": PLAIN.leniently(classes)}
+    return {"nodes": nodes, "classes": encode_metadata.leniently(classes)}
 
 
-def _encode_node(record: NodeRecord, node: fx.Node, encode: Encoder) -> Json:
+def _encode_node(
+    record: NodeRecord, node: fx.Node, encode: Encoder, encode_metadata: Encoder
+) -> Json:
     try:
         entry: Json = {
             "op": record.op,
@@ -61,7 +64,7 @@ def _encode_node(record: NodeRecord, node: fx.Node, encode: Encoder) -> Json:
     meta = {name: node.meta[name] for name in KEPT_METADATA if name in node.meta}
     if "mase" in node.meta:
         meta["mase"] = node.meta["mase"]
-    entry["meta"] = PLAIN.leniently(meta)
+    entry["meta"] = encode_metadata.leniently(meta)
     return {name: value for name, value in entry.items() if value not in ({}, [])}
 
 
