@@ -182,7 +182,7 @@ def test_sizes_outside_the_recording_are_refused_with_the_line(
 def test_image_sizes_are_fixed_and_said_so() -> None:
     captured = capture(nn.Conv2d(3, 4, 3), {"input": torch.randn(2, 3, 16, 16)})
     assert captured(torch.randn(5, 3, 16, 16)).shape == (5, 4, 14, 14)
-    with pytest.raises(GuardError, match=r"input\.shape\[2\] == 16"):
+    with pytest.raises(GuardError, match=r"input\.shape\[2\] == 16 \(fixed at capture\)"):
         captured(torch.randn(2, 3, 20, 16))
 
 

@@ -287,3 +287,10 @@ def losses(model: nn.Module, rows: list[dict[str, Any]], folder: Path) -> list[f
     history = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert len(history) == 6
     return [*history, trainer.evaluate()["eval_loss"]]
+
+
+def test_pictures_are_as_large_as_configurations_say_or_as_processors_make_them() -> None:
+    silent, names, speaks = (build(f) for f in ("convolution", "modern_convolution", "vision"))
+    assert dummy_inputs(silent)["pixel_values"].shape == (3, 3, 224, 224)
+    assert dummy_inputs(names)["pixel_values"].shape == (3, 3, 224, 224)
+    assert dummy_inputs(speaks)["pixel_values"].shape == (3, 3, 16, 16)

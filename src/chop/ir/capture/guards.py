@@ -20,11 +20,11 @@ class ShapeGuard:
 
     Args:
         expression: Python over input names, such as `"x.shape[1] <= 14"`.
-        where: `file:line` of the model that tested it, or a short reason.
+        where: `file:line` of the model that tested it; "" where the capture fixed a size.
     """
 
     expression: str
-    where: str
+    where: str = ""
 
 
 _GUARD_NAMES: Mapping[str, Any] = {
@@ -95,7 +95,8 @@ def refusal(guard: ShapeGuard, given: Mapping[str, Any]) -> str:
         for name, value in given.items()
         if name in guard.expression
     )
+    reason = f"tested by the model at {guard.where}" if guard.where else "fixed at capture"
     return (
-        f"captured for {guard.expression} (tested by the model at {guard.where}), got {shapes}; "
-        "capture the model again with an example of that shape"
+        f"captured for {guard.expression} ({reason}), got {shapes}; capture the model again with "
+        "an example of that shape, MaseGraph(model, dummy_in={...})"
     )

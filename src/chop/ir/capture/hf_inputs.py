@@ -158,8 +158,13 @@ def _span_positions(sizes: InputSizes) -> Tensor:
 # --- images, video, sound -----------------------------------------------------------------------
 
 
+IMAGE_SIZE = 224
+"""Side of pictures where the configuration of a model says nothing, as those of ResNets: what
+image processors scale to by default."""
+
+
 def _pixels(sizes: InputSizes) -> Tensor:
-    size = sizes.find("image_size", "input_size", "crop_size", default=32)
+    size = sizes.find("image_size", "input_size", "crop_size", default=IMAGE_SIZE)
     height, width = size if isinstance(size, list | tuple) else (size, size)
     channels = sizes.find("num_channels", "in_channels", "in_chans", default=3)
     frames = sizes.find("num_frames")

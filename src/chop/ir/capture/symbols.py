@@ -195,9 +195,7 @@ class Sizes:
 
     def _fix(self, name: str, tensor: Tensor, dims: Any) -> None:
         for dim in dims:
-            self._fixed.append(
-                ShapeGuard(f"{name}.shape[{dim}] == {tensor.shape[dim]}", "fixed at capture")
-            )
+            self._fixed.append(ShapeGuard(f"{name}.shape[{dim}] == {tensor.shape[dim]}"))
 
     # --- sizes as nodes
 
