@@ -64,6 +64,29 @@ def test_replacing_a_function_puts_a_module_beside_its_caller(mg):
     verify(mg)
 
 
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.block = nn.Sequential(self.first, nn.Tanh())
+
+    def forward(self, x):
+        return self.block(self.first(x))
+
+
+def test_a_module_at_two_paths_is_replaced_at_both():
+    mg = MaseGraph(Shared().eval())
+    other = nn.Linear(4, 4)
+    mg.replace(mg.nodes[1], other)
+    assert mg.model.first is other is mg.model.block.get_submodule("0")
+    assert not other.training
+    original, x = Shared(), torch.randn(3, 4)
+    original.load_state_dict(mg.model.state_dict())
+    assert torch.equal(mg.model(x), original(x))
+    with pytest.raises(GraphError, match="expected an nn.Module, got str"):
+        mg.replace(mg.nodes[1], "Linear")
+
+
 def test_copies_are_independent(mg):
     mg.node("first").meta["mase"] = MaseMetadata()
     for twin in (mg.copy(), copy.deepcopy(mg)):

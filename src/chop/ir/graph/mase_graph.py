@@ -185,20 +185,30 @@ class MaseGraph:
     def replace(self, node: fx.Node, module: nn.Module) -> None:
         """Makes a node call `module` instead.
 
-        A `call_module` node keeps its path, so `state_dict` keys stay. A function or method call
-        becomes a `call_module` node with the same arguments, beside the module that called it.
-        The new module takes over the training mode of its surroundings.
+        A `call_module` node keeps its path, so `state_dict` keys stay; a module that is at several
+        paths is replaced at each. A function or method call becomes a `call_module` node with the
+        same arguments, beside the module that called it. The new module takes over the training
+        mode of what it replaces.
+
+        Raises:
+            GraphError: `module` is no module.
         """
-        if node.op == "call_module":
-            target = str(node.target)
-        else:
+        if not isinstance(module, nn.Module):
+            raise GraphError(f"mg.replace: expected an nn.Module, got {type(module).__name__}.")
+        old = self.module_of(node)
+        if old is None:
             stack = list(node.meta.get("nn_module_stack", ()))
-            target = self._free_path(stack[-1] if stack else "", node.name)
-            module.train(self._model.get_submodule(target.rpartition(".")[0]).training)
-        parent, _, name = target.rpartition(".")
-        # add_module refuses names that contain dots; digits of a Sequential are fine.
-        self._model.get_submodule(parent).add_module(name, module)
-        node.op, node.target = "call_module", target
+            node.target = self._free_path(stack[-1] if stack else "", node.name)
+            path, _, name = node.target.rpartition(".")
+            parent = self._model.get_submodule(path)
+            parent.add_module(name, module.train(parent.training))
+            node.op = "call_module"
+        else:
+            module.train(old.training)
+            for parent in list(self._model.modules()):
+                for name, child in parent._modules.items():
+                    if child is old:
+                        parent._modules[name] = module
         self._written = ()
 
     def erase(self, node: fx.Node) -> None:
