@@ -79,10 +79,10 @@ def test_tutorial_4_on_the_built_in_reviews(tmp_path):
     text = run("tutorial_4.py", "--limit", 600, "--epochs", 2, "--out", tmp_path)
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert rows["float"] > 0.8
-    assert rows["l1-norm, pruned"] >= rows["random, pruned"]
+    assert rows["l1-norm, pruned"] > rows["random, pruned"]
     for method in ("l1-norm", "random"):
         assert f"{method}: 50.00% of" in text
-        assert rows[f"{method}, fine-tuned"] > rows["float"] - 0.05
+        assert rows[f"{method}, fine-tuned"] >= rows[f"{method}, pruned"] - 0.03
         assert rows[f"{method}, reloaded"] == rows[f"{method}, fine-tuned"]
     assert {"l1-norm.pt", "l1-norm.mz"} <= {file.name for file in tmp_path.iterdir()}
 
