@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from chop import MaseGraph
-from chop.actions.compress import CompressConfig, Row, compress, parse_width
+from chop import MaseGraph, passes
+from chop.actions.compress import CompressConfig, Row, compress, measure, parse_width
 from chop.actions.doctor import OK, examine
+from chop.actions.subject import SubjectConfig, load_subject, raise_to_graph
 from chop.errors import ConfigError, UnavailableError
 from chop.formats import Integer
 from chop.train import default_dataset, evaluate
@@ -144,3 +145,14 @@ def test_doctor_sees_a_package_that_shadows_chop(tmp_path):
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "shadows" in run.stdout
+
+
+def test_pruned_layers_in_float_are_not_counted_as_quantised():
+    subject = load_subject(SubjectConfig(model="mlp"))
+    mg = raise_to_graph(subject)
+    mg, _ = passes.prune_transform_pass(mg, {"weight": {"sparsity": 0.5}})
+    assert measure(mg, "float", "float", subject).row.quantized == 0
+    one = {"by": "name", "fc1": {"config": {"name": "integer", "width": 8, "frac_width": 4}}}
+    mg, _ = passes.quantize_transform_pass(mg, one)
+    row = measure(mg, "PTQ", "integer 8.4", subject).row
+    assert row.quantized == 1 and 8 < row.bits < 32

@@ -117,7 +117,7 @@ def compress(config: CompressConfig) -> dict[str, Any]:
     subject = load_subject(config)
     console.print(f"[bold]{config.model}[/] on {subject.dataset}: raising the model to a graph")
     mg = raise_to_graph(subject)
-    baseline = _measure(mg, "float", "float", subject)
+    baseline = measure(mg, "float", "float", subject)
     rounded = [_round(mg, text, subject, config) for text in config.formats]
     trained = list(_train_back(baseline, rounded, subject, config))
     candidates = [baseline, *rounded, *trained]
@@ -132,10 +132,12 @@ def compress(config: CompressConfig) -> dict[str, Any]:
     return result
 
 
-def _measure(mg: MaseGraph, method: str, label: str, subject: Subject) -> Candidate:
+def measure(mg: MaseGraph, method: str, label: str, subject: Subject) -> Candidate:
+    """A graph with its accuracy on the test rows, its bits and how many operators are quantised."""
     accuracy = evaluate(mg.model, subject.test, device=subject.device, progress=f"{method} {label}")
     _, bits = passes.calculate_avg_bits_mg_analysis_pass(mg)
-    count = sum(isinstance(mg.module_of(node), QuantizedOperator) for node in mg.nodes)
+    operators = map(mg.module_of, mg.nodes)
+    count = sum(isinstance(op, QuantizedOperator) and not op.spec.is_float for op in operators)
     size_kb = bits["weight_bytes"] / 1000
     return Candidate(Row(method, label, accuracy, bits["w_avg_bit"], count, size_kb), mg)
 
@@ -145,7 +147,7 @@ def _round(mg: MaseGraph, text: str, subject: Subject, config: CompressConfig) -
     quantized = quantize_after_training(
         mg, number_format, config.operators, subject, config.calibration_rows
     )
-    return _measure(quantized, "PTQ", number_format.label, subject)
+    return measure(quantized, "PTQ", number_format.label, subject)
 
 
 def _train_back(
@@ -161,7 +163,7 @@ def _train_back(
         label = candidate.row.format
         progress = f"QAT {label}"
         fit(graph.model, subject.train, **training, device=subject.device, progress=progress)
-        trained = _measure(graph, "QAT", label, subject)
+        trained = measure(graph, "QAT", label, subject)
         yield trained
         won = trained.row.accuracy - candidate.row.accuracy
         if won > SAVED_SHARE * (baseline.row.accuracy - candidate.row.accuracy):
