@@ -13,6 +13,7 @@ from chop.ir.ops import OPS
 from chop.train import calibration_batches
 
 QUANTIZED_OPERATORS = ("linear", "conv1d", "conv2d", "conv_transpose2d", "embedding")
+QUANTIZABLE = tuple(row.name for row in OPS.values() if row.is_quantizable)
 QUANTIZE_RANGES: dict[str, tuple[float, float]] = {
     "qat_epochs": (0, 10_000),
     "qat_lr": (1e-9, 10),
@@ -20,9 +21,8 @@ QUANTIZE_RANGES: dict[str, tuple[float, float]] = {
 }
 
 
-def check_operators(names: Sequence[str]) -> None:
-    """Raises ConfigError where a name is no operator that can be quantised, or there is none."""
-    choices = [row.name for row in OPS.values() if row.is_quantizable]
+def check_operators(names: Sequence[str], choices: Sequence[str] = QUANTIZABLE) -> None:
+    """Raises ConfigError where a name is not among the choices, or there is none."""
     for name in names:
         if name not in choices:
             raise ConfigError(f"operators: unknown '{name}': {did_you_mean(name, choices)}")

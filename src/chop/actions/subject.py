@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -73,11 +72,6 @@ class SubjectConfig:
                 raise ConfigError(f"{name}: got {value}, expected {least:g} to {most:g}.")
         if self.out.is_file():
             raise ConfigError(f"out: '{self.out}' is a file, expected a folder.")
-
-    def base(self) -> SubjectConfig:
-        """These settings without those of the job."""
-        fields = dataclasses.fields(SubjectConfig)
-        return SubjectConfig(**{field.name: getattr(self, field.name) for field in fields})
 
 
 @dataclass(frozen=True)
@@ -164,6 +158,29 @@ def load_subject(config: SubjectConfig) -> Subject:
     return Subject(loaded, config.model, str(config.dataset), *rows, place, **CHECKPOINT_TUNING)
 
 
+def fingerprint_of_weights(model: nn.Module) -> str:
+    """Text that is another where a parameter or buffer is."""
+    return _fingerprint(sorted(model.state_dict().items()))
+
+
+def fingerprint_of_rows(rows: Rows) -> str:
+    """Text that is another where a column or label is: rows cut elsewhere are other rows."""
+    listed = [
+        (name, value)
+        for name, column in sorted(rows.columns.items())
+        for value in ([column] if isinstance(column, Tensor) else column)
+    ]
+    return _fingerprint([*listed, ("labels", rows.labels)])
+
+
+def _fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    digest = hashlib.sha256()
+    for name, value in tensors:
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
+
+
 def raise_to_graph(subject: Subject) -> MaseGraph:
     """The subject's model as a graph with metadata."""
     mg = MaseGraph(subject.model, dummy_in=subject.example())
@@ -175,22 +192,15 @@ def raise_to_graph(subject: Subject) -> MaseGraph:
 def _fine_tune(loaded: nn.Module, train: Rows, config: SubjectConfig, place: torch.device) -> None:
     from safetensors.torch import load_model, save_model
 
-    told = {**dataclasses.asdict(config.base()), "rows": len(train)}
-    digest = hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:12]
+    training = {"epochs": config.train_epochs, "lr": CHECKPOINT_LR}
+    training |= {"batch_size": config.batch_size, "seed": config.seed}
+    told = [fingerprint_of_weights(loaded), fingerprint_of_rows(train), training]
+    digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:12]
     path = config.out / f"fine-tuned-{digest}.safetensors"
     if path.is_file():
         load_model(loaded, path)
         return
-    fit(
-        loaded,
-        train,
-        epochs=config.train_epochs,
-        lr=CHECKPOINT_LR,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        device=place,
-        progress="fine-tuning",
-    )
+    fit(loaded, train, **training, device=place, progress="fine-tuning")
     with replacing(path) as temporary:
         save_model(loaded, str(temporary))
 

@@ -1,4 +1,5 @@
 import csv
+import dataclasses
 import json
 import random
 import subprocess
@@ -6,13 +7,17 @@ import sys
 import time
 
 import pytest
+import torch
+from transformers import BertConfig, BertModel
 
-from chop.actions.subject import SubjectConfig, load_subject
+from chop.actions.subject import SubjectConfig, fingerprint_of_rows, load_subject
 from chop.actions.sweep.grid import spread, whole
 from chop.actions.sweep.journal import Journal, Point, identity_of, measure_all
 from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
 from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
 from chop.errors import ConfigError
+from chop.models import get_tokenizer
+from chop.train import Rows
 
 CHANCE = 0.3
 """Accuracy on ten digits that no working model has."""
@@ -53,9 +58,12 @@ def test_misspelt_ranges_are_refused(text):
         (QuantizeSweepConfig, {"frac": "hlaf"}, "frac: 'hlaf' is neither"),
         (QuantizeSweepConfig, {"widths": "4", "frac": "8"}, "no fraction is below"),
         (QuantizeSweepConfig, {"qat_epochs": -1}, "qat_epochs: got -1"),
-        (PruneSweepConfig, {"sparsity": "0.5:1:0.5"}, "got 1, expected 0 to below 1"),
+        (PruneSweepConfig, {"sparsity": "0.5:1:0.5"}, "got 1.0, expected 0 to below 1"),
         (PruneSweepConfig, {"methods": ("l1-nrom",)}, "did you mean 'l1-norm'"),
         (PruneSweepConfig, {"methods": ()}, "at least one"),
+        (PruneSweepConfig, {"sparsity": ()}, "at least one number"),
+        (PruneSweepConfig, {"operators": ("linear", "cnv2d")}, "did you mean 'conv2d'"),
+        (QuantizeSweepConfig, {"widths": ()}, "at least one number"),
         (PruneSweepConfig, {"scope": "globel"}, "did you mean 'global'"),
     ],
 )
@@ -89,15 +97,50 @@ def test_a_point_is_measured_once_and_a_torn_line_is_measured_again(tmp_path):
     assert measured == [1, 2, 2]
 
 
-def test_other_weights_are_another_model():
+def changed(before, after):
+    return {name for name in before if before[name] != after[name]}
+
+
+def test_other_weights_and_other_rows_are_another_subject():
     subject = load_subject(SubjectConfig(model="mlp"))
     before = identity_of(subject)
-    assert identity_of(subject) == before
+    assert identity_of(load_subject(SubjectConfig(model="mlp"))) == before
     next(subject.model.parameters()).data[0, 0] += 1e-6
-    assert identity_of(subject)["weights"] != before["weights"]
+    assert changed(before, identity_of(subject)) == {"weights"}
+    subject.train.labels[0] += 1
+    subject.test.columns["pixel_values"][0] *= 0.5
+    assert changed(before, identity_of(subject)) == {"weights", "train", "test"}
+
+
+def test_texts_cut_elsewhere_are_other_rows():
+    long = [torch.tensor([1, 2, 3]), torch.tensor([4, 5])]
+    labels = torch.tensor([0, 1])
+    told = {
+        fingerprint_of_rows(Rows({"input_ids": [row[:length] for row in long]}, labels))
+        for length in (3, 2, 1)
+    }
+    assert len(told) == 3
+    assert fingerprint_of_rows(Rows({"input_ids": list(long)}, labels)) in told
 
 
 # --- the sweeps ----------------------------------------------------------------------------------
+
+
+def test_a_method_or_sparsity_named_twice_is_measured_once(tmp_path):
+    config = PruneSweepConfig(
+        model="mlp", out=tmp_path, sparsity="0,0.5,0.5", methods=("l1-norm",) * 2, finetune_epochs=0
+    )
+    rows = prune_sweep(config)
+    assert [(row["sparsity"], row["actual sparsity"]) for row in rows] == [(0, 0), (0.5, 0.5)]
+    assert rows[0]["pruned"] == rows[0]["float"] and lines_in(tmp_path / "points.jsonl") == 3
+    assert "| 0.00% " in (tmp_path / "table.md").read_text()
+
+
+def test_fractions_below_zero_are_drawn_as_a_heat_map_too(tmp_path):
+    config = QuantizeSweepConfig(model="mlp", out=tmp_path, widths="8:12:4", frac="-2,4")
+    rows = quantize_sweep(dataclasses.replace(config, qat_epochs=0))
+    assert [row["frac_width"] for row in rows] == [-2, -2, 4, 4]
+    assert (tmp_path / "heatmap-ptq.svg").exists() and not (tmp_path / "heatmap-qat.svg").exists()
 
 
 @pytest.mark.slow
@@ -143,9 +186,7 @@ def test_a_killed_sweep_ends_with_the_table_of_an_unbroken_one(kind, tmp_path):
     points = broken / "points.jsonl"
     for wanted in (1, 3):
         with subprocess.Popen([*command, "--out", broken], stdout=subprocess.DEVNULL) as process:
-            while process.poll() is None and (
-                not points.exists() or points.read_bytes().count(b"\n") < wanted
-            ):
+            while process.poll() is None and (lines_in(points) < wanted):
                 time.sleep(0.002)
             time.sleep(draw.uniform(0, 0.1))
             process.kill()
@@ -156,3 +197,38 @@ def test_a_killed_sweep_ends_with_the_table_of_an_unbroken_one(kind, tmp_path):
     after = [json.loads(line)["settings"] for line in points.read_text().splitlines()]
     assert len(after) == len({json.dumps(settings) for settings in after}), "measured twice"
     assert len(after) > len(before) >= 3
+
+
+@pytest.fixture
+def own_model(tmp_path):
+    """A folder with a body without a classifier, as people download it, and its tokeniser."""
+    folder = tmp_path / "own"
+    tokenizer = get_tokenizer("bert-tiny")
+    tokenizer.save_pretrained(folder)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=len(tokenizer), num_hidden_layers=1, **sizes)
+    BertModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_of_ones_own_model_goes_on_from_its_fine_tuned_weights(own_model, tmp_path):
+    command = [sys.executable, "-m", "chop.cli", "sweep", "prune", "--model", own_model]
+    command += ["--dataset", "reviews", "--limit", "200", "--max-length", "24"]
+    command += ["--train-epochs", "2", "--sparsity", "0.3,0.6", "--finetune-epochs", "1"]
+    whole_run, broken = tmp_path / "whole", tmp_path / "broken"
+    subprocess.run([*command, "--out", whole_run], check=True, capture_output=True)
+    points = broken / "points.jsonl"
+    with subprocess.Popen([*command, "--out", broken], stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None and lines_in(points) < 2:
+            time.sleep(0.002)
+        process.kill()
+    assert not (broken / "table.csv").exists()
+    (weights,) = broken.glob("fine-tuned-*.safetensors")
+    written = weights.stat().st_mtime_ns
+    elsewhere = broken.rename(tmp_path / "elsewhere")
+    resumed = subprocess.run([*command, "--out", elsewhere], check=True, capture_output=True)
+    assert table(elsewhere) == table(whole_run)
+    assert (elsewhere / weights.name).stat().st_mtime_ns == written
+    assert lines_in(elsewhere / "points.jsonl") == lines_in(whole_run / "points.jsonl") == 9
+    assert b"of 9 points are there already" in resumed.stdout

@@ -28,13 +28,14 @@ def spread(text: str | float | Iterable[float], where: str) -> tuple[float, ...]
     """
     if isinstance(text, int | float):
         return (text,)
-    if not isinstance(text, str):
-        return tuple(sorted(set(text)))
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    values = {value for part in parts for value in _range(part, where)}
+    if isinstance(text, str):
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        values = {value for part in parts for value in _range(part, where)}
+    else:
+        values = set(text)
     if not values:
-        raise ConfigError(f"{where}: expected at least one number, got '{text}'.")
-    return tuple(int(value) if value == int(value) else float(value) for value in sorted(values))
+        raise ConfigError(f"{where}: expected at least one number, got {text!r}.")
+    return tuple(sorted(values))
 
 
 def whole(values: Iterable[float], where: str) -> tuple[int, ...]:
@@ -50,7 +51,7 @@ def whole(values: Iterable[float], where: str) -> tuple[int, ...]:
     return tuple(int(value) for value in found)
 
 
-def _range(part: str, where: str) -> list[Decimal]:
+def _range(part: str, where: str) -> list[float]:
     # Decimals: in binary 0.1 + 0.1 + 0.1 is not 0.3, and the last value would be missed.
     try:
         first, *rest = (Decimal(number) for number in part.split(":"))
@@ -65,4 +66,5 @@ def _range(part: str, where: str) -> list[Decimal]:
             f"{where}: '{part}': expected first <= last, a step above 0 and at most "
             f"{MAX_VALUES} values."
         )
-    return [first + i * step for i in range(int((last - first) / step) + 1)]
+    values = [first + i * step for i in range(int((last - first) / step) + 1)]
+    return [int(value) if value == int(value) else float(value) for value in values]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from chop import passes
-from chop.actions.rounding import present_operators
+from chop.actions.rounding import check_operators, present_operators
 from chop.actions.subject import Subject, SubjectConfig, load_subject, raise_to_graph
 from chop.actions.sweep.grid import spread
 from chop.actions.sweep.journal import Journal, Point, identity_of, measure_all
@@ -19,6 +19,7 @@ from chop.config import convert, parse
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
+from chop.passes.transforms.prunable import OPERATORS, TABLES
 from chop.passes.transforms.prune_settings import PruneConfig
 from chop.report.plots import Curve, plot_accuracy
 from chop.train import calibration_batches, evaluate, fit
@@ -55,7 +56,7 @@ class PruneSweepConfig(SubjectConfig):
     sparsity: str | float | tuple[float, ...] = "0.1:0.9:0.1"
     methods: tuple[str, ...] = ("l1-norm", "random")
     scope: Literal["local", "global"] = "local"
-    operators: tuple[str, ...] = ("linear", "conv1d", "conv2d", "conv_transpose2d")
+    operators: tuple[str, ...] = OPERATORS
     finetune_epochs: int | None = None
     finetune_lr: float | None = None
     calibration_rows: int = 256
@@ -63,8 +64,9 @@ class PruneSweepConfig(SubjectConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         convert(self.scope, Literal["local", "global"], "scope")
-        if not self.methods or not self.operators:
-            raise ConfigError("methods, operators: expected at least one of each.")
+        check_operators(self.operators, (*OPERATORS, *TABLES))
+        if not self.methods:
+            raise ConfigError("methods: expected at least one.")
         for value in self.shares():
             if not 0 <= value < 1:
                 raise ConfigError(f"sparsity: got {value}, expected 0 to below 1.")
@@ -73,7 +75,7 @@ class PruneSweepConfig(SubjectConfig):
 
     def shares(self) -> tuple[float, ...]:
         """The sparsities of the sweep."""
-        return spread(self.sparsity, "sparsity")
+        return tuple(map(float, spread(self.sparsity, "sparsity")))
 
     def pass_args(self, setting: Setting) -> dict[str, Any]:
         """What `prune_transform_pass` takes, data aside."""
@@ -99,7 +101,7 @@ def prune_sweep(config: PruneSweepConfig, subject: Subject | None = None) -> lis
         UnavailableError: the model or the data set is not there.
     """
     subject = subject or load_subject(config)
-    settings = list(itertools.product(config.methods, config.shares()))
+    settings = list(dict.fromkeys(itertools.product(config.methods, config.shares())))
     points = _points(config, subject, settings)
     title = f"{subject.name} on {subject.dataset}"
     results = measure_all(title, list(points.values()), Journal(config.out / "points.jsonl"))
@@ -184,7 +186,7 @@ def _row(measured: Mapping[Any, Mapping[str, float]], setting: Setting) -> dict[
 def _curves(config: PruneSweepConfig, rows: list[dict[str, Any]]) -> list[Curve]:
     stages = [name for name in ("pruned", "fine-tuned") if name in rows[0]]
     curves = []
-    for method in config.methods:
+    for method in dict.fromkeys(config.methods):
         for stage in stages:
             points = [(row["sparsity"], row[stage]) for row in rows if row["method"] == method]
             curves.append(Curve(f"{method}, {stage}", points, method, dashed=stage == "pruned"))

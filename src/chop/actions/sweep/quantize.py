@@ -199,7 +199,7 @@ def _draw(
         ticks=sorted({row["width"] for row in rows}),
     )
     numbers = {key: row for key, row in found.items() if isinstance(key[1], int)}
-    fixed = [label for label in lines if label.isdigit()]
+    fixed = set(lines) - {"half", *DERIVED}
     if len(fixed) > 1 and len({width for width, _ in numbers}) > 1:
         for method in methods:
             write_figure(
