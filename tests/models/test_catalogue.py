@@ -129,6 +129,28 @@ def test_what_cannot_be_had_is_said():
     assert get_tokenizer("opt-125m", checkpoint="bert-tiny").pad_token == "[PAD]"
 
 
+@pytest.mark.parametrize(
+    ("model", "dataset", "message"),
+    [
+        ("toy", "imdb", "'imdb' does not fit the model: it takes pictures of one size or vectors"),
+        ("vgg7", "jsc", "'jsc' does not fit the model: it takes pictures of one size"),
+        ("jsc-tiny", "mnist", "'mnist' does not fit the model: it takes vectors"),
+        ("cnn", "cifar10", "'cifar10' does not fit 'cnn', which is built for 'digits'"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused(model, dataset, message):
+    with pytest.raises(ConfigError, match=message):
+        get_model(model, dataset_info=get_dataset_info(dataset))
+
+
+@pytest.mark.parametrize("name", ["toy", "cnn", "bert-tiny"])
+def test_small_models_are_classifiers_whatever_the_spelling(name):
+    with pytest.raises(ConfigError, match=f"'{name}' is a classifier, .* got 'lm'"):
+        get_model(name, task="lm")
+    model = get_model(name.replace("-", "_").upper(), task="classification")
+    assert not model.training
+
+
 def test_pictures_are_raised_at_the_size_of_the_model():
     info = get_dataset_info("cifar10")
     model = get_model("resnet18", dataset_info=info)

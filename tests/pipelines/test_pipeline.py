@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from chop import MaseGraph, passes
-from chop.errors import ConfigError
+from chop.errors import ConfigError, GraphError
 from chop.models import get_model
 from chop.pipelines import Pipeline
 from chop.pipelines.journal import as_json
@@ -200,11 +200,18 @@ def test_a_list_is_read_from_toml(mg, tmp_path):
         ('[[stage]]\npas = "x"\n', "stage 1: unknown key 'pas': did you mean 'pass'"),
         ('[[stages]]\npass = "x"\n', "unknown key 'stages': did you mean 'stage'"),
         ("[[stage]]\nconfig = {}\n", "stage 1 names no pass"),
+        ('[stage]\npass = "x"\n', r"expected tables \[\[stage\]\]"),
+        ("", r"expected tables \[\[stage\]\]"),
         ('[[stage]]\npass = "quantise_transform_pass"\n', "did you mean 'quantize_transform_pass'"),
     ):
         path.write_text(text)
         with pytest.raises(ConfigError, match=message):
             Pipeline.from_toml(path)
+
+
+def test_a_model_is_no_graph():
+    with pytest.raises(GraphError, match="Pipeline: expected a MaseGraph, got MLP"):
+        Pipeline([BITS])(get_model("toy-tiny"))
 
 
 def test_findings_become_plain_json():

@@ -56,6 +56,10 @@ def test_what_goes_wrong_is_said(trained, tmp_path):
     torch.save({"other": torch.zeros(1)}, tmp_path / "b.pt")
     with pytest.raises(CheckpointError, match="does not fit the model"):
         load_model(tmp_path / "b.pt", "pt", trained)
+    for found in (torch.zeros(2), {"state_dict": [1]}):
+        torch.save(found, tmp_path / "c.pt")
+        with pytest.raises(CheckpointError, match=r"holds a (Tensor|list), expected tensors by"):
+            load_model(tmp_path / "c.pt", "pt", trained)
 
 
 def test_a_pickle_that_would_run_code_is_not_loaded(trained, tmp_path):

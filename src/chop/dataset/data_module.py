@@ -88,8 +88,14 @@ class MaseDataModule:
         _ = self._loaded
 
     def setup(self, stage: str | None = None) -> None:
-        """Cuts the splits and tokenises texts; `stage` is accepted for MASE's sake."""
+        """Cuts the splits and tokenises texts; `stage` is accepted for MASE's sake.
+
+        Raises:
+            ConfigError: there is only one training row, so none is left to validate on.
+        """
         splits = self._as_tensors()
+        if len(splits["train"]) < 2:
+            raise ConfigError(f"data set '{self.name}': expected two training rows or more, got 1.")
         parts = splits["train"].train_test_split(test_size=VALIDATION_SHARE, seed=0)
         self.train_dataset, self.val_dataset = parts["train"], parts["test"]
         self.test_dataset = splits["test"]

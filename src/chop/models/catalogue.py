@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from chop.data import DatasetInfo
 from chop.data.catalogue import Kind
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Plain = Callable[[DatasetInfo], "nn.Module"]
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -62,18 +63,25 @@ class ModelInfo:
 
 def _mlp(*hidden: int) -> Plain:
     def build(info: DatasetInfo) -> nn.Module:
-        shape = info.image_size or (info.num_features or 0,)
+        vector = (info.num_features,) if info.num_features else None
+        shape = _known(info, info.image_size or vector, "pictures of one size or vectors")
         return MLP(shape, (*hidden, info.num_classes))
 
     return build
 
 
 def _jet_tagger(info: DatasetInfo) -> nn.Module:
-    return JetTagger(info.num_features or 16, info.num_classes)
+    return JetTagger(_known(info, info.num_features, "vectors"), info.num_classes)
 
 
 def _vgg7(info: DatasetInfo) -> nn.Module:
-    return VGG7(info.image_size or (3, 32, 32), info.num_classes)
+    return VGG7(_known(info, info.image_size, "pictures of one size"), info.num_classes)
+
+
+def _known(info: DatasetInfo, size: S | None, wanted: str) -> S:
+    if size is None:
+        raise ConfigError(f"data set '{info.name}' does not fit the model: it takes {wanted}.")
+    return size
 
 
 def _image(name: str, hub: str, config: str, **settings: Any) -> ModelInfo:

@@ -44,30 +44,45 @@ def get_model(
         seed: of the drawn weights.
 
     Raises:
-        ConfigError: an unknown name or task, or a model without trained weights is asked for them.
+        ConfigError: an unknown name or task, data that does not fit the model, or a model without
+            trained weights is asked for them.
         UnavailableError: the weights are not in the hub's cache and the hub cannot be reached.
     """
-    if checkpoint in BUILTIN_MODELS and pretrained:
-        raise ConfigError(
-            f"'{checkpoint}' is built in and untrained: chop.train.load_trained('{checkpoint}')."
-        )
     labels = None if dataset_info is None else dataset_info.num_classes
     info = find_model_info(checkpoint)
-    if info is None or (info.plain is None and info.config is None):
-        kind = info.kind if info else dataset_info.kind if dataset_info else "nlp"
+    if info is None:
+        kind = dataset_info.kind if dataset_info else "nlp"
         auto = None if labels is None and task == "cls" else _auto_task(task, kind)
         return load_model(
             checkpoint, num_labels=labels, task=auto, pretrained=pretrained, seed=seed
         )
-    if pretrained and info.hub is None:
-        raise ConfigError(f"no trained weights of '{info.name}' exist: pass pretrained=False.")
+    if info.config is not None:
+        make = _from_hub if pretrained else _from_config
+        return make(info, _auto_task(task, info.kind, info.config), labels, seed).eval()
+    _check_own(info, pretrained, task, dataset_info)
     if info.plain is None:
-        return _transformers_model(
-            info, pretrained, _auto_task(task, info.kind, info.config), labels, seed
-        )
+        return load_model(info.name, num_labels=labels, seed=seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return info.plain(dataset_info or get_dataset_info(str(info.default_dataset))).eval()
+
+
+def _check_own(info: ModelInfo, pretrained: bool, task: str, data: DatasetInfo | None) -> None:
+    """Raises ConfigError where a model that is not of transformers is asked for what it is not."""
+    built_in = info.name in BUILTIN_MODELS
+    if pretrained and built_in:
+        raise ConfigError(
+            f"'{info.name}' is built in and untrained: chop.train.load_trained('{info.name}')."
+        )
+    if pretrained:
+        raise ConfigError(f"no trained weights of '{info.name}' exist: pass pretrained=False.")
+    if task not in TASKS or TASKS[task] is not TASKS["cls"]:
+        raise ConfigError(f"'{info.name}' is a classifier, expected the task 'cls', got '{task}'.")
+    own = get_dataset_info(str(info.default_dataset))
+    if built_in and data and (data.kind, data.image_size) != (own.kind, own.image_size):
+        raise ConfigError(
+            f"data set '{data.name}' does not fit '{info.name}', which is built for '{own.name}'."
+        )
 
 
 def get_tokenizer(name: str, checkpoint: str | None = None) -> PreTrainedTokenizerBase:
@@ -94,16 +109,6 @@ def _auto_task(task: str, kind: str, config: str | None = None) -> str:
         raise ConfigError(f"task '{task}' is not one of a {kind} model.")
     is_masked = TASKS[task] is TASKS["lm"] and config in MASKED
     return "fill-mask" if is_masked else TASKS[task][kind]
-
-
-def _transformers_model(
-    info: ModelInfo, pretrained: bool, task: str, labels: int | None, seed: int
-) -> nn.Module:
-    model = (_from_hub if pretrained else _from_config)(info, task, labels, seed)
-    if info.image_size:
-        # Not every configuration says it, and example inputs are made from it.
-        model.config.image_size = info.image_size[1]
-    return model.eval()
 
 
 def _from_hub(info: ModelInfo, task: str, labels: int | None, seed: int) -> nn.Module:

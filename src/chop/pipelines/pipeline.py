@@ -15,6 +15,7 @@ import chop.passes
 from chop.config import load_toml
 from chop.errors import ConfigError, did_you_mean
 from chop.ir.graph import MaseGraph
+from chop.passes.base import check_graph
 from chop.pipelines.journal import Journal
 
 Pass = str | Callable[..., tuple[MaseGraph, dict[str, Any]]]
@@ -83,12 +84,15 @@ class Pipeline:
         """Reads a list of `[[stage]]` tables with `pass = "name"` and perhaps a table `config`.
 
         Raises:
-            ConfigError: the file cannot be read, or a key or a pass is unknown.
+            ConfigError: the file cannot be read, names no stage, or a key or a pass is unknown.
         """
         document = load_toml(path)
         _check_keys(document, ("stage",), str(path))
+        tables = document.get("stage")
+        if not (isinstance(tables, list) and all(isinstance(table, dict) for table in tables)):
+            raise ConfigError(f"{path}: expected tables [[stage]], each with a 'pass'.")
         stages = []
-        for i, table in enumerate(document.get("stage", ()), start=1):
+        for i, table in enumerate(tables, start=1):
             _check_keys(table, ("pass", "config"), f"{path}: stage {i}")
             if "pass" not in table:
                 raise ConfigError(f"{path}: stage {i} names no pass.")
@@ -118,7 +122,11 @@ class Pipeline:
 
         Returns: the new graph, and what each pass found by its name; a pass that runs again has
             a number after its name.
+
+        Raises:
+            GraphError: `mg` is no MaseGraph.
         """
+        check_graph(type(self).__name__, mg)
         console = Console(quiet=quiet, highlight=False, markup=False, soft_wrap=True)
         journal = None if out is None else Journal(Path(out), mg, self.stages, allow)
         names = list(_numbered(self.stages))

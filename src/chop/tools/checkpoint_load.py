@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -41,16 +42,25 @@ def load_model(
         raise ConfigError(f"load_model: '{load_type}' holds weights alone: give model=.")
     state = _read_state(Path(load_name))
     if load_type == "pl":
-        inner = state.get("state_dict", {})
-        state = {name.removeprefix("model."): x for name, x in inner.items()}
+        state = {name.removeprefix("model."): x for name, x in state.items()}
     try:
-        model.load_state_dict(state.get("state_dict", state))
+        model.load_state_dict(state)
     except RuntimeError as error:
         raise CheckpointError(f"'{load_name}' does not fit the model: {error}") from error
     return model
 
 
-def _read_state(path: Path) -> dict[str, Any]:
+def _read_state(path: Path) -> Mapping[str, Any]:
+    """The tensors of a file by name, whether they are all of it or its `state_dict`."""
+    found = _read(path)
+    state = found.get("state_dict", found) if isinstance(found, Mapping) else found
+    if not isinstance(state, Mapping):
+        kind = type(state).__name__
+        raise CheckpointError(f"'{path}' holds a {kind}, expected tensors by name.")
+    return state
+
+
+def _read(path: Path) -> Any:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
