@@ -13,10 +13,12 @@ import argparse
 from pathlib import Path
 
 from chop import MaseGraph, passes
+from chop.actions.rounding import quantize_after_training
 from chop.actions.subject import load_subject, raise_to_graph
 from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
 from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
-from chop.train import calibration_batches, evaluate
+from chop.formats import Integer
+from chop.train import evaluate
 
 TOLERATED = 0.01
 
@@ -59,14 +61,14 @@ def main():
     print(f"narrowest within a point: {narrow['width']}.{narrow['frac_width']}")
     print(f"sparsest within a point: {sparse['method']} {sparse['sparsity']}")
 
-    config = {"name": "integer", "width": narrow["width"], "frac_width": narrow["frac_width"]}
     mg = raise_to_graph(subject)
     mg, _ = passes.prune_transform_pass(
         mg, {"weight": {"method": sparse["method"], "sparsity": sparse["sparsity"]}}
     )
-    mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": {"config": config}})
-    batches = calibration_batches(mg.model, subject.train)
-    mg, _ = passes.calibrate_transform_pass(mg, {"batches": batches})
+    number_format = Integer(narrow["width"], narrow["frac_width"])
+    mg = quantize_after_training(
+        mg, number_format, widths.operators, subject, widths.calibration_rows
+    )
     mg.export(args.out / "both")
     reloaded = MaseGraph.from_checkpoint(args.out / "both")
     accuracy = evaluate(reloaded.model, subject.test)

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from chop import MaseGraph
+from chop.nn.quantized import QuantConv2d
+
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
@@ -93,6 +96,8 @@ def test_lab_1_draws_both_figures(tmp_path):
     assert "narrowest within a point: 4.auto" in text
     assert "sparsest within a point: l1-norm" in text
     assert "both together: 9" in text
+    both = MaseGraph.from_checkpoint(tmp_path / "both").modules.values()
+    assert any(isinstance(module, QuantConv2d) and module.is_pruned for module in both)
     for folder in ("width", "sparsity"):
         files = {file.name for file in (tmp_path / folder).iterdir()}
         assert {"accuracy.png", "accuracy.svg", "points.jsonl", "table.csv", "table.md"} <= files
