@@ -149,6 +149,34 @@ def test_readers_of_every_kind_are_cut():
     assert small.modules["head"].in_features == 12 and "reshape" in [n.name for n in small.nodes]
 
 
+class Between(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.fc1, self.fc2, self.function = nn.Linear(3, 8), nn.Linear(8, 2), function
+
+    def forward(self, x):
+        return self.fc2(self.function(self.fc1(x)))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(F.relu6, F.celu, F.hardsigmoid, F.logsigmoid, F.mish, torch.abs, torch.exp, torch.square),
+        *(nn.ReLU6(), lambda x: x.clamp(-0.1, 0.2), lambda x: -(x**3), lambda x: 2 * x - 1),
+    ],
+)
+def test_units_pass_through_functions_of_one_number(function):
+    mg = with_metadata(MaseGraph(distinct(Between(function)), dummy_in={"x": torch.randn(2, 3)}))
+    small, info = shrink(mg, include=["fc1"])
+    assert info["layers"] == {"fc1": 0.5} and not info["skipped"]
+    kept = torch.isin(mg.modules["fc1"].bias, small.modules["fc1"].bias)
+    x, full = torch.randn(5, 3), mg.modules["fc2"]
+    hidden = function(mg.modules["fc1"](x))[:, kept]
+    torch.testing.assert_close(
+        small.model(x), F.linear(hidden, full.weight[:, kept], full.bias), msg=str(function)
+    )
+
+
 class Joined(nn.Module):
     """A gated layer, and two residual blocks of which the first has a shortcut layer."""
 

@@ -340,6 +340,8 @@ def _asked_for_size(walk: Walk, node: fx.Node, source: fx.Node, place: Place) ->
 ELEMENTWISE = frozenset(
     {"relu", "gelu", "silu", "tanh", "softplus", "selu", "sigmoid", "leaky_relu", "elu"}
     | {"hardtanh", "hardswish", "mish", "softsign", "dropout", "identity", "contiguous"}
+    | {"relu6", "celu", "hardsigmoid", "log_sigmoid", "clamp", "abs", "neg", "exp", "pow"}
+    | {"square", "sqrt", "rsqrt"}
 )
 NORMS = ("batch_norm1d", "batch_norm2d", "batch_norm3d")
 ARITHMETIC = ("add", "sub", "mul", "div")
