@@ -107,8 +107,10 @@ def test_other_columns_are_described_by_what_they_hold():
     info = describe_dataset("mine", DatasetDict(train=vectors))
     assert (info.kind, info.num_features, info.num_classes) == ("physical", 3, 4)
     two = vectors.add_column("w", [[1.0]] * 4)
-    with pytest.raises(ConfigError, match="expected a column of text, of pictures, or one of num"):
-        describe_dataset("mine", DatasetDict(train=two))
+    numbers = Dataset.from_dict({"v": [1.0, 2.0], "label": [0, 1]})
+    for odd in (two, numbers):
+        with pytest.raises(ConfigError, match="column of text, of pictures, or one of vectors"):
+            describe_dataset("mine", DatasetDict(train=odd))
 
 
 @pytest.mark.data

@@ -93,6 +93,9 @@ def test_num_labels_from_the_feature_or_the_largest_label():
     assert num_labels(DatasetDict(train=rows(6))) == 2
     named = Features(text=Value("string"), label=ClassLabel(names=["a", "b", "c"]))
     assert num_labels(DatasetDict(train=rows(6).cast(named))) == 3
+    words = Dataset.from_dict({"text": ["a", "b"], "label": ["bad", "good"]})
+    with pytest.raises(ConfigError, match=r"got text such as 'good'; splits.class_encode_column"):
+        num_labels(DatasetDict(train=words))
 
 
 def test_a_dead_network_is_probed_once(monkeypatch):

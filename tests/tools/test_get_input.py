@@ -56,7 +56,9 @@ def test_texts_bring_their_labels(reviews):
     mg = MaseGraph(get_model("bert-tiny"), hf_input_names=["input_ids", "attention_mask", "labels"])
     assert mg.model(**batch)["loss"].isfinite()
     tokens = next(InputGenerator(info, reviews, "lm", "test"))
-    assert torch.equal(tokens["labels"], tokens["input_ids"])
+    kept = tokens["attention_mask"] == 1
+    assert torch.equal(tokens["labels"][kept], tokens["input_ids"][kept])
+    assert (~kept).any() and (tokens["labels"][~kept] == -100).all(), "losses leave padding out"
 
 
 def test_pictures_of_transformers_are_pixel_values():
@@ -67,6 +69,8 @@ def test_pictures_of_transformers_are_pixel_values():
     assert dummy["pixel_values"].shape == (4, 1, 8, 8) and dummy["pixel_values"].is_meta
 
 
-def test_an_unknown_loader_is_named(toy):
+def test_an_unknown_loader_or_task_is_named(toy):
     with pytest.raises(ConfigError, match="which_dataloader: got 'tran': did you mean 'train'"):
         InputGenerator(get_model_info("jsc-tiny"), toy, "cls", "tran")
+    with pytest.raises(ConfigError, match="task: got 'clss': did you mean 'cls'"):
+        InputGenerator(get_model_info("jsc-tiny"), toy, "clss", "train")

@@ -25,7 +25,8 @@ class DatasetInfo:
         name: as `MaseDataModule` and `chop.data.load_dataset` take it.
         kind: pictures, texts, or plain feature vectors.
         num_classes: classes of its labels.
-        image_size: (channels, height, width) of pictures; None if there are none, or they differ.
+        image_size: (channels, height, width) of pictures, in files of one's own of the first;
+            None if there are none.
         num_features: length of the vectors.
         pixel_mean: per channel, of pixels from 0 to 1; it is subtracted from them.
         pixel_std: per channel; the difference is divided by it.
@@ -73,7 +74,7 @@ def describe_dataset(name: str, splits: DatasetDict) -> DatasetInfo:
     """The row of a data set, or for one that is not in the table, one made from its columns.
 
     Raises:
-        ConfigError: it has neither texts, nor pictures, nor one column of numbers.
+        ConfigError: it has neither texts, nor pictures, nor one column of vectors.
     """
     if name in DATASETS:
         return DATASETS[name]
@@ -89,10 +90,10 @@ def describe_dataset(name: str, splits: DatasetDict) -> DatasetInfo:
         return DatasetInfo(name, "vision", classes, size, None, *(GREY if is_grey else RGB))
     if set(inputs) & set(TEXT_COLUMNS):
         return DatasetInfo(name, "nlp", classes)
-    if len(inputs) == 1:
-        return DatasetInfo(name, "physical", classes, num_features=len(train[0][inputs[0]]))
+    if len(inputs) == 1 and hasattr(vector := train[0][inputs[0]], "__len__"):
+        return DatasetInfo(name, "physical", classes, num_features=len(vector))
     raise ConfigError(
-        f"data set '{name}': expected a column of text, of pictures, or one of numbers beside the "
+        f"data set '{name}': expected a column of text, of pictures, or one of vectors beside the "
         f"labels, found {columns}."
     )
 

@@ -72,14 +72,22 @@ def num_labels(splits: DatasetDict) -> int:
     """The number of classes of a data set, from its feature or else its largest label.
 
     Raises:
-        ConfigError: there is no label column.
+        ConfigError: there is no label column, or it holds something else than class numbers.
     """
     train = splits["train"]
     column = label_column(train.column_names)
     if column is None:
         raise ConfigError(f"no column 'labels' or 'label' among {train.column_names}.")
     names = getattr(train.features[column], "names", None)
-    return len(names) if names else int(max(train.with_format(None)[column])) + 1
+    if names:
+        return len(names)
+    largest = max(train.with_format(None)[column])
+    if isinstance(largest, str):
+        raise ConfigError(
+            f"column '{column}': expected class numbers, got text such as '{largest}'; "
+            f"splits.class_encode_column('{column}') numbers them."
+        )
+    return int(largest) + 1
 
 
 def _from_folder(folder: Path) -> DatasetDict:
@@ -124,7 +132,7 @@ def _train_and_test(splits: DatasetDict, name: str) -> DatasetDict:
     if "train" not in labelled:
         raise ConfigError(
             f"data set '{name}' has no labelled split 'train': found {sorted(splits)}, "
-            "labels expected in a column 'labels' or 'label'."
+            "labels expected in a column 'labels' or 'label', from 0 upwards."
         )
     for held_out in ("test", "validation"):
         if held_out in labelled:

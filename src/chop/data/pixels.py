@@ -14,6 +14,7 @@ from torch import Tensor
 
 from chop.data.catalogue import DatasetInfo, picture_column
 from chop.data.load import label_column
+from chop.errors import ConfigError
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -60,16 +61,22 @@ class PixelTransform:
 def with_pixels(
     splits: DatasetDict, info: DatasetInfo, size: tuple[int, int, int] | None = None
 ) -> DatasetDict:
-    """The same data set with tensors in the place of pictures; one without pictures as it is.
+    """The same data set with tensors in the place of pictures; one of tensors as it is.
 
     Args:
         splits: what `load_dataset` gives.
         info: the row of the data set, for mean and deviation of its pixels.
         size: (C, H, W) that a model wants; default, that of the data set.
+    Raises:
+        ConfigError: the data set holds tensors of another size.
     """
     column = picture_column(splits)
     label = label_column(splits["train"].column_names)
     if column is None or label is None:
+        if size and info.image_size not in (None, size):
+            raise ConfigError(
+                f"data set '{info.name}' has tensors of {info.image_size}, the model wants {size}."
+            )
         return splits
     wanted = size or info.image_size or (3, 224, 224)
     mean, std = (

@@ -142,8 +142,8 @@ class MaseDataModule:
             return get_tokenized_dataset(
                 self._loaded, self.tokenizer, max_length=self.max_token_len
             )
-        info = find_model_info(self.model_name or "")
-        return with_pixels(self._loaded, self.dataset_info, info.image_size if info else None)
+        model = find_model_info(self.model_name or "")
+        return with_pixels(self._loaded, self.dataset_info, model.image_size if model else None)
 
     def _loader(self, split: Dataset | None, *, shuffle: bool = False) -> DataLoader:
         if split is None:

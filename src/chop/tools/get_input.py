@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from chop.models import ModelInfo
 
 LOADERS = ("train", "val", "test")
+CLASSIFICATION = ("cls", "classification", "text-classification", "image-classification")
+LANGUAGE_MODELING = ("lm", "language_modeling", "text-generation", "fill-mask")
+IGNORED_LABEL = -100
+"""What `torch.nn.functional.cross_entropy` leaves out."""
 
 
 class DataModule(Protocol):
@@ -37,12 +41,13 @@ class InputGenerator:
     Args:
         model_info: of `chop.models.get_model_info`.
         data_module: batches are mappings, or pairs `(x, labels)`.
-        task: `cls`; or `lm`, where the labels are the tokens themselves.
+        task: `cls` or `lm`, or what `chop.models.load_model` calls them. For `lm` the labels are
+            the tokens themselves, and -100, which losses leave out, at padding.
         which_dataloader: `train`, `val` or `test`.
         max_batches: how many batches at most; None takes all.
 
     Raises:
-        ConfigError: there is no such loader.
+        ConfigError: there is no such loader or task.
     """
 
     def __init__(
@@ -56,6 +61,9 @@ class InputGenerator:
         if which_dataloader not in LOADERS:
             hint = did_you_mean(which_dataloader, LOADERS)
             raise ConfigError(f"which_dataloader: got '{which_dataloader}': {hint}")
+        if task not in (*LANGUAGE_MODELING, *CLASSIFICATION):
+            hint = did_you_mean(task, (*LANGUAGE_MODELING, *CLASSIFICATION))
+            raise ConfigError(f"task: got '{task}': {hint}")
         self.model_info, self.task, self.max_batches = model_info, task, max_batches
         self.dataloader = getattr(data_module, f"{which_dataloader}_dataloader")()
         self._batches = self._read()
@@ -78,9 +86,12 @@ class InputGenerator:
     def _inputs(self, batch: Any) -> dict[str, Any]:
         if not isinstance(batch, dict):
             return {self.model_info.input_name: batch[0]}
-        if self.task in ("lm", "language_modeling"):
-            return {**batch, "labels": batch["input_ids"]}
-        return dict(batch)
+        if self.task in CLASSIFICATION:
+            return dict(batch)
+        labels = batch["input_ids"]
+        if "attention_mask" in batch:
+            labels = labels.masked_fill(batch["attention_mask"] == 0, IGNORED_LABEL)
+        return {**batch, "labels": labels}
 
 
 def get_dummy_input(
