@@ -6,7 +6,7 @@ from transformers import TrainerCallback
 
 from chop import MaseGraph, passes
 from chop.data import load_dataset
-from chop.errors import ConfigError
+from chop.errors import ConfigError, GraphError
 from chop.models import load_model
 from chop.train import GradualPruning, evaluate, fit, get_trainer, read_rows
 
@@ -114,3 +114,12 @@ def test_pruning_while_training_beats_pruning_after(digits):
 def test_what_cannot_be_scheduled_is_refused(weight, settings, message):
     with pytest.raises(ConfigError, match=message):
         GradualPruning(graph(), {"weight": weight}, **settings)
+
+
+def test_what_is_no_graph_or_no_config_is_refused():
+    with pytest.raises(GraphError, match="GradualPruning: expected a MaseGraph, got DigitsMLP"):
+        GradualPruning(graph().model, {"weight": {"sparsity": 0.5}})
+    with pytest.raises(ConfigError, match="expected 'weight'"):
+        GradualPruning(graph(), None)
+    with pytest.raises(ConfigError, match="expected a mapping, got 0.5"):
+        GradualPruning(graph(), 0.5)

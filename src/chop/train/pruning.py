@@ -12,6 +12,7 @@ from chop.config import parse
 from chop.errors import ConfigError, did_you_mean
 from chop.ir.graph import MaseGraph
 from chop.nn.sparsity import SCORES, Evidence
+from chop.passes.base import check_graph
 from chop.passes.transforms.prune import count_hidden, hide_lowest, take_targets
 from chop.passes.transforms.prune_settings import PruneConfig, WeightPruning
 from chop.passes.transforms.pruning_evidence import add_saliency
@@ -57,6 +58,7 @@ class GradualPruning:
 
     Raises:
         ConfigError: a setting is wrong, or cannot be scheduled.
+        GraphError: `mg` is no graph.
     """
 
     def __init__(
@@ -69,7 +71,10 @@ class GradualPruning:
         end: float = 0.8,
         every: int = 10,
     ) -> None:
-        settings = parse(PruneConfig, _with_batches(config), "GradualPruning")
+        check_graph("GradualPruning", mg)
+        # Training brings the data that some methods look at.
+        given = {"batches": (), **config} if isinstance(config, Mapping) else config
+        settings = parse(PruneConfig, given, "GradualPruning")
         weight = _schedulable(settings)
         if schedule not in PRUNING_SCHEDULES:
             known = did_you_mean(schedule, PRUNING_SCHEDULES)
@@ -138,8 +143,3 @@ def _schedulable(settings: PruneConfig) -> WeightPruning:
     else:
         return weight
     raise ConfigError(f"GradualPruning: {reason}; prune at once with prune_transform_pass.")
-
-
-def _with_batches(config: Mapping[str, Any] | PruneConfig) -> Mapping[str, Any] | PruneConfig:
-    """Training brings the data that some methods look at."""
-    return config if isinstance(config, PruneConfig) else {"batches": (), **config}
