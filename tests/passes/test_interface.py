@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from chop.errors import CheckpointError, ConfigError
+from chop.errors import CheckpointError, ConfigError, GraphError
 from chop.ir.graph import MaseGraph
 from chop.passes.interface.load_graph import load_mase_graph_interface_pass
 from chop.passes.interface.save_graph import save_mase_graph_interface_pass
@@ -33,5 +33,7 @@ def test_wrong_settings_are_refused(tmp_path: Path) -> None:
         save_mase_graph_interface_pass(mg, {"savedir": "x"})
     with pytest.raises(ConfigError, match="save_dir: expected Path, got nothing"):
         save_mase_graph_interface_pass(mg, {})
+    with pytest.raises(GraphError, match="expected a MaseGraph, got Linear"):
+        save_mase_graph_interface_pass(nn.Linear(2, 2), "x")  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="no checkpoint"):
         load_mase_graph_interface_pass(mg, tmp_path)

@@ -75,6 +75,9 @@ def test_a_changed_stage_runs_again_and_all_after_it(mg, tmp_path):
     other = MaseGraph(get_model("toy-tiny", seed=1))
     Pipeline([a, (b, {"k": 2}), c])(other, out=tmp_path, quiet=True)
     assert [call[0] for call in calls[5:]] == list("abc")
+    other.model.requires_grad_(False)
+    frozen, _ = Pipeline([a, (b, {"k": 2}), c])(other, out=tmp_path, quiet=True)
+    assert not any(p.requires_grad for p in frozen.model.parameters())
 
 
 def test_settings_are_compared_by_content(mg, tmp_path):

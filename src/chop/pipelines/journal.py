@@ -123,7 +123,7 @@ def _graph_parts(mg: MaseGraph) -> Iterator[bytes]:
         yield f"{node.name} {node.op} {called} {node.args} {node.kwargs}".encode()
     yield f"{model} {model.training}".encode()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        yield from _parts(name, tensor)
+        yield from _parts(name, tensor.requires_grad, tensor)
 
 
 def _parts(*values: Any) -> Iterator[bytes]:

@@ -9,7 +9,9 @@ from typing import Any
 from chop.config import convert
 from chop.errors import ConfigError, did_you_mean
 from chop.ir.graph import MaseGraph
+from chop.passes.base import check_graph
 
+NAME = "save_mase_graph_interface_pass"
 FILE_NAME = "graph_module"
 
 
@@ -24,10 +26,12 @@ def save_mase_graph_interface_pass(
     Returns: the graph, and `{"path": what MaseGraph.from_checkpoint takes}`.
 
     Raises:
+        GraphError: `graph` is no MaseGraph.
         ConfigError: no folder is named.
         CheckpointError: something in the graph cannot be exported.
     """
-    path = folder_of(pass_args, "save_dir", "save_mase_graph_interface_pass") / FILE_NAME
+    check_graph(NAME, graph)
+    path = folder_of(pass_args, "save_dir", NAME) / FILE_NAME
     graph.export(path)
     return graph, {"path": path}
 
