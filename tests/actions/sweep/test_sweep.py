@@ -1,5 +1,4 @@
 import csv
-import dataclasses
 import json
 import random
 import subprocess
@@ -136,11 +135,22 @@ def test_a_method_or_sparsity_named_twice_is_measured_once(tmp_path):
     assert "| 0.00% " in (tmp_path / "table.md").read_text()
 
 
-def test_fractions_below_zero_are_drawn_as_a_heat_map_too(tmp_path):
-    config = QuantizeSweepConfig(model="mlp", out=tmp_path, widths="8:12:4", frac="-2,4")
-    rows = quantize_sweep(dataclasses.replace(config, qat_epochs=0))
-    assert [row["frac_width"] for row in rows] == [-2, -2, 4, 4]
-    assert (tmp_path / "heatmap-ptq.svg").exists() and not (tmp_path / "heatmap-qat.svg").exists()
+def test_a_heat_map_has_the_numbered_fractions_and_no_others(tmp_path):
+    config = QuantizeSweepConfig(
+        model="mlp", out=tmp_path, widths="6:8:2", frac="-2,4,half,auto", qat_epochs=0
+    )
+    assert [row["frac_width"] for row in quantize_sweep(config)] == [
+        -2,
+        -2,
+        4,
+        4,
+        3,
+        "auto",
+        "auto",
+    ]
+    picture = (tmp_path / "heatmap-ptq.svg").read_text()
+    assert "<!-- 4 -->" in picture and "<!-- 3 -->" not in picture
+    assert not (tmp_path / "heatmap-qat.svg").exists()
 
 
 @pytest.mark.slow

@@ -198,8 +198,8 @@ def _draw(
         title=f"{title}: accuracy against width",
         ticks=sorted({row["width"] for row in rows}),
     )
-    numbers = {key: row for key, row in found.items() if isinstance(key[1], int)}
     fixed = set(lines) - {"half", *DERIVED}
+    numbers = {key: row for key, row in found.items() if str(key[1]) in fixed}
     if len(fixed) > 1 and len({width for width, _ in numbers}) > 1:
         for method in methods:
             write_figure(
