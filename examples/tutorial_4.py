@@ -13,7 +13,7 @@ import chop.passes as passes
 from chop import MaseGraph
 from chop.models import load_model
 from chop.tools import get_tokenized_dataset, get_trainer
-from chop.train import load_trained
+from chop.train import calibration_batches, load_trained
 
 
 def main():
@@ -62,10 +62,12 @@ def main():
     results = {"float": evaluate(mg)}
     print(f"float: {results['float']:.2%}")
     for method in args.methods.split(","):
-        settings = {"method": method, "granularity": "elementwise"}
-        config = {"weight": {**settings, "sparsity": args.sparsity, "scope": args.scope}}
+        settings = {"method": method, "scope": args.scope, "granularity": "elementwise"}
+        config = {"weight": {**settings, "sparsity": args.sparsity}}
         if args.activation_sparsity:
             config["activation"] = {**settings, "sparsity": args.activation_sparsity}
+            # One threshold for all inputs, which scope "global" asks for, is found on these rows.
+            config["batches"] = calibration_batches(mg.model, dataset, with_labels=True)
         # The graph that was passed in stays whole, so the next method starts from it again.
         pruned, info = passes.prune_transform_pass(mg, pass_args=config)
         results[f"{method}, pruned"] = evaluate(pruned)

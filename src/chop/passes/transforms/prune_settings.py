@@ -20,7 +20,8 @@ class WeightPruning:
         sparsity: the share to prune, 0 to below 1; or shares by operator, module path, node name
             or pattern of these. Granularity n:m says it already.
         method: a name of `chop.nn.sparsity.SCORES`: the lowest scores are pruned.
-        scope: `local` prunes the share of each layer, `global` that of all together.
+        scope: `local` prunes the share of each layer, `global` that of all together. Columns,
+            channels and heads are counted, whatever their sizes.
         granularity: `elementwise`; `column`, all weights of an input; `n:m`, such as `2:4`, keeps
             n of every m neighbours along the input. `channel` or `row` take outputs of layers
             out of the model, `head` attention heads: the model gets fewer parameters.

@@ -73,8 +73,8 @@ def shrink(mg: MaseGraph, config: PruneConfig, settings: WeightPruning) -> dict[
 
     A unit leaves with everything that only it reaches: what follows it sees nothing of it, also
     where an activation of zero is not zero. Layers whose outputs are added or multiplied lose the
-    same units. Layers whose units reach a norm over all of them, the output or anything else that
-    needs them stay whole. Each keeps one unit at least.
+    same units, the share of the first of them. Layers whose units reach a norm over all of them,
+    the output or anything else that needs them stay whole. Each keeps one unit at least.
 
     Returns: `sparsity` (share of the units), `hidden` and `weights` (units removed, and all there
         were), `layers`, `skipped`, and `parameters`: their number before and after.
