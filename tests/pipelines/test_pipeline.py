@@ -104,7 +104,8 @@ def test_measured_statistics_are_there_after_a_resume(mg, tmp_path):
     stages = [("profile_statistics_analysis_pass", settings), BITS]
     first, _ = Pipeline(stages)(mg, out=tmp_path, quiet=True)
     again, found = Pipeline(stages)(mg, out=tmp_path, quiet=True)
-    assert found["profile_statistics_analysis_pass"]["statistics"]
+    measured = found["profile_statistics_analysis_pass"]["statistics"]
+    assert len(measured["seq_blocks_0"]["args"]["weight"]["range_min_max"]["max"]) == 64
     for node, resumed in zip(first.nodes, again.nodes, strict=True):
         torch.testing.assert_close(
             dict(resumed.meta["mase"].software), dict(node.meta["mase"].software), rtol=0, atol=0
@@ -221,11 +222,13 @@ def test_findings_become_plain_json():
     findings = {
         1: float("nan"),
         "t": torch.tensor(2.5),
-        "m": torch.zeros(2, 3),
+        "m": torch.tensor([[0.5, -torch.inf], [2, 3]]),
+        "l": torch.zeros(200, 300),
         "s": (1, None, True),
         "o": object(),
     }
     plain = as_json(findings)
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
     assert plain["1"] == "nan" and plain["t"] == 2.5 and plain["s"] == [1, None, True]
-    assert plain["m"] == "tensor (2, 3) torch.float32" and plain["o"] == "object"
+    assert plain["m"] == [[0.5, "-inf"], [2, 3]] and plain["o"] == "object"
+    assert plain["l"] == "tensor (200, 300) torch.float32"

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 PLAIN = (str, int, float, bool, type(None))
+MOST_NUMBERS = 10_000
+"""Larger tensors among the findings, such as recorded activations, are only described."""
 
 
 class Journal:
@@ -96,10 +98,10 @@ def as_json(value: Any) -> Any:
         return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [as_json(item) for item in value]
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return as_json(value.item())
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and value.numel() > MOST_NUMBERS:
         return f"tensor {tuple(value.shape)} {value.dtype}"
+    if isinstance(value, Tensor):
+        return as_json(value.tolist())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: as_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
     return str(value) if isinstance(value, Path) else type(value).__name__
