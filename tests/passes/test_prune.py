@@ -176,6 +176,17 @@ def test_a_weight_that_is_also_used_bare_is_refused():
         prune(mg, sparsity=0.5)
 
 
+def test_a_parametrised_weight_is_refused_by_name_of_the_way_out():
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4))
+    torch.nn.utils.parametrizations.weight_norm(model[0])
+    mg = MaseGraph(model.eval(), dummy_in={"input": torch.randn(3, 4)})
+    with pytest.raises(ConfigError, match="remove_parametrizations"):
+        prune(mg, sparsity=0.5)
+    _, info = prune(mg, sparsity=0.5, granularity="row")
+    assert info["skipped"]["0"] == "the weight of '0' is parametrised"
+    assert info["parameters"][0] == info["parameters"][1]
+
+
 def test_float_layers_keep_their_state_and_carry_the_mask(net_graph):
     pruned, _ = prune(net_graph, sparsity=0.5, include=["fc1"])
     layer = pruned.modules["fc1"]

@@ -41,6 +41,11 @@ def test_a_threshold_takes_the_place_of_the_share(dtype):
     )
 
 
+def test_its_text_has_the_settings():
+    assert str(PruneActivation(0.25)) == "PruneActivation(sparsity=0.25, method=l1-norm)"
+    assert "threshold=1.5" in str(PruneActivation(0.25, threshold=1.5))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_gradients_flow_through_what_is_kept(method):
     x = torch.randn(6, 5, requires_grad=True)

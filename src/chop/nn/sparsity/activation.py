@@ -71,4 +71,5 @@ class PruneActivation(nn.Module):
 
     def extra_repr(self) -> str:
         """The settings."""
-        return f"sparsity={self.sparsity:g}, method={self.method}"
+        text = f"sparsity={self.sparsity:g}, method={self.method}"
+        return text if self.threshold is None else f"{text}, threshold={self.threshold:g}"

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from chop.ir.capture.captured import TensorSpec
 from chop.ir.graph import MaseGraph
@@ -146,6 +147,8 @@ class Walk:
         module = self.mg.module_of(node)
         if module is None:
             raise BlockedError(f"'{node.name}' has its weight outside of a module")
+        if is_parametrized(module):
+            raise BlockedError(f"the weight of '{node.target}' is parametrised")
         if sum(self.mg.module_of(other) is module for other in self.mg.nodes) > 1:
             raise BlockedError(f"'{node.target}' is called more than once")
         for parameter in module.parameters(recurse=False):
