@@ -49,6 +49,21 @@ class Encoded:
         stored = (self.codes, self.scales, self.tensor_scale)
         return sum(tensor.nbytes for tensor in stored if tensor is not None)
 
+    def take_rows(self, index: Tensor) -> Encoded:
+        """The rows of that index, of a tensor whose format keeps rows apart.
+
+        Args:
+            index: integers, one-dimensional: positions along the first axis.
+        Returns: an encoded tensor of the shape (index size, *shape[1:]).
+        """
+        count = self.shape[0]
+        codes = self.codes.view(count, -1).index_select(0, index).view(-1)
+        scales = self.scales
+        if scales is not None:
+            scales = scales.view(count, -1).index_select(0, index).view(-1)
+        shape = torch.Size((index.numel(), *self.shape[1:]))
+        return dataclasses.replace(self, codes=codes, scales=scales, shape=shape)
+
 
 class NumberFormat(ABC):
     """A finite set of numbers, and the rule that picks one for every real number.
@@ -101,6 +116,18 @@ class NumberFormat(ABC):
     @abstractmethod
     def decode(self, encoded: Encoded) -> Tensor:
         """Inverse of `encode`: `decode(encode(x))` equals `round(x)` bit for bit."""
+
+    def keeps_rows_apart(self, shape: Sequence[int]) -> bool:
+        """True where each index of the first axis has codes and scales of its own, in whole bytes.
+
+        Rows of such an encoded tensor can be decoded without the others.
+        """
+        return False
+
+    @property
+    def is_deterministic(self) -> bool:
+        """False where `round` draws at random."""
+        return True
 
     @abstractmethod
     def saturates(self, x: Tensor) -> Tensor:

@@ -62,6 +62,11 @@ class Binary(ScaledFormat):
         check_range("binary.width", self.width, range(1, 2), "bit")
 
     @property
+    def is_deterministic(self) -> bool:
+        """False if signs are drawn."""
+        return not self.stochastic
+
+    @property
     def element(self) -> Sign:
         """Signs."""
         return Sign(self.bipolar, self.stochastic)

@@ -70,6 +70,11 @@ class BinaryResidual(NumberFormat):
                 )
 
     @property
+    def is_deterministic(self) -> bool:
+        """False if signs are drawn."""
+        return not self.stochastic
+
+    @property
     def _depth(self) -> int:
         return self.levels if self.residual_sign else 1
 
@@ -127,7 +132,7 @@ class BinaryResidual(NumberFormat):
         """The sum of the levels."""
         assert encoded.scales is not None
         codes = unpack_bits(encoded.codes, self._depth, encoded.shape.numel()).view(encoded.shape)
-        signs = [self._element.values(codes >> level & 1) for level in range(self._depth)]
+        signs = [self._element.values((codes >> level & 1).long()) for level in range(self._depth)]
         return self._sum(signs, encoded.scales, encoded.dtype)
 
     def saturates(self, x: Tensor) -> Tensor:

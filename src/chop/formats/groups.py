@@ -33,6 +33,14 @@ class Groups(ABC):
     def count(self, shape: Sequence[int]) -> int:
         """Number of groups in a tensor of that shape."""
 
+    @abstractmethod
+    def keep_rows_apart(self, rank: int) -> bool:
+        """True where no group of a tensor of that rank, 2 or more, has values of two rows.
+
+        A row is all that has the same index of the first axis; it has its groups one after the
+        other.
+        """
+
 
 @dataclass(frozen=True)
 class Whole(Groups):
@@ -60,6 +68,10 @@ class Whole(Groups):
         if self.granularity == "tensor" or len(shape) < 2:
             return 1
         return shape[0] if self.granularity == "channel" else math.prod(shape[:-1])
+
+    def keep_rows_apart(self, rank: int) -> bool:
+        """True but for one scale for all."""
+        return self.granularity != "tensor"
 
 
 @dataclass(frozen=True)
@@ -119,6 +131,10 @@ class Blocks(Groups):
         moved = [size for i, size in enumerate(shape) if i != axis % len(shape)] + [shape[axis]]
         blocks = [-(-size // block) for size, block in zip(moved[::-1], sizes[::-1], strict=False)]
         return math.prod(blocks) * math.prod(moved[: len(moved) - len(sizes)])
+
+    def keep_rows_apart(self, rank: int) -> bool:
+        """True for blocks that run along the last axis and have no more than one."""
+        return len(self._sizes(rank)) == 1 and self._axis(rank) % rank == rank - 1
 
     def _axis(self, rank: int) -> int:
         return self.dim if -rank <= self.dim < rank else -1

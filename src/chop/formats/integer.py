@@ -12,6 +12,7 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.formats.base import Encoded, NumberFormat, check_range, even_sample
+from chop.formats.chunks import chunks
 from chop.formats.packing import pack_bits, unpack_bits
 
 MAX_WIDTH = 32
@@ -135,17 +136,28 @@ class Integer(NumberFormat):
         """
         if not self.is_fitted:
             raise ConfigError(f"{self.label}: call `fitted(x)` before `encode(x)`.")
-        codes = self._codes(x).nan_to_num(0.0).to(torch.int64)
-        return Encoded(pack_bits(codes, self._numbers[0]), x.shape, x.dtype)
+        width, _ = self._numbers
+        parts = [
+            pack_bits(self._codes(part).nan_to_num(0.0).long(), width)
+            for part in chunks(x.reshape(-1))  # a chunk fills whole bytes
+        ]
+        return Encoded(torch.cat(parts), x.shape, x.dtype)
 
     def decode(self, encoded: Encoded) -> Tensor:
         """The values k 2^-frac_width in the dtype that was encoded."""
+        codes = unpack_bits(encoded.codes, self._numbers[0], encoded.shape.numel())
+        parts = [self._values(part.long()).to(encoded.dtype) for part in chunks(codes)]
+        return torch.cat(parts).view(encoded.shape)
+
+    def _values(self, codes: Tensor) -> Tensor:
         width, frac_width = self._numbers
-        codes = unpack_bits(encoded.codes, width, encoded.shape.numel())
         if self.is_signed:
             codes = codes - ((codes >> (width - 1)) << width)
-        values = codes.double() / 2.0**frac_width
-        return values.to(encoded.dtype).view(encoded.shape)
+        return codes.double() / 2.0**frac_width
+
+    def keeps_rows_apart(self, shape: Sequence[int]) -> bool:
+        """True where rows fill whole bytes."""
+        return self._numbers[0] * math.prod(shape[1:]) % 8 == 0
 
     @property
     def is_fitted(self) -> bool:

@@ -7,6 +7,11 @@ from torch import Tensor
 
 from chop.formats.chunks import CHUNK
 
+GROUP = 8
+"""Codes of this number fill whole bytes, at any width."""
+WORD_WIDTH = 7
+"""Up to this width that many codes fit an int64, and are packed and unpacked as one."""
+
 
 def pack_bits(codes: Tensor, width: int) -> Tensor:
     """Packs the low `width` bits of every code, least significant bit first.
@@ -21,10 +26,12 @@ def pack_bits(codes: Tensor, width: int) -> Tensor:
     """
     if width == 8:
         return codes.reshape(-1).to(torch.uint8)
-    return torch.cat([_pack(part, width) for part in codes.reshape(-1).split(CHUNK)])
+    pack = _pack_words if width <= WORD_WIDTH else _pack
+    return torch.cat([pack(part, width) for part in codes.reshape(-1).split(CHUNK)])
 
 
 def _pack(codes: Tensor, width: int) -> Tensor:
+    """The reference: bit by bit."""
     places = torch.arange(width, device=codes.device)
     bits = (codes.view(-1, 1).to(torch.int64) >> places & 1).to(torch.uint8).reshape(-1)
     padding = -bits.numel() % 8
@@ -33,25 +40,48 @@ def _pack(codes: Tensor, width: int) -> Tensor:
     return (bytes_of_bits * weights).sum(1, dtype=torch.uint8)
 
 
+def _pack_words(codes: Tensor, width: int) -> Tensor:
+    low = codes.to(torch.int64) & 2**width - 1
+    groups = torch.nn.functional.pad(low, (0, -low.numel() % GROUP)).view(-1, GROUP)
+    words = (groups << width * torch.arange(GROUP, device=codes.device)).sum(1, keepdim=True)
+    packed = (words >> 8 * torch.arange(width, device=codes.device)).to(torch.uint8)
+    return packed.view(-1)[: packed_bytes(codes.numel(), width)]
+
+
+def packed_bytes(numel: int, width: int) -> int:
+    """Bytes that `pack_bits` fills."""
+    return -(-numel * width // 8)
+
+
 def unpack_bits(packed: Tensor, width: int, numel: int) -> Tensor:
-    """Inverse of `pack_bits`: int64 codes in 0..2^width-1, shape (numel,).
+    """Inverse of `pack_bits`: codes in 0..2^width-1, shape (numel,), uint8 up to width 8, or int64.
 
     >>> unpack_bits(torch.tensor([57], dtype=torch.uint8), 2, 4)
-    tensor([1, 2, 3, 0])
+    tensor([1, 2, 3, 0], dtype=torch.uint8)
     """
     if width == 8:
-        return packed.long()
+        return packed
+    unpack = _unpack_words if width <= WORD_WIDTH else _unpack
     # A chunk of codes is a whole number of bytes.
-    parts = [_unpack(part, width) for part in packed.split(CHUNK // 8 * width)]
+    parts = [unpack(part, width) for part in packed.split(CHUNK // 8 * width)]
     return torch.cat(parts)[:numel]
 
 
 def _unpack(packed: Tensor, width: int) -> Tensor:
+    """The reference: bit by bit, int64."""
     places = torch.arange(8, device=packed.device)
     bits = (packed.view(-1, 1) >> places & 1).reshape(-1)
     whole = bits[: bits.numel() // width * width].view(-1, width)
     weights = 2 ** torch.arange(width, device=packed.device)
     return (whole.to(torch.int64) * weights).sum(1)
+
+
+def _unpack_words(packed: Tensor, width: int) -> Tensor:
+    """uint8; spare bits of the last group come out as codes of zero."""
+    groups = torch.nn.functional.pad(packed, (0, -packed.numel() % width)).view(-1, width)
+    words = groups.long() << 8 * torch.arange(width, device=packed.device)
+    codes = words.sum(1, keepdim=True) >> width * torch.arange(GROUP, device=packed.device)
+    return (codes & 2**width - 1).to(torch.uint8).view(-1)
 
 
 TRITS_PER_BYTE = 5

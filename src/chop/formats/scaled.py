@@ -16,7 +16,7 @@ from chop.formats.chunks import chunks
 from chop.formats.elements import Element
 from chop.formats.groups import Blocks, Groups
 from chop.formats.packing import pack_bits, unpack_bits
-from chop.formats.scaling import Scaling
+from chop.formats.scaling import Scales, Scaling
 
 MAX_BLOCK = 2**20
 
@@ -53,13 +53,22 @@ class ElementFormat(NumberFormat):
     def encode(self, x: Tensor) -> Encoded:
         """The elements' codes; NaN is 0 where the format has none."""
         element = self.element
-        codes = element.stored(element.round(x.double()))
-        return Encoded(pack_bits(codes, element.width), x.shape, x.dtype)
+        parts = [
+            pack_bits(element.stored(element.round(part.double())), element.width)
+            for part in chunks(x.reshape(-1))  # a chunk fills whole bytes
+        ]
+        return Encoded(torch.cat(parts), x.shape, x.dtype)
 
     def decode(self, encoded: Encoded) -> Tensor:
         """The values of the codes."""
-        codes = unpack_bits(encoded.codes, self.element.width, encoded.shape.numel())
-        return cast(self.element.values(codes), encoded.dtype).view(encoded.shape)
+        element = self.element
+        codes = unpack_bits(encoded.codes, element.width, encoded.shape.numel())
+        parts = [cast(element.values(part.long()), encoded.dtype) for part in chunks(codes)]
+        return torch.cat(parts).view(encoded.shape)
+
+    def keeps_rows_apart(self, shape: Sequence[int]) -> bool:
+        """True where rows fill whole bytes."""
+        return self.element.width * math.prod(shape[1:]) % 8 == 0
 
     def saturates(self, x: Tensor) -> Tensor:
         """True beyond the largest element."""
@@ -92,11 +101,14 @@ class ScaledFormat(NumberFormat):
         Returns: same shape and dtype as `x`.
         """
         groups = self.groups.split(x)
-        rows = groups.reshape(-1, groups.size(-1))
-        # A scale of the whole tensor must see the whole tensor.
-        parts = (rows,) if self.scaling.tensor_width else chunks(rows, rows.size(-1))
+        parts = self._parts(groups)
         rounded = torch.cat([cast(self._round_groups(part.double()), x.dtype) for part in parts])
         return self.groups.join(rounded.view(groups.shape), x.shape)
+
+    def _parts(self, groups: Tensor) -> Sequence[Tensor]:
+        """(rows, group size) each; a scale of the whole tensor must see the whole tensor."""
+        rows = groups.reshape(-1, groups.size(-1))
+        return (rows,) if self.scaling.tensor_width else chunks(rows, rows.size(-1))
 
     def _round_groups(self, groups: Tensor) -> Tensor:
         scale = self.scaling.measure(groups).values
@@ -112,23 +124,42 @@ class ScaledFormat(NumberFormat):
 
     def encode(self, x: Tensor) -> Encoded:
         """The elements' codes in the order of `x`, without padding, and the groups' scales."""
-        element, groups = self.element, self.groups.split(x.double())
+        groups = self.groups.split(x)
+        parts = [self._encode_groups(part.double()) for part in self._parts(groups)]
+        codes = torch.cat([codes for codes, _ in parts]).view(groups.shape)
+        scales = self.scaling.pack(torch.cat([scales.codes for _, scales in parts]))
+        packed = pack_bits(self.groups.join(codes, x.shape), self.element.width)
+        return Encoded(packed, x.shape, x.dtype, scales, parts[0][1].of_tensor)
+
+    def _encode_groups(self, groups: Tensor) -> tuple[Tensor, Scales]:
+        """Codes in the narrowest dtype that holds them, and scales."""
         scales = self.scaling.measure(groups)
-        codes = element.stored(element.round(_divide(groups, scales.values)))
-        packed = pack_bits(self.groups.join(codes, x.shape), element.width)
-        stored = self.scaling.pack(scales.codes)
-        return Encoded(packed, x.shape, x.dtype, stored, scales.of_tensor)
+        codes = self.element.stored(self.element.round(_divide(groups, scales.values)))
+        return codes.to(torch.uint8 if self.element.width <= 8 else torch.int64), scales
 
     def decode(self, encoded: Encoded) -> Tensor:
         """The values of the codes times the scales."""
-        shape = encoded.shape
-        codes = unpack_bits(encoded.codes, self.element.width, shape.numel()).view(shape)
+        shape, dtype, element = encoded.shape, encoded.dtype, self.element
+        codes = unpack_bits(encoded.codes, element.width, shape.numel()).view(shape)
         groups = self.groups.split(codes)
+        rows = groups.reshape(-1, groups.size(-1))
         assert encoded.scales is not None
         count = self.groups.count(shape)
-        scale = self.scaling.restore(encoded.scales, count, encoded.tensor_scale)
-        y = self.element.values(groups) * scale.view(*groups.shape[:-1], 1)
-        return cast(self.groups.join(y, shape), encoded.dtype)
+        scales = self.scaling.restore(encoded.scales, count, encoded.tensor_scale)
+        size = rows.size(-1)
+        parts = [
+            cast(element.values(part.long()) * scale, dtype)
+            for part, scale in zip(chunks(rows, size), chunks(scales, size), strict=True)
+        ]
+        return self.groups.join(torch.cat(parts).view(groups.shape), shape)
+
+    def keeps_rows_apart(self, shape: Sequence[int]) -> bool:
+        """True where no group has values of two rows, and rows fill whole bytes."""
+        if len(shape) < 2 or math.prod(shape) == 0:
+            return False
+        scale_bits = self.scaling.width * self.groups.count(shape) // shape[0]
+        fills_bytes = self.element.width * math.prod(shape[1:]) % 8 == scale_bits % 8 == 0
+        return fills_bytes and self.groups.keep_rows_apart(len(shape))
 
     def saturates(self, x: Tensor) -> Tensor:
         """True beyond the largest element times the group's scale."""

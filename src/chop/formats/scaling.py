@@ -112,7 +112,7 @@ class SharedExponent(Scaling):
 
     def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
         """2^E."""
-        return self._values(unpack_bits(packed, self.width, count).view(-1, 1))
+        return self._values(unpack_bits(packed, self.width, count).long().view(-1, 1))
 
     def _values(self, codes: Tensor) -> Tensor:
         return exp2(codes + self.lowest).masked_fill(codes > self._largest_code, torch.nan)
@@ -169,5 +169,6 @@ class ScaledFloatScale(Scaling):
     def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
         """The products."""
         assert of_tensor is not None
-        small = self.element.values(unpack_bits(packed, self.width, count).view(-1, 1))
+        codes = unpack_bits(packed, self.width, count).long()
+        small = self.element.values(codes.view(-1, 1))
         return small * of_tensor.double()

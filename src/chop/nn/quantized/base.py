@@ -69,6 +69,8 @@ class QuantizedOperator(nn.Module):
                 f"{type(module).__name__}: its weight is parametrised; make it a plain one first: "
                 "torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')."
             )
+        if isinstance(module, QuantizedOperator):
+            module = module.unpack()
         twin = cls.__new__(cls)
         twin.__dict__.update(module.__dict__)
         present = cls.present_operands(module)
@@ -79,6 +81,10 @@ class QuantizedOperator(nn.Module):
     def with_spec(self, spec: QuantSpec) -> Self:
         """The same operator in other formats, with the same parameters."""
         return self.from_float(self, spec)
+
+    def unpack(self) -> QuantizedOperator:
+        """The operator with its weight as a parameter: itself, unless it is packed."""
+        return self
 
     def quantize(self, operand: str | None, x: T) -> T:
         """Fake-quantises `x` as that operand; what is no floating tensor passes unchanged."""

@@ -1,0 +1,62 @@
+"""Fast packing against the reference, and rows decoded by themselves."""
+
+import pytest
+import torch
+
+from chop.formats import parse_format
+from chop.formats.packing import _pack, _unpack, pack_bits, packed_bytes, unpack_bits
+
+ROWS_APART = [
+    {"name": "integer", "width": 8, "frac_width": 6},
+    {"name": "integer", "width": 4, "frac_width": 3},
+    {"name": "minifloat_ieee", "width": 6, "exponent_width": 3},
+    {"name": "mxint"},
+    {"name": "mxint", "width": 4},
+    {"name": "mxfp", "width": 6, "exponent_width": 2},
+    {"name": "nvfp4"},
+    {"name": "scale_integer", "width": 8, "granularity": "row"},
+    {"name": "binary", "scaling_factor": True},
+]
+ROWS_MIXED = [
+    {"name": "mxint", "block_dim": 0},
+    {"name": "mxint", "block_size": [2, 16]},
+    {"name": "scale_integer", "width": 8, "granularity": "tensor"},
+    {"name": "ternary"},
+]
+
+
+@pytest.mark.parametrize("width", range(1, 33))
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 65_537])
+def test_packing_equals_the_bit_by_bit_reference(width, count):
+    codes = torch.randint(2**width, (count,), dtype=torch.int64)
+    packed = pack_bits(codes, width)
+    assert torch.equal(packed, _pack(codes, width))
+    assert packed.dtype == torch.uint8 and packed.numel() == packed_bytes(count, width)
+    assert torch.equal(unpack_bits(packed, width, count).long(), codes)
+    assert torch.equal(_unpack(packed, width)[:count], codes)
+
+
+def test_only_the_low_bits_of_negative_codes_are_packed():
+    codes = torch.tensor([-1, -4, 3, -2])
+    assert torch.equal(unpack_bits(pack_bits(codes, 3), 3, 4).long(), codes & 7)
+    assert torch.equal(pack_bits(codes, 3), _pack(codes, 3))
+
+
+@pytest.mark.parametrize("settings", ROWS_APART, ids=str)
+@pytest.mark.parametrize("shape", [(7, 64), (5, 3, 32)])
+def test_rows_are_decoded_alone(settings, shape):
+    number_format = parse_format(settings)
+    x = torch.randn(shape) * torch.logspace(-3, 3, shape[0]).view(-1, *[1] * (len(shape) - 1))
+    assert number_format.keeps_rows_apart(shape)
+    index = torch.tensor([3, 0, 3, 4])
+    taken = number_format.encode(x).take_rows(index)
+    assert taken.shape == (4, *shape[1:])
+    assert torch.equal(number_format.decode(taken), number_format.round(x)[index])
+
+
+@pytest.mark.parametrize("settings", ROWS_MIXED, ids=str)
+def test_formats_whose_rows_share_something_say_so(settings):
+    assert not parse_format(settings).keeps_rows_apart((8, 64))
+    assert not parse_format({"name": "integer", "width": 3, "frac_width": 1}).keeps_rows_apart(
+        (4, 5)
+    )

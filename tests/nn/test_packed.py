@@ -1,0 +1,276 @@
+import copy
+import io
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from chop.errors import ConfigError
+from chop.formats import QuantSpec, parse_format
+from chop.formats.binary import Binary
+from chop.ir.ops import OPS, of_module
+from chop.nn import quantized as q
+from chop.nn.lora import LoraLinear
+from chop.nn.packed import PACKED, PackedEmbedding, PackedLinear, obstacle, pack
+from chop.nn.quantized.modules.linear import LinearMXInt
+
+FORMATS = [
+    {"name": "integer", "width": 8, "frac_width": 6},
+    {"name": "integer", "width": 5, "frac_width": 4},
+    {"name": "integer", "width": 12, "frac_width": "auto"},
+    {"name": "scale_integer", "width": 4},
+    {"name": "minifloat_ieee", "width": 6, "exponent_width": 3},
+    {"name": "minifloat_denorm", "width": 8, "exponent_width": 4},
+    {"name": "log", "width": 5},
+    {"name": "binary", "scaling_factor": True},
+    {"name": "binary_residual", "levels": 3},
+    {"name": "ternary", "scaling_factor": True},
+    {"name": "block_fp", "width": 6},
+    {"name": "block_minifloat", "width": 6, "exponent_width": 3},
+    {"name": "block_log", "width": 4},
+    {"name": "mxint"},
+    {"name": "mxint", "width": 4},
+    {"name": "mxint", "block_dim": 0},
+    {"name": "mxfp", "width": 6, "exponent_width": 2},
+    {"name": "nvfp4"},
+]
+LAYERS = {
+    "linear": (nn.Linear(40, 9), (3, 40)),
+    "conv1d": (nn.Conv1d(4, 6, 3), (2, 4, 9)),
+    "conv2d": (nn.Conv2d(4, 6, (3, 2), groups=2), (2, 4, 7, 6)),
+    "conv_transpose2d": (nn.ConvTranspose2d(4, 6, 3, stride=2), (2, 4, 5, 5)),
+    "batch_norm1d": (nn.BatchNorm1d(5), (4, 5)),
+    "batch_norm2d": (nn.BatchNorm2d(5), (4, 5, 2, 3)),
+    "layer_norm": (nn.LayerNorm(33), (4, 33)),
+    "rms_norm": (nn.RMSNorm(33), (4, 33)),
+    "group_norm": (nn.GroupNorm(2, 6), (4, 6, 3)),
+    "embedding": (nn.Embedding(50, 24, padding_idx=3), None),
+}
+
+
+def quantized(name, settings, **others):
+    layer, shape = LAYERS[name]
+    layer = copy.deepcopy(layer)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_()
+    twin = of_module(type(layer)).quantized
+    number_format = parse_format(settings)
+    spec = QuantSpec(weight=number_format, bias=number_format, **others)
+    inputs = torch.randint(50, (4, 5)) if shape is None else torch.randn(shape)
+    return twin.from_float(layer, spec).eval(), inputs
+
+
+def test_every_operator_with_parameters_has_a_packed_class():
+    classes = {row.quantized for row in OPS.values() if row.quantized is not None}
+    weighted = {cls for cls in classes if "weight" in cls.operands}
+    assert weighted == set(PACKED) == {of_module(type(x)).quantized for x, _ in LAYERS.values()}
+    assert all(of_module(cls).quantized is cls.operator for cls in PACKED.values())
+
+
+@pytest.mark.parametrize("settings", FORMATS, ids=str)
+def test_every_format_gives_the_same_bits(settings):
+    layer, x = quantized("linear", settings, data_in=parse_format({"name": "mxint"}))
+    packed = pack(layer).eval()
+    assert torch.equal(packed(x), layer(x))
+    assert torch.equal(packed.weight, layer.quantize("weight", layer.weight))
+    assert all(x.dtype in (torch.uint8, torch.float32) for x in packed.state_dict().values())
+    stored = sum(x.nbytes for name, x in packed.state_dict().items() if "weight" in name)
+    expected = layer.spec.weight.bits(layer.weight.shape) * layer.weight.numel() / 8
+    assert stored == pytest.approx(expected, abs=2)  # spare bits of a last byte
+    assert packed.packed_bits("weight") == 8 * stored / layer.weight.numel()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("settings", [FORMATS[1], FORMATS[13], FORMATS[15]], ids=str)
+def test_every_operator_gives_the_same_bits(name, settings):
+    layer, x = quantized(name, settings, data_out=parse_format(FORMATS[0]))
+    packed = pack(layer).eval()
+    assert type(packed) is PACKED[type(layer)]
+    assert torch.equal(packed(x), layer(x))
+    assert not list(packed.parameters())
+    again = packed.unpack().eval()
+    assert type(again) is type(layer) and torch.equal(again(x), layer(x))
+    assert list(again.state_dict()) == list(layer.state_dict())
+    assert all(parameter.requires_grad for parameter in again.parameters())
+
+
+def test_a_bias_without_a_format_stays_a_parameter():
+    layer = q.QuantLinear(64, 8, config={"weight": {"name": "mxint"}}).eval()
+    packed = pack(layer).eval()
+    assert packed.bias is layer.bias and [name for name, _ in packed.named_parameters()] == ["bias"]
+    x = torch.randn(3, 64)
+    assert torch.equal(packed(x), layer(x))
+    bare = pack(q.QuantLinear(64, 8, bias=False, config={"weight": {"name": "nvfp4"}}))
+    assert bare.bias is None
+    assert list(bare.state_dict()) == ["weight_codes", "weight_scales", "weight_tensor_scale"]
+
+
+def test_the_layer_that_was_packed_is_left_alone():
+    layer, x = quantized("linear", FORMATS[13])
+    before, keys = layer(x), list(layer.state_dict())
+    pack(layer)
+    assert torch.equal(layer(x), before) and list(layer.state_dict()) == keys
+    assert isinstance(layer.weight, nn.Parameter)
+
+
+def test_copies_pickles_files_and_state_dicts_keep_every_bit(tmp_path):
+    layer, x = quantized("linear", FORMATS[17])
+    packed = pack(layer).eval()
+    assert torch.equal(copy.deepcopy(packed)(x), layer(x))
+    assert torch.equal(pickle.loads(pickle.dumps(packed))(x), layer(x))
+    buffer = io.BytesIO()
+    torch.save(packed.state_dict(), buffer)
+    buffer.seek(0)
+    save_file(packed.state_dict(), tmp_path / "layer.safetensors")
+    for state in (torch.load(buffer, weights_only=True), load_file(tmp_path / "layer.safetensors")):
+        other = pack(quantized("linear", FORMATS[17])[0]).eval()
+        assert not torch.equal(other(x), layer(x))
+        other.load_state_dict(state)
+        assert torch.equal(other(x), layer(x))
+    with pytest.raises(RuntimeError, match="Missing key.*weight_codes"):
+        packed.load_state_dict(layer.state_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_changes_of_dtype_keep_the_codes_and_the_scales(dtype):
+    layer, x = quantized("linear", FORMATS[3])
+    packed = pack(layer).eval()
+    exact = packed.weight
+    moved = copy.deepcopy(packed).to(dtype)
+    assert moved.weight_codes.dtype == torch.uint8 and moved.weight_scales.dtype == torch.float32
+    assert moved.weight.dtype == dtype == moved(x.to(dtype)).dtype
+    assert torch.equal(moved.weight.float().to(dtype), exact.to(dtype))
+    assert torch.equal(moved.to(torch.float32).weight, exact)
+
+
+def test_changes_of_device():
+    packed = pack(quantized("linear", FORMATS[3])[0])
+    meta = copy.deepcopy(packed).to("meta")
+    assert meta.weight_codes.is_meta and meta.weight_scales.is_meta and meta.weight.is_meta
+    assert meta.to_empty(device="cpu").weight.shape == packed.weight.shape
+    assert copy.deepcopy(packed).half().to("meta").weight.dtype == torch.float16
+
+
+def test_low_precision_layers_are_packed_in_their_dtype():
+    layer, x = quantized("linear", FORMATS[13])
+    layer, x = layer.bfloat16(), x.bfloat16()
+    packed = pack(layer).eval()
+    assert packed.weight.dtype == torch.bfloat16
+    assert torch.equal(packed(x), layer(x))
+
+
+@pytest.mark.parametrize("name", ["linear", "embedding"])
+def test_compiles_without_a_break(name):
+    layer, x = quantized(name, FORMATS[14])
+    packed = torch.compile(pack(layer).eval(), fullgraph=True, backend="aot_eager")
+    assert torch.equal(packed(x), layer(x))
+    torch.library.opcheck(
+        torch.ops.chop.decode.default,
+        (torch.zeros(32, dtype=torch.uint8), None, None, [4, 8], torch.float32, INTEGER.key),
+    )
+
+
+INTEGER = parse_format(FORMATS[0])
+
+
+def test_training_is_refused_and_unpacking_allows_it():
+    layer, x = quantized("linear", FORMATS[13])
+    packed = pack(layer).train()
+    with pytest.raises(ConfigError, match="PackedLinear cannot be trained: its weight is stored"):
+        packed(x)
+    with torch.no_grad():
+        assert torch.equal(packed(x), layer(x))
+    x.requires_grad_()
+    packed.eval()(x).sum().backward()  # gradients pass through to what lies before
+    assert torch.allclose(x.grad, packed.weight.sum(0).expand_as(x))
+    trainable = packed.unpack()
+    trainable.train()(x).sum().backward()
+    assert trainable.weight.grad is not None and trainable.weight.grad.abs().sum() > 0
+
+
+def test_frozen_parameters_come_back_frozen():
+    layer, _ = quantized("linear", FORMATS[13])
+    layer.weight.requires_grad_(False)
+    again = pack(layer).unpack()
+    assert not again.weight.requires_grad and again.bias.requires_grad
+
+
+def test_a_pruned_layer_packs_what_it_computes_with_and_stays_pruned():
+    layer, x = quantized("linear", FORMATS[14])
+    layer.register_buffer("weight_mask", torch.rand(9, 40) > 0.5)
+    packed = pack(layer).eval()
+    assert torch.equal(packed(x), layer(x))
+    assert "weight_mask" not in packed.state_dict()
+    assert (packed.weight[~layer.weight_mask] == 0).all()
+    again = packed.unpack().eval()
+    assert again.is_pruned and not (again.weight_mask & ~layer.weight_mask).any()
+    assert torch.equal(again(x), layer(x))
+
+
+def test_what_cannot_be_packed_says_why():
+    layer, _ = quantized("linear", {"name": "binary"})
+    layer.register_buffer("weight_mask", torch.rand(9, 40) > 0.5)
+    with pytest.raises(ConfigError, match="QuantLinear hides weights by zeros, and binary.* none"):
+        pack(layer)
+    layer, _ = quantized("linear", FORMATS[0])
+    with torch.no_grad():
+        layer.weight[0, 0] = torch.nan
+    assert "weight that are not finite" in obstacle(layer)
+    drawn = QuantSpec(weight=Binary(stochastic=True))
+    assert "draws at random" in obstacle(q.QuantLinear(8, 8, config=drawn))
+    waiting = {"data_in": {"name": "mxint"}}
+    assert "no format for its weight" in obstacle(q.QuantLinear(8, 8, config=waiting))
+    assert "no format for its weight" in obstacle(nn.Linear(8, 8))
+    adapted = LoraLinear.around(quantized("linear", FORMATS[0])[0])
+    assert "LoraLinear, which has no packed form" in obstacle(adapted)
+    assert "packed already" in obstacle(pack(quantized("linear", FORMATS[0])[0]))
+    with pytest.raises(ConfigError, match="pack\\(layer\\) makes one from a QuantLinear"):
+        PackedLinear(4, 4)
+
+
+def test_bound_classes_and_other_formats():
+    layer = LinearMXInt(64, 8).eval()
+    packed = pack(layer)
+    assert type(packed) is PackedLinear and type(packed.unpack()) is q.QuantLinear
+    other = packed.with_spec(QuantSpec.uniform(INTEGER))
+    assert type(other) is q.QuantLinear and other.spec.weight == INTEGER
+    assert torch.equal(other.weight, packed.weight)
+    adapted = LoraLinear.around(packed)
+    assert torch.equal(adapted.weight, packed.weight) and adapted.rank == 8
+    assert type(PackedLinear.from_float(nn.Linear(64, 8), layer.spec)) is PackedLinear
+
+
+@pytest.mark.parametrize("settings", [FORMATS[14], FORMATS[15]], ids=str)
+def test_embeddings_look_up_single_rows(settings, monkeypatch):
+    layer, _ = quantized("embedding", settings)
+    packed = pack(layer).eval()
+    rows = []
+    decoded = PackedEmbedding._decoded
+    monkeypatch.setattr(
+        PackedEmbedding, "_decoded", lambda self, *a: rows.append(decoded(self, *a)) or rows[-1]
+    )
+    for index in (torch.tensor([[3, 49], [0, 3]]), torch.arange(50).repeat(2), torch.tensor(7)):
+        assert torch.equal(packed(index), layer(index))
+    by_rows = settings is FORMATS[14]
+    assert [len(x) for x in rows] == ([4, 50, 1] if by_rows else [50, 50, 50])
+    for wrong in (50, -1):
+        with pytest.raises((IndexError, RuntimeError)):
+            packed(torch.tensor([wrong]))
+
+
+def test_state_is_read_in_a_fresh_process(tmp_path):
+    layer, x = quantized("linear", FORMATS[14])
+    packed = pack(layer).eval()
+    (tmp_path / "packed.pickle").write_bytes(pickle.dumps((packed, x, layer(x))))
+    code = (
+        "import pickle, torch; torch.set_num_threads(1)\n"
+        f"packed, x, y = pickle.load(open({str(tmp_path / 'packed.pickle')!r}, 'rb'))\n"
+        "print(torch.equal(packed(x), y))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "True"
