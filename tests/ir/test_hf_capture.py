@@ -294,3 +294,15 @@ def test_pictures_are_as_large_as_configurations_say_or_as_processors_make_them(
     assert dummy_inputs(silent)["pixel_values"].shape == (3, 3, 224, 224)
     assert dummy_inputs(names)["pixel_values"].shape == (3, 3, 224, 224)
     assert dummy_inputs(speaks)["pixel_values"].shape == (3, 3, 16, 16)
+
+
+def test_hooks_that_a_first_run_puts_on_a_model_do_not_add_up() -> None:
+    model = build("encoder").eval()
+    inputs = dummy_inputs(model)
+    captured = capture(model, inputs, concrete_args={"output_hidden_states": True})
+    for _ in range(2):
+        expected = model(**inputs, output_hidden_states=True).hidden_states
+        assert len(expected) == model.config.num_hidden_layers + 1
+    found = captured(**inputs)["hidden_states"]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+
+# Hooks are kept in ordered ones; transformers adds some in the first forward pass.
+CONTAINERS = (dict, OrderedDict, list, set)
 
 
 @contextlib.contextmanager
@@ -74,7 +78,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
 def _snapshot(module: nn.Module) -> dict[str, tuple[Any, Any]]:
     """Per attribute the object and, for containers that may be filled in place, a copy."""
     return {
-        name: (value, value.copy() if type(value) in (dict, list, set) else None)
+        name: (value, value.copy() if type(value) in CONTAINERS else None)
         for name, value in module.__dict__.items()
     }
 
