@@ -71,8 +71,9 @@ class ActivationPruning:
         sparsity: as for weights.
         method: `l1-norm` or `random`.
         scope: `local`, the share of each tensor; `global`, magnitudes up to one threshold, below
-            which the share of all the chosen operators' inputs lies in `batches`. Without batches,
-            and of `random`, that is the share of each tensor again.
+            which the share of all the chosen operators' inputs lies in `batches`; they are held in
+            memory together. Without batches (which is said in a warning), and of `random`, it is
+            the share of each tensor again.
         granularity: `elementwise`.
         seed: of `random`; every layer draws differently.
     """
