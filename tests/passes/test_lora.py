@@ -8,6 +8,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from chop import MaseGraph, passes
 from chop.errors import ConfigError, GraphError
 from chop.formats import Integer
+from chop.models import load_model
 from chop.nn.lora import LoraLinear, adapters_of
 from chop.nn.quantized import QuantLinear
 from chop.train import fit
@@ -285,3 +286,11 @@ def test_trained_by_the_lean_loop(bert_graph):
     moved = {n for n, p in adapted.model.named_parameters() if not torch.equal(p, before[n])}
     assert moved == trainable(adapted)
     assert isinstance(adapted.modules["classifier"], LoraLinear)
+
+
+def test_a_bias_that_came_while_all_was_frozen_trains_after_fusion():
+    adapted = trained(MaseGraph(load_model("cnn")))
+    folded, _ = passes.conv_bn_fusion_transform_pass(adapted)
+    assert "conv1.bias" in folded.model.state_dict() and "conv1.bias" not in trainable(folded)
+    fused, _ = passes.fuse_lora_weights_transform_pass(folded)
+    assert trainable(fused) == set(fused.model.state_dict())

@@ -18,7 +18,7 @@ from chop.formats import QuantSpec
 from chop.nn.quantized import QuantizedOperator, QuantLinear
 
 ADAPTER_MODULES = ("lora_A", "lora_B", "lora_dropout")
-RECORD = "trainable_before_lora"
+RECORD = "frozen_before_lora"
 
 
 class LoraLinear(QuantLinear):
@@ -164,21 +164,21 @@ def adapters_of(root: nn.Module) -> dict[str, LoraLinear]:
 
 
 def freeze(root: nn.Module) -> None:
-    """Freezes every parameter; each module notes which of its own were trainable."""
+    """Freezes every parameter; each module notes which of its own were frozen already."""
     owners = [(module, module._parameters) for module in root.modules()]
     for module, parameters in owners:
-        trainable = [n for n, p in parameters.items() if p is not None and p.requires_grad]
+        frozen = [n for n, p in parameters.items() if p is not None and not p.requires_grad]
         if parameters:
-            setattr(module, RECORD, tuple(trainable))
+            setattr(module, RECORD, tuple(frozen))
     for parameter in root.parameters():
         parameter.requires_grad_(False)
 
 
 def unfreeze(root: nn.Module) -> None:
-    """Makes the parameters trainable that were so before `freeze`; the rest is frozen again."""
+    """Makes parameters trainable again, save those that were frozen before `freeze`."""
     for module in root.modules():
         if RECORD in vars(module):
-            trainable = vars(module).pop(RECORD)
+            frozen = vars(module).pop(RECORD)
             for name, parameter in module._parameters.items():
                 if parameter is not None:
-                    parameter.requires_grad_(name in trainable)
+                    parameter.requires_grad_(name not in frozen)
