@@ -34,6 +34,7 @@ from chop.passes.transforms.conv_bn_fusion import conv_bn_fusion_transform_pass
 from chop.passes.transforms.fuse_lora_weights import fuse_lora_weights_transform_pass
 from chop.passes.transforms.gptq import gptq_transform_pass
 from chop.passes.transforms.insert_lora_adapter import insert_lora_adapter_transform_pass
+from chop.passes.transforms.pack import pack_transform_pass
 from chop.passes.transforms.prune import prune_transform_pass
 from chop.passes.transforms.prune_detach_hook import prune_detach_hook_transform_pass
 from chop.passes.transforms.quantize import quantize_transform_pass

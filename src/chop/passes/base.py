@@ -12,6 +12,7 @@ from chop.config import parse
 from chop.errors import ConfigError, GraphError
 from chop.ir.graph import MaseGraph, Provenance
 from chop.ir.verify import verify
+from chop.nn.packed import PackedOperator
 
 C = TypeVar("C")
 
@@ -44,6 +45,7 @@ class NoConfig:
 def graph_pass(
     config: type[C] | Callable[[Mapping[str, Any]], C],
     requires: Iterable[str] = (),
+    takes_packed: bool = False,
 ) -> Callable[[Callable[[MaseGraph, C], dict[str, Any]]], GraphPass]:
     """Makes a pass of a function `(mg, config) -> info`.
 
@@ -55,10 +57,12 @@ def graph_pass(
     Args:
         config: the frozen dataclass of the settings, or a function that makes one of a mapping.
         requires: names of passes that must have run before.
+        takes_packed: whether a transform pass can work on layers whose weights are codes.
 
     Raises (from the pass):
         ConfigError: a setting is wrong.
-        GraphError: something required has not run, or what is given is no MaseGraph.
+        GraphError: something required has not run, what is given is no MaseGraph, or it has
+            packed layers that the pass would have to change.
     """
 
     def decorate(function: Callable[[MaseGraph, C], dict[str, Any]]) -> GraphPass:
@@ -76,6 +80,8 @@ def graph_pass(
             given = graph if mg is None else mg
             check_graph(name, given, requires)
             assert given is not None
+            if transforms and not takes_packed:
+                _refuse_packed(name, given)
             settings = _parse(config, pass_args, name)
             result = given.copy() if transforms and not inplace else given
             info = function(result, settings)
@@ -104,6 +110,15 @@ def check_graph(name: str, mg: object, requires: Iterable[str] = ()) -> None:
     for needed in requires:
         if needed not in done:
             raise GraphError(f"{name}: run {needed}(mg) first.")
+
+
+def _refuse_packed(name: str, mg: MaseGraph) -> None:
+    for path, module in mg.model.named_modules():
+        if isinstance(module, PackedOperator):
+            raise GraphError(
+                f"{name}: layer '{path}' is packed, its weight cannot be changed; unpack first: "
+                "mg, _ = pack_transform_pass(mg, {'unpack': True})."
+            )
 
 
 def _parse(config: type[C] | Callable[[Mapping[str, Any]], C], settings: Any, where: str) -> C:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from chop.ir.graph import MaseGraph
+from chop.nn.packed import PackedOperator
 from chop.nn.sparsity import hidden_of
 from chop.passes.base import graph_pass
 from chop.passes.batches import known_inputs, watch
@@ -89,20 +90,23 @@ def report_sparsity_analysis_pass(mg: MaseGraph, config: SparsityConfig) -> dict
 
 
 def weight_rows(mg: MaseGraph) -> list[WeightRow]:
-    """A row per parameter of two dimensions or more, in the order of the model."""
+    """A row per parameter of two dimensions or more, in the order of the model, packed ones last."""
     masks = {
         id(module.weight): mask
         for module in mg.model.modules()
         if (mask := hidden_of(module)) is not None
     }
-    return [
+    rows = [
         _weight_row(name, parameter, masks.get(id(parameter)))
         for name, parameter in mg.model.named_parameters()
         if parameter.dim() > 1
     ]
+    packed = (item for item in mg.model.named_modules() if isinstance(item[1], PackedOperator))
+    decoded = ((f"{path}.weight", module.weight) for path, module in packed)
+    return rows + [_weight_row(name, weight, None) for name, weight in decoded if weight.dim() > 1]
 
 
-def _weight_row(name: str, parameter: nn.Parameter, hidden: Tensor | None) -> WeightRow:
+def _weight_row(name: str, parameter: Tensor, hidden: Tensor | None) -> WeightRow:
     zero = parameter.detach() == 0
     count = 0
     if hidden is not None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, fx, nn
 
-from chop.formats import Float, NumberFormat
+from chop.formats import Encoded, Float, NumberFormat
 from chop.ir.graph import MaseGraph
+from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantCall, QuantizedOperator
 
 FLOAT = Float()
@@ -22,22 +24,31 @@ class StoredParameter:
 
     Attributes:
         name: its dotted path.
-        value: the parameter.
+        value: the parameter; of a packed one a tensor without data, of its shape and dtype.
         format: the widest of the formats in which the graph's operators take it.
         operand: what it is to them: `weight`, `bias`, or "" where none of them quantises it.
+        packed: the codes that are stored instead of it, or None.
     """
 
     name: str
     value: Tensor
     format: NumberFormat
     operand: str
+    packed: Encoded | None = None
 
     @property
     def bits(self) -> float:
-        """Storage per element; a float has the width of its dtype."""
+        """Storage per element: of its codes, by its format, or by the width of its dtype."""
+        if self.packed is not None:
+            return 8 * self.packed.size_bytes / max(self.value.numel(), 1)
         if self.format.is_identity:
             return self.value.dtype.itemsize * 8
         return self.format.bits(self.value.shape)
+
+    @property
+    def held_bytes(self) -> int:
+        """What it really takes now: only packed parameters are as small as their formats."""
+        return self.value.nbytes if self.packed is None else self.packed.size_bytes
 
 
 def stored_parameters(mg: MaseGraph) -> list[StoredParameter]:
@@ -63,11 +74,26 @@ def total_bits(stored: Iterable[StoredParameter]) -> tuple[float, int]:
     return sum(bits * numel for bits, numel in sizes), sum(numel for _, numel in sizes)
 
 
-def _stored(module: nn.Module, uses: Uses) -> list[StoredParameter]:
-    return [
-        _widest(name, parameter, uses.get(id(parameter), []))
-        for name, parameter in module.named_parameters()
-    ]
+def _stored(root: nn.Module, uses: Uses) -> list[StoredParameter]:
+    found: dict[int, StoredParameter] = {}
+    for path, module in root.named_modules():
+        prefix = f"{path}." if path else ""
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in found:
+                taken = uses.get(id(parameter), [])
+                found[id(parameter)] = _widest(prefix + name, parameter, taken)
+        for operand in module.packed_shapes if isinstance(module, PackedOperator) else ():
+            assert isinstance(module, PackedOperator)
+            stored = _packed(prefix, module, operand)
+            found.setdefault(id(module.encoded(operand).codes), stored)
+    return list(found.values())
+
+
+def _packed(prefix: str, module: PackedOperator, operand: str) -> StoredParameter:
+    codes = module.encoded(operand)
+    value = torch.empty(codes.shape, dtype=codes.dtype, device="meta")
+    number_format = getattr(module.spec, operand)
+    return StoredParameter(prefix + operand, value, number_format, operand, codes)
 
 
 def _widest(name: str, parameter: Tensor, uses: list[tuple[str, NumberFormat]]) -> StoredParameter:

@@ -144,8 +144,12 @@ def _operand(argument: str, module: object) -> str:
 
 
 def layer_rows(mg: MaseGraph) -> list[LayerRow]:
-    """The layers whose weights are quantised, in the order of the model's parameters."""
-    stored = (parameter for parameter in stored_parameters(mg) if parameter.operand == "weight")
+    """The layers whose weights are quantised, in the order of the model's parameters.
+
+    Packed ones are left out: what rounding took is gone.
+    """
+    weights = (parameter for parameter in stored_parameters(mg) if parameter.operand == "weight")
+    stored = (parameter for parameter in weights if parameter.packed is None)
     hidden = _hidden_weights(mg)
     return [
         _layer_row(parameter, hidden.get(id(parameter.value)))
