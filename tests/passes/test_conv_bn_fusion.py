@@ -44,8 +44,8 @@ def resnet():
 )
 def test_a_whole_model_gives_the_same_answers_without_norms(build, shape, norms):
     model = shaken(build())
-    mg = with_metadata(MaseGraph(model))
     x = torch.randn(shape)
+    mg = with_metadata(MaseGraph(model, dummy_in={"pixel_values": x}))
     expected = mg.model(pixel_values=x).logits
     fused, info = passes.conv_bn_fusion_transform_pass(mg, {})
     assert len(info["fused"]) == norms
