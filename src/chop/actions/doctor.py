@@ -52,6 +52,8 @@ def examine() -> list[Finding]:
         _import_name(),
         *_packages(),
         _accelerator(),
+        _compiler(),
+        _cpu_kernels(),
         *map(_tool, SYSTEM_TOOLS),
     ]
 
@@ -101,6 +103,25 @@ def _accelerator() -> Finding:
     if torch.cuda.is_available():
         return Finding("GPU", OK, torch.cuda.get_device_name())
     return Finding("GPU", OPTIONAL, f"none; {torch.get_num_threads()} CPU threads")
+
+
+def _compiler() -> Finding:
+    from chop.kernels.cpu.build import compiler
+
+    found = compiler()
+    if found:
+        return Finding("C++ compiler", OK, found)
+    return Finding("C++ compiler", OPTIONAL, "makes quantising faster: apt-get install g++")
+
+
+def _cpu_kernels() -> Finding:
+    """Compiles them if they never were, which takes seconds."""
+    from chop.kernels.cpu.build import library
+
+    build = library()
+    if build.library:
+        return Finding("CPU kernels", OK, build.detail)
+    return Finding("CPU kernels", OPTIONAL, f"same results from PyTorch alone: {build.detail}")
 
 
 def _tool(name: str) -> Finding:

@@ -1,1 +1,3 @@
 """WHAT A LAYER IS once it is quantised; every class is generic over the number format."""
+
+import chop.kernels

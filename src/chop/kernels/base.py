@@ -1,0 +1,84 @@
+"""What a kernel is: a fast way to compute what a readable reference says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from chop.errors import ConfigError
+from chop.formats import NumberFormat, from_key
+
+
+def _reference(number_format: NumberFormat, x: Tensor) -> Tensor:
+    return number_format.round(x)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A fake-quantiser for one kind of device.
+
+    Attributes:
+        name: for messages and tables.
+        device: the device type that it runs on.
+        run: (x, format, out): writes the rounded `x` to `out`, which may be `x`, and returns
+            True; or False if it cannot take them, and nothing is written.
+        reference: what it must equal.
+        tolerance: largest difference from the reference; 0 means bit for bit.
+    """
+
+    name: str
+    device: str
+    run: Callable[[Tensor, NumberFormat, Tensor], bool]
+    reference: Callable[[NumberFormat, Tensor], Tensor] = _reference
+    tolerance: float = 0.0
+
+
+KERNELS: dict[str, Kernel] = {}
+"""The kernels by device type."""
+
+
+def register(kernel: Kernel) -> Kernel:
+    """Makes a kernel the implementation of `chop::fake_quantize` on its device."""
+
+    def implementation(x: Tensor, key: str, gradient: str) -> Tensor:
+        return fake_quantize(x, from_key(key))
+
+    torch.library.register_kernel("chop::fake_quantize", kernel.device, implementation)
+    KERNELS[kernel.device] = kernel
+    return kernel
+
+
+@torch.no_grad()
+def fake_quantize(x: Tensor, number_format: NumberFormat, out: Tensor | None = None) -> Tensor:
+    """`number_format.round(x)` by the fastest way there is, without a gradient.
+
+    Args:
+        x: any shape, floating.
+        number_format: the format.
+        out: a tensor of the shape, dtype and device of `x` to write to; may be `x` itself. None
+            makes a new one, laid out as `torch.empty_like(x)`.
+    Returns: `out`, or the new tensor.
+
+    Raises:
+        ConfigError: `out` is unlike `x`.
+
+    Example:
+        >>> from chop.formats import Integer
+        >>> x = torch.tensor([0.26, 9.0])
+        >>> fake_quantize(x, Integer(4, 1), out=x)
+        tensor([0.5000, 3.5000])
+    """
+    if out is None:
+        out = torch.empty_like(x)
+    elif (out.shape, out.dtype, out.device) != (x.shape, x.dtype, x.device):
+        raise ConfigError(
+            f"out: expected {tuple(x.shape)} {x.dtype} on {x.device}, got {tuple(out.shape)} "
+            f"{out.dtype} on {out.device}."
+        )
+    kernel = KERNELS.get(x.device.type)
+    if kernel is None or not kernel.run(x, number_format, out):
+        out.copy_(number_format.round(x))
+    return out

@@ -1,0 +1,1 @@
+"""Kernels for CPUs: C++ that is compiled when it is first needed."""

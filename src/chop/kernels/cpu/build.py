@@ -1,0 +1,104 @@
+"""Compiles the C++ source when it is first needed, and keeps the result in the cache folder."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from chop.files import replacing
+from chop.hub import cache_folder
+
+SOURCE = Path(__file__).with_name("fake_quantize.cpp")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-shared",
+    "-fPIC",
+    "-pthread",
+    # A fused multiply-add rounds once where the reference rounds twice.
+    "-ffp-contract=off",
+    # Neither is looked at, and both keep loops from becoming vector instructions.
+    "-fno-trapping-math",
+    "-fno-math-errno",
+)
+COMPILE_SECONDS = 120
+_building = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Build:
+    """What came of compiling.
+
+    Attributes:
+        library: the loaded library, or None.
+        detail: where it is and the instruction set that it uses, or why there is none.
+    """
+
+    library: ctypes.CDLL | None
+    detail: str
+
+
+def compiler() -> str | None:
+    """Path of the C++ compiler: `CXX`, or the first of c++, g++ and clang++ that is there."""
+    names = (os.environ.get("CXX"), "c++", "g++", "clang++")
+    return next((found for name in names if name and (found := shutil.which(name))), None)
+
+
+def library() -> Build:
+    """The kernels, compiled now if they never were. Threads and processes may race."""
+    with _building:
+        return _library()
+
+
+def is_loaded() -> bool:
+    """True when asking for the library costs nothing any more, whether there is one or not."""
+    return _library.cache_info().currsize > 0
+
+
+@lru_cache(maxsize=1)
+def _library() -> Build:
+    found = compiler()
+    if found is None:
+        return Build(None, "no C++ compiler: apt-get install g++")
+    try:
+        path = compiled(found)
+        loaded = ctypes.CDLL(str(path))
+    except subprocess.SubprocessError as error:
+        reason = str(getattr(error, "stderr", None) or error).strip().splitlines()
+        return Build(None, f"{found} failed: {reason[0] if reason else 'no message'}")
+    except OSError as error:
+        return Build(None, f"cannot be kept or loaded: {error}")
+    loaded.chop_instruction_set.restype = ctypes.c_char_p
+    return Build(loaded, f"{loaded.chop_instruction_set().decode()}, {path}")
+
+
+def compiled(compiler: str, more_flags: Sequence[str] = ()) -> Path:
+    """The shared library, from the cache folder or compiled into it.
+
+    Raises:
+        SubprocessError: the compiler fails.
+        OSError: the folder cannot be written.
+    """
+    flags = (*FLAGS, *more_flags)
+    version = _run(compiler, "--version")
+    key = hashlib.sha256("\0".join((SOURCE.read_text(), compiler, version, *flags)).encode())
+    path = cache_folder() / f"kernels-{key.hexdigest()[:16]}.so"
+    if not path.exists():
+        with replacing(path) as temporary:
+            _run(compiler, *flags, str(SOURCE), "-o", str(temporary))
+    return path
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=COMPILE_SECONDS
+    )
+    return done.stdout

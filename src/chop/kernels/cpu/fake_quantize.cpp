@@ -1,0 +1,427 @@
+// Rounds a tensor to a number format in one pass over memory.
+//
+// The elements are those of chop/formats/elements, and every float is computed in the precision
+// that the readable reference uses: float64, where float32 data and the products below are exact;
+// float32 for integers of up to 24 bits. So both agree bit for bit, and the loops still wait for
+// memory. Needs -ffp-contract=off, and no -ffast-math.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#define INLINE_MEMBER inline __attribute__((always_inline))
+#define INLINE static INLINE_MEMBER
+
+// One copy of each loop per instruction set; the loader takes the best that the CPU has.
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__) && \
+    __GNUC__ >= 12 && !defined(CHOP_ONE_INSTRUCTION_SET)
+#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define CHOP_CLONES 1
+#else
+#define CLONES
+#define CHOP_CLONES 0
+#endif
+
+#if defined(__clang__)
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
+namespace {
+
+constexpr int64_t TILE = 1 << 13;      // elements worked on at a time: they stay in the cache
+constexpr int64_t PER_THREAD = 1 << 16;  // elements for which starting a thread pays
+constexpr uint32_t INFINITE = 0x7f800000;
+constexpr uint64_t EXPONENT_BITS = 0x7ff0000000000000;
+constexpr int MANTISSA_WIDTH = 52, BIAS = 1023;
+
+enum Core : int32_t { INTEGER_FLOAT32, INTEGER_FLOAT64, FIXED, MINIFLOAT, LOG, SIGN };
+enum Scale : int32_t { NONE, SHARED_EXPONENT, SMALL_FLOAT, GIVEN };
+enum Type : int32_t { FLOAT32, BFLOAT16, FLOAT16 };
+
+// Mirrored field by field by chop.kernels.cpu.plan.
+struct Plan {
+    int32_t core, scale;
+    // The element. Fixed point: steps per unit, its inverse, the range in steps, what is added
+    // last. Floats and powers of two: smallest binade, largest magnitude.
+    double steps, step, low, high, zero;
+    // Minifloats: 2^(52 - mantissa width). Powers of two: what 2^E is multiplied by to find the
+    // first value that goes up, and the magnitude below which values become zero.
+    double turn, zero_below;
+    int32_t floors;
+    // The shared exponent: floor(log2 amax) + offset, one more from the fraction `carry` on
+    // (in units of 2^-52), clipped to the range; or NaN for a poisoned block.
+    int32_t offset, lowest_exponent, largest_exponent, has_nan;
+    int64_t carry;
+    // The small float that is a block's scale: a minifloat, and the factors around it.
+    double small_low, small_high, small_turn, small_divisor, of_tensor;
+    double limit;  // largest finite magnitude of the result's type
+    int64_t block;
+};
+
+template <class To, class From> INLINE To bit_cast(From from) {
+    static_assert(sizeof(To) == sizeof(From), "sizes differ");
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+// NaN passes, as it does in torch.clamp.
+template <class Real> INLINE Real clamp(Real v, Real low, Real high) {
+    v = v < low ? low : v;
+    return v > high ? high : v;
+}
+
+INLINE double binade(double v) { return bit_cast<double>(bit_cast<uint64_t>(v) & EXPONENT_BITS); }
+
+INLINE double exp2i(int64_t exponent) {
+    return bit_cast<double>(static_cast<uint64_t>(exponent + BIAS) << MANTISSA_WIDTH);
+}
+
+// Adding and subtracting 2^52 ulp leaves the nearest multiple of ulp, ties to even, carry included.
+INLINE double round_minifloat(double v, double low, double high, double turn) {
+    double magnitude = std::fabs(v);
+    magnitude = magnitude > high ? high : magnitude;
+    const double own = binade(magnitude), magic = (own < low ? low : own) * turn;
+    return std::copysign((magnitude + magic) - magic, v);
+}
+
+template <class Real> struct IntegerCore {
+    Real steps, step, low, high;
+    bool floors;
+    explicit IntegerCore(const Plan& p)
+        : steps(p.steps), step(p.step), low(p.low), high(p.high), floors(p.floors) {}
+    INLINE_MEMBER Real operator()(Real v) const {
+        v *= steps;
+        v = clamp(floors ? std::floor(v) : std::rint(v), low, high);
+        return v * step + Real(0);  // +0 is the only zero
+    }
+};
+
+struct FixedCore {
+    double steps, step, low, high, zero;
+    explicit FixedCore(const Plan& p)
+        : steps(p.steps), step(p.step), low(p.low), high(p.high), zero(p.zero) {}
+    // Adding +0 turns -0 into +0; adding -0 changes nothing.
+    INLINE_MEMBER double operator()(double v) const {
+        return (clamp(std::rint(v * steps), low, high) + zero) * step;
+    }
+};
+
+struct MinifloatCore {
+    double low, high, turn;
+    explicit MinifloatCore(const Plan& p) : low(p.low), high(p.high), turn(p.turn) {}
+    INLINE_MEMBER double operator()(double v) const { return round_minifloat(v, low, high, turn); }
+};
+
+struct LogCore {
+    double low, high, turn, zero_below;
+    explicit LogCore(const Plan& p)
+        : low(p.low), high(p.high), turn(p.turn), zero_below(p.zero_below) {}
+    INLINE_MEMBER double operator()(double v) const {
+        const double magnitude = std::fabs(v), below = binade(magnitude);
+        double power = magnitude >= below * turn ? below + below : below;
+        power = clamp(power, low, high);
+        power = v < 0 ? -power : power;
+        power = magnitude < zero_below ? 0.0 : power;
+        return v == v ? power : v;
+    }
+};
+
+struct SignCore {
+    double low;
+    explicit SignCore(const Plan& p) : low(p.low) {}
+    INLINE_MEMBER double operator()(double v) const {
+        const double y = v >= 0 ? 1.0 : low;
+        return v == v ? y : v;
+    }
+};
+
+INLINE uint32_t magnitude_bits(float v) { return bit_cast<uint32_t>(v) & 0x7fffffff; }
+
+// The largest magnitude as bits, which order like the numbers; NaN and infinities come last.
+INLINE uint32_t largest_bits(const float* x, int64_t n) {
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t bits = magnitude_bits(x[i]);
+        largest = bits > largest ? bits : largest;
+    }
+    return largest;
+}
+
+INLINE uint32_t largest_finite_bits(const float* x, int64_t n) {
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t bits = magnitude_bits(x[i]);
+        largest = bits < INFINITE && bits > largest ? bits : largest;
+    }
+    return largest;
+}
+
+struct BlockMaximum {
+    double value;
+    bool is_poisoned;
+    INLINE_MEMBER BlockMaximum(const float* x, int64_t n) {
+        uint32_t bits = largest_bits(x, n);
+        is_poisoned = bits >= INFINITE;
+        if (is_poisoned) bits = largest_finite_bits(x, n);
+        value = bit_cast<float>(bits);
+    }
+};
+
+// Powers of two: dividing is multiplying by the inverse, exactly.
+struct SharedExponent {
+    double scale, inverse;
+    INLINE_MEMBER SharedExponent(const Plan& p, const BlockMaximum& most) {
+        const int64_t bits = bit_cast<int64_t>(most.value);
+        int64_t exponent = (bits >> MANTISSA_WIDTH) - BIAS + p.offset;
+        exponent += (bits & ~EXPONENT_BITS) >= static_cast<uint64_t>(p.carry);
+        exponent = clamp<int64_t>(exponent, p.lowest_exponent, p.largest_exponent);
+        scale = exp2i(exponent);
+        inverse = exp2i(-exponent);
+        if (p.has_nan && most.is_poisoned) scale = std::numeric_limits<double>::quiet_NaN();
+    }
+    INLINE_MEMBER double divide(double v) const { return v * inverse; }
+};
+
+struct SmallFloat {
+    double scale, divisor;
+    INLINE_MEMBER SmallFloat(const Plan& p, const BlockMaximum& most) {
+        const double wanted = most.value / p.small_divisor / p.of_tensor;
+        scale = round_minifloat(wanted, p.small_low, p.small_high, p.small_turn) * p.of_tensor;
+        if (most.is_poisoned) scale = std::numeric_limits<double>::quiet_NaN();
+        divisor = scale == 0 ? 1.0 : scale;
+    }
+    INLINE_MEMBER double divide(double v) const { return v / divisor; }
+};
+
+using Loop = void (*)(const Plan&, const float*, float*, int64_t, double);
+
+template <class Real, class CoreOf>
+INLINE void each(const Plan& p, const float* x, float* y, int64_t n) {
+    const CoreOf core(p);
+    INDEPENDENT
+    for (int64_t i = 0; i < n; i++) y[i] = static_cast<float>(core(static_cast<Real>(x[i])));
+}
+
+template <class CoreOf> INLINE void each_clamped(const Plan& p, const float* x, float* y, int64_t n) {
+    const CoreOf core(p);
+    const double limit = p.limit;
+    INDEPENDENT
+    for (int64_t i = 0; i < n; i++) y[i] = static_cast<float>(clamp(core(x[i]), -limit, limit));
+}
+
+template <class CoreOf>
+INLINE void each_scaled(const Plan& p, const float* x, float* y, int64_t n, double scale) {
+    const CoreOf core(p);
+    const double limit = p.limit, divisor = scale == 0 ? 1.0 : scale;
+    INDEPENDENT
+    for (int64_t i = 0; i < n; i++)
+        y[i] = static_cast<float>(clamp(core(x[i] / divisor) * scale, -limit, limit));
+}
+
+template <class CoreOf, class ScaleOf>
+INLINE void one_block(const Plan& p, const float* x, float* y, int64_t n) {
+    const CoreOf core(p);
+    const ScaleOf scale(p, BlockMaximum(x, n));
+    const double limit = p.limit;
+    INDEPENDENT
+    for (int64_t i = 0; i < n; i++)
+        y[i] = static_cast<float>(clamp(core(scale.divide(x[i])) * scale.scale, -limit, limit));
+}
+
+// A block size known to the compiler is worth a factor of two.
+template <class CoreOf, class ScaleOf>
+INLINE void blocks(const Plan& p, const float* x, float* y, int64_t n) {
+    const int64_t size = p.block, whole = n - n % size;
+    if (size == 32)
+        for (int64_t i = 0; i < whole; i += 32) one_block<CoreOf, ScaleOf>(p, x + i, y + i, 32);
+    else if (size == 16)
+        for (int64_t i = 0; i < whole; i += 16) one_block<CoreOf, ScaleOf>(p, x + i, y + i, 16);
+    else
+        for (int64_t i = 0; i < whole; i += size) one_block<CoreOf, ScaleOf>(p, x + i, y + i, size);
+    if (whole < n) one_block<CoreOf, ScaleOf>(p, x + whole, y + whole, n - whole);
+}
+
+#define LOOP(name, ...) \
+    CLONES void name(const Plan& p, const float* x, float* y, int64_t n, double scale) { \
+        (void)scale; \
+        __VA_ARGS__; \
+    }
+
+LOOP(integers, (each<float, IntegerCore<float>>(p, x, y, n)))
+LOOP(wide_integers, (each<double, IntegerCore<double>>(p, x, y, n)))
+LOOP(minifloats, (each_clamped<MinifloatCore>(p, x, y, n)))
+LOOP(logs, (each_clamped<LogCore>(p, x, y, n)))
+LOOP(signs, (each_clamped<SignCore>(p, x, y, n)))
+LOOP(scaled_fixed, (each_scaled<FixedCore>(p, x, y, n, scale)))
+LOOP(scaled_signs, (each_scaled<SignCore>(p, x, y, n, scale)))
+LOOP(block_fixed, (blocks<FixedCore, SharedExponent>(p, x, y, n)))
+LOOP(block_minifloats, (blocks<MinifloatCore, SharedExponent>(p, x, y, n)))
+LOOP(block_logs, (blocks<LogCore, SharedExponent>(p, x, y, n)))
+LOOP(small_float_minifloats, (blocks<MinifloatCore, SmallFloat>(p, x, y, n)))
+
+CLONES uint32_t largest_of_tile(const float* x, int64_t n) { return largest_finite_bits(x, n); }
+
+Loop loop_of(const Plan& p) {
+    if (p.scale == NONE) {
+        if (p.core == INTEGER_FLOAT32) return integers;
+        if (p.core == INTEGER_FLOAT64) return wide_integers;
+        if (p.core == MINIFLOAT) return minifloats;
+        if (p.core == LOG) return logs;
+        if (p.core == SIGN) return signs;
+    } else if (p.scale == SHARED_EXPONENT) {
+        if (p.core == FIXED) return block_fixed;
+        if (p.core == MINIFLOAT) return block_minifloats;
+        if (p.core == LOG) return block_logs;
+    } else if (p.scale == SMALL_FLOAT) {
+        if (p.core == MINIFLOAT) return small_float_minifloats;
+    } else if (p.scale == GIVEN) {
+        if (p.core == FIXED) return scaled_fixed;
+        if (p.core == SIGN) return scaled_signs;
+    }
+    return nullptr;
+}
+
+void widen(const uint16_t* x, float* y, int64_t n) {
+    for (int64_t i = 0; i < n; i++) y[i] = bit_cast<float>(static_cast<uint32_t>(x[i]) << 16);
+}
+
+// To nearest, ties to even.
+void narrow(const float* x, uint16_t* y, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t bits = bit_cast<uint32_t>(x[i]);
+        const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+        y[i] = x[i] == x[i] ? rounded : 0x7fc0;
+    }
+}
+
+#ifdef __FLT16_MANT_DIG__
+void widen(const _Float16* x, float* y, int64_t n) {
+    for (int64_t i = 0; i < n; i++) y[i] = x[i];
+}
+
+void narrow(const float* x, _Float16* y, int64_t n) {
+    for (int64_t i = 0; i < n; i++) y[i] = static_cast<_Float16>(x[i]);
+}
+#endif
+
+// Lines are cut into tiles of whole blocks; no block straddles lines.
+struct Tiling {
+    int64_t size, per_line, length, count;
+    Tiling(int64_t block, int64_t lines, int64_t length_)
+        : size(block > TILE ? block : TILE / block * block),
+          per_line((length_ + size - 1) / size),
+          length(length_),
+          count(lines * per_line) {}
+    int64_t line(int64_t tile) const { return tile / per_line; }
+    int64_t start(int64_t tile) const { return line(tile) * length + tile % per_line * size; }
+    int64_t elements(int64_t tile) const {
+        const int64_t left = length - tile % per_line * size;
+        return left < size ? left : size;
+    }
+};
+
+// Calls work(first, last) for parts of the tiles, in parallel.
+template <class Work> void parallel(const Tiling& tiling, int64_t elements, int threads, Work work) {
+    int64_t parts = elements / PER_THREAD;
+    parts = clamp<int64_t>(parts < threads ? parts : threads, 1, tiling.count);
+    std::vector<std::thread> started;
+    int64_t first = 0;
+    for (int64_t part = 1; part < parts; part++) {
+        const int64_t last = tiling.count * part / parts;
+        try {
+            started.emplace_back(work, first, last);
+        } catch (const std::system_error&) {
+            break;  // the machine gives no more threads: this one does the rest
+        }
+        first = last;
+    }
+    work(first, tiling.count);
+    for (auto& thread : started) thread.join();
+}
+
+template <class Half> struct Converted {
+    static void run(const Plan& p, Loop loop, const Tiling& tiling, int64_t first, int64_t last,
+                    const Half* x, Half* y, const double* scales) {
+        std::vector<float> buffer(tiling.size < tiling.length ? tiling.size : tiling.length);
+        for (int64_t tile = first; tile < last; tile++) {
+            const int64_t at = tiling.start(tile), n = tiling.elements(tile);
+            widen(x + at, buffer.data(), n);
+            loop(p, buffer.data(), buffer.data(), n, scales ? scales[tiling.line(tile)] : 1.0);
+            narrow(buffer.data(), y + at, n);
+        }
+    }
+};
+
+template <> struct Converted<float> {
+    static void run(const Plan& p, Loop loop, const Tiling& tiling, int64_t first, int64_t last,
+                    const float* x, float* y, const double* scales) {
+        for (int64_t tile = first; tile < last; tile++) {
+            const int64_t at = tiling.start(tile);
+            const double scale = scales ? scales[tiling.line(tile)] : 1.0;
+            loop(p, x + at, y + at, tiling.elements(tile), scale);
+        }
+    }
+};
+
+template <class T>
+int run(const Plan& p, const void* x, void* y, int64_t lines, int64_t length, const double* scales,
+        int threads) {
+    const Loop loop = loop_of(p);
+    if (!loop) return 1;
+    const Tiling tiling(p.block, lines, length);
+    parallel(tiling, lines * length, threads, [=, &p](int64_t first, int64_t last) {
+        Converted<T>::run(p, loop, tiling, first, last, static_cast<const T*>(x),
+                          static_cast<T*>(y), scales);
+    });
+    return 0;
+}
+
+}  // namespace
+
+extern "C" {
+
+// Rounds `lines` lines of `length` elements each; y may be x. `scales` has one number per line
+// where the plan says that they are given, else it is null. Returns 0, or 1 for an unknown plan.
+int chop_fake_quantize(const Plan* plan, const void* x, void* y, int32_t type, int64_t lines,
+                       int64_t length, const double* scales, int32_t threads) {
+    if (type == FLOAT32) return run<float>(*plan, x, y, lines, length, scales, threads);
+    if (type == BFLOAT16) return run<uint16_t>(*plan, x, y, lines, length, scales, threads);
+#ifdef __FLT16_MANT_DIG__
+    if (type == FLOAT16) return run<_Float16>(*plan, x, y, lines, length, scales, threads);
+#endif
+    return 1;
+}
+
+// The largest finite magnitude of each line, as float32.
+void chop_largest(const float* x, float* largest, int64_t lines, int64_t length, int32_t threads) {
+    const Tiling tiling(1, lines, length);
+    std::vector<uint32_t> of_tile(tiling.count);
+    parallel(tiling, lines * length, threads, [&](int64_t first, int64_t last) {
+        for (int64_t tile = first; tile < last; tile++)
+            of_tile[tile] = largest_of_tile(x + tiling.start(tile), tiling.elements(tile));
+    });
+    for (int64_t line = 0; line < lines; line++) {
+        uint32_t bits = 0;
+        for (int64_t i = 0; i < tiling.per_line; i++)
+            bits = std::max(bits, of_tile[line * tiling.per_line + i]);
+        largest[line] = bit_cast<float>(bits);
+    }
+}
+
+const char* chop_instruction_set() {
+#if CHOP_CLONES
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("x86-64-v4")) return "AVX-512";
+    if (__builtin_cpu_supports("x86-64-v3")) return "AVX2";
+#endif
+    return "baseline";
+}
+}

@@ -1,0 +1,275 @@
+"""Every kernel gives the bits of its reference, whatever the format, the input and its layout."""
+
+import ctypes
+import dataclasses
+import re
+import shutil
+
+import pytest
+import torch
+
+from chop.errors import ConfigError
+from chop.formats import (
+    MXFP,
+    NVFP4,
+    Binary,
+    BinaryResidual,
+    BlockFP,
+    BlockLog,
+    BlockMinifloat,
+    Float,
+    Integer,
+    Log,
+    MinifloatDenorm,
+    MinifloatIEEE,
+    MXInt,
+    ScaleInteger,
+    Ternary,
+)
+from chop.kernels import KERNELS, fake_quantize
+from chop.kernels.cpu import build
+from chop.kernels.cpu.fake_quantize import WORTH_COMPILING
+
+NAN, INF = float("nan"), float("inf")
+EDGES = torch.tensor([0.0, -0.0, NAN, INF, -INF, 1e-45, -1e-45, 1e-39, 3.4e38, -3.4e38, 1.0, -0.5])
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+TAKEN = [
+    Integer(8, 4),
+    Integer(4, -3),
+    Integer(2, 0),
+    Integer(24, 30),
+    Integer(28, 10),
+    Integer(8, 120),
+    Integer(8, -120),
+    Integer(6, 3, is_signed=False),
+    Integer(24, 10, is_signed=False),
+    Integer(8, 4, floor=True),
+    Integer(30, 4, floor=True),
+    Integer(8, "minmax"),
+    MinifloatIEEE(8, 4),
+    MinifloatIEEE(8, 5),
+    MinifloatIEEE(4, 2),
+    MinifloatIEEE(3, 1),
+    MinifloatIEEE(16, 5),
+    MinifloatIEEE(32, 8),
+    MinifloatIEEE(8, 4, 150),
+    MinifloatIEEE(8, 5, -200),
+    MinifloatDenorm(8, 4),
+    MinifloatDenorm(4, 2, 200),
+    MinifloatDenorm(3, 1),
+    Log(8),
+    Log(4, 3),
+    Log(2, 0),
+    Log(32),
+    Log(4, 3, nearest="linear"),
+    Log(4, 3, zero_code=True),
+    Log(5, 7, nearest="linear", zero_code=True),
+    Binary(),
+    Binary(bipolar=False),
+    BlockFP(8),
+    BlockFP(2, 1),
+    BlockFP(8, block_size=32),
+    BlockFP(32, 8, -256, block_size=7),
+    BlockFP(4, 4, 3, block_size=[2, 16]),
+    BlockFP(6, block_dim=0),
+    BlockFP(6, block_dim=1, skip_first_dim=True),
+    BlockMinifloat(8, 4),
+    BlockMinifloat(6, 2, 4, block_size=[1, 32]),
+    BlockLog(8),
+    BlockLog(4, 4, block_size=32),
+    BlockLog(32, block_size=7),
+    MXInt(),
+    MXInt(4, block_size=16),
+    MXInt(32, block_size=1),
+    MXInt(8, block_dim=0),
+    MXFP(),
+    MXFP(8, 5),
+    MXFP(6, 3),
+    MXFP(4, 2, "ceil"),
+    MXFP(8, 4, "ceil"),
+    MXFP(8, 4, "even"),
+    MXFP(6, 2, "even", block_size=20000),
+    NVFP4(),
+    NVFP4(block_size=32),
+    NVFP4(block_dim=0),
+    ScaleInteger(8),
+    ScaleInteger(4, granularity="channel"),
+    ScaleInteger(8, granularity="row"),
+    ScaleInteger(4, granularity="group", group_size=16),
+]
+NOT_TAKEN = [
+    Float(),
+    Binary(stochastic=True),
+    Binary(scaling_factor=True),
+    BinaryResidual(),
+    ScaleInteger(8, quantile=0.9),
+    ScaleInteger(8, is_signed=False),
+    Ternary(),
+]
+
+
+def params(formats):
+    return [pytest.param(fmt, id=fmt.label.replace(" ", "-")) for fmt in formats]
+
+
+def same(a, b):
+    """Equal bit for bit, all NaN being alike."""
+    equal = (a == b) & (a.signbit() == b.signbit())
+    return bool((equal | (a.isnan() & b.isnan())).all())
+
+
+def any_bits(*shape):
+    return torch.randint(-(2**31), 2**31, shape).to(torch.int32).view(torch.float32)
+
+
+def inputs(dtype):
+    """Plain and wild numbers in shapes that blocks fit into, and others."""
+    edges = EDGES.repeat(9)
+    shapes = [torch.tensor(-1.3), torch.randn(3), torch.randn(5, 37), torch.randn(2, 3, 4, 48)]
+    wild = [any_bits(40, 96), any_bits(61, 33), edges, edges.view(9, 12), torch.zeros(2, 40)]
+    finite = any_bits(64, 80).nan_to_num(1.0, 1.0, 1.0)
+    near_ties = (torch.randint(-40, 41, (31, 64)) / 2.0).nextafter(torch.randn(31, 64))
+    halves = torch.randint(-40, 41, (64, 64)) / 16.0
+    return [x.to(dtype) for x in (*shapes, *wild, finite, near_ties, halves)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loops():
+    if not build.library().library:
+        pytest.skip(build.library().detail)
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("fmt", params(TAKEN))
+def test_equals_the_reference(kernel, fmt):
+    assert kernel.tolerance == 0.0
+    for dtype in DTYPES:
+        for x in inputs(dtype):
+            out = torch.full_like(x, 77.0)
+            assert kernel.run(x, fmt, out)
+            assert same(out, kernel.reference(fmt, x)), (dtype, x.shape)
+
+
+@pytest.mark.parametrize("fmt", params(TAKEN[::4] + TAKEN[-4:]))
+def test_layout_and_overwriting_do_not_matter(fmt):
+    x = torch.randn(4, 6, 5, 32)
+    expected = fmt.round(x)
+    for other in (x.to(memory_format=torch.channels_last), x.mT.contiguous().mT, x.clone()):
+        assert same(fake_quantize(other, fmt), expected)
+        assert fake_quantize(other, fmt).stride() == torch.empty_like(other).stride()
+        out = torch.empty_like(x)
+        assert fake_quantize(other, fmt, out) is out
+        assert same(out, expected)
+        assert fake_quantize(other, fmt, other) is other
+        assert same(other, expected)
+    slices = torch.randn(8, 6, 10, 64)[::2, :, 1::2, ::2]
+    assert same(fake_quantize(slices, fmt), fmt.round(slices))
+    gap = torch.zeros(4, 6, 5, 64)
+    fake_quantize(slices, fmt, gap[..., ::2])
+    assert same(gap[..., ::2], fmt.round(slices))
+    assert (gap[..., 1::2] == 0).all()
+
+
+@pytest.mark.parametrize("fmt", params(TAKEN[::5] + TAKEN[-4:]))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_change_nothing(fmt, dtype):
+    rows, line = torch.randn(1200, 257, dtype=dtype), torch.randn(300_003, dtype=dtype)
+    rows[700, 3], line[5] = NAN, INF
+    torch.set_num_threads(3)
+    try:
+        several = [fake_quantize(x, fmt) for x in (rows, line)]
+    finally:
+        torch.set_num_threads(1)
+    assert all(same(y, fmt.round(x)) for x, y in zip((rows, line), several, strict=True))
+    assert same(fake_quantize(rows, fmt), several[0])
+
+
+@pytest.mark.parametrize("fmt", params(NOT_TAKEN))
+def test_the_rest_goes_to_the_reference(fmt):
+    x = torch.randn(20, 32)
+    out = torch.full_like(x, 77.0)
+    assert not KERNELS["cpu"].run(x, fmt, out)
+    assert (out == 77).all()
+    torch.manual_seed(1)
+    y = fake_quantize(x, fmt)
+    torch.manual_seed(1)
+    assert same(y, fmt.round(x))
+
+
+def test_odd_inputs():
+    fmt = Integer(8, 4)
+    for x in (torch.empty(0), torch.empty(3, 0, 2), torch.randn(5).double()):
+        assert not KERNELS["cpu"].run(x, fmt, torch.empty_like(x))
+        assert torch.equal(fake_quantize(x, fmt), fmt.round(x))
+    assert fake_quantize(torch.randn(3, requires_grad=True), fmt).requires_grad is False
+    for out in (torch.empty(4), torch.empty(3, dtype=torch.float16)):
+        with pytest.raises(ConfigError, match="out: expected \\(3,\\) torch.float32"):
+            fake_quantize(torch.randn(3), fmt, out)
+
+
+def test_the_operator_is_the_kernel(monkeypatch):
+    seen = []
+    kernel = KERNELS["cpu"]
+    spy = dataclasses.replace(kernel, run=lambda *a: seen.append(a) or kernel.run(*a))
+    monkeypatch.setitem(KERNELS, "cpu", spy)
+    x = torch.randn(6, 32, requires_grad=True)
+    y = MXInt(4)(x)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert len(seen) == 1
+    assert same(y.detach(), MXInt(4).round(x.detach()))
+    assert torch.equal(gradient, torch.ones(6, 32))
+
+
+@pytest.mark.parametrize("flags", [(), ("-march=x86-64-v3",)], ids=["baseline", "AVX2"])
+def test_every_instruction_set_gives_the_same_bits(flags, monkeypatch):
+    compiler = build.compiler()
+    if flags and build.library().library.chop_instruction_set() == b"baseline":
+        pytest.skip("this CPU has no AVX2")
+    path = build.compiled(compiler, ("-DCHOP_ONE_INSTRUCTION_SET", *flags))
+    loops = ctypes.CDLL(str(path))
+    loops.chop_instruction_set.restype = ctypes.c_char_p
+    assert loops.chop_instruction_set() == b"baseline"
+    one_set = build.Build(loops, "")
+    monkeypatch.setattr("chop.kernels.cpu.fake_quantize.library", lambda: one_set)
+    for fmt in TAKEN[::3] + TAKEN[-5:]:
+        for x in inputs(torch.float32) + inputs(torch.bfloat16)[:8]:
+            out = torch.empty_like(x)
+            assert KERNELS["cpu"].run(x, fmt, out)
+            assert same(out, fmt.round(x)), fmt.label
+
+
+def test_nothing_is_compiled_for_small_tensors(monkeypatch):
+    monkeypatch.setattr("chop.kernels.cpu.fake_quantize.is_loaded", lambda: False)
+    asked = []
+    monkeypatch.setattr(
+        "chop.kernels.cpu.fake_quantize.library",
+        lambda: asked.append(1) or build.Build(None, "none"),
+    )
+    small, large = torch.randn(WORTH_COMPILING - 1), torch.randn(WORTH_COMPILING)
+    assert same(fake_quantize(small, MXInt()), MXInt().round(small))
+    assert not asked
+    assert same(fake_quantize(large, MXInt()), MXInt().round(large))
+    assert asked
+
+
+@pytest.mark.parametrize(
+    ("compiler", "reason"),
+    [(None, "no C\\+\\+ compiler"), ("false", "failed"), ("/no/such/compiler", "cannot be")],
+)
+def test_without_a_working_compiler_there_is_a_reason(compiler, reason, monkeypatch, tmp_path):
+    found = shutil.which(compiler) or compiler if compiler else None
+    monkeypatch.setattr(build, "compiler", lambda: found)
+    monkeypatch.setenv("CHOP_CACHE", str(tmp_path))
+    nothing = build._library.__wrapped__()
+    assert nothing.library is None
+    assert re.search(reason, nothing.detail)
+
+
+def test_the_library_is_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("CHOP_CACHE", str(tmp_path))
+    path = build.compiled(build.compiler(), ("-O0",))
+    made = path.stat().st_mtime_ns
+    assert build.compiled(build.compiler(), ("-O0",)) == path
+    assert path.stat().st_mtime_ns == made
+    assert list(tmp_path.iterdir()) == [path]
