@@ -90,7 +90,7 @@ def report_sparsity_analysis_pass(mg: MaseGraph, config: SparsityConfig) -> dict
 
 
 def weight_rows(mg: MaseGraph) -> list[WeightRow]:
-    """A row per parameter of two dimensions or more, in the order of the model, packed ones last."""
+    """A row per parameter of two dimensions or more, packed ones last."""
     masks = {
         id(module.weight): mask
         for module in mg.model.modules()
