@@ -13,7 +13,7 @@ from chop.actions.doctor import OK, examine
 from chop.actions.subject import SubjectConfig, load_subject, raise_to_graph
 from chop.errors import ConfigError, UnavailableError
 from chop.formats import Integer
-from chop.train import default_dataset, evaluate
+from chop.train import default_dataset, evaluate, fit
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,37 @@ def test_everything_is_written_and_the_model_can_be_read_back(result):
     accuracy = evaluate(reloaded.model, default_dataset("cnn"))
     assert accuracy == info["saved"]["accuracy"]
     assert "integer" in (out / "graph.svg").read_text()
+
+
+def test_the_saved_files_are_really_small_and_sizes_are_theirs(result):
+    info, out = result
+    assert info["saved_bytes"] == {n: (out / n).stat().st_size for n in ("model.pt", "model.mz")}
+    reloaded = MaseGraph.from_checkpoint(out / "model")
+    kinds = {type(module).__name__ for module in reloaded.model.modules()}
+    assert "PackedConv2d" in kinds and "PackedLinear" in kinds and "QuantLinear" not in kinds
+    weights = info["saved"]["size_kb"] * 1000
+    assert weights <= info["saved_bytes"]["model.pt"] < weights + 2000  # names and shapes
+    exact = info["rows"][0]["size_kb"] * 1000
+    assert exact <= info["float_bytes"]["model.pt"] < exact + 2000
+    assert f"{info['saved_bytes']['model.pt'] / 1000:.1f} kB" in (out / "table.md").read_text()
+
+
+def test_the_saved_model_can_be_trained_on(result):
+    mg = MaseGraph.from_checkpoint(result[1] / "model")
+    mg, info = passes.pack_transform_pass(mg, {"unpack": True, "silent": True})
+    assert info["unpacked"] == 3
+    before = [parameter.clone() for parameter in mg.model.parameters()]
+    fit(mg.model, default_dataset("cnn"), epochs=1, lr=1e-3)
+    assert any(not torch.equal(a, b) for a, b in zip(before, mg.model.parameters(), strict=True))
+
+
+def test_a_model_without_quantised_weights_is_saved_as_it_is(tmp_path):
+    config = CompressConfig(
+        model="mlp", out=tmp_path, operators=("relu",), formats=("8.4",), qat_epochs=0
+    )
+    info = compress(config)
+    assert info["saved_bytes"]["model.pt"] == info["float_bytes"]["model.pt"]
+    assert MaseGraph.from_checkpoint(tmp_path / "model").model is not None
 
 
 def test_the_smallest_good_model_is_saved(result):

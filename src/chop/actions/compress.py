@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from chop.actions.subject import Subject, SubjectConfig, load_subject, raise_to_
 from chop.errors import ConfigError
 from chop.files import write_text
 from chop.ir.graph import MaseGraph
+from chop.nn.packed import obstacle
 from chop.nn.quantized import QuantizedOperator
 from chop.passes.analysis.summarize_quantization import layer_rows, operator_rows
 from chop.report.plots import Curve, plot_accuracy
@@ -32,6 +34,8 @@ from chop.train import evaluate, fit
 
 SAVED_SHARE = 0.5
 """Training has saved a format when it wins back more than this share of what rounding lost."""
+MODEL_FILES = ("model.pt", "model.mz")
+"""Tensors, and the graph with all that is known of it."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,8 @@ def compress(config: CompressConfig) -> dict[str, Any]:
     """Quantises a model in several formats, trains the hardest one back, and writes it all down.
 
     Writes into `config.out`: `model.pt` and `model.mz` (the smallest model within `max_drop` of
-    float), `graph.svg`, `accuracy.svg`, `table.md` and, last, `result.json`.
+    float, its weights packed: `pack_transform_pass` unpacks them for training), `graph.svg`,
+    `accuracy.svg`, `table.md` and, last, `result.json`.
 
     Returns: what is in `result.json`.
     Raises:
@@ -129,6 +134,7 @@ def compress(config: CompressConfig) -> dict[str, Any]:
         f"{chosen.row.accuracy:.1%} against {baseline.row.accuracy:.1%} float, "
         f"{baseline.row.bits / chosen.row.bits:.1f}x fewer bits per weight, in {config.out}/"
     )
+    console.print(_sizes(result))
     return result
 
 
@@ -207,8 +213,9 @@ def _write(
     """Every file is written in one step; `result.json` comes last and vouches for the others."""
     rows = [candidate.row for candidate in candidates]
     (config.out / "result.json").unlink(missing_ok=True)
-    chosen.graph.export(config.out / "model")
-    chosen.graph.draw(config.out / "graph.svg")
+    packed = _packed(chosen.graph)
+    packed.export(config.out / "model")
+    packed.draw(config.out / "graph.svg")
     plot_accuracy(
         config.out / "accuracy.svg",
         _curves(rows),
@@ -216,7 +223,6 @@ def _write(
         xlabel="average bits per parameter",
         title=f"{config.model} on {subject.dataset}",
     )
-    write_text(config.out / "table.md", markdown_table(_table(candidates)) + "\n")
     result = {
         "config": {**dataclasses.asdict(config), "out": str(config.out)},
         "dataset": subject.dataset,
@@ -224,10 +230,40 @@ def _write(
         "saved": dataclasses.asdict(chosen.row),
         "operators": [dataclasses.asdict(row) for row in operator_rows(chosen.graph)],
         "layers": [dataclasses.asdict(row) for row in layer_rows(chosen.graph)],
-        "checkpoint_bytes": sum(
-            (config.out / name).stat().st_size for name in ("model.pt", "model.mz")
-        ),
+        "float_bytes": _exported_bytes(candidates[0].graph),
+        "saved_bytes": _file_bytes(config.out),
         "versions": {"torch": torch.__version__},
     }
+    table = markdown_table(_table(candidates))
+    write_text(config.out / "table.md", f"{table}\n\n{_sizes(result)}\n")
     write_text(config.out / "result.json", json.dumps(result, indent=2) + "\n")
     return result
+
+
+def _packed(mg: MaseGraph) -> MaseGraph:
+    """The graph with weights as codes, where it has some in formats."""
+    if not any(obstacle(module) is None for module in mg.model.modules()):
+        return mg
+    return passes.pack_transform_pass(mg, {"silent": True})[0]
+
+
+def _exported_bytes(mg: MaseGraph) -> dict[str, int]:
+    """Sizes of the files that a graph is exported to."""
+    with tempfile.TemporaryDirectory() as folder:
+        mg.export(Path(folder) / "model")
+        return _file_bytes(Path(folder))
+
+
+def _file_bytes(folder: Path) -> dict[str, int]:
+    return {name: (folder / name).stat().st_size for name in MODEL_FILES}
+
+
+def _sizes(result: Mapping[str, Any]) -> str:
+    """Both checkpoints' sizes, as one line."""
+    exact, saved = result["float_bytes"], result["saved_bytes"]
+    texts = [
+        f"{name} {saved[name] / 1000:.1f} kB (float {exact[name] / 1000:.1f} kB)"
+        for name in MODEL_FILES
+    ]
+    ratio = exact["model.pt"] / saved["model.pt"]
+    return f"Files: {', '.join(texts)}; the weights' file is {ratio:.1f}x smaller."

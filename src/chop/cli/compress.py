@@ -19,7 +19,9 @@ EXAMPLES = """
   chop compress --config run.toml        (the same keys: model, dataset, formats, qat_epochs ...)
 
 [bold]What it writes[/] into --out: model.pt and model.mz (the smallest model within --max-drop of
-float; read it with MaseGraph.from_checkpoint), graph.svg, accuracy.svg, table.md, result.json.
+float, its weights packed), graph.svg, accuracy.svg, table.md, result.json. To use the model:
+mg = MaseGraph.from_checkpoint("OUT/model"); to train it on, unpack it first:
+mg, _ = pack_transform_pass(mg, {"unpack": True}).
 """
 
 
