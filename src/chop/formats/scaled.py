@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,9 +61,9 @@ class ElementFormat(NumberFormat):
 
     def decode(self, encoded: Encoded) -> Tensor:
         """The values of the codes."""
-        element = self.element
-        codes = unpack_bits(encoded.codes, element.width, encoded.shape.numel())
-        parts = [cast(element.values(part.long()), encoded.dtype) for part in chunks(codes)]
+        codes = unpack_bits(encoded.codes, self.element.width, encoded.shape.numel())
+        values = _reader(self.element, codes.device)
+        parts = [cast(values(part), encoded.dtype) for part in chunks(codes)]
         return torch.cat(parts).view(encoded.shape)
 
     def keeps_rows_apart(self, shape: Sequence[int]) -> bool:
@@ -146,9 +146,9 @@ class ScaledFormat(NumberFormat):
         assert encoded.scales is not None
         count = self.groups.count(shape)
         scales = self.scaling.restore(encoded.scales, count, encoded.tensor_scale)
-        size = rows.size(-1)
+        size, values = rows.size(-1), _reader(element, codes.device)
         parts = [
-            cast(element.values(part.long()) * scale, dtype)
+            cast(values(part) * scale, dtype)
             for part, scale in zip(chunks(rows, size), chunks(scales, size), strict=True)
         ]
         return self.groups.join(torch.cat(parts).view(groups.shape), shape)
@@ -166,6 +166,14 @@ class ScaledFormat(NumberFormat):
         groups = self.groups.split(x.double())
         outside = self.element.saturates(_divide(groups, self.scaling.measure(groups).values))
         return self.groups.join(outside, x.shape)
+
+
+def _reader(element: Element, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """The function from an element's codes to its values: by a table where codes are bytes."""
+    if element.width > 8:
+        return lambda codes: element.values(codes)
+    table = element.values(torch.arange(2**element.width, device=device))
+    return lambda codes: table.index_select(0, codes.reshape(-1).int()).view(codes.shape)
 
 
 def _divide(groups: Tensor, scale: Tensor) -> Tensor:
