@@ -1,0 +1,231 @@
+"""The page of number formats, made from the registry: `python -m chop.report.format_page`.
+
+Every format has its definition from its docstring, its settings, and per example what is measured:
+bits, range, smallest step, the noise it adds to normal data, and a picture of its values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from chop.errors import ConfigError
+from chop.files import write_text
+from chop.formats import NumberFormat, formats
+from chop.report.grid_picture import grid_picture
+from chop.tables import markdown_table
+
+PAGE = "formats.md"
+PICTURES = "images/formats"
+NORMAL_SHAPE = (256, 1024)
+FAR = 1e30
+GRID_POINTS = 2**13
+ROW = 7
+ATTRIBUTE = re.compile(r" {4}(\w+): (.*)")
+EXAMPLES: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "integer": ({"width": 8, "frac_width": "mse"}, {"width": 4, "frac_width": "mse"}),
+    "scale_integer": ({"width": 8}, {"width": 4, "granularity": "row"}),
+    "minifloat_ieee": tuple(
+        {"width": width, "exponent_width": exponent}
+        for width, exponent in ((8, 4), (8, 5), (6, 2), (6, 3), (4, 2))
+    ),
+    "minifloat_denorm": ({"width": 8, "exponent_width": 4}, {"width": 4, "exponent_width": 2}),
+    "log": ({"width": 8}, {"width": 4, "exponent_bias": 5, "zero_code": True}),
+    "block_fp": ({"width": 8}, {"width": 4}),
+    "block_minifloat": ({"width": 8, "exponent_width": 4}, {"width": 4, "exponent_width": 2}),
+    "block_log": ({"width": 8}, {"width": 4}),
+    "mxint": ({"width": 8}, {"width": 6}, {"width": 4}),
+    "mxfp": tuple(
+        {"width": width, "exponent_width": exponent}
+        for width, exponent in ((8, 4), (8, 5), (6, 2), (6, 3), (4, 2))
+    ),
+    "binary": ({}, {"scaling_factor": True}),
+    "binary_residual": ({"levels": 2}, {"levels": 3}),
+    "ternary": ({}, {"scaling_factor": True}),
+}
+"""Settings that are often used. Formats that are not named get an example of their defaults."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """A format in certain settings, measured.
+
+    Attributes:
+        label: its short text.
+        bits: per element of a full group, shared scales included.
+        range: the values at both ends, or that it follows the data.
+        smallest_step: between two neighbours of `grid`; NaN if there is one value only.
+        sqnr_db: signal to quantisation noise on standard normal data, in dB.
+        grid: its values from 0 to 1, ascending; where scales follow the data, 1 is the largest.
+    """
+
+    label: str
+    bits: float
+    range: str
+    smallest_step: float
+    sqnr_db: float
+    grid: tuple[float, ...]
+
+
+def measure(number_format: NumberFormat) -> Example:
+    """Rounds normal data, far values and a dense grid."""
+    normal = torch.randn(NORMAL_SHAPE, generator=torch.Generator().manual_seed(0))
+    fitted = number_format.fitted(normal)
+    noise = (fitted.round(normal) - normal).double().square().sum()
+    signal = normal.double().square().sum()
+    values = _values_below_one(fitted)
+    steps = values.diff()
+    return Example(
+        fitted.label,
+        fitted.bits(),
+        _range(fitted),
+        steps.min().item() if steps.numel() else math.nan,
+        10 * math.log10(signal / noise),
+        tuple(values.tolist()),
+    )
+
+
+def _values_below_one(number_format: NumberFormat) -> Tensor:
+    """The values from 0 to 1 that magnitudes up to 1 become, in groups whose largest is 1."""
+    mantissas = 1 + torch.arange(8) / 8
+    tiny = torch.outer(torch.arange(-126.0, 0.0).exp2(), mantissas).flatten()
+    magnitudes = torch.cat([torch.linspace(0, 1, GRID_POINTS), tiny])
+    # Short rows fit into every block, and a one in each is the largest of its group. One index of
+    # the first axis: scales of channels, which may be means, are those of all.
+    rows = F.pad(magnitudes, (0, -magnitudes.numel() % ROW)).view(1, -1, ROW)
+    rounded = number_format.round(F.pad(rows, (0, 1), value=1.0)).flatten()
+    return rounded[(rounded >= 0) & (rounded <= 1)].double().unique()
+
+
+def _range(number_format: NumberFormat) -> str:
+    low, high = number_format.round(torch.tensor([[-FAR], [FAR]])).flatten().tolist()
+    if high > FAR / 4:
+        return "follows the data"
+    return f"{_number(low)} to {_number(high)}"
+
+
+def _number(x: float) -> str:
+    """Short text; large and small powers of two as such."""
+    if math.isnan(x):
+        return "-"
+    mantissa, exponent = math.frexp(abs(x))
+    if mantissa == 0.5 and not 0.1 < abs(x) < 100:
+        return f"{'-' if x < 0 else ''}2^{exponent - 1}"
+    return f"{x:.6g}"
+
+
+def examples_of(kind: type[NumberFormat]) -> list[NumberFormat]:
+    """The instances of a format that the page shows.
+
+    Raises:
+        ConfigError: a field without a default has no values in the format's search space.
+    """
+    if kind.name in EXAMPLES:
+        return [kind(**settings) for settings in EXAMPLES[kind.name]]
+    settings = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if field.default is dataclasses.MISSING:
+            choices = kind.search_space.get(field.name)
+            if not choices:
+                raise ConfigError(f"{kind.name}: its search space has no values of '{field.name}'.")
+            settings[field.name] = choices[len(choices) // 2]
+    return [kind(**settings)]
+
+
+def pages() -> dict[str, str]:
+    """Every file of the page: its path below `docs`, and its text."""
+    kinds = [kind for kind in formats() if kind.name != "float"]
+    measured = {kind: [measure(example) for example in examples_of(kind)] for kind in kinds}
+    sections = [_section(kind, examples) for kind, examples in measured.items()]
+    overview = markdown_table([_line(x) for examples in measured.values() for x in examples])
+    files = {PAGE: "\n\n".join([INTRODUCTION.strip(), overview, *sections]) + "\n"}
+    for kind, examples in measured.items():
+        grids = {example.label: example.grid for example in examples}
+        files[f"{PICTURES}/{kind.name}.svg"] = grid_picture(grids)
+    return files
+
+
+INTRODUCTION = """
+# Number formats
+
+Every format that `name` in a quantisation config can take. It can be given to each operand by
+itself (`weight_width`, `data_in_frac_width` ...), and every quantised operator takes it. Formats
+round to nearest, train by straight-through gradients, and are stored bit-packed by
+`pack_transform_pass`. This page is made by `python -m chop.report.format_page`.
+
+`bits` count the element and its part of a shared scale. `smallest step` lies between two
+neighbouring values from 0 to 1. `SQNR` is the signal to quantisation noise ratio on standard normal
+data: 6 dB more halve the error. Where scales follow the data, values are those of a group whose
+largest magnitude is 1, and whose others are even. The pictures show all values from 0 to 1, evenly
+(left) and by powers of two from 2^-12 on (right).
+"""
+
+
+def _line(example: Example) -> dict[str, Any]:
+    return {
+        "format": f"`{example.label}`",
+        "bits": f"{example.bits:.4g}",
+        "range": example.range,
+        "smallest step": _number(example.smallest_step),
+        "SQNR (dB)": f"{example.sqnr_db:.1f}",
+    }
+
+
+def _section(kind: type[NumberFormat], examples: Sequence[Example]) -> str:
+    parts = [f"## `{kind.name}`"]
+    if kind.aliases:
+        parts.append(f"Also called {', '.join(f'`{name}`' for name in kind.aliases)}.")
+    paragraphs = _paragraphs(kind)
+    parts += [
+        text for text in paragraphs if not text.startswith(("Attributes", "Example", "Source"))
+    ]
+    parts.append("\n".join(_settings(kind)))
+    parts += [text for text in paragraphs if text.startswith("Source")]
+    parts.append(markdown_table([_line(example) for example in examples]))
+    parts.append(f"![values of {kind.name} between 0 and 1]({PICTURES}/{kind.name}.svg)")
+    return "\n\n".join(part for part in parts if part)
+
+
+def _paragraphs(cls: type) -> list[str]:
+    return inspect.cleandoc(vars(cls).get("__doc__") or "").split("\n\n")
+
+
+def _settings(kind: type[NumberFormat]) -> Iterator[str]:
+    """A point per field, inherited ones included."""
+    documented: dict[str, str] = {}
+    for cls in kind.__mro__:
+        for paragraph in _paragraphs(cls):
+            if paragraph.startswith("Attributes:"):
+                documented = {**_attributes(paragraph), **documented}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        default = "" if field.default is dataclasses.MISSING else f" = {field.default}"
+        yield f"- `{field.name}{default}`: {documented.get(field.name, '')}"
+
+
+def _attributes(paragraph: str) -> dict[str, str]:
+    """The texts of `    width: bits ...`, by name."""
+    texts: dict[str, str] = {}
+    for line in paragraph.splitlines()[1:]:
+        found = ATTRIBUTE.fullmatch(line)
+        name = found[1] if found else list(texts)[-1]
+        texts[name] = f"{texts.get(name, '')} {found[2] if found else line.strip()}".strip()
+    return texts
+
+
+def write(folder: Path) -> None:
+    """Writes the page and its pictures below `folder`."""
+    for name, text in pages().items():
+        write_text(folder / name, text)
+
+
+if __name__ == "__main__":
+    write(Path("docs"))

@@ -1,0 +1,75 @@
+"""A picture of the values that number formats have: one line of marks per format."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from xml.sax.saxutils import escape
+
+LABEL_WIDTH, PLOT_WIDTH, GAP = 250, 300, 30
+LINE_HEIGHT, MARK_HEIGHT, MARGIN = 34, 18, 24
+LOWEST_EXPONENT = -12
+STYLE = "text{font:12px sans-serif;fill:#333}.axis{stroke:#999}.mark{stroke:#1f5fa8;stroke-width:1}"
+
+
+def grid_picture(grids: Mapping[str, Sequence[float]]) -> str:
+    """An SVG of values between 0 and 1, evenly spaced and by powers of two.
+
+    Args:
+        grids: values from 0 to 1 by the label of their line. Marks closer than half a pixel are
+            drawn as one; values below 2^-12 are left out on the right.
+    """
+    width = LABEL_WIDTH + 2 * PLOT_WIDTH + GAP + MARGIN
+    height = 2 * MARGIN + LINE_HEIGHT * len(grids)
+    body = [
+        _line(label, grid, MARGIN + LINE_HEIGHT * row)
+        for row, (label, grid) in enumerate(grids.items())
+    ]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}">\n<style>{STYLE}</style>\n'
+        f'<rect width="{width}" height="{height}" fill="white"/>\n'
+        + "\n".join([*body, *_ticks(height - MARGIN + 4)])
+        + "\n</svg>\n"
+    )
+
+
+def _line(label: str, grid: Sequence[float], top: int) -> str:
+    evenly = [_even(x) for x in grid]
+    by_power = [_by_power(x) for x in grid if x >= 2.0**LOWEST_EXPONENT]
+    bottom = top + MARK_HEIGHT
+    axes = "".join(
+        f'<path class="axis" d="M{left} {bottom}h{PLOT_WIDTH}"/>' for left in (_even(0), _left())
+    )
+    return (
+        f'<text x="8" y="{bottom - 3}">{escape(label)}</text>{axes}'
+        f'<path class="mark" d="{_marks([*evenly, *by_power], top)}"/>'
+    )
+
+
+def _marks(positions: Sequence[float], top: int) -> str:
+    """Upright marks; positions are rounded to half pixels and drawn once."""
+    places = sorted({round(2 * x) / 2 for x in positions})
+    return "".join(f"M{x:g} {top}v{MARK_HEIGHT}" for x in places)
+
+
+def _ticks(baseline: int) -> list[str]:
+    evenly = [(_even(x), f"{x:g}") for x in (0, 0.25, 0.5, 0.75, 1)]
+    exponents = range(LOWEST_EXPONENT, 1, 4)
+    by_power = [(_by_power(2.0**e), f"2^{e}" if e else "1") for e in exponents]
+    return [
+        f'<text x="{x:g}" y="{baseline}" text-anchor="middle">{text}</text>'
+        for x, text in [*evenly, *by_power]
+    ]
+
+
+def _even(x: float) -> float:
+    return LABEL_WIDTH + PLOT_WIDTH * x
+
+
+def _left() -> float:
+    return LABEL_WIDTH + PLOT_WIDTH + GAP
+
+
+def _by_power(x: float) -> float:
+    return _left() + PLOT_WIDTH * (1 - math.log2(x) / LOWEST_EXPONENT)
