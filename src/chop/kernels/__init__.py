@@ -5,3 +5,4 @@ Importing this package makes them the implementations of chop's operators.
 
 from chop.kernels.base import KERNELS, Kernel, fake_quantize
 from chop.kernels.cpu.fake_quantize import CPU_FAKE_QUANTIZE
+from chop.kernels.triton.register import CUDA_FAKE_QUANTIZE

@@ -1,0 +1,1 @@
+"""HOW IT IS FAST on a GPU: Triton kernels. Triton is imported when the first of them runs."""

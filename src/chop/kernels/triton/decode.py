@@ -1,0 +1,126 @@
+"""What the kernels on packed weights share: codes of blocks, and what they mean."""
+
+import math
+
+import triton
+import triton.language as tl
+
+from chop.errors import ConfigError
+from chop.formats import Encoded, NumberFormat
+from chop.kernels.triton.elements import FRACTION_BITS, SIGN, bits_of, clamp, float_of
+from chop.kernels.triton.rules import CodeRule, code_rule, runs_along_rows
+
+MAX_ALIGNMENT = 16  # bytes of the widest load
+NAN_SCALE = tl.constexpr(255)
+SMALLEST_SCALE = tl.constexpr(0x00400000)  # 2^-127, which is subnormal
+
+
+@triton.jit
+def decode_blocks(
+    codes,
+    scales,
+    block,
+    first,
+    column,
+    is_block,
+    row_size,
+    block_size,
+    RULE: tl.constexpr,
+    LIMIT: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """The values of blocks.
+
+    Args:
+        codes: pointer to bytes of bit-packed codes.
+        scales: pointer to E8M0 bytes.
+        block: (blocks,) numbers of the blocks.
+        first: (blocks,) numbers of their first codes.
+        column: (blocks,) where in a row they begin; they end with it.
+        is_block: (blocks,) False where nothing is to be read.
+        row_size: elements of a row.
+        block_size: elements of a block.
+        RULE: a `CodeRule`.
+        LIMIT: what finite values beyond become.
+        LANES: at least `block_size`; a power of two.
+    Returns: (blocks, LANES) float32, zeros beyond a block's end, unless the block is NaN.
+    """
+    exponent = tl.load(scales + block, mask=is_block, other=127).to(tl.int32)
+    scale = float_of(tl.where(exponent == 0, SMALLEST_SCALE, exponent << FRACTION_BITS))
+    scale = tl.where(exponent == NAN_SCALE, float("nan"), scale)
+    first = tl.multiple_of(first, RULE.alignment)[:, None]
+    column = tl.multiple_of(column, RULE.alignment)[:, None]
+    if RULE.is_paired:  # two codes of four bits from one byte, which is read once
+        is_there = lanes_of(column // 2, is_block, row_size // 2, block_size // 2, LANES // 2)
+        pointer = codes + first // 2 + tl.arange(0, LANES // 2)[None, :]
+        both = tl.load(pointer, mask=is_there, other=0).to(tl.int32)
+        code = tl.interleave(both & 15, both >> 4)
+    else:
+        is_there = lanes_of(column, is_block, row_size, block_size, LANES)
+        code = _load_codes(codes, first + tl.arange(0, LANES)[None, :], is_there, RULE)
+    value = _value(code, RULE)
+    scaled = value * scale[:, None]
+    if RULE.has_infinity:
+        limited = tl.where(tl.abs(value) == float("inf"), scaled, clamp(scaled, -LIMIT, LIMIT))
+    else:
+        limited = clamp(scaled, -LIMIT, LIMIT)
+    return limited
+
+
+@triton.jit
+def lanes_of(column, is_block, row_size, block_size, LANES: tl.constexpr):
+    """(blocks, LANES) True where a block that begins in `column`, (blocks, 1), has an element."""
+    lane = tl.arange(0, LANES)[None, :]
+    return is_block[:, None] & (lane < block_size) & (column + lane < row_size)
+
+
+@triton.jit
+def _load_codes(codes, number, is_there, RULE: tl.constexpr):
+    """Codes by their numbers, int32."""
+    if RULE.width == 8:
+        code = tl.load(codes + number, mask=is_there, other=0).to(tl.int32)
+    else:
+        bit = number * RULE.width
+        pointer, place = codes + (bit >> 3), (bit & 7).to(tl.int32)
+        code = tl.load(pointer, mask=is_there, other=0).to(tl.int32)
+        if 8 % RULE.width != 0:
+            goes_on = is_there & (place + RULE.width > 8)
+            code |= tl.load(pointer + 1, mask=goes_on, other=0).to(tl.int32) << 8
+        code = (code >> place) & ((1 << RULE.width) - 1)
+    return code
+
+
+@triton.jit
+def _value(code, RULE: tl.constexpr):
+    """The values of codes, float32."""
+    sign = 1 << (RULE.width - 1)
+    if RULE.is_integer:
+        value = ((code ^ sign) - sign).to(tl.float32) * RULE.factor
+    else:
+        # As bits of a float32 the code keeps its fraction; only the exponent's bias differs.
+        magnitude = code & (sign - 1)
+        value = float_of(magnitude << RULE.shift) * RULE.factor
+        value = tl.where(magnitude > RULE.largest, float("nan"), value)
+        if RULE.has_infinity:
+            value = tl.where(magnitude == RULE.largest + 1, float("inf"), value)
+        value = float_of(bits_of(value) | tl.where(code >= sign, SIGN, 0))
+    return value
+
+
+def rule_of(encoded: Encoded, number_format: NumberFormat) -> tuple[CodeRule, int]:
+    """How its codes are decoded, and the block size.
+
+    Raises:
+        ConfigError: the kernels know no such codes.
+    """
+    rule = code_rule(number_format)
+    shape = encoded.shape
+    if rule is None or not runs_along_rows(number_format.groups, len(shape)):
+        raise ConfigError(
+            f"{number_format.label}: expected mxint or mxfp of up to 8 bits in blocks along the "
+            "last axis; use the format's `decode`."
+        )
+    block_size = number_format.groups.sizes[-1]
+    alignment = math.gcd(shape[-1] if shape else 1, block_size, MAX_ALIGNMENT)
+    is_paired = rule.width == 4 and alignment > 1
+    return rule._replace(alignment=alignment, is_paired=is_paired), block_size

@@ -1,0 +1,133 @@
+"""What the kernels share: storage of floats, and the rounding to each set of elements.
+
+bfloat16 tensors come as the int16 that they are stored in, and are converted by their bits:
+Triton's interpreter does not round as the hardware does.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+SIGN = tl.constexpr(-(2**31))
+INFINITE = tl.constexpr(0x7F800000)
+FRACTION_BITS = tl.constexpr(23)
+FLOAT32_MAX = tl.constexpr(torch.finfo(torch.float32).max)
+WHOLE = tl.constexpr(2.0**23)  # from here on, every float32 is a whole number
+
+
+@triton.jit
+def bits_of(x):
+    """The bits of float32 numbers, int32."""
+    return x.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def float_of(bits):
+    """The float32 numbers that int32 bits are."""
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def load_float(pointer, mask):
+    """float32 from float32, float16, or bfloat16 stored as int16."""
+    raw = tl.load(pointer, mask=mask, other=0)
+    if pointer.dtype.element_ty == tl.int16:
+        x = float_of(raw.to(tl.int32) << 16)
+    else:
+        x = raw.to(tl.float32)
+    return x
+
+
+@triton.jit
+def store_float(pointer, x, mask):
+    """Rounds float32 to the storage's dtype, ties to even."""
+    if pointer.dtype.element_ty == tl.int16:
+        bits = bits_of(x)
+        rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+        high = tl.where(x != x, 0x7FC0, rounded >> 16)
+        tl.store(pointer, high.to(tl.int16), mask=mask)
+    else:
+        tl.store(pointer, x.to(pointer.dtype.element_ty), mask=mask)
+
+
+def stored(x: Tensor) -> Tensor:
+    """`x` as `load_float` and `store_float` take it."""
+    return x.view(torch.int16) if x.dtype is torch.bfloat16 else x
+
+
+@triton.jit
+def clamp(x, low, high):
+    """Clamps; NaN passes."""
+    x = tl.where(x < low, low, x)
+    return tl.where(x > high, high, x)
+
+
+@triton.jit
+def with_sign(magnitude, x):
+    """Magnitudes with the signs of `x`, those of zeros included."""
+    return float_of(bits_of(magnitude) | (bits_of(x) & SIGN))
+
+
+@triton.jit
+def power_of_two(exponent):
+    """2^exponent as float32, for -126 to 127."""
+    return float_of((exponent + 127) << FRACTION_BITS)
+
+
+@triton.jit
+def times_power_of_two(x, exponent):
+    """x 2^exponent, for -252 to 254, rounded once."""
+    half = exponent >> 1
+    return x * power_of_two(half) * power_of_two(exponent - half)
+
+
+@triton.jit
+def round_to_even(x):
+    """Nearest whole number, ties to even."""
+    magnitude = tl.abs(x)
+    return with_sign(tl.where(magnitude < WHOLE, (magnitude + WHOLE) - WHOLE, magnitude), x)
+
+
+@triton.jit
+def round_element(x, RULE: tl.constexpr):
+    """The element that stands for each float32 number; `RULE` is one of chop's `ElementRule`."""
+    if RULE.core == "fixed":
+        y = _round_fixed(x, RULE)
+    elif RULE.core == "minifloat":
+        y = _round_minifloat(x, RULE)
+    else:
+        y = _round_log(x, RULE)
+    return y
+
+
+@triton.jit
+def _round_fixed(x, RULE: tl.constexpr):
+    steps = x * RULE.steps
+    whole = clamp(tl.floor(steps) if RULE.floors else round_to_even(steps), RULE.low, RULE.high)
+    if not RULE.has_negative_zero:
+        whole = whole + 0.0
+    return whole * RULE.step
+
+
+@triton.jit
+def _round_minifloat(x, RULE: tl.constexpr):
+    magnitude = tl.abs(x)
+    bits = bits_of(magnitude)
+    # A significand without fraction bits is its hidden bit, which is odd.
+    is_odd = ((bits >> RULE.dropped) & 1) if RULE.dropped < FRACTION_BITS else 1
+    rounded = (bits + ((1 << (RULE.dropped - 1)) - 1) + is_odd) >> RULE.dropped
+    normal = float_of(rounded << RULE.dropped)  # a carry went into the exponent
+    subnormal = (magnitude + RULE.grid) - RULE.grid
+    y = tl.where(magnitude < RULE.smallest_normal, subnormal, normal)
+    return tl.where(x != x, x, with_sign(clamp(y, 0.0, RULE.largest), x))
+
+
+@triton.jit
+def _round_log(x, RULE: tl.constexpr):
+    bits = bits_of(tl.abs(x))
+    exponent = clamp((bits + RULE.turn) >> FRACTION_BITS, RULE.lowest, RULE.highest)
+    y = float_of(exponent << FRACTION_BITS)
+    y = tl.where(x < 0, -y, y)
+    y = tl.where(bits < RULE.zero_below, 0.0, y)
+    return tl.where(x != x, x, y)

@@ -1,0 +1,137 @@
+"""Fake-quantise in one pass: equal bit for bit to `NumberFormat.round`.
+
+Bytes moved per element: 8 in float32, 4 in bfloat16 and float16: one read, one write. The floor is
+the memory's bandwidth: 8 N/B seconds for N float32 numbers at B bytes a second. Blocks that do not
+run along the last axis are gathered first, which costs two more passes.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from chop.formats import NumberFormat
+from chop.formats.integer import Integer
+from chop.formats.scaled import BlockFormat
+from chop.kernels.triton.elements import (
+    FRACTION_BITS,
+    INFINITE,
+    bits_of,
+    clamp,
+    float_of,
+    load_float,
+    round_element,
+    store_float,
+    stored,
+    times_power_of_two,
+)
+from chop.kernels.triton.rules import BlockLayout, element_rule, runs_along_rows, scale_rule
+
+TILE = 2048  # elements of a program
+
+
+@triton.jit
+def round_elements(x, y, count, ELEMENT: tl.constexpr, LIMIT: tl.constexpr, TILE: tl.constexpr):
+    """Rounds `count` numbers, one after the other; results beyond `LIMIT` become it."""
+    index = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    is_there = index < count
+    rounded = round_element(load_float(x + index, is_there), ELEMENT)
+    store_float(y + index, clamp(rounded, -LIMIT, LIMIT), is_there)
+
+
+@triton.jit
+def round_blocks(
+    x,
+    y,
+    count,
+    row_size,
+    blocks_per_row,
+    block_size,
+    ELEMENT: tl.constexpr,
+    SCALE: tl.constexpr,
+    LIMIT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Rounds `count` blocks of rows of `row_size`; `LANES` is at least `block_size`."""
+    block = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
+    column = (block % blocks_per_row * block_size)[:, None] + tl.arange(0, LANES)[None, :]
+    in_block = (tl.arange(0, LANES) < block_size)[None, :] & (block < count)[:, None]
+    is_there = in_block & (column < row_size)
+    index = (block // blocks_per_row * row_size)[:, None] + column
+    values = load_float(x + index, is_there)
+    exponent, is_poisoned = shared_exponent(values, SCALE)
+    scaled = times_power_of_two(values, -exponent[:, None])
+    rounded = times_power_of_two(round_element(scaled, ELEMENT), exponent[:, None])
+    rounded = clamp(rounded, -LIMIT, LIMIT)
+    if SCALE.has_nan:
+        rounded = tl.where(is_poisoned[:, None], float("nan"), rounded)
+    store_float(y + index, rounded, is_there)
+
+
+@triton.jit
+def shared_exponent(values, SCALE: tl.constexpr):
+    """The exponent for the largest finite magnitude of each row, and where NaN or infinity is."""
+    bits = bits_of(tl.abs(values))
+    amax = float_of(tl.max(tl.where(bits < INFINITE, bits, 0), axis=1))
+    is_tiny = amax < 2.0**-126
+    normal = bits_of(tl.where(is_tiny, amax * 2.0**24, amax))
+    exponent = ((normal + SCALE.turn) >> FRACTION_BITS) - 127 + SCALE.offset
+    exponent = tl.where(is_tiny, exponent - 24, exponent)
+    return clamp(exponent, SCALE.lowest, SCALE.highest), tl.max(bits, axis=1) >= INFINITE
+
+
+def fake_quantize(x: Tensor, number_format: NumberFormat, out: Tensor) -> None:
+    """Writes `number_format.round(x)` to `out`.
+
+    Args:
+        x: any shape, float32, bfloat16 or float16, on the GPU.
+        number_format: one that `rules.takes`.
+        out: like `x`; may be `x` itself.
+    """
+    if x.numel() == 0:
+        return
+    number_format = number_format.fitted(x)
+    x = x.contiguous()
+    y = out if out.is_contiguous() else torch.empty_like(x)
+    if not isinstance(number_format, BlockFormat):
+        _round_elements(x, y, number_format)
+    elif runs_along_rows(number_format.groups, x.ndim):
+        _round_rows(x, y, number_format, number_format.groups.sizes[-1])
+    else:
+        y = number_format.groups.split(x).contiguous()
+        _round_rows(y, y, number_format, y.size(-1))
+        y = number_format.groups.join(y, x.shape)
+    if y is not out:
+        out.copy_(y)
+
+
+def _round_elements(x: Tensor, y: Tensor, number_format: NumberFormat) -> None:
+    # Integers are converted as they are: what a dtype cannot hold becomes infinity.
+    limit = float("inf") if isinstance(number_format, Integer) else torch.finfo(x.dtype).max
+    round_elements[(triton.cdiv(x.numel(), TILE),)](
+        stored(x),
+        stored(y),
+        x.numel(),
+        element_rule(number_format),
+        limit,
+        TILE,
+        enable_fp_fusion=False,
+    )
+
+
+def _round_rows(x: Tensor, y: Tensor, number_format: BlockFormat, block_size: int) -> None:
+    layout = BlockLayout.of(x.shape, block_size)
+    lanes = triton.next_power_of_2(block_size)
+    blocks = max(TILE // lanes, 1)
+    round_blocks[(triton.cdiv(layout.count, blocks),)](
+        stored(x),
+        stored(y),
+        *layout,
+        element_rule(number_format),
+        scale_rule(number_format),
+        torch.finfo(x.dtype).max,
+        blocks,
+        lanes,
+        enable_fp_fusion=False,
+    )

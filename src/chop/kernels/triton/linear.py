@@ -1,0 +1,196 @@
+"""Multiply by packed weights, decoded on the way: y = x W^T + b.
+
+Bytes moved per weight: b/8 + 1/k, of a code of b bits and its part of a scale: 1.03 for MXINT8 and
+0.53 for MXINT4, where a decoded bfloat16 weight takes 2. For one row the floor is the memory's
+bandwidth, N K (b/8 + 1/k)/B seconds at B bytes a second; so at most 1.94 and 3.76 times as fast as
+bfloat16. For many rows it is the matrix units' rate: weights are read once for every 64 rows.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from chop.errors import ConfigError
+from chop.formats import Encoded, NumberFormat
+from chop.kernels.triton.decode import decode_blocks, rule_of
+from chop.kernels.triton.elements import FLOAT32_MAX, load_float, store_float, stored
+
+VECTOR_ROWS = 4  # up to here, one row at a time
+# What a program computes, and the columns that it takes at a time.
+VECTOR_OUTPUTS, VECTOR_DEPTH = 4, 512
+MATRIX_ROWS, MATRIX_OUTPUTS, MATRIX_DEPTH = 64, 64, 64
+MAX_LANES = 256
+
+
+@triton.jit
+def decode_tile(
+    codes,
+    scales,
+    output,
+    block,
+    outputs,
+    columns,
+    blocks_per_row,
+    block_size,
+    RULE: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Rows `output` (outputs,) of the weight, in `block` (blocks,): (outputs, blocks * LANES)."""
+    tile: tl.constexpr = output.shape[0] * block.shape[0]
+    row, place = output.to(tl.int64)[:, None], block[None, :]
+    column = tl.broadcast_to(place * block_size, (output.shape[0], block.shape[0]))
+    is_block = (row < outputs) & (place < blocks_per_row)
+    values = decode_blocks(
+        codes,
+        scales,
+        tl.reshape(row * blocks_per_row + place, (tile,)),
+        tl.reshape(row * columns + column, (tile,)),
+        tl.reshape(column, (tile,)),
+        tl.reshape(is_block, (tile,)),
+        columns,
+        block_size,
+        RULE,
+        FLOAT32_MAX,
+        LANES,
+    )
+    return tl.reshape(values, (output.shape[0], block.shape[0] * LANES))
+
+
+@triton.jit
+def columns_of(block, block_size, columns, RULE: tl.constexpr, LANES: tl.constexpr):
+    """The columns in the lanes of blocks, (blocks * LANES,), and which of them are there."""
+    lane = tl.arange(0, LANES)[None, :] + tl.zeros_like(block)[:, None]
+    lane = tl.reshape(lane, (block.shape[0] * LANES,))
+    column = tl.reshape(
+        block[:, None] * block_size + tl.arange(0, LANES)[None, :], (block.shape[0] * LANES,)
+    )
+    lane = tl.max_contiguous(tl.multiple_of(lane, RULE.alignment), RULE.alignment)
+    column = tl.max_contiguous(tl.multiple_of(column, RULE.alignment), RULE.alignment)
+    return column, (lane < block_size) & (column < columns)
+
+
+@triton.jit
+def vector_product(
+    x,
+    codes,
+    scales,
+    bias,
+    y,
+    outputs,
+    columns,
+    blocks_per_row,
+    block_size,
+    RULE: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Some outputs of one row; sums in float32."""
+    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    row = tl.program_id(1).to(tl.int64)
+    total = tl.zeros((OUTPUTS, BLOCKS * LANES), tl.float32)
+    for begin in range(0, blocks_per_row, BLOCKS):
+        block = begin + tl.arange(0, BLOCKS)
+        weight = decode_tile(
+            codes, scales, output, block, outputs, columns, blocks_per_row, block_size, RULE, LANES
+        )
+        column, is_there = columns_of(block, block_size, columns, RULE, LANES)
+        total += weight * load_float(x + row * columns + column, is_there)[None, :]
+    store_outputs(tl.sum(total, axis=1), bias, y + row * outputs + output, output, output < outputs)
+
+
+@triton.jit
+def matrix_product(
+    x,
+    codes,
+    scales,
+    bias,
+    y,
+    rows,
+    outputs,
+    columns,
+    blocks_per_row,
+    block_size,
+    RULE: tl.constexpr,
+    IN_BFLOAT16: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Some outputs of some rows; sums in float32."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    total = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    for begin in range(0, blocks_per_row, BLOCKS):
+        block = begin + tl.arange(0, BLOCKS)
+        weight = decode_tile(
+            codes, scales, output, block, outputs, columns, blocks_per_row, block_size, RULE, LANES
+        )
+        column, is_there = columns_of(block, block_size, columns, RULE, LANES)
+        pointer = x + row[:, None] * columns + column[None, :]
+        data = load_float(pointer, (row < rows)[:, None] & is_there[None, :])
+        if IN_BFLOAT16:  # exact: eight significant bits hold every code
+            weight, data = weight.to(tl.bfloat16), data.to(tl.bfloat16)
+        total = tl.dot(data, tl.trans(weight), total, input_precision="ieee")
+    is_there = (row < rows)[:, None] & (output < outputs)[None, :]
+    pointer = y + row[:, None] * outputs + output[None, :]
+    store_outputs(total, bias, pointer, output[None, :], is_there)
+
+
+@triton.jit
+def store_outputs(total, bias, y, output, is_there):
+    """Adds the bias, if there is one, and stores."""
+    if bias is not None:
+        total += load_float(bias + output, is_there)
+    store_float(y, total, is_there)
+
+
+def linear(
+    x: Tensor, weight: Encoded, number_format: NumberFormat, bias: Tensor | None = None
+) -> Tensor:
+    """`F.linear(x, number_format.decode(weight), bias)`.
+
+    Products are exact in float32, or in bfloat16 where `x` is; sums are float32, in another order
+    than the reference's: they differ from the float32 product by at most
+    `columns` 2^-23 times the sum of the magnitudes of the products.
+
+    Args:
+        x: (..., columns), float32, bfloat16 or float16, on the GPU.
+        weight: (outputs, columns), what `number_format.encode` gave.
+        number_format: MXINT or MXFP of up to 8 bits, blocks of up to 256 along the columns.
+        bias: (outputs,) in any of those dtypes.
+    Returns: (..., outputs), the dtype of `x`.
+
+    Raises:
+        ConfigError: another format, larger blocks, or shapes that do not fit.
+    """
+    rule, block_size = rule_of(weight, number_format)
+    lanes = triton.next_power_of_2(block_size)
+    if len(weight.shape) != 2 or x.shape[-1:] != weight.shape[1:] or lanes > MAX_LANES:
+        raise ConfigError(
+            f"expected x (..., columns), weight (outputs, columns) and blocks of up to {MAX_LANES};"
+            f" got {tuple(x.shape)}, {tuple(weight.shape)} and {block_size}."
+        )
+    outputs, columns = weight.shape
+    data = x.reshape(-1, columns).contiguous()
+    rows = data.size(0)
+    y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    if y.numel() == 0:
+        return y.view(*x.shape[:-1], outputs)
+    sizes = (outputs, columns, triton.cdiv(columns, block_size), block_size)
+    tensors = (stored(data), weight.codes, weight.scales)
+    tensors = (*tensors, None if bias is None else stored(bias.contiguous()), stored(y))
+    if rows <= VECTOR_ROWS:
+        blocks = max(VECTOR_DEPTH // lanes, 1)
+        grid = (triton.cdiv(outputs, VECTOR_OUTPUTS), rows)
+        vector_product[grid](*tensors, *sizes, rule, VECTOR_OUTPUTS, blocks, lanes)
+    else:
+        blocks = max(MATRIX_DEPTH // lanes, 1)
+        # The interpreter multiplies bfloat16's bits; float32 gives the same products.
+        in_bfloat16 = x.dtype is torch.bfloat16 and not triton.knobs.runtime.interpret
+        tile = (MATRIX_ROWS if rows > 16 else 16, MATRIX_OUTPUTS)
+        grid = (triton.cdiv(rows, tile[0]), triton.cdiv(outputs, tile[1]))
+        matrix_product[grid](*tensors, rows, *sizes, rule, in_bfloat16, *tile, blocks, lanes)
+    return y.view(*x.shape[:-1], outputs)

@@ -1,0 +1,31 @@
+"""`chop::fake_quantize` on CUDA devices, where Triton is installed."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+from torch import Tensor
+
+from chop.formats import NumberFormat
+from chop.kernels.base import Kernel, register
+from chop.kernels.triton.rules import takes
+
+
+@cache
+def is_installed() -> bool:
+    """True where Triton can be imported. It is not imported to find out."""
+    return find_spec("triton") is not None
+
+
+def run(x: Tensor, number_format: NumberFormat, out: Tensor) -> bool:
+    """Rounds `x` into `out`; False where a format, dtype or Triton is not to be had."""
+    if not (is_installed() and takes(number_format, x.dtype)):
+        return False
+    from chop.kernels.triton.fake_quantize import fake_quantize
+
+    fake_quantize(x, number_format, out)
+    return True
+
+
+CUDA_FAKE_QUANTIZE = register(Kernel("Triton fake-quantise", "cuda", run))

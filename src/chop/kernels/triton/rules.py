@@ -1,0 +1,308 @@
+"""A number format in the constants that the kernels are compiled with. Needs no Triton.
+
+The kernels compute in float32, where the readable references use float64. A format whose steps
+float32 cannot take exactly has no rule, and the reference does the work.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from chop.formats import NumberFormat
+from chop.formats.elements import Denormal, Element, Fixed, Log2, Minifloat
+from chop.formats.groups import Blocks
+from chop.formats.integer import Integer
+from chop.formats.scaled import BlockFormat, ElementFormat
+from chop.formats.scaling import SharedExponent
+
+FRACTION_BITS = 23
+BIAS = 127
+SMALLEST_EXPONENT = 1 - BIAS
+FLOAT32_MAX = torch.finfo(torch.float32).max
+# Two factors of half the exponent each stay normal, and so does what they leave of an element.
+LARGEST_SCALE_EXPONENT = 150
+SMALLEST_SCALED_STEP = -60
+# The exponent that the kernels find for zero; a reference's is lower still.
+EXPONENT_OF_ZERO = -BIAS - 24
+MAX_BLOCK = 2**12
+MAX_CODE_WIDTH = 8
+
+
+class FixedRule(NamedTuple):
+    """Whole steps, clamped.
+
+    Attributes:
+        steps: per unit; a power of two.
+        step: its inverse.
+        low: the smallest number of steps.
+        high: the largest.
+        floors: rounds down instead of to nearest.
+        has_negative_zero: keeps -0.
+    """
+
+    steps: float
+    step: float
+    low: float
+    high: float
+    floors: bool
+    has_negative_zero: bool
+    core: str = "fixed"
+
+
+class MinifloatRule(NamedTuple):
+    """A fraction of few bits.
+
+    Attributes:
+        dropped: bits of float32's fraction that are rounded away, 1 to 23.
+        smallest_normal: below it, steps have one size.
+        grid: a power of two whose neighbours in float32 are such a step apart.
+        largest: magnitude that saturates.
+    """
+
+    dropped: int
+    smallest_normal: float
+    grid: float
+    largest: float
+    core: str = "minifloat"
+
+
+class LogRule(NamedTuple):
+    """Powers of two.
+
+    Attributes:
+        turn: what carries into the exponent field when added to the bits of a value that rounds up.
+        lowest: exponent field of the smallest magnitude.
+        highest: of the largest, at most 255, which means that it saturates at the dtype's end.
+        zero_below: bits of the magnitude below which a value becomes zero; 0 for none.
+    """
+
+    turn: int
+    lowest: int
+    highest: int
+    zero_below: int
+    core: str = "log"
+
+
+ElementRule = FixedRule | MinifloatRule | LogRule
+
+
+class ScaleRule(NamedTuple):
+    """A power of two for a block.
+
+    Attributes:
+        offset: the exponent for a largest magnitude of 1.
+        turn: what carries into the exponent field when added to the bits of a largest magnitude
+            that has the next exponent.
+        lowest: the smallest exponent.
+        highest: the largest.
+        has_nan: a NaN or an infinity makes the block NaN.
+    """
+
+    offset: int
+    turn: int
+    lowest: int
+    highest: int
+    has_nan: bool
+
+
+class BlockLayout(NamedTuple):
+    """Where blocks along the last axis lie.
+
+    Attributes:
+        count: blocks of the tensor.
+        row_size: elements.
+        blocks_per_row: the last may be shorter.
+        block_size: elements.
+    """
+
+    count: int
+    row_size: int
+    blocks_per_row: int
+    block_size: int
+
+    @classmethod
+    def of(cls, shape: torch.Size, block_size: int) -> BlockLayout:
+        """The layout of a tensor that is not empty.
+
+        Rows that divide into blocks are cut into rows of one: finding those takes no division.
+        """
+        row_size = shape[-1] if shape else 1
+        if row_size % block_size == 0:
+            row_size = block_size
+        blocks_per_row = -(-row_size // block_size)
+        count = shape.numel() // row_size * blocks_per_row
+        return cls(count, row_size, blocks_per_row, block_size)
+
+
+class CodeRule(NamedTuple):
+    """How a stored code becomes a value, and the value is scaled by E8M0.
+
+    Attributes:
+        width: bits of a code, 2 to 8.
+        is_integer: two's complement; else sign, exponent and fraction.
+        factor: of the integer, or of the float32 into whose lowest binades the code is put.
+        shift: places from the code's fraction to float32's.
+        largest: code of the largest finite magnitude; those above are NaN.
+        has_infinity: the first of those above is infinity.
+        alignment: a power of two that divides the number of every block's first code.
+        is_paired: the codes have 4 bits, and every block begins with a byte.
+    """
+
+    width: int
+    is_integer: bool
+    factor: float
+    shift: int
+    largest: int
+    has_infinity: bool
+    alignment: int = 1
+    is_paired: bool = False
+
+
+@lru_cache(maxsize=4096)
+def element_rule(number_format: NumberFormat) -> ElementRule | None:
+    """The rule of a format's elements, or None; an integer format must be fitted."""
+    if isinstance(number_format, Integer):
+        return _integer(number_format)
+    if not isinstance(number_format, ElementFormat | BlockFormat):
+        return None
+    element = number_format.element
+    if isinstance(element, Fixed):
+        return _fixed(element)
+    if isinstance(element, Log2):
+        return _log(element)
+    smallest_step = _smallest_step(element)
+    if smallest_step is None:
+        return None
+    return _minifloat(*smallest_step, element.largest)
+
+
+@lru_cache(maxsize=4096)
+def scale_rule(number_format: BlockFormat) -> ScaleRule | None:
+    """The rule of a format's blocks, or None."""
+    scaling = number_format.scaling
+    if not isinstance(scaling, SharedExponent) or number_format.groups.nominal_size > MAX_BLOCK:
+        return None
+    offset, carry = _exponent_of_amax(scaling)
+    highest = scaling.lowest + 2**scaling.width - 1 - scaling.has_nan
+    lowest, mantissa_width = _smallest_step(number_format.element) or (0, 0)
+    in_range = (
+        max(highest, -scaling.lowest) <= LARGEST_SCALE_EXPONENT
+        and EXPONENT_OF_ZERO + offset <= scaling.lowest
+        and lowest - mantissa_width >= SMALLEST_SCALED_STEP
+        and number_format.element.largest <= FLOAT32_MAX
+    )
+    turn = 2**FRACTION_BITS - carry
+    rule = ScaleRule(offset, turn, scaling.lowest, highest, scaling.has_nan)
+    return rule if in_range else None
+
+
+def takes(number_format: NumberFormat, dtype: torch.dtype) -> bool:
+    """True where the fake-quantiser has rules for the format, and knows the dtype."""
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return False
+    if isinstance(number_format, Integer):  # also one that will be fitted to each tensor
+        return True
+    if element_rule(number_format) is None:
+        return False
+    return not isinstance(number_format, BlockFormat) or scale_rule(number_format) is not None
+
+
+@lru_cache(maxsize=4096)
+def code_rule(number_format: NumberFormat) -> CodeRule | None:
+    """The rule of codes of 8 bits or fewer that are scaled by E8M0, or None."""
+    if not isinstance(number_format, BlockFormat) or not _is_e8m0(number_format.scaling):
+        return None
+    if number_format.groups.nominal_size > MAX_BLOCK:
+        return None
+    element = number_format.element
+    if element.width > MAX_CODE_WIDTH:
+        return None
+    if isinstance(element, Fixed) and element.code == "twos_complement":
+        return CodeRule(element.width, True, 2.0**-element.frac_width, 0, 0, False)
+    if isinstance(element, Minifloat) and 0 <= element.bias < BIAS:
+        shift = FRACTION_BITS - element.mantissa_width
+        factor = 2.0 ** (BIAS - element.bias)
+        has_infinity = element.variant == "ieee"
+        return CodeRule(element.width, False, factor, shift, element.largest_code, has_infinity)
+    return None
+
+
+def runs_along_rows(groups: Blocks, rank: int) -> bool:
+    """True for blocks of one axis, the last of a tensor of that rank."""
+    return rank < 2 or groups.keep_rows_apart(rank)
+
+
+def _is_e8m0(scaling: Any) -> bool:
+    return (
+        isinstance(scaling, SharedExponent)
+        and scaling.has_nan
+        and (scaling.lowest, scaling.width) == (-BIAS, 8)
+    )
+
+
+def _integer(number_format: Integer) -> FixedRule:
+    width, frac_width = number_format.width, number_format.frac_width
+    assert isinstance(width, int) and isinstance(frac_width, int)
+    low, high = number_format.code_range
+    return FixedRule(2.0**frac_width, 2.0**-frac_width, low, high, number_format.floor, False)
+
+
+def _fixed(element: Fixed) -> FixedRule:
+    frac_width, high = element.frac_width, float(element.largest_code)
+    low = 0.0 if element.code == "unsigned" else -high
+    signed_zero = element.code == "sign_magnitude"
+    return FixedRule(2.0**frac_width, 2.0**-frac_width, low, high, False, signed_zero)
+
+
+def _smallest_step(element: Element) -> tuple[int, int] | None:
+    """Exponent of the lowest binade of a minifloat, and bits of its fraction."""
+    if isinstance(element, Minifloat):
+        return element.lowest_exponent, element.mantissa_width
+    if isinstance(element, Denormal):
+        # In [2^(E-1), 2^E) the top bit of k is set: it does what a hidden bit would.
+        return -element.bias - 1, element.mantissa_width - 1
+    return None
+
+
+def _minifloat(lowest: int, mantissa_width: int, largest: float) -> MinifloatRule | None:
+    dropped = FRACTION_BITS - mantissa_width
+    if dropped < 1 or lowest < SMALLEST_EXPONENT or lowest + dropped > BIAS:
+        return None
+    return MinifloatRule(dropped, 2.0**lowest, 2.0 ** (lowest + dropped), min(largest, FLOAT32_MAX))
+
+
+def _log(element: Log2) -> LogRule | None:
+    lowest, highest = element.lowest_exponent + BIAS, element.largest_exponent + BIAS
+    # Float32's subnormal numbers, whose exponent is not in their bits, must all be below.
+    if lowest < 2 or lowest > 2 * BIAS:
+        return None
+    in_log_domain = element.nearest == "log"
+    carry = _first_fraction(math.sqrt(2) if in_log_domain else 1.5)
+    halfway = (lowest - 1 << FRACTION_BITS) + (carry if in_log_domain else 0)
+    zero_below = halfway if element.zero_code else 0
+    return LogRule(2**FRACTION_BITS - carry, lowest, min(highest, 2 * BIAS + 1), zero_below)
+
+
+def _first_fraction(value: float) -> int:
+    """Fraction, in units of 2^-23, of the first float32 at or above a value in [1, 2)."""
+    return math.ceil((value - 1) * 2**FRACTION_BITS)
+
+
+def _exponent_of_amax(scaling: SharedExponent) -> tuple[int, int]:
+    """The exponent for amax = 1, and the fraction, in units of 2^-23, from which it is one more.
+
+    Found by asking: an exponent goes up once in every binade, in the same place.
+    """
+
+    def exponent(fraction: int) -> int:
+        amax = torch.tensor(1 + fraction * 2.0**-FRACTION_BITS, dtype=torch.float64, device="cpu")
+        return int(scaling.exponent(amax))
+
+    offset = exponent(0)
+    fractions = range(2**FRACTION_BITS)
+    return offset, bisect.bisect_left(fractions, True, key=lambda f: exponent(f) > offset)
