@@ -35,10 +35,12 @@
 
 namespace {
 
-constexpr int64_t TILE = 1 << 13;      // elements worked on at a time: they stay in the cache
+constexpr int64_t TILE = 1 << 13;        // elements worked on at a time: they stay in the cache
+constexpr int64_t BATCH = 256;           // blocks whose scales are found together
 constexpr int64_t PER_THREAD = 1 << 16;  // elements for which starting a thread pays
 constexpr uint32_t INFINITE = 0x7f800000;
 constexpr uint64_t EXPONENT_BITS = 0x7ff0000000000000;
+constexpr int64_t FRACTION_BITS = 0x000fffffffffffff;
 constexpr int MANTISSA_WIDTH = 52, BIAS = 1023;
 
 enum Core : int32_t { INTEGER_FLOAT32, INTEGER_FLOAT64, FIXED, MINIFLOAT, LOG, SIGN };
@@ -164,41 +166,31 @@ INLINE uint32_t largest_finite_bits(const float* x, int64_t n) {
     return largest;
 }
 
-struct BlockMaximum {
-    double value;
-    bool is_poisoned;
-    INLINE_MEMBER BlockMaximum(const float* x, int64_t n) {
-        uint32_t bits = largest_bits(x, n);
-        is_poisoned = bits >= INFINITE;
-        if (is_poisoned) bits = largest_finite_bits(x, n);
-        value = bit_cast<float>(bits);
-    }
-};
-
-// Powers of two: dividing is multiplying by the inverse, exactly.
+// How a block's scale follows its largest finite magnitude, and how values are divided by it.
+// `poison` is NaN for a block with a NaN or an infinity, else 0.
 struct SharedExponent {
-    double scale, inverse;
-    INLINE_MEMBER SharedExponent(const Plan& p, const BlockMaximum& most) {
-        const int64_t bits = bit_cast<int64_t>(most.value);
+    static INLINE_MEMBER void find(const Plan& p, double largest, double poison, double& scale,
+                                   double& divisor) {
+        const int64_t bits = bit_cast<int64_t>(largest);
         int64_t exponent = (bits >> MANTISSA_WIDTH) - BIAS + p.offset;
-        exponent += (bits & ~EXPONENT_BITS) >= static_cast<uint64_t>(p.carry);
+        exponent += (bits & FRACTION_BITS) >= p.carry;
         exponent = clamp<int64_t>(exponent, p.lowest_exponent, p.largest_exponent);
-        scale = exp2i(exponent);
-        inverse = exp2i(-exponent);
-        if (p.has_nan && most.is_poisoned) scale = std::numeric_limits<double>::quiet_NaN();
+        scale = exp2i(exponent) + (p.has_nan ? poison : 0.0);
+        divisor = exp2i(-exponent);
     }
-    INLINE_MEMBER double divide(double v) const { return v * inverse; }
+    // By a power of two: multiplying by its inverse is exact.
+    static INLINE_MEMBER double divide(double v, double divisor) { return v * divisor; }
 };
 
 struct SmallFloat {
-    double scale, divisor;
-    INLINE_MEMBER SmallFloat(const Plan& p, const BlockMaximum& most) {
-        const double wanted = most.value / p.small_divisor / p.of_tensor;
+    static INLINE_MEMBER void find(const Plan& p, double largest, double poison, double& scale,
+                                   double& divisor) {
+        const double wanted = largest / p.small_divisor / p.of_tensor;
         scale = round_minifloat(wanted, p.small_low, p.small_high, p.small_turn) * p.of_tensor;
-        if (most.is_poisoned) scale = std::numeric_limits<double>::quiet_NaN();
         divisor = scale == 0 ? 1.0 : scale;
+        scale += poison;
     }
-    INLINE_MEMBER double divide(double v) const { return v / divisor; }
+    static INLINE_MEMBER double divide(double v, double divisor) { return v / divisor; }
 };
 
 using Loop = void (*)(const Plan&, const float*, float*, int64_t, double);
@@ -226,27 +218,61 @@ INLINE void each_scaled(const Plan& p, const float* x, float* y, int64_t n, doub
         y[i] = static_cast<float>(clamp(core(x[i] / divisor) * scale, -limit, limit));
 }
 
+struct Scales {
+    double largest[BATCH], poison[BATCH], scale[BATCH], divisor[BATCH];
+};
+
+INLINE void measure_block(const float* x, int64_t n, double& largest, double& poison) {
+    uint32_t bits = largest_bits(x, n);
+    poison = bits < INFINITE ? 0.0 : std::numeric_limits<double>::quiet_NaN();
+    if (bits >= INFINITE) bits = largest_finite_bits(x, n);
+    largest = bit_cast<float>(bits);
+}
+
+// `count` blocks of `size` elements; the last one has `last_size`. Scales are found for all of
+// them at once, which keeps the chain of operations behind a scale out of the elements' way.
 template <class CoreOf, class ScaleOf>
-INLINE void one_block(const Plan& p, const float* x, float* y, int64_t n) {
+INLINE void batch(const Plan& p, const float* x, float* y, int64_t size, int64_t count,
+                  int64_t last_size) {
     const CoreOf core(p);
-    const ScaleOf scale(p, BlockMaximum(x, n));
     const double limit = p.limit;
+    const int64_t whole = last_size == size ? count : count - 1;
+    Scales s;
+    for (int64_t b = 0; b < whole; b++)
+        measure_block(x + b * size, size, s.largest[b], s.poison[b]);
+    if (whole < count)
+        measure_block(x + whole * size, last_size, s.largest[whole], s.poison[whole]);
     INDEPENDENT
-    for (int64_t i = 0; i < n; i++)
-        y[i] = static_cast<float>(clamp(core(scale.divide(x[i])) * scale.scale, -limit, limit));
+    for (int64_t b = 0; b < count; b++)
+        ScaleOf::find(p, s.largest[b], s.poison[b], s.scale[b], s.divisor[b]);
+    const auto round = [&](int64_t b, int64_t n) __attribute__((always_inline)) {
+        const float* from = x + b * size;
+        float* to = y + b * size;
+        const double scale = s.scale[b], divisor = s.divisor[b];
+        INDEPENDENT
+        for (int64_t i = 0; i < n; i++) {
+            const double rounded = core(ScaleOf::divide(from[i], divisor)) * scale;
+            to[i] = static_cast<float>(clamp(rounded, -limit, limit));
+        }
+    };
+    for (int64_t b = 0; b < whole; b++) round(b, size);
+    if (whole < count) round(whole, last_size);
 }
 
 // A block size known to the compiler is worth a factor of two.
 template <class CoreOf, class ScaleOf>
 INLINE void blocks(const Plan& p, const float* x, float* y, int64_t n) {
-    const int64_t size = p.block, whole = n - n % size;
-    if (size == 32)
-        for (int64_t i = 0; i < whole; i += 32) one_block<CoreOf, ScaleOf>(p, x + i, y + i, 32);
-    else if (size == 16)
-        for (int64_t i = 0; i < whole; i += 16) one_block<CoreOf, ScaleOf>(p, x + i, y + i, 16);
-    else
-        for (int64_t i = 0; i < whole; i += size) one_block<CoreOf, ScaleOf>(p, x + i, y + i, size);
-    if (whole < n) one_block<CoreOf, ScaleOf>(p, x + whole, y + whole, n - whole);
+    const int64_t size = p.block, total = (n + size - 1) / size;
+    for (int64_t first = 0; first < total; first += BATCH) {
+        const int64_t count = total - first < BATCH ? total - first : BATCH, at = first * size;
+        const int64_t left = n - at - (count - 1) * size, last = left < size ? left : size;
+        if (size == 32)
+            batch<CoreOf, ScaleOf>(p, x + at, y + at, 32, count, last);
+        else if (size == 16)
+            batch<CoreOf, ScaleOf>(p, x + at, y + at, 16, count, last);
+        else
+            batch<CoreOf, ScaleOf>(p, x + at, y + at, size, count, last);
+    }
 }
 
 #define LOOP(name, ...) \
@@ -267,7 +293,10 @@ LOOP(block_minifloats, (blocks<MinifloatCore, SharedExponent>(p, x, y, n)))
 LOOP(block_logs, (blocks<LogCore, SharedExponent>(p, x, y, n)))
 LOOP(small_float_minifloats, (blocks<MinifloatCore, SmallFloat>(p, x, y, n)))
 
-CLONES uint32_t largest_of_tile(const float* x, int64_t n) { return largest_finite_bits(x, n); }
+CLONES uint32_t largest_of_tile(const float* x, int64_t n) {
+    const uint32_t bits = largest_bits(x, n);
+    return bits < INFINITE ? bits : largest_finite_bits(x, n);
+}
 
 Loop loop_of(const Plan& p) {
     if (p.scale == NONE) {
@@ -312,6 +341,10 @@ void narrow(const float* x, _Float16* y, int64_t n) {
 }
 #endif
 
+struct Tile {
+    int64_t line, start, elements;
+};
+
 // Lines are cut into tiles of whole blocks; no block straddles lines.
 struct Tiling {
     int64_t size, per_line, length, count;
@@ -320,11 +353,10 @@ struct Tiling {
           per_line((length_ + size - 1) / size),
           length(length_),
           count(lines * per_line) {}
-    int64_t line(int64_t tile) const { return tile / per_line; }
-    int64_t start(int64_t tile) const { return line(tile) * length + tile % per_line * size; }
-    int64_t elements(int64_t tile) const {
-        const int64_t left = length - tile % per_line * size;
-        return left < size ? left : size;
+    Tile operator[](int64_t index) const {
+        const int64_t line = index / per_line, before = (index - line * per_line) * size;
+        const int64_t left = length - before;
+        return {line, line * length + before, left < size ? left : size};
     }
 };
 
@@ -351,11 +383,12 @@ template <class Half> struct Converted {
     static void run(const Plan& p, Loop loop, const Tiling& tiling, int64_t first, int64_t last,
                     const Half* x, Half* y, const double* scales) {
         std::vector<float> buffer(tiling.size < tiling.length ? tiling.size : tiling.length);
-        for (int64_t tile = first; tile < last; tile++) {
-            const int64_t at = tiling.start(tile), n = tiling.elements(tile);
-            widen(x + at, buffer.data(), n);
-            loop(p, buffer.data(), buffer.data(), n, scales ? scales[tiling.line(tile)] : 1.0);
-            narrow(buffer.data(), y + at, n);
+        for (int64_t i = first; i < last; i++) {
+            const Tile tile = tiling[i];
+            const double scale = scales ? scales[tile.line] : 1.0;
+            widen(x + tile.start, buffer.data(), tile.elements);
+            loop(p, buffer.data(), buffer.data(), tile.elements, scale);
+            narrow(buffer.data(), y + tile.start, tile.elements);
         }
     }
 };
@@ -363,10 +396,10 @@ template <class Half> struct Converted {
 template <> struct Converted<float> {
     static void run(const Plan& p, Loop loop, const Tiling& tiling, int64_t first, int64_t last,
                     const float* x, float* y, const double* scales) {
-        for (int64_t tile = first; tile < last; tile++) {
-            const int64_t at = tiling.start(tile);
-            const double scale = scales ? scales[tiling.line(tile)] : 1.0;
-            loop(p, x + at, y + at, tiling.elements(tile), scale);
+        for (int64_t i = first; i < last; i++) {
+            const Tile tile = tiling[i];
+            const double scale = scales ? scales[tile.line] : 1.0;
+            loop(p, x + tile.start, y + tile.start, tile.elements, scale);
         }
     }
 };
@@ -405,8 +438,8 @@ void chop_largest(const float* x, float* largest, int64_t lines, int64_t length,
     const Tiling tiling(1, lines, length);
     std::vector<uint32_t> of_tile(tiling.count);
     parallel(tiling, lines * length, threads, [&](int64_t first, int64_t last) {
-        for (int64_t tile = first; tile < last; tile++)
-            of_tile[tile] = largest_of_tile(x + tiling.start(tile), tiling.elements(tile));
+        for (int64_t i = first; i < last; i++)
+            of_tile[i] = largest_of_tile(x + tiling[i].start, tiling[i].elements);
     });
     for (int64_t line = 0; line < lines; line++) {
         uint32_t bits = 0;
