@@ -15,6 +15,7 @@ ROWS_APART = [
     {"name": "mxfp", "width": 6, "exponent_width": 2},
     {"name": "nvfp4"},
     {"name": "scale_integer", "width": 8, "granularity": "row"},
+    {"name": "binary"},
     {"name": "binary", "scaling_factor": True},
 ]
 ROWS_MIXED = [
@@ -57,6 +58,7 @@ def test_rows_are_decoded_alone(settings, shape):
 @pytest.mark.parametrize("settings", ROWS_MIXED, ids=str)
 def test_formats_whose_rows_share_something_say_so(settings):
     assert not parse_format(settings).keeps_rows_apart((8, 64))
+    assert not parse_format(ROWS_APART[0]).keeps_rows_apart((8, 0))
     assert not parse_format({"name": "integer", "width": 3, "frac_width": 1}).keeps_rows_apart(
         (4, 5)
     )

@@ -59,7 +59,7 @@ class Encoded:
         count = self.shape[0]
         codes = self.codes.view(count, -1).index_select(0, index).view(-1)
         scales = self.scales
-        if scales is not None:
+        if scales is not None and scales.numel():
             scales = scales.view(count, -1).index_select(0, index).view(-1)
         shape = torch.Size((index.numel(), *self.shape[1:]))
         return dataclasses.replace(self, codes=codes, scales=scales, shape=shape)

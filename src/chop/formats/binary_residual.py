@@ -13,6 +13,7 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.formats.base import Encoded, NumberFormat, check_range
 from chop.formats.binary import mean_magnitude
+from chop.formats.chunks import chunks
 from chop.formats.elements import Sign
 from chop.formats.packing import pack_bits, unpack_bits
 from chop.formats.scaled import cast
@@ -131,9 +132,14 @@ class BinaryResidual(NumberFormat):
     def decode(self, encoded: Encoded) -> Tensor:
         """The sum of the levels."""
         assert encoded.scales is not None
-        codes = unpack_bits(encoded.codes, self._depth, encoded.shape.numel()).view(encoded.shape)
-        signs = [self._element.values((codes >> level & 1).long()) for level in range(self._depth)]
-        return self._sum(signs, encoded.scales, encoded.dtype)
+        codes = unpack_bits(encoded.codes, self._depth, encoded.shape.numel())
+        y = torch.empty(codes.shape, dtype=encoded.dtype, device=codes.device)
+        for target, part in zip(chunks(y), chunks(codes), strict=True):
+            signs = [
+                self._element.values((part >> level & 1).long()) for level in range(self._depth)
+            ]
+            target.copy_(self._sum(signs, encoded.scales, y.dtype))
+        return y.view(encoded.shape)
 
     def saturates(self, x: Tensor) -> Tensor:
         """True beyond the sum of the factors."""

@@ -146,8 +146,10 @@ class Integer(NumberFormat):
     def decode(self, encoded: Encoded) -> Tensor:
         """The values k 2^-frac_width in the dtype that was encoded."""
         codes = unpack_bits(encoded.codes, self._numbers[0], encoded.shape.numel())
-        parts = [self._values(part.long()).to(encoded.dtype) for part in chunks(codes)]
-        return torch.cat(parts).view(encoded.shape)
+        y = torch.empty(codes.shape, dtype=encoded.dtype, device=codes.device)
+        for target, part in zip(chunks(y), chunks(codes), strict=True):
+            target.copy_(self._values(part.long()))
+        return y.view(encoded.shape)
 
     def _values(self, codes: Tensor) -> Tensor:
         width, frac_width = self._numbers
@@ -157,7 +159,7 @@ class Integer(NumberFormat):
 
     def keeps_rows_apart(self, shape: Sequence[int]) -> bool:
         """True where rows fill whole bytes."""
-        return self._numbers[0] * math.prod(shape[1:]) % 8 == 0
+        return math.prod(shape) > 0 and self._numbers[0] * math.prod(shape[1:]) % 8 == 0
 
     @property
     def is_fitted(self) -> bool:

@@ -98,15 +98,20 @@ def pack_trits(trits: Tensor) -> Tensor:
     tensor([242,   1], dtype=torch.uint8)
     """
     flat = torch.nn.functional.pad(trits.reshape(-1), (0, -trits.numel() % TRITS_PER_BYTE))
-    weights = 3 ** torch.arange(TRITS_PER_BYTE, device=trits.device)
+    weights = _trit_weights(trits.device)
     return (flat.view(-1, TRITS_PER_BYTE) * weights).sum(1).to(torch.uint8)
 
 
 def unpack_trits(packed: Tensor, numel: int) -> Tensor:
-    """Inverse of `pack_trits`: int64 digits, shape (numel,).
+    """Inverse of `pack_trits`: uint8 digits, shape (numel,).
 
     >>> unpack_trits(torch.tensor([242, 1], dtype=torch.uint8), 6)
-    tensor([2, 2, 2, 2, 2, 1])
+    tensor([2, 2, 2, 2, 2, 1], dtype=torch.uint8)
     """
-    weights = 3 ** torch.arange(TRITS_PER_BYTE, device=packed.device)
-    return (packed.long().view(-1, 1) // weights % 3).reshape(-1)[:numel]
+    every_byte = torch.arange(2**8, device=packed.device).view(-1, 1)
+    table = (every_byte // _trit_weights(packed.device) % 3).to(torch.uint8)
+    return table.index_select(0, packed.int()).view(-1)[:numel]
+
+
+def _trit_weights(device: torch.device) -> Tensor:
+    return 3 ** torch.arange(TRITS_PER_BYTE, device=device)

@@ -63,12 +63,14 @@ class ElementFormat(NumberFormat):
         """The values of the codes."""
         codes = unpack_bits(encoded.codes, self.element.width, encoded.shape.numel())
         values = _reader(self.element, codes.device)
-        parts = [cast(values(part), encoded.dtype) for part in chunks(codes)]
-        return torch.cat(parts).view(encoded.shape)
+        y = torch.empty(codes.shape, dtype=encoded.dtype, device=codes.device)
+        for target, part in zip(chunks(y), chunks(codes), strict=True):
+            target.copy_(cast(values(part), y.dtype))
+        return y.view(encoded.shape)
 
     def keeps_rows_apart(self, shape: Sequence[int]) -> bool:
         """True where rows fill whole bytes."""
-        return self.element.width * math.prod(shape[1:]) % 8 == 0
+        return math.prod(shape) > 0 and self.element.width * math.prod(shape[1:]) % 8 == 0
 
     def saturates(self, x: Tensor) -> Tensor:
         """True beyond the largest element."""
@@ -139,19 +141,19 @@ class ScaledFormat(NumberFormat):
 
     def decode(self, encoded: Encoded) -> Tensor:
         """The values of the codes times the scales."""
-        shape, dtype, element = encoded.shape, encoded.dtype, self.element
+        shape, element = encoded.shape, self.element
         codes = unpack_bits(encoded.codes, element.width, shape.numel()).view(shape)
         groups = self.groups.split(codes)
         rows = groups.reshape(-1, groups.size(-1))
         assert encoded.scales is not None
         count = self.groups.count(shape)
         scales = self.scaling.restore(encoded.scales, count, encoded.tensor_scale)
-        size, values = rows.size(-1), _reader(element, codes.device)
-        parts = [
-            cast(values(part) * scale, dtype)
-            for part, scale in zip(chunks(rows, size), chunks(scales, size), strict=True)
-        ]
-        return self.groups.join(torch.cat(parts).view(groups.shape), shape)
+        values = _reader(element, codes.device)
+        y = torch.empty(rows.shape, dtype=encoded.dtype, device=codes.device)
+        parts = (chunks(x, rows.size(-1)) for x in (y, rows, scales))
+        for target, part, scale in zip(*parts, strict=True):
+            target.copy_(cast(values(part) * scale, y.dtype))
+        return self.groups.join(y.view(groups.shape), shape)
 
     def keeps_rows_apart(self, shape: Sequence[int]) -> bool:
         """True where no group has values of two rows, and rows fill whole bytes."""

@@ -119,12 +119,13 @@ class Ternary(NumberFormat):
 
     def decode(self, encoded: Encoded) -> Tensor:
         """The digits times the scales."""
-        shape = encoded.shape
-        digits = (unpack_trits(encoded.codes, shape.numel()) - 1).double().view(shape)
-        scale = digits.new_ones(CHANNELS.count(shape), 1, dtype=torch.float32)
+        shape, dtype = encoded.shape, encoded.dtype
+        digits = unpack_trits(encoded.codes, shape.numel()).view(shape)
+        y = CHANNELS.split(digits).to(dtype) - 1
         if encoded.scales is not None:
-            scale = encoded.scales.view(-1, 1)
-        return self._values(digits, scale, encoded.dtype)
+            # Adding zero turns the -0 that a scale may underflow to into +0.
+            y = y * cast(encoded.scales.double(), dtype).view(-1, 1) + 0.0
+        return CHANNELS.join(y, shape)
 
     def saturates(self, x: Tensor) -> Tensor:
         """True beyond the scale."""
