@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from chop.errors import ConfigError
 from chop.formats import Encoded, NumberFormat, QuantSpec, from_key
+from chop.kernels.triton.register import decode as decode_on_gpu
 from chop.nn import quantized as q
 from chop.nn.quantized import QuantizedOperator
 
@@ -46,6 +47,19 @@ def _(
     key: str,
 ) -> Tensor:
     return codes.new_empty(shape, dtype=dtype)
+
+
+@_decode.register_kernel("cuda")
+def _(
+    codes: Tensor,
+    scales: Tensor | None,
+    tensor_scale: Tensor | None,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    key: str,
+) -> Tensor:
+    encoded = Encoded(codes, torch.Size(shape), dtype, scales, tensor_scale)
+    return decode_on_gpu(encoded, from_key(key))
 
 
 class PackedOperator(QuantizedOperator):

@@ -46,7 +46,7 @@ def floats() -> Callable[..., Tensor]:
             bits = torch.randint(-(2**31), 2**31, x[::3].shape).int()
             x[::3] = bits.view(torch.float32)
         edges = torch.tensor(
-            [0.0, -0.0, NAN, INF, -INF, 1e-45, -1e-40, 2.0**-126, 3.4028235e38, -3.4e38, 0.5, -2.5]
+            [0.0, -0.0, NAN, INF, -INF, -1e-45, 1e-40, 2.0**-126, 3.4028235e38, -3.4e38, 0.5, -2.5]
         )
         count = min(edges.numel(), x.numel())
         x[:count] = edges[:count]

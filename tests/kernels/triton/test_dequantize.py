@@ -7,6 +7,9 @@ import torch
 
 from chop.errors import ConfigError
 from chop.formats import MXFP, BlockFP, MXInt
+from chop.kernels.triton import register
+from chop.nn.packed import pack
+from chop.nn.quantized import QuantLinear
 
 FORMATS = [
     MXInt(),
@@ -53,6 +56,20 @@ def test_every_code_and_scale(decoded, same_bits, fmt):
 
 
 @pytest.mark.parametrize("fmt", [MXInt(16), MXInt(8, block_dim=0), BlockFP(8)])
-def test_other_codes_are_refused(decoded, fmt):
+def test_other_codes_are_left_to_the_reference(device, decoded, same_bits, fmt):
+    x = torch.randn(4, 40)
+    encoded = fmt.encode(x)
     with pytest.raises(ConfigError, match="expected mxint or mxfp of up to 8 bits"):
-        decoded(fmt.encode(torch.ones(4, 40)), fmt)
+        decoded(encoded, fmt)
+    same_bits(register.decode(encoded, fmt), fmt.round(x))
+
+
+def test_packed_layers_decode_by_the_kernel_on_a_gpu(device, same_bits):
+    if device != "cuda":
+        pytest.skip("no GPU: the operator decodes by the reference")
+    config = {"name": "mxint", "width": 4, "block_size": 32}
+    packed = pack(QuantLinear(64, 48, config={"weight": config}).eval())
+    on_cpu = packed.weight
+    same_bits(packed.to(device).weight, on_cpu)
+    x = torch.randn(3, 64, device=device)
+    torch.testing.assert_close(packed(x).cpu(), packed.cpu()(x.cpu()))

@@ -8,7 +8,7 @@ import triton.language as tl
 from chop.errors import ConfigError
 from chop.formats import Encoded, NumberFormat
 from chop.kernels.triton.elements import FRACTION_BITS, SIGN, bits_of, clamp, float_of
-from chop.kernels.triton.rules import CodeRule, code_rule, runs_along_rows
+from chop.kernels.triton.rules import CodeRule, code_rule, decodes
 
 MAX_ALIGNMENT = 16  # bytes of the widest load
 NAN_SCALE = tl.constexpr(255)
@@ -113,13 +113,14 @@ def rule_of(encoded: Encoded, number_format: NumberFormat) -> tuple[CodeRule, in
     Raises:
         ConfigError: the kernels know no such codes.
     """
-    rule = code_rule(number_format)
     shape = encoded.shape
-    if rule is None or not runs_along_rows(number_format.groups, len(shape)):
+    if not decodes(number_format, len(shape), encoded.dtype):
         raise ConfigError(
-            f"{number_format.label}: expected mxint or mxfp of up to 8 bits in blocks along the "
-            "last axis; use the format's `decode`."
+            f"{number_format.label} in {encoded.dtype}: expected mxint or mxfp of up to 8 bits in "
+            "blocks along the last axis, of float32, bfloat16 or float16; use the format's "
+            "`decode`."
         )
+    rule = code_rule(number_format)
     block_size = number_format.groups.sizes[-1]
     alignment = math.gcd(shape[-1] if shape else 1, block_size, MAX_ALIGNMENT)
     is_paired = rule.width == 4 and alignment > 1

@@ -62,6 +62,9 @@ def round_blocks(
     values = load_float(x + index, is_there)
     exponent, is_poisoned = shared_exponent(values, SCALE)
     scaled = times_power_of_two(values, -exponent[:, None])
+    if ELEMENT.core == "log":  # which has no zero: what vanishes keeps its sign
+        tiny = tl.where(values < 0, -(2.0**-126), 2.0**-126)
+        scaled = tl.where((scaled == 0) & (values != 0), tiny, scaled)
     rounded = times_power_of_two(round_element(scaled, ELEMENT), exponent[:, None])
     rounded = clamp(rounded, -LIMIT, LIMIT)
     if SCALE.has_nan:

@@ -1,4 +1,4 @@
-"""`chop::fake_quantize` on CUDA devices, where Triton is installed."""
+"""The kernels as chop calls them: on CUDA devices, where Triton is installed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from importlib.util import find_spec
 
 from torch import Tensor
 
-from chop.formats import NumberFormat
+from chop.formats import Encoded, NumberFormat
 from chop.kernels.base import Kernel, register
-from chop.kernels.triton.rules import takes
+from chop.kernels.triton.rules import decodes, takes
 
 
 @cache
@@ -26,6 +26,16 @@ def run(x: Tensor, number_format: NumberFormat, out: Tensor) -> bool:
 
     fake_quantize(x, number_format, out)
     return True
+
+
+def decode(encoded: Encoded, number_format: NumberFormat) -> Tensor:
+    """`number_format.decode(encoded)`, by a kernel if one knows the codes."""
+    rank, dtype = len(encoded.shape), encoded.dtype
+    if not (is_installed() and decodes(number_format, rank, dtype)):
+        return number_format.decode(encoded).contiguous()
+    from chop.kernels.triton.dequantize import dequantize
+
+    return dequantize(encoded, number_format)
 
 
 CUDA_FAKE_QUANTIZE = register(Kernel("Triton fake-quantise", "cuda", run))

@@ -31,6 +31,7 @@ SMALLEST_SCALED_STEP = -60
 EXPONENT_OF_ZERO = -BIAS - 24
 MAX_BLOCK = 2**12
 MAX_CODE_WIDTH = 8
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class FixedRule(NamedTuple):
@@ -203,7 +204,7 @@ def scale_rule(number_format: BlockFormat) -> ScaleRule | None:
 
 def takes(number_format: NumberFormat, dtype: torch.dtype) -> bool:
     """True where the fake-quantiser has rules for the format, and knows the dtype."""
-    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    if dtype not in DTYPES:
         return False
     if isinstance(number_format, Integer):  # also one that will be fitted to each tensor
         return True
@@ -230,6 +231,14 @@ def code_rule(number_format: NumberFormat) -> CodeRule | None:
         has_infinity = element.variant == "ieee"
         return CodeRule(element.width, False, factor, shift, element.largest_code, has_infinity)
     return None
+
+
+def decodes(number_format: NumberFormat, rank: int, dtype: torch.dtype) -> bool:
+    """True where the kernels on packed weights know the codes of a tensor of that rank."""
+    if dtype not in DTYPES or code_rule(number_format) is None:
+        return False
+    assert isinstance(number_format, BlockFormat)
+    return runs_along_rows(number_format.groups, rank)
 
 
 def runs_along_rows(groups: Blocks, rank: int) -> bool:
