@@ -27,13 +27,14 @@ from chop.formats import (
     Ternary,
 )
 from chop.kernels import KERNELS, fake_quantize
-from chop.kernels.cpu import build
+from chop.kernels.cpu import build, measure
 from chop.kernels.cpu.fake_quantize import WORTH_COMPILING
 
 NAN, INF = float("nan"), float("inf")
 EDGES = torch.tensor([0.0, -0.0, NAN, INF, -INF, 1e-45, -1e-45, 1e-39, 3.4e38, -3.4e38, 1.0, -0.5])
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
+BINARY = Binary(scaling_factor=True)
 TAKEN = [
     Integer(8, 4),
     Integer(4, -3),
@@ -97,15 +98,22 @@ TAKEN = [
     ScaleInteger(4, granularity="channel"),
     ScaleInteger(8, granularity="row"),
     ScaleInteger(4, granularity="group", group_size=16),
+    BINARY,
+    Binary(bipolar=False, scaling_factor=True),
+    Ternary(),
+    Ternary(scaling_factor=True),
+    Ternary(max=True, scaling_factor=True),
+    Ternary(median=0.5),
+    Ternary(mean=1.0, scaling_factor=True),
+    Ternary(threshold=0.25),
 ]
 NOT_TAKEN = [
     Float(),
     Binary(stochastic=True),
-    Binary(scaling_factor=True),
     BinaryResidual(),
     ScaleInteger(8, quantile=0.9),
     ScaleInteger(8, is_signed=False),
-    Ternary(),
+    Ternary(median=True),
 ]
 
 
@@ -126,7 +134,7 @@ def any_bits(*shape):
 def inputs(dtype):
     """Plain and wild numbers in shapes that blocks fit into, and others."""
     edges = EDGES.repeat(9)
-    shapes = [torch.tensor(-1.3), torch.randn(3), torch.randn(5, 37), torch.randn(2, 3, 4, 48)]
+    shapes = [torch.tensor(-1.3), torch.randn(99), torch.randn(5, 37), torch.randn(2, 3, 4, 48)]
     wild = [any_bits(40, 96), any_bits(61, 33), edges, edges.view(9, 12), torch.zeros(2, 40)]
     finite = any_bits(64, 80).nan_to_num(1.0, 1.0, 1.0)
     near_ties = (torch.randint(-40, 41, (31, 64)) / 2.0).nextafter(torch.randn(31, 64))
@@ -157,7 +165,7 @@ def test_equals_the_reference(kernel, fmt):
                 assert (out == 77).all()
 
 
-@pytest.mark.parametrize("fmt", params(TAKEN[::4] + TAKEN[-4:]))
+@pytest.mark.parametrize("fmt", params(TAKEN[::4] + TAKEN[-12:]))
 def test_layout_and_overwriting_do_not_matter(fmt):
     x = torch.randn(4, 6, 5, 32)
     expected = fmt.round(x)
@@ -177,7 +185,7 @@ def test_layout_and_overwriting_do_not_matter(fmt):
     assert (gap[..., 1::2] == 0).all()
 
 
-@pytest.mark.parametrize("fmt", params(TAKEN[::5] + TAKEN[-4:]))
+@pytest.mark.parametrize("fmt", params(TAKEN[::5] + TAKEN[-12:]))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_threads_change_nothing(fmt, dtype):
     rows, line = torch.randn(1200, 257, dtype=dtype), torch.randn(300_003, dtype=dtype)
@@ -201,6 +209,31 @@ def test_the_rest_goes_to_the_reference(fmt):
     y = fake_quantize(x, fmt)
     torch.manual_seed(1)
     assert same(y, fmt.round(x))
+
+
+@pytest.mark.parametrize("fmt", params(TAKEN[-8:]))
+def test_means_that_are_not_certain_are_left_to_the_reference(fmt, monkeypatch):
+    certain = measure._bounds
+    asked = []
+
+    def loose(*args):
+        low, high = certain(*args)
+        asked.append(low)
+        return low * 0.9, high * 1.1
+
+    monkeypatch.setattr(measure, "_bounds", loose)
+    x = torch.randn(7, 33)
+    assert same(fake_quantize(x, fmt), fmt.round(x))
+    measures = getattr(fmt, "scaling_factor", False) or fmt == Ternary()
+    assert bool(asked) == measures
+
+
+def test_a_mean_between_two_floats_is_not_certain():
+    tie = torch.tensor([[1.0, 1 + 2**-23], [1.0, 1.0]])
+    low, high = measure._bounds(build.library().library, tie)
+    assert (low.float() == high.float()).tolist() == [[False], [True]]
+    assert ((low <= tie.double().mean(1, True)) & (tie.double().mean(1, True) <= high)).all()
+    assert same(fake_quantize(tie, BINARY), BINARY.round(tie))
 
 
 def test_odd_inputs():
@@ -238,7 +271,7 @@ def test_every_instruction_set_gives_the_same_bits(flags, monkeypatch):
     assert loops.chop_instruction_set() == b"baseline"
     one_set = build.Build(loops, "")
     monkeypatch.setattr("chop.kernels.cpu.fake_quantize.library", lambda: one_set)
-    for fmt in TAKEN[::3] + TAKEN[-5:]:
+    for fmt in TAKEN[::3] + TAKEN[-12:]:
         for x in inputs(torch.float32) + inputs(torch.bfloat16)[:8]:
             out = torch.empty_like(x)
             assert KERNELS["cpu"].run(x, fmt, out)

@@ -43,7 +43,7 @@ constexpr uint64_t EXPONENT_BITS = 0x7ff0000000000000;
 constexpr int64_t FRACTION_BITS = 0x000fffffffffffff;
 constexpr int MANTISSA_WIDTH = 52, BIAS = 1023;
 
-enum Core : int32_t { INTEGER_FLOAT32, INTEGER_FLOAT64, FIXED, MINIFLOAT, LOG, SIGN };
+enum Core : int32_t { INTEGER_FLOAT32, INTEGER_FLOAT64, FIXED, MINIFLOAT, LOG, SIGN, TERNARY };
 enum Scale : int32_t { NONE, SHARED_EXPONENT, SMALL_FLOAT, GIVEN };
 enum Type : int32_t { FLOAT32, BFLOAT16, FLOAT16 };
 
@@ -51,7 +51,8 @@ enum Type : int32_t { FLOAT32, BFLOAT16, FLOAT16 };
 struct Plan {
     int32_t core, scale;
     // The element. Fixed point: steps per unit, its inverse, the range in steps, what is added
-    // last. Floats and powers of two: smallest binade, largest magnitude.
+    // last. Floats and powers of two: smallest binade, largest magnitude. Ternary: the threshold
+    // is `low`.
     double steps, step, low, high, zero;
     // Minifloats: 2^(52 - mantissa width). Powers of two: what 2^E is multiplied by to find the
     // first value that goes up, and the magnitude below which values become zero.
@@ -218,6 +219,16 @@ INLINE void each_scaled(const Plan& p, const float* x, float* y, int64_t n, doub
         y[i] = static_cast<float>(clamp(core(x[i] / divisor) * scale, -limit, limit));
 }
 
+INLINE void each_ternary(const Plan& p, const float* x, float* y, int64_t n, double scale) {
+    const double limit = p.limit, threshold = p.low;
+    INDEPENDENT
+    for (int64_t i = 0; i < n; i++) {
+        const double v = x[i], kept = v < 0 ? -scale : scale;
+        const double rounded = std::fabs(v) > threshold ? clamp(kept, -limit, limit) + 0.0 : 0.0;
+        y[i] = static_cast<float>(v == v ? rounded : v);
+    }
+}
+
 struct Scales {
     double largest[BATCH], poison[BATCH], scale[BATCH], divisor[BATCH];
 };
@@ -288,6 +299,7 @@ LOOP(logs, (each_clamped<LogCore>(p, x, y, n)))
 LOOP(signs, (each_clamped<SignCore>(p, x, y, n)))
 LOOP(scaled_fixed, (each_scaled<FixedCore>(p, x, y, n, scale)))
 LOOP(scaled_signs, (each_scaled<SignCore>(p, x, y, n, scale)))
+LOOP(ternaries, (each_ternary(p, x, y, n, scale)))
 LOOP(block_fixed, (blocks<FixedCore, SharedExponent>(p, x, y, n)))
 LOOP(block_minifloats, (blocks<MinifloatCore, SharedExponent>(p, x, y, n)))
 LOOP(block_logs, (blocks<LogCore, SharedExponent>(p, x, y, n)))
@@ -296,6 +308,33 @@ LOOP(small_float_minifloats, (blocks<MinifloatCore, SmallFloat>(p, x, y, n)))
 CLONES uint32_t largest_of_tile(const float* x, int64_t n) {
     const uint32_t bits = largest_bits(x, n);
     return bits < INFINITE ? bits : largest_finite_bits(x, n);
+}
+
+struct Sum {
+    double sum, count;
+};
+
+// Sums in lanes, since additions may not be reordered.
+CLONES Sum sum_of_tile(const float* x, int64_t n, float above) {
+    constexpr int64_t LANES = 32;
+    double sums[LANES] = {}, counts[LANES] = {};
+    const auto add = [&](int64_t i, int64_t lanes) __attribute__((always_inline)) {
+        for (int64_t lane = 0; lane < lanes; lane++) {
+            const float magnitude = std::fabs(x[i + lane]);
+            const bool is_kept = (magnitude > above) & (magnitude < INFINITY);
+            sums[lane] += is_kept ? magnitude : 0.0f;
+            counts[lane] += is_kept ? 1.0 : 0.0;
+        }
+    };
+    const int64_t whole = n - n % LANES;
+    for (int64_t i = 0; i < whole; i += LANES) add(i, LANES);
+    add(whole, n - whole);
+    Sum total = {0, 0};
+    for (int64_t lane = 0; lane < LANES; lane++) {
+        total.sum += sums[lane];
+        total.count += counts[lane];
+    }
+    return total;
 }
 
 Loop loop_of(const Plan& p) {
@@ -314,6 +353,7 @@ Loop loop_of(const Plan& p) {
     } else if (p.scale == GIVEN) {
         if (p.core == FIXED) return scaled_fixed;
         if (p.core == SIGN) return scaled_signs;
+        if (p.core == TERNARY) return ternaries;
     }
     return nullptr;
 }
@@ -446,6 +486,24 @@ void chop_largest(const float* x, float* largest, int64_t lines, int64_t length,
         for (int64_t i = 0; i < tiling.per_line; i++)
             bits = std::max(bits, of_tile[line * tiling.per_line + i]);
         largest[line] = bit_cast<float>(bits);
+    }
+}
+
+// Sum and number of the finite magnitudes above a number, of each line.
+void chop_sums(const float* x, float above, double* sums, double* counts, int64_t lines,
+               int64_t length, int32_t threads) {
+    const Tiling tiling(1, lines, length);
+    std::vector<Sum> of_tile(tiling.count);
+    parallel(tiling, lines * length, threads, [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; i++)
+            of_tile[i] = sum_of_tile(x + tiling[i].start, tiling[i].elements, above);
+    });
+    for (int64_t line = 0; line < lines; line++) {
+        sums[line] = counts[line] = 0;
+        for (int64_t i = line * tiling.per_line; i < (line + 1) * tiling.per_line; i++) {
+            sums[line] += of_tile[i].sum;
+            counts[line] += of_tile[i].count;
+        }
     }
 }
 

@@ -10,9 +10,10 @@ from torch import Tensor
 from chop.formats import NumberFormat
 from chop.formats.groups import Blocks, Groups, Whole
 from chop.formats.scaled import ScaledFormat
-from chop.formats.scaling import Scales
+from chop.formats.ternary import CHANNELS, Ternary
 from chop.kernels.base import Kernel, register
 from chop.kernels.cpu.build import is_loaded, library
+from chop.kernels.cpu.measure import given_scales, of_largest, ternary, with_tensor_scale
 from chop.kernels.cpu.plan import GIVEN, NONE, SMALL_FLOAT, Plan, plan_of
 
 # The enumeration of fake_quantize.cpp.
@@ -38,23 +39,46 @@ def _round(
 ) -> bool:
     if plan.scale == NONE:
         return _in_memory_order(loops, plan, x, out)
-    assert isinstance(number_format, ScaledFormat)
-    lines = _lines(x, number_format.groups, whole_groups=plan.scale == GIVEN)
+    groups = _groups(number_format)
+    lines = _lines(x, groups, whole_groups=plan.scale == GIVEN)
     is_split = lines is None
-    source = (number_format.groups.split(x) if is_split else x).contiguous()
-    lines = lines or (source.numel() // source.size(-1), source.size(-1))
-    scales = None
-    if plan.scale == GIVEN:
-        scales = _measured(loops, source.view(lines), number_format).values
-    if plan.scale == SMALL_FLOAT:
-        plan = _for_tensor(plan, _measured(loops, source.view(1, -1), number_format))
+    source = (groups.split(x) if is_split else x).contiguous()
+    if lines is None:
+        # A vector has smaller groups than the format's, if those have two axes.
+        plan = Plan.from_buffer_copy(plan)
+        plan.block = 1 if plan.scale == GIVEN else source.size(-1)
+        count = source.numel() // source.size(-1) if plan.scale == GIVEN else 1
+        lines = count, source.numel() // count
+    plan, scales = _measured(loops, plan, source.view(lines), number_format)
     in_place = not is_split and out.is_contiguous()
     target = out if in_place else torch.empty_like(source)
     if not _call(loops, plan, source, target, lines, scales):
         return False
     if not in_place:
-        out.copy_(number_format.groups.join(target, x.shape) if is_split else target)
+        out.copy_(groups.join(target, x.shape) if is_split else target)
     return True
+
+
+def _groups(number_format: NumberFormat) -> Groups:
+    if isinstance(number_format, Ternary):
+        return CHANNELS
+    assert isinstance(number_format, ScaledFormat)
+    return number_format.groups
+
+
+def _measured(
+    loops: ctypes.CDLL, plan: Plan, lines: Tensor, number_format: NumberFormat
+) -> tuple[Plan, Tensor | None]:
+    """The plan and the scales of lines, where they need a pass over the tensor of their own."""
+    if isinstance(number_format, Ternary):
+        return ternary(loops, plan, lines, number_format)
+    if plan.scale == GIVEN:
+        return plan, given_scales(loops, lines, number_format)
+    if plan.scale == SMALL_FLOAT:
+        assert isinstance(number_format, ScaledFormat)
+        of_tensor = of_largest(loops, lines.view(1, -1), number_format)
+        return with_tensor_scale(plan, of_tensor), None
+    return plan, None
 
 
 def _in_memory_order(loops: ctypes.CDLL, plan: Plan, x: Tensor, out: Tensor) -> bool:
@@ -81,42 +105,13 @@ def _lines(x: Tensor, groups: Groups, whole_groups: bool) -> tuple[int, int] | N
     if isinstance(groups, Whole):
         return count, x.numel() // count
     length = x.size(-1) if x.ndim else 1
-    if not isinstance(groups, Blocks) or not _along_last_axis(groups, x.ndim):
+    if not isinstance(groups, Blocks) or len(groups.sizes) > 1:
+        return None
+    if not groups.keep_rows_apart(max(x.ndim, 1)):
         return None
     if length % groups.sizes[0] == 0:
         return (count, groups.sizes[0]) if whole_groups else (1, x.numel())
     return None if whole_groups else (x.numel() // length, length)
-
-
-def _along_last_axis(blocks: Blocks, rank: int) -> bool:
-    is_last = rank < 2 or blocks.dim in (-1, rank - 1) or not -rank <= blocks.dim < rank
-    return is_last and len(blocks.sizes) == 1
-
-
-def _measured(loops: ctypes.CDLL, lines: Tensor, number_format: ScaledFormat) -> Scales:
-    """The scales of lines, from their largest finite magnitudes."""
-    return number_format.scaling.measure(_largest(loops, lines).double())
-
-
-def _for_tensor(plan: Plan, scales: Scales) -> Plan:
-    """The plan with the factor that all scales of this tensor share."""
-    assert scales.of_tensor is not None
-    plan = Plan.from_buffer_copy(plan)
-    plan.of_tensor = scales.of_tensor.item()
-    return plan
-
-
-def _largest(loops: ctypes.CDLL, lines: Tensor) -> Tensor:
-    """float32, (lines, 1): the largest finite magnitudes."""
-    exact = lines.float()
-    largest = torch.empty(lines.size(0), 1)
-    loops.chop_largest(
-        ctypes.c_void_p(exact.data_ptr()),
-        ctypes.c_void_p(largest.data_ptr()),
-        *map(ctypes.c_int64, lines.shape),
-        torch.get_num_threads(),
-    )
-    return largest
 
 
 def _call(

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from chop.formats import Integer, NumberFormat, ScaleInteger
+from chop.formats import Binary, Integer, NumberFormat, ScaleInteger, Ternary
 from chop.formats.elements import Denormal, Element, Fixed, Log2, Minifloat, Sign
 from chop.formats.scaled import BlockFormat, ElementFormat, ScaledFormat
 from chop.formats.scaling import ScaledFloatScale, SharedExponent, Unscaled
 
 # The enumerations and the structure of fake_quantize.cpp, in its order.
-INTEGER_FLOAT32, INTEGER_FLOAT64, FIXED, MINIFLOAT, LOG, SIGN = range(6)
+INTEGER_FLOAT32, INTEGER_FLOAT64, FIXED, MINIFLOAT, LOG, SIGN, TERNARY = range(7)
 NONE, SHARED_EXPONENT, SMALL_FLOAT, GIVEN = range(4)
 FRACTION_BITS = 23  # of float32; the widest dtype that the kernels take
 DOUBLE_BITS = 52
@@ -45,6 +45,8 @@ def plan_of(number_format: NumberFormat, dtype: torch.dtype) -> Plan | None:
     """The plan, or None for what the loops do not know. Callers must not change it."""
     if isinstance(number_format, Integer):
         return _integer(number_format)
+    if isinstance(number_format, Ternary):
+        return _ternary(number_format, dtype)
     if not isinstance(number_format, ElementFormat | ScaledFormat):
         return None
     element = _ELEMENTS.get(type(number_format.element), _unknown)(number_format.element)
@@ -67,6 +69,21 @@ def _integer(number_format: Integer) -> Plan:
         high=high,
         floors=number_format.floor,
         block=1,
+    )
+
+
+def _ternary(number_format: Ternary, dtype: torch.dtype) -> Plan | None:
+    """Without the threshold, which follows the tensor."""
+    if number_format.median is True:
+        return None
+    return Plan(core=TERNARY, scale=GIVEN, limit=torch.finfo(dtype).max, block=1)
+
+
+def measures_mean(number_format: Ternary) -> bool:
+    """True where the threshold follows the mean magnitude of the tensor."""
+    named = (number_format.threshold, number_format.median, number_format.max, number_format.mean)
+    return all(value is None or value is False for value in named[:3]) and (
+        named[3] is None or isinstance(named[3], bool)
     )
 
 
@@ -138,7 +155,7 @@ def _scale(number_format: ElementFormat | ScaledFormat) -> dict[str, Any] | None
     scaling = number_format.scaling
     if isinstance(scaling, Unscaled):
         return {"scale": NONE}
-    if isinstance(number_format, ScaleInteger) and scale_follows_largest(number_format):
+    if isinstance(number_format, Binary) or _follows_largest(number_format):
         return {"scale": GIVEN}
     if isinstance(number_format, BlockFormat):
         block = {"block": int(number_format.groups.nominal_size)}
@@ -149,9 +166,13 @@ def _scale(number_format: ElementFormat | ScaledFormat) -> dict[str, Any] | None
     return None
 
 
-def scale_follows_largest(number_format: ScaleInteger) -> bool:
-    """True where a group's scale depends on its largest finite magnitude alone."""
-    return number_format.is_signed and number_format.quantile == 1
+def _follows_largest(number_format: ScaledFormat) -> bool:
+    """True where a float scale depends on a group's largest finite magnitude alone."""
+    return (
+        isinstance(number_format, ScaleInteger)
+        and number_format.is_signed
+        and number_format.quantile == 1
+    )
 
 
 def _shared_exponent(scaling: SharedExponent) -> dict[str, Any]:
