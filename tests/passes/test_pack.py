@@ -204,6 +204,14 @@ def test_pruned_layers_stay_pruned(net_graph):
     assert info["packed"] == 2
     x = torch.randn(3, 1, 6, 7)
     assert torch.equal(small.model(x), mg.model(x))
+    zeros, before = (
+        passes.report_sparsity_analysis_pass(g, {"quiet": True})[1]["weights"] for g in (small, mg)
+    )
+    counted = {row["parameter"]: row for row in zeros}
+    for row in before:  # what rounds to zero is counted too
+        assert row["hidden"] <= counted[row["parameter"]]["hidden"] < row["elements"]
+    _, noted = passes.add_pruning_metadata_analysis_pass(small)
+    assert noted["sparsity"] >= 0.5 and noted["layers"]["fc1"]["weight"]["method"] == "l1-norm"
     large, _ = packed(small, unpack=True)
     assert large.model.fc1.is_pruned and (large.model.fc1.weight_mask == 0).sum() >= 16
     assert dataclasses.asdict(large.provenance[-1])["name"] == "pack_transform_pass"
@@ -217,3 +225,13 @@ def test_the_table_is_printed_unless_silent(net_graph, capsys):
     assert "has no format" in text
     packed(mg)
     assert capsys.readouterr().out == ""
+
+
+def test_statistics_of_packed_weights_are_those_of_their_values(net_graph):
+    small, _ = packed(quantized(net_graph, linear=MXINT4))
+    ranges = {"weight_statistics": {"range_min_max": {}}, "activation_statistics": {}}
+    settings = {"by": "name", "target_weight_nodes": ["fc1"], "quiet": True, **ranges}
+    _, info = passes.profile_statistics_analysis_pass(small, settings)
+    found = info["statistics"]["fc1"]["args"]
+    assert found.keys() == {"weight", "bias"}
+    assert found["weight"]["range_min_max"]["max"] == small.model.fc1.weight.max()

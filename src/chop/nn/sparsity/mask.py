@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
 
 MASK = "weight_mask"
@@ -45,7 +46,12 @@ def make_permanent(module: QuantizedOperator) -> None:
 
 
 def hidden_of(module: object) -> Tensor | None:
-    """Boolean, the weight's shape: True where it is hidden; None without a mask."""
+    """Boolean, the weight's shape: True where it is hidden; None without a mask.
+
+    A packed weight keeps no mask: if it had one, its zeros are what is hidden.
+    """
+    if isinstance(module, PackedOperator) and module.packed_mask:
+        return module.weight == 0
     if isinstance(module, QuantizedOperator) and module.is_pruned:
         return ~module.weight_mask
     return None

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from chop.errors import ConfigError, did_you_mean
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import Record
+from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
 from chop.passes.analysis.add_common_metadata import argument_tensors, tensors_in
 from chop.passes.base import graph_pass
@@ -108,7 +109,11 @@ class _Profile:
 
     def weights(self, mg: MaseGraph, node: fx.Node) -> None:
         module = mg.module_of(node)
-        parameters = dict(module.named_parameters(recurse=False)) if module is not None else {}
+        parameters: dict[str, Tensor] = {}
+        if module is not None:
+            parameters.update(module.named_parameters(recurse=False))
+        if isinstance(module, PackedOperator):
+            parameters.update({name: getattr(module, name) for name in module.packed_shapes})
         if not parameters:
             raise ConfigError(f"{WHERE}.target_weight_nodes: '{node.name}' has no parameters.")
         for name, parameter in parameters.items():

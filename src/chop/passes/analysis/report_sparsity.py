@@ -101,9 +101,12 @@ def weight_rows(mg: MaseGraph) -> list[WeightRow]:
         for name, parameter in mg.model.named_parameters()
         if parameter.dim() > 1
     ]
-    packed = (item for item in mg.model.named_modules() if isinstance(item[1], PackedOperator))
-    decoded = ((f"{path}.weight", module.weight) for path, module in packed)
-    return rows + [_weight_row(name, weight, None) for name, weight in decoded if weight.dim() > 1]
+    packed = [item for item in mg.model.named_modules() if isinstance(item[1], PackedOperator)]
+    return rows + [
+        _weight_row(f"{path}.weight", module.weight, hidden_of(module))
+        for path, module in packed
+        if module.weight.dim() > 1
+    ]
 
 
 def _weight_row(name: str, parameter: Tensor, hidden: Tensor | None) -> WeightRow:
