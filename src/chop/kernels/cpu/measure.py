@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 
 import torch
 from torch import Tensor
@@ -83,10 +84,11 @@ def _threshold(loops: ctypes.CDLL, line: Tensor, number_format: Ternary) -> floa
 
 
 def _bounds(loops: ctypes.CDLL, lines: Tensor, above: float = EVERYTHING) -> tuple[Tensor, Tensor]:
-    """Two float64 bounds, (lines, 1), of the mean that float64 additions in any order can give.
+    """Two float64 bounds, (lines, 1), of the mean that this sum and the reference's can give.
 
-    Source: Higham 2002, Accuracy and Stability of Numerical Algorithms, section 4.2: a sum of n
-    terms of one sign is off by less than n unit roundoffs.
+    Both add partial sums, so that far fewer than 8 sqrt(n) additions follow one another.
+    Source: Higham 2002, Accuracy and Stability of Numerical Algorithms, section 4.2: a sum of
+    terms of one sign is off by less than a unit roundoff for each addition in a chain.
     """
     sums, counts = lines.new_empty(2, lines.size(0), 1, dtype=torch.float64)
     loops.chop_sums(
@@ -98,8 +100,8 @@ def _bounds(loops: ctypes.CDLL, lines: Tensor, above: float = EVERYTHING) -> tup
         torch.get_num_threads(),
     )
     mean = sums / counts.clamp(min=1)
-    # Twice, for this sum and the other one; a few more for the quotients.
-    slack = mean * (2 * lines.size(1) + 8) * UNIT_ROUNDOFF
+    # Twice, for this sum and the reference's; a few more for the quotients.
+    slack = mean * (2 * 8 * math.sqrt(lines.size(1)) + 8) * UNIT_ROUNDOFF
     return mean - slack, mean + slack
 
 
