@@ -15,7 +15,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from chop import MaseGraph, passes
 from chop.tables import print_table
 
-ROUNDS = 15
+ROUNDS = 60
 
 
 def pruned(mg: MaseGraph, *granularities: str) -> MaseGraph:
