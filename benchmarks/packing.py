@@ -97,6 +97,8 @@ def measure(
         "metadata (MB)": f"{(folder / label).with_suffix('.mz').stat().st_size / 1e6:.1f}",
         "pack (s)": f"{pack_s:.1f}",
         "forward (s)": f"{seconds_of(reloaded, inputs):.2f}",
+        "unpacked (s)": f"{seconds_of(quantized, inputs):.2f}",
+        "float (s)": f"{seconds_of(mg, inputs):.2f}",
     }
     return row, info["rows"]
 
