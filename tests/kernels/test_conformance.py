@@ -106,6 +106,7 @@ TAKEN = [
     Ternary(median=0.5),
     Ternary(mean=1.0, scaling_factor=True),
     Ternary(threshold=0.25),
+    Ternary(threshold=-0.0, scaling_factor=True),
 ]
 NOT_TAKEN = [
     Float(),
@@ -165,7 +166,7 @@ def test_equals_the_reference(kernel, fmt):
                 assert (out == 77).all()
 
 
-@pytest.mark.parametrize("fmt", params(TAKEN[::4] + TAKEN[-12:]))
+@pytest.mark.parametrize("fmt", params(TAKEN[::4] + TAKEN[-13:]))
 def test_layout_and_overwriting_do_not_matter(fmt):
     x = torch.randn(4, 6, 5, 32)
     expected = fmt.round(x)
@@ -185,7 +186,7 @@ def test_layout_and_overwriting_do_not_matter(fmt):
     assert (gap[..., 1::2] == 0).all()
 
 
-@pytest.mark.parametrize("fmt", params(TAKEN[::5] + TAKEN[-12:]))
+@pytest.mark.parametrize("fmt", params(TAKEN[::5] + TAKEN[-13:]))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_threads_change_nothing(fmt, dtype):
     rows, line = torch.randn(1200, 257, dtype=dtype), torch.randn(300_003, dtype=dtype)
@@ -211,7 +212,7 @@ def test_the_rest_goes_to_the_reference(fmt):
     assert same(y, fmt.round(x))
 
 
-@pytest.mark.parametrize("fmt", params(TAKEN[-8:]))
+@pytest.mark.parametrize("fmt", params(TAKEN[-9:]))
 def test_means_that_are_not_certain_are_left_to_the_reference(fmt, monkeypatch):
     certain = measure._bounds
     asked = []
@@ -271,7 +272,7 @@ def test_every_instruction_set_gives_the_same_bits(flags, monkeypatch):
     assert loops.chop_instruction_set() == b"baseline"
     one_set = build.Build(loops, "")
     monkeypatch.setattr("chop.kernels.cpu.fake_quantize.library", lambda: one_set)
-    for fmt in TAKEN[::3] + TAKEN[-12:]:
+    for fmt in TAKEN[::3] + TAKEN[-13:]:
         for x in inputs(torch.float32) + inputs(torch.bfloat16)[:8]:
             out = torch.empty_like(x)
             assert KERNELS["cpu"].run(x, fmt, out)
