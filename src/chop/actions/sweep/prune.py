@@ -19,8 +19,8 @@ from chop.config import convert, parse
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
-from chop.passes.transforms.prunable import OPERATORS, TABLES
-from chop.passes.transforms.prune_settings import PruneConfig
+from chop.passes.pruning.layers import OPERATORS, TABLES
+from chop.passes.pruning.settings import PruneConfig
 from chop.report.plots import Curve, plot_accuracy
 from chop.train import calibration_batches, evaluate, fit
 

@@ -9,7 +9,7 @@ from torch import fx
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.nn.sparsity import PruneActivation, hidden_of, note_of
 from chop.passes.base import NoConfig, graph_pass
-from chop.passes.transforms.prunable import Layer, prunable_layers
+from chop.passes.pruning.layers import Layer, prunable_layers
 
 UNPRUNED = {"method": None, "scope": None, "granularity": None}
 

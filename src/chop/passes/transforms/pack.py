@@ -15,7 +15,7 @@ from chop.nn.packed import KnownCodes, PackedOperator, obstacle, pack
 from chop.nn.quantized import QuantizedOperator
 from chop.passes.analysis.stored_parameters import StoredParameter, stored_parameters, total_bits
 from chop.passes.base import graph_pass
-from chop.passes.transforms.prunable import Layer, user_besides
+from chop.passes.pruning.layers import Layer, user_besides
 from chop.tables import print_table
 
 WHERE = "pack_transform_pass"

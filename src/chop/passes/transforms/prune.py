@@ -33,7 +33,8 @@ from chop.nn.sparsity import (
 )
 from chop.passes.base import graph_pass
 from chop.passes.batches import Batches, known_inputs, watch
-from chop.passes.transforms.prunable import (
+from chop.passes.pruning.evidence import gather
+from chop.passes.pruning.layers import (
     OPERATORS,
     Layer,
     as_carrier,
@@ -41,14 +42,13 @@ from chop.passes.transforms.prunable import (
     prunable_layers,
     with_sharers,
 )
-from chop.passes.transforms.prune_settings import (
+from chop.passes.pruning.settings import (
     WHERE,
     ActivationPruning,
     PruneConfig,
     WeightPruning,
 )
-from chop.passes.transforms.pruning_evidence import gather
-from chop.passes.transforms.shrink import shrink
+from chop.passes.pruning.shrink import shrink
 
 
 @graph_pass(config=PruneConfig)

@@ -16,11 +16,11 @@ from chop.ir.propagate import example_inputs, propagate
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import SCORES, Evidence, Score, input_axis, lowest, unit_scores
 from chop.passes.analysis.add_common_metadata import add_common_metadata_analysis_pass
+from chop.passes.pruning.evidence import gather
+from chop.passes.pruning.layers import OPERATORS, Layer, choose, prunable_layers
+from chop.passes.pruning.settings import PruneConfig, WeightPruning
+from chop.passes.pruning.unit_walk import KEEPING, BlockedError, Shape, Walk
 from chop.passes.transforms.insert_lora_adapter import refuse_adapters
-from chop.passes.transforms.prunable import OPERATORS, Layer, choose, prunable_layers
-from chop.passes.transforms.prune_settings import PruneConfig, WeightPruning
-from chop.passes.transforms.pruning_evidence import gather
-from chop.passes.transforms.unit_walk import KEEPING, BlockedError, Shape, Walk
 
 ATTENTION = "scaled_dot_product_attention"
 # What may stand between a projection and the attention that reads it.

@@ -19,7 +19,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from chop.ir.capture.captured import TensorSpec
 from chop.ir.graph import MaseGraph
-from chop.passes.transforms.prunable import user_besides
+from chop.passes.pruning.layers import user_besides
 
 Shape = tuple[int, ...]
 

@@ -1,0 +1,1 @@
+"""What the pruning pass and gradual pruning share: settings, layers, evidence, narrowing."""
