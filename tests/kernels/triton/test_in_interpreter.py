@@ -5,16 +5,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from chop.formats import MXFP, Integer, MXInt
-from chop.kernels.triton.rules import code_rule, element_rule, scale_rule
 
 HERE = Path(__file__).parent
-FLOAT32_MAX = torch.finfo(torch.float32).max
-SIZES = {"count": "i32", "row_size": "i32", "blocks_per_row": "i32", "block_size": "i32"}
 
 
 def test_kernels_in_the_interpreter(triton):
@@ -39,60 +37,69 @@ def test_importing_chop_does_not_import_triton():
 
 
 @pytest.fixture
-def assembly(triton, monkeypatch, tmp_path):
-    """The instructions of a kernel for NVIDIA's compute capability 9.0, compiled without a GPU."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        pytest.skip("the interpreter compiles nothing")
+def compiled(triton, monkeypatch, tmp_path):
+    """The kernels that a call would run on NVIDIA's compute capability 9.0, compiled instead."""
+    if os.environ.get("TRITON_INTERPRET") == "1" or torch.cuda.is_available():
+        pytest.skip("the kernels are run in this process")
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
 
+    def compile_only(kernel, *args, grid, warmup, **options):
+        kernels.append(run(kernel, *args, grid=grid, warmup=True, **options))
+
+    def call(function, *args):
+        kernels.clear()
+        function(*args)
+        return kernels[-1]
+
+    kernels, run, target = [], JITFunction.run, GPUTarget("cuda", 90, 32)
+    device = SimpleNamespace(
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device=None: 0,
+        get_current_target=lambda: target,
+    )
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
-
-    def compiled(kernel, tensors, sizes, constants):
-        names = kernel.arg_names
-        signature = {**tensors, **sizes, **dict.fromkeys(constants, "constexpr")}
-        aligned = [name for name in names if name in signature and name not in constants]
-        attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
-        ordered = {name: signature[name] for name in names}
-        source = ASTSource(kernel, ordered, constants, attributes)
-        options = {"enable_fp_fusion": False}
-        return triton.compile(source, GPUTarget("cuda", 90, 32), options).asm["ptx"]
-
-    return compiled
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    driver.set_active(device)
+    yield call
+    driver.set_active(None)
 
 
-def test_fake_quantisers_move_sixteen_bytes_at_a_time(assembly):
-    from chop.kernels.triton.fake_quantize import round_blocks, round_elements
-
-    tensors = {"x": "*i16", "y": "*i16"}
-    constants = {"ELEMENT": element_rule(Integer(8, 4)), "LIMIT": FLOAT32_MAX, "TILE": 2048}
-    elements = assembly(round_elements, tensors, {"count": "i32"}, constants)
-    constants = {
-        "ELEMENT": element_rule(MXFP(4, 2)),
-        "SCALE": scale_rule(MXFP(4, 2)),
-        "LIMIT": FLOAT32_MAX,
-        "BLOCKS": 64,
-        "LANES": 32,
-        "blocks_per_row": 1,
-    }
-    sizes = {name: dtype for name, dtype in SIZES.items() if name != "blocks_per_row"}
-    for ptx in (elements, assembly(round_blocks, tensors, sizes, constants)):
-        assert "ld.global.v4.b32" in ptx and "st.global.v4.b32" in ptx
-        assert "ld.global.b16" not in ptx and "st.global.b16" not in ptx
-        assert ".ftz" not in ptx  # subnormal numbers count
+def instructions(kernel):
+    """PTX, of which no instruction takes subnormal numbers for zero."""
+    assert ".ftz" not in kernel.asm["ptx"]
+    assert kernel.metadata.shared <= 99 * 1024
+    return kernel.asm["ptx"]
 
 
-def test_packed_products_read_whole_words_and_use_matrix_units(assembly):
-    from chop.kernels.triton.linear import matrix_product, vector_product
+@pytest.mark.parametrize("fmt", [Integer(8, 4, floor=True), MXFP(4, 2)], ids=lambda fmt: fmt.label)
+def test_fake_quantisers_move_sixteen_bytes_at_a_time(compiled, fmt):
+    from chop.kernels.triton.fake_quantize import fake_quantize
 
-    tensors = {"x": "*i16", "codes": "*u8", "scales": "*u8", "y": "*i16"}
-    sizes = {"outputs": "i32", "columns": "i32", "blocks_per_row": "i32", "block_size": "i32"}
-    rule = code_rule(MXInt(4))._replace(alignment=16, is_paired=True)
-    constants = {"bias": None, "RULE": rule, "OUTPUTS": 4, "BLOCKS": 16, "LANES": 32}
-    ptx = assembly(vector_product, tensors, sizes, constants)
-    assert "ld.global.v2.b32" in ptx and ".ftz" not in ptx
-    constants = {**constants, "IN_BFLOAT16": True, "ROWS": 64, "OUTPUTS": 64, "BLOCKS": 2}
-    ptx = assembly(matrix_product, tensors, {**sizes, "rows": "i32"}, constants)
+    x = torch.randn(16, 96, dtype=torch.bfloat16)
+    ptx = instructions(compiled(fake_quantize, x, fmt, torch.empty_like(x)))
+    assert "ld.global.v4.b32" in ptx and "st.global.v4.b32" in ptx
+    assert "ld.global.b16" not in ptx and "st.global.b16" not in ptx
+
+
+def test_decoding_reads_and_writes_words(compiled):
+    from chop.kernels.triton.dequantize import dequantize
+
+    packed = MXInt(4).encode(torch.randn(16, 96, dtype=torch.bfloat16))
+    ptx = instructions(compiled(dequantize, packed, MXInt(4)))
+    assert "ld.global.v2.b32" in ptx and "st.global.v4.b32" in ptx
+
+
+def test_packed_products_read_words_and_use_matrix_units(compiled):
+    from chop.kernels.triton.linear import linear
+
+    packed = MXInt(4).encode(torch.randn(64, 512))
+    x = torch.randn(64, 512, dtype=torch.bfloat16)
+    assert "ld.global.v2.b32" in instructions(compiled(linear, x[:1], packed, MXInt(4)))
+    ptx = instructions(compiled(linear, x, packed, MXInt(4)))
     assert "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16" in ptx
     assert "cp.async" in ptx
+    large = MXInt(8, block_size=256)
+    instructions(compiled(linear, x, large.encode(torch.randn(64, 512)), large))

@@ -104,7 +104,10 @@ def round_element(x, RULE: tl.constexpr):
 @triton.jit
 def _round_fixed(x, RULE: tl.constexpr):
     steps = x * RULE.steps
-    whole = clamp(tl.floor(steps) if RULE.floors else round_to_even(steps), RULE.low, RULE.high)
+    whole = round_to_even(steps)
+    if RULE.floors:  # tl.floor takes subnormal numbers for zero on a GPU
+        whole = tl.where(whole > steps, whole - 1.0, whole)
+    whole = clamp(whole, RULE.low, RULE.high)
     if not RULE.has_negative_zero:
         whole = whole + 0.0
     return whole * RULE.step

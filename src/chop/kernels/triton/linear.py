@@ -17,9 +17,11 @@ from chop.kernels.triton.decode import decode_blocks, rule_of
 from chop.kernels.triton.elements import FLOAT32_MAX, load_float, store_float, stored
 
 VECTOR_ROWS = 4  # up to here, one row at a time
-# What a program computes, and the columns that it takes at a time.
+# What a program computes, and the columns that it takes at a time. A tile of many columns has fewer
+# rows: several of them wait in 99 KiB of shared memory.
 VECTOR_OUTPUTS, VECTOR_DEPTH = 4, 512
-MATRIX_ROWS, MATRIX_OUTPUTS, MATRIX_DEPTH = 64, 64, 64
+MATRIX_SIDE, MATRIX_DEPTH, MATRIX_TILE = 64, 64, 64 * 64
+MIN_SIDE = 16  # of matrix units
 MAX_LANES = 256
 
 
@@ -185,12 +187,15 @@ def linear(
     if rows <= VECTOR_ROWS:
         blocks = max(VECTOR_DEPTH // lanes, 1)
         grid = (triton.cdiv(outputs, VECTOR_OUTPUTS), rows)
-        vector_product[grid](*tensors, *sizes, rule, VECTOR_OUTPUTS, blocks, lanes)
+        constants = (rule, VECTOR_OUTPUTS, blocks, lanes)
+        vector_product[grid](*tensors, *sizes, *constants, enable_fp_fusion=True)
     else:
         blocks = max(MATRIX_DEPTH // lanes, 1)
         # The interpreter multiplies bfloat16's bits; float32 gives the same products.
         in_bfloat16 = x.dtype is torch.bfloat16 and not triton.knobs.runtime.interpret
-        tile = (MATRIX_ROWS if rows > 16 else 16, MATRIX_OUTPUTS)
+        side = min(MATRIX_SIDE, MATRIX_TILE // (blocks * lanes))
+        tile = (side if rows > MIN_SIDE else MIN_SIDE, side)
         grid = (triton.cdiv(rows, tile[0]), triton.cdiv(outputs, tile[1]))
-        matrix_product[grid](*tensors, rows, *sizes, rule, in_bfloat16, *tile, blocks, lanes)
+        constants = (rule, in_bfloat16, *tile, blocks, lanes)
+        matrix_product[grid](*tensors, rows, *sizes, *constants, enable_fp_fusion=True)
     return y.view(*x.shape[:-1], outputs)
