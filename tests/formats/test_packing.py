@@ -1,5 +1,7 @@
 """Fast packing against the reference, and rows decoded by themselves."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -62,3 +64,31 @@ def test_formats_whose_rows_share_something_say_so(settings):
     assert not parse_format({"name": "integer", "width": 3, "frac_width": 1}).keeps_rows_apart(
         (4, 5)
     )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"name": "mxint"},
+        {"name": "mxint", "width": 32},
+        {"name": "mxfp", "width": 8, "exponent_width": 5},
+        {"name": "block_log", "width": 8},
+        {"name": "block_minifloat", "width": 8, "exponent_width": 4},
+        {"name": "scale_integer", "width": 8, "granularity": "row"},
+        {"name": "nvfp4"},
+    ],
+    ids=str,
+)
+def test_decoding_in_float32_rounds_as_in_float64(settings):
+    number_format = parse_format(settings)
+    x = torch.randn(300, 32) * torch.logspace(-149, 127, 300, base=2, dtype=torch.float64).view(
+        -1, 1
+    )
+    x = x.float().clamp(-3.4e38, 3.4e38)
+    x[::7, 3] = torch.finfo(torch.float32).max
+    x[::11] = 0
+    stored = number_format.encode(x)
+    wide = number_format.decode(dataclasses.replace(stored, dtype=torch.float64))
+    narrow = number_format.decode(stored)
+    expected = wide.clamp(*[sign * torch.finfo(torch.float32).max for sign in (-1, 1)]).float()
+    assert torch.equal(narrow.view(torch.int32), expected.view(torch.int32))

@@ -148,8 +148,10 @@ class ScaledFormat(NumberFormat):
         assert encoded.scales is not None
         count = self.groups.count(shape)
         scales = self.scaling.restore(encoded.scales, count, encoded.tensor_scale)
-        values = _reader(element, codes.device)
         y = torch.empty(rows.shape, dtype=encoded.dtype, device=codes.device)
+        if y.dtype == torch.float32 and _float32_does(element, scales):
+            scales = scales.float()
+        values = _reader(element, codes.device, scales.dtype)
         parts = (chunks(x, rows.size(-1)) for x in (y, rows, scales))
         for target, part, scale in zip(*parts, strict=True):
             target.copy_(cast(values(part) * scale, y.dtype))
@@ -170,12 +172,35 @@ class ScaledFormat(NumberFormat):
         return self.groups.join(outside, x.shape)
 
 
-def _reader(element: Element, device: torch.device) -> Callable[[Tensor], Tensor]:
+def _reader(
+    element: Element, device: torch.device, dtype: torch.dtype = torch.float64
+) -> Callable[[Tensor], Tensor]:
     """The function from an element's codes to its values: by a table where codes are bytes."""
     if element.width > 8:
-        return lambda codes: element.values(codes)
-    table = element.values(torch.arange(2**element.width, device=device))
+        return lambda codes: element.values(codes).to(dtype)
+    table = _table(element, device).to(dtype)
     return lambda codes: table.index_select(0, codes.reshape(-1).int()).view(codes.shape)
+
+
+def _table(element: Element, device: torch.device) -> Tensor:
+    return element.values(torch.arange(2**element.width, device=device))
+
+
+def _float32_does(element: Element, scales: Tensor) -> bool:
+    """Whether elements times scales, rounded to float32, can be computed in float32.
+
+    The product of two float32 numbers is exact in float64. So both ways round once if elements
+    and scales are float32 numbers (or NaN), and finite products stay finite.
+    """
+    if element.width > 8 or scales.numel() == 0:
+        return False
+    values = _table(element, scales.device)
+    top = element.largest * scales.nan_to_num(nan=0.0).abs().amax()
+    return _is_float32(values) and _is_float32(scales) and bool(top <= torch.finfo(torch.float).max)
+
+
+def _is_float32(x: Tensor) -> bool:
+    return bool(((x.float().double() == x) | x.isnan()).all())
 
 
 def _divide(groups: Tensor, scale: Tensor) -> Tensor:
