@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from chop import MaseGraph, passes
-from chop.actions.compress import CompressConfig, Row, compress, measure, parse_width
+from chop.actions.compress import CompressConfig, Row, compress, measure, parse_spelling
 from chop.actions.doctor import OK, examine
 from chop.actions.subject import SubjectConfig, load_subject, raise_to_graph
 from chop.errors import ConfigError, UnavailableError
 from chop.formats import Integer
+from chop.formats.mxint import MXInt
 from chop.train import default_dataset, evaluate, fit
 
 
@@ -122,6 +123,9 @@ def test_a_killed_run_leaves_no_result(tmp_path):
     [
         ({"formats": ("8.4", "4,2")}, "format '4,2': expected width.fraction"),
         ({"formats": ("99.4",)}, "got 99"),
+        ({"formats": ("mxnit",)}, "did you mean 'mxint'"),
+        ({"formats": ("mxint:wdth=4",)}, "did you mean 'width'"),
+        ({"formats": ("mxint:width",)}, "expected name:field=value"),
         ({"formats": ()}, "formats: expected at least one"),
         ({"operators": ("linaer",)}, "did you mean 'linear'"),
         ({"operators": ("dropout",)}, "unknown 'dropout'"),
@@ -153,9 +157,12 @@ def test_models_and_data_that_do_not_fit_are_named(tmp_path):
 
 
 def test_widths():
-    assert parse_width("8.4") == Integer(8, 4)
-    assert parse_width("6.auto") == Integer(6, "auto")
-    assert parse_width("8.-2") == Integer(8, -2)
+    assert parse_spelling("8.4") == Integer(8, 4)
+    assert parse_spelling("6.auto") == Integer(6, "auto")
+    assert parse_spelling("8.-2") == Integer(8, -2)
+    assert parse_spelling("mxint") == MXInt()
+    assert parse_spelling("mxint:width=4:block_size=16") == MXInt(4, block_size=16)
+    assert parse_spelling("mxfp:scale_mode=even").scale_mode == "even"
 
 
 def test_doctor_finds_what_is_here():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from chop.actions.rounding import (
     QUANTIZE_RANGES,
     QUANTIZED_OPERATORS,
     check_operators,
-    parse_width,
+    parse_spelling,
     quantize_after_training,
 )
 from chop.actions.subject import Subject, SubjectConfig, load_subject, raise_to_graph
@@ -44,7 +45,8 @@ class CompressConfig(SubjectConfig):
 
     Attributes:
         operators: the operators to quantise, by name.
-        formats: integer formats `width.fraction`; `4.auto` derives each tensor's fraction.
+        formats: integers `width.fraction`, where `4.auto` derives each tensor's fraction, and any
+            format by name, `mxint:width=4`.
         qat_epochs: passes over the training rows; 0 skips quantisation-aware training. None takes
             15 for built-in models, else 1.
         qat_lr: its largest learning rate; None takes what suits the model and the epochs.
@@ -71,7 +73,7 @@ class CompressConfig(SubjectConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for text in self.formats:
-            parse_width(text)
+            parse_spelling(text)
         check_operators(self.operators)
         if not self.formats:
             raise ConfigError("formats: expected at least one.")
@@ -149,7 +151,7 @@ def measure(mg: MaseGraph, method: str, label: str, subject: Subject) -> Candida
 
 
 def _round(mg: MaseGraph, text: str, subject: Subject, config: CompressConfig) -> Candidate:
-    number_format = parse_width(text)
+    number_format = parse_spelling(text)
     quantized = quantize_after_training(
         mg, number_format, config.operators, subject, config.calibration_rows
     )
@@ -202,9 +204,15 @@ def _curves(rows: Sequence[Row]) -> list[Curve]:
     points: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for row in rows:
         if row.method != "float":
-            kind = "derived fractions" if row.format.endswith("auto") else "fixed fractions"
-            points.setdefault((row.method, kind), []).append((row.bits, row.accuracy))
+            points.setdefault((row.method, _kind(row.format)), []).append((row.bits, row.accuracy))
     return [Curve(f"{method}, {kind}", found) for (method, kind), found in points.items()]
+
+
+def _kind(label: str) -> str:
+    name = re.split(r"\W", label)[0]
+    if name != "integer":
+        return name
+    return "derived fractions" if label.endswith("auto") else "fixed fractions"
 
 
 def _write(

@@ -16,6 +16,8 @@ EXAMPLES = """
 
   chop compress --model ./my-bert --dataset ./imdb --formats 8.4,4.auto --max-length 256
 
+  chop compress --formats 8.auto,mxint,mxint:width=4,mxfp:width=4:exponent_width=2
+
   chop compress --config run.toml        (the same keys: model, dataset, formats, qat_epochs ...)
 
 [bold]What it writes[/] into --out: model.pt and model.mz (the smallest model within --max-drop of
@@ -32,7 +34,9 @@ def compress_command(
     out: options.Out = None,
     formats: Annotated[
         str | None,
-        typer.Option(help="Integer formats width.fraction; 4.auto derives the fractions."),
+        typer.Option(
+            help="Integers width.fraction (4.auto derives fractions), or any format by name."
+        ),
     ] = None,
     operators: options.Operators = None,
     qat_epochs: Annotated[
