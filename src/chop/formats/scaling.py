@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from chop.formats.elements import Element
 from chop.formats.exponents import exp2
 from chop.formats.packing import pack_bits, unpack_bits
 
+FRACTION_BITS = 23
+"""Of a float32."""
 TINY = torch.finfo(torch.float32).tiny
 
 
@@ -99,8 +102,30 @@ class SharedExponent(Scaling):
     has_nan: bool
 
     @property
+    def largest(self) -> int:
+        """The largest E."""
+        return self.lowest + self._largest_code
+
+    @property
     def _largest_code(self) -> int:
         return 2**self.width - 1 - self.has_nan
+
+    def turn(self) -> tuple[int, int]:
+        """How E follows the largest magnitude: up by one in every binade, in the same place.
+
+        Returns: E for a magnitude of 1, before it is clipped, and the least f for which that of
+            1 + f 2^-FRACTION_BITS is one more; 2^FRACTION_BITS where that is only 2.
+        """
+
+        def exponent(fraction: int) -> int:
+            amax = torch.tensor(
+                1 + fraction * 2.0**-FRACTION_BITS, dtype=torch.float64, device="cpu"
+            )
+            return int(self.exponent(amax))
+
+        offset = exponent(0)
+        fractions = range(2**FRACTION_BITS)
+        return offset, bisect.bisect_left(fractions, True, key=lambda f: exponent(f) > offset)
 
     def measure(self, groups: Tensor) -> Scales:
         """Scales from the largest finite magnitudes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import ctypes
 import math
 from collections.abc import Callable
@@ -176,25 +175,13 @@ def _follows_largest(number_format: ScaledFormat) -> bool:
 
 
 def _shared_exponent(scaling: SharedExponent) -> dict[str, Any]:
-    """How the exponent follows amax, found by asking: it goes up once in every binade.
-
-    It depends on amax's fraction, and by one on each doubling of amax.
-    """
-
-    def exponent(fraction: int) -> int:
-        amax = torch.tensor(1 + fraction * 2.0**-FRACTION_BITS, dtype=torch.float64, device="cpu")
-        return int(scaling.exponent(amax))
-
-    offset = exponent(0)
-    carry = bisect.bisect_left(
-        range(2**FRACTION_BITS), True, key=lambda fraction: exponent(fraction) > offset
-    )
+    offset, turn = scaling.turn()
     return {
         "scale": SHARED_EXPONENT,
         "offset": offset,
-        "carry": carry << DOUBLE_BITS - FRACTION_BITS,
+        "carry": turn << DOUBLE_BITS - FRACTION_BITS,
         "lowest_exponent": scaling.lowest,
-        "largest_exponent": scaling.lowest + 2**scaling.width - 1 - scaling.has_nan,
+        "largest_exponent": scaling.largest,
         "has_nan": scaling.has_nan,
     }
 

@@ -6,7 +6,6 @@ float32 cannot take exactly has no rule, and the reference does the work.
 
 from __future__ import annotations
 
-import bisect
 import math
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -188,8 +187,8 @@ def scale_rule(number_format: BlockFormat) -> ScaleRule | None:
     scaling = number_format.scaling
     if not isinstance(scaling, SharedExponent) or number_format.groups.nominal_size > MAX_BLOCK:
         return None
-    offset, carry = _exponent_of_amax(scaling)
-    highest = scaling.lowest + 2**scaling.width - 1 - scaling.has_nan
+    offset, carry = scaling.turn()
+    highest = scaling.largest
     lowest, mantissa_width = _smallest_step(number_format.element) or (0, 0)
     in_range = (
         max(highest, -scaling.lowest) <= LARGEST_SCALE_EXPONENT
@@ -300,18 +299,3 @@ def _log(element: Log2) -> LogRule | None:
 def _first_fraction(value: float) -> int:
     """Fraction, in units of 2^-23, of the first float32 at or above a value in [1, 2)."""
     return math.ceil((value - 1) * 2**FRACTION_BITS)
-
-
-def _exponent_of_amax(scaling: SharedExponent) -> tuple[int, int]:
-    """The exponent for amax = 1, and the fraction, in units of 2^-23, from which it is one more.
-
-    Found by asking: an exponent goes up once in every binade, in the same place.
-    """
-
-    def exponent(fraction: int) -> int:
-        amax = torch.tensor(1 + fraction * 2.0**-FRACTION_BITS, dtype=torch.float64, device="cpu")
-        return int(scaling.exponent(amax))
-
-    offset = exponent(0)
-    fractions = range(2**FRACTION_BITS)
-    return offset, bisect.bisect_left(fractions, True, key=lambda f: exponent(f) > offset)
