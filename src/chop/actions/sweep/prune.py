@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +10,10 @@ from typing import Any, ClassVar, Literal
 
 from chop import passes
 from chop.actions.rounding import check_operators, present_operators
-from chop.actions.subject import Subject, SubjectConfig, load_subject, raise_to_graph
+from chop.actions.subject import Subject, SubjectConfig, load_subject
+from chop.actions.sweep.experiment import Experiment
 from chop.actions.sweep.grid import spread
-from chop.actions.sweep.journal import Journal, Point, identity_of, measure_all
+from chop.actions.sweep.journal import Journal, measure_all
 from chop.actions.sweep.record import write_figure, write_table
 from chop.config import convert, parse
 from chop.errors import ConfigError
@@ -22,7 +22,7 @@ from chop.nn.quantized import QuantizedOperator
 from chop.passes.pruning.layers import OPERATORS, TABLES
 from chop.passes.pruning.settings import PruneConfig
 from chop.report.plots import Curve, plot_accuracy
-from chop.train import calibration_batches, evaluate, fit
+from chop.train import calibration_batches
 
 Setting = tuple[str, float]
 """A method and a sparsity."""
@@ -102,7 +102,7 @@ def prune_sweep(config: PruneSweepConfig, subject: Subject | None = None) -> lis
     """
     subject = subject or load_subject(config)
     settings = list(dict.fromkeys(itertools.product(config.methods, config.shares())))
-    points = _points(config, subject, settings)
+    points = _experiment(config, subject).points(subject, settings)
     title = f"{subject.name} on {subject.dataset}"
     results = measure_all(title, list(points.values()), Journal(config.out / "points.jsonl"))
     measured = dict(zip(points, results, strict=True))
@@ -120,49 +120,23 @@ def prune_sweep(config: PruneSweepConfig, subject: Subject | None = None) -> lis
     return rows
 
 
-def _points(
-    config: PruneSweepConfig, subject: Subject, settings: list[Setting]
-) -> dict[tuple[str, Setting | None], Point]:
-    """The points by stage and setting, in the order in which one graph serves two of them."""
+def _experiment(config: PruneSweepConfig, subject: Subject) -> Experiment[Setting]:
+    rows = config.calibration_rows
 
-    @functools.cache
-    def raised() -> MaseGraph:
-        return raise_to_graph(subject)
-
-    @functools.lru_cache(maxsize=1)
-    def pruned(setting: Setting) -> MaseGraph:
-        mg = raised()
-        batches = calibration_batches(
-            mg.model, subject.train, rows=config.calibration_rows, with_labels=True
-        )
+    def pruned(mg: MaseGraph, setting: Setting) -> MaseGraph:
+        batches = calibration_batches(mg.model, subject.train, rows=rows, with_labels=True)
         include = present_operators(mg, config.operators)
         pass_args = {**config.pass_args(setting), "include": include, "batches": batches}
         return passes.prune_transform_pass(mg, pass_args)[0]
 
-    def result_of(mg: MaseGraph) -> dict[str, float]:
-        accuracy = evaluate(mg.model, subject.test, device=subject.device)
-        return {"accuracy": accuracy, "sparsity": _sparsity(mg)}
-
-    def tuned(setting: Setting) -> dict[str, float]:
-        graph = pruned(setting).copy()
-        fit(graph.model, subject.train, **training, device=subject.device)
-        return result_of(graph)
-
-    training = subject.tuning(config.finetune_epochs, config.finetune_lr, config)
-    known = identity_of(subject)
-    points = {("float", None): Point("float", known, lambda: result_of(raised()))}
-    for setting in settings:
-        about = {**known, **config.pass_args(setting), "calibration_rows": config.calibration_rows}
-        label = f"{setting[0]} {setting[1]:g}"
-        points["pruned", setting] = Point(
-            f"{label} pruned", about, lambda setting=setting: result_of(pruned(setting))
-        )
-        if training["epochs"]:
-            about = {**about, "training": training}
-            points["fine-tuned", setting] = Point(
-                f"{label} fine-tuned", about, lambda setting=setting: tuned(setting)
-            )
-    return points
+    return Experiment(
+        stages=("pruned", "fine-tuned"),
+        change=pruned,
+        describe=lambda mg: {"sparsity": _sparsity(mg)},
+        settings_of=lambda setting: {**config.pass_args(setting), "calibration_rows": rows},
+        label=lambda setting: f"{setting[0]} {setting[1]:g}",
+        training=subject.tuning(config.finetune_epochs, config.finetune_lr, config),
+    )
 
 
 def _sparsity(mg: MaseGraph) -> float:

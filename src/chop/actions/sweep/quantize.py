@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +13,16 @@ from chop.actions.rounding import (
     check_operators,
     quantize_after_training,
 )
-from chop.actions.subject import Subject, SubjectConfig, load_subject, raise_to_graph
+from chop.actions.subject import Subject, SubjectConfig, load_subject
+from chop.actions.sweep.experiment import Experiment
 from chop.actions.sweep.grid import spread, whole
-from chop.actions.sweep.journal import Journal, Point, identity_of, measure_all
+from chop.actions.sweep.journal import Journal, measure_all
 from chop.actions.sweep.record import write_figure, write_table
 from chop.errors import ConfigError
 from chop.formats import Integer
 from chop.ir.graph import MaseGraph
 from chop.passes import calculate_avg_bits_mg_analysis_pass
 from chop.report.plots import Curve, plot_accuracy, plot_heat_map
-from chop.train import evaluate, fit
 
 DERIVED = ("auto", "minmax", "mse")
 
@@ -111,7 +110,7 @@ def quantize_sweep(
     subject = subject or load_subject(config)
     lines = config.lines()
     settings = list(dict.fromkeys(setting for line in lines.values() for setting in line))
-    points = _points(config, subject, settings)
+    points = _experiment(config, subject).points(subject, settings)
     title = f"{subject.name} on {subject.dataset}"
     results = measure_all(title, list(points.values()), Journal(config.out / "points.jsonl"))
     measured = dict(zip(points, results, strict=True))
@@ -121,48 +120,23 @@ def quantize_sweep(
     return rows
 
 
-def _points(
-    config: QuantizeSweepConfig, subject: Subject, settings: list[Setting]
-) -> dict[tuple[str, Setting | None], Point]:
-    """The points by method and setting, in the order in which one graph serves two of them."""
+def _experiment(config: QuantizeSweepConfig, subject: Subject) -> Experiment[Setting]:
+    rounding = {"operators": config.operators, "calibration_rows": config.calibration_rows}
 
-    @functools.cache
-    def raised() -> MaseGraph:
-        return raise_to_graph(subject)
-
-    @functools.lru_cache(maxsize=1)
-    def rounded(setting: Setting) -> MaseGraph:
+    def rounded(mg: MaseGraph, setting: Setting) -> MaseGraph:
         number_format = Integer(*setting)  # type: ignore[arg-type]
         return quantize_after_training(
-            raised(), number_format, config.operators, subject, config.calibration_rows
+            mg, number_format, config.operators, subject, config.calibration_rows
         )
 
-    def accuracy_of(mg: MaseGraph) -> dict[str, float]:
-        _, bits = calculate_avg_bits_mg_analysis_pass(mg)
-        accuracy = evaluate(mg.model, subject.test, device=subject.device)
-        return {"accuracy": accuracy, "bits": bits["w_avg_bit"]}
-
-    def trained(setting: Setting) -> dict[str, float]:
-        graph = rounded(setting).copy()
-        fit(graph.model, subject.train, **training, device=subject.device)
-        return accuracy_of(graph)
-
-    training = subject.tuning(config.qat_epochs, config.qat_lr, config)
-    known = identity_of(subject)
-    rounding = {"operators": config.operators, "calibration_rows": config.calibration_rows}
-    points = {("float", None): Point("float", known, lambda: accuracy_of(raised()))}
-    for setting in settings:
-        about = {**known, **rounding, "format": setting}
-        label = f"{setting[0]}.{setting[1]}"
-        points["PTQ", setting] = Point(
-            f"PTQ {label}", about, lambda setting=setting: accuracy_of(rounded(setting))
-        )
-        if training["epochs"]:
-            about = {**about, "training": training}
-            points["QAT", setting] = Point(
-                f"QAT {label}", about, lambda setting=setting: trained(setting)
-            )
-    return points
+    return Experiment(
+        stages=("PTQ", "QAT"),
+        change=rounded,
+        describe=lambda mg: {"bits": calculate_avg_bits_mg_analysis_pass(mg)[1]["w_avg_bit"]},
+        settings_of=lambda setting: {**rounding, "format": setting},
+        label=lambda setting: f"{setting[0]}.{setting[1]}",
+        training=subject.tuning(config.qat_epochs, config.qat_lr, config),
+    )
 
 
 def _row(measured: Mapping[Any, Mapping[str, float]], setting: Setting) -> dict[str, Any]:

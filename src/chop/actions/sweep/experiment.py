@@ -1,0 +1,76 @@
+"""What both sweeps do: change a trained model, measure it, train it further, measure it again."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from chop.actions.subject import Subject, raise_to_graph
+from chop.actions.sweep.journal import Point, identity_of
+from chop.ir.graph import MaseGraph
+from chop.train import evaluate, fit
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Experiment(Generic[S]):
+    """A change of a model, one setting at a time.
+
+    Attributes:
+        stages: what the model is called after the change, and after further training.
+        change: float graph, setting -> a new graph.
+        describe: graph -> numbers to keep beside its accuracy.
+        settings_of: setting -> all that the change depends on, model and rows aside.
+        label: setting -> a word for the progress bar.
+        training: arguments of `chop.train.fit`; no epochs, no second stage.
+    """
+
+    stages: tuple[str, str]
+    change: Callable[[MaseGraph, S], MaseGraph]
+    describe: Callable[[MaseGraph], Mapping[str, float]]
+    settings_of: Callable[[S], Mapping[str, Any]]
+    label: Callable[[S], str]
+    training: Mapping[str, Any]
+
+    def points(self, subject: Subject, settings: Sequence[S]) -> dict[tuple[str, S | None], Point]:
+        """The points by stage and setting, in the order in which one graph serves two of them.
+
+        The float model is the point `("float", None)`.
+        """
+
+        @functools.cache
+        def raised() -> MaseGraph:
+            return raise_to_graph(subject)
+
+        @functools.lru_cache(maxsize=1)
+        def changed(setting: S) -> MaseGraph:
+            return self.change(raised(), setting)
+
+        def result_of(mg: MaseGraph) -> dict[str, float]:
+            accuracy = evaluate(mg.model, subject.test, device=subject.device)
+            return {"accuracy": accuracy, **self.describe(mg)}
+
+        def trained(setting: S) -> dict[str, float]:
+            graph = changed(setting).copy()
+            fit(graph.model, subject.train, **self.training, device=subject.device)
+            return result_of(graph)
+
+        before, after = self.stages
+        known = identity_of(subject)
+        points: dict[tuple[str, S | None], Point] = {
+            ("float", None): Point("float", known, lambda: result_of(raised()))
+        }
+        for setting in settings:
+            about, label = {**known, **self.settings_of(setting)}, self.label(setting)
+            points[before, setting] = Point(
+                f"{label} {before}", about, lambda setting=setting: result_of(changed(setting))
+            )
+            if self.training["epochs"]:
+                about = {**about, "training": self.training}
+                points[after, setting] = Point(
+                    f"{label} {after}", about, lambda setting=setting: trained(setting)
+                )
+        return points
