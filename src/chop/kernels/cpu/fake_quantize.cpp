@@ -52,7 +52,7 @@ enum Core : int32_t { INTEGER_FLOAT32, INTEGER_FLOAT64, FIXED, MINIFLOAT, LOG, S
 enum Scale : int32_t { NONE, SHARED_EXPONENT, SMALL_FLOAT, GIVEN };
 enum Type : int32_t { FLOAT32, BFLOAT16, FLOAT16 };
 
-// Mirrored field by field by chop.kernels.cpu.plan.
+// Mirrored field by field by chop.kernels.plan.
 struct Plan {
     int32_t core, scale;
     // The element. Fixed point: steps per unit, its inverse, the range in steps, what is added

@@ -14,7 +14,7 @@ from chop.formats.ternary import CHANNELS, Ternary
 from chop.kernels.base import Kernel, register
 from chop.kernels.cpu.build import is_loaded, library
 from chop.kernels.cpu.measure import given_scales, of_largest, ternary, with_tensor_scale
-from chop.kernels.cpu.plan import GIVEN, NONE, SMALL_FLOAT, Plan, plan_of
+from chop.kernels.plan import GIVEN, NONE, SMALL_FLOAT, Plan, plan_of
 
 # The enumeration of fake_quantize.cpp.
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}

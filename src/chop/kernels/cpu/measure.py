@@ -12,7 +12,7 @@ from chop.formats import NumberFormat, Ternary
 from chop.formats.binary import Binary, mean_magnitude
 from chop.formats.scaled import ScaledFormat
 from chop.formats.scaling import Scales
-from chop.kernels.cpu.plan import Plan, measures_mean
+from chop.kernels.plan import Plan, measures_mean
 
 EVERYTHING = -1.0
 """Below every magnitude."""

@@ -1,4 +1,4 @@
-"""A number format in the numbers that the C++ loops work with."""
+"""A number format in the numbers that kernels work with."""
 
 from __future__ import annotations
 
