@@ -17,6 +17,7 @@ from chop.files import replacing
 from chop.hub import cache_folder
 
 SOURCE = Path(__file__).with_name("fake_quantize.cpp")
+HEADERS = sorted(SOURCE.parent.glob("*.h"))
 FLAGS = (
     "-std=c++17",
     "-O3",
@@ -89,7 +90,8 @@ def compiled(compiler: str, more_flags: Sequence[str] = ()) -> Path:
     """
     flags = (*FLAGS, *more_flags)
     version = _run(compiler, "--version")
-    key = hashlib.sha256("\0".join((SOURCE.read_text(), compiler, version, *flags)).encode())
+    texts = (file.read_text() for file in (SOURCE, *HEADERS))
+    key = hashlib.sha256("\0".join((*texts, compiler, version, *flags)).encode())
     path = cache_folder() / f"kernels-{key.hexdigest()[:16]}.so"
     if not path.exists():
         with replacing(path) as temporary:

@@ -1,0 +1,45 @@
+// What every loop is written with: instruction sets, bits, clamps.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#define INLINE_MEMBER inline __attribute__((always_inline))
+#define INLINE static INLINE_MEMBER
+
+// One copy of each loop per instruction set; the loader takes the best that the CPU has.
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__) && \
+    __GNUC__ >= 12 && !defined(CHOP_ONE_INSTRUCTION_SET)
+#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define CHOP_CLONES 1
+#else
+#define CLONES
+#define CHOP_CLONES 0
+#endif
+
+#if defined(__clang__)
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
+namespace {
+
+constexpr uint32_t INFINITE = 0x7f800000;
+
+template <class To, class From> INLINE To bit_cast(From from) {
+    static_assert(sizeof(To) == sizeof(From), "sizes differ");
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+// NaN passes, as it does in torch.clamp.
+template <class Real> INLINE Real clamp(Real v, Real low, Real high) {
+    v = v < low ? low : v;
+    return v > high ? high : v;
+}
+
+INLINE uint32_t magnitude_bits(float v) { return bit_cast<uint32_t>(v) & 0x7fffffff; }
+
+}  // namespace

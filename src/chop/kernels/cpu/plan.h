@@ -1,0 +1,33 @@
+// A number format in numbers.
+#pragma once
+
+#include <cstdint>
+
+namespace {
+
+enum Core : int32_t { INTEGER_FLOAT32, INTEGER_FLOAT64, FIXED, MINIFLOAT, LOG, SIGN, TERNARY };
+enum Scale : int32_t { NONE, SHARED_EXPONENT, SMALL_FLOAT, GIVEN };
+enum Type : int32_t { FLOAT32, BFLOAT16, FLOAT16 };
+
+// Mirrored field by field by chop.kernels.plan.
+struct Plan {
+    int32_t core, scale;
+    // The element. Fixed point: steps per unit, its inverse, the range in steps, what is added
+    // last. Floats and powers of two: smallest binade, largest magnitude. Ternary: the threshold
+    // is `low`.
+    double steps, step, low, high, zero;
+    // Minifloats: 2^(52 - mantissa width). Powers of two: what 2^E is multiplied by to find the
+    // first value that goes up, and the magnitude below which values become zero.
+    double turn, zero_below;
+    int32_t floors;
+    // The shared exponent: floor(log2 amax) + offset, one more from the fraction `carry` on
+    // (in units of 2^-52), clipped to the range; or NaN for a poisoned block.
+    int32_t offset, lowest_exponent, largest_exponent, has_nan;
+    int64_t carry;
+    // The small float that is a block's scale: a minifloat, and the factors around it.
+    double small_low, small_high, small_turn, small_divisor, of_tensor;
+    double limit;  // largest finite magnitude of the result's type
+    int64_t block;
+};
+
+}  // namespace

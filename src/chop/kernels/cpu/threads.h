@@ -1,0 +1,72 @@
+// Work cut into tiles that stay in the cache, in parallel; and fresh memory.
+#pragma once
+
+#include <cstdint>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "numeric.h"
+
+namespace {
+
+constexpr int64_t TILE = 1 << 13;        // elements worked on at a time: they stay in the cache
+constexpr int64_t PER_THREAD = 1 << 16;  // elements for which starting a thread pays
+constexpr uintptr_t HUGE_PAGE = 1 << 21;  // bytes
+
+struct Tile {
+    int64_t line, start, elements;
+};
+
+// Lines are cut into tiles of whole blocks; no block straddles lines.
+struct Tiling {
+    int64_t size, per_line, length, count;
+    Tiling(int64_t block, int64_t lines, int64_t length_)
+        : size(block > TILE ? block : TILE / block * block),
+          per_line((length_ + size - 1) / size),
+          length(length_),
+          count(lines * per_line) {}
+    Tile operator[](int64_t index) const {
+        const int64_t line = index / per_line, before = (index - line * per_line) * size;
+        const int64_t left = length - before;
+        return {line, line * length + before, left < size ? left : size};
+    }
+};
+
+// Calls work(first, last) for parts of the tiles, in parallel.
+template <class Work> void parallel(const Tiling& tiling, int64_t elements, int threads, Work work) {
+    int64_t parts = elements / PER_THREAD;
+    parts = clamp<int64_t>(parts < threads ? parts : threads, 1, tiling.count);
+    std::vector<std::thread> started;
+    int64_t first = 0;
+    for (int64_t part = 1; part < parts; part++) {
+        const int64_t last = tiling.count * part / parts;
+        try {
+            started.emplace_back(work, first, last);
+        } catch (const std::system_error&) {
+            break;  // the machine gives no more threads: this one does the rest
+        }
+        first = last;
+    }
+    work(first, tiling.count);
+    for (auto& thread : started) thread.join();
+}
+
+// Fresh memory in pages of 2 MiB costs a fraction of what it costs in pages of 4 KiB, which is
+// most of the time that a large result takes. Where the kernel refuses, nothing changes.
+void prefer_huge_pages(void* memory, int64_t size_bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    const uintptr_t first = (reinterpret_cast<uintptr_t>(memory) + HUGE_PAGE - 1) & -HUGE_PAGE;
+    const uintptr_t last = (reinterpret_cast<uintptr_t>(memory) + size_bytes) & -HUGE_PAGE;
+    if (size_bytes >= 8 * int64_t(HUGE_PAGE))
+        madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+    (void)memory, (void)size_bytes;
+#endif
+}
+
+}  // namespace
