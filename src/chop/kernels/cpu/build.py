@@ -1,4 +1,4 @@
-"""Compiles the C++ source when it is first needed, and keeps the result in the cache folder."""
+"""Compiles the C++ sources when they are first needed, and keeps the result in the cache folder."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import hashlib
 import os
 import shutil
 import subprocess
+import tempfile
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,12 +18,12 @@ from pathlib import Path
 from chop.files import replacing
 from chop.hub import cache_folder
 
-SOURCE = Path(__file__).with_name("fake_quantize.cpp")
-HEADERS = sorted(SOURCE.parent.glob("*.h"))
+FOLDER = Path(__file__).parent
+SOURCES = sorted(FOLDER.glob("*.cpp"))
+HEADERS = sorted(FOLDER.glob("*.h"))
 FLAGS = (
     "-std=c++17",
     "-O3",
-    "-shared",
     "-fPIC",
     "-pthread",
     # A fused multiply-add rounds once where the reference rounds twice.
@@ -30,6 +32,9 @@ FLAGS = (
     "-fno-trapping-math",
     "-fno-math-errno",
 )
+OPENMP = "-fopenmp"
+"""Given to the compiler and not to the linker: torch has loaded the OpenMP library already, and
+two of them would have two pools of threads. Without, every call starts threads of its own."""
 COMPILE_SECONDS = 120
 _building = threading.Lock()
 
@@ -69,12 +74,17 @@ def _library() -> Build:
     found = compiler()
     if found is None:
         return Build(None, "no C++ compiler: apt-get install g++")
+    shared = _loaded(found, (OPENMP,))
+    return shared if shared.library else _loaded(found, ())
+
+
+def _loaded(compiler: str, more_flags: Sequence[str]) -> Build:
     try:
-        path = compiled(found)
+        path = compiled(compiler, more_flags)
         loaded = ctypes.CDLL(str(path))
     except subprocess.SubprocessError as error:
         reason = str(getattr(error, "stderr", None) or error).strip().splitlines()
-        return Build(None, f"{found} failed: {reason[0] if reason else 'no message'}")
+        return Build(None, f"{compiler} failed: {reason[0] if reason else 'no message'}")
     except OSError as error:
         return Build(None, f"cannot be kept or loaded: {error}")
     loaded.chop_instruction_set.restype = ctypes.c_char_p
@@ -90,13 +100,26 @@ def compiled(compiler: str, more_flags: Sequence[str] = ()) -> Path:
     """
     flags = (*FLAGS, *more_flags)
     version = _run(compiler, "--version")
-    texts = (file.read_text() for file in (SOURCE, *HEADERS))
+    texts = (file.read_text() for file in (*SOURCES, *HEADERS))
     key = hashlib.sha256("\0".join((*texts, compiler, version, *flags)).encode())
     path = cache_folder() / f"kernels-{key.hexdigest()[:16]}.so"
     if not path.exists():
         with replacing(path) as temporary:
-            _run(compiler, *flags, str(SOURCE), "-o", str(temporary))
+            _compile(compiler, flags, temporary)
     return path
+
+
+def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
+    """Every source at once, then the linker."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
+        objects = [str(Path(folder) / f"{source.stem}.o") for source in SOURCES]
+        jobs = [
+            pool.submit(_run, compiler, *flags, "-c", str(source), "-o", name)
+            for source, name in zip(SOURCES, objects, strict=True)
+        ]
+        for job in jobs:
+            job.result()
+        _run(compiler, "-shared", "-pthread", *objects, "-o", str(target))
 
 
 def _run(*command: str) -> str:

@@ -91,7 +91,7 @@ int run(const Plan& p, const void* x, void* y, int64_t lines, int64_t length, co
     if (!loop) return 1;
     prefer_huge_pages(y, lines * length * static_cast<int64_t>(sizeof(T)));
     const Tiling tiling(p.block, lines, length);
-    parallel(tiling, lines * length, threads, [=, &p](int64_t first, int64_t last) {
+    parallel(tiling.count, lines * length, threads, [=, &p](int64_t first, int64_t last) {
         Converted<T>::run(p, loop, tiling, first, last, static_cast<const T*>(x),
                           static_cast<T*>(y), scales);
     });
@@ -118,7 +118,7 @@ int chop_fake_quantize(const Plan* plan, const void* x, void* y, int32_t type, i
 void chop_largest(const float* x, float* largest, int64_t lines, int64_t length, int32_t threads) {
     const Tiling tiling(1, lines, length);
     std::vector<uint32_t> of_tile(tiling.count);
-    parallel(tiling, lines * length, threads, [&](int64_t first, int64_t last) {
+    parallel(tiling.count, lines * length, threads, [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; i++)
             of_tile[i] = largest_of_tile(x + tiling[i].start, tiling[i].elements);
     });
@@ -135,7 +135,7 @@ void chop_sums(const float* x, float above, double* sums, double* counts, int64_
                int64_t length, int32_t threads) {
     const Tiling tiling(1, lines, length);
     std::vector<Sum> of_tile(tiling.count);
-    parallel(tiling, lines * length, threads, [&](int64_t first, int64_t last) {
+    parallel(tiling.count, lines * length, threads, [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; i++)
             of_tile[i] = sum_of_tile(x + tiling[i].start, tiling[i].elements, above);
     });

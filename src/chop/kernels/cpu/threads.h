@@ -37,23 +37,33 @@ struct Tiling {
     }
 };
 
-// Calls work(first, last) for parts of the tiles, in parallel.
-template <class Work> void parallel(const Tiling& tiling, int64_t elements, int threads, Work work) {
-    int64_t parts = elements / PER_THREAD;
-    parts = clamp<int64_t>(parts < threads ? parts : threads, 1, tiling.count);
+// How many parts pay: `cost` is about the number of elements that are read or written.
+INLINE int64_t parts_of(int64_t items, int64_t cost, int threads) {
+    const int64_t wanted = cost / PER_THREAD;
+    return clamp<int64_t>(wanted < threads ? wanted : threads, 1, items > 1 ? items : 1);
+}
+
+// Calls work(first, last) for parts of `items` items, in parallel.
+template <class Work> void parallel(int64_t items, int64_t cost, int threads, Work work) {
+    const int64_t parts = parts_of(items, cost, threads);
+    const auto part_of = [=](int64_t part) {
+        work(items * part / parts, items * (part + 1) / parts);
+    };
+#if defined(_OPENMP)
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
+    for (int64_t part = 0; part < parts; part++) part_of(part);
+#else
     std::vector<std::thread> started;
-    int64_t first = 0;
-    for (int64_t part = 1; part < parts; part++) {
-        const int64_t last = tiling.count * part / parts;
-        try {
-            started.emplace_back(work, first, last);
-        } catch (const std::system_error&) {
-            break;  // the machine gives no more threads: this one does the rest
-        }
-        first = last;
+    int64_t part = 1;
+    try {
+        for (; part < parts; part++) started.emplace_back(part_of, part);
+    } catch (const std::system_error&) {
+        // The machine gives no more threads: this one does the rest.
     }
-    work(first, tiling.count);
+    part_of(0);
+    for (; part < parts; part++) part_of(part);
     for (auto& thread : started) thread.join();
+#endif
 }
 
 // Fresh memory in pages of 2 MiB costs a fraction of what it costs in pages of 4 KiB, which is
