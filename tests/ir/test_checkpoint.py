@@ -11,12 +11,14 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from chop import passes
 from chop.errors import CheckpointError
-from chop.formats import Integer, QuantSpec
+from chop.formats import Integer, MXInt, QuantSpec
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata, TensorInfo
+from chop.ir.storage.graph_codec import unfold_metadata
 from chop.nn.quantized import QuantCall, QuantLinear, QuantScaledDotProductAttention
-from tests.ir.checkpoint_cases import Net, X, assert_same, net, reload, run
+from tests.ir.checkpoint_cases import Net, X, assert_same, edit, net, reload, run
 
 
 @pytest.mark.parametrize("save_format", ["full_model", "state_dict"])
@@ -263,6 +265,41 @@ def test_a_failing_export_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         mg.export(tmp_path / "graph")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def quantized_bits() -> MaseGraph:
+    spec = QuantSpec(Integer(8, 4), MXInt(4, block_size=8), gradient="clip")
+    layers = (QuantLinear(16, 16, config=spec), nn.ReLU(), nn.Linear(16, 3))
+    mg = MaseGraph(nn.Sequential(*layers), dummy_in={"input": torch.randn(2, 16)})
+    mg, _ = passes.init_metadata_analysis_pass(mg)
+    return passes.add_common_metadata_analysis_pass(mg)[0]
+
+
+def _as_version_1(document: dict[str, Any], spec: QuantSpec) -> None:
+    unfold_metadata(document)
+    document.pop("metadata")
+    document["version"] = 1
+    written = next(m for m in document["modules"] if m["path"] == "0")["attributes"]["spec"][
+        "$spec"
+    ]
+    assert written["weight"] == {"name": "mxint", "block_size": 8, "width": 4}
+    assert "bias" not in written
+    written.update({operand: number_format.key for operand, number_format in spec.items()})
+
+
+def test_checkpoints_of_version_1_are_read(tmp_path: Path) -> None:
+    mg = quantized_bits()
+    spec = mg.modules["0"].spec
+    mg.export(tmp_path / "graph")
+    size = (tmp_path / "graph.mz").stat().st_size
+    edit(tmp_path, lambda document: _as_version_1(document, spec))
+    assert (tmp_path / "graph.mz").stat().st_size > 1.3 * size
+    again = MaseGraph.from_checkpoint(tmp_path / "graph")
+    assert again.modules["0"].spec == spec
+    assert again.diff(mg) == []
+    for old, new in zip(mg.nodes, again.nodes, strict=True):
+        read = new.meta["mase"].common
+        assert repr(read) == repr(old.meta["mase"].common)
 
 
 def test_the_graph_file_is_readable(tmp_path: Path) -> None:

@@ -87,6 +87,17 @@ def test_a_file_that_lacks_a_part_is_refused(written: Path, key: str) -> None:
     refused(written, "malformed")
 
 
+@pytest.mark.parametrize(
+    ("metadata", "match"),
+    [("!", "malformed"), ("AAAA", "metadata cannot be unpacked"), ("eJwDAAAAAAE=", "malformed")],
+)
+def test_metadata_that_cannot_be_unpacked_is_refused(
+    written: Path, metadata: str, match: str
+) -> None:
+    edit(written, lambda document: document.update(metadata=metadata))
+    refused(written, match)
+
+
 def test_a_table_that_disagrees_with_the_tensors_is_refused(written: Path) -> None:
     edit(written, lambda document: document["tensors"]["encode.bias"].update(shape=[9]))
     refused(written, "'encode.bias': expected .*9.*the file has")

@@ -1,7 +1,8 @@
 """Writes a graph to two files and reads it back, without pickle.
 
 `name.pt` is a safetensors file: parameters, buffers and constants. `name.mz` is JSON that a person
-can read: the nodes, the module tree, number formats, conditions on inputs and metadata.
+can read: the nodes, the module tree, number formats and conditions on inputs. Only what passes
+noted of the nodes is compressed: of a small model it would be most of the file.
 
 Reading runs no code that a file brings: functions and classes are looked up by name in a closed
 list (`chop.ir.storage.allowed`), and modules are put together from their attributes.
@@ -36,7 +37,12 @@ from chop.ir.propagate import example_inputs, propagate
 from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError
 from chop.ir.storage.configs import ConfigReader, ConfigWriter
-from chop.ir.storage.graph_codec import decode_graph, encode_graph
+from chop.ir.storage.graph_codec import (
+    decode_graph,
+    encode_graph,
+    fold_metadata,
+    unfold_metadata,
+)
 from chop.ir.storage.module_codec import decode_tree, encode_tree
 from chop.ir.storage.tensor_store import (
     TensorStore,
@@ -48,7 +54,7 @@ from chop.ir.storage.tensor_store import (
 )
 
 FORMAT = "chop checkpoint"
-VERSION = 1
+VERSION = 2
 SUFFIXES = (".pt", ".mz")
 # What code that expects a well-formed document raises when it meets another one.
 MALFORMED = (
@@ -74,7 +80,7 @@ def export(mg: MaseGraph, fname: str | Path, save_format: SaveFormat = "full_mod
         raise CheckpointError(f"save_format: got {save_format!r}: {choice}")
     tensor_path, graph_path = _paths(fname)
     store = TensorStore()
-    document = _describe(mg, store)
+    document = fold_metadata(_describe(mg, store))
     tensors = store.tensors
     if save_format == "state_dict":
         state = _state_dict(mg.model)
@@ -191,6 +197,7 @@ def _encode_attribute(name: str, value: Any, encode: Encoder) -> Json:
 
 
 def _rebuild(document: Json, stored: Mapping[str, Tensor], allowed: AllowList) -> MaseGraph:
+    unfold_metadata(document)
     inline = {
         name: unpack_inline(text, document["tensors"][name])
         for name, text in document.get("inline", {}).items()

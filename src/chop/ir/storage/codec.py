@@ -8,6 +8,7 @@ is an object with one key that starts with `$`: `{"$tuple": [1, 2]}`, `{"$dtype"
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import CheckpointError
-from chop.formats import OPERANDS, NumberFormat, QuantSpec, from_key
+from chop.formats import OPERANDS, NumberFormat, QuantSpec, from_key, parse_format
 from chop.ir.capture.captured import LeafReport, NodeRef, TensorSpec
 from chop.ir.capture.guards import ShapeGuard
 from chop.ir.capture.targets import function_reference
@@ -35,6 +36,7 @@ def _by_tag(*kinds: type) -> dict[str, Any]:
 SEQUENCES = _by_tag(tuple, torch.Size, set, frozenset)
 TORCH_CONSTANTS = _by_tag(torch.dtype, torch.layout, torch.memory_format)
 FIELDS = _by_tag(TensorSpec, ShapeGuard, LeafReport)
+NO_DEFAULT = object()
 METADATA: Mapping[str, type[Record]] = _by_tag(TensorInfo, CommonMetadata, OpenRecord, MaseMetadata)
 
 
@@ -105,7 +107,9 @@ class Encoder:
     def _metadata(self, value: Any) -> Json:
         for tag, kind in METADATA.items():
             if type(value) is kind:
-                return {tag: self.leniently(_entries_to_keep(value))}
+                given = self.leniently(_entries_to_keep(value))
+                defaults = self.leniently(vars(kind()))
+                return {tag: {n: x for n, x in given.items() if x != defaults.get(n, NO_DEFAULT)}}
         return self.leniently(value) if type(value) is dict else self(value)
 
     def _tagged(self, tag: str, value: Any) -> Json:
@@ -144,9 +148,10 @@ class Encoder:
         if isinstance(value, torch.device):
             return {"$device": str(value)}
         if isinstance(value, NumberFormat):
-            return {"$format": value.key}
+            return {"$format": _settings_of(value)}
         if isinstance(value, QuantSpec):
-            formats = {operand: number_format.key for operand, number_format in value.items()}
+            given = {name: fmt for name, fmt in value.items() if not fmt.is_identity}
+            formats = {operand: _settings_of(fmt) for operand, fmt in given.items()}
             return {"$spec": {**formats, "gradient": value.gradient}}
         if value is Ellipsis:
             return {"$ellipsis": True}
@@ -178,7 +183,7 @@ class Decoder:
             "$range": lambda parts: range(*parts),
             "$dict": lambda items: {self(key): self(item) for key, item in items},
             "$device": torch.device,
-            "$format": from_key,
+            "$format": _format,
             "$spec": _spec,
             "$ellipsis": lambda _: Ellipsis,
             "$function": allowed.function_value,
@@ -224,8 +229,20 @@ class Decoder:
         return self._rules[tag](content)
 
 
+def _settings_of(number_format: NumberFormat) -> Json:
+    """The format's name, and the fields that are not as by default."""
+    settings = json.loads(number_format.key)
+    defaults = {field.name: field.default for field in dataclasses.fields(number_format)}  # type: ignore[arg-type]
+    return {name: x for name, x in settings.items() if name == "name" or x != defaults[name]}
+
+
+def _format(content: Json) -> NumberFormat:
+    """The inverse; checkpoints of version 1 have the key."""
+    return from_key(content) if isinstance(content, str) else parse_format(content)
+
+
 def _spec(content: Mapping[str, Any]) -> QuantSpec:
-    formats = {operand: from_key(content[operand]) for operand in OPERANDS}
+    formats = {name: _format(content[name]) for name in OPERANDS if name in content}
     return QuantSpec(**formats, gradient=content["gradient"])
 
 

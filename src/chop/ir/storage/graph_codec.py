@@ -6,8 +6,11 @@ checked here: node names, inputs, paths, methods and keywords.
 
 from __future__ import annotations
 
+import base64
+import json
 import keyword
 import re
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +22,7 @@ from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError
 
 KEPT_METADATA = ("spec", "source")
+METADATA_LIMIT = 2**30
 INPUT = re.compile(r"\*{0,2}(?P<name>\w+)")
 
 
@@ -66,6 +70,33 @@ def _encode_node(
         meta["mase"] = node.meta["mase"]
     entry["meta"] = encode_metadata.leniently(meta)
     return {name: value for name, value in entry.items() if value not in ({}, [])}
+
+
+def fold_metadata(document: dict[str, Json]) -> dict[str, Json]:
+    """The document with the metadata of all nodes as one compressed entry, `metadata`."""
+    nodes = document["nodes"]
+    noted = {n["name"]: n["meta"].pop("mase") for n in nodes if "mase" in n.get("meta", {})}
+    text = json.dumps(noted, ensure_ascii=False, allow_nan=False)
+    return {**document, "metadata": base64.b64encode(zlib.compress(text.encode(), 9)).decode()}
+
+
+def unfold_metadata(document: dict[str, Json]) -> None:
+    """Puts the metadata back to the nodes; checkpoints of version 1 have it there.
+
+    Raises:
+        CheckpointError: it cannot be unpacked.
+    """
+    packed = base64.b64decode(document.get("metadata", ""), validate=True)
+    if not packed:
+        return
+    try:
+        # The bound keeps a tampered file from unpacking into all of memory.
+        noted = json.loads(zlib.decompressobj().decompress(packed, max_length=METADATA_LIMIT))
+    except (zlib.error, RecursionError) as error:
+        raise CheckpointError(f"the checkpoint's metadata cannot be unpacked: {error}.") from None
+    for node in document["nodes"]:
+        if node["name"] in noted:
+            node.setdefault("meta", {})["mase"] = noted[node["name"]]
 
 
 def decode_graph(
