@@ -8,14 +8,16 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
-from chop.formats import Integer, QuantSpec
+from chop.formats import Integer, MXInt, QuantSpec
 from chop.nn.lora import LoraLinear
+from chop.nn.packed import pack
 from chop.nn.quantized import QuantConv2d, QuantizedOperator, QuantLinear
 from chop.passes.module import (
     calculate_avg_bits_module_analysis_pass,
     quantize_module_transform_pass,
     report_trainable_parameters_analysis_pass,
 )
+from chop.passes.module.report_trainable_parameters import ParameterCount
 from tests.passes.conftest import Net, with_metadata
 
 OPERANDS = ("data_in", "weight", "bias")
@@ -52,6 +54,19 @@ def test_trainable_parameters_are_counted_once(net, capsys):
     _, info = report_trainable_parameters_analysis_pass(tied, {"depth": 1, "silent": True})
     assert info["total"] == 72 and [row["submodule"] for row in info["rows"]] == ["outer"]
     assert capsys.readouterr().out == ""
+
+
+def test_packed_parameters_count_once_and_do_not_train(net):
+    shared = QuantLinear.from_float(net.fc2, QuantSpec(weight=MXInt()))
+    packed = pack(shared)
+    tied = nn.Sequential(net.fc1, packed, packed, nn.Sequential(pack(shared)))
+    _, info = report_trainable_parameters_analysis_pass(tied, {"silent": True})
+    rows = {row["submodule"]: row for row in info["rows"]}
+    # The bias stays a parameter; codes that were made twice are stored twice.
+    assert rows["1"] == {"submodule": "1", "total": 72, "trainable": 8, "share": 8 / 72}
+    assert (info["total"], info["trainable"]) == (40 + 72 + 64, 40 + 8)
+    for layer in (net.fc1, packed):
+        assert ParameterCount.of(layer).total == layer.weight.numel() + layer.bias.numel()
 
 
 def test_a_module_without_parameters():

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from chop.config import parse
+from chop.nn.packed import PackedOperator
 from chop.passes.module.subject import check_module
 from chop.tables import print_table
 
@@ -34,7 +35,7 @@ class ParameterCount:
     """Parameters of a module and all below it; one that is shared counts once.
 
     Attributes:
-        total: all elements.
+        total: all elements, those included that are stored as codes and do not train.
         trainable: elements of those that require a gradient.
     """
 
@@ -45,7 +46,14 @@ class ParameterCount:
     def of(cls, module: nn.Module) -> ParameterCount:
         """Counts the parameters of a module."""
         sizes = [(p.numel(), p.requires_grad) for p in module.parameters()]
-        return cls(sum(n for n, _ in sizes), sum(n for n, trains in sizes if trains))
+        packed = {
+            id(part.encoded(name).codes): shape.numel()
+            for part in module.modules()
+            if isinstance(part, PackedOperator)
+            for name, shape in part.packed_shapes.items()
+        }
+        total = sum(n for n, _ in sizes) + sum(packed.values())
+        return cls(total, sum(n for n, trains in sizes if trains))
 
     @property
     def share(self) -> float:
