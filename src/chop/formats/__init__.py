@@ -18,6 +18,7 @@ from chop.formats.block_log import BlockLog
 from chop.formats.block_minifloat import BlockMinifloat
 from chop.formats.float import Float
 from chop.formats.integer import Integer
+from chop.formats.learnt import LearnableFormat, learnt_fake_quantize, starting_scales
 from chop.formats.log import Log
 from chop.formats.minifloat_denorm import MinifloatDenorm
 from chop.formats.minifloat_ieee import MinifloatIEEE

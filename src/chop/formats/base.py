@@ -20,8 +20,9 @@ from torch import Tensor
 from chop.config import check_fields, parse
 from chop.errors import ConfigError, did_you_mean
 
-Gradient = Literal["identity", "clip"]
-"""How a gradient passes a fake-quantiser: unchanged, or zero where the value saturated."""
+Gradient = Literal["identity", "clip", "lsq"]
+"""How a gradient passes a fake-quantiser: unchanged; zero where the value saturated; or also to
+the scales, where they are learnt (see `chop.formats.learnt`), and unchanged elsewhere."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,13 +164,20 @@ class NumberFormat(ABC):
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
         defaults = {field.name: field.default for field in dataclasses.fields(self)}  # type: ignore[arg-type]
         told = [
-            f"{name}={value}"
+            f"{name}={_shortened(value)}"
             for name, value in values.items()
             if name == "width" or value != defaults[name]
         ]
         return f"{self.name}({', '.join(told)})" if told else self.name
 
 
+def _shortened(value: Any) -> str:
+    many = isinstance(value, tuple) and len(value) > LONGEST_TOLD
+    return f"{len(value)} values" if many else str(value)
+
+
+LONGEST_TOLD = 4
+"""Elements of a field that labels spell out."""
 REGISTRY: dict[str, type[NumberFormat]] = {}
 """Every format class by name and alias."""
 

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
+from chop.errors import ConfigError
 from chop.formats.base import check_range
 from chop.formats.elements import Sign
 from chop.formats.groups import Whole
+from chop.formats.learnt import LearnableFormat, check_scales, sums
 from chop.formats.scaled import ScaledFormat
-from chop.formats.scaling import FloatScale, Scaling, Unscaled
+from chop.formats.scaling import TINY, FloatScale, GivenScale, Scaling, Unscaled
 
 
 def mean_magnitude(groups: Tensor) -> Tensor:
@@ -22,8 +25,14 @@ def mean_magnitude(groups: Tensor) -> Tensor:
     return total / finite.sum(-1, keepdim=True).clamp(min=1)
 
 
+def first_means(groups: Tensor) -> Tensor:
+    """float32 (groups,): mean magnitudes to start learning from; 1 for groups of zeros."""
+    mean = mean_magnitude(groups.float()).reshape(-1)
+    return mean.masked_fill(mean < TINY, 1.0)
+
+
 @dataclass(frozen=True)
-class Binary(ScaledFormat):
+class Binary(ScaledFormat, LearnableFormat):
     """One bit.
 
     Values: {-1, +1} times a scale, or {0, 1} if not bipolar; the scale is 1, or the mean magnitude
@@ -38,6 +47,11 @@ class Binary(ScaledFormat):
         stochastic: draws instead of taking the sign.
         bipolar: False for {0, 1}.
         scaling_factor: takes the scale from the data instead of 1.
+        scales: the scale of each channel, or one for all, if it does not follow the data; with
+            `scaling_factor`.
+
+    Learning, with `scaling_factor`: the scale starts at the mean magnitude; dy/dscale is the value
+    without it; dy/dx is 1, and 0 beyond the scale.
 
     Example:
         >>> import torch
@@ -56,10 +70,14 @@ class Binary(ScaledFormat):
     stochastic: bool = False
     bipolar: bool = True
     scaling_factor: bool = False
+    scales: tuple[float, ...] | None = None
 
     def validate(self) -> None:
-        """Raises ConfigError unless the width is 1."""
+        """Raises ConfigError unless the width is 1, or where scales do not fit."""
         check_range("binary.width", self.width, range(1, 2), "bit")
+        object.__setattr__(self, "scales", check_scales(self.scales, "binary.scales"))
+        if self.scales is not None and not self.scaling_factor:
+            raise ConfigError("binary.scales: expected scaling_factor=True with them.")
 
     @property
     def is_deterministic(self) -> bool:
@@ -78,5 +96,32 @@ class Binary(ScaledFormat):
 
     @property
     def scaling(self) -> Scaling:
-        """The mean magnitude, or none."""
+        """The mean magnitude, a given scale, or none."""
+        if self.scales is not None:
+            return GivenScale(torch.tensor(self.scales, device="cpu"))
         return FloatScale(mean_magnitude) if self.scaling_factor else Unscaled()
+
+    @property
+    def can_learn(self) -> bool:
+        """True with a scale, unless signs are drawn."""
+        return self.scaling_factor and not self.stochastic
+
+    @property
+    def largest_step(self) -> int:
+        """1."""
+        return 1
+
+    def first_scales(self, x: Tensor) -> Tensor:
+        """The mean magnitudes."""
+        return first_means(self.groups.split(x))
+
+    def round_with(self, x: Tensor, scales: Tensor) -> Tensor:
+        """Signs times the scales."""
+        return self.round_by(x, GivenScale(scales))
+
+    def gradients(self, grad: Tensor, x: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """None for values beyond the scale; sums with the signs."""
+        groups = self.groups.split(x)
+        of_scales = sums(self.groups.split(grad) * self.element.round(groups), scales.numel())
+        beyond = groups.abs() > scales.view(-1, 1)
+        return grad.masked_fill(self.groups.join(beyond, x.shape), 0), of_scales

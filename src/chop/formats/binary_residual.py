@@ -11,18 +11,20 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.formats.base import Encoded, NumberFormat, check_range
+from chop.formats.base import Encoded, check_range
 from chop.formats.binary import mean_magnitude
 from chop.formats.chunks import chunks
 from chop.formats.elements import Sign
+from chop.formats.learnt import LearnableFormat, check_scales, given
 from chop.formats.packing import pack_bits, unpack_bits
 from chop.formats.scaled import cast
+from chop.formats.scaling import TINY
 
 MAX_LEVELS = 8
 
 
 @dataclass(frozen=True)
-class BinaryResidual(NumberFormat):
+class BinaryResidual(LearnableFormat):
     """Residual binarisation with L levels.
 
     Values: the sum over l of scale_l s_l, s_l in {-1, +1}, or {0, 1} if not bipolar.
@@ -39,6 +41,9 @@ class BinaryResidual(NumberFormat):
         residual_sign: False for one level, whatever `levels` is.
         levels: L, 1 to 8.
         scales: the L factors, or None to measure them.
+
+    Learning: the factors start as they are measured; dy/dscale_l = s_l; dy/dx is 1, and 0 beyond
+    the sum of the factors.
 
     Example:
         >>> BinaryResidual(levels=2).round(torch.tensor([3.0, 1.0, -1.0, -3.0]))
@@ -62,13 +67,12 @@ class BinaryResidual(NumberFormat):
         """Raises ConfigError where a number is out of range, or the scales are not L."""
         check_range("binary_residual.width", self.width, range(1, 2), "bit")
         check_range("binary_residual.levels", self.levels, range(1, MAX_LEVELS + 1), "levels")
-        if self.scales is not None:
-            object.__setattr__(self, "scales", tuple(self.scales))
-            if len(self.scales) != self._depth:
-                raise ConfigError(
-                    f"binary_residual.scales: expected {self._depth}, one for each level, got "
-                    f"{len(self.scales)}."
-                )
+        object.__setattr__(self, "scales", check_scales(self.scales, "binary_residual.scales"))
+        if self.scales is not None and len(self.scales) != self._depth:
+            raise ConfigError(
+                f"binary_residual.scales: expected {self._depth}, one for each level, got "
+                f"{len(self.scales)}."
+            )
 
     @property
     def is_deterministic(self) -> bool:
@@ -93,23 +97,21 @@ class BinaryResidual(NumberFormat):
         signs, scales = self._signs_and_scales(x)
         return self._sum(signs, scales, x.dtype)
 
-    def _signs_and_scales(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Per level: s_l in the shape of `x`, NaN where it is; float32 factor."""
+    def _signs_and_scales(
+        self, x: Tensor, known: Tensor | None = None
+    ) -> tuple[list[Tensor], Tensor]:
+        """Per level: s_l in the shape of `x`, NaN where it is; float32 factor, or the known one."""
         element, rest = self._element, x.double()
+        if known is None and self.scales is not None:
+            known = given(self.scales, x)
         signs: list[Tensor] = []
         scales: list[Tensor] = []
         for level in range(self._depth):
             if level:
                 rest = rest - scales[-1] * signs[-1]
-            scales.append(self._scale(rest, level))
+            scales.append(_mean(rest) if known is None else known[level].double())
             signs.append(element.round(rest / scales[-1].masked_fill(scales[-1] == 0, 1.0)))
         return signs, torch.stack(scales).float()
-
-    def _scale(self, rest: Tensor, level: int) -> Tensor:
-        """float64 scalar, as float32 rounds it."""
-        if self.scales is not None:
-            return rest.new_tensor(self.scales[level]).float().double()
-        return mean_magnitude(rest.reshape(-1)).float().double().squeeze()
 
     def _sum(self, signs: Sequence[Tensor], scales: Tensor, dtype: torch.dtype) -> Tensor:
         total = torch.zeros_like(signs[0])
@@ -144,3 +146,33 @@ class BinaryResidual(NumberFormat):
     def saturates(self, x: Tensor) -> Tensor:
         """True beyond the sum of the factors."""
         return x.double().abs() > self._signs_and_scales(x)[1].double().sum()
+
+    @property
+    def can_learn(self) -> bool:
+        """True unless signs are drawn."""
+        return not self.stochastic
+
+    @property
+    def largest_step(self) -> int:
+        """1."""
+        return 1
+
+    def first_scales(self, x: Tensor) -> Tensor:
+        """The measured factors; 1 for what is all zero."""
+        scales = self._signs_and_scales(x)[1]
+        return scales.masked_fill(scales < TINY, 1.0)
+
+    def round_with(self, x: Tensor, scales: Tensor) -> Tensor:
+        """The sum of the levels with these factors."""
+        return self._sum(self._signs_and_scales(x, scales)[0], scales, x.dtype)
+
+    def gradients(self, grad: Tensor, x: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """None for values beyond the sum of the factors; sums with the signs of each level."""
+        signs, _ = self._signs_and_scales(x, scales)
+        of_scales = torch.stack([(grad * level).sum() for level in signs]).float()
+        return grad.masked_fill(x.abs() > scales.sum(), 0), of_scales
+
+
+def _mean(rest: Tensor) -> Tensor:
+    """float64 scalar: the mean magnitude, as float32 rounds it."""
+    return mean_magnitude(rest.reshape(-1)).float().double().squeeze()

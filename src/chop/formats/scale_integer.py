@@ -12,16 +12,18 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.formats.base import check_range
+from chop.formats.binary import mean_magnitude
 from chop.formats.elements import Fixed
 from chop.formats.groups import Blocks, Groups, Whole
+from chop.formats.learnt import LearnableFormat, check_scales, sums
 from chop.formats.scaled import ScaledFormat
-from chop.formats.scaling import TINY, FloatScale
+from chop.formats.scaling import TINY, FloatScale, GivenScale, Scaling
 
 EPSILON = torch.finfo(torch.float32).eps
 
 
 @dataclass(frozen=True)
-class ScaleInteger(ScaledFormat):
+class ScaleInteger(ScaledFormat, LearnableFormat):
     """Symmetric affine integers: s k for a scale s that follows the data.
 
     Values: s k, |k| < 2^(width-1); s = float32(amax/(2^(width-1) - 1)), where amax is the group's
@@ -37,6 +39,10 @@ class ScaleInteger(ScaledFormat):
         granularity: what shares a scale: the `tensor`; a `channel`, one index of the first axis;
             a `row` of the last axis; a `group` of `group_size` along it.
         group_size: elements of a `group`.
+        scales: s of each group, or one for all, if it does not follow the data.
+
+    Learning, for one scale per tensor or channel: s starts at 2 mean |x| / sqrt(Q), Q the largest
+    k. Where x/s lies within the range of k, dy/dx = 1 and dy/ds = k - x/s; beyond, 0 and k.
 
     Example:
         >>> import torch
@@ -44,7 +50,8 @@ class ScaleInteger(ScaledFormat):
         tensor([ 7., -3.,  1.])
 
     Source: the symmetric scheme of Krishnamoorthi 2018, arXiv:1806.08342, section 2.2; the
-    definition of `torch.fake_quantize_per_channel_affine` with zero points 0.
+    definition of `torch.fake_quantize_per_channel_affine` with zero points 0. Learning: Esser et
+    al. 2020 (LSQ), arXiv:1902.08153, equations 3 and 5.
     """
 
     name: ClassVar[str] = "scale_integer"
@@ -58,6 +65,7 @@ class ScaleInteger(ScaledFormat):
     quantile: float = 1.0
     granularity: Literal["tensor", "channel", "row", "group"] = "tensor"
     group_size: int = 128
+    scales: tuple[float, ...] | None = None
 
     def validate(self) -> None:
         """Raises ConfigError where a width, size or share is out of range."""
@@ -67,6 +75,7 @@ class ScaleInteger(ScaledFormat):
             raise ConfigError(
                 f"scale_integer.quantile: got {self.quantile}, expected a share above 0, at most 1."
             )
+        object.__setattr__(self, "scales", check_scales(self.scales, "scale_integer.scales"))
 
     @property
     def element(self) -> Fixed:
@@ -81,8 +90,10 @@ class ScaleInteger(ScaledFormat):
         return Whole(self.granularity)
 
     @property
-    def scaling(self) -> FloatScale:
-        """A float32 that puts the covered magnitudes on the integers."""
+    def scaling(self) -> Scaling:
+        """A float32 that puts the covered magnitudes on the integers, or a given one."""
+        if self.scales is not None:
+            return GivenScale(torch.tensor(self.scales, device="cpu"))
         return FloatScale(self._scale)
 
     def _scale(self, groups: Tensor) -> Tensor:
@@ -96,3 +107,33 @@ class ScaleInteger(ScaledFormat):
         )
         scale = (covered / self.element.largest_code).clamp(min=TINY)
         return scale.masked_fill(covered == 0, EPSILON)
+
+    @property
+    def can_learn(self) -> bool:
+        """True for one scale per tensor or channel."""
+        return self.granularity in ("tensor", "channel")
+
+    @property
+    def largest_step(self) -> int:
+        """The largest integer."""
+        return self.element.largest_code
+
+    def first_scales(self, x: Tensor) -> Tensor:
+        """Twice the mean magnitudes over the square root of the largest integer."""
+        mean = mean_magnitude(self.groups.split(x.float())).reshape(-1)
+        start = 2 * mean / math.sqrt(self.largest_step)
+        return start.masked_fill(start < TINY, EPSILON)
+
+    def round_with(self, x: Tensor, scales: Tensor) -> Tensor:
+        """Integers times the scales."""
+        return self.round_by(x, GivenScale(scales))
+
+    def gradients(self, grad: Tensor, x: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """None for values beyond the range."""
+        steps = self.groups.split(x) / scales.view(-1, 1)
+        lowest = -self.largest_step if self.is_signed else 0
+        inside = (steps > lowest) & (steps < self.largest_step)
+        rounded = steps.round().clamp(lowest, self.largest_step)
+        slopes = torch.where(inside, rounded - steps, rounded)
+        of_scales = sums(self.groups.split(grad) * slopes, scales.numel())
+        return grad.masked_fill(~self.groups.join(inside, x.shape), 0), of_scales

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from chop.errors import ConfigError
 from chop.formats.elements import Element
 from chop.formats.exponents import exp2
 from chop.formats.packing import pack_bits, unpack_bits
@@ -42,6 +43,11 @@ class Scaling(ABC):
     """Bits that a group's scale is stored in."""
     tensor_width: int = 0
     """Bits of the factor that all scales share."""
+
+    @property
+    def looks_at_all(self) -> bool:
+        """True where a group's scale cannot be told without the other groups."""
+        return self.tensor_width > 0
 
     @abstractmethod
     def measure(self, groups: Tensor) -> Scales:
@@ -161,6 +167,39 @@ class FloatScale(Scaling):
 
     def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
         """The floats."""
+        return packed.double().view(-1, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class GivenScale(Scaling):
+    """A float32 per group that does not follow the data.
+
+    Attributes:
+        scales: float32, one-dimensional: one for each group, or one that all of them have.
+    """
+
+    scales: Tensor
+    width: int = 32
+
+    @property
+    def looks_at_all(self) -> bool:
+        """True where groups differ: theirs are told apart by their places."""
+        return self.scales.numel() > 1
+
+    def measure(self, groups: Tensor) -> Scales:
+        """The scales in their places."""
+        shape = groups.shape[:-1]
+        scales = self.scales.to(groups.device) if shape.numel() else self.scales[:0]
+        if scales.numel() not in (1, shape.numel()):
+            raise ConfigError(
+                f"scales: expected one, or {shape.numel()} for the groups of the tensor, got "
+                f"{self.scales.numel()}."
+            )
+        codes = scales.expand(shape.numel()).view(*shape, 1)
+        return Scales(codes.double(), codes)
+
+    def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
+        """The floats that were stored."""
         return packed.double().view(-1, 1)
 
 

@@ -12,6 +12,7 @@ from chop.config import convert
 from chop.errors import ConfigError, did_you_mean
 from chop.formats.base import Gradient, NumberFormat, get_format, parse_format
 from chop.formats.float import Float
+from chop.formats.learnt import LearnableFormat, learnable_names, learns
 
 OPERANDS = ("data_in", "weight", "bias", "data_out")
 FLOAT = Float()
@@ -27,7 +28,12 @@ class QuantSpec:
         weight: its weight; of a product of two activations, the second factor.
         bias: its bias.
         data_out: its result.
-        gradient: how gradients pass: "identity", or "clip" to stop them where values saturate.
+        gradient: how gradients pass: "identity"; "clip" to stop them where values saturate; "lsq"
+            to learn the scales of the formats that have some. Operands of other formats then pass
+            them unchanged, but some operand has to learn.
+
+    Raises:
+        ConfigError: nothing can be learnt.
     """
 
     data_in: NumberFormat = FLOAT
@@ -102,14 +108,39 @@ class QuantSpec:
 
     def only(self, operands: Sequence[str]) -> QuantSpec:
         """This spec with every operand float but `operands` and `data_out`."""
-        kept = {name: fmt for name, fmt in self.items() if name in (*operands, "data_out")}
-        return QuantSpec(**kept, gradient=self.gradient)
+        return self.keeping(*operands, "data_out")
+
+    def keeping(self, *operands: str) -> QuantSpec:
+        """This spec with every other operand float; where none learns, gradients just pass."""
+        kept = {name: fmt for name, fmt in self.items() if name in operands}
+        learning = self.gradient != "lsq" or any(map(learns, kept.values()))
+        return QuantSpec(**kept, gradient=self.gradient if learning else "identity")
 
     def __post_init__(self) -> None:
         if self.gradient not in get_args(Gradient):
             raise ConfigError(
                 f"gradient '{self.gradient}': {did_you_mean(self.gradient, get_args(Gradient))}"
             )
+        if self.gradient == "lsq" and not self.is_float and not self.learnt_operands:
+            raise ConfigError(_nothing_to_learn(self))
+
+    @property
+    def learnt_operands(self) -> list[str]:
+        """The operands whose scales are learnt."""
+        return [name for name in OPERANDS if self.learns(name)]
+
+    def learns(self, operand: str) -> bool:
+        """Whether the scales of an operand are learnt."""
+        return self.gradient == "lsq" and learns(getattr(self, operand))
+
+    def with_scales(self, scales: Mapping[str, Tensor]) -> QuantSpec:
+        """This spec with scales that were learnt, by operand: an ordinary one."""
+        settled: dict[str, Any] = {}
+        for operand, found in scales.items():
+            number_format = getattr(self, operand)
+            assert isinstance(number_format, LearnableFormat)
+            settled[operand] = number_format.with_scales(found)
+        return dataclasses.replace(self, **settled, gradient="identity")
 
     def items(self) -> list[tuple[str, NumberFormat]]:
         """(operand, format) in the order data_in, weight, bias, data_out."""
@@ -125,6 +156,15 @@ class QuantSpec:
         return dataclasses.replace(
             self, **{name: getattr(self, name).fitted(x) for name, x in samples.items()}
         )
+
+
+def _nothing_to_learn(spec: QuantSpec) -> str:
+    chosen = [f"{name}={fmt.label}" for name, fmt in spec.items() if not fmt.is_identity]
+    return (
+        f"gradient 'lsq': {', '.join(chosen)} has no scale to learn; expected one of "
+        f"{', '.join(learnable_names())}: scale_integer (granularity tensor or channel) instead of "
+        "integer, scaling_factor=True with binary and ternary, and no stochastic signs."
+    )
 
 
 @dataclasses.dataclass

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.formats.base import Encoded, NumberFormat, check_range
-from chop.formats.binary import mean_magnitude
+from chop.formats.base import Encoded, check_range
+from chop.formats.binary import first_means, mean_magnitude
 from chop.formats.groups import Whole
+from chop.formats.learnt import LearnableFormat, check_scales, sums
 from chop.formats.packing import TRITS_PER_BYTE, pack_trits, unpack_trits
 from chop.formats.scaled import cast
+from chop.formats.scaling import FloatScale, GivenScale, Scaling, Unscaled
 
 SHARE_OF_MEAN = 0.7
 SHARE_OF_MAX = 0.05
@@ -23,7 +25,7 @@ CHANNELS = Whole("channel")
 
 
 @dataclass(frozen=True)
-class Ternary(NumberFormat):
+class Ternary(LearnableFormat):
     """Three values.
 
     Values: {-1, 0, 1} times a scale; the scale is 1, or the mean of the magnitudes kept of a
@@ -41,13 +43,20 @@ class Ternary(NumberFormat):
         median: the same, of the median magnitude.
         max: the same, of the largest magnitude: the threshold is 0.05 of it.
         threshold: the threshold itself.
+        scales: the scale of each channel, or one for all, if it does not follow the data; with
+            `scaling_factor`.
+
+    Learning, with `scaling_factor`: the scale starts at the mean of the magnitudes kept; dy/dscale
+    is the value without it; dy/dx is 1, and 0 beyond the scale. The threshold follows the data, as
+    ever.
 
     Example:
         >>> Ternary().round(torch.tensor([0.9, -0.8, 0.1, 0.0]))
         tensor([ 1., -1.,  0.,  0.])
 
     Source: mean: Li, Zhang and Liu 2016 (TWN), arXiv:1605.04711, section 2.2; largest: Zhu et al.
-    2016 (TTQ), arXiv:1612.01064, section 4.
+    2016 (TTQ), arXiv:1612.01064, section 4; learning: its equation 7, with one scale for both
+    signs.
     """
 
     name: ClassVar[str] = "ternary"
@@ -59,13 +68,17 @@ class Ternary(NumberFormat):
     median: bool | float | None = None
     max: bool | float | None = None
     threshold: float | None = None
+    scales: tuple[float, ...] | None = None
 
     def validate(self) -> None:
-        """Raises ConfigError unless the width is 2 and at most one threshold is named."""
+        """Raises ConfigError unless the width is 2, at most one threshold is named, scales fit."""
         check_range("ternary.width", self.width, range(2, 3))
         named = [name for name in ("mean", "median", "max", "threshold") if self._names(name)]
         if len(named) > 1:
             raise ConfigError(f"ternary: expected one threshold, got {' and '.join(named)}.")
+        object.__setattr__(self, "scales", check_scales(self.scales, "ternary.scales"))
+        if self.scales is not None and not self.scaling_factor:
+            raise ConfigError("ternary.scales: expected scaling_factor=True with them.")
 
     def _names(self, field: str) -> bool:
         return getattr(self, field) not in (None, False)
@@ -90,20 +103,31 @@ class Ternary(NumberFormat):
             x: any shape and floating dtype.
         Returns: same shape and dtype as `x`.
         """
-        digits, scale = self._digits_and_scales(x)
+        return self._round_by(x, self._scaling)
+
+    @property
+    def _scaling(self) -> Scaling:
+        """Of the magnitudes kept: their mean, a given scale, or none."""
+        if self.scales is not None:
+            return GivenScale(torch.tensor(self.scales, device="cpu"))
+        return FloatScale(mean_magnitude) if self.scaling_factor else Unscaled()
+
+    def _round_by(self, x: Tensor, scaling: Scaling) -> Tensor:
+        digits = self._digits(x)
+        scale = scaling.measure(self._kept(x, digits)).values
         return self._values(digits, scale, x.dtype).masked_fill(x.isnan(), torch.nan)
 
-    def _digits_and_scales(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """-1, 0, 1 as float64, in the shape of `x`, and the float32 scale of each channel."""
+    def _digits(self, x: Tensor) -> Tensor:
+        """-1, 0, 1 as float64, in the shape of `x`."""
         exact = x.double()
-        kept = exact.abs() > self.threshold_of(x)
-        channels = CHANNELS.split(exact.masked_fill(~kept, torch.nan))
-        measured = mean_magnitude(channels).float()
-        scale = measured if self.scaling_factor else torch.ones_like(measured)
-        return torch.where(kept, exact.sign(), 0.0), scale
+        return torch.where(exact.abs() > self.threshold_of(x), exact.sign(), 0.0)
+
+    def _kept(self, x: Tensor, digits: Tensor) -> Tensor:
+        """float64 (channels, elements of each): `x` where its digit is not 0, else NaN."""
+        return CHANNELS.split(x.double().masked_fill(digits == 0, torch.nan))
 
     def _values(self, digits: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-        values = CHANNELS.split(digits) * scale.double()
+        values = CHANNELS.split(digits) * scale
         return cast(CHANNELS.join(values, digits.shape) + 0.0, dtype)
 
     def bits(self, shape: Sequence[int] = ()) -> float:
@@ -113,7 +137,8 @@ class Ternary(NumberFormat):
 
     def encode(self, x: Tensor) -> Encoded:
         """Base-3 digits 1 above the values' own, five to a byte, and the scales."""
-        digits, scale = self._digits_and_scales(x)
+        digits = self._digits(x)
+        scale = self._scaling.measure(self._kept(x, digits)).codes
         scales = scale.reshape(-1) if self.scaling_factor else None
         return Encoded(pack_trits(digits.nan_to_num(0.0).long() + 1), x.shape, x.dtype, scales)
 
@@ -129,8 +154,33 @@ class Ternary(NumberFormat):
 
     def saturates(self, x: Tensor) -> Tensor:
         """True beyond the scale."""
-        scale = self._digits_and_scales(x)[1].double()
+        scale = self._scaling.measure(self._kept(x, self._digits(x))).values
         return CHANNELS.join(CHANNELS.split(x.double()).abs() > scale, x.shape)
+
+    @property
+    def can_learn(self) -> bool:
+        """True with a scale."""
+        return self.scaling_factor
+
+    @property
+    def largest_step(self) -> int:
+        """1."""
+        return 1
+
+    def first_scales(self, x: Tensor) -> Tensor:
+        """The means of the magnitudes kept."""
+        return first_means(self._kept(x, self._digits(x)))
+
+    def round_with(self, x: Tensor, scales: Tensor) -> Tensor:
+        """Digits times the scales."""
+        return self._round_by(x, GivenScale(scales))
+
+    def gradients(self, grad: Tensor, x: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """None for values beyond the scale; sums with the digits."""
+        digits = CHANNELS.split(self._digits(x).to(grad.dtype))
+        beyond = CHANNELS.split(x).abs() > scales.view(-1, 1)
+        of_scales = sums(CHANNELS.split(grad) * digits, scales.numel())
+        return grad.masked_fill(CHANNELS.join(beyond, x.shape), 0), of_scales
 
 
 def _given(statistic: bool | float | None, measured: Tensor) -> float:

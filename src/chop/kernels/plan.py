@@ -13,7 +13,7 @@ import torch
 from chop.formats import Binary, Integer, NumberFormat, ScaleInteger, Ternary
 from chop.formats.elements import Denormal, Element, Fixed, Log2, Minifloat, Sign
 from chop.formats.scaled import BlockFormat, ElementFormat, ScaledFormat
-from chop.formats.scaling import ScaledFloatScale, SharedExponent, Unscaled
+from chop.formats.scaling import GivenScale, ScaledFloatScale, SharedExponent, Unscaled
 
 # The enumerations and the structure of fake_quantize.cpp, in its order.
 INTEGER_FLOAT32, INTEGER_FLOAT64, FIXED, MINIFLOAT, LOG, SIGN, TERNARY = range(7)
@@ -154,7 +154,8 @@ def _scale(number_format: ElementFormat | ScaledFormat) -> dict[str, Any] | None
     scaling = number_format.scaling
     if isinstance(scaling, Unscaled):
         return {"scale": NONE}
-    if isinstance(number_format, Binary) or _follows_largest(number_format):
+    is_known = isinstance(number_format, Binary) or _follows_largest(number_format)
+    if is_known or isinstance(scaling, GivenScale):
         return {"scale": GIVEN}
     if isinstance(number_format, BlockFormat):
         block = {"block": int(number_format.groups.nominal_size)}

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from chop.formats import NumberFormat, Ternary
 from chop.formats.binary import Binary, mean_magnitude
+from chop.formats.learnt import LearnableFormat, given
 from chop.formats.scaled import ScaledFormat
-from chop.formats.scaling import Scales
+from chop.formats.scaling import GivenScale, Scales
 from chop.kernels.plan import Plan, measures_mean
 
 EVERYTHING = -1.0
@@ -21,10 +22,20 @@ UNIT_ROUNDOFF = 2.0**-53
 
 def given_scales(loops: ctypes.CDLL, lines: Tensor, number_format: NumberFormat) -> Tensor:
     """float64, (lines, 1): the scale of each line."""
+    scales = given_of(lines, number_format)
+    if scales is not None:
+        return scales
     if isinstance(number_format, Binary):
         return mean_magnitudes(loops, lines.float(), EVERYTHING)
     assert isinstance(number_format, ScaledFormat)
     return of_largest(loops, lines, number_format).values
+
+
+def given_of(lines: Tensor, number_format: NumberFormat) -> Tensor | None:
+    """float64, (lines, 1): the scales that a format has of its own, or None."""
+    if not isinstance(number_format, LearnableFormat) or number_format.scales is None:
+        return None
+    return GivenScale(given(number_format.scales, lines)).measure(lines).values
 
 
 def of_largest(loops: ctypes.CDLL, lines: Tensor, number_format: ScaledFormat) -> Scales:
@@ -49,6 +60,9 @@ def ternary(
     plan.low = _threshold(loops, exact.view(1, -1), number_format)
     if not number_format.scaling_factor:
         return plan, None
+    scales = given_of(lines, number_format)
+    if scales is not None:
+        return plan, scales
     return plan, mean_magnitudes(loops, exact, plan.low)
 
 
