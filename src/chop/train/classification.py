@@ -13,7 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Trainer
+from transformers.trainer_utils import EvalLoopOutput
 
+from chop.nn import cached_weights
+from chop.nn.quantized.base import SCALE_NAMES
 from chop.train.calling import LABELS, loss_and_logits
 from chop.train.rows import pad
 
@@ -63,3 +66,13 @@ class ClassificationTrainer(Trainer):
         if smoothing and model.training:
             loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
         return (loss, {"loss": loss, "logits": logits}) if return_outputs else loss
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Those of the base class, without the learnt scales of quantised operators."""
+        names = super().get_decay_parameter_names(model)
+        return [name for name in names if not name.endswith(tuple(SCALE_NAMES.values()))]
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """That of the base class; quantised weights are rounded once."""
+        with cached_weights(self.model):
+            return super().evaluation_loop(*args, **kwargs)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import ConfigError, did_you_mean
+from chop.nn import cached_weights
 from chop.train.calling import LABELS, input_columns, loss_and_logits
 from chop.train.metrics import find_metric
 from chop.train.rows import Rows, padding_token, read_rows
@@ -50,7 +51,7 @@ def fit(
         lr: the largest learning rate, reached after the share `warmup` of all steps and then
             let down along `schedule`: `constant`, `linear` or `cosine`.
         batch_size: rows of a step.
-        weight_decay: of AdamW, on matrices and filters only.
+        weight_decay: of AdamW, on matrices and filters only: neither biases nor learnt scales.
         max_grad_norm: the gradient's norm is clipped to it.
         seed: of the order of the rows and of dropout; the global generators are left as they
             were. Equal seeds give equal weights on the same machine.
@@ -104,6 +105,8 @@ def evaluate(
 ) -> float:
     """The metric of `model` on labelled rows, in evaluation mode and without gradients.
 
+    Quantised weights are rounded once, see `chop.nn.cached_weights`.
+
     Args:
         model: a classifier, see `chop.train.calling`.
         dataset: rows with labels, texts tokenised; of a DatasetDict, its `test`. `read_rows`
@@ -120,6 +123,7 @@ def evaluate(
     predictions, labels = [], []
     with (
         torch.no_grad(),
+        cached_weights(model),
         _in_mode(model, training=False),
         _bar(progress, feed.steps) as tick,
     ):

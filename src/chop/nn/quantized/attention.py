@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from chop.formats import Float, QuantSpec
+from chop.formats import QuantSpec
 from chop.nn.quantized.base import QuantizedOperator
 from chop.nn.quantized.call import QuantCall
 
@@ -43,10 +44,20 @@ class QuantScaledDotProductAttention(QuantizedOperator):
     def __init__(self, config: QuantSpec | Mapping[str, Any] | None = None) -> None:
         nn.Module.__init__(self)
         spec = QuantSpec.parse(config or {}, self.operands, self.fallback, type(self).__name__)
-        inner = dataclasses.replace(spec.only(("data_in",)), data_out=Float())
+        inner = spec.keeping("data_in")
         self.product = QuantCall(torch.matmul, {"input": "data_in", "other": "data_in"}, inner)
         self.softmax = QuantCall(masked_softmax, {"scores": "data_in"}, inner)
         self.context = QuantCall(torch.matmul, {"input": "weight", "other": "data_in"}, spec)
+
+    @property
+    def _steps(self) -> tuple[QuantCall, QuantCall, QuantCall]:
+        return self.product, self.softmax, self.context
+
+    def _with_steps(self, *steps: QuantizedOperator) -> QuantScaledDotProductAttention:
+        twin = copy.copy(self)
+        names = ("product", "softmax", "context")
+        twin.__dict__["_modules"] = dict(zip(names, steps, strict=True))
+        return twin
 
     @property
     def spec(self) -> QuantSpec:  # type: ignore[override]
@@ -55,7 +66,13 @@ class QuantScaledDotProductAttention(QuantizedOperator):
 
     def with_spec(self, spec: QuantSpec) -> QuantScaledDotProductAttention:
         """Attention in other formats."""
-        return QuantScaledDotProductAttention(spec)
+        new = QuantScaledDotProductAttention(spec)._steps
+        pairs = zip(self._steps, new, strict=True)
+        return self._with_steps(*(old.with_spec(step.spec) for old, step in pairs))
+
+    def settled(self) -> QuantScaledDotProductAttention:
+        """Attention whose steps are settled."""
+        return self._with_steps(*(step.settled() for step in self._steps))
 
     def forward(
         self,

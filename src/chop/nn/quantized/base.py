@@ -7,12 +7,17 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._guards import detect_fake_mode
 from torch.nn.utils.parametrize import is_parametrized
 
 from chop.errors import ConfigError
-from chop.formats import QuantSpec
+from chop.formats import OPERANDS, QuantSpec, learnt_fake_quantize, starting_scales
+from chop.nn.weight_cache import keeps, kept
 
 T = TypeVar("T")
+SCALE_NAMES = {operand: f"{operand}_scale" for operand in OPERANDS}
+"""The parameters with learnt scales."""
+_WAITS = "the scales of its {} wait: run the model on a batch, or calibrate_transform_pass,"
 
 
 def _hide(x: Tensor, mask: Tensor) -> Tensor:
@@ -29,6 +34,12 @@ class QuantizedOperator(nn.Module):
     mask of a pruned weight: a boolean buffer `weight_mask` of the weight's shape, True where a
     weight is kept. The stored weight stays dense; what the mask hides is zero to the operator, and
     gets no gradient.
+
+    With `gradient="lsq"` the operator has a parameter for the scales of each operand that learns
+    them: `weight_scale`, `data_in_scale` ..., float32 (n,), there from the beginning for the sake
+    of optimisers. A weight has as many as its format gives it, inputs and results have those of
+    one row, whatever the batch. Until the first forward, `waiting` names the operand: then the
+    scales start from the weight as it is, and from the first inputs. `settled` ends the learning.
     """
 
     operands: tuple[str, ...] = ("data_in",)
@@ -40,6 +51,8 @@ class QuantizedOperator(nn.Module):
 
     spec: QuantSpec
     weight_mask: Tensor
+    waiting: tuple[str, ...] = ()
+    """Operands whose learnt scales have not met the tensor that they start from."""
 
     def __init__(
         self, *args: Any, config: QuantSpec | Mapping[str, Any] | None = None, **kwargs: Any
@@ -47,6 +60,7 @@ class QuantizedOperator(nn.Module):
         super().__init__(*args, **kwargs)
         present = self.present_operands(self)
         self.spec = QuantSpec.parse(config or {}, present, self.fallback, type(self).__name__)
+        self._renew_scales(QuantSpec())
 
     @classmethod
     def present_operands(cls, module: nn.Module) -> list[str]:
@@ -75,7 +89,9 @@ class QuantizedOperator(nn.Module):
         twin.__dict__.update(module.__dict__)
         present = cls.present_operands(module)
         tensors = {name: twin.effective(name) for name in present if name != "data_in"}
+        before = module.spec if isinstance(module, QuantizedOperator) else QuantSpec()
         twin.spec = spec.only(present).fitted(tensors)
+        twin._renew_scales(before)
         return twin
 
     def with_spec(self, spec: QuantSpec) -> Self:
@@ -86,16 +102,112 @@ class QuantizedOperator(nn.Module):
         """The operator with its weight as a parameter: itself, unless it is packed."""
         return self
 
+    def settled(self) -> QuantizedOperator:
+        """The operator with the scales that it has learnt as part of its formats.
+
+        It computes the same, bit for bit, and learns no more. An operator that learns nothing is
+        itself settled.
+
+        Raises:
+            ConfigError: scales still wait for a first batch, or became infinite or NaN.
+        """
+        learnt = self.spec.learnt_operands
+        for operand in set(self.waiting) & self._parameters.keys():
+            self.start_scales(operand, self.effective(operand))
+        if self.waiting:
+            operands = " and ".join(self.waiting)
+            raise ConfigError(f"{type(self).__name__}: {_WAITS.format(operands)} first.")
+        scales = {name: self._parameters[SCALE_NAMES[name]] for name in learnt}
+        return self.with_spec(self.spec.with_scales(scales)) if learnt else self  # type: ignore[arg-type]
+
     def quantize(self, operand: str | None, x: T) -> T:
         """Fake-quantises `x` as that operand; what is no floating tensor passes unchanged."""
         if operand is None or not isinstance(x, Tensor) or not torch.is_floating_point(x):
             return x
-        number_format = getattr(self.spec, operand)
         mask = self.weight_mask if operand == "weight" and self.is_pruned else None
-        if mask is None:
-            return number_format(x, self.spec.gradient)
-        # Twice: shared scales must not see what is hidden, and not every format has a zero.
-        return _hide(number_format(_hide(x, mask), self.spec.gradient), mask)
+        if operand in self.waiting and self.spec.learns(operand):
+            self.start_scales(operand, x if mask is None else _hide(x, mask))
+        if isinstance(x, nn.Parameter) and keeps(self):
+            return self._kept(operand, x, mask)
+        return self._round(operand, x, mask)
+
+    def _round(self, operand: str, x: Tensor, mask: Tensor | None) -> Tensor:
+        number_format = getattr(self.spec, operand)
+        # Masked twice: shared scales must not see what is hidden, and not every format has a zero.
+        x = x if mask is None else _hide(x, mask)
+        if self.spec.learns(operand):
+            scales = self._parameters[SCALE_NAMES[operand]]
+            is_batch = operand not in self._parameters
+            y = learnt_fake_quantize(x, scales, number_format, is_batch)
+        else:
+            y = number_format(x, self.spec.gradient)
+        return y if mask is None else _hide(y, mask)
+
+    def _kept(self, operand: str, x: Tensor, mask: Tensor | None) -> Tensor:
+        number_format = getattr(self.spec, operand)
+        if not number_format.is_deterministic or (number_format.is_identity and mask is None):
+            return self._round(operand, x, mask)
+        scales = self._parameters.get(SCALE_NAMES[operand])
+        sources = tuple(tensor for tensor in (x, mask, scales) if tensor is not None)
+        return kept(self, operand, sources, self.spec, lambda: self._round(operand, x, mask))
+
+    def start_scales(self, operand: str, x: Tensor) -> None:
+        """Starts the learnt scales of an operand that waits from its first tensor.
+
+        Args:
+            operand: one of `waiting`.
+            x: what is about to be quantised; fake and empty tensors are passed over.
+        """
+        if torch.compiler.is_compiling():
+            raise ConfigError(f"{type(self).__name__}: {_WAITS.format(operand)} before compiling.")
+        if x.is_meta or not x.numel() or detect_fake_mode(x) is not None:
+            return
+        seen = x.detach() if operand in self._parameters else x.detach().reshape(1, -1)
+        parameter = self._parameters[SCALE_NAMES[operand]]
+        assert parameter is not None
+        start = starting_scales(getattr(self.spec, operand), seen)
+        parameter.data = start.to(parameter.dtype)  # on the device of the tensor
+        self.waiting = tuple(name for name in self.waiting if name != operand)
+
+    def _renew_scales(self, before: QuantSpec) -> None:
+        """Parameters for what learns now; an operand that did so in the same format keeps its own.
+
+        Args:
+            before: the formats until now.
+        """
+        learnt = self.spec.learnt_operands
+        if not learnt and not before.learnt_operands:
+            return
+        same = {n for n in before.learnt_operands if getattr(before, n) == getattr(self.spec, n)}
+        stale = [name for name in OPERANDS if name not in same.intersection(learnt)]
+        dropped = [SCALE_NAMES[name] for name in stale]
+        # The operator that was taken over keeps its own parameters.
+        self.__dict__["_parameters"] = {
+            name: x for name, x in self._parameters.items() if name not in dropped
+        }
+        new = [name for name in stale if name in learnt]
+        self.waiting = (*(name for name in self.waiting if name not in stale), *new)
+        for operand in new:
+            self.register_parameter(SCALE_NAMES[operand], nn.Parameter(self._placeholder(operand)))
+
+    def _placeholder(self, operand: str) -> Tensor:
+        """As many scales as there will be: those of the weight as it is now; zeros for inputs."""
+        number_format = getattr(self.spec, operand)
+        if self._parameters.get(operand) is not None:
+            return starting_scales(number_format, self.effective(operand).detach())
+        held = next(iter(self._parameters.values()), None)
+        row = torch.zeros(1, 1, device=None if held is None else held.device)
+        return torch.zeros_like(starting_scales(number_format, row))
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """Scales that are loaded wait for nothing more, unless they did when they were saved."""
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        loaded = {name: state_dict.get(prefix + SCALE_NAMES[name]) for name in self.waiting}
+        started = {name for name, x in loaded.items() if x is not None and bool(x.all())}
+        if started:
+            self.waiting = tuple(name for name in self.waiting if name not in started)
 
     @property
     def is_pruned(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,10 +35,14 @@ class QuantCall(QuantizedOperator):
         self.arguments = dict(arguments)
         self.operands = tuple(dict.fromkeys(name for name in arguments.values() if name))
         self.spec = QuantSpec.parse(config or {}, self.operands, where=type(self).__name__)
+        self._renew_scales(QuantSpec())
 
     def with_spec(self, spec: QuantSpec) -> QuantCall:
         """The same call in other formats."""
-        return QuantCall(self.function, self.arguments, spec)
+        twin = copy.copy(self)
+        twin.spec = spec.only(self.operands)
+        twin._renew_scales(self.spec)
+        return twin
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function; arguments that are no operand pass unchanged."""

@@ -17,7 +17,7 @@ from chop.formats.binary import Binary
 from chop.formats.binary_residual import BinaryResidual
 from chop.nn.quantized.base import QuantizedOperator
 
-# What MASE calls otherwise than by the name of a format, and what it settles beforehand.
+# What MASE calls otherwise than by the name of a format, and what is preset.
 VARIANTS: dict[str, tuple[type[NumberFormat], dict[str, Any]]] = {
     "IntegerFloor": (Integer, {"floor": True}),
     "BinaryScaling": (Binary, {"binary_training": True}),
@@ -38,7 +38,7 @@ class BoundOperator(QuantizedOperator):
     """
 
     format: ClassVar[type[NumberFormat]]
-    settled: ClassVar[Mapping[str, Any]]
+    preset: ClassVar[Mapping[str, Any]]
     """Config keys that the class decides."""
     unbound: ClassVar[type[QuantizedOperator]]
 
@@ -59,7 +59,7 @@ class BoundOperator(QuantizedOperator):
                 f"{cls.__name__}: expected a config of format '{cls.format.name}', got one of "
                 f"'{name}'; use {cls.unbound.__name__}, which takes any."
             )
-        return {**config, "name": cls.format.name, **cls.settled}
+        return {**config, "name": cls.format.name, **cls.preset}
 
     def with_spec(self, spec: QuantSpec) -> QuantizedOperator:  # type: ignore[override]
         """The same operator in other formats, which it is then no longer bound to."""
@@ -78,7 +78,7 @@ def bind(operator: type[QuantizedOperator], namespace: dict[str, Any]) -> None:
         kind.__name__: (kind, {}) for kind in formats() if kind is not Float
     }
     signature = _with_config(operator)
-    for suffix, (kind, settled) in {**chosen, **VARIANTS}.items():
+    for suffix, (kind, preset) in {**chosen, **VARIANTS}.items():
         name = prefix + suffix
         text = f"`nn.{prefix}` in format `{kind.name}`: see `{operator.__name__}` for its tensors."
         body = {
@@ -87,7 +87,7 @@ def bind(operator: type[QuantizedOperator], namespace: dict[str, Any]) -> None:
             "__doc__": text,
             "__signature__": signature,
             "format": kind,
-            "settled": settled,
+            "preset": preset,
             "unbound": operator,
         }
         namespace[name] = type(name, (BoundOperator, operator), body)

@@ -12,6 +12,7 @@ from chop.formats import Encoded, Float, NumberFormat
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantCall, QuantizedOperator
+from chop.nn.quantized.base import SCALE_NAMES
 
 FLOAT = Float()
 Uses = dict[int, list[tuple[str, NumberFormat]]]
@@ -79,7 +80,7 @@ def _stored(root: nn.Module, uses: Uses) -> list[StoredParameter]:
     for path, module in root.named_modules():
         prefix = f"{path}." if path else ""
         for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) not in found:
+            if id(parameter) not in found and not _is_learnt_scale(module, name):
                 taken = uses.get(id(parameter), [])
                 found[id(parameter)] = _widest(prefix + name, parameter, taken)
         for operand in module.packed_shapes if isinstance(module, PackedOperator) else ():
@@ -87,6 +88,11 @@ def _stored(root: nn.Module, uses: Uses) -> list[StoredParameter]:
             stored = _packed(prefix, module, operand)
             found.setdefault(id(module.encoded(operand).codes), stored)
     return list(found.values())
+
+
+def _is_learnt_scale(module: nn.Module, name: str) -> bool:
+    """True for scales that the bits of a format count already."""
+    return isinstance(module, QuantizedOperator) and name in SCALE_NAMES.values()
 
 
 def _packed(prefix: str, module: PackedOperator, operand: str) -> StoredParameter:

@@ -37,6 +37,8 @@ class CalibrateConfig:
 def calibrate_transform_pass(mg: MaseGraph, config: CalibrateConfig) -> dict[str, Any]:
     """Fits every format with a derived field to the values that reach it in `batches`.
 
+    Learnt scales of inputs and results start from these values too.
+
     The model runs in eval mode with all quantisers off, so that one layer's error does not
     disturb the next one's range. Extremes are kept exactly; of more than 131,072
     values of an operand, a uniform sample.
@@ -46,7 +48,7 @@ def calibrate_transform_pass(mg: MaseGraph, config: CalibrateConfig) -> dict[str
     steps = _steps(mg)
     specs = {name: step.spec for name, step in steps.items()}
     observers = {
-        name: {operand: _Observer() for operand in _waiting(spec)} for name, spec in specs.items()
+        name: {operand: _Observer() for operand in _waiting(step)} for name, step in steps.items()
     }
     try:
         for name, step in steps.items():
@@ -64,6 +66,8 @@ def calibrate_transform_pass(mg: MaseGraph, config: CalibrateConfig) -> dict[str
         samples = {operand: observer.seen for operand, observer in observers[name].items()}
         seen = {operand: sample for operand, sample in samples.items() if sample is not None}
         step.spec = step.spec.fitted(seen)
+        for operand in seen.keys() & set(step.waiting):
+            step.start_scales(operand, seen[operand])
         fitted += len(seen)
     for node in mg.nodes:
         called = mg.module_of(node)
@@ -101,8 +105,10 @@ class _Observer:
         return torch.cat([self.ends, sample])
 
 
-def _waiting(spec: QuantSpec) -> list[str]:
-    return [operand for operand, number_format in spec.items() if not number_format.is_fitted]
+def _waiting(step: QuantizedOperator) -> list[str]:
+    unfitted = [operand for operand, fmt in step.spec.items() if not fmt.is_fitted]
+    held = dict(step.named_parameters(recurse=False))
+    return [*unfitted, *(operand for operand in step.waiting if operand not in held)]
 
 
 def _steps(mg: MaseGraph) -> dict[str, QuantizedOperator]:

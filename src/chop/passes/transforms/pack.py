@@ -13,6 +13,7 @@ from chop.errors import ConfigError, did_you_mean
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import KnownCodes, PackedOperator, obstacle, pack
 from chop.nn.quantized import QuantizedOperator
+from chop.passes.analysis.add_common_metadata import record_formats
 from chop.passes.analysis.stored_parameters import StoredParameter, stored_parameters, total_bits
 from chop.passes.base import graph_pass
 from chop.passes.pruning.layers import Layer, user_besides
@@ -64,7 +65,8 @@ class PackedRow:
 def pack_transform_pass(mg: MaseGraph, config: PackConfig) -> dict[str, Any]:
     """Replaces quantised parameters by bit-packed codes and scales; what is computed stays.
 
-    A packed graph runs, draws, and is exported and read back as any other. It is not trained:
+    Learnt scales of all operators settle first: they become part of the formats. A packed graph
+    runs, draws, and is exported and read back as any other. It is not trained:
     `{"unpack": True}` gives the layers their parameters back, with the values that were stored.
 
     Returns: `{"packed": number of layers, "unpacked": number of layers, "rows": [row as dict],
@@ -72,16 +74,19 @@ def pack_transform_pass(mg: MaseGraph, config: PackConfig) -> dict[str, Any]:
         "float_bytes": what all parameters took as floats, "bytes": what they take now}`.
 
     Raises:
-        ConfigError: a selector means no layer, or there is none to pack or unpack.
+        ConfigError: a selector means no layer, there is none to pack or unpack, or learnt scales
+            still wait for a first batch.
 
     Example::
 
         mg, info = pack_transform_pass(mg, {"exclude": ["classifier"]})
     """
+    if config.unpack:
+        unpacked = _unpack(mg, _choose(_layers(mg), config))
+        return {"packed": 0, "unpacked": unpacked, **_measure(mg, {}, config)}
+    _settle(mg)
     layers = _layers(mg)
     chosen = _choose(layers, config)
-    if config.unpack:
-        return {"packed": 0, "unpacked": _unpack(mg, chosen), **_measure(mg, {}, config)}
     floats = [layer for layer in chosen if not isinstance(layer.module, PackedOperator)]
     reasons, known = _obstacles(mg, layers, floats)
     packable = [layer for layer in floats if layer.path not in reasons]
@@ -91,6 +96,18 @@ def pack_transform_pass(mg: MaseGraph, config: PackConfig) -> dict[str, Any]:
         assert isinstance(layer.module, QuantizedOperator)
         mg.replace(layer.nodes[0], pack(layer.module, known))
     return {"packed": len(packable), "unpacked": 0, **_measure(mg, reasons, config)}
+
+
+def _settle(mg: MaseGraph) -> None:
+    settled: list[QuantizedOperator] = []
+    for node in mg.nodes:
+        module = mg.module_of(node)
+        if isinstance(module, QuantizedOperator) and module.spec.learnt_operands:
+            module = module.settled()
+            mg.replace(node, module)
+            settled.append(module)
+        if isinstance(module, QuantizedOperator) and module in settled and "mase" in node.meta:
+            record_formats(node, module)
 
 
 def _layers(mg: MaseGraph) -> list[Layer]:

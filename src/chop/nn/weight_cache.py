@@ -1,0 +1,112 @@
+"""Quantised parameters that are kept from one forward to the next, in evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A result, and what it was made from.
+
+    Attributes:
+        sources: the tensors, and an alias of each: it holds the memory, so that no other tensor
+            can come to lie at the same address.
+        state: of the sources when the result was made.
+        result: without a gradient.
+        version: of the result, when it was made: an operator may write into its operands.
+    """
+
+    sources: tuple[tuple[Tensor, Tensor], ...]
+    state: object
+    result: Tensor
+    version: int
+
+    def holds(self, state: object, sources: tuple[Tensor, ...]) -> bool:
+        """Whether the result would be the same again."""
+        return (
+            self.state == state
+            and all(old is new for (old, _), new in zip(self.sources, sources, strict=True))
+            and self.result._version == self.version
+        )
+
+
+# By module and operand. Kept outside the modules: copies, pickles and checkpoints know nothing.
+_kept: WeakKeyDictionary[nn.Module, dict[str, _Kept]] = WeakKeyDictionary()
+
+
+@contextmanager
+def cached_weights(model: nn.Module) -> Iterator[None]:
+    """Within it, quantised operators of `model` round each parameter once, not at every forward.
+
+    A rounded parameter, masked if the operator is pruned, is used again while gradients are off
+    and parameter, mask, learnt scale and format are what they were: the same object, version,
+    memory, dtype and device. Outputs are equal bit for bit. Leaving frees the memory, as much as
+    the parameters take. Nested use is fine; so are several threads. A compiled model does not
+    use it.
+
+    It has to be asked for, because one change cannot be seen: a write into `weight.data`, as in
+    `weight.data.mul_(2)`, leaves version and memory as they were, and the old values would be
+    used on. Assigning `weight.data = other`, optimisers, `load_state_dict` and in-place changes
+    under `torch.no_grad()` are all noticed.
+
+    Args:
+        model: any module; operators that are put into it later are not concerned.
+
+    Example:
+        >>> from chop.nn.quantized import QuantLinear
+        >>> layer, x = QuantLinear(4, 2, config={"name": "mxint"}), torch.ones(3, 4)
+        >>> with cached_weights(layer), torch.no_grad():
+        ...     first, again = layer(x), layer(x)
+        >>> torch.equal(first, again)
+        True
+    """
+    added = [module for module in model.modules() if module not in _kept]
+    _kept.update({module: {} for module in added})
+    try:
+        yield
+    finally:
+        for module in added:
+            _kept.pop(module, None)
+
+
+def keeps(owner: nn.Module) -> bool:
+    """Whether the parameters of an operator may be kept now."""
+    return not torch.compiler.is_compiling() and owner in _kept and not torch.is_grad_enabled()
+
+
+def kept(
+    owner: nn.Module,
+    operand: str,
+    sources: tuple[Tensor, ...],
+    rule: object,
+    make: Callable[[], Tensor],
+) -> Tensor:
+    """The result of `make`, or the one that was kept if it would be the same.
+
+    Args:
+        owner: the operator; it keeps parameters.
+        operand: which of its operands.
+        sources: all tensors that `make` reads.
+        rule: what else it depends on.
+        make: makes the result; it must not draw at random.
+    """
+    store = _kept.get(owner)
+    if store is None or any(x.is_inference() for x in sources):  # those have no version
+        return make()
+    state = rule, tuple((x._version, x.data_ptr(), x.dtype, x.device, x.shape) for x in sources)
+    found = store.get(operand)
+    if found is not None and found.holds(state, sources):
+        return found.result
+    with torch.inference_mode(False), torch.no_grad():
+        result = make()
+    if type(result) is Tensor:  # a fake one is of use to nobody else
+        aliases = tuple((x, x.detach()) for x in sources)
+        store[operand] = _Kept(aliases, state, result, result._version)
+    return result

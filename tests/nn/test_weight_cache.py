@@ -1,0 +1,192 @@
+"""Cached weights: used while nothing changed, never when something did."""
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from chop.formats import Binary, MXInt, QuantSpec, ScaleInteger, from_key
+from chop.nn import cached_weights, weight_cache
+from chop.nn import quantized as q
+from chop.nn.sparsity.mask import put_mask
+
+SPEC = QuantSpec(weight=MXInt(), bias=MXInt())
+
+
+def layer(spec=SPEC):
+    torch.manual_seed(0)
+    return q.QuantLinear.from_float(nn.Linear(32, 8), spec).eval()
+
+
+X = torch.randn(4, 32, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def rounded(monkeypatch):
+    """The shapes of what is rounded."""
+    shapes = []
+    whole = q.QuantizedOperator._round
+
+    def count(self, operand, x, mask):
+        shapes.append((operand, tuple(x.shape)))
+        return whole(self, operand, x, mask)
+
+    monkeypatch.setattr(q.QuantizedOperator, "_round", count)
+    return shapes
+
+
+def weights(rounded):
+    return sum(operand == "weight" for operand, _ in rounded)
+
+
+def test_each_parameter_is_rounded_once_and_outputs_are_equal(rounded):
+    module = layer()
+    expected = module(X)
+    rounded.clear()
+    with cached_weights(module), torch.no_grad():
+        outputs = [module(X) for _ in range(3)]
+    operands = [operand for operand, _ in rounded]
+    assert operands.count("weight") == operands.count("bias") == 1
+    assert all(torch.equal(y, expected) for y in outputs)
+    assert module not in weight_cache._kept
+    with torch.no_grad():
+        module(X)
+    assert weights(rounded) == 2
+
+
+@pytest.mark.parametrize("grad", [torch.no_grad, torch.inference_mode])
+def test_kept_results_serve_both_modes_without_gradients(grad, rounded):
+    module = layer()
+    with cached_weights(module):
+        with grad():
+            first = module(X)
+        with torch.no_grad():
+            again = module(X)
+        assert weights(rounded) == 1 and torch.equal(first, again)
+        module(X).sum().backward()
+        assert weights(rounded) == 2 and module.weight.grad.abs().sum() > 0
+
+
+def changes():
+    def version(module):
+        module.weight.mul_(2)
+
+    def assigned(module):
+        module.weight.data = module.weight.data * 2
+
+    def parameter(module):
+        module.weight = nn.Parameter(module.weight * 2)
+
+    def loaded(module):
+        module.load_state_dict({name: 2 * x for name, x in module.state_dict().items()})
+
+    def dtype(module):
+        module.to(torch.float64)
+
+    def formats(module):
+        module.spec = QuantSpec(weight=MXInt(4))
+
+    def masked(module):
+        put_mask(module, module.weight < 0, {})
+
+    def mask(module):
+        put_mask(module, module.weight > 0, {})
+        module(X)
+        put_mask(module, module.weight < 0, {})
+
+    def stepped(module):
+        module.weight.grad = torch.ones_like(module.weight)
+        torch.optim.SGD(module.parameters(), lr=0.1).step()
+
+    return [version, assigned, parameter, loaded, dtype, formats, masked, mask, stepped]
+
+
+@pytest.mark.parametrize("change", changes(), ids=lambda change: change.__name__)
+def test_what_changes_is_rounded_again(change):
+    module = layer()
+    with cached_weights(module), torch.no_grad():
+        before = module(X)
+        change(module)
+        x = X.to(module.weight.dtype)
+        after = module(x)
+        again = module(x)
+    with torch.no_grad():
+        assert torch.equal(after, module(x)) and torch.equal(again, after)
+    assert not torch.equal(after.float(), before)
+
+
+def test_learnt_scales_count_as_a_change():
+    module = layer(QuantSpec(weight=ScaleInteger(4), gradient="lsq"))
+    with cached_weights(module), torch.no_grad():
+        before = module(X)
+        module.weight_scale.mul_(1.5)
+        after = module(X)
+    assert torch.equal(after, module(X)) and not torch.equal(before, after)
+
+
+def test_what_draws_is_never_kept(rounded):
+    module = layer(QuantSpec(weight=Binary(stochastic=True)))
+    with cached_weights(module), torch.no_grad():
+        assert not torch.equal(module(X), module(X))
+    assert weights(rounded) == 2
+
+
+def test_a_write_into_the_table_of_an_embedding_is_noticed():
+    """`max_norm` rescales rows of the rounded table in place."""
+    table = nn.Embedding(10, 4, max_norm=0.5)
+    module = q.QuantEmbedding.from_float(table, QuantSpec(weight=MXInt())).eval()
+    index = torch.arange(10)
+    with cached_weights(module), torch.no_grad():
+        outputs = [module(index) for _ in range(3)]
+    assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
+
+
+def test_copies_know_nothing_of_it_and_nesting_keeps_it(rounded):
+    model = nn.Sequential(layer(), nn.ReLU())
+    keys = list(model.state_dict())
+    with cached_weights(model), torch.no_grad():
+        model(X)
+        with cached_weights(model[0]):
+            model(X)
+        model(X)
+        assert weights(rounded) == 1 and list(model.state_dict()) == keys
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            rounded.clear()
+            assert torch.equal(twin(X), model(X)) and weights(rounded) == 1
+            assert (
+                twin[0] not in weight_cache._kept and vars(twin[0]).keys() == vars(model[0]).keys()
+            )
+    assert len(weight_cache._kept) == 0
+
+
+def test_it_is_freed_after_an_error_and_threads_agree():
+    module = layer()
+    with pytest.raises(RuntimeError, match="stop"), cached_weights(module):
+        raise RuntimeError("stop")
+    assert module not in weight_cache._kept
+    expected, found = module(X).detach(), []
+
+    def run():
+        with torch.no_grad(), cached_weights(module):
+            found.extend(module(X) for _ in range(50))
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 200 and all(torch.equal(y, expected) for y in found)
+
+
+def test_a_compiled_model_rounds_by_itself():
+    module = layer()
+    torch._dynamo.reset()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    with cached_weights(module), torch.no_grad():
+        assert torch.equal(compiled(X), module(X))
+        module.weight.mul_(2)
+        assert torch.equal(compiled(X), module(X))
+    assert from_key(module.spec.weight.key) == MXInt()
