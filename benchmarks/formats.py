@@ -1,13 +1,14 @@
 """What fake-quantising costs, as a ratio to `torch.clone` of the same tensor.
 
 Per format: the kernel in a new tensor (as quantised operators call it), the kernel into a tensor
-that is there, and the readable reference in PyTorch alone. Beside them, what others offer. They
-take turns with `clone`, so that a busy machine slows all of them; a ratio is the median over the
-turns. A clone of a large tensor is mostly the cost of fresh memory, which is why writing to memory
-that is there can cost a fraction of it.
+that is there, and the readable reference in PyTorch alone. A second table has what others offer
+(`format_peers.py`), beside our kernel of the same format. All take turns with `clone`, so that a
+busy machine slows all of them; a ratio is the median over the turns. A clone of a large tensor is
+mostly the cost of fresh memory, which is why writing to memory that is there can cost a fraction of
+it.
 
 python benchmarks/formats.py [--size 4096] [--repeat 7] [--threads 2] [--only mxint]
-    [--no-reference]
+    [--no-reference] [--no-peers]
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
 
 import torch
+from format_peers import Way, peers
 from torch import Tensor
 
 from chop.formats import (
@@ -41,7 +41,6 @@ from chop.kernels import KERNELS, fake_quantize
 from chop.kernels.cpu.build import library
 from chop.tables import markdown_table
 
-Way = Callable[[Tensor], Tensor]
 WAYS = ("native", "native, out=", "PyTorch alone")
 FORMATS: list[NumberFormat] = [
     Integer(8, 4),
@@ -66,33 +65,6 @@ FORMATS: list[NumberFormat] = [
     MXFP(4, 2),
     NVFP4(),
 ]
-
-
-def torch_affine(x: Tensor) -> Tensor:
-    """The operator of torch that is `integer 8.4`."""
-    return torch.fake_quantize_per_tensor_affine(x, 2.0**-4, 0, -128, 127)
-
-
-def torch_float8(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """There and back."""
-    return x.to(dtype).to(x.dtype)
-
-
-def peers() -> Iterator[tuple[str, Way]]:
-    """What is there of other libraries."""
-    yield "torch.fake_quantize_per_tensor_affine", torch_affine
-    yield "torch float8_e4m3fn cast", partial(torch_float8, dtype=torch.float8_e4m3fn)
-    yield "torch float8_e5m2 cast", partial(torch_float8, dtype=torch.float8_e5m2)
-    try:
-        from torchao.prototype.mx_formats.mx_tensor import MXTensor
-    except ImportError:
-        return
-    for dtype in (torch.float8_e4m3fn, torch.float4_e2m1fn_x2):
-
-        def torchao_mx(x: Tensor, dtype: torch.dtype = dtype) -> Tensor:
-            return MXTensor.to_mx(x, dtype, 32).dequantize(x.dtype)
-
-        yield f"torchao MX {dtype}", torchao_mx
 
 
 def seconds_of(way: Way, x: Tensor) -> float:
@@ -124,6 +96,22 @@ def row_of(number_format: NumberFormat, x: Tensor, repeat: int, reference: bool)
     return {"format": number_format.label, **measured}
 
 
+def peer_row(
+    name: str, number_format: NumberFormat, way: Way, x: Tensor, repeat: int
+) -> dict[str, str]:
+    """A peer and ours in turn, and the share of values that are equal."""
+    ours = ratio(number_format, x, repeat)
+    theirs = ratio(way, x, repeat)
+    return {
+        "peer": name,
+        "its ratio": f"{theirs:.2f}",
+        "format": number_format.label,
+        "native": f"{ours:.2f}",
+        "times slower": f"{theirs / ours:.1f}",
+        "equal values": f"{(way(x) == number_format(x)).double().mean():.2%}",
+    }
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -132,6 +120,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", default="", help="formats whose text contains this")
     parser.add_argument("--no-reference", action="store_true")
+    parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -140,15 +129,10 @@ def main() -> None:
     print(f"{library().detail}\n")
     chosen = [number_format for number_format in FORMATS if options.only in number_format.label]
     rows = [row_of(fmt, x, options.repeat, not options.no_reference) for fmt in chosen]
-    rows += [
-        {
-            "format": name,
-            **dict.fromkeys(WAYS, "-"),
-            WAYS[0]: f"{ratio(way, x, options.repeat):.2f}",
-        }
-        for name, way in (peers() if not options.only else ())
-    ]
     print(markdown_table(rows))
+    if options.peers:
+        compared = [peer for peer in peers(x) if options.only in peer[1].label]
+        print("\n" + markdown_table([peer_row(*peer, x, options.repeat) for peer in compared]))
 
 
 if __name__ == "__main__":
