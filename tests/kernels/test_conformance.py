@@ -9,138 +9,11 @@ import pytest
 import torch
 
 from chop.errors import ConfigError
-from chop.formats import (
-    MXFP,
-    NVFP4,
-    Binary,
-    BinaryResidual,
-    BlockFP,
-    BlockLog,
-    BlockMinifloat,
-    Float,
-    Integer,
-    Log,
-    MinifloatDenorm,
-    MinifloatIEEE,
-    MXInt,
-    ScaleInteger,
-    Ternary,
-)
+from chop.formats import BinaryResidual, Integer, MXInt, Ternary
 from chop.kernels import KERNELS, fake_quantize
 from chop.kernels.cpu import build, measure
 from chop.kernels.cpu.fake_quantize import WORTH_COMPILING
-
-NAN, INF = float("nan"), float("inf")
-EDGES = torch.tensor([0.0, -0.0, NAN, INF, -INF, 1e-45, -1e-45, 1e-39, 3.4e38, -3.4e38, 1.0, -0.5])
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-BINARY = Binary(scaling_factor=True)
-TAKEN = [
-    Integer(8, 4),
-    Integer(4, -3),
-    Integer(2, 0),
-    Integer(24, 30),
-    Integer(28, 10),
-    Integer(8, 120),
-    Integer(8, -120),
-    Integer(6, 3, is_signed=False),
-    Integer(24, 10, is_signed=False),
-    Integer(8, 4, floor=True),
-    Integer(30, 4, floor=True),
-    Integer(8, "minmax"),
-    MinifloatIEEE(8, 4),
-    MinifloatIEEE(8, 5),
-    MinifloatIEEE(4, 2),
-    MinifloatIEEE(3, 1),
-    MinifloatIEEE(16, 5),
-    MinifloatIEEE(32, 8),
-    MinifloatIEEE(8, 4, 150),
-    MinifloatIEEE(8, 5, -200),
-    MinifloatDenorm(8, 4),
-    MinifloatDenorm(4, 2, 200),
-    MinifloatDenorm(3, 1),
-    Log(8),
-    Log(4, 3),
-    Log(2, 0),
-    Log(32),
-    Log(4, 3, nearest="linear"),
-    Log(4, 3, zero_code=True),
-    Log(5, 7, nearest="linear", zero_code=True),
-    Binary(),
-    Binary(bipolar=False),
-    BlockFP(8),
-    BlockFP(2, 1),
-    BlockFP(8, block_size=32),
-    BlockFP(32, 8, -256, block_size=7),
-    BlockFP(4, 4, 3, block_size=[2, 16]),
-    BlockFP(6, block_dim=0),
-    BlockFP(6, block_dim=1, skip_first_dim=True),
-    BlockMinifloat(8, 4),
-    BlockMinifloat(6, 2, 4, block_size=[1, 32]),
-    BlockLog(8),
-    BlockLog(4, 4, block_size=32),
-    BlockLog(32, block_size=7),
-    MXInt(),
-    MXInt(4, block_size=16),
-    MXInt(32, block_size=1),
-    MXInt(8, block_dim=0),
-    MXFP(),
-    MXFP(8, 5),
-    MXFP(6, 3),
-    MXFP(4, 2, "ceil"),
-    MXFP(8, 4, "ceil"),
-    MXFP(8, 4, "even"),
-    MXFP(6, 2, "even", block_size=20000),
-    NVFP4(),
-    NVFP4(block_size=32),
-    NVFP4(block_dim=0),
-    ScaleInteger(8),
-    ScaleInteger(4, granularity="channel"),
-    ScaleInteger(8, granularity="row"),
-    ScaleInteger(4, granularity="group", group_size=16),
-    BINARY,
-    Binary(bipolar=False, scaling_factor=True),
-    Ternary(),
-    Ternary(scaling_factor=True),
-    Ternary(max=True, scaling_factor=True),
-    Ternary(median=0.5),
-    Ternary(mean=1.0, scaling_factor=True),
-    Ternary(threshold=0.25),
-    Ternary(threshold=-0.0, scaling_factor=True),
-]
-NOT_TAKEN = [
-    Float(),
-    Binary(stochastic=True),
-    BinaryResidual(),
-    ScaleInteger(8, quantile=0.9),
-    ScaleInteger(8, is_signed=False),
-    Ternary(median=True),
-]
-
-
-def params(formats):
-    return [pytest.param(fmt, id=fmt.label.replace(" ", "-")) for fmt in formats]
-
-
-def same(a, b):
-    """Equal bit for bit, all NaN being alike."""
-    equal = (a == b) & (a.signbit() == b.signbit())
-    return bool((equal | (a.isnan() & b.isnan())).all())
-
-
-def any_bits(*shape):
-    return torch.randint(-(2**31), 2**31, shape).to(torch.int32).view(torch.float32)
-
-
-def inputs(dtype):
-    """Plain and wild numbers in shapes that blocks fit into, and others."""
-    edges = EDGES.repeat(9)
-    shapes = [torch.tensor(-1.3), torch.randn(99), torch.randn(5, 37), torch.randn(2, 3, 4, 48)]
-    wild = [any_bits(40, 96), any_bits(61, 33), edges, edges.view(9, 12), torch.zeros(2, 40)]
-    finite = any_bits(64, 80).nan_to_num(1.0, 1.0, 1.0)
-    near_ties = (torch.randint(-40, 41, (31, 64)) / 2.0).nextafter(torch.randn(31, 64))
-    halves = torch.randint(-40, 41, (64, 64)) / 16.0
-    return [x.to(dtype) for x in (*shapes, *wild, finite, near_ties, halves)]
+from tests.kernels.examples import BINARY, DTYPES, INF, NAN, NOT_TAKEN, TAKEN, inputs, params, same
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -166,7 +39,7 @@ def test_equals_the_reference(kernel, fmt):
                 assert (out == 77).all()
 
 
-@pytest.mark.parametrize("fmt", params(TAKEN[::4] + TAKEN[-13:]))
+@pytest.mark.parametrize("fmt", params(TAKEN[::4] + TAKEN[-26:]))
 def test_layout_and_overwriting_do_not_matter(fmt):
     x = torch.randn(4, 6, 5, 32)
     expected = fmt.round(x)
@@ -186,7 +59,7 @@ def test_layout_and_overwriting_do_not_matter(fmt):
     assert (gap[..., 1::2] == 0).all()
 
 
-@pytest.mark.parametrize("fmt", params(TAKEN[::5] + TAKEN[-13:]))
+@pytest.mark.parametrize("fmt", params(TAKEN[::5] + TAKEN[-26:]))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_threads_change_nothing(fmt, dtype):
     rows, line = torch.randn(1200, 257, dtype=dtype), torch.randn(300_003, dtype=dtype)
@@ -212,21 +85,16 @@ def test_the_rest_goes_to_the_reference(fmt):
     assert same(y, fmt.round(x))
 
 
-@pytest.mark.parametrize("fmt", params(TAKEN[-9:]))
-def test_means_that_are_not_certain_are_left_to_the_reference(fmt, monkeypatch):
-    certain = measure._bounds
-    asked = []
+MEASURING_MEANS = [fmt for fmt in TAKEN if fmt in (BINARY, Ternary()) or "scaling" in fmt.label]
 
-    def loose(*args):
-        low, high = certain(*args)
-        asked.append(low)
-        return low * 0.9, high * 1.1
 
-    monkeypatch.setattr(measure, "_bounds", loose)
-    x = torch.randn(7, 33)
-    assert same(fake_quantize(x, fmt), fmt.round(x))
-    measures = getattr(fmt, "scaling_factor", False) or fmt == Ternary()
-    assert bool(asked) == measures
+@pytest.mark.parametrize("fmt", params([*MEASURING_MEANS, BinaryResidual(levels=3)]))
+@pytest.mark.parametrize("roundoff", [1e-9, 0.01])
+def test_means_that_are_not_certain_are_left_to_the_reference(fmt, roundoff, monkeypatch):
+    monkeypatch.setattr(measure, "UNIT_ROUNDOFF", roundoff)
+    for x in (torch.randn(300, 33), torch.randn(2, 40_000), torch.randn(3, 35).bfloat16()):
+        assert same(fake_quantize(x, fmt), fmt.round(x))
+        assert same(fake_quantize(x, fmt, x.clone()), fmt.round(x))
 
 
 def test_a_mean_between_two_floats_is_not_certain():
@@ -272,7 +140,7 @@ def test_every_instruction_set_gives_the_same_bits(flags, monkeypatch):
     assert loops.chop_instruction_set() == b"baseline"
     one_set = build.Build(loops, "")
     monkeypatch.setattr("chop.kernels.cpu.fake_quantize.library", lambda: one_set)
-    for fmt in TAKEN[::3] + TAKEN[-13:]:
+    for fmt in TAKEN[::3] + TAKEN[-26:]:
         for x in inputs(torch.float32) + inputs(torch.bfloat16)[:8]:
             out = torch.empty_like(x)
             assert KERNELS["cpu"].run(x, fmt, out)

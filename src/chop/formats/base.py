@@ -156,7 +156,11 @@ class NumberFormat(ABC):
 
         Source of the estimator: Bengio et al. 2013, arXiv:1308.3432.
         """
-        return torch.ops.chop.fake_quantize(x, self.key, gradient)
+        if gradient not in (known := get_args(Gradient)):
+            raise ConfigError(f"gradient '{gradient}': {did_you_mean(gradient, known)}")
+        if gradient == "clip" and x.requires_grad and torch.is_grad_enabled():
+            return torch.ops.chop.fake_quantize_marking(x, self.key)[0]
+        return torch.ops.chop.fake_quantize(x, self.key)
 
     @property
     def label(self) -> str:
@@ -243,11 +247,10 @@ def check_range(where: str, value: Any, allowed: range, unit: str = "bits") -> N
         raise ConfigError(f"{where}: got {value}, expected {allowed[0]} to {allowed[-1]} {unit}.")
 
 
-# The one operator that quantises during training and evaluation. Being a registered operator, it
-# is a single node for FX, torch.compile and export, whatever the format. Its default
-# implementation is the readable reference; faster ones register themselves per device.
-@torch.library.custom_op("chop::fake_quantize", mutates_args=())
-def _fake_quantize(x: Tensor, key: str, gradient: str) -> Tensor:
+# The operators that quantise during training and evaluation. Being registered operators, they are
+# a single node for FX, torch.compile and export, whatever the format. Their default implementation
+# is the readable reference; faster ones register themselves per device.
+def _rounded(x: Tensor, key: str) -> Tensor:
     rounded = from_key(key).round(x)
     # A custom operator must not return its own input, which `round` may do, and must keep to the
     # strides that its fake implementation announces.
@@ -257,26 +260,44 @@ def _fake_quantize(x: Tensor, key: str, gradient: str) -> Tensor:
     return rounded
 
 
+@torch.library.custom_op("chop::fake_quantize", mutates_args=())
+def _fake_quantize(x: Tensor, key: str) -> Tensor:
+    return _rounded(x, key)
+
+
 @_fake_quantize.register_fake
-def _(x: Tensor, key: str, gradient: str) -> Tensor:
+def _(x: Tensor, key: str) -> Tensor:
     return torch.empty_like(x)
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Tensor, str, str], output: Tensor) -> None:
-    x, ctx.key, ctx.gradient = inputs
-    if ctx.gradient not in get_args(Gradient):
-        raise ConfigError(
-            f"gradient '{ctx.gradient}': {did_you_mean(ctx.gradient, get_args(Gradient))}"
-        )
-    if ctx.gradient == "clip":
-        ctx.save_for_backward(x)
+def _straight_through(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    return grad, None
 
 
-def _straight_through(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-    if ctx.gradient == "clip":
-        (x,) = ctx.saved_tensors
-        grad = grad.masked_fill(from_key(ctx.key).saturates(x), 0)
-    return grad, None, None
+_fake_quantize.register_autograd(_straight_through)
 
 
-_fake_quantize.register_autograd(_straight_through, setup_context=_save_for_backward)
+# The mask is found while the values are there: finding it in the backward pass would cost another
+# pass over them, and keep them alive.
+@torch.library.custom_op("chop::fake_quantize_marking", mutates_args=())
+def _fake_quantize_marking(x: Tensor, key: str) -> tuple[Tensor, Tensor]:
+    mask = torch.empty_like(x, dtype=torch.bool).copy_(from_key(key).saturates(x))
+    return _rounded(x, key), mask
+
+
+@_fake_quantize_marking.register_fake
+def _(x: Tensor, key: str) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+
+
+def _save_mask(ctx: Any, inputs: tuple[Tensor, str], output: tuple[Tensor, Tensor]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[1])
+
+
+def _clipped(ctx: Any, grad: Tensor, of_mask: None) -> tuple[Tensor, None]:
+    (mask,) = ctx.saved_tensors
+    return torch.where(mask, grad.new_zeros(()), grad), None
+
+
+_fake_quantize_marking.register_autograd(_clipped, setup_context=_save_mask)

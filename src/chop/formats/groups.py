@@ -6,13 +6,23 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
 
 Granularity = Literal["tensor", "channel", "row"]
 """One scale for all, one for each index of the first axis, or one for each row of the last."""
+
+
+class Grid(NamedTuple):
+    """A contiguous tensor as matrices that are cut into blocks; those at the edges are smaller."""
+
+    matrices: int
+    rows: int
+    columns: int
+    block_rows: int
+    block_columns: int
 
 
 class Groups(ABC):
@@ -32,6 +42,10 @@ class Groups(ABC):
     @abstractmethod
     def count(self, shape: Sequence[int]) -> int:
         """Number of groups in a tensor of that shape."""
+
+    @abstractmethod
+    def grid(self, shape: Sequence[int]) -> Grid | None:
+        """A tensor of that shape, not empty, cut without moving anything; None if it has to be."""
 
     @abstractmethod
     def keep_rows_apart(self, rank: int) -> bool:
@@ -68,6 +82,12 @@ class Whole(Groups):
         if self.granularity == "tensor" or len(shape) < 2:
             return 1
         return shape[0] if self.granularity == "channel" else math.prod(shape[:-1])
+
+    def grid(self, shape: Sequence[int]) -> Grid:
+        """A row for each group."""
+        count = self.count(shape)
+        size = math.prod(shape) // count
+        return Grid(1, count, size, 1, size)
 
     def keep_rows_apart(self, rank: int) -> bool:
         """True but for one scale for all."""
@@ -131,6 +151,20 @@ class Blocks(Groups):
         moved = [size for i, size in enumerate(shape) if i != axis % len(shape)] + [shape[axis]]
         blocks = [-(-size // block) for size, block in zip(moved[::-1], sizes[::-1], strict=False)]
         return math.prod(blocks) * math.prod(moved[: len(moved) - len(sizes)])
+
+    def grid(self, shape: Sequence[int]) -> Grid | None:
+        """Blocks of one axis, any, or of the last two."""
+        shape = shape or (1,)
+        rank = len(shape)
+        sizes, axis = self._sizes(rank), self._axis(rank) % rank
+        if len(sizes) == 1:
+            before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+            if after == 1:
+                return Grid(1, before, shape[axis], 1, sizes[0])
+            return Grid(before, shape[axis], after, sizes[0], 1)
+        if len(sizes) == 2 and axis == rank - 1:
+            return Grid(math.prod(shape[:-2]), shape[-2], shape[-1], sizes[0], sizes[1])
+        return None
 
     def keep_rows_apart(self, rank: int) -> bool:
         """True for blocks that run along the last axis and have no more than one."""

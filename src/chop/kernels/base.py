@@ -25,6 +25,8 @@ class Kernel:
         device: the device type that it runs on.
         run: (x, format, out): writes the rounded `x` to `out`, which may be `x`, and returns
             True; or False if it cannot take them, and nothing is written.
+        run_marking: (x, format, out, mask): the same, and writes `saturates(x)` to the boolean
+            `mask`; None where a kernel cannot.
         reference: what it must equal.
         tolerance: largest difference from the reference; 0 means bit for bit.
     """
@@ -32,6 +34,7 @@ class Kernel:
     name: str
     device: str
     run: Callable[[Tensor, NumberFormat, Tensor], bool]
+    run_marking: Callable[[Tensor, NumberFormat, Tensor, Tensor], bool] | None = None
     reference: Callable[[NumberFormat, Tensor], Tensor] = _reference
     tolerance: float = 0.0
 
@@ -41,12 +44,16 @@ KERNELS: dict[str, Kernel] = {}
 
 
 def register(kernel: Kernel) -> Kernel:
-    """Makes a kernel the implementation of `chop::fake_quantize` on its device."""
+    """Makes a kernel the implementation of chop's fake-quantisers on its device."""
 
-    def implementation(x: Tensor, key: str, gradient: str) -> Tensor:
+    def implementation(x: Tensor, key: str) -> Tensor:
         return fake_quantize(x, from_key(key))
 
+    def marking(x: Tensor, key: str) -> tuple[Tensor, Tensor]:
+        return fake_quantize_marking(x, from_key(key))
+
     torch.library.register_kernel("chop::fake_quantize", kernel.device, implementation)
+    torch.library.register_kernel("chop::fake_quantize_marking", kernel.device, marking)
     KERNELS[kernel.device] = kernel
     return kernel
 
@@ -82,3 +89,21 @@ def fake_quantize(x: Tensor, number_format: NumberFormat, out: Tensor | None = N
     if kernel is None or not kernel.run(x, number_format, out):
         out.copy_(number_format.round(x))
     return out
+
+
+@torch.no_grad()
+def fake_quantize_marking(x: Tensor, number_format: NumberFormat) -> tuple[Tensor, Tensor]:
+    """`number_format.round(x)` and `number_format.saturates(x)`, in one pass where there is one.
+
+    Args:
+        x: any shape, floating.
+        number_format: the format.
+    Returns: the rounded values, and a boolean tensor; both laid out as `torch.empty_like(x)`.
+    """
+    out, mask = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+    kernel = KERNELS.get(x.device.type)
+    run = kernel.run_marking if kernel is not None else None
+    if run is None or not run(x, number_format, out, mask):
+        fake_quantize(x, number_format, out)
+        mask.copy_(number_format.saturates(x))
+    return out, mask

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import math
 from collections.abc import Callable
@@ -9,21 +10,32 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from chop.formats import Binary, Integer, NumberFormat, ScaleInteger, Ternary
+from chop.formats import (
+    Binary,
+    BinaryResidual,
+    Integer,
+    NumberFormat,
+    ScaleInteger,
+    Ternary,
+)
+from chop.formats.binary_residual import MAX_LEVELS
 from chop.formats.elements import Denormal, Element, Fixed, Log2, Minifloat, Sign
 from chop.formats.scaled import BlockFormat, ElementFormat, ScaledFormat
 from chop.formats.scaling import GivenScale, ScaledFloatScale, SharedExponent, Unscaled
 
-# The enumerations and the structure of fake_quantize.cpp, in its order.
-INTEGER_FLOAT32, INTEGER_FLOAT64, FIXED, MINIFLOAT, LOG, SIGN, TERNARY = range(7)
-NONE, SHARED_EXPONENT, SMALL_FLOAT, GIVEN = range(4)
+# The enumerations and the structure of cpu/plan.h, in its order.
+INTEGER_FLOAT32, INTEGER_FLOAT64, FIXED, MINIFLOAT, LOG, SIGN, TERNARY, RESIDUAL = range(8)
+NONE, SHARED_EXPONENT, SMALL_FLOAT, GIVEN, LARGEST, MEAN = range(6)
 FRACTION_BITS = 23  # of float32; the widest dtype that the kernels take
 DOUBLE_BITS = 52
+EVERY_MAGNITUDE, EVERY_BIT = 0x7FFFFFFF, -1
+"""Which bits of a float32 are compared: all of them where negative numbers do not count."""
 
 
 class Plan(ctypes.Structure):
-    """What the loops need to know of a format: see the source for the fields."""
+    """What the loops need to know of a format: see cpu/plan.h for the fields."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("core", "scale")),
@@ -36,6 +48,9 @@ class Plan(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("small_low", "small_high", "small_turn")),
         *((name, ctypes.c_double) for name in ("small_divisor", "of_tensor", "limit")),
         ("block", ctypes.c_int64),
+        *((name, ctypes.c_double) for name in ("roundoff", "kept_low", "kept_high")),
+        *((name, ctypes.c_int32) for name in ("magnitude_mask", "levels")),
+        ("factors", ctypes.c_double * MAX_LEVELS),
     )
 
 
@@ -46,13 +61,50 @@ def plan_of(number_format: NumberFormat, dtype: torch.dtype) -> Plan | None:
         return _integer(number_format)
     if isinstance(number_format, Ternary):
         return _ternary(number_format, dtype)
+    if isinstance(number_format, BinaryResidual):
+        return _residual(number_format, dtype)
     if not isinstance(number_format, ElementFormat | ScaledFormat):
         return None
     element = _ELEMENTS.get(type(number_format.element), _unknown)(number_format.element)
     scale = _scale(number_format)
     if element is None or scale is None:
         return None
-    return Plan(**{"block": 1, **element, **scale, "limit": torch.finfo(dtype).max})
+    common = {"block": 1, "magnitude_mask": EVERY_MAGNITUDE, "limit": torch.finfo(dtype).max}
+    return Plan(**{**common, **element, **scale})
+
+
+def with_kept_range(plan: Plan, number_format: NumberFormat) -> Plan:
+    """The plan with the range that does not saturate, where it does not follow the tensor."""
+    if plan.core in (TERNARY, RESIDUAL):
+        return plan
+    plan = Plan.from_buffer_copy(plan)
+    plan.kept_low, plan.kept_high = _kept_range(number_format)
+    return plan
+
+
+@lru_cache(maxsize=4096)
+def _kept_range(number_format: NumberFormat) -> tuple[float, float]:
+    """The least and the largest number that does not saturate: of elements, if there are scales.
+
+    Zero is between them, and whatever lies beyond saturates.
+    """
+    if isinstance(number_format, ScaledFormat):
+        saturates, dtypes = number_format.element.saturates, (torch.int64, torch.float64)
+    else:
+        saturates, dtypes = number_format.saturates, (torch.int32, torch.float32)
+
+    def number(bits: int) -> Tensor:
+        return torch.tensor([bits], dtype=dtypes[0], device="cpu").view(dtypes[1])
+
+    def last_kept(sign: int) -> float:
+        infinity = torch.tensor(torch.inf, dtype=dtypes[1], device="cpu").view(dtypes[0]).item()
+        magnitudes = range(int(infinity) + 1)
+        beyond = bisect.bisect_left(
+            magnitudes, True, key=lambda bits: bool(saturates(sign * number(bits)))
+        )
+        return sign * number(beyond - 1).item()
+
+    return last_kept(-1), last_kept(1)
 
 
 def _integer(number_format: Integer) -> Plan:
@@ -71,10 +123,8 @@ def _integer(number_format: Integer) -> Plan:
     )
 
 
-def _ternary(number_format: Ternary, dtype: torch.dtype) -> Plan | None:
+def _ternary(number_format: Ternary, dtype: torch.dtype) -> Plan:
     """Without the threshold, which follows the tensor."""
-    if number_format.median is True:
-        return None
     return Plan(core=TERNARY, scale=GIVEN, limit=torch.finfo(dtype).max, block=1)
 
 
@@ -84,6 +134,16 @@ def measures_mean(number_format: Ternary) -> bool:
     return all(value is None or value is False for value in named[:3]) and (
         named[3] is None or isinstance(named[3], bool)
     )
+
+
+def _residual(number_format: BinaryResidual, dtype: torch.dtype) -> Plan | None:
+    """Without the factors, which follow the tensor."""
+    # A factor beyond float32 would be infinite.
+    are_floats = all(abs(s) <= torch.finfo(torch.float32).max for s in number_format.scales or ())
+    if number_format.stochastic or not are_floats:
+        return None
+    low = -1.0 if number_format.bipolar else 0.0
+    return Plan(core=RESIDUAL, scale=NONE, low=low, limit=torch.finfo(dtype).max, block=1)
 
 
 def _fixed(element: Fixed) -> dict[str, Any]:
@@ -154,8 +214,9 @@ def _scale(number_format: ElementFormat | ScaledFormat) -> dict[str, Any] | None
     scaling = number_format.scaling
     if isinstance(scaling, Unscaled):
         return {"scale": NONE}
-    is_known = isinstance(number_format, Binary) or _follows_largest(number_format)
-    if is_known or isinstance(scaling, GivenScale):
+    if isinstance(number_format, ScaleInteger):
+        return _scaled_integer(number_format)
+    if isinstance(number_format, Binary) or isinstance(scaling, GivenScale):
         return {"scale": GIVEN}
     if isinstance(number_format, BlockFormat):
         block = {"block": int(number_format.groups.nominal_size)}
@@ -166,13 +227,12 @@ def _scale(number_format: ElementFormat | ScaledFormat) -> dict[str, Any] | None
     return None
 
 
-def _follows_largest(number_format: ScaledFormat) -> bool:
-    """True where a float scale depends on a group's largest finite magnitude alone."""
-    return (
-        isinstance(number_format, ScaleInteger)
-        and number_format.is_signed
-        and number_format.quantile == 1
-    )
+def _scaled_integer(number_format: ScaleInteger) -> dict[str, Any]:
+    return {
+        "scale": GIVEN,
+        "small_divisor": number_format.element.largest_code,
+        "magnitude_mask": EVERY_MAGNITUDE if number_format.is_signed else EVERY_BIT,
+    }
 
 
 def _shared_exponent(scaling: SharedExponent) -> dict[str, Any]:

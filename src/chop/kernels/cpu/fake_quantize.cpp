@@ -9,34 +9,34 @@
 #include <cstdint>
 #include <vector>
 
-#include "halves.h"
-#include "loops.h"
-#include "plan.h"
+#include "blocks.h"
+#include "drive.h"
+#include "select.h"
 #include "statistics.h"
 #include "threads.h"
 
 namespace {
 
-using Loop = void (*)(const Plan&, const float*, float*, int64_t, double);
-
 #define LOOP(name, ...) \
-    CLONES void name(const Plan& p, const float* x, float* y, int64_t n, double scale) { \
-        (void)scale; \
-        __VA_ARGS__; \
-    }
+    CLONES void name(const Plan& p, const Part& part) { __VA_ARGS__(p, part); }
+#define BLOCK_LOOPS(name, ...) \
+    CLONES void name##_blocks(const Plan& p, const Part& part) { blocks<__VA_ARGS__>(p, part); } \
+    CLONES void name##_strips(const Plan& p, const Strip& strip) { strips<__VA_ARGS__>(p, strip); }
 
-LOOP(integers, (each<float, IntegerCore<float>>(p, x, y, n)))
-LOOP(wide_integers, (each<double, IntegerCore<double>>(p, x, y, n)))
-LOOP(minifloats, (each_clamped<MinifloatCore>(p, x, y, n)))
-LOOP(logs, (each_clamped<LogCore>(p, x, y, n)))
-LOOP(signs, (each_clamped<SignCore>(p, x, y, n)))
-LOOP(scaled_fixed, (each_scaled<FixedCore>(p, x, y, n, scale)))
-LOOP(scaled_signs, (each_scaled<SignCore>(p, x, y, n, scale)))
-LOOP(ternaries, (each_ternary(p, x, y, n, scale)))
-LOOP(block_fixed, (blocks<FixedCore, SharedExponent>(p, x, y, n)))
-LOOP(block_minifloats, (blocks<MinifloatCore, SharedExponent>(p, x, y, n)))
-LOOP(block_logs, (blocks<LogCore, SharedExponent>(p, x, y, n)))
-LOOP(small_float_minifloats, (blocks<MinifloatCore, SmallFloat>(p, x, y, n)))
+LOOP(integers, each<float, IntegerCore<float>>)
+LOOP(wide_integers, each<double, IntegerCore<double>>)
+LOOP(minifloats, each_clamped<MinifloatCore>)
+LOOP(logs, each_clamped<LogCore>)
+LOOP(signs, each_clamped<SignCore>)
+LOOP(scaled_fixed, each_scaled<FixedCore>)
+LOOP(scaled_signs, each_scaled<SignCore>)
+LOOP(ternaries, each_ternary)
+LOOP(residuals, each_residual)
+LOOP(largest_fixed_blocks, blocks<FixedCore, LargestFloat>)
+BLOCK_LOOPS(fixed, FixedCore, SharedExponent)
+BLOCK_LOOPS(minifloat, MinifloatCore, SharedExponent)
+BLOCK_LOOPS(log, LogCore, SharedExponent)
+BLOCK_LOOPS(small_float, MinifloatCore, SmallFloat)
 
 Loop loop_of(const Plan& p) {
     if (p.scale == NONE) {
@@ -45,13 +45,16 @@ Loop loop_of(const Plan& p) {
         if (p.core == MINIFLOAT) return minifloats;
         if (p.core == LOG) return logs;
         if (p.core == SIGN) return signs;
+        if (p.core == RESIDUAL) return residuals;
     } else if (p.scale == SHARED_EXPONENT) {
-        if (p.core == FIXED) return block_fixed;
-        if (p.core == MINIFLOAT) return block_minifloats;
-        if (p.core == LOG) return block_logs;
+        if (p.core == FIXED) return fixed_blocks;
+        if (p.core == MINIFLOAT) return minifloat_blocks;
+        if (p.core == LOG) return log_blocks;
     } else if (p.scale == SMALL_FLOAT) {
-        if (p.core == MINIFLOAT) return small_float_minifloats;
-    } else if (p.scale == GIVEN) {
+        if (p.core == MINIFLOAT) return small_float_blocks;
+    } else if (p.scale == LARGEST) {
+        if (p.core == FIXED) return largest_fixed_blocks;
+    } else if (p.scale == GIVEN || p.scale == MEAN) {
         if (p.core == FIXED) return scaled_fixed;
         if (p.core == SIGN) return scaled_signs;
         if (p.core == TERNARY) return ternaries;
@@ -59,93 +62,101 @@ Loop loop_of(const Plan& p) {
     return nullptr;
 }
 
-template <class Half> struct Converted {
-    static void run(const Plan& p, Loop loop, const Tiling& tiling, int64_t first, int64_t last,
-                    const Half* x, Half* y, const double* scales) {
-        std::vector<float> buffer(tiling.size < tiling.length ? tiling.size : tiling.length);
-        for (int64_t i = first; i < last; i++) {
-            const Tile tile = tiling[i];
-            const double scale = scales ? scales[tile.line] : 1.0;
-            widen(x + tile.start, buffer.data(), tile.elements);
-            loop(p, buffer.data(), buffer.data(), tile.elements, scale);
-            narrow(buffer.data(), y + tile.start, tile.elements);
-        }
-    }
-};
-
-template <> struct Converted<float> {
-    static void run(const Plan& p, Loop loop, const Tiling& tiling, int64_t first, int64_t last,
-                    const float* x, float* y, const double* scales) {
-        for (int64_t i = first; i < last; i++) {
-            const Tile tile = tiling[i];
-            const double scale = scales ? scales[tile.line] : 1.0;
-            loop(p, x + tile.start, y + tile.start, tile.elements, scale);
-        }
-    }
-};
-
-template <class T>
-int run(const Plan& p, const void* x, void* y, int64_t lines, int64_t length, const double* scales,
-        int threads) {
-    const Loop loop = loop_of(p);
-    if (!loop) return 1;
-    prefer_huge_pages(y, lines * length * static_cast<int64_t>(sizeof(T)));
-    const Tiling tiling(p.block, lines, length);
-    parallel(tiling.count, lines * length, threads, [=, &p](int64_t first, int64_t last) {
-        Converted<T>::run(p, loop, tiling, first, last, static_cast<const T*>(x),
-                          static_cast<T*>(y), scales);
-    });
-    return 0;
+StripLoop strip_loop_of(const Plan& p) {
+    if (p.scale == SMALL_FLOAT) return small_float_strips;
+    if (p.core == FIXED) return fixed_strips;
+    return p.core == MINIFLOAT ? minifloat_strips : log_strips;
 }
+
+// `lines` sums of tiles become bounds of means.
+template <class SumOf>
+void means(double* low, double* high, double roundoff, int64_t lines, int64_t length, int threads,
+           SumOf sum_of) {
+    const Tiling tiling(1, lines, length);
+    std::vector<Sum> of_tile(tiling.count);
+    parallel(tiling.count, lines * length, threads, [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; i++)
+            of_tile[i] = sum_of(tiling[i].start, tiling[i].elements);
+    });
+    for (int64_t line = 0; line < lines; line++) {
+        Sum sum = {0, 0};
+        for (int64_t i = 0; i < tiling.per_line; i++) sum.add(of_tile[line * tiling.per_line + i]);
+        const Bounds mean(sum, length, roundoff);
+        low[line] = mean.low;
+        high[line] = mean.high;
+    }
+}
+
+// One instance of what is called for each type; 1 for a type that is not known.
+#ifdef __FLT16_MANT_DIG__
+#define FOR_FLOAT16(call) if (type == FLOAT16) return call<_Float16>
+#else
+#define FOR_FLOAT16(call) if (false) return call<float>
+#endif
+#define FOR_TYPE(type, call, ...) \
+    if (type == FLOAT32) return call<float>(__VA_ARGS__); \
+    if (type == BFLOAT16) return call<uint16_t>(__VA_ARGS__); \
+    FOR_FLOAT16(call)(__VA_ARGS__); \
+    return 1
 
 }  // namespace
 
 extern "C" {
 
-// Rounds `lines` lines of `length` elements each; y may be x. `scales` has one number per line
-// where the plan says that they are given, else it is null. Returns 0, or 1 for an unknown plan.
-int chop_fake_quantize(const Plan* plan, const void* x, void* y, int32_t type, int64_t lines,
-                       int64_t length, const double* scales, int32_t threads) {
-    if (type == FLOAT32) return run<float>(*plan, x, y, lines, length, scales, threads);
-    if (type == BFLOAT16) return run<uint16_t>(*plan, x, y, lines, length, scales, threads);
-#ifdef __FLT16_MANT_DIG__
-    if (type == FLOAT16) return run<_Float16>(*plan, x, y, lines, length, scales, threads);
-#endif
-    return 1;
+// Rounds `count` lines of `length` elements each; y may be x. `mask` takes a byte for each element,
+// 1 where it saturates; or it is null. `scales` has one number per line where the plan says that
+// they are given, and takes one for each block of means; else it is null. Returns 0, or 1 for an
+// unknown plan.
+int chop_fake_quantize(const Plan* plan, const void* x, void* y, uint8_t* mask, double* scales,
+                       int32_t type, int64_t count, int64_t length, int32_t threads) {
+    const Lines lines = {x, y, mask, scales, count, length};
+    FOR_TYPE(type, round_lines, *plan, loop_of(*plan), lines, threads);
 }
 
-// The largest finite magnitude of each line, as float32.
-void chop_largest(const float* x, float* largest, int64_t lines, int64_t length, int32_t threads) {
-    const Tiling tiling(1, lines, length);
-    std::vector<uint32_t> of_tile(tiling.count);
-    parallel(tiling.count, lines * length, threads, [&](int64_t first, int64_t last) {
-        for (int64_t i = first; i < last; i++)
-            of_tile[i] = largest_of_tile(x + tiling[i].start, tiling[i].elements);
-    });
-    for (int64_t line = 0; line < lines; line++) {
-        uint32_t bits = 0;
-        for (int64_t i = 0; i < tiling.per_line; i++)
-            bits = std::max(bits, of_tile[line * tiling.per_line + i]);
-        largest[line] = bit_cast<float>(bits);
-    }
+// The same for matrices with blocks of several rows; plan->block is how many columns they have.
+int chop_fake_quantize_grid(const Plan* plan, const void* x, void* y, uint8_t* mask, int32_t type,
+                            int64_t matrices, int64_t rows, int64_t columns, int64_t block_rows,
+                            int32_t threads) {
+    const Grid grid = {x, y, mask, matrices, rows, columns, block_rows};
+    FOR_TYPE(type, round_grid, *plan, strip_loop_of(*plan), grid, threads);
 }
 
-// Sum and number of the finite magnitudes above a number, of each line.
-void chop_sums(const float* x, float above, double* sums, double* counts, int64_t lines,
-               int64_t length, int32_t threads) {
+// The largest finite magnitude of each line; `mask` as in the plan.
+void chop_largest(const float* x, float* largest, int32_t mask, int64_t lines, int64_t length,
+                  int32_t threads) {
     const Tiling tiling(1, lines, length);
-    std::vector<Sum> of_tile(tiling.count);
+    std::vector<int32_t> of_tile(tiling.count);
     parallel(tiling.count, lines * length, threads, [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; i++)
-            of_tile[i] = sum_of_tile(x + tiling[i].start, tiling[i].elements, above);
+            of_tile[i] = largest_of_tile(x + tiling[i].start, tiling[i].elements, mask);
     });
-    for (int64_t line = 0; line < lines; line++) {
-        sums[line] = counts[line] = 0;
-        for (int64_t i = line * tiling.per_line; i < (line + 1) * tiling.per_line; i++) {
-            sums[line] += of_tile[i].sum;
-            counts[line] += of_tile[i].count;
-        }
-    }
+    for (int64_t line = 0; line < lines; line++)
+        largest[line] =
+            bit_cast<float>(largest_of(of_tile.data() + line * tiling.per_line, tiling.per_line));
+}
+
+// An order statistic of each line: see select.h.
+void chop_order_statistics(const float* x, float* found, int32_t mask, int64_t rank, int64_t lines,
+                           int64_t length, int32_t threads) {
+    const int inside = lines < threads ? threads : 1;
+    parallel(lines, lines * length, inside > 1 ? 1 : threads, [&](int64_t first, int64_t last) {
+        for (int64_t line = first; line < last; line++)
+            found[line] = order_statistic(x + line * length, length, mask, rank, inside);
+    });
+}
+
+// Bounds of the mean of the finite magnitudes above a number, of each line.
+void chop_means(const float* x, float above, double* low, double* high, double roundoff,
+                int64_t lines, int64_t length, int32_t threads) {
+    means(low, high, roundoff, lines, length, threads,
+          [=](int64_t start, int64_t n) { return sum_of_tile(x + start, n, above); });
+}
+
+// Bounds of the mean magnitude that the known levels of a residual leave of finite numbers.
+void chop_mean_of_rests(const Plan* plan, const float* x, double* low, double* high,
+                        double roundoff, int64_t length, int32_t threads) {
+    means(low, high, roundoff, 1, length, threads,
+          [=](int64_t start, int64_t n) { return sum_of_rests(*plan, x + start, n); });
 }
 
 const char* chop_instruction_set() {

@@ -3,27 +3,102 @@
 from __future__ import annotations
 
 import ctypes
+from ctypes import byref, c_int64
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from chop.formats import NumberFormat
-from chop.formats.groups import Blocks, Groups, Whole
+from chop.formats import Binary, BinaryResidual, NumberFormat, ScaleInteger, Ternary
+from chop.formats.groups import Grid, Groups, Whole
 from chop.formats.scaled import ScaledFormat
-from chop.formats.ternary import CHANNELS, Ternary
+from chop.formats.ternary import CHANNELS
 from chop.kernels.base import Kernel, register
+from chop.kernels.cpu import measure
 from chop.kernels.cpu.build import is_loaded, library
-from chop.kernels.cpu.measure import given_scales, of_largest, ternary, with_tensor_scale
-from chop.kernels.plan import GIVEN, NONE, SMALL_FLOAT, Plan, plan_of
+from chop.kernels.cpu.measure import pointer
+from chop.kernels.plan import (
+    GIVEN,
+    LARGEST,
+    MEAN,
+    NONE,
+    SMALL_FLOAT,
+    TERNARY,
+    Plan,
+    plan_of,
+    with_kept_range,
+)
 
-# The enumeration of fake_quantize.cpp.
+# The enumeration of cpu/plan.h.
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 WORTH_COMPILING = 2**16
 """Elements of a tensor for which compiling, a matter of seconds, is begun."""
+STAYS_IN_CACHE = 2**16
+"""Elements of a group that is still there when its scale is known."""
+WIDEST_BLOCK = 256
+"""Columns of a block of several rows."""
 
 
-def run(x: Tensor, number_format: NumberFormat, out: Tensor) -> bool:
-    """Rounds `x` into `out`; False where a format, dtype or compiler is not to be had."""
+@dataclass(frozen=True)
+class Tensors:
+    """What is read, and where the results go.
+
+    Attributes:
+        x: the tensor.
+        out: of its shape and dtype, for the rounded values.
+        mask: boolean, of its shape, for what saturates; or None.
+    """
+
+    x: Tensor
+    out: Tensor
+    mask: Tensor | None
+
+    @property
+    def results(self) -> list[Tensor]:
+        """Those that are written."""
+        return [self.out] if self.mask is None else [self.out, self.mask]
+
+    def share_memory_order(self) -> bool:
+        """True for one layout without gaps, whichever it is."""
+        dense = torch.empty_like(self.x, device="meta").stride()
+        return all(tensor.stride() == dense for tensor in (self.x, *self.results))
+
+    def contiguous(self) -> Tensors:
+        """The same where rows follow one another in memory, else new ones."""
+        x = self.x.contiguous()
+        results = [
+            t if t.is_contiguous() else torch.empty_like(x, dtype=t.dtype) for t in self.results
+        ]
+        return Tensors(x, results[0], None if self.mask is None else results[1])
+
+    def split(self, groups: Groups) -> Tensors:
+        """New ones, a row for each group."""
+        x = groups.split(self.x).contiguous()
+        mask = None if self.mask is None else torch.empty_like(x, dtype=torch.bool)
+        return Tensors(x, torch.empty_like(x), mask)
+
+    def rows(self, index: Tensor, count: int) -> Tensors:
+        """New ones, with some of `count` equal parts."""
+        x = self.x.view(count, -1)[index]
+        mask = None if self.mask is None else torch.empty_like(x, dtype=torch.bool)
+        return Tensors(x, torch.empty_like(x), mask)
+
+    def copy_to(self, others: Tensors) -> None:
+        """Moves results to where they belong, if that is not where they are."""
+        for result, target in zip(self.results, others.results, strict=True):
+            if result is not target:
+                target.copy_(result)
+
+
+def run(x: Tensor, number_format: NumberFormat, out: Tensor, mask: Tensor | None = None) -> bool:
+    """Rounds `x` into `out`; False where a format, dtype or compiler is not to be had.
+
+    Args:
+        x: any shape, floating.
+        number_format: the format.
+        out: of the shape and dtype of `x`; may be `x`.
+        mask: boolean, of the shape of `x`: takes `saturates(x)`; or None.
+    """
     if x.dtype not in TYPES or not x.numel():
         return False
     if not is_loaded() and x.numel() < WORTH_COMPILING:
@@ -31,108 +106,148 @@ def run(x: Tensor, number_format: NumberFormat, out: Tensor) -> bool:
     number_format = number_format.fitted(x)
     plan = plan_of(number_format, x.dtype)
     loops = library().library
-    return plan is not None and loops is not None and _round(loops, plan, x, number_format, out)
-
-
-def _round(
-    loops: ctypes.CDLL, plan: Plan, x: Tensor, number_format: NumberFormat, out: Tensor
-) -> bool:
-    if plan.scale == NONE:
-        return _in_memory_order(loops, plan, x, out)
-    groups = _groups(number_format)
-    lines = _lines(x, groups, whole_groups=plan.scale == GIVEN)
-    is_split = lines is None
-    source = (groups.split(x) if is_split else x).contiguous()
-    if lines is None:
-        # A vector has smaller groups than the format's, if those have two axes.
-        plan = Plan.from_buffer_copy(plan)
-        plan.block = 1 if plan.scale == GIVEN else source.size(-1)
-        count = source.numel() // source.size(-1) if plan.scale == GIVEN else 1
-        lines = count, source.numel() // count
-    plan, scales = _measured(loops, plan, source.view(lines), number_format)
-    in_place = not is_split and out.is_contiguous()
-    target = out if in_place else torch.empty_like(source)
-    if not _call(loops, plan, source, target, lines, scales):
+    if plan is None or loops is None:
         return False
-    if not in_place:
-        out.copy_(groups.join(target, x.shape) if is_split else target)
-    return True
+    if mask is not None:
+        plan = with_kept_range(plan, number_format)
+    rounding = _Rounding(loops, number_format, Tensors(x, out, mask))
+    return rounding.of_elements(plan) if plan.scale == NONE else rounding.of_groups(plan)
+
+
+@dataclass(frozen=True)
+class _Rounding:
+    """Rounds tensors to a format by the library. Every method returns whether the library did."""
+
+    loops: ctypes.CDLL
+    number_format: NumberFormat
+    tensors: Tensors
+
+    def of_elements(self, plan: Plan) -> bool:
+        """Elements by themselves need no order: any layout without gaps is one line."""
+        tensors = self.tensors
+        worked = tensors if tensors.share_memory_order() else tensors.contiguous()
+        count = worked.x.numel()
+        if isinstance(self.number_format, BinaryResidual):
+            memory = worked.x.as_strided((count,), (1,))
+            plan = measure.with_factors(self.loops, plan, tensors.x, memory, self.number_format)
+        done = self._lines(plan, worked, (1, count), None)
+        worked.copy_to(tensors)
+        return done
+
+    def of_groups(self, plan: Plan) -> bool:
+        """Groups that lie in memory as blocks of matrices stay there; others are moved."""
+        tensors, groups = self.tensors, _groups(self.number_format)
+        grid = groups.grid(tensors.x.shape)
+        if grid is not None:
+            plan = self._fused(plan, grid)
+        if grid is not None and _lies_in_place(plan, grid):
+            worked = tensors.contiguous()
+            done = self._grid(plan, worked, grid)
+            worked.copy_to(tensors)
+            return done
+        split = tensors.split(groups)
+        size = split.x.size(-1)
+        done = self._grid(plan, split, Grid(1, split.x.numel() // size, size, 1, size))
+        for result, target in zip(split.results, tensors.results, strict=True):
+            target.copy_(groups.join(result, target.shape))
+        return done
+
+    def _fused(self, plan: Plan, grid: Grid) -> Plan:
+        """The plan by which the loops find the scales of small groups themselves."""
+        number_format = self.number_format
+        is_large = grid.block_columns > STAYS_IN_CACHE
+        if plan.scale != GIVEN or is_large or measure.has_scales(number_format):
+            return plan
+        if isinstance(number_format, ScaleInteger):
+            scale = LARGEST if number_format.quantile == 1 else GIVEN
+        else:
+            assert isinstance(number_format, Binary | Ternary)
+            scale = MEAN if number_format.scaling_factor else GIVEN
+        plan = Plan.from_buffer_copy(plan)
+        plan.scale, plan.roundoff = scale, measure.UNIT_ROUNDOFF
+        return plan
+
+    def _grid(self, plan: Plan, worked: Tensors, grid: Grid) -> bool:
+        plan = self._measured(plan, worked.x)
+        plan.block = grid.block_columns
+        count, size = worked.x.numel(), grid.block_columns
+        if grid.block_rows > 1:
+            return self._matrices(plan, worked, grid)
+        if plan.scale == MEAN:
+            return self._by_means(plan, worked, (count // size, size))
+        if plan.scale == GIVEN:
+            plan.block, lines = 1, (count // size, size)
+            return self._lines(plan, worked, lines, self._given(plan, worked.x.view(lines)))
+        is_even = grid.columns % size == 0
+        lines = (1, count) if is_even else (count // grid.columns, grid.columns)
+        return self._lines(plan, worked, lines, None)
+
+    def _measured(self, plan: Plan, x: Tensor) -> Plan:
+        """A plan to be changed, with what has to be known of the whole tensor."""
+        number_format = self.number_format
+        if isinstance(number_format, Ternary):
+            return measure.with_threshold(self.loops, plan, x, number_format)
+        if plan.scale == SMALL_FLOAT:
+            assert isinstance(number_format, ScaledFormat)
+            return measure.with_tensor_scale(self.loops, plan, x, number_format)
+        return Plan.from_buffer_copy(plan)
+
+    def _given(self, plan: Plan, lines: Tensor) -> Tensor:
+        """float64, (lines, 1)."""
+        if isinstance(self.number_format, Ternary):
+            return measure.ternary_scales(self.loops, plan, lines, self.number_format)
+        return measure.given_scales(self.loops, plan, lines, self.number_format)
+
+    def _by_means(self, plan: Plan, worked: Tensors, lines: tuple[int, int]) -> bool:
+        """Lines whose means are not certain stay as they are, and get the reference's."""
+        count, size = lines
+        scales = torch.empty(count, 1, dtype=torch.float64)
+        done = self._lines(plan, worked, (1, count * size), scales)
+        is_open = scales.isnan().squeeze(1)
+        if not done or not is_open.any():
+            return done
+        rest = worked.rows(is_open, count)
+        above = plan.low if plan.core == TERNARY else measure.EVERYTHING
+        plan.scale, plan.block = GIVEN, 1
+        means = measure.reference_means(rest.x.float(), above)
+        done = self._lines(plan, rest, (means.numel(), size), means)
+        for result, whole in zip(rest.results, worked.results, strict=True):
+            whole.view(count, size)[is_open] = result
+        return done
+
+    def _lines(self, plan: Plan, t: Tensors, lines: tuple[int, int], scales: Tensor | None) -> bool:
+        """`plan.block` is what a line may be cut into. Other Python threads run meanwhile."""
+        status = self.loops.chop_fake_quantize(
+            byref(plan),
+            *map(pointer, (t.x, t.out, t.mask, scales)),
+            TYPES[t.x.dtype],
+            *map(c_int64, lines),
+            torch.get_num_threads(),
+        )
+        return status == 0
+
+    def _matrices(self, plan: Plan, t: Tensors, grid: Grid) -> bool:
+        status = self.loops.chop_fake_quantize_grid(
+            byref(plan),
+            *map(pointer, (t.x, t.out, t.mask)),
+            TYPES[t.x.dtype],
+            *map(c_int64, grid[:4]),
+            torch.get_num_threads(),
+        )
+        return status == 0
 
 
 def _groups(number_format: NumberFormat) -> Groups:
     if isinstance(number_format, Ternary):
-        return CHANNELS
+        return CHANNELS if number_format.scaling_factor else Whole("tensor")
     assert isinstance(number_format, ScaledFormat)
     return number_format.groups
 
 
-def _measured(
-    loops: ctypes.CDLL, plan: Plan, lines: Tensor, number_format: NumberFormat
-) -> tuple[Plan, Tensor | None]:
-    """The plan and the scales of lines, where they need a pass over the tensor of their own."""
-    if isinstance(number_format, Ternary):
-        return ternary(loops, plan, lines, number_format)
-    if plan.scale == GIVEN:
-        return plan, given_scales(loops, lines, number_format)
-    if plan.scale == SMALL_FLOAT:
-        assert isinstance(number_format, ScaledFormat)
-        of_tensor = of_largest(loops, lines.view(1, -1), number_format)
-        return with_tensor_scale(plan, of_tensor), None
-    return plan, None
+def _lies_in_place(plan: Plan, grid: Grid) -> bool:
+    if plan.scale in (GIVEN, MEAN):  # a line has to be a whole group
+        return grid.block_rows == 1 and grid.columns % grid.block_columns == 0
+    return grid.block_rows == 1 or grid.block_columns <= WIDEST_BLOCK
 
 
-def _in_memory_order(loops: ctypes.CDLL, plan: Plan, x: Tensor, out: Tensor) -> bool:
-    """Elements by themselves need no order: any layout without gaps is one line."""
-    if x.stride() == out.stride() == torch.empty_like(x, device="meta").stride():
-        return _call(loops, plan, x, out, (1, x.numel()), None)
-    source = x.contiguous()
-    target = torch.empty_like(source)
-    done = _call(loops, plan, source, target, (1, x.numel()), None)
-    if done:
-        out.copy_(target)
-    return done
-
-
-def _lines(x: Tensor, groups: Groups, whole_groups: bool) -> tuple[int, int] | None:
-    """(lines, line length) if groups lie one after the other in memory, else None.
-
-    Args:
-        x: the tensor; it is taken to be contiguous.
-        groups: what shares a scale.
-        whole_groups: a line has to be a group; else it may be several, the last one shorter.
-    """
-    count = groups.count(x.shape)
-    if isinstance(groups, Whole):
-        return count, x.numel() // count
-    length = x.size(-1) if x.ndim else 1
-    if not isinstance(groups, Blocks) or len(groups.sizes) > 1:
-        return None
-    if not groups.keep_rows_apart(max(x.ndim, 1)):
-        return None
-    if length % groups.sizes[0] == 0:
-        return (count, groups.sizes[0]) if whole_groups else (1, x.numel())
-    return None if whole_groups else (x.numel() // length, length)
-
-
-def _call(
-    loops: ctypes.CDLL,
-    plan: Plan,
-    x: Tensor,
-    out: Tensor,
-    lines: tuple[int, int],
-    scales: Tensor | None,
-) -> bool:
-    """Whether the loops took it. ctypes lets other Python threads run meanwhile."""
-    status = loops.chop_fake_quantize(
-        ctypes.byref(plan),
-        ctypes.c_void_p(x.data_ptr()),
-        ctypes.c_void_p(out.data_ptr()),
-        TYPES[x.dtype],
-        *map(ctypes.c_int64, lines),
-        ctypes.c_void_p(scales.data_ptr() if scales is not None else None),
-        torch.get_num_threads(),
-    )
-    return status == 0
-
-
-CPU_FAKE_QUANTIZE = register(Kernel("C++ fake-quantise", "cpu", run))
+CPU_FAKE_QUANTIZE = register(Kernel("C++ fake-quantise", "cpu", run, run))

@@ -25,7 +25,7 @@
 
 namespace {
 
-constexpr uint32_t INFINITE = 0x7f800000;
+constexpr int32_t INFINITE = 0x7f800000;  // as bits of a float
 
 template <class To, class From> INLINE To bit_cast(From from) {
     static_assert(sizeof(To) == sizeof(From), "sizes differ");
@@ -40,6 +40,6 @@ template <class Real> INLINE Real clamp(Real v, Real low, Real high) {
     return v > high ? high : v;
 }
 
-INLINE uint32_t magnitude_bits(float v) { return bit_cast<uint32_t>(v) & 0x7fffffff; }
+INLINE int32_t magnitude_bits(float v) { return bit_cast<int32_t>(v) & 0x7fffffff; }
 
 }  // namespace

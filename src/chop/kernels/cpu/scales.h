@@ -7,23 +7,36 @@
 
 namespace {
 
-// The largest magnitude as bits, which order like the numbers; NaN and infinities come last.
-INLINE uint32_t largest_bits(const float* x, int64_t n) {
-    uint32_t largest = 0;
+constexpr int32_t EVERY_MAGNITUDE = 0x7fffffff;
+constexpr double NOT_A_NUMBER = std::numeric_limits<double>::quiet_NaN();
+
+// The largest magnitude as bits, which order like the numbers; NaN and infinities come last. By a
+// mask with the sign's bit, negative numbers are below zero and so left out.
+INLINE int32_t largest_bits(const float* x, int64_t n, int32_t mask) {
+    int32_t largest = 0;
     for (int64_t i = 0; i < n; i++) {
-        const uint32_t bits = magnitude_bits(x[i]);
+        const int32_t bits = bit_cast<int32_t>(x[i]) & mask;
         largest = bits > largest ? bits : largest;
     }
     return largest;
 }
 
-INLINE uint32_t largest_finite_bits(const float* x, int64_t n) {
-    uint32_t largest = 0;
+INLINE int32_t largest_finite_bits(const float* x, int64_t n, int32_t mask) {
+    int32_t largest = 0;
     for (int64_t i = 0; i < n; i++) {
-        const uint32_t bits = magnitude_bits(x[i]);
+        const int32_t bits = bit_cast<int32_t>(x[i]) & mask;
         largest = bits < INFINITE && bits > largest ? bits : largest;
     }
     return largest;
+}
+
+// The largest finite magnitude, and NaN where there is a NaN or an infinity, else 0.
+INLINE void measure_block(const float* x, int64_t n, int32_t mask, double& largest,
+                          double& poison) {
+    int32_t bits = largest_bits(x, n, mask);
+    poison = bits < INFINITE ? 0.0 : NOT_A_NUMBER;
+    if (bits >= INFINITE) bits = largest_finite_bits(x, n, mask);
+    largest = bit_cast<float>(bits);
 }
 
 // How a block's scale follows its largest finite magnitude, and how values are divided by it.
@@ -49,6 +62,20 @@ struct SmallFloat {
         scale = round_minifloat(wanted, p.small_low, p.small_high, p.small_turn) * p.of_tensor;
         divisor = scale == 0 ? 1.0 : scale;
         scale += poison;
+    }
+    static INLINE_MEMBER double divide(double v, double divisor) { return v / divisor; }
+};
+
+// A float32 that puts the largest magnitude on the largest element; NaN is nobody else's concern.
+struct LargestFloat {
+    static INLINE_MEMBER void find(const Plan& p, double largest, double, double& scale,
+                                   double& divisor) {
+        constexpr double tiny = std::numeric_limits<float>::min();
+        constexpr double epsilon = std::numeric_limits<float>::epsilon();
+        const double wanted = largest / p.small_divisor;
+        scale = static_cast<float>(wanted < tiny ? tiny : wanted);
+        scale = largest == 0 ? epsilon : scale;
+        divisor = scale;
     }
     static INLINE_MEMBER double divide(double v, double divisor) { return v / divisor; }
 };
