@@ -116,11 +116,12 @@ class SharedExponent(Scaling):
     def _largest_code(self) -> int:
         return 2**self.width - 1 - self.has_nan
 
-    def turn(self) -> tuple[int, int]:
+    def turn(self) -> tuple[int, int] | None:
         """How E follows the largest magnitude: up by one in every binade, in the same place.
 
         Returns: E for a magnitude of 1, before it is clipped, and the least f for which that of
-            1 + f 2^-FRACTION_BITS is one more; 2^FRACTION_BITS where that is only 2.
+            1 + f 2^-FRACTION_BITS is one more; 2^FRACTION_BITS where that is only 2. None where
+            E follows in another way.
         """
 
         def exponent(fraction: int) -> int:
@@ -130,6 +131,9 @@ class SharedExponent(Scaling):
             return int(self.exponent(amax))
 
         offset = exponent(0)
+        powers = torch.arange(-148.0, 128.0, dtype=torch.float64, device="cpu")
+        if not torch.equal(self.exponent(powers.exp2()), powers.long() + offset):
+            return None
         fractions = range(2**FRACTION_BITS)
         return offset, bisect.bisect_left(fractions, True, key=lambda f: exponent(f) > offset)
 

@@ -221,7 +221,8 @@ def _scale(number_format: ElementFormat | ScaledFormat) -> dict[str, Any] | None
     if isinstance(number_format, BlockFormat):
         block = {"block": int(number_format.groups.nominal_size)}
         if isinstance(scaling, SharedExponent):
-            return {**block, **_shared_exponent(scaling)}
+            rule = _shared_exponent(scaling)
+            return None if rule is None else {**block, **rule}
         if isinstance(scaling, ScaledFloatScale) and isinstance(scaling.element, Minifloat):
             return {**block, **_small_float(scaling, scaling.element)}
     return None
@@ -235,8 +236,11 @@ def _scaled_integer(number_format: ScaleInteger) -> dict[str, Any]:
     }
 
 
-def _shared_exponent(scaling: SharedExponent) -> dict[str, Any]:
-    offset, turn = scaling.turn()
+def _shared_exponent(scaling: SharedExponent) -> dict[str, Any] | None:
+    found = scaling.turn()
+    if found is None:
+        return None
+    offset, turn = found
     return {
         "scale": SHARED_EXPONENT,
         "offset": offset,

@@ -187,7 +187,10 @@ def scale_rule(number_format: BlockFormat) -> ScaleRule | None:
     scaling = number_format.scaling
     if not isinstance(scaling, SharedExponent) or number_format.groups.nominal_size > MAX_BLOCK:
         return None
-    offset, carry = scaling.turn()
+    turn = scaling.turn()
+    if turn is None:
+        return None
+    offset, carry = turn
     highest = scaling.largest
     lowest, mantissa_width = _smallest_step(number_format.element) or (0, 0)
     in_range = (
@@ -196,8 +199,7 @@ def scale_rule(number_format: BlockFormat) -> ScaleRule | None:
         and lowest - mantissa_width >= SMALLEST_SCALED_STEP
         and number_format.element.largest <= FLOAT32_MAX
     )
-    turn = 2**FRACTION_BITS - carry
-    rule = ScaleRule(offset, turn, scaling.lowest, highest, scaling.has_nan)
+    rule = ScaleRule(offset, 2**FRACTION_BITS - carry, scaling.lowest, highest, scaling.has_nan)
     return rule if in_range else None
 
 

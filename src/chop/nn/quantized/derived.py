@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, ClassVar
 
 from chop.errors import ConfigError
@@ -69,30 +70,53 @@ class BoundOperator(QuantizedOperator):
 def bind(operator: type[QuantizedOperator], namespace: dict[str, Any]) -> None:
     """Defines a class per format in the namespace of a module: the operator bound to it.
 
+    Those of formats that are defined later are made when they are asked for.
+
     Args:
         operator: `QuantLinear`, whose classes are called `Linear...`.
         namespace: `globals()` of the module.
     """
     prefix = operator.__name__.removeprefix("Quant")
-    chosen: dict[str, tuple[type[NumberFormat], dict[str, Any]]] = {
-        kind.__name__: (kind, {}) for kind in formats() if kind is not Float
+
+    def later(name: str) -> type[BoundOperator]:
+        """The class of a format that was defined after this module."""
+        for kind in formats():
+            if name == prefix + kind.__name__ and kind is not Float:
+                return _define(operator, namespace, name, kind, {})
+        raise AttributeError(f"module {namespace['__name__']!r} has no attribute {name!r}")
+
+    for kind in formats():
+        if kind is not Float:
+            _define(operator, namespace, prefix + kind.__name__, kind, {})
+    for suffix, (kind, preset) in VARIANTS.items():
+        _define(operator, namespace, prefix + suffix, kind, preset)
+    namespace["__getattr__"] = later
+
+
+def _define(
+    operator: type[QuantizedOperator],
+    namespace: dict[str, Any],
+    name: str,
+    kind: type[NumberFormat],
+    preset: Mapping[str, Any],
+) -> type[BoundOperator]:
+    prefix = operator.__name__.removeprefix("Quant")
+    body = {
+        "__module__": namespace["__name__"],
+        "__qualname__": name,
+        "__doc__": (
+            f"`nn.{prefix}` in format `{kind.name}`: see `{operator.__name__}` for its tensors."
+        ),
+        "__signature__": _with_config(operator),
+        "format": kind,
+        "preset": preset,
+        "unbound": operator,
     }
-    signature = _with_config(operator)
-    for suffix, (kind, preset) in {**chosen, **VARIANTS}.items():
-        name = prefix + suffix
-        text = f"`nn.{prefix}` in format `{kind.name}`: see `{operator.__name__}` for its tensors."
-        body = {
-            "__module__": namespace["__name__"],
-            "__qualname__": name,
-            "__doc__": text,
-            "__signature__": signature,
-            "format": kind,
-            "preset": preset,
-            "unbound": operator,
-        }
-        namespace[name] = type(name, (BoundOperator, operator), body)
+    namespace[name] = type(name, (BoundOperator, operator), body)
+    return namespace[name]
 
 
+@cache
 def _with_config(operator: type[QuantizedOperator]) -> inspect.Signature:
     """The signature of the `torch.nn` class that an operator replaces, then `config`."""
     ancestor = next(cls for cls in operator.__mro__ if cls.__module__.startswith("torch.nn"))

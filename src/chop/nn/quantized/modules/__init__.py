@@ -16,7 +16,7 @@ def __getattr__(name: str) -> Any:
     if name in homes:
         return importlib.import_module(f"{__name__}.{name}")
     for home in homes if not name.startswith("_") else ():
-        found = vars(importlib.import_module(f"{__name__}.{home}")).get(name)
+        found = getattr(importlib.import_module(f"{__name__}.{home}"), name, None)
         if isinstance(found, type) and found.__module__ == f"{__name__}.{home}":
             return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
