@@ -10,6 +10,7 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.formats import NumberFormat, from_key
+from chop.kernels.eager import round_eagerly
 
 
 def _reference(number_format: NumberFormat, x: Tensor) -> Tensor:
@@ -62,6 +63,8 @@ def register(kernel: Kernel) -> Kernel:
 def fake_quantize(x: Tensor, number_format: NumberFormat, out: Tensor | None = None) -> Tensor:
     """`number_format.round(x)` by the fastest way there is, without a gradient.
 
+    That is the device's kernel, else a few operations of PyTorch, else the readable reference.
+
     Args:
         x: any shape, floating.
         number_format: the format.
@@ -86,7 +89,9 @@ def fake_quantize(x: Tensor, number_format: NumberFormat, out: Tensor | None = N
             f"{out.dtype} on {out.device}."
         )
     kernel = KERNELS.get(x.device.type)
-    if kernel is None or not kernel.run(x, number_format, out):
+    if kernel is not None and kernel.run(x, number_format, out):
+        return out
+    if not round_eagerly(x, number_format, out):
         out.copy_(number_format.round(x))
     return out
 

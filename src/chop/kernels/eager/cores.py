@@ -1,0 +1,195 @@
+"""Rounding to the elements of formats, in place and without a branch.
+
+Each core works in float32 or in float64, with the operations of the C++ loops. In float64 they are
+exact for all data up to float32; in float32 where `exact_in_float32` says so.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from chop.kernels.eager.chunked import FLOAT32, FLOAT64, Buffers, Real
+from chop.kernels.plan import DOUBLE_BITS, FIXED, LOG, MINIFLOAT, Plan
+
+SMALLEST_NORMAL = 2.0**-126  # of float32
+LARGEST_POWER = 2.0**127
+
+
+class Core(ABC):
+    """Rounds numbers to elements, in place; NaN stays NaN.
+
+    Attributes:
+        real: what it computes in.
+        of_magnitudes: True if it takes magnitudes, and the caller gives the signs back.
+        has_negative_zero: False if zeros are to be +0.
+        reads_negative_zero: False if -0 counts as +0.
+        largest: the largest magnitude of an element.
+    """
+
+    real: Real
+    of_magnitudes: bool = True
+    has_negative_zero: bool = True
+    reads_negative_zero: bool = True
+    largest: float
+
+    @abstractmethod
+    def round_(self, v: Tensor, buffers: Buffers) -> None:
+        """Replaces the numbers by elements."""
+
+
+@dataclass(frozen=True)
+class FixedCore(Core):
+    """Whole steps in a range: see `Plan` for the numbers."""
+
+    real: Real
+    steps: float
+    step: float
+    low: float
+    high: float
+    has_negative_zero: bool
+    of_magnitudes: bool = False
+
+    @property
+    def largest(self) -> float:  # type: ignore[override]
+        """The top of the range, which is at least as far from zero as the bottom."""
+        return self.high * self.step
+
+    def round_(self, v: Tensor, buffers: Buffers) -> None:
+        """The nearest step, ties to even."""
+        if self.steps != 1:
+            v.mul_(self.steps)
+        v.round_().clamp_(self.low, self.high)
+        if self.step != 1 or not self.has_negative_zero:
+            # Adding +0 turns -0 into +0, adding -0 changes nothing.
+            zero = buffers.get("zero", v.dtype, torch.Size(()))
+            zero.fill_(-0.0 if self.has_negative_zero else 0.0)
+            torch.add(zero, v, alpha=self.step, out=v)
+
+
+@dataclass(frozen=True)
+class MinifloatCore(Core):
+    """Small floating-point numbers.
+
+    Attributes:
+        low: the binade below which numbers are subnormal.
+        largest: the largest number.
+        turn: 2^(fraction bits - mantissa width).
+    """
+
+    real: Real
+    low: float
+    largest: float
+    turn: float
+
+    def round_(self, v: Tensor, buffers: Buffers) -> None:
+        """The nearest number, ties to even.
+
+        Adding and subtracting 2^(fraction bits) ulp leaves the nearest multiple of the ulp.
+        """
+        magic = buffers.get("spare", v.dtype, v.shape)
+        bits = self.real.bits_dtype
+        v.clamp_(max=self.largest)
+        infinite = buffers.constant(self.real.infinite, bits)
+        torch.bitwise_and(v.view(bits), infinite, out=magic.view(bits))
+        magic.clamp_(min=self.low).mul_(self.turn)
+        v.add_(magic).sub_(magic)
+
+
+@dataclass(frozen=True)
+class LogCore(Core):
+    """Powers of two.
+
+    Attributes:
+        low: the smallest.
+        largest: the largest.
+        turn: what 2^E is multiplied by to find the first number that goes up.
+        zero_below: the magnitude below which numbers become zero; 0 if there is no zero.
+    """
+
+    real: Real
+    low: float
+    largest: float
+    turn: float
+    zero_below: float
+    reads_negative_zero: bool = False
+
+    @property
+    def has_negative_zero(self) -> bool:  # type: ignore[override]
+        """Of a zero, there is only +0; without one there is nothing to be done."""
+        return self.zero_below == 0
+
+    def round_(self, v: Tensor, buffers: Buffers) -> None:
+        """The power for each number: a carry out of the fraction takes it up.
+
+        Clamping first is the same as last, since both ends are powers.
+        """
+        power = buffers.get("spare", v.dtype, v.shape)
+        dtype = self.real.bits_dtype
+        bits = power.view(dtype)
+        if self.zero_below:
+            kept = buffers.get("kept", v.dtype, v.shape)
+            torch.ge(v, _not_below(self.zero_below, v.dtype), out=kept)
+        v.clamp_(self.low, self.largest)
+        one = 1 << self.real.fraction_bits
+        rise = buffers.constant(one - math.ceil((self.turn - 1) * one), dtype)
+        torch.add(v.view(dtype), rise, out=bits)
+        bits.bitwise_and_(buffers.constant(self.real.infinite, dtype))
+        if self.zero_below:
+            power.mul_(kept)
+        torch.add(power, v, alpha=0.0, out=v)  # a NaN is no power: it comes back here
+
+
+def core_of(plan: Plan, real: Real, halvings: int = 0) -> Core | None:
+    """The core of a plan, its elements divided by 2^halvings; None for another kind of element."""
+    unit = 2.0**-halvings
+    low, high = plan.low * unit, plan.high * unit
+    if plan.core == FIXED:
+        zero_keeps_sign = math.copysign(1.0, plan.zero) < 0
+        steps, step = plan.steps / unit, plan.step * unit
+        return FixedCore(real, steps, step, plan.low, plan.high, zero_keeps_sign)
+    if plan.core == MINIFLOAT:
+        return MinifloatCore(real, low, high, plan.turn * 2.0 ** (real.fraction_bits - DOUBLE_BITS))
+    if plan.core == LOG:
+        return LogCore(real, low, high, plan.turn, plan.zero_below * unit)
+    return None
+
+
+def small_core(plan: Plan) -> MinifloatCore:
+    """The core of the small floats that scale blocks."""
+    return MinifloatCore(FLOAT64, plan.small_low, plan.small_high, plan.small_turn)
+
+
+def exact_in_float32(core: Core, is_scaled: bool) -> bool:
+    """Whether a float32 core gives the bits of a float64 one.
+
+    Args:
+        core: in float32.
+        is_scaled: numbers were multiplied by a power of two, and those that came out below the
+            smallest normal one may have lost bits.
+    """
+    assert core.real is FLOAT32
+    if isinstance(core, FixedCore):
+        # Steps are counted exactly; what vanishes is far below half a step.
+        return core.high < 2**24 and 2.0**-24 <= core.step <= 1 and core.largest <= 2**64
+    if isinstance(core, LogCore):
+        return core.low >= SMALLEST_NORMAL and core.largest <= LARGEST_POWER
+    assert isinstance(core, MinifloatCore)
+    # The sum of the numbers and the magic one stays in the magic one's binade, which has to be
+    # the next one above theirs at least.
+    if core.turn < 2 or core.low < SMALLEST_NORMAL or core.largest * core.turn > LARGEST_POWER:
+        return False
+    smallest = core.low * core.turn * 2.0**-FLOAT32.fraction_bits
+    return not is_scaled or smallest >= 4 * SMALLEST_NORMAL
+
+
+def _not_below(number: float, dtype: torch.dtype) -> float:
+    """The smallest number of that dtype that is not below `number`."""
+    nearest = torch.tensor(number, dtype=dtype, device="cpu")
+    if nearest.item() < number:
+        nearest = nearest.nextafter(torch.tensor(torch.inf, dtype=dtype, device="cpu"))
+    return nearest.item()

@@ -1,0 +1,133 @@
+"""Chunks of numbers rounded to elements, or to elements times scales."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from chop.kernels.eager.chunked import FLOAT32, FLOAT64, Buffers
+from chop.kernels.eager.cores import Core, core_of, exact_in_float32, small_core
+from chop.kernels.eager.scales import LIFTABLE_EXPONENT, PowerOfTwo, Scale, SmallFloat, tops_of
+from chop.kernels.plan import FIXED, Plan
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Elements by themselves, or scaled by blocks.
+
+    Attributes:
+        core: the elements.
+        limit: results beyond become this; infinite where none can be.
+        scale: how the scale follows a block's largest magnitude; None for none.
+        wide: the same in float64, for magnitudes that are too large for this one.
+    """
+
+    core: Core
+    limit: float
+    scale: PowerOfTwo | SmallFloat | None = None
+    wide: Grid | None = None
+
+    def __call__(self, x: Tensor, out: Tensor, buffers: Buffers) -> None:
+        """Rounds a chunk.
+
+        Args:
+            x: float32; (blocks, elements) where there is a scale.
+            out: the same shape; may be `x`.
+            buffers: lent from.
+        """
+        magnitudes = torch.abs(x, out=buffers.get("work", x.dtype, x.shape))
+        scale = None
+        if self.scale is not None:
+            tops = tops_of(magnitudes, buffers)
+            if not self.scale.takes(tops):
+                assert self.wide is not None
+                return self.wide(x, out, buffers)
+            scale = self.scale(tops, buffers)
+        v = magnitudes if self.core.of_magnitudes else x
+        return round_scaled(self.core, scale, x, v, out, buffers, self.limit)
+
+
+def round_scaled(
+    core: Core,
+    scale: Scale | None,
+    x: Tensor,
+    v: Tensor,
+    out: Tensor,
+    buffers: Buffers,
+    limit: float,
+) -> None:
+    """Rounds a chunk whose scales are known.
+
+    Args:
+        core: the elements.
+        scale: of the same dtype as the core; None for none.
+        x: float32, any shape that the scale fits.
+        v: `x` itself; or its magnitudes if the core takes them, which are overwritten.
+        out: float32, like `x`; may be `x`.
+        buffers: lent from.
+        limit: results beyond become this.
+    """
+    rounded = _rounded(core, scale, v, buffers, limit)
+    if not core.of_magnitudes:
+        out.copy_(rounded)
+        return
+    if rounded is not v:
+        v.copy_(rounded)
+    signs = x if core.reads_negative_zero else torch.add(x, 0.0, out=out)
+    torch.copysign(v, signs, out=out)
+    if not core.has_negative_zero:
+        out.add_(0.0)
+
+
+def _rounded(core: Core, scale: Scale | None, v: Tensor, buffers: Buffers, limit: float) -> Tensor:
+    """The rounded numbers, in the core's dtype, in a buffer; `v` may be that buffer."""
+    work = buffers.get("work", core.real.dtype, v.shape)
+    if v is not work and (scale is None or v.dtype != work.dtype):
+        v = work.copy_(v)
+    if scale is not None:
+        scale.divide(v, out=work)
+    core.round_(work, buffers)
+    if scale is not None:
+        work.mul_(scale.factor)
+    return work.clamp_(-limit, limit) if limit < math.inf else work
+
+
+def elements(plan: Plan) -> Grid | None:
+    """Elements by themselves; None for what is no grid."""
+    core = core_of(plan, FLOAT32)
+    if core is not None and not exact_in_float32(core, is_scaled=False):
+        core = core_of(plan, FLOAT64)
+    return None if core is None else Grid(core, _limit(core.largest, plan))
+
+
+def shared_exponents(plan: Plan) -> Grid | None:
+    """Elements times powers of two that blocks share; None for what is no grid."""
+    wide_core = core_of(plan, FLOAT64)
+    if wide_core is None:
+        return None
+    wide = Grid(wide_core, plan.limit, PowerOfTwo.of(plan, FLOAT64))
+    # The middle of the elements' range is put at 1, which keeps scales of long ranges normal.
+    halvings = 0 if plan.core == FIXED else math.frexp(plan.high)[1] // 2
+    core = core_of(plan, FLOAT32, halvings)
+    scale = PowerOfTwo.of(plan, FLOAT32, halvings)
+    assert core is not None
+    if exact_in_float32(core, is_scaled=True) and scale.is_representable:
+        return Grid(core, _limit(2.0 ** (LIFTABLE_EXPONENT + 1), plan), scale, wide)
+    return wide
+
+
+def two_levels(plan: Plan, of_tensor: float) -> Grid | None:
+    """Elements times small floats times a factor of the tensor; None for what is no grid."""
+    core = core_of(plan, FLOAT64)
+    if core is None:
+        return None
+    small = small_core(plan)
+    limit = _limit(core.largest * small.largest * of_tensor, plan)
+    return Grid(core, limit, SmallFloat(small, plan.small_divisor, of_tensor))
+
+
+def _limit(largest: float, plan: Plan) -> float:
+    return plan.limit if largest > plan.limit else math.inf

@@ -1,0 +1,90 @@
+"""Chunks of numbers rounded to two or three values, and to integers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from chop.kernels.eager.chunked import Buffers
+
+
+def round_integers(
+    x: Tensor,
+    out: Tensor,
+    buffers: Buffers,
+    dtype: torch.dtype,
+    steps: float,
+    bounds: tuple[int, int],
+    floors: bool,
+) -> None:
+    """Two's-complement fixed point, by the operations of the reference, `Integer.round`.
+
+    Args:
+        x: float32, any shape.
+        out: the same shape; may be `x`.
+        buffers: lent from.
+        dtype: what to compute in.
+        steps: per unit, a power of two.
+        bounds: smallest and largest number of steps.
+        floors: rounds down instead of to nearest.
+    """
+    v = buffers.get("steps", dtype, x.shape)
+    if dtype == x.dtype:
+        torch.mul(x, steps, out=v)
+    else:
+        v.copy_(x).mul_(steps)
+    if floors:
+        v.floor_()
+    else:
+        v.round_()
+    v.clamp_(*bounds)
+    zero = buffers.get("zero", dtype, torch.Size(())).zero_()
+    if dtype == x.dtype:
+        torch.add(zero, v, alpha=1 / steps, out=out)
+    else:
+        out.copy_(torch.add(zero, v, alpha=1 / steps, out=v))
+
+
+def round_signs(x: Tensor, out: Tensor, buffers: Buffers, scale: Tensor, is_bipolar: bool) -> None:
+    """The scale with the sign of each number, zeros counting as positive; or the scale and 0.
+
+    Args:
+        x: float32, any shape.
+        out: the same shape; may be `x`.
+        buffers: lent from.
+        scale: float32, of a shape that fits.
+        is_bipolar: False for {0, scale}.
+    """
+    v = buffers.get("signs", x.dtype, x.shape)
+    if is_bipolar:
+        torch.copysign(scale, torch.add(x, 0.0, out=v), out=v)
+    else:
+        torch.ge(x, 0.0, out=v).mul_(scale)
+    # A scale of zero keeps its sign.
+    _with_nan(v, x, out, buffers, zero=-0.0)
+
+
+def round_ternary(
+    x: Tensor, out: Tensor, buffers: Buffers, threshold: float, scale: Tensor | None
+) -> None:
+    """The scale with the sign of each number beyond the threshold, else +0.
+
+    Args:
+        x: float32, any shape.
+        out: the same shape; may be `x`.
+        buffers: lent from.
+        threshold: a float32, not negative.
+        scale: float32, of a shape that fits; None for 1.
+    """
+    v = buffers.get("signs", x.dtype, x.shape)
+    torch.hardshrink(x, threshold, out=v).sign_()
+    if scale is not None:
+        v.mul_(scale)
+    _with_nan(v, x, out, buffers, zero=0.0)
+
+
+def _with_nan(v: Tensor, x: Tensor, out: Tensor, buffers: Buffers, zero: float) -> None:
+    """Writes v + zero to `out`, or NaN where `x` is: `zero` times a number from 1 to 2."""
+    carrier = buffers.get("carrier", x.dtype, x.shape)
+    torch.clamp(x, 1.0, 2.0, out=carrier)
+    torch.add(v, carrier, alpha=zero, out=out)
