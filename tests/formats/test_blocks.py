@@ -66,33 +66,63 @@ def _mxint_limits(x):
     return -scale * 127 / 64, scale * 127 / 64
 
 
+ALL_BFLOAT16 = torch.arange(2**16).to(torch.uint16).view(torch.bfloat16).float()
+
+
+def many_blocks():
+    """(blocks, 32): every finite bfloat16 in order and shuffled, and 128,000 random float32."""
+    finite = ALL_BFLOAT16[ALL_BFLOAT16.isfinite()]
+    shuffled = finite[torch.randperm(finite.numel(), generator=torch.Generator().manual_seed(0))]
+    return torch.cat([finite.view(-1, 32), shuffled.view(-1, 32), rows_of(32, 4000)])
+
+
 ELEMENTS = {
     "float8_e4m3fn": MXFP(8, 4),
     "float8_e5m2": MXFP(8, 5),
     "float6_e3m2fn": MXFP(6, 3),
     "float6_e2m3fn": MXFP(6, 2),
     "float4_e2m1fn": MXFP(4, 2),
+    "int8": MXInt(),
 }
 
 
-@pytest.mark.parametrize("name", ELEMENTS)
-def test_microscaling_floats_equal_ml_dtypes_on_every_bfloat16_magnitude(name):
-    fmt, dtype = ELEMENTS[name], getattr(ml_dtypes, name)
+def rounded_elements(name, quotients):
+    """Saturated to what the element has, and rounded by ml_dtypes, or by gfloat."""
+    if name == "int8":
+        steps = gfloat.round_ndarray(gf.format_info_ocp_int8, quotients, sat=True)
+        return np.clip(steps, -127 / 64, 127 / 64)
+    dtype = getattr(ml_dtypes, name)
     largest = float(ml_dtypes.finfo(dtype).max)
-    finite = torch.arange(2**16).to(torch.uint16).view(torch.bfloat16).float()
-    finite = finite[finite.isfinite()]
-    shuffled = finite[torch.randperm(finite.numel(), generator=torch.Generator().manual_seed(0))]
-    for x in (finite.view(-1, 32), shuffled.view(-1, 32), rows_of(32, 4000)):
-        exact = x.double().numpy()
-        _, exponent = np.frexp(np.abs(exact).max(1, keepdims=True))
-        wanted = exponent - 1 - math.floor(math.log2(largest))
-        scale = np.exp2(np.clip(wanted, -127, 127).astype(np.float64))
-        element = np.clip(exact / scale, -largest, largest).astype(dtype).astype(np.float64)
-        with np.errstate(over="ignore"):
-            assert (
-                differences(fmt.round(x), np.clip(element * scale, -3.4028235e38, 3.4028235e38))
-                == 0
-            )
+    return np.clip(quotients, -largest, largest).astype(dtype).astype(np.float64)
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_microscaling_equals_ml_dtypes_on_every_bfloat16_magnitude(name):
+    fmt, x = ELEMENTS[name], many_blocks()
+    exact = x.double().numpy()
+    encoded = fmt.encode(x)
+    scale = encoded.scales.numpy().view(ml_dtypes.float8_e8m0fnu).astype(np.float64)[:, None]
+    _, exponent = np.frexp(np.abs(exact).max(1, keepdims=True))
+    top = 0 if name == "int8" else math.floor(math.log2(ml_dtypes.finfo(name).max))
+    wanted = np.where(exact.any(1, keepdims=True), exponent - 1 - top, -127)
+    assert np.array_equal(scale, np.exp2(np.clip(wanted, -127, 127).astype(np.float64)))
+    limit = float(torch.finfo(torch.float32).max)
+    expected = np.clip(rounded_elements(name, exact / scale) * scale, -limit, limit)
+    assert differences(fmt.round(x), expected) == 0
+
+
+@pytest.mark.parametrize("fmt", [*ELEMENTS.values(), NVFP4(block_size=32)])
+def test_a_block_with_a_nan_or_an_infinity_is_nan_whole_and_no_other(fmt):
+    x = ALL_BFLOAT16.view(-1, 32)
+    poisoned = ~x.isfinite().all(1)
+    assert poisoned.sum() == 2 * (2**7 // 32)  # of both signs: infinity and NaNs share an exponent
+    y = fmt.round(x)
+    assert y[poisoned].isnan().all() and y[~poisoned].isfinite().all()
+    assert same_values(fmt.decode(fmt.encode(x)), y)
+
+
+def same_values(a, b):
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def test_microscaling_rules_that_libraries_disagree_on():
@@ -135,19 +165,30 @@ def test_scale_modes():
     assert MXFP(8, 4).round(torch.tensor([500.0, 256.0])).tolist() == [448.0, 256.0]
 
 
+def some_magnitudes(size):
+    """(rows, size): every bfloat16 from 2^-20 to 2^20, shuffled, and 100,000 random float32."""
+    chosen = ALL_BFLOAT16[(ALL_BFLOAT16.abs() >= 2**-20) & (ALL_BFLOAT16.abs() < 2**20)]
+    random = torch.randn(100_000 // size * size, generator=torch.Generator().manual_seed(1))
+    shuffled = chosen[torch.randperm(chosen.numel(), generator=torch.Generator().manual_seed(0))]
+    small = rows_of(size, 64)[2:] * 1e-3
+    small = small / small.abs().amax(1, keepdim=True) * torch.linspace(0.01, 3, 62)[:, None]
+    return [chosen.view(-1, size), shuffled.view(-1, size), random.view(-1, size), small]
+
+
 def test_nvfp4_is_its_definition():
-    x = rows_of(16, 64)[2:] * 1e-3
-    x = x / x.abs().amax(1, keepdim=True) * torch.linspace(0.01, 3, 62)[:, None]
-    exact = x.double().numpy()
-    g = np.float32(np.abs(exact).max() / (448 * 6)).astype(np.float64)
-    amax = np.abs(exact).max(1, keepdims=True)
-    scale = (amax / 6 / g).astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * g
-    element = np.clip(exact / scale, -6, 6).astype(ml_dtypes.float4_e2m1fn).astype(np.float64)
+    # By gfloat: ml_dtypes rounds float64 twice, by way of float32.
     fmt = NVFP4()
-    assert differences(fmt.round(x), element * scale) == 0
+    for x in some_magnitudes(16):
+        exact = x.double().numpy()
+        g = np.float32(np.abs(exact).max() / (448 * 6)).astype(np.float64)
+        wanted = np.abs(exact).max(1, keepdims=True) / 6 / g
+        scale = gfloat.round_ndarray(gf.format_info_ocp_e4m3, wanted, sat=True) * g
+        quotients = exact / np.where(scale == 0, 1, scale)
+        element = gfloat.round_ndarray(gf.format_info_ocp_e2m1, quotients, sat=True)
+        assert differences(fmt.round(x), element * scale) == 0
+        assert fmt.encode(x).tensor_scale.item() == np.float32(g)
+        assert fmt.bits(x.shape) == 4.5 + 32 / x.numel()
     assert fmt.bits() == 4.5
-    assert fmt.bits(x.shape) == 4.5 + 32 / x.numel()
-    assert fmt.encode(x).tensor_scale.item() == np.float32(g)
 
 
 @pytest.mark.parametrize("width, exponent_width, bias", [(8, 8, 127), (4, 8, 127), (6, 4, 7)])
@@ -195,18 +236,25 @@ def test_block_log_is_its_definition():
 
 @pytest.mark.parametrize("width", [4, 8])
 def test_scale_integer_equals_torch(width):
-    x = torch.randn(64, 48) * torch.linspace(0.1, 9, 64)[:, None]
     limit = 2 ** (width - 1) - 1
-    scales = x.abs().amax(1) / limit
-    theirs = torch.fake_quantize_per_channel_affine(
-        x, scales, torch.zeros(64, dtype=torch.int32), 0, -limit, limit
-    )
-    for granularity in ("channel", "row"):
-        ours = ScaleInteger(width, granularity=granularity).round(x)
+    for x in some_magnitudes(32):
+        rows = len(x)
+        scales = x.abs().amax(1) / limit
+        theirs = torch.fake_quantize_per_channel_affine(
+            x, scales, torch.zeros(rows, dtype=torch.int32), 0, -limit, limit
+        )
         # torch multiplies by 1/s: a quotient within rounding of a tie may go the other way.
         is_tie = ((x / scales[:, None]).abs() % 1 - 0.5).abs() < 1e-5
-        torch.testing.assert_close(ours[~is_tie], theirs[~is_tie], rtol=1e-6, atol=0)
-    assert ScaleInteger(width).round(x).unique().numel() <= 2 * limit + 1
+        assert is_tie.double().mean() < 0.02
+        for granularity in ("channel", "row"):
+            ours = ScaleInteger(width, granularity=granularity).round(x)
+            torch.testing.assert_close(ours[~is_tie], theirs[~is_tie], rtol=1e-6, atol=0)
+        whole = ScaleInteger(width, granularity="tensor")
+        scale = x.abs().max() / limit
+        theirs = torch.fake_quantize_per_tensor_affine(x, scale.item(), 0, -limit, limit)
+        is_tie = ((x / scale).abs() % 1 - 0.5).abs() < 1e-5
+        torch.testing.assert_close(whole.round(x)[~is_tie], theirs[~is_tie], rtol=1e-6, atol=0)
+        assert whole.round(x).unique().numel() <= 2 * limit + 1
 
 
 def test_scale_integer_keeps_its_maximum_and_its_neighbours_apart():
