@@ -39,7 +39,11 @@ def test_every_format_has_its_definition_and_a_picture(made):
         if kind.name == "float":
             continue
         section = made[PAGE].split(f"## `{kind.name}`\n")[1].split("\n## ")[0]
-        assert f"]({PICTURES}/{kind.name}.svg)" in section and "Source" in section
+        assert f"]({PICTURES}/{kind.name}.svg)" in section
+        for part in ("Values:", "Rounding", "aturation:", "Special values", "Source"):
+            assert part in section.replace("\n", " "), (kind.name, part)
+        rows = re.findall(r"^\| `.*", section, re.MULTILINE)
+        assert len(rows) == len(examples_of(kind)) and all(row.count("|") == 6 for row in rows)
         settings = re.findall(r"^- `(\w+)(?: = .+?)?`: .", section, re.MULTILINE)
         assert settings == [field.name for field in dataclasses.fields(kind)]
         assert ">>>" not in section
