@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.formats.base import check_range
 from chop.formats.elements import Sign
 from chop.formats.groups import Whole
-from chop.formats.learnt import LearnableFormat, check_scales, sums
+from chop.formats.learnt import LearnableFormat, check_scales, given, sums
 from chop.formats.scaled import ScaledFormat
 from chop.formats.scaling import TINY, FloatScale, GivenScale, Scaling, Unscaled
 
@@ -29,6 +28,18 @@ def first_means(groups: Tensor) -> Tensor:
     """float32 (groups,): mean magnitudes to start learning from; 1 for groups of zeros."""
     mean = mean_magnitude(groups.float()).reshape(-1)
     return mean.masked_fill(mean < TINY, 1.0)
+
+
+def of_scaled_signs(
+    grad: Tensor, x: Tensor, rounded: Tensor, scales: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of elements of magnitude up to 1 times a scale; see `LearnableFormat`."""
+    channels = Whole("channel")
+    scale = scales.view(-1, 1)
+    elements = channels.split(rounded) / scale
+    beyond = channels.split(x).abs() > scale
+    of_scales = sums(channels.split(grad) * elements, scales.numel())
+    return grad.masked_fill(channels.join(beyond, x.shape), 0), of_scales
 
 
 @dataclass(frozen=True)
@@ -98,7 +109,7 @@ class Binary(ScaledFormat, LearnableFormat):
     def scaling(self) -> Scaling:
         """The mean magnitude, a given scale, or none."""
         if self.scales is not None:
-            return GivenScale(torch.tensor(self.scales, device="cpu"))
+            return GivenScale(given(self.scales))
         return FloatScale(mean_magnitude) if self.scaling_factor else Unscaled()
 
     @property
@@ -115,13 +126,8 @@ class Binary(ScaledFormat, LearnableFormat):
         """The mean magnitudes."""
         return first_means(self.groups.split(x))
 
-    def round_with(self, x: Tensor, scales: Tensor) -> Tensor:
-        """Signs times the scales."""
-        return self.round_by(x, GivenScale(scales))
-
-    def gradients(self, grad: Tensor, x: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    def gradients(
+        self, grad: Tensor, x: Tensor, rounded: Tensor, scales: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """None for values beyond the scale; sums with the signs."""
-        groups = self.groups.split(x)
-        of_scales = sums(self.groups.split(grad) * self.element.round(groups), scales.numel())
-        beyond = groups.abs() > scales.view(-1, 1)
-        return grad.masked_fill(self.groups.join(beyond, x.shape), 0), of_scales
+        return of_scaled_signs(grad, x, rounded, scales)

@@ -97,13 +97,10 @@ class BinaryResidual(LearnableFormat):
         signs, scales = self._signs_and_scales(x)
         return self._sum(signs, scales, x.dtype)
 
-    def _signs_and_scales(
-        self, x: Tensor, known: Tensor | None = None
-    ) -> tuple[list[Tensor], Tensor]:
-        """Per level: s_l in the shape of `x`, NaN where it is; float32 factor, or the known one."""
+    def _signs_and_scales(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Per level: s_l in the shape of `x`, NaN where it is; float32 factor."""
         element, rest = self._element, x.double()
-        if known is None and self.scales is not None:
-            known = given(self.scales, x)
+        known = None if self.scales is None else given(self.scales, x)
         signs: list[Tensor] = []
         scales: list[Tensor] = []
         for level in range(self._depth):
@@ -162,15 +159,16 @@ class BinaryResidual(LearnableFormat):
         scales = self._signs_and_scales(x)[1]
         return scales.masked_fill(scales < TINY, 1.0)
 
-    def round_with(self, x: Tensor, scales: Tensor) -> Tensor:
-        """The sum of the levels with these factors."""
-        return self._sum(self._signs_and_scales(x, scales)[0], scales, x.dtype)
-
-    def gradients(self, grad: Tensor, x: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    def gradients(
+        self, grad: Tensor, x: Tensor, rounded: Tensor, scales: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """None for values beyond the sum of the factors; sums with the signs of each level."""
-        signs, _ = self._signs_and_scales(x, scales)
-        of_scales = torch.stack([(grad * level).sum() for level in signs]).float()
-        return grad.masked_fill(x.abs() > scales.sum(), 0), of_scales
+        rest, of_scales = x, []
+        for scale in scales:
+            sign = torch.where(rest >= 0, 1.0, -1.0 if self.bipolar else 0.0)
+            of_scales.append((grad * sign).sum())
+            rest = rest - scale * sign
+        return grad.masked_fill(x.abs() > scales.sum(), 0), torch.stack(of_scales).float()
 
 
 def _mean(rest: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ arXiv:1902.08153, sections 2.1 and 2.2. What the formats add is told in their fi
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from abc import abstractmethod
@@ -20,6 +21,22 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.formats.base import NumberFormat, formats, from_key
 from chop.formats.scaling import TINY
+
+
+class LiveScales(tuple[float, ...]):
+    """Scales that training is changing: a tensor. Seen as a tuple it is empty.
+
+    So all of them are alike to whoever remembers things about the settings of a format.
+    """
+
+    tensor: Tensor
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Self:
+        """Scales, float32 (n,), all above zero."""
+        made = cls()
+        made.tensor = tensor
+        return made
 
 
 class LearnableFormat(NumberFormat):
@@ -51,21 +68,26 @@ class LearnableFormat(NumberFormat):
         """
 
     @abstractmethod
-    def round_with(self, x: Tensor, scales: Tensor) -> Tensor:
-        """`round` by given scales, float32 (n,), all above zero."""
-
-    @abstractmethod
-    def gradients(self, grad: Tensor, x: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    def gradients(
+        self, grad: Tensor, x: Tensor, rounded: Tensor, scales: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Of the loss, with respect to `x` and, not yet divided, to `scales`.
 
         Args:
-            grad: of the loss with respect to the rounded `x`, in its shape.
+            grad: of the loss with respect to `rounded`.
             x: at least float32.
+            rounded: `x` rounded by the scales, of its shape and dtype.
             scales: float32 (n,), all above zero.
         """
 
+    def by(self, scales: Tensor) -> Self:
+        """This format with scales, float32 (n,), all above zero, that are still learnt."""
+        twin = copy.copy(self)
+        object.__setattr__(twin, "scales", LiveScales.of(scales))
+        return twin
+
     def with_scales(self, scales: Tensor) -> Self:
-        """This format with scales that were learnt: `round` is then `round_with` them."""
+        """This format with scales that were learnt."""
         return dataclasses.replace(self, scales=tuple(in_use(scales.detach()).tolist()))  # type: ignore[type-var]
 
 
@@ -105,9 +127,12 @@ def check_scales(scales: Sequence[float] | None, where: str) -> tuple[float, ...
     return tuple(scales)
 
 
-def given(scales: Sequence[float], x: Tensor) -> Tensor:
+def given(scales: Sequence[float], x: Tensor | None = None) -> Tensor:
     """Given scales as a tensor, float32, where `x` is."""
-    return torch.tensor(scales, dtype=torch.float32, device=x.device)
+    device = torch.device("cpu") if x is None else x.device
+    if isinstance(scales, LiveScales):
+        return scales.tensor if x is None else scales.tensor.to(device)
+    return torch.tensor(scales, dtype=torch.float32, device=device)
 
 
 def sums(terms: Tensor, count: int) -> Tensor:
@@ -116,12 +141,17 @@ def sums(terms: Tensor, count: int) -> Tensor:
     return per_group if count > 1 else per_group.sum().reshape(1)
 
 
-# One node for FX, torch.compile and export, forward and backward.
-@torch.library.custom_op("chop::learnt_fake_quantize", mutates_args=())
-def _learnt_fake_quantize(x: Tensor, scales: Tensor, key: str, is_batch: bool) -> Tensor:
+def by_learnt(key: str, scales: Tensor) -> NumberFormat:
+    """The format of that key with scales as they are used."""
     number_format = from_key(key)
     assert isinstance(number_format, LearnableFormat)
-    return torch.empty_like(x).copy_(number_format.round_with(x, in_use(scales)))
+    return number_format.by(in_use(scales))
+
+
+# One node for FX, torch.compile and export, forward and backward; kernels may implement it.
+@torch.library.custom_op("chop::learnt_fake_quantize", mutates_args=())
+def _learnt_fake_quantize(x: Tensor, scales: Tensor, key: str, is_batch: bool) -> Tensor:
+    return torch.empty_like(x).copy_(by_learnt(key, scales).round(x))
 
 
 @_learnt_fake_quantize.register_fake
@@ -136,10 +166,12 @@ def _learnt_gradients(
     number_format = from_key(key)
     assert isinstance(number_format, LearnableFormat)
     wide = torch.promote_types(x.dtype, torch.float32)
-    of_x, of_scales = number_format.gradients(grad.to(wide), x.to(wide), in_use(scales))
+    values = x.to(wide)
+    rounded = torch.ops.chop.learnt_fake_quantize(values, scales, key, is_batch)
+    of_x, of_scales = number_format.gradients(grad.to(wide), values, rounded, in_use(scales))
     samples = x.shape[0] if is_batch and x.ndim > 1 else 1
-    values = x.numel() / max(samples, 1) / scales.numel()
-    share = 1 / math.sqrt(max(values * number_format.largest_step, 1.0))
+    count = x.numel() / max(samples, 1) / scales.numel()
+    share = 1 / math.sqrt(max(count * number_format.largest_step, 1.0))
     signs = torch.where(scales < 0, -share, share)
     return torch.empty_like(x).copy_(of_x), (of_scales * signs).to(scales.dtype)
 

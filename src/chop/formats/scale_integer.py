@@ -15,7 +15,7 @@ from chop.formats.base import check_range
 from chop.formats.binary import mean_magnitude
 from chop.formats.elements import Fixed
 from chop.formats.groups import Blocks, Groups, Whole
-from chop.formats.learnt import LearnableFormat, check_scales, sums
+from chop.formats.learnt import LearnableFormat, check_scales, given, sums
 from chop.formats.scaled import ScaledFormat
 from chop.formats.scaling import TINY, FloatScale, GivenScale, Scaling
 
@@ -93,7 +93,7 @@ class ScaleInteger(ScaledFormat, LearnableFormat):
     def scaling(self) -> Scaling:
         """A float32 that puts the covered magnitudes on the integers, or a given one."""
         if self.scales is not None:
-            return GivenScale(torch.tensor(self.scales, device="cpu"))
+            return GivenScale(given(self.scales))
         return FloatScale(self._scale)
 
     def _scale(self, groups: Tensor) -> Tensor:
@@ -124,16 +124,14 @@ class ScaleInteger(ScaledFormat, LearnableFormat):
         start = 2 * mean / math.sqrt(self.largest_step)
         return start.masked_fill(start < TINY, EPSILON)
 
-    def round_with(self, x: Tensor, scales: Tensor) -> Tensor:
-        """Integers times the scales."""
-        return self.round_by(x, GivenScale(scales))
-
-    def gradients(self, grad: Tensor, x: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    def gradients(
+        self, grad: Tensor, x: Tensor, rounded: Tensor, scales: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """None for values beyond the range."""
         steps = self.groups.split(x) / scales.view(-1, 1)
         lowest = -self.largest_step if self.is_signed else 0
         inside = (steps > lowest) & (steps < self.largest_step)
-        rounded = steps.round().clamp(lowest, self.largest_step)
-        slopes = torch.where(inside, rounded - steps, rounded)
+        elements = self.groups.split(rounded) / scales.view(-1, 1)
+        slopes = torch.where(inside, elements - steps, elements)
         of_scales = sums(self.groups.split(grad) * slopes, scales.numel())
         return grad.masked_fill(~self.groups.join(inside, x.shape), 0), of_scales

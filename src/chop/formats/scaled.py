@@ -102,22 +102,18 @@ class ScaledFormat(NumberFormat):
             x: any shape and floating dtype.
         Returns: same shape and dtype as `x`.
         """
-        return self.round_by(x, self.scaling)
-
-    def round_by(self, x: Tensor, scaling: Scaling) -> Tensor:
-        """`round` with scales that are found in another way."""
         groups = self.groups.split(x)
-        parts = self._parts(groups, scaling)
-        rounded = [cast(self._round_groups(part.double(), scaling), x.dtype) for part in parts]
-        return self.groups.join(torch.cat(rounded).view(groups.shape), x.shape)
+        parts = self._parts(groups)
+        rounded = torch.cat([cast(self._round_groups(part.double()), x.dtype) for part in parts])
+        return self.groups.join(rounded.view(groups.shape), x.shape)
 
-    def _parts(self, groups: Tensor, scaling: Scaling) -> Sequence[Tensor]:
+    def _parts(self, groups: Tensor) -> Sequence[Tensor]:
         """(rows, group size) each; all at once where a scale cannot be told from a part."""
         rows = groups.reshape(-1, groups.size(-1))
-        return (rows,) if scaling.looks_at_all else chunks(rows, rows.size(-1))
+        return (rows,) if self.scaling.looks_at_all else chunks(rows, rows.size(-1))
 
-    def _round_groups(self, groups: Tensor, scaling: Scaling) -> Tensor:
-        scale = scaling.measure(groups).values
+    def _round_groups(self, groups: Tensor) -> Tensor:
+        scale = self.scaling.measure(groups).values
         return self.element.round(_divide(groups, scale)) * scale
 
     def bits(self, shape: Sequence[int] = ()) -> float:
@@ -131,7 +127,7 @@ class ScaledFormat(NumberFormat):
     def encode(self, x: Tensor) -> Encoded:
         """The elements' codes in the order of `x`, without padding, and the groups' scales."""
         groups = self.groups.split(x)
-        parts = [self._encode_groups(part.double()) for part in self._parts(groups, self.scaling)]
+        parts = [self._encode_groups(part.double()) for part in self._parts(groups)]
         codes = torch.cat([codes for codes, _ in parts]).view(groups.shape)
         scales = self.scaling.pack(torch.cat([scales.codes for _, scales in parts]))
         packed = pack_bits(self.groups.join(codes, x.shape), self.element.width)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.formats.base import Encoded, check_range
-from chop.formats.binary import first_means, mean_magnitude
+from chop.formats.binary import first_means, mean_magnitude, of_scaled_signs
 from chop.formats.groups import Whole
-from chop.formats.learnt import LearnableFormat, check_scales, sums
+from chop.formats.learnt import LearnableFormat, check_scales, given
 from chop.formats.packing import TRITS_PER_BYTE, pack_trits, unpack_trits
 from chop.formats.scaled import cast
 from chop.formats.scaling import FloatScale, GivenScale, Scaling, Unscaled
@@ -103,19 +103,16 @@ class Ternary(LearnableFormat):
             x: any shape and floating dtype.
         Returns: same shape and dtype as `x`.
         """
-        return self._round_by(x, self._scaling)
+        digits = self._digits(x)
+        scale = self._scaling.measure(self._kept(x, digits)).values
+        return self._values(digits, scale, x.dtype).masked_fill(x.isnan(), torch.nan)
 
     @property
     def _scaling(self) -> Scaling:
         """Of the magnitudes kept: their mean, a given scale, or none."""
         if self.scales is not None:
-            return GivenScale(torch.tensor(self.scales, device="cpu"))
+            return GivenScale(given(self.scales))
         return FloatScale(mean_magnitude) if self.scaling_factor else Unscaled()
-
-    def _round_by(self, x: Tensor, scaling: Scaling) -> Tensor:
-        digits = self._digits(x)
-        scale = scaling.measure(self._kept(x, digits)).values
-        return self._values(digits, scale, x.dtype).masked_fill(x.isnan(), torch.nan)
 
     def _digits(self, x: Tensor) -> Tensor:
         """-1, 0, 1 as float64, in the shape of `x`."""
@@ -171,16 +168,11 @@ class Ternary(LearnableFormat):
         """The means of the magnitudes kept."""
         return first_means(self._kept(x, self._digits(x)))
 
-    def round_with(self, x: Tensor, scales: Tensor) -> Tensor:
-        """Digits times the scales."""
-        return self._round_by(x, GivenScale(scales))
-
-    def gradients(self, grad: Tensor, x: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    def gradients(
+        self, grad: Tensor, x: Tensor, rounded: Tensor, scales: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """None for values beyond the scale; sums with the digits."""
-        digits = CHANNELS.split(self._digits(x).to(grad.dtype))
-        beyond = CHANNELS.split(x).abs() > scales.view(-1, 1)
-        of_scales = sums(CHANNELS.split(grad) * digits, scales.numel())
-        return grad.masked_fill(CHANNELS.join(beyond, x.shape), 0), of_scales
+        return of_scaled_signs(grad, x, rounded, scales)
 
 
 def _given(statistic: bool | float | None, measured: Tensor) -> float:
