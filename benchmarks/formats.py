@@ -1,14 +1,14 @@
 """What fake-quantising costs, as a ratio to `torch.clone` of the same tensor.
 
 Per format: the kernel in a new tensor (as quantised operators call it), the kernel into a tensor
-that is there, and the readable reference in PyTorch alone. A second table has what others offer
-(`format_peers.py`), beside our kernel of the same format. All take turns with `clone`, so that a
-busy machine slows all of them; a ratio is the median over the turns. A clone of a large tensor is
-mostly the cost of fresh memory, which is why writing to memory that is there can cost a fraction of
-it.
+that is there, the operations of PyTorch alone that do without a kernel, in a new tensor, and on
+demand the readable reference. A second table has what others offer (`format_peers.py`), beside our
+kernel of the same format. All take turns with `clone`, so that a busy machine slows all of them; a
+ratio is the median over the turns. A clone of a large tensor is mostly the cost of fresh memory,
+which is why writing to memory that is there can cost a fraction of it.
 
 python benchmarks/formats.py [--size 4096] [--repeat 7] [--threads 2] [--only mxint]
-    [--no-reference] [--no-peers]
+    [--reference] [--no-peers]
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from functools import partial
 
 import torch
 from format_peers import Way, peers
@@ -25,6 +26,7 @@ from chop.formats import (
     MXFP,
     NVFP4,
     Binary,
+    BinaryResidual,
     BlockFP,
     BlockLog,
     BlockMinifloat,
@@ -39,9 +41,10 @@ from chop.formats import (
 )
 from chop.kernels import KERNELS, fake_quantize
 from chop.kernels.cpu.build import library
+from chop.kernels.eager import round_eagerly
 from chop.tables import markdown_table
 
-WAYS = ("native", "native, out=", "PyTorch alone")
+WAYS = ("native", "native, out=", "PyTorch alone", "reference")
 FORMATS: list[NumberFormat] = [
     Integer(8, 4),
     MinifloatIEEE(8, 4),
@@ -50,6 +53,7 @@ FORMATS: list[NumberFormat] = [
     Log(8),
     Binary(),
     Binary(scaling_factor=True),
+    BinaryResidual(),
     Ternary(),
     Ternary(scaling_factor=True),
     ScaleInteger(8),
@@ -80,18 +84,28 @@ def ratio(way: Way, x: Tensor, repeat: int) -> float:
     return statistics.median(own / clone for own, clone in pairs[1:])
 
 
+def in_new_tensor(x: Tensor, number_format: NumberFormat) -> Tensor:
+    """Rounded in PyTorch alone."""
+    out = torch.empty_like(x)
+    round_eagerly(x, number_format, out)
+    return out
+
+
 def row_of(number_format: NumberFormat, x: Tensor, repeat: int, reference: bool) -> dict[str, str]:
-    """The three ways of a format."""
+    """The ways of a format."""
     out = torch.empty_like(x)
     is_native = KERNELS["cpu"].run(x, number_format, out)
+    is_eager = round_eagerly(x, number_format, out)
     ways: tuple[Way | None, ...] = (
         number_format if is_native else None,
         (lambda x: fake_quantize(x, number_format, out)) if is_native else None,
+        partial(in_new_tensor, number_format=number_format) if is_eager else None,
         number_format.round if reference else None,
     )
     measured = {
         name: f"{ratio(way, x, repeat):.2f}" if way else "-"
         for name, way in zip(WAYS, ways, strict=True)
+        if reference or name != "reference"
     }
     return {"format": number_format.label, **measured}
 
@@ -119,7 +133,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", default="", help="formats whose text contains this")
-    parser.add_argument("--no-reference", action="store_true")
+    parser.add_argument("--reference", action="store_true", help="the readable one too")
     parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -128,7 +142,7 @@ def main() -> None:
     print(f"{options.size} x {options.size} float32, {options.threads} threads; C++ kernels:")
     print(f"{library().detail}\n")
     chosen = [number_format for number_format in FORMATS if options.only in number_format.label]
-    rows = [row_of(fmt, x, options.repeat, not options.no_reference) for fmt in chosen]
+    rows = [row_of(fmt, x, options.repeat, options.reference) for fmt in chosen]
     print(markdown_table(rows))
     if options.peers:
         compared = [peer for peer in peers(x) if options.only in peer[1].label]
