@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ CHUNK = 2**15 - 64
 for so few costs more than it gains; the difference keeps chunks aligned to cache lines."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Real:
     """A dtype to compute in.
 
@@ -35,9 +36,21 @@ class Real:
         """The bits of infinity, which are those of the exponent field."""
         return (2 * self.bias + 1) << self.fraction_bits
 
+    @property
+    def sign(self) -> int:
+        """The bit of the sign."""
+        return torch.iinfo(self.bits_dtype).min
+
 
 FLOAT32 = Real(torch.float32, torch.int32, 23, 127)
 FLOAT64 = Real(torch.float64, torch.int64, 52, 1023)
+
+
+class Lane(NamedTuple):
+    """A tensor to compute with, and its bits as integers in the same memory."""
+
+    values: Tensor
+    bits: Tensor
 
 
 class Buffers:
@@ -52,7 +65,8 @@ class Buffers:
         self._size, self._device = size, device
         self._flat: dict[tuple[str, torch.dtype], Tensor] = {}
         self._shaped: dict[tuple[str, torch.dtype, torch.Size], Tensor] = {}
-        self._constants: dict[tuple[int, torch.dtype], Tensor] = {}
+        self._lanes: dict[tuple[str, Real, torch.Size], Lane] = {}
+        self._constants: dict[tuple[float, torch.dtype], Tensor] = {}
 
     def get(self, name: str, dtype: torch.dtype, shape: torch.Size) -> Tensor:
         """The buffer of that name in this shape; same name and dtype, same memory."""
@@ -66,8 +80,17 @@ class Buffers:
             self._shaped[name, dtype, shape] = found
         return found
 
-    def constant(self, value: int, dtype: torch.dtype) -> Tensor:
-        """A scalar of an integer dtype, which operations take sooner than a Python number."""
+    def lane(self, name: str, real: Real, shape: torch.Size) -> Lane:
+        """The buffer of that name as a lane."""
+        found = self._lanes.get((name, real, shape))
+        if found is None:
+            values = self.get(name, real.dtype, shape)
+            found = Lane(values, values.view(real.bits_dtype))
+            self._lanes[name, real, shape] = found
+        return found
+
+    def constant(self, value: float, dtype: torch.dtype) -> Tensor:
+        """A scalar, not -0: operations take it microseconds sooner than a Python number."""
         found = self._constants.get((value, dtype))
         if found is None:
             found = torch.tensor(value, dtype=dtype, device=self._device)

@@ -11,9 +11,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from chop.kernels.eager.chunked import FLOAT32, FLOAT64, Buffers, Real
+from chop.kernels.eager.chunked import FLOAT32, FLOAT64, Buffers, Lane, Real
 from chop.kernels.plan import DOUBLE_BITS, FIXED, LOG, MINIFLOAT, Plan
 
 SMALLEST_NORMAL = 2.0**-126  # of float32
@@ -38,7 +37,7 @@ class Core(ABC):
     largest: float
 
     @abstractmethod
-    def round_(self, v: Tensor, buffers: Buffers) -> None:
+    def round_(self, v: Lane, buffers: Buffers) -> None:
         """Replaces the numbers by elements."""
 
 
@@ -59,16 +58,17 @@ class FixedCore(Core):
         """The top of the range, which is at least as far from zero as the bottom."""
         return self.high * self.step
 
-    def round_(self, v: Tensor, buffers: Buffers) -> None:
+    def round_(self, v: Lane, buffers: Buffers) -> None:
         """The nearest step, ties to even."""
+        values = v.values
         if self.steps != 1:
-            v.mul_(self.steps)
-        v.round_().clamp_(self.low, self.high)
-        if self.step != 1 or not self.has_negative_zero:
-            # Adding +0 turns -0 into +0, adding -0 changes nothing.
-            zero = buffers.get("zero", v.dtype, torch.Size(()))
-            zero.fill_(-0.0 if self.has_negative_zero else 0.0)
-            torch.add(zero, v, alpha=self.step, out=v)
+            values.mul_(buffers.constant(self.steps, values.dtype))
+        values.round_().clamp_(self.low, self.high)
+        if not self.has_negative_zero:
+            zero = buffers.constant(0.0, values.dtype)
+            torch.add(zero, values, alpha=self.step, out=values)
+        elif self.step != 1:
+            values.mul_(buffers.constant(self.step, values.dtype))
 
 
 @dataclass(frozen=True)
@@ -86,18 +86,22 @@ class MinifloatCore(Core):
     largest: float
     turn: float
 
-    def round_(self, v: Tensor, buffers: Buffers) -> None:
+    @property
+    def smallest(self) -> float:
+        """The smallest number above zero."""
+        return self.low * self.turn * 2.0**-self.real.fraction_bits
+
+    def round_(self, v: Lane, buffers: Buffers) -> None:
         """The nearest number, ties to even.
 
         Adding and subtracting 2^(fraction bits) ulp leaves the nearest multiple of the ulp.
         """
-        magic = buffers.get("spare", v.dtype, v.shape)
-        bits = self.real.bits_dtype
-        v.clamp_(max=self.largest)
-        infinite = buffers.constant(self.real.infinite, bits)
-        torch.bitwise_and(v.view(bits), infinite, out=magic.view(bits))
-        magic.clamp_(min=self.low).mul_(self.turn)
-        v.add_(magic).sub_(magic)
+        magic = buffers.lane("spare", self.real, v.values.shape)
+        v.values.clamp_max_(self.largest)
+        infinite = buffers.constant(self.real.infinite, v.bits.dtype)
+        torch.bitwise_and(v.bits, infinite, out=magic.bits)
+        magic.values.clamp_min_(self.low).mul_(buffers.constant(self.turn, v.values.dtype))
+        v.values.add_(magic.values).sub_(magic.values)
 
 
 @dataclass(frozen=True)
@@ -123,25 +127,26 @@ class LogCore(Core):
         """Of a zero, there is only +0; without one there is nothing to be done."""
         return self.zero_below == 0
 
-    def round_(self, v: Tensor, buffers: Buffers) -> None:
+    def round_(self, v: Lane, buffers: Buffers) -> None:
         """The power for each number: a carry out of the fraction takes it up.
 
         Clamping first is the same as last, since both ends are powers.
         """
-        power = buffers.get("spare", v.dtype, v.shape)
-        dtype = self.real.bits_dtype
-        bits = power.view(dtype)
+        values, dtype = v.values, v.bits.dtype
+        power = buffers.lane("spare", self.real, values.shape)
         if self.zero_below:
-            kept = buffers.get("kept", v.dtype, v.shape)
-            torch.ge(v, _not_below(self.zero_below, v.dtype), out=kept)
-        v.clamp_(self.low, self.largest)
+            kept = buffers.get("kept", values.dtype, values.shape)
+            threshold = buffers.constant(_not_below(self.zero_below, values.dtype), values.dtype)
+            torch.ge(values, threshold, out=kept)
+        values.clamp_(self.low, self.largest)
         one = 1 << self.real.fraction_bits
         rise = buffers.constant(one - math.ceil((self.turn - 1) * one), dtype)
-        torch.add(v.view(dtype), rise, out=bits)
-        bits.bitwise_and_(buffers.constant(self.real.infinite, dtype))
+        torch.add(v.bits, rise, out=power.bits)
+        power.bits.bitwise_and_(buffers.constant(self.real.infinite, dtype))
         if self.zero_below:
-            power.mul_(kept)
-        torch.add(power, v, alpha=0.0, out=v)  # a NaN is no power: it comes back here
+            power.values.mul_(kept)
+        # A NaN is no power: it comes back here.
+        torch.add(power.values, values, alpha=0.0, out=values)
 
 
 def core_of(plan: Plan, real: Real, halvings: int = 0) -> Core | None:
@@ -183,8 +188,7 @@ def exact_in_float32(core: Core, is_scaled: bool) -> bool:
     # the next one above theirs at least.
     if core.turn < 2 or core.low < SMALLEST_NORMAL or core.largest * core.turn > LARGEST_POWER:
         return False
-    smallest = core.low * core.turn * 2.0**-FLOAT32.fraction_bits
-    return not is_scaled or smallest >= 4 * SMALLEST_NORMAL
+    return not is_scaled or core.smallest >= 4 * SMALLEST_NORMAL
 
 
 def _not_below(number: float, dtype: torch.dtype) -> float:

@@ -104,7 +104,7 @@ def _round_lines(x: Tensor, number_format: ScaledFormat, plan: Plan, out: Tensor
     """Formats whose lines have a float scale each."""
     run: Run
     if isinstance(number_format, Binary):
-        if any(scale < 0 for scale in number_format.scales or ()):
+        if any(math.copysign(1.0, scale) < 0 for scale in number_format.scales or ()):
             return False
         run = partial(_sign_lines, number_format=number_format)
     elif isinstance(number_format, ScaleInteger):
@@ -155,7 +155,7 @@ def _round_ternary(x: Tensor, number_format: Ternary, out: Tensor) -> bool:
 
 
 def _round_residual(x: Tensor, number_format: BinaryResidual, plan: Plan, out: Tensor) -> bool:
-    if any(scale < 0 for scale in number_format.scales or ()):
+    if any(math.copysign(1.0, scale) < 0 for scale in number_format.scales or ()):
         return False
 
     def run(lines: Tensor, target: Tensor) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from chop.kernels.eager.chunked import FLOAT32, FLOAT64, Buffers
+from chop.kernels.eager.chunked import FLOAT32, FLOAT64, Buffers, Lane
 from chop.kernels.eager.cores import Core, core_of, exact_in_float32, small_core
 from chop.kernels.eager.scales import LIFTABLE_EXPONENT, PowerOfTwo, Scale, SmallFloat, tops_of
 from chop.kernels.plan import FIXED, Plan
@@ -38,7 +38,8 @@ class Grid:
             out: the same shape; may be `x`.
             buffers: lent from.
         """
-        magnitudes = torch.abs(x, out=buffers.get("work", x.dtype, x.shape))
+        magnitudes = buffers.lane("work", FLOAT32, x.shape)
+        torch.abs(x, out=magnitudes.values)
         scale = None
         if self.scale is not None:
             tops = tops_of(magnitudes, buffers)
@@ -46,7 +47,7 @@ class Grid:
                 assert self.wide is not None
                 return self.wide(x, out, buffers)
             scale = self.scale(tops, buffers)
-        v = magnitudes if self.core.of_magnitudes else x
+        v = magnitudes.values if self.core.of_magnitudes else x
         return round_scaled(self.core, scale, x, v, out, buffers, self.limit)
 
 
@@ -74,22 +75,33 @@ def round_scaled(
     if not core.of_magnitudes:
         out.copy_(rounded)
         return
-    if rounded is not v:
-        v.copy_(rounded)
-    signs = x if core.reads_negative_zero else torch.add(x, 0.0, out=out)
-    torch.copysign(v, signs, out=out)
+    magnitudes = buffers.lane("work", FLOAT32, x.shape)
+    if core.real is not FLOAT32:
+        magnitudes.values.copy_(rounded)
+    zero = buffers.constant(0.0, x.dtype)
+    if not core.reads_negative_zero:
+        x = torch.add(x, zero, out=out)
+    give_signs(x, magnitudes, out, buffers)
     if not core.has_negative_zero:
-        out.add_(0.0)
+        out.add_(zero)
+
+
+def give_signs(x: Tensor, magnitudes: Lane, out: Tensor, buffers: Buffers) -> None:
+    """Writes `copysign(magnitudes, x)` to `out`, in half its time."""
+    signs = buffers.lane("spare", FLOAT32, x.shape).bits
+    torch.bitwise_and(x.view(signs.dtype), buffers.constant(FLOAT32.sign, signs.dtype), out=signs)
+    torch.bitwise_or(magnitudes.bits, signs, out=out.view(signs.dtype))
 
 
 def _rounded(core: Core, scale: Scale | None, v: Tensor, buffers: Buffers, limit: float) -> Tensor:
     """The rounded numbers, in the core's dtype, in a buffer; `v` may be that buffer."""
-    work = buffers.get("work", core.real.dtype, v.shape)
+    lane = buffers.lane("work", core.real, v.shape)
+    work = lane.values
     if v is not work and (scale is None or v.dtype != work.dtype):
         v = work.copy_(v)
     if scale is not None:
         scale.divide(v, out=work)
-    core.round_(work, buffers)
+    core.round_(lane, buffers)
     if scale is not None:
         work.mul_(scale.factor)
     return work.clamp_(-limit, limit) if limit < math.inf else work

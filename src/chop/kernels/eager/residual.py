@@ -10,7 +10,7 @@ from torch import Tensor
 from chop.formats import BinaryResidual
 from chop.formats.binary import mean_magnitude
 from chop.formats.learnt import given
-from chop.kernels.eager.chunked import Buffers, pairs
+from chop.kernels.eager.chunked import FLOAT64, Buffers, Lane, pairs
 from chop.kernels.eager.measure import bounds
 
 
@@ -33,27 +33,32 @@ def _mean_of_rest(x: Tensor, scales: list[Tensor], is_bipolar: bool) -> Tensor:
     """The mean magnitude of what those levels leave, as float32 rounds it."""
     total = torch.zeros((), dtype=torch.float64, device=x.device)
     for part, _, buffers in pairs(x, x):
-        total += _rest(part, scales, is_bipolar, buffers).abs_().sum()
+        total += _rest(part, scales, is_bipolar, buffers).values.abs_().sum()
     low, high = bounds(total, torch.full_like(total, x.numel()), x.numel())
     if low.float() == high.float():
         return low.float().double()
     rest = _rest(x, scales, is_bipolar, Buffers(x.numel(), x.device))
-    return mean_magnitude(rest).float().double().squeeze()
+    return mean_magnitude(rest.values).float().double().squeeze()
 
 
-def _rest(x: Tensor, scales: list[Tensor], is_bipolar: bool, buffers: Buffers) -> Tensor:
+def _rest(x: Tensor, scales: list[Tensor], is_bipolar: bool, buffers: Buffers) -> Lane:
     """float64: what is left of a chunk. There is no -0 in it, which would have the sign of +0."""
-    rest = buffers.get("rest", torch.float64, x.shape).copy_(x).add_(0.0)
+    rest = buffers.lane("rest", FLOAT64, x.shape)
+    rest.values.copy_(x).add_(buffers.constant(0.0, FLOAT64.dtype))
     for scale in scales:
-        rest.sub_(_level(rest, scale, is_bipolar, buffers))
+        rest.values.sub_(_level(rest, scale, is_bipolar, buffers))
     return rest
 
 
-def _level(rest: Tensor, scale: Tensor, is_bipolar: bool, buffers: Buffers) -> Tensor:
-    level = buffers.get("level", rest.dtype, rest.shape)
-    if is_bipolar:
-        return torch.copysign(scale, rest, out=level)
-    return torch.ge(rest, 0.0, out=level).mul_(scale)
+def _level(rest: Lane, scale: Tensor, is_bipolar: bool, buffers: Buffers) -> Tensor:
+    level = buffers.lane("level", FLOAT64, rest.values.shape)
+    if not is_bipolar:
+        zero = buffers.constant(0.0, FLOAT64.dtype)
+        return torch.ge(rest.values, zero, out=level.values).mul_(scale)
+    sign = buffers.constant(FLOAT64.sign, FLOAT64.bits_dtype)
+    torch.bitwise_and(rest.bits, sign, out=level.bits)
+    level.bits.bitwise_or_(scale.view(FLOAT64.bits_dtype))
+    return level.values
 
 
 def round_residual(
@@ -65,17 +70,17 @@ def round_residual(
         x: float32, any shape.
         out: the same shape; may be `x`.
         buffers: lent from.
-        scales: float64 scalars, the factors of the levels.
+        scales: float64 scalars, the factors of the levels; none is negative.
         is_bipolar: False for levels of 0 and 1.
         limit: sums beyond become this.
     """
     rest = _rest(x, [], is_bipolar, buffers)
-    total = buffers.get("total", rest.dtype, rest.shape).zero_()
+    total = buffers.get("total", FLOAT64.dtype, x.shape).zero_()
     for scale in scales:
         level = _level(rest, scale, is_bipolar, buffers)
         total.add_(level)
-        rest.sub_(level)
+        rest.values.sub_(level)
     if limit < math.inf:
         total.clamp_(-limit, limit)
     # A level has no NaN, but the rest has: it comes back here.
-    out.copy_(torch.add(total, rest.clamp_(1.0, 2.0), alpha=0.0, out=total))
+    out.copy_(torch.add(total, rest.values.clamp_(1.0, 2.0), alpha=0.0, out=total))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from chop.kernels.eager.chunked import FLOAT32, FLOAT64, Buffers, Real
+from chop.kernels.eager.chunked import FLOAT32, FLOAT64, Buffers, Lane, Real
 from chop.kernels.eager.cores import MinifloatCore
 from chop.kernels.plan import DOUBLE_BITS, Plan
 
@@ -16,6 +17,9 @@ LIFT = 24
 """Magnitudes are multiplied by 2^LIFT, so that subnormal ones become normal."""
 LIFTABLE_EXPONENT = 103
 """Magnitudes below 2^LIFTABLE_EXPONENT stay finite in float32 when they are lifted."""
+
+REDUCED_BYTES = 128
+"""What torch reduces at a time on CPUs; blocks of other sizes take several times as long."""
 
 
 class Scale(NamedTuple):
@@ -54,23 +58,35 @@ class Tops:
     poisoned: Tensor | None
 
 
-def tops_of(magnitudes: Tensor, buffers: Buffers) -> Tops:
+def tops_of(magnitudes: Lane, buffers: Buffers) -> Tops:
     """The largest magnitudes of blocks.
 
     Args:
         magnitudes: float32, (blocks, elements); they stay as they are.
         buffers: the result is lent from them.
     """
-    # As integers, the bits of magnitudes have the same order, NaN and infinities above all.
-    values = buffers.get("tops", torch.float32, torch.Size((magnitudes.size(0), 1)))
-    bits = values.view(torch.int32)
-    torch.amax(magnitudes.view(torch.int32), -1, keepdim=True, out=bits)
-    poisoned = None
-    if int(bits.max()) >= FLOAT32.infinite:
-        poisoned = bits >= FLOAT32.infinite
-        finite = magnitudes.nan_to_num(nan=0.0, posinf=0.0)
-        torch.amax(finite.view(torch.int32), -1, keepdim=True, out=bits)
-    return Tops(values, float(values.max()), poisoned)
+    tops = buffers.lane("tops", FLOAT32, torch.Size((magnitudes.bits.size(0), 1)))
+    _maximum(magnitudes, tops, buffers)
+    top = tops.values.max().item()
+    if math.isfinite(top):
+        return Tops(tops.values, top, None)
+    poisoned = tops.bits >= FLOAT32.infinite
+    finite = magnitudes.values.nan_to_num(nan=0.0, posinf=0.0)
+    torch.amax(finite, -1, keepdim=True, out=tops.values)
+    return Tops(tops.values, tops.values.max().item(), poisoned)
+
+
+def _maximum(magnitudes: Lane, tops: Lane, buffers: Buffers) -> None:
+    """Of each block. As integers, bits have the order of magnitudes, NaN and infinity on top."""
+    size = magnitudes.bits.size(1)
+    if size * 4 % REDUCED_BYTES and size * 8 % REDUCED_BYTES == 0:
+        wide = buffers.lane("work", FLOAT64, magnitudes.bits.shape)
+        wide.values.copy_(magnitudes.values)
+        found = buffers.lane("tops", FLOAT64, tops.bits.shape)
+        torch.amax(wide.bits, -1, keepdim=True, out=found.bits)
+        tops.values.copy_(found.values)
+    else:
+        torch.amax(magnitudes.bits, -1, keepdim=True, out=tops.bits)
 
 
 @dataclass(frozen=True)
@@ -124,10 +140,9 @@ class PowerOfTwo:
     def __call__(self, tops: Tops, buffers: Buffers) -> Scale:
         """The scales of blocks with these magnitudes."""
         real, shape = self.real, tops.values.shape
-        inverse = buffers.get("inverse", real.dtype, shape)
+        inverse, bits = buffers.lane("inverse", real, shape)
         factor = buffers.get("factor", real.dtype, shape)
-        bits = inverse.view(real.bits_dtype)
-        inverse.copy_(tops.values).mul_(2.0**LIFT)
+        inverse.copy_(tops.values).mul_(buffers.constant(2.0**LIFT, real.dtype))
         if self.rise:
             bits.add_(buffers.constant(self.rise, bits.dtype))
         # The exponent field of the lifted magnitude, then that of 2^-E.
@@ -163,11 +178,14 @@ class SmallFloat:
 
     def __call__(self, tops: Tops, buffers: Buffers) -> Scale:
         """The scales of blocks with these magnitudes."""
-        factor = buffers.get("factor", FLOAT64.dtype, tops.values.shape)
-        factor.copy_(tops.values).div_(self.largest).div_(self.of_tensor)
-        self.core.round_(factor, buffers)
-        factor.mul_(self.of_tensor)
-        divisor = factor.masked_fill(factor == 0, 1.0)
+        lane = buffers.lane("factor", FLOAT64, tops.values.shape)
+        factor = lane.values
+        of_tensor = buffers.constant(self.of_tensor, factor.dtype)
+        factor.copy_(tops.values).div_(buffers.constant(self.largest, factor.dtype)).div_(of_tensor)
+        self.core.round_(lane, buffers)
+        factor.mul_(of_tensor)
+        # Where the factor is zero, any divisor will do.
+        divisor = factor.clamp_min(self.core.smallest * self.of_tensor)
         if tops.poisoned is not None:
             factor.masked_fill_(tops.poisoned, torch.nan)
         return Scale(None, divisor, factor)

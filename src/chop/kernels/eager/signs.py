@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from chop.kernels.eager.chunked import Buffers
+from chop.kernels.eager.chunked import FLOAT32, Buffers
 
 
 def round_integers(
@@ -30,15 +30,15 @@ def round_integers(
     """
     v = buffers.get("steps", dtype, x.shape)
     if dtype == x.dtype:
-        torch.mul(x, steps, out=v)
+        torch.mul(x, buffers.constant(steps, dtype), out=v)
     else:
-        v.copy_(x).mul_(steps)
+        v.copy_(x).mul_(buffers.constant(steps, dtype))
     if floors:
         v.floor_()
     else:
         v.round_()
     v.clamp_(*bounds)
-    zero = buffers.get("zero", dtype, torch.Size(())).zero_()
+    zero = buffers.constant(0.0, dtype)
     if dtype == x.dtype:
         torch.add(zero, v, alpha=1 / steps, out=out)
     else:
@@ -52,16 +52,19 @@ def round_signs(x: Tensor, out: Tensor, buffers: Buffers, scale: Tensor, is_bipo
         x: float32, any shape.
         out: the same shape; may be `x`.
         buffers: lent from.
-        scale: float32, of a shape that fits.
+        scale: float32, of a shape that fits, not negative.
         is_bipolar: False for {0, scale}.
     """
-    v = buffers.get("signs", x.dtype, x.shape)
+    v = buffers.lane("signs", FLOAT32, x.shape)
+    zero = buffers.constant(0.0, x.dtype)
     if is_bipolar:
-        torch.copysign(scale, torch.add(x, 0.0, out=v), out=v)
+        torch.add(x, zero, out=v.values)
+        v.bits.bitwise_and_(buffers.constant(FLOAT32.sign, v.bits.dtype))
+        v.bits.bitwise_or_(scale.view(v.bits.dtype))
     else:
-        torch.ge(x, 0.0, out=v).mul_(scale)
+        torch.ge(x, zero, out=v.values).mul_(scale)
     # A scale of zero keeps its sign.
-    _with_nan(v, x, out, buffers, zero=-0.0)
+    _with_nan(v.values, x, out, buffers, zero=-0.0)
 
 
 def round_ternary(
