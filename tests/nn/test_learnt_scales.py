@@ -20,11 +20,11 @@ from chop.formats import (
     Ternary,
     starting_scales,
 )
-from chop.ir.ops import OPS
 from chop.nn import quantized as q
 from chop.nn.lora import LoraLinear
 from chop.nn.quantized.modules.linear import LinearBinaryResidualSign, LinearScaleInteger
 from chop.nn.sparsity.mask import put_mask
+from tests.nn.test_quantized import EXAMPLES, example
 
 CHANNEL = ScaleInteger(4, granularity="channel")
 SPEC = QuantSpec(ScaleInteger(4), CHANNEL, MXInt(), gradient="lsq")
@@ -175,7 +175,16 @@ def test_fake_tensors_start_nothing_and_types_follow_the_module():
 def test_compiles_as_a_whole_once_it_has_started():
     layer, x = linear(), torch.randn(3, 12)
     torch._dynamo.reset()
+    with pytest.raises(Exception, match="exception"):
+        torch.compile(linear(), fullgraph=True, backend="aot_eager")(x)
+    with torch.no_grad():  # the first batch, outside the graph
+        y = torch.compile(layer, backend="aot_eager")(x)
+    assert layer.waiting == () and torch.equal(y, layer(x))
     y = layer(x)
+    calls = torch.export.export(layer, (x,)).graph.find_nodes(
+        op="call_function", target=torch.ops.chop.learnt_fake_quantize.default
+    )
+    assert len(calls) == 2
     y.square().sum().backward()
     expected = {name: p.grad.clone() for name, p in layer.named_parameters()}
     layer.zero_grad()
@@ -187,14 +196,19 @@ def test_compiles_as_a_whole_once_it_has_started():
         torch.testing.assert_close(parameter.grad, expected[name])
 
 
-@pytest.mark.parametrize(
-    "row", [row for row in OPS.values() if row.quantized is not None], ids=lambda row: row.name
-)
-def test_every_operator_can_learn_what_it_quantises(row):
-    assert issubclass(row.quantized, q.QuantizedOperator)
-    names = {*row.quantized.operands, "data_out"}
-    spec = QuantSpec(*[ScaleInteger(4)] * 4, gradient="lsq").only(row.quantized.operands)
-    assert set(spec.learnt_operands) == names
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_operator_learns_the_scales_of_what_it_quantises(name):
+    module, x, twin = example(name)
+    present = twin.present_operands(module)
+    fmt = ScaleInteger(6)
+    layer = twin.from_float(module, QuantSpec(fmt, fmt, fmt, fmt, gradient="lsq")).eval()
+    y = layer(x)
+    y.square().sum().backward()
+    learnt = {n: p for n, p in layer.named_parameters() if n.endswith("_scale")}
+    assert set(learnt) == {f"{operand}_scale" for operand in (*present, "data_out")}
+    assert all(p.grad.isfinite().all() for p in learnt.values())
+    assert any(p.grad.abs().sum() > 0 for p in learnt.values())
+    assert layer.waiting == () and torch.equal(layer.settled()(x), y)
 
 
 def test_calls_attention_and_bound_classes():
