@@ -11,7 +11,7 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
-from chop.formats import MXInt, QuantSpec, formats, get_format, parse_format
+from chop.formats import Integer, MXInt, QuantSpec, formats, get_format, parse_format
 from chop.formats.base import REGISTRY, from_key
 from chop.nn.packed import pack
 from chop.nn.quantized import QuantConv2d, QuantLinear, modules
@@ -229,6 +229,16 @@ def test_the_page_of_the_docs(kind):
     assert "- `width`: bits per element" in made[PAGE] and "Source: made up." in made[PAGE]
     assert made[f"{PICTURES}/{kind.name}.svg"].startswith("<svg")
     assert replace(example, width=8) in (kind(width=8),)
+
+
+def test_rounding_that_codes_and_kernels_rely_on_is_not_replaced():
+    def ceiling(self, x):
+        return x.ceil()
+
+    for base, owner in ((Integer, "Integer"), (MXInt, "ScaledFormat")):
+        with pytest.raises(ConfigError, match=f"Ceiling replaces the rounding of {owner}, which"):
+            type("Ceiling", (base,), {"name": "ceiling", "round": ceiling})
+    assert "ceiling" not in REGISTRY
 
 
 def test_nothing_is_left_of_it():

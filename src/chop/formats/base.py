@@ -83,6 +83,13 @@ class NumberFormat(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        rounding = [base for base in cls.__mro__[:-1] if "round" in vars(base)]
+        if rounding[0] is cls and rounding[1:] != [NumberFormat]:
+            raise ConfigError(
+                f"number format {cls.__name__} replaces the rounding of {rounding[1].__name__}, "
+                "which codes and kernels rely on: derive it from NumberFormat, or give it an "
+                "element of its own."
+            )
         for name in (cls.name, *cls.aliases) if "name" in vars(cls) else ():
             if REGISTRY.get(name, cls).__qualname__ != cls.__qualname__:
                 raise ConfigError(f"two number formats are called '{name}'.")
