@@ -73,7 +73,7 @@ class FixedCore(Core):
 
 @dataclass(frozen=True)
 class MinifloatCore(Core):
-    """Small floating-point numbers.
+    """Small floating-point numbers, with less than half of `real`'s bits in the mantissa.
 
     Attributes:
         low: the binade below which numbers are subnormal.
@@ -91,17 +91,24 @@ class MinifloatCore(Core):
         """The smallest number above zero."""
         return self.low * self.turn * 2.0**-self.real.fraction_bits
 
-    def round_(self, v: Lane, buffers: Buffers) -> None:
-        """The nearest number, ties to even.
+    @property
+    def is_exact(self) -> bool:
+        """Whether the significands of `real` are long enough for `round_`."""
+        return self.turn >= 2.0 ** (self.real.fraction_bits // 2 + 2)
 
-        Adding and subtracting 2^(fraction bits) ulp leaves the nearest multiple of the ulp.
+    def round_(self, v: Lane, buffers: Buffers) -> None:
+        """The nearest number, ties to even: t v - (t v - v) for t = `turn`.
+
+        t v is a multiple of the ulp of v's binade, an even one where v is a tie. The ulp of the
+        difference is the same, so that it is rounded to such a multiple, ties to even; or half of
+        that for the first few v above a power of two, which are nearest to the power either way.
+        Below 1.5 `low`, t 1.5 `low` has the right ulp.
         """
-        magic = buffers.lane("spare", self.real, v.values.shape)
+        w = buffers.get("spare", v.values.dtype, v.values.shape)
         v.values.clamp_max_(self.largest)
-        infinite = buffers.constant(self.real.infinite, v.bits.dtype)
-        torch.bitwise_and(v.bits, infinite, out=magic.bits)
-        magic.values.clamp_min_(self.low).mul_(buffers.constant(self.turn, v.values.dtype))
-        v.values.add_(magic.values).sub_(magic.values)
+        torch.clamp_min(v.values, 1.5 * self.low, out=w)
+        torch.sub(v.values, w, alpha=self.turn, out=v.values)
+        torch.add(v.values, w, alpha=self.turn, out=v.values)
 
 
 @dataclass(frozen=True)
@@ -158,7 +165,9 @@ def core_of(plan: Plan, real: Real, halvings: int = 0) -> Core | None:
         steps, step = plan.steps / unit, plan.step * unit
         return FixedCore(real, steps, step, plan.low, plan.high, zero_keeps_sign)
     if plan.core == MINIFLOAT:
-        return MinifloatCore(real, low, high, plan.turn * 2.0 ** (real.fraction_bits - DOUBLE_BITS))
+        turn = plan.turn * 2.0 ** (real.fraction_bits - DOUBLE_BITS)
+        core = MinifloatCore(real, low, high, turn)
+        return core if core.is_exact else None
     if plan.core == LOG:
         return LogCore(real, low, high, plan.turn, plan.zero_below * unit)
     return None
@@ -184,9 +193,7 @@ def exact_in_float32(core: Core, is_scaled: bool) -> bool:
     if isinstance(core, LogCore):
         return core.low >= SMALLEST_NORMAL and core.largest <= LARGEST_POWER
     assert isinstance(core, MinifloatCore)
-    # The sum of the numbers and the magic one stays in the magic one's binade, which has to be
-    # the next one above theirs at least.
-    if core.turn < 2 or core.low < SMALLEST_NORMAL or core.largest * core.turn > LARGEST_POWER:
+    if core.low < SMALLEST_NORMAL or core.largest * core.turn > LARGEST_POWER:
         return False
     return not is_scaled or core.smallest >= 4 * SMALLEST_NORMAL
 

@@ -160,12 +160,10 @@ def _round_residual(x: Tensor, number_format: BinaryResidual, plan: Plan, out: T
 
     def run(lines: Tensor, target: Tensor) -> None:
         line = lines.view(-1)
-        work = partial(
-            round_residual,
-            scales=level_scales(line, number_format),
-            is_bipolar=number_format.bipolar,
-            limit=plan.limit,
-        )
+        scales = level_scales(line, number_format)
+        limit = plan.limit if sum(scales).item() > plan.limit else math.inf
+        is_bipolar = number_format.bipolar
+        work = partial(round_residual, scales=scales, is_bipolar=is_bipolar, limit=limit)
         _each(work, line, target.view(-1))
 
     _in_groups(x, out, Whole("tensor"), run)

@@ -110,7 +110,7 @@ def _rounded(core: Core, scale: Scale | None, v: Tensor, buffers: Buffers, limit
 def elements(plan: Plan) -> Grid | None:
     """Elements by themselves; None for what is no grid."""
     core = core_of(plan, FLOAT32)
-    if core is not None and not exact_in_float32(core, is_scaled=False):
+    if core is None or not exact_in_float32(core, is_scaled=False):
         core = core_of(plan, FLOAT64)
     return None if core is None else Grid(core, _limit(core.largest, plan))
 
@@ -125,8 +125,7 @@ def shared_exponents(plan: Plan) -> Grid | None:
     halvings = 0 if plan.core == FIXED else math.frexp(plan.high)[1] // 2
     core = core_of(plan, FLOAT32, halvings)
     scale = PowerOfTwo.of(plan, FLOAT32, halvings)
-    assert core is not None
-    if exact_in_float32(core, is_scaled=True) and scale.is_representable:
+    if core and exact_in_float32(core, is_scaled=True) and scale.is_representable:
         return Grid(core, _limit(2.0 ** (LIFTABLE_EXPONENT + 1), plan), scale, wide)
     return wide
 

@@ -75,12 +75,17 @@ def round_residual(
         limit: sums beyond become this.
     """
     rest = _rest(x, [], is_bipolar, buffers)
-    total = buffers.get("total", FLOAT64.dtype, x.shape).zero_()
-    for scale in scales:
+    total = buffers.get("total", FLOAT64.dtype, x.shape)
+    for index, scale in enumerate(scales):
         level = _level(rest, scale, is_bipolar, buffers)
-        total.add_(level)
-        rest.values.sub_(level)
+        if index == 0:
+            torch.add(level, buffers.constant(0.0, FLOAT64.dtype), out=total)
+        else:
+            total.add_(level)
+        if index < len(scales) - 1:
+            rest.values.sub_(level)
     if limit < math.inf:
         total.clamp_(-limit, limit)
     # A level has no NaN, but the rest has: it comes back here.
-    out.copy_(torch.add(total, rest.values.clamp_(1.0, 2.0), alpha=0.0, out=total))
+    torch.add(total, rest.values.clamp_(1.0, 2.0), alpha=0.0, out=total)
+    out.copy_(total)
