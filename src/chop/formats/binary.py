@@ -35,10 +35,8 @@ def of_scaled_signs(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of elements of magnitude up to 1 times a scale; see `LearnableFormat`."""
     channels = Whole("channel")
-    scale = scales.view(-1, 1)
-    elements = channels.split(rounded) / scale
-    beyond = channels.split(x).abs() > scale
-    of_scales = sums(channels.split(grad) * elements, scales.numel())
+    beyond = channels.split(x).abs() > scales.view(-1, 1)
+    of_scales = sums(channels.split(grad * rounded), scales.numel()) / scales
     return grad.masked_fill(channels.join(beyond, x.shape), 0), of_scales
 
 

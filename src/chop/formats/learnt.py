@@ -148,10 +148,16 @@ def by_learnt(key: str, scales: Tensor) -> NumberFormat:
     return number_format.by(in_use(scales))
 
 
+def _like(x: Tensor, y: Tensor) -> Tensor:
+    """A new tensor `y` in the dtype and strides that fake implementations announce."""
+    announced = torch.empty_like(x, device="meta").stride()
+    return y if y.dtype == x.dtype and y.stride() == announced else torch.empty_like(x).copy_(y)
+
+
 # One node for FX, torch.compile and export, forward and backward; kernels may implement it.
 @torch.library.custom_op("chop::learnt_fake_quantize", mutates_args=())
 def _learnt_fake_quantize(x: Tensor, scales: Tensor, key: str, is_batch: bool) -> Tensor:
-    return torch.empty_like(x).copy_(by_learnt(key, scales).round(x))
+    return _like(x, by_learnt(key, scales).round(x))
 
 
 @_learnt_fake_quantize.register_fake
@@ -173,7 +179,7 @@ def _learnt_gradients(
     count = x.numel() / max(samples, 1) / scales.numel()
     share = 1 / math.sqrt(max(count * number_format.largest_step, 1.0))
     signs = torch.where(scales < 0, -share, share)
-    return torch.empty_like(x).copy_(of_x), (of_scales * signs).to(scales.dtype)
+    return _like(x, of_x), (of_scales * signs).to(scales.dtype)
 
 
 @_learnt_gradients.register_fake

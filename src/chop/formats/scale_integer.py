@@ -128,10 +128,8 @@ class ScaleInteger(ScaledFormat, LearnableFormat):
         self, grad: Tensor, x: Tensor, rounded: Tensor, scales: Tensor
     ) -> tuple[Tensor, Tensor]:
         """None for values beyond the range."""
-        steps = self.groups.split(x) / scales.view(-1, 1)
-        lowest = -self.largest_step if self.is_signed else 0
-        inside = (steps > lowest) & (steps < self.largest_step)
-        elements = self.groups.split(rounded) / scales.view(-1, 1)
-        slopes = torch.where(inside, elements - steps, elements)
-        of_scales = sums(self.groups.split(grad) * slopes, scales.numel())
-        return grad.masked_fill(~self.groups.join(inside, x.shape), 0), of_scales
+        groups, limit = self.groups.split(x), self.largest_step * scales.view(-1, 1)
+        beyond = groups.abs() >= limit if self.is_signed else (groups <= 0) | (groups >= limit)
+        slopes = self.groups.split(rounded) - groups.masked_fill(beyond, 0)  # times the scale
+        of_scales = sums(self.groups.split(grad) * slopes, scales.numel()) / scales
+        return grad.masked_fill(self.groups.join(beyond, x.shape), 0), of_scales
