@@ -123,10 +123,11 @@ template <class CoreOf, class ScaleOf> INLINE void strips(const Plan& p, const S
     Scales s;
     s.template find<ScaleOf>(p, measure_strip(p, strip, s));
     double scale[BATCH], divisor[BATCH];
-    for (int64_t column = 0; column < strip.columns; column++) {
-        scale[column] = s.scale[column / p.block];
-        divisor[column] = s.divisor[column / p.block];
-    }
+    for (int64_t first = 0, block = 0; first < strip.columns; first += p.block, block++)
+        for (int64_t i = first; i < first + p.block && i < strip.columns; i++) {
+            scale[i] = s.scale[block];
+            divisor[i] = s.divisor[block];
+        }
     for (int64_t row = 0; row < strip.rows; row++) {
         const float* x = strip.x + row * strip.stride;
         float* y = strip.y + row * strip.stride;

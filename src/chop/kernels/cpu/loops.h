@@ -1,6 +1,8 @@
 // The loops over elements that stand alone, or whose scale is known.
 #pragma once
 
+#include <algorithm>
+
 #include "scales.h"
 
 namespace {
@@ -43,36 +45,62 @@ template <class CoreOf> INLINE void each_scaled(const Plan& p, const Part& part)
         y[i] = static_cast<float>(clamp(core(x[i] / divisor) * scale, -limit, limit));
 }
 
+// float32 holds the threshold, the scale and the limit.
 INLINE void each_ternary(const Plan& p, const Part& part) {
-    const double limit = p.limit, threshold = p.low, scale = *part.scales;
+    const float threshold = p.low, limit = p.limit;
+    const float kept = clamp<float>(*part.scales, -limit, limit) + 0.0f;
     const float* x = part.x;
     float* y = part.y;
     INDEPENDENT
     for (int64_t i = 0; i < part.n; i++) {
-        const double v = x[i], kept = v < 0 ? -scale : scale;
-        const double rounded = std::fabs(v) > threshold ? clamp(kept, -limit, limit) + 0.0 : 0.0;
-        y[i] = static_cast<float>(v == v ? rounded : v);
+        const float v = x[i], rounded = v < 0 ? 0.0f - kept : kept;
+        y[i] = v == v ? (std::fabs(v) > threshold ? rounded : 0.0f) : v;
     }
 }
 
 constexpr int64_t CHUNK = 512;  // values whose levels are worked on at a time
 
-// The sum of the known levels of each value, and what they leave of it.
-INLINE void split_levels(const Plan& p, const float* x, int64_t n, double* sum, double* rest) {
+// Some known levels of each value are taken from what is left of it, and added: first of float32
+// values, then of what earlier levels left.
+template <int LEVELS, bool ADDS, class From>
+INLINE void take_levels(const Plan& p, int first, const From* from, int64_t n, double* rest,
+                        double* sum) {
+    constexpr bool CONTINUES = ADDS && sizeof(From) == sizeof(double);
+    double upper[LEVELS], lower[LEVELS], direction[LEVELS];
+    for (int level = 0; level < LEVELS; level++) {
+        upper[level] = p.factors[first + level];
+        lower[level] = upper[level] * p.low;
+        direction[level] = upper[level] < 0 ? -1.0 : 1.0;
+    }
+    INDEPENDENT
     for (int64_t i = 0; i < n; i++) {
-        sum[i] = 0;
-        rest[i] = x[i];
-    }
-    for (int32_t level = 0; level < p.levels; level++) {
-        const double upper = p.factors[level], lower = upper * p.low;
-        const double direction = upper < 0 ? -1.0 : 1.0;
-        for (int64_t i = 0; i < n; i++) {
-            const double v = rest[i], sign = v * direction >= 0 ? upper : lower;
-            const double taken = v == v ? sign : v;
-            sum[i] += taken;
-            rest[i] = v - taken;
+        double left = from[i], taken = CONTINUES ? sum[i] : 0.0;
+#pragma GCC unroll 4
+        for (int level = 0; level < LEVELS; level++) {
+            const double factor = left * direction[level] >= 0 ? upper[level] : lower[level];
+            taken += factor;
+            left -= factor;
         }
+        rest[i] = left;
+        if (ADDS) sum[i] = taken;
     }
+}
+
+template <bool ADDS, class From>
+INLINE void take_levels(const Plan& p, int first, int levels, const From* from, int64_t n,
+                        double* rest, double* sum) {
+    if (levels == 1) take_levels<1, ADDS>(p, first, from, n, rest, sum);
+    if (levels == 2) take_levels<2, ADDS>(p, first, from, n, rest, sum);
+    if (levels == 3) take_levels<3, ADDS>(p, first, from, n, rest, sum);
+    if (levels >= 4) take_levels<4, ADDS>(p, first, from, n, rest, sum);
+}
+
+// What the known levels, one at least, leave of each value, NaN of NaN; and their sum, if asked
+// for.
+template <bool ADDS>
+INLINE void split_levels(const Plan& p, const float* x, int64_t n, double* rest, double* sum) {
+    take_levels<ADDS>(p, 0, p.levels, x, n, rest, sum);
+    if (p.levels > 4) take_levels<ADDS>(p, 4, p.levels - 4, rest, n, rest, sum);
 }
 
 INLINE void each_residual(const Plan& p, const Part& part) {
@@ -80,9 +108,14 @@ INLINE void each_residual(const Plan& p, const Part& part) {
     double sum[CHUNK], rest[CHUNK];
     for (int64_t first = 0; first < part.n; first += CHUNK) {
         const int64_t left = part.n - first, n = left < CHUNK ? left : CHUNK;
+        const float* x = part.x + first;
         float* y = part.y + first;
-        split_levels(p, part.x + first, n, sum, rest);
-        for (int64_t i = 0; i < n; i++) y[i] = static_cast<float>(clamp(sum[i], -limit, limit));
+        split_levels<true>(p, x, n, rest, sum);
+        INDEPENDENT
+        for (int64_t i = 0; i < n; i++) {
+            const float rounded = clamp(sum[i], -limit, limit);
+            y[i] = x[i] == x[i] ? rounded : x[i];
+        }
     }
 }
 

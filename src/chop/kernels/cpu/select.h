@@ -10,35 +10,48 @@
 
 namespace {
 
-constexpr int64_t SAMPLE = 1 << 15;    // values that tell where to look
+constexpr int64_t SAMPLE = 1 << 16;    // values that tell where to look
 constexpr int64_t PER_SAMPLE = 16;     // a sample is at most that part of a line
+constexpr int64_t RUN = 16;            // values next to each other that are drawn together
 constexpr int64_t WORTH_SAMPLING = 1 << 10;
 constexpr int32_t LARGEST_FINITE = INFINITE - 1;
 
-// Keys between two, both included, and how many lie above; negative keys do not count.
+// Keys between two, both included, and how many lie above or count at all: negative ones do not.
 struct Between {
     std::vector<int32_t> keys;
-    int64_t above = 0, below = 0;
+    int64_t above = 0, count = 0;
 };
+
+// As unsigned numbers, keys below the lowest wrap around and lie above all of the range.
+INLINE bool is_in_range(int32_t key, int32_t low, int32_t count) {
+    return static_cast<uint32_t>(key) - static_cast<uint32_t>(low) < static_cast<uint32_t>(count);
+}
+
+CLONES void count_keys(const float* x, int64_t n, int32_t mask, int32_t high, Between& found) {
+    int32_t above = 0, count = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const int32_t key = bit_cast<int32_t>(x[i]) & mask;
+        above += is_in_range(key, high + 1, LARGEST_FINITE - high);
+        count += is_in_range(key, 0, INFINITE);
+    }
+    found.above += above;
+    found.count += count;
+}
 
 Between between(const float* x, int64_t n, int32_t mask, int32_t low, int32_t high) {
     Between found;
     int64_t inside = 0;
     for (int64_t first = 0; first < n; first += TILE) {
         const int64_t last = std::min(n, first + TILE);
+        count_keys(x + first, last - first, mask, high, found);
         if (static_cast<int64_t>(found.keys.size()) < inside + last - first)
             found.keys.resize(2 * inside + last - first);
         int32_t* keys = found.keys.data();
-        int64_t above = 0, below = 0;
         for (int64_t i = first; i < last; i++) {
             const int32_t key = bit_cast<int32_t>(x[i]) & mask;
-            above += (key > high) & (key < INFINITE);
-            below += (key >= 0) & (key < low);
             keys[inside] = key;
-            inside += (key >= low) & (key <= high);
+            inside += is_in_range(key, low, high - low + 1);
         }
-        found.above += above;
-        found.below += below;
     }
     found.keys.resize(inside);
     return found;
@@ -59,7 +72,7 @@ Between between(const float* x, int64_t n, int32_t mask, int32_t low, int32_t hi
         const Between& other = of_part[part];
         all.keys.insert(all.keys.end(), other.keys.begin(), other.keys.end());
         all.above += other.above;
-        all.below += other.below;
+        all.count += other.count;
     }
     return all;
 }
@@ -70,16 +83,19 @@ int32_t from_the_top(std::vector<int32_t>& keys, int64_t rank) {
 }
 
 // Keys that the one looked for most likely lies between: five standard deviations of the rank that
-// a sample gives it. Values next to each other may be alike, so places are drawn.
+// a sample gives it. Places are drawn, since a regular stride would see only some columns.
 void look_around(const float* x, int64_t n, int32_t mask, int64_t rank, int32_t& low,
                  int32_t& high) {
-    const int64_t drawn = std::min(SAMPLE, n / PER_SAMPLE);
+    const int64_t drawn = std::min(SAMPLE, n / PER_SAMPLE) / RUN * RUN;
     std::vector<int32_t> keys;
     uint64_t state = 1;
-    for (int64_t i = 0; i < drawn; i++) {
+    for (int64_t run = 0; run < drawn / RUN; run++) {
         state = state * 6364136223846793005u + 1442695040888963407u;  // Knuth, MMIX
-        const int32_t key = bit_cast<int32_t>(x[(state >> 33) % n]) & mask;
-        if (key >= 0 && key < INFINITE) keys.push_back(key);
+        const float* place = x + (state >> 33) % (n - RUN);
+        for (int64_t i = 0; i < RUN; i++) {
+            const int32_t key = bit_cast<int32_t>(place[i]) & mask;
+            if (is_in_range(key, 0, INFINITE)) keys.push_back(key);
+        }
     }
     const int64_t count = keys.size();
     const double share = rank < 0 ? 0.5 * count / drawn : static_cast<double>(rank) / n;
@@ -97,9 +113,9 @@ float order_statistic(const float* x, int64_t n, int32_t mask, int64_t rank, int
     if (n >= WORTH_SAMPLING) look_around(x, n, mask, rank, low, high);
     for (;;) {
         Between found = between(x, n, mask, low, high, threads);
-        const int64_t inside = found.keys.size(), count = inside + found.above + found.below;
-        const int64_t wanted = rank < 0 ? count / 2 : rank;
-        if (wanted >= count) return 0;
+        const int64_t inside = found.keys.size();
+        const int64_t wanted = rank < 0 ? found.count / 2 : rank;
+        if (wanted >= found.count) return 0;
         if (wanted < found.above) {
             low = high + 1;
             high = LARGEST_FINITE;

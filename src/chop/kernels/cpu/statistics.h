@@ -57,11 +57,12 @@ CLONES Sum sum_of_tile(const float* x, int64_t n, float above) {
 
 // Of the finite magnitudes that the known levels of a residual leave.
 CLONES Sum sum_of_rests(const Plan& p, const float* x, int64_t n) {
-    double sums[LANES] = {}, sum[CHUNK], rest[CHUNK];
+    if (!p.levels) return sum_of_tile(x, n, -1.0f);
+    double sums[LANES] = {}, rest[CHUNK];
     int64_t counts[LANES] = {};
     for (int64_t first = 0; first < n; first += CHUNK) {
         const int64_t size = std::min(CHUNK, n - first);
-        split_levels(p, x + first, size, sum, rest);
+        split_levels<false>(p, x + first, size, rest, nullptr);
         const int64_t padded = (size + LANES - 1) / LANES * LANES;
         std::fill(rest + size, rest + padded, NOT_A_NUMBER);
         for (int64_t i = 0; i < padded; i += LANES)
