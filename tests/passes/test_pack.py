@@ -36,7 +36,7 @@ def quantized(mg, **rules):
 
 
 def packed(mg, **settings):
-    return passes.pack_transform_pass(mg, {"silent": True, **settings})
+    return passes.pack_transform_pass(mg, {"silent": True, "exact": True, **settings})
 
 
 def file_bytes(mg, folder, name):

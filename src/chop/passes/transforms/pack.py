@@ -30,12 +30,15 @@ class PackConfig:
         include: operators, module paths, node names or patterns of these; default, every
             quantised layer.
         exclude: the same, to be left out.
+        exact: packed layers give the same bits as unpacked ones; otherwise linear layers are
+            multiplied in the fastest way that is precise enough for their formats, see `pack`.
         unpack: gives packed layers their parameters back instead.
         silent: prints no table.
     """
 
     include: tuple[str, ...] | None = None
     exclude: tuple[str, ...] = ()
+    exact: bool = False
     unpack: bool = False
     silent: bool = False
 
@@ -94,7 +97,7 @@ def pack_transform_pass(mg: MaseGraph, config: PackConfig) -> dict[str, Any]:
         raise ConfigError(f"{WHERE}: there is nothing to pack. {_explain(reasons)}")
     for layer in packable:
         assert isinstance(layer.module, QuantizedOperator)
-        mg.replace(layer.nodes[0], pack(layer.module, known))
+        mg.replace(layer.nodes[0], pack(layer.module, known, config.exact))
     return {"packed": len(packable), "unpacked": 0, **_measure(mg, reasons, config)}
 
 

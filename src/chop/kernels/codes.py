@@ -1,0 +1,252 @@
+"""A number format's codes in tables of float32, from which kernels read packed tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from chop.formats import BinaryResidual, Encoded, Integer, NumberFormat, Ternary
+from chop.formats.elements import Element, Minifloat
+from chop.formats.groups import Blocks, Groups, Whole
+from chop.formats.packing import pack_bits
+from chop.formats.scaled import ElementFormat, ScaledFormat
+from chop.formats.scaling import FloatScale, ScaledFloatScale, Scaling, Unscaled
+
+# The enumerations of cpu/codes.h.
+TABLE, WHOLE, FLOAT, TRITS = range(4)
+NO_SCALE, SCALE_CODES, SCALE_FLOATS = range(3)
+WIDEST = 16
+"""Bits of the widest codes that are read through a table."""
+FLOAT32_BIAS = 127
+LARGEST_POWER = 2.0**FLOAT32_BIAS
+ALL_COLUMNS = 2**62
+
+
+class Codes(ctypes.Structure):
+    """How cpu/codes.h reads a packed tensor: see there for the fields."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("reading", "width", "scale_storage", "scale_width")),
+        *((name, ctypes.c_int32) for name in ("mantissa_width", "largest_code")),
+        *((name, ctypes.c_float) for name in ("step", "factor")),
+        *((name, ctypes.c_void_p) for name in ("table", "scale_table")),
+        *((name, ctypes.c_int64) for name in ("group", "groups_per_row")),
+    )
+
+
+class Lines(NamedTuple):
+    """A tensor as rows, each with scales of its own or all with the same.
+
+    Attributes:
+        rows: how many.
+        columns: of each.
+        group: columns that share a scale.
+        groups_per_row: scales of a row; 0 if the rows have the same.
+    """
+
+    rows: int
+    columns: int
+    group: int
+    groups_per_row: int
+
+
+@dataclass(frozen=True)
+class CodeTables:
+    """The numbers that codes stand for.
+
+    Attributes:
+        width: bits of a code; 0 for base-3 digits.
+        values: float32, (codes,): each code's number, not scaled.
+        reading: how a kernel may compute the numbers instead of looking them up.
+        step, mantissa_width, largest_code: of that computation, see cpu/codes.h.
+        factor: what every number is multiplied by in the end.
+        groups: which elements share a scale; None without scales.
+        scale_values: float32: each scale code's number; None where scales are stored as floats.
+        scale_width: bits of a scale code.
+    """
+
+    width: int
+    values: Tensor
+    reading: int = TABLE
+    step: float = 1.0
+    factor: float = 1.0
+    mantissa_width: int = 0
+    largest_code: int = 0
+    groups: Groups | None = None
+    scale_values: Tensor | None = None
+    scale_width: int = 0
+
+    def lines(self, shape: Sequence[int]) -> Lines | None:
+        """Where groups lie in a tensor of that shape; None where they cross rows."""
+        count, columns = math.prod(shape), shape[-1] if shape else 1
+        of_groups = self.groups.count(shape) if self.groups else 1
+        if of_groups == 1:
+            return Lines(count // columns, columns, ALL_COLUMNS, 0)
+        if isinstance(self.groups, Whole):
+            return Lines(of_groups, count // of_groups, ALL_COLUMNS, 1)
+        assert isinstance(self.groups, Blocks)
+        if not self.groups.keep_rows_apart(max(len(shape), 1)):
+            return None
+        size = self.groups.sizes[-1]
+        return Lines(count // columns, columns, size, -(-columns // size))
+
+    def structure(self, lines: Lines, tensor_scale: Tensor | None) -> Codes:
+        """What the C++ loops take. It keeps its tables alive."""
+        coded = SCALE_CODES if self.groups else NO_SCALE
+        codes = Codes(
+            reading=self.reading,
+            width=self.width,
+            scale_storage=SCALE_FLOATS if self.stores_floats else coded,
+            scale_width=self.scale_width,
+            mantissa_width=self.mantissa_width,
+            largest_code=self.largest_code,
+            step=self.step,
+            factor=self.factor if tensor_scale is None else tensor_scale.item(),
+            table=self.values.data_ptr(),
+            scale_table=None if self.scale_values is None else self.scale_values.data_ptr(),
+            group=lines.group,
+            groups_per_row=lines.groups_per_row,
+        )
+        codes.tables = self
+        return codes
+
+    def without_scales(self) -> CodeTables:
+        """The same codes, read as if their scales were 1."""
+        return replace(self, groups=None, scale_values=None, scale_width=0)
+
+    @property
+    def stores_floats(self) -> bool:
+        """True where scales are stored as float32."""
+        return self.groups is not None and self.scale_values is None
+
+    @cached_property
+    def suits_bfloat16(self) -> bool:
+        """True if bfloat16 holds every number exactly, before it is scaled."""
+        return bool(((self.values.bfloat16().float() == self.values) | self.values.isnan()).all())
+
+    @cached_property
+    def scales_are_powers(self) -> bool:
+        """True without scales, or if each is a power of two: scaling never rounds, or at the ends
+        of the range alone."""
+        if self.scale_values is None:
+            return self.groups is None
+        fractions, _ = self.scale_values.frexp()
+        return bool(((fractions == 0.5) | self.scale_values.isnan()).all())
+
+
+def residual_tables(number_format: BinaryResidual, scales: Tensor) -> CodeTables:
+    """The tables of a tensor whose levels' factors are stored with it: a code is a sum of them."""
+    depth = scales.numel()
+    every = Encoded(_packed(depth), torch.Size((2**depth,)), torch.float32, scales)
+    return CodeTables(depth, number_format.decode(every))
+
+
+@lru_cache(maxsize=1024)
+def fixed_tables(number_format: NumberFormat) -> CodeTables | None:
+    """The tables of a format whose codes have the same numbers in every tensor."""
+    if isinstance(number_format, Integer):
+        return _integer(number_format)
+    if isinstance(number_format, Ternary):
+        groups = Whole("channel") if number_format.scaling_factor else None
+        return CodeTables(0, torch.tensor([-1.0, 0.0, 1.0], device="cpu"), TRITS, groups=groups)
+    if not isinstance(number_format, ElementFormat | ScaledFormat):
+        return None
+    element = number_format.element
+    values = _exact(element.values(_every_code(element.width))) if element.width <= WIDEST else None
+    if values is None:
+        return None
+    tables = CodeTables(element.width, values, **_reading(element))
+    return tables if isinstance(number_format, ElementFormat) else _scaled(number_format, tables)
+
+
+def _every_code(width: int) -> Tensor:
+    return torch.arange(2**width, device="cpu")
+
+
+def _packed(width: int) -> Tensor:
+    return pack_bits(_every_code(width), width)
+
+
+def _exact(values: Tensor) -> Tensor | None:
+    """The numbers as float32, or None if it cannot hold one of them.
+
+    Infinity, whose code rounding never gives, becomes NaN: products are clamped to finite numbers.
+    """
+    values = values.masked_fill(values.isinf(), torch.nan)
+    rounded = values.float()
+    holds = (rounded.double() == values.double()) | values.isnan()
+    return rounded if holds.all() else None
+
+
+def _integer(number_format: Integer) -> CodeTables | None:
+    if not number_format.is_fitted or number_format.width > WIDEST:
+        return None
+    width = cast(int, number_format.width)
+    every = Encoded(_packed(width), torch.Size((2**width,)), torch.float64)
+    values = _exact(number_format.decode(every))
+    if values is None:
+        return None
+    return _whole(CodeTables(width, values))
+
+
+def _reading(element: Element) -> dict[str, Any]:
+    """How codes of 8 bits are computed with."""
+    if element.width != 8:
+        return {}
+    if isinstance(element, Minifloat) and abs(element.bias) < FLOAT32_BIAS:
+        return {
+            "reading": FLOAT,
+            "step": 2.0 ** (FLOAT32_BIAS - element.bias),
+            "mantissa_width": element.mantissa_width,
+            "largest_code": element.largest_code,
+        }
+    return {}
+
+
+def _scaled(number_format: ScaledFormat, tables: CodeTables) -> CodeTables | None:
+    scaling = number_format.scaling
+    if isinstance(scaling, Unscaled):
+        return tables
+    groups = number_format.groups
+    if isinstance(scaling, FloatScale):
+        return _whole(replace(tables, groups=groups))
+    if scaling.width > WIDEST:
+        return None
+    scales = _scale_values(scaling)
+    # float32 ends below 2^128, which may be a scale: a power of two goes over to the elements.
+    excess = max(int(scales.nan_to_num(nan=0.0).max().frexp().exponent) - FLOAT32_BIAS - 1, 0)
+    values = _exact(tables.values.double() * 2.0**excess)
+    scales = _exact(scales * 2.0**-excess)
+    if values is None or scales is None:
+        return None
+    step = tables.step * 2.0**excess
+    reading = tables.reading if step <= LARGEST_POWER else TABLE
+    scaled = {"groups": groups, "scale_values": scales, "scale_width": scaling.width}
+    return _whole(replace(tables, values=values, reading=reading, step=step, **scaled))
+
+
+def _whole(tables: CodeTables) -> CodeTables:
+    """Two's complement of 8 bits is read as whole numbers, and the scales take over their step."""
+    step, whole = tables.values[1], _every_code(8)
+    whole = (whole - ((whole >> 7) << 8)).float()
+    if tables.width != 8 or not torch.equal(tables.values, whole * step):
+        return tables
+    if tables.scale_values is None:
+        return replace(tables, reading=WHOLE, values=whole, factor=step.item())
+    scales = _exact(tables.scale_values.double() * step.double())
+    if scales is None:
+        return tables
+    return replace(tables, reading=WHOLE, values=whole, scale_values=scales)
+
+
+def _scale_values(scaling: Scaling) -> Tensor:
+    """Each scale code's number as float64, without the factor of the whole tensor."""
+    one = torch.ones((), device="cpu") if isinstance(scaling, ScaledFloatScale) else None
+    return scaling.restore(_packed(scaling.width), 2**scaling.width, one).view(-1)

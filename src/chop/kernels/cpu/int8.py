@@ -1,0 +1,131 @@
+"""Products of 8-bit integers, by oneDNN: exact, where float32 would round."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from chop.formats import Integer, NumberFormat, ScaleInteger
+from chop.formats.scale_integer import EPSILON
+from chop.formats.scaling import TINY
+from chop.kernels.codes import WHOLE
+from chop.kernels.cpu.measure import pointer
+
+if TYPE_CHECKING:
+    from chop.kernels.cpu.packed import Reader
+
+CHUNK_ROWS = 256
+"""Of activations at a time: their sums of 32 bits stay in the cache."""
+WIDEST = 8
+
+
+class WholeRule(NamedTuple):
+    """How activations become integers.
+
+    Attributes:
+        low, high: the range of the integers.
+        scale: of all of them; 0 to follow the largest magnitude.
+        by_row: whether each row has a scale of its own.
+    """
+
+    low: int
+    high: int
+    scale: float
+    by_row: bool
+
+
+def whole_rule(number_format: NumberFormat) -> WholeRule | None:
+    """The rule of a format, or None if it is not one of signed integers of up to 8 bits."""
+    if isinstance(number_format, Integer):
+        fits = number_format.is_fitted and number_format.is_signed and not number_format.floor
+        if not fits or number_format.width > WIDEST:  # type: ignore[operator]
+            return None
+        low, high = number_format.code_range
+        return WholeRule(low, high, 2.0**-number_format.frac_width, by_row=False)  # type: ignore[operator]
+    if not isinstance(number_format, ScaleInteger):
+        return None
+    fits = number_format.is_signed and number_format.width <= WIDEST and number_format.quantile == 1
+    scales = number_format.scales or (0.0,)
+    if not fits or len(scales) > 1 or number_format.granularity not in ("tensor", "row"):
+        return None
+    high = number_format.element.largest_code
+    return WholeRule(-high, high, scales[0], number_format.granularity == "row")
+
+
+def linear(
+    x: Tensor,
+    x_format: NumberFormat,
+    reader: Reader,
+    codes: Tensor,
+    scales: Tensor | None,
+    shape: Sequence[int],
+    bias: Tensor | None,
+) -> Tensor | None:
+    """`F.linear` of rounded rows (rows, columns) and a packed weight.
+
+    None unless both are 8-bit integers times a scale that whole rows share, and `x` has no NaN.
+    """
+    rule, tables = whole_rule(x_format), reader.tables
+    if rule is None or tables.reading != WHOLE or tables.scale_values is not None:
+        return None
+    if reader.lines.groups_per_row > 1:
+        return None
+    rounded = _rounded(reader.loops, x, rule)
+    if rounded is None:
+        return None
+    whole, x_scales = rounded
+    if scales is None or not scales.numel():
+        scales = torch.tensor([tables.factor], device="cpu")
+    weight = codes.view(torch.int8).view(*shape)
+    y = x.new_empty(x.size(0), weight.size(0))
+    for part, part_scales, target in zip(
+        *(tensor.split(CHUNK_ROWS) for tensor in (whole, x_scales, y)), strict=True
+    ):
+        sums = torch._int_mm(part, weight.t())
+        _rescale(reader.loops, sums, part_scales, scales, bias, target)
+    return y
+
+
+def _rounded(loops: ctypes.CDLL, x: Tensor, rule: WholeRule) -> tuple[Tensor, Tensor] | None:
+    """int8 (rows, columns) and float32 (rows,); None if there is a NaN."""
+    x = x.contiguous()
+    whole = torch.empty(x.shape, dtype=torch.int8, device="cpu")
+    own_rows = rule.by_row or rule.scale != 0
+    lines = x.size(0) if own_rows else 1
+    scales = torch.empty(lines, device="cpu")
+    found_nan = loops.chop_int8_codes(
+        pointer(x),
+        pointer(whole),
+        pointer(scales),
+        ctypes.c_int64(lines),
+        ctypes.c_int64(x.numel() // lines),
+        ctypes.c_double(rule.low),
+        ctypes.c_double(rule.high),
+        *map(ctypes.c_float, (rule.scale, TINY, EPSILON)),
+        torch.get_num_threads(),
+    )
+    return None if found_nan else (whole, scales.expand(x.size(0)).contiguous())
+
+
+def _rescale(
+    loops: ctypes.CDLL,
+    sums: Tensor,
+    x_scales: Tensor,
+    scales: Tensor,
+    bias: Tensor | None,
+    y: Tensor,
+) -> None:
+    loops.chop_int8_rescale(
+        pointer(sums),
+        pointer(x_scales),
+        pointer(scales),
+        ctypes.c_int64(int(scales.numel() > 1)),
+        pointer(bias),
+        pointer(y),
+        *map(ctypes.c_int64, y.shape),
+        torch.get_num_threads(),
+    )

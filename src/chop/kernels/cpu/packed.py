@@ -1,0 +1,216 @@
+"""Packed weights on CPUs: decoding them, and multiplying by them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from chop.formats import BinaryResidual, from_key
+from chop.kernels.codes import Codes, CodeTables, Lines, fixed_tables, residual_tables
+from chop.kernels.cpu import int8
+from chop.kernels.cpu.build import is_loaded, library
+from chop.kernels.cpu.measure import pointer
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1}
+"""The enumeration of plan.h, as far as decoding goes."""
+FEW_ROWS = 8
+"""Of activations: up to here weights are decoded in registers, once for four rows."""
+CHUNK_ROWS = 256
+"""Of activations at a time, where results pass through another dtype: they stay in the cache."""
+LARGE = 2**16
+"""Elements of a weight for which compiling the loops, a matter of seconds, is begun."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How the loops read a packed tensor.
+
+    Attributes:
+        loops: the compiled library.
+        tables: of its codes.
+        lines: where its groups lie.
+        codes: the two of them as the loops take them.
+    """
+
+    loops: ctypes.CDLL
+    tables: CodeTables
+    lines: Lines
+    codes: Codes
+
+
+def decode(
+    codes: Tensor,
+    scales: Tensor | None,
+    tensor_scale: Tensor | None,
+    shape: Sequence[int],
+    key: str,
+    dtype: torch.dtype,
+) -> Tensor | None:
+    """The tensor that codes stand for; None where the loops do not know them."""
+    reader = _reader(scales, tensor_scale, tuple(shape), key)
+    if reader is None or dtype not in TYPES:
+        return None
+    if dtype != torch.float32 and not reader.tables.scales_are_powers:
+        return None  # it would be rounded twice
+    return _decoded(reader, codes, scales, shape, dtype)
+
+
+def linear(
+    x: Tensor,
+    x_key: str,
+    codes: Tensor,
+    scales: Tensor | None,
+    tensor_scale: Tensor | None,
+    shape: Sequence[int],
+    key: str,
+    bias: Tensor | None,
+) -> Tensor | None:
+    """`F.linear` of a packed weight; None where decoding it first is as good.
+
+    Few rows of `x` are multiplied in float32 by weights that are decoded on the way. Many, if the
+    weight is large, are multiplied as 8-bit integers, exactly, where both operands are that times a
+    scale per row; else they are rounded to bfloat16, as their products are, where the CPU
+    multiplies it faster and it holds the codes' numbers exactly.
+    """
+    reader = _reader(scales, tensor_scale, tuple(shape), key)
+    if reader is None or not x.numel():
+        return None
+    rows = x.reshape(-1, x.size(-1))
+    if rows.size(0) <= FEW_ROWS:
+        y = _few_rows(reader, _float(from_key(x_key)(rows)), codes, scales, shape, bias)
+        y = y if x.dtype == torch.float32 else y.to(x.dtype)
+    elif x.dtype != torch.float32 or not _is_large(shape):
+        return None
+    else:
+        found = int8.linear(rows, from_key(x_key), reader, codes, scales, shape, bias)
+        if found is None and not (multiplies_bfloat16() and reader.tables.suits_bfloat16):
+            return None
+        rounded = rows if found is not None else from_key(x_key)(rows)
+        y = _many_rows(reader, rounded, codes, scales, shape, bias) if found is None else found
+    return y.view(*x.shape[:-1], shape[0])
+
+
+@cache
+def multiplies_bfloat16() -> bool:
+    """True where the CPU has instructions for products of bfloat16."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def _reader(
+    scales: Tensor | None, tensor_scale: Tensor | None, shape: tuple[int, ...], key: str
+) -> Reader | None:
+    """None where there is no library, or no table for the codes."""
+    number_format = from_key(key)
+    if isinstance(number_format, BinaryResidual):
+        assert scales is not None
+        return _reader_of(residual_tables(number_format, scales), shape, None)
+    if tensor_scale is not None:
+        return _reader_of(fixed_tables(number_format), shape, tensor_scale)
+    return _fixed_reader(key, shape) if is_loaded() or _is_large(shape) else None
+
+
+def _is_large(shape: Sequence[int]) -> bool:
+    return torch.Size(shape).numel() >= LARGE
+
+
+@lru_cache(maxsize=4096)
+def _fixed_reader(key: str, shape: tuple[int, ...]) -> Reader | None:
+    return _reader_of(fixed_tables(from_key(key)), shape, None)
+
+
+def _reader_of(
+    tables: CodeTables | None, shape: tuple[int, ...], tensor_scale: Tensor | None
+) -> Reader | None:
+    loops = library().library if is_loaded() or _is_large(shape) else None
+    if tables is None or loops is None or not torch.Size(shape).numel():
+        return None
+    lines = tables.lines(shape)
+    return Reader(loops, tables, lines, tables.structure(lines, tensor_scale)) if lines else None
+
+
+def _float(x: Tensor) -> Tensor:
+    x = x if x.dtype == torch.float32 else x.float()
+    return x if x.is_contiguous() else x.contiguous()
+
+
+def _decoded(
+    reader: Reader,
+    codes: Tensor,
+    scales: Tensor | None,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+) -> Tensor:
+    y = torch.empty(shape, dtype=dtype, device="cpu")
+    reader.loops.chop_decode(
+        ctypes.byref(reader.codes),
+        pointer(codes),
+        pointer(scales),
+        pointer(y),
+        TYPES[dtype],
+        ctypes.c_int64(reader.lines.rows),
+        ctypes.c_int64(reader.lines.columns),
+        torch.get_num_threads(),
+    )
+    return y
+
+
+def _few_rows(
+    reader: Reader,
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor | None,
+    shape: Sequence[int],
+    bias: Tensor | None,
+) -> Tensor:
+    bias = None if bias is None else _float(bias)
+    outputs, columns = shape
+    y = torch.empty(x.size(0), outputs, device="cpu")
+    reader.loops.chop_linear(
+        ctypes.byref(reader.codes),
+        pointer(codes),
+        pointer(scales),
+        pointer(x),
+        pointer(bias),
+        pointer(y),
+        ctypes.c_int64(x.size(0)),
+        ctypes.c_int64(outputs),
+        ctypes.c_int64(columns),
+        torch.get_num_threads(),
+    )
+    return y
+
+
+def _many_rows(
+    reader: Reader,
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor | None,
+    shape: Sequence[int],
+    bias: Tensor | None,
+) -> Tensor:
+    """In bfloat16, but for scales of whole rows and the bias, which wait for the sums."""
+    after = scales if reader.tables.stores_floats and reader.lines.groups_per_row <= 1 else None
+    if after is not None:
+        reader = _unscaled(reader)
+    weight = _decoded(reader, codes, scales, shape, torch.bfloat16)
+    y = x.new_empty(x.size(0), weight.size(0))
+    for part, target in zip(x.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True):
+        product = F.linear(part.bfloat16(), weight)
+        if after is not None:
+            product = torch.mul(product, after, out=target)
+        if bias is not None:
+            torch.add(product, bias, out=target)
+        elif after is None:
+            target.copy_(product)
+    return y
+
+
+def _unscaled(reader: Reader) -> Reader:
+    tables = reader.tables.without_scales()
+    return Reader(reader.loops, tables, reader.lines, tables.structure(reader.lines, None))

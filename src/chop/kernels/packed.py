@@ -1,0 +1,125 @@
+"""Operators on packed tensors: decoding them, and multiplying by them.
+
+They are registered, so that FX, torch.compile and export see one node. Their default
+implementations are the readable references; faster ones are chosen by device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from chop.formats import Encoded, from_key
+from chop.kernels.cpu import packed as cpu
+from chop.kernels.triton import register as gpu
+
+# `Library` and not `custom_op`, whose calls cost as much as multiplying one row of activations.
+OPERATORS = torch.library.Library("chop", "FRAGMENT")
+PACKED = "Tensor codes, Tensor? scales, Tensor? tensor_scale, SymInt[] shape, str key"
+OPERATORS.define(f"decode({PACKED}, ScalarType dtype) -> Tensor")
+OPERATORS.define(
+    f"packed_linear(Tensor x, str x_key, {PACKED}, Tensor? bias, bool exact) -> Tensor"
+)
+
+
+def decode(
+    codes: Tensor,
+    scales: Tensor | None,
+    tensor_scale: Tensor | None,
+    shape: Sequence[int],
+    key: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The tensor that codes stand for: the readable reference."""
+    encoded = Encoded(codes, torch.Size(shape), dtype, scales, tensor_scale)
+    return from_key(key).decode(encoded).contiguous()
+
+
+def packed_linear(
+    x: Tensor,
+    x_key: str,
+    codes: Tensor,
+    scales: Tensor | None,
+    tensor_scale: Tensor | None,
+    shape: Sequence[int],
+    key: str,
+    bias: Tensor | None,
+    exact: bool,
+) -> Tensor:
+    """`F.linear(x, weight, bias)` of a packed weight: the readable reference.
+
+    Args:
+        x: (..., columns), floating.
+        x_key: the format that `x` is first rounded to.
+        codes, scales, tensor_scale, shape, key: the packed weight, (outputs, columns).
+        bias: (outputs,) or None.
+        exact: the products of decoded numbers, as the reference has them; else kernels may round
+            `x` and results to bfloat16, and add in another order.
+    Returns: (..., outputs), in the dtype of `x`.
+    """
+    weight = torch.ops.chop.decode(codes, scales, tensor_scale, shape, key, x.dtype)
+    return F.linear(from_key(x_key)(x), weight, bias)
+
+
+def _decoder(find: Callable[..., Tensor | None]) -> Callable[..., Tensor]:
+    def implementation(*packed: Any) -> Tensor:
+        found = find(*packed)
+        return decode(*packed) if found is None else found
+
+    return implementation
+
+
+def _linear(find: Callable[..., Tensor | None]) -> Callable[..., Tensor]:
+    def implementation(x: Tensor, *others: Any) -> Tensor:
+        found = None if others[-1] else find(x, *others[:-1])
+        return packed_linear(x, *others) if found is None else found
+
+    return implementation
+
+
+OPERATORS.impl("decode", decode, "CompositeExplicitAutograd")
+OPERATORS.impl("decode", _decoder(cpu.decode), "CPU")
+OPERATORS.impl("decode", _decoder(gpu.decode), "CUDA")
+OPERATORS.impl("packed_linear", packed_linear, "CompositeExplicitAutograd")
+OPERATORS.impl("packed_linear", _linear(cpu.linear), "CPU")
+OPERATORS.impl("packed_linear", _linear(gpu.linear), "CUDA")
+
+
+@torch.library.register_fake("chop::decode", lib=OPERATORS)
+def _(
+    codes: Tensor,
+    scales: Tensor | None,
+    tensor_scale: Tensor | None,
+    shape: Sequence[int],
+    key: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    return codes.new_empty(shape, dtype=dtype)
+
+
+@torch.library.register_fake("chop::packed_linear", lib=OPERATORS)
+def _(x: Tensor, x_key: str, *packed: Any) -> Tensor:
+    shape = packed[3]
+    return x.new_empty((*x.shape[:-1], shape[0]))
+
+
+def _keep_packed(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, _, *packed, bias, _ = inputs
+    ctx.dtype, ctx.shape_and_key, ctx.has_bias = x.dtype, packed[3:], bias is not None
+    ctx.save_for_backward(*packed[:3])
+
+
+def _to_activations(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Straight through the rounding of `x`; what is packed has no gradient."""
+    weight = torch.ops.chop.decode(*ctx.saved_tensors, *ctx.shape_and_key, ctx.dtype)
+    of_bias = grad.flatten(0, -2).sum(0) if ctx.has_bias else None
+    return grad @ weight, None, None, None, None, None, None, of_bias, None
+
+
+torch.library.register_autograd(
+    "chop::packed_linear", _to_activations, setup_context=_keep_packed, lib=OPERATORS
+)

@@ -1,0 +1,21 @@
+"""Operators whose parameters are stored as codes, in as many bits as their formats have.
+
+`pack` turns a quantised operator into its packed twin, which computes the same from codes and
+scales in buffers.
+"""
+
+from chop.nn.packed.base import KnownCodes, PackedOperator
+from chop.nn.packed.operators import (
+    PACKED,
+    PackedBatchNorm1d,
+    PackedBatchNorm2d,
+    PackedConv1d,
+    PackedConv2d,
+    PackedConvTranspose2d,
+    PackedEmbedding,
+    PackedGroupNorm,
+    PackedLayerNorm,
+    PackedLinear,
+    PackedRMSNorm,
+)
+from chop.nn.packed.packing import obstacle, pack

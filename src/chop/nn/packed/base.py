@@ -1,0 +1,189 @@
+"""What every operator that is stored as codes shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+import chop.kernels  # noqa: F401 (registers the operators on codes)
+from chop.errors import ConfigError
+from chop.formats import Encoded, NumberFormat, QuantSpec
+from chop.nn.quantized import QuantizedOperator
+
+CODES, SCALES, TENSOR_SCALE = "codes", "scales", "tensor_scale"
+KnownCodes = MutableMapping[tuple[int, str], Encoded]
+"""Codes by the id of the parameter and the key of the format, so that shared ones stay shared."""
+
+
+class PackedOperator(QuantizedOperator):
+    """Mixin that replaces the quantised parameters of an operator by their codes.
+
+    One layer at a time is decoded, while it runs.
+
+    The buffers of `weight` are `weight_codes` (uint8, bit-packed, one-dimensional),
+    `weight_scales` (uint8 or float32) where the format has scales, and `weight_tensor_scale`
+    (float32) where it has one for all; a quantised bias has the same. `module.weight` decodes
+    them. Changes of device take the codes along; a change to another floating dtype changes what
+    they are decoded to, and float32 scales stay float32.
+
+    A packed operator is made by `pack` and cannot be trained; `unpack` gives the trainable one.
+    """
+
+    operator: ClassVar[type[QuantizedOperator]]
+    """The class that it packs."""
+    packed_shapes: dict[str, torch.Size]
+    packed_dtype: torch.dtype
+    packed_trainable: tuple[str, ...]
+    packed_mask: bool
+    packed_exact: bool
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        name = self.operator.__name__
+        raise ConfigError(f"{type(self).__name__}: pack(layer) makes one from a {name}.")
+
+    @classmethod
+    def from_float(cls, module: nn.Module, spec: QuantSpec) -> Self:
+        """Packs `module` in the formats of `spec`; see `pack`."""
+        return cls.of(cls.operator.from_float(module, spec), {})
+
+    @classmethod
+    def of(cls, layer: QuantizedOperator, known: KnownCodes, exact: bool = False) -> Self:
+        """Takes over a quantised layer that nothing keeps from being packed; see `pack`."""
+        twin = cls.__new__(cls)
+        packed = {name: encoded(layer, name, known) for name in packable_operands(layer)}
+        parameters = {name: x for name, x in layer._parameters.items() if name not in packed}
+        buffers = {name: x for name, x in layer._buffers.items() if name != "weight_mask"}
+        for name, stored in packed.items():
+            parts = zip(
+                _buffer_names(name), (stored.codes, stored.scales, stored.tensor_scale), strict=True
+            )
+            buffers.update({buffer: x for buffer, x in parts if x is not None})
+        twin.__dict__.update(layer.__dict__, _parameters=parameters, _buffers=buffers)
+        twin.packed_shapes = {name: stored.shape for name, stored in packed.items()}
+        twin.packed_dtype = layer.weight.dtype
+        twin.packed_trainable = tuple(n for n in packed if getattr(layer, n).requires_grad)
+        twin.packed_mask = layer.is_pruned
+        twin.packed_exact = exact
+        return twin
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The decoded weight: the values that the operator computes with."""
+        return self._decoded("weight")
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The decoded bias, or the float one, or None."""
+        if "bias" in self.packed_shapes:
+            return self._decoded("bias")
+        return self._parameters.get("bias")
+
+    def encoded(self, name: str) -> Encoded:
+        """The codes of a packed parameter."""
+        codes, *scales = (self._buffers.get(buffer) for buffer in _buffer_names(name))
+        assert codes is not None
+        return Encoded(codes, self.packed_shapes[name], self.packed_dtype, *scales)
+
+    def packed_bits(self, name: str) -> float:
+        """Bits per element of a packed parameter, counted from its buffers."""
+        return 8 * self.encoded(name).size_bytes / max(self.packed_shapes[name].numel(), 1)
+
+    def _decoded(self, name: str, rows: Tensor | None = None) -> Tensor:
+        stored = self.encoded(name)
+        stored = stored if rows is None else stored.take_rows(rows)
+        return torch.ops.chop.decode(
+            stored.codes,
+            stored.scales,
+            stored.tensor_scale,
+            list(stored.shape),
+            getattr(self.spec, name).key,
+            stored.dtype,
+        )
+
+    def quantize(self, operand: str | None, x: Any) -> Any:
+        """What is packed is in its format already; the rest is quantised as ever.
+
+        Raises:
+            ConfigError: the layer is being trained.
+        """
+        if operand not in self.packed_shapes:
+            return super().quantize(operand, x)
+        self._refuse_training(operand)
+        return x
+
+    def _refuse_training(self, operand: str) -> None:
+        if self.training and torch.is_grad_enabled():
+            raise ConfigError(
+                f"a {type(self).__name__} cannot be trained: its {operand} is stored as codes. "
+                "Call model.eval() to use it, or unpack it to train: "
+                "pack_transform_pass(mg, {'unpack': True})."
+            )
+
+    def with_spec(self, spec: QuantSpec) -> QuantizedOperator:  # type: ignore[override]
+        """The unpacked operator in other formats."""
+        return self.unpack().with_spec(spec)
+
+    def unpack(self) -> QuantizedOperator:
+        """The operator with its decoded parameters, which can be trained.
+
+        A layer that was pruned gets a mask: what is zero stays zero.
+        """
+        twin = self.operator.__new__(self.operator)
+        own = {name: x for name, x in vars(self).items() if name not in ATTRIBUTES}
+        decoded = {
+            name: nn.Parameter(self._decoded(name), name in self.packed_trainable)
+            for name in self.packed_shapes
+        }
+        codes = {buffer for name in decoded for buffer in _buffer_names(name)}
+        buffers = {name: x for name, x in self._buffers.items() if name not in codes}
+        if self.packed_mask:
+            buffers["weight_mask"] = decoded["weight"].detach() != 0
+        twin.__dict__.update(own, _parameters={**decoded, **self._parameters}, _buffers=buffers)
+        return twin
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves and converts as any module, but keeps the dtype of scales."""
+        exact = {
+            name: x
+            for name, x in self._buffers.items()
+            if x is not None and name.endswith(SCALES) and x.is_floating_point()
+        }
+        super()._apply(fn, recurse)
+        for name, before in exact.items():
+            now = self._buffers[name]
+            assert now is not None
+            if now.dtype != before.dtype:
+                self._buffers[name] = before.to(now.device)
+        probe = torch.empty(0, dtype=self.packed_dtype, device=self.encoded("weight").codes.device)
+        self.packed_dtype = fn(probe).dtype
+        return self
+
+
+ATTRIBUTES = ("packed_shapes", "packed_dtype", "packed_trainable", "packed_mask", "packed_exact")
+
+
+def _buffer_names(operand: str) -> tuple[str, str, str]:
+    return (f"{operand}_{CODES}", f"{operand}_{SCALES}", f"{operand}_{TENSOR_SCALE}")
+
+
+def packable_operands(layer: QuantizedOperator) -> list[str]:
+    """The parameters of a layer that have a format which codes can stand for."""
+    present = layer.present_operands(layer)
+    return [name for name in present if name != "data_in" and _packs(getattr(layer.spec, name))]
+
+
+def _packs(number_format: NumberFormat) -> bool:
+    is_settled = number_format.is_fitted and number_format.is_deterministic
+    return is_settled and not number_format.is_identity
+
+
+def encoded(layer: QuantizedOperator, name: str, known: KnownCodes) -> Encoded:
+    """The codes of a parameter that is not packed yet."""
+    number_format = getattr(layer.spec, name)
+    key = (id(getattr(layer, name)), number_format.key)
+    if key not in known:
+        known[key] = number_format.encode(layer.effective(name).detach())
+    return known[key]

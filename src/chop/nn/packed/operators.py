@@ -1,0 +1,125 @@
+"""The packed twin of each operator with parameters."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from chop.formats import Float
+from chop.nn import quantized as q
+from chop.nn.packed.base import PackedOperator
+from chop.nn.quantized import QuantizedOperator
+
+FLOAT_KEY = Float().key
+
+
+class PackedLinear(PackedOperator, q.QuantLinear):
+    """`QuantLinear` from codes; input (..., in_features) to (..., out_features).
+
+    Its products come from kernels that need not write the weight out; see
+    `chop.kernels.packed.packed_linear`.
+    """
+
+    operator = q.QuantLinear
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
+        self._refuse_training("weight")
+        unlike = input.dtype != self.packed_dtype or torch.is_autocast_enabled(input.device.type)
+        if self.packed_exact or unlike:
+            return super().forward(input)
+        # Where there is no gradient to stop, the kernel rounds the input, to integers if it can.
+        key = FLOAT_KEY if torch.is_grad_enabled() else self.spec.data_in.key
+        y = torch.ops.chop.packed_linear(
+            input if key != FLOAT_KEY else self.quantize("data_in", input),
+            key,
+            self.weight_codes,
+            self._buffers.get("weight_scales"),
+            self._buffers.get("weight_tensor_scale"),
+            self.packed_shapes["weight"],
+            self.spec.weight.key,
+            self.bias,
+            False,
+        )
+        return self.quantize("data_out", y)
+
+
+class PackedConv1d(PackedOperator, q.QuantConv1d):
+    """`QuantConv1d` from codes; input (N, C, L)."""
+
+    operator = q.QuantConv1d
+
+
+class PackedConv2d(PackedOperator, q.QuantConv2d):
+    """`QuantConv2d` from codes; input (N, C, H, W)."""
+
+    operator = q.QuantConv2d
+
+
+class PackedConvTranspose2d(PackedOperator, q.QuantConvTranspose2d):
+    """`QuantConvTranspose2d` from codes; input (N, C, H, W)."""
+
+    operator = q.QuantConvTranspose2d
+
+
+class PackedBatchNorm1d(PackedOperator, q.QuantBatchNorm1d):
+    """`QuantBatchNorm1d` from codes; input (N, C) or (N, C, L)."""
+
+    operator = q.QuantBatchNorm1d
+
+
+class PackedBatchNorm2d(PackedOperator, q.QuantBatchNorm2d):
+    """`QuantBatchNorm2d` from codes; input (N, C, H, W)."""
+
+    operator = q.QuantBatchNorm2d
+
+
+class PackedLayerNorm(PackedOperator, q.QuantLayerNorm):
+    """`QuantLayerNorm` from codes; input (..., *normalized_shape)."""
+
+    operator = q.QuantLayerNorm
+
+
+class PackedRMSNorm(PackedOperator, q.QuantRMSNorm):
+    """`QuantRMSNorm` from codes; input (..., *normalized_shape)."""
+
+    operator = q.QuantRMSNorm
+
+
+class PackedGroupNorm(PackedOperator, q.QuantGroupNorm):
+    """`QuantGroupNorm` from codes; input (N, C, ...)."""
+
+    operator = q.QuantGroupNorm
+
+
+class PackedEmbedding(PackedOperator, q.QuantEmbedding):
+    """`QuantEmbedding` from codes; indices of any shape to (..., embedding_dim).
+
+    Where rows have codes of their own, only those that are looked up are decoded.
+    """
+
+    operator = q.QuantEmbedding
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
+        by_rows = self.max_norm is None and input.numel() < self.num_embeddings
+        if not (by_rows and self.spec.weight.keeps_rows_apart(self.packed_shapes["weight"])):
+            return super().forward(input)
+        rows = self.quantize("weight", self._decoded("weight", input.reshape(-1)))
+        return self.quantize("data_out", rows.view(*input.shape, self.embedding_dim))
+
+
+PACKED: dict[type[QuantizedOperator], type[PackedOperator]] = {
+    cls.operator: cls
+    for cls in (
+        PackedLinear,
+        PackedConv1d,
+        PackedConv2d,
+        PackedConvTranspose2d,
+        PackedBatchNorm1d,
+        PackedBatchNorm2d,
+        PackedLayerNorm,
+        PackedRMSNorm,
+        PackedGroupNorm,
+        PackedEmbedding,
+    )
+}
+"""The packed twin of each operator with parameters."""

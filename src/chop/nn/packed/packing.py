@@ -1,0 +1,85 @@
+"""From a quantised operator to its packed twin."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from chop.errors import ConfigError
+from chop.nn.packed.base import KnownCodes, PackedOperator, encoded, packable_operands
+from chop.nn.packed.operators import PACKED
+from chop.nn.quantized import QuantizedOperator
+
+
+def packed_class(layer: nn.Module) -> type[PackedOperator] | None:
+    """The class that packs a layer; None where there is none, or the layer computes more."""
+    for ancestor in type(layer).__mro__:
+        if ancestor in PACKED and ancestor.forward is type(layer).forward:
+            return PACKED[ancestor]
+    return None
+
+
+def obstacle(layer: nn.Module, known: KnownCodes | None = None) -> str | None:
+    """Why a layer cannot be packed; None if it can.
+
+    Args:
+        layer: any module.
+        known: takes the codes that had to be made to find out.
+    """
+    if isinstance(layer, PackedOperator):
+        return "is packed already"
+    if not isinstance(layer, QuantizedOperator) or layer.spec.weight.is_identity:
+        return "has no format for its weight"
+    if packed_class(layer) is None:
+        return f"is a {type(layer).__name__}, which has no packed form"
+    if not layer.spec.weight.is_fitted:
+        return "has a weight format that waits for calibration"
+    if not layer.spec.weight.is_deterministic:
+        return "has a weight format that draws at random"
+    return _inexact(layer, {} if known is None else known)
+
+
+def _inexact(layer: QuantizedOperator, known: KnownCodes) -> str | None:
+    """What codes cannot hold."""
+    for name in packable_operands(layer):
+        stored = getattr(layer.spec, name)
+        x = layer.effective(name).detach()
+        if not x.isfinite().all():
+            return f"has values in its {name} that are not finite"
+        if not torch.equal(stored.decode(encoded(layer, name, known)), layer.quantize(name, x)):
+            return f"hides weights by zeros, and {stored.label} has none"
+    return None
+
+
+def pack(
+    layer: QuantizedOperator, known: KnownCodes | None = None, exact: bool = False
+) -> PackedOperator:
+    """A layer's packed twin: the same outputs from codes instead of parameters.
+
+    Linear layers are multiplied by kernels that add in another order, and that round inputs and
+    results to bfloat16 where that is faster and the codes' numbers survive it (some 54 dB, where
+    rounding weights to 8 bits leaves 43). The same outputs bit for bit are to be had at the price
+    of decoding each weight before it is used. All other layers give the same bits in any case.
+
+    Everything but the quantised parameters is shared with `layer`. A mask is packed with the
+    weight that it hides.
+
+    Args:
+        layer: a quantised operator with a weight format.
+        known: codes of parameters that other layers have packed; takes and gives.
+        exact: the same bits as the layer's.
+
+    Raises:
+        ConfigError: the layer cannot be packed; the message says why.
+
+    Example:
+        >>> layer = q.QuantLinear(64, 32, bias=False, config={"weight": {"name": "mxint"}})
+        >>> pack(layer).packed_bits("weight")
+        8.25
+    """
+    known = {} if known is None else known
+    reason = obstacle(layer, known)
+    cls = packed_class(layer)
+    if reason is not None or cls is None:
+        raise ConfigError(f"pack: the {type(layer).__name__} {reason}.")
+    return cls.of(layer, known, exact)

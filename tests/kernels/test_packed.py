@@ -1,0 +1,271 @@
+"""Packed weights: decoded bit for bit, multiplied as precisely as their formats deserve."""
+
+import ctypes
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from chop.formats import (
+    MXFP,
+    NVFP4,
+    Binary,
+    BinaryResidual,
+    BlockFP,
+    BlockLog,
+    BlockMinifloat,
+    Float,
+    Integer,
+    Log,
+    MinifloatDenorm,
+    MinifloatIEEE,
+    MXInt,
+    QuantSpec,
+    ScaleInteger,
+    Ternary,
+)
+from chop.kernels.cpu import build, int8, packed
+from chop.nn import quantized as q
+from chop.nn.packed import pack
+
+FORMATS = [
+    Integer(8, 6),
+    Integer(4, 3),
+    Integer(6, 4),
+    Integer(16, 12),
+    Integer(8, 5, is_signed=False),
+    MXInt(8),
+    MXInt(4),
+    MXInt(6),
+    MXInt(12),
+    MXInt(8, block_size=64),
+    MXInt(8, block_size=48),
+    MXInt(4, block_size=5),
+    MXFP(8, 4),
+    MXFP(8, 5),
+    MXFP(6, 3),
+    MXFP(5, 2),
+    MXFP(4, 2),
+    MXFP(3, 1),
+    NVFP4(),
+    BlockFP(8),
+    BlockFP(4),
+    BlockMinifloat(8, 4),
+    BlockMinifloat(4, 2),
+    BlockLog(4),
+    Log(8),
+    Log(4),
+    MinifloatIEEE(8, 4),
+    MinifloatIEEE(8, 5),
+    MinifloatIEEE(6, 3),
+    MinifloatDenorm(8, 4),
+    Binary(),
+    Binary(scaling_factor=True),
+    Binary(bipolar=False),
+    Ternary(),
+    Ternary(scaling_factor=True),
+    BinaryResidual(levels=3),
+    ScaleInteger(8),
+    ScaleInteger(8, granularity="channel"),
+    ScaleInteger(4, granularity="group", group_size=64),
+    ScaleInteger(5, granularity="row"),
+]
+WITHOUT_LOOPS = [MXInt(8, block_dim=0), BlockFP(8, block_size=(4, 16)), BlockLog(8), Integer(20, 8)]
+SHAPES = [(64, 96), (7, 33), (5, 768), (9, 50), (3, 4, 5, 6), (40,), ()]
+FLOAT = Float().key
+
+
+@pytest.fixture(autouse=True)
+def loops():
+    if build.library().library is None:
+        pytest.skip(build.library().detail)
+    return build.library()
+
+
+def same(a, b):
+    both_nan = a.isnan() & b.isnan()
+    return a.dtype == b.dtype and bool(((a == b) & (a.signbit() == b.signbit()) | both_nan).all())
+
+
+def parts(encoded, fmt):
+    return (encoded.codes, encoded.scales, encoded.tensor_scale, list(encoded.shape), fmt.key)
+
+
+def weights(shape, dtype):
+    for magnitude in (1.0, 1e-3, 1e-38, 1e30):
+        x = (torch.randn(shape) * magnitude).to(dtype)
+        yield torch.where(x.isfinite(), x, 0)
+    yield torch.zeros(shape, dtype=dtype)
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.label)
+def test_decoding_gives_the_reference_bits(fmt):
+    decoded = 0
+    for dtype in (torch.float32, torch.bfloat16):
+        for shape in SHAPES:
+            for x in weights(shape, dtype):
+                encoded = fmt.encode(x)
+                found = packed.decode(*parts(encoded, fmt), dtype)
+                if found is not None:
+                    decoded += 1
+                    assert found.shape == x.shape
+                    assert same(found, fmt.decode(encoded)), (shape, dtype)
+    assert decoded >= 5 * len(SHAPES)  # all of float32
+
+
+@pytest.mark.parametrize("fmt", WITHOUT_LOOPS, ids=lambda fmt: fmt.label)
+def test_what_the_loops_do_not_know_is_left_to_the_reference(fmt):
+    x = torch.randn(48, 96)
+    encoded = fmt.encode(x)
+    assert packed.decode(*parts(encoded, fmt), x.dtype) is None
+    assert same(torch.ops.chop.decode(*parts(encoded, fmt), x.dtype), fmt.round(x))
+
+
+@pytest.mark.parametrize("fmt", [MXFP(8, 4), MXFP(8, 5), MinifloatIEEE(8, 4), MXInt(8)])
+def test_every_byte_decodes_to_what_the_reference_says(fmt):
+    encoded = fmt.encode(torch.zeros(8, 64))
+    encoded.codes.copy_(torch.arange(512).to(torch.uint8))
+    if encoded.scales is not None:
+        encoded.scales.copy_(torch.tensor([0, 255, 127, 254] * 4, dtype=torch.uint8))
+    found = packed.decode(*parts(encoded, fmt), torch.float32)
+    expected = fmt.decode(encoded)
+    # Codes of infinity and NaN are none that rounding gives: any number that is not finite will do.
+    finite = expected.isfinite() & found.isfinite()
+    assert same(found[finite], expected[finite])
+    assert torch.equal(found.isfinite(), expected.isfinite())
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.label)
+@pytest.mark.parametrize("rows", [1, 3, 4, 8])
+def test_few_rows_are_multiplied_in_float32(fmt, rows):
+    for outputs, columns in [(64, 96), (7, 34), (33, 768), (9, 50)]:
+        weight, x = torch.randn(outputs, columns) * 0.05, torch.randn(rows, columns)
+        encoded = fmt.encode(weight)
+        for bias in (None, torch.randn(outputs)):
+            y = packed.linear(x, FLOAT, *parts(encoded, fmt), bias)
+            decoded = fmt.decode(encoded).double()
+            exact = F.linear(x.double(), decoded, None if bias is None else bias.double())
+            # Sums of float32 products, in any order: Higham 2002, section 3.1.
+            bound = columns * 2.0**-23 * (x.double().abs() @ decoded.abs().T + 1)
+            assert ((y - exact).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("fmt", [MXInt(8), MXInt(4), MXFP(8, 4), NVFP4(), ScaleInteger(8)])
+def test_many_rows_lose_less_than_the_weights_have_lost(fmt):
+    weight, x = torch.randn(384, 512) * 0.05, torch.randn(70, 512)
+    encoded, bias = fmt.encode(weight), torch.randn(384)
+    y = torch.ops.chop.packed_linear(x, FLOAT, *parts(encoded, fmt), bias, False)
+    exact = F.linear(x, fmt.decode(encoded), bias)
+    assert (y - exact).norm() < 10 ** (-50 / 20) * exact.norm()
+    in_full = torch.ops.chop.packed_linear(x, FLOAT, *parts(encoded, fmt), bias, True)
+    assert same(in_full, exact)
+
+
+WHOLE_INPUTS = [
+    ScaleInteger(8, granularity="row"),
+    ScaleInteger(6),
+    ScaleInteger(8, scales=(0.02,)),
+    Integer(8, 5),
+]
+
+
+@pytest.mark.parametrize("x_format", WHOLE_INPUTS, ids=lambda fmt: fmt.label)
+@pytest.mark.parametrize(
+    "fmt",
+    [ScaleInteger(8), ScaleInteger(8, granularity="channel"), Integer(8, 8)],
+    ids=lambda fmt: fmt.label,
+)
+def test_integers_are_multiplied_exactly(x_format, fmt):
+    weight, x = torch.randn(256, 320) * 0.05, torch.randn(600, 320)
+    x[3], x[5, 7] = 0, 1e4
+    encoded, bias = fmt.encode(weight), torch.randn(256)
+    y = packed.linear(x, x_format.key, *parts(encoded, fmt), bias)
+    assert int8.whole_rule(x_format) is not None
+    rounded, decoded = x_format.round(x).double(), fmt.decode(encoded).double()
+    error = (y - F.linear(rounded, decoded, bias.double())).abs()
+    # Whole sums are exact. Each float32 of the reference is off by half a unit, and so are the two
+    # scales' product, its product with the sum, and the sum with the bias.
+    assert (error <= 6 * 2.0**-24 * (rounded.abs() @ decoded.abs().T + bias.abs())).all()
+
+
+def test_integers_leave_nan_to_the_floats():
+    fmt, x_format = ScaleInteger(8), ScaleInteger(8, granularity="row")
+    x = torch.randn(40, 512)
+    x[2, 3], x[4, 5] = torch.nan, torch.inf
+    encoded = fmt.encode(torch.randn(256, 512))
+    y = packed.linear(x, x_format.key, *parts(encoded, fmt), None)
+    exact = F.linear(x_format.round(x), fmt.decode(encoded))
+    assert torch.equal(y.isnan(), exact.isnan()) and y[2].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("number_format", "takes"),
+    [
+        (Integer(8, 4, floor=True), False),
+        (Integer(9, 4), False),
+        (Integer(8, 4, is_signed=False), False),
+        (ScaleInteger(8, quantile=0.9), False),
+        (ScaleInteger(8, granularity="group"), False),
+        (MXInt(8), False),
+        (ScaleInteger(4, granularity="row"), True),
+    ],
+)
+def test_only_signed_integers_to_nearest_are_multiplied_as_such(number_format, takes):
+    assert (int8.whole_rule(number_format) is not None) == takes
+
+
+@pytest.mark.parametrize("flags", [(), ("-march=x86-64-v3",)], ids=["baseline", "AVX2"])
+def test_every_instruction_set_reads_and_multiplies_alike(flags, loops, monkeypatch):
+    if flags and loops.library.chop_instruction_set() == b"baseline":
+        pytest.skip("this CPU has no AVX2")
+    path = build.compiled(build.compiler(), ("-DCHOP_ONE_INSTRUCTION_SET", *flags))
+    one_set = build.Build(ctypes.CDLL(str(path)), "")
+    monkeypatch.setattr("chop.kernels.cpu.packed.library", lambda: one_set)
+    packed._fixed_reader.cache_clear()
+    x = torch.randn(3, 96)
+    for fmt in FORMATS:
+        encoded = fmt.encode(torch.randn(33, 96))
+        assert same(packed.decode(*parts(encoded, fmt), x.dtype), fmt.decode(encoded))
+        y = packed.linear(x, FLOAT, *parts(encoded, fmt), None)
+        torch.testing.assert_close(y, F.linear(x, fmt.decode(encoded)), rtol=1e-4, atol=1e-4)
+    packed._fixed_reader.cache_clear()
+
+
+def test_the_operators_are_wellformed():
+    fmt = MXInt(4)
+    stored = parts(fmt.encode(torch.randn(6, 64)), fmt)
+    torch.library.opcheck(torch.ops.chop.decode.default, (*stored, torch.float32))
+    for rows in (2, 20):
+        arguments = (torch.randn(rows, 64, requires_grad=True), FLOAT, *stored, torch.randn(6))
+        torch.library.opcheck(torch.ops.chop.packed_linear.default, (*arguments, False))
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_inputs_get_the_gradient_of_the_decoded_layer(exact):
+    spec = QuantSpec(data_in=Integer(8, 4), weight=MXInt(8), gradient="clip")
+    layer = q.QuantLinear(64, 12, config=spec).eval()
+    twin = pack(layer, exact=exact).eval()
+    x = (10 * torch.randn(2, 5, 64)).requires_grad_()
+    expected = torch.autograd.grad(layer(x).square().sum(), [x, layer.bias])
+    found = torch.autograd.grad(twin(x).square().sum(), [x, twin.bias])
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-2)
+    assert (found[0] == 0).any()  # where the input saturates
+
+
+@pytest.mark.parametrize("rows", [1, 30])
+def test_a_packed_layer_agrees_with_its_layer_in_every_setting(rows):
+    spec = QuantSpec(data_in=MXInt(8), weight=MXInt(8), bias=Integer(8, 6), data_out=Integer(12, 6))
+    layer = q.QuantLinear(320, 256, config=spec).eval()
+    twin, exact = pack(layer).eval(), pack(layer, exact=True).eval()
+    x = torch.randn(rows, 2, 320)[:, 0]  # not contiguous
+    with torch.no_grad():
+        expected = layer(x)
+        assert same(exact(x), expected)
+        assert (twin(x) - expected).abs().max() <= 2.0**-4
+        with torch.autocast("cpu", torch.bfloat16):
+            assert same(twin(x), layer(x))
+        assert twin.bfloat16()(x.bfloat16()).dtype == torch.bfloat16
+        assert twin(x[:0].bfloat16()).shape == (0, 256)
+    with pytest.raises(RuntimeError, match="dtype"):
+        twin(x)
