@@ -88,7 +88,9 @@ class LearnableFormat(NumberFormat):
 
     def with_scales(self, scales: Tensor) -> Self:
         """This format with scales that were learnt."""
-        return dataclasses.replace(self, scales=tuple(in_use(scales.detach()).tolist()))  # type: ignore[type-var]
+        # Nine digits tell float32 numbers apart; more would only make keys and files longer.
+        settled = tuple(float(f"{scale:.9g}") for scale in in_use(scales.detach()).tolist())
+        return dataclasses.replace(self, scales=settled)  # type: ignore[type-var]
 
 
 def starting_scales(number_format: NumberFormat, x: Tensor) -> Tensor:
