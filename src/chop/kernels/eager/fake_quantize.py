@@ -132,7 +132,7 @@ def _divide_lines(
 
     def work(x: Tensor, out: Tensor, buffers: Buffers, scale: Tensor) -> None:
         divisor = scale.masked_fill(scale == 0, 1.0)
-        round_scaled(core, Scale(None, divisor, scale), x, x, out, buffers, limit)
+        round_scaled(core, Scale(None, divisor, scale), x, out, buffers, limit)
 
     _each_by_scale(work, lines, out, scales)
 
@@ -162,6 +162,8 @@ def _round_residual(x: Tensor, number_format: BinaryResidual, plan: Plan, out: T
         line = lines.view(-1)
         scales = level_scales(line, number_format)
         limit = plan.limit if sum(scales).item() > plan.limit else math.inf
+        if len(scales) <= 2:
+            scales = [scale.float() for scale in scales]
         is_bipolar = number_format.bipolar
         work = partial(round_residual, scales=scales, is_bipolar=is_bipolar, limit=limit)
         _each(work, line, target.view(-1))

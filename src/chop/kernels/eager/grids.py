@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from chop.kernels.eager.chunked import FLOAT32, FLOAT64, Buffers, Lane
+from chop.kernels.eager.chunked import FLOAT32, FLOAT64, Buffers, Lane, Real
 from chop.kernels.eager.cores import Core, core_of, exact_in_float32, small_core
 from chop.kernels.eager.scales import LIFTABLE_EXPONENT, PowerOfTwo, Scale, SmallFloat, tops_of
 from chop.kernels.plan import FIXED, Plan
@@ -38,40 +38,41 @@ class Grid:
             out: the same shape; may be `x`.
             buffers: lent from.
         """
-        magnitudes = buffers.lane("work", FLOAT32, x.shape)
-        torch.abs(x, out=magnitudes.values)
         scale = None
+        magnitudes = magnitudes_of(x, self.core.real, buffers)
         if self.scale is not None:
-            tops = tops_of(magnitudes, buffers)
+            tops = tops_of(magnitudes, self.core.real, buffers)
             if not self.scale.takes(tops):
                 assert self.wide is not None
                 return self.wide(x, out, buffers)
             scale = self.scale(tops, buffers)
-        v = magnitudes.values if self.core.of_magnitudes else x
-        return round_scaled(self.core, scale, x, v, out, buffers, self.limit)
+        return round_scaled(self.core, scale, x, out, buffers, self.limit)
+
+
+def magnitudes_of(x: Tensor, real: Real, buffers: Buffers) -> Lane:
+    """|x| in another dtype, in the buffer called work."""
+    lane = buffers.lane("work", real, x.shape)
+    if real is FLOAT32:
+        torch.abs(x, out=lane.values)
+    else:
+        lane.values.copy_(x).abs_()
+    return lane
 
 
 def round_scaled(
-    core: Core,
-    scale: Scale | None,
-    x: Tensor,
-    v: Tensor,
-    out: Tensor,
-    buffers: Buffers,
-    limit: float,
+    core: Core, scale: Scale | None, x: Tensor, out: Tensor, buffers: Buffers, limit: float
 ) -> None:
     """Rounds a chunk whose scales are known.
 
     Args:
-        core: the elements.
+        core: the elements. If it takes magnitudes, `magnitudes_of` has been called.
         scale: of the same dtype as the core; None for none.
         x: float32, any shape that the scale fits.
-        v: `x` itself; or its magnitudes if the core takes them, which are overwritten.
         out: float32, like `x`; may be `x`.
         buffers: lent from.
         limit: results beyond become this.
     """
-    rounded = _rounded(core, scale, v, buffers, limit)
+    rounded = _rounded(core, scale, x, buffers, limit)
     if not core.of_magnitudes:
         out.copy_(rounded)
         return
@@ -81,30 +82,30 @@ def round_scaled(
     zero = buffers.constant(0.0, x.dtype)
     if not core.reads_negative_zero:
         x = torch.add(x, zero, out=out)
-    give_signs(x, magnitudes, out, buffers)
+    _give_signs(x, magnitudes, out, buffers)
     if not core.has_negative_zero:
         out.add_(zero)
 
 
-def give_signs(x: Tensor, magnitudes: Lane, out: Tensor, buffers: Buffers) -> None:
-    """Writes `copysign(magnitudes, x)` to `out`, in half its time."""
-    signs = buffers.lane("spare", FLOAT32, x.shape).bits
-    torch.bitwise_and(x.view(signs.dtype), buffers.constant(FLOAT32.sign, signs.dtype), out=signs)
-    torch.bitwise_or(magnitudes.bits, signs, out=out.view(signs.dtype))
-
-
-def _rounded(core: Core, scale: Scale | None, v: Tensor, buffers: Buffers, limit: float) -> Tensor:
-    """The rounded numbers, in the core's dtype, in a buffer; `v` may be that buffer."""
-    lane = buffers.lane("work", core.real, v.shape)
-    work = lane.values
-    if v is not work and (scale is None or v.dtype != work.dtype):
-        v = work.copy_(v)
+def _rounded(core: Core, scale: Scale | None, x: Tensor, buffers: Buffers, limit: float) -> Tensor:
+    """The rounded numbers or magnitudes, in the core's dtype, in the buffer called work."""
+    lane = buffers.lane("work", core.real, x.shape)
+    work = v = lane.values
+    if not core.of_magnitudes:
+        v = x if scale is not None and x.dtype == work.dtype else work.copy_(x)
     if scale is not None:
         scale.divide(v, out=work)
     core.round_(lane, buffers)
     if scale is not None:
         work.mul_(scale.factor)
     return work.clamp_(-limit, limit) if limit < math.inf else work
+
+
+def _give_signs(x: Tensor, magnitudes: Lane, out: Tensor, buffers: Buffers) -> None:
+    """Writes `copysign(magnitudes, x)` to `out`, in half its time."""
+    signs = buffers.lane("spare", FLOAT32, x.shape).bits
+    torch.bitwise_and(x.view(signs.dtype), buffers.constant(FLOAT32.sign, signs.dtype), out=signs)
+    torch.bitwise_or(magnitudes.bits, signs, out=out.view(signs.dtype))
 
 
 def elements(plan: Plan) -> Grid | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from chop.formats import BinaryResidual
 from chop.formats.binary import mean_magnitude
 from chop.formats.learnt import given
-from chop.kernels.eager.chunked import FLOAT64, Buffers, Lane, pairs
+from chop.kernels.eager.chunked import FLOAT32, FLOAT64, Buffers, Lane, Real, pairs
 from chop.kernels.eager.measure import bounds
 
 
@@ -33,31 +33,34 @@ def _mean_of_rest(x: Tensor, scales: list[Tensor], is_bipolar: bool) -> Tensor:
     """The mean magnitude of what those levels leave, as float32 rounds it."""
     total = torch.zeros((), dtype=torch.float64, device=x.device)
     for part, _, buffers in pairs(x, x):
-        total += _rest(part, scales, is_bipolar, buffers).values.abs_().sum()
+        total += _rest(part, scales, is_bipolar, FLOAT64, buffers).values.abs_().sum()
     low, high = bounds(total, torch.full_like(total, x.numel()), x.numel())
     if low.float() == high.float():
         return low.float().double()
-    rest = _rest(x, scales, is_bipolar, Buffers(x.numel(), x.device))
+    rest = _rest(x, scales, is_bipolar, FLOAT64, Buffers(x.numel(), x.device))
     return mean_magnitude(rest.values).float().double().squeeze()
 
 
-def _rest(x: Tensor, scales: list[Tensor], is_bipolar: bool, buffers: Buffers) -> Lane:
-    """float64: what is left of a chunk. There is no -0 in it, which would have the sign of +0."""
-    rest = buffers.lane("rest", FLOAT64, x.shape)
-    rest.values.copy_(x).add_(buffers.constant(0.0, FLOAT64.dtype))
+def _rest(x: Tensor, scales: list[Tensor], is_bipolar: bool, real: Real, buffers: Buffers) -> Lane:
+    """What is left of a chunk. There is no -0 in it, which would have the sign of +0."""
+    rest = buffers.lane("rest", real, x.shape)
+    zero = buffers.constant(0.0, real.dtype)
+    if x.dtype == real.dtype:
+        torch.add(x, zero, out=rest.values)
+    else:
+        rest.values.copy_(x).add_(zero)
     for scale in scales:
-        rest.values.sub_(_level(rest, scale, is_bipolar, buffers))
+        rest.values.sub_(_level(rest, scale, is_bipolar, real, buffers))
     return rest
 
 
-def _level(rest: Lane, scale: Tensor, is_bipolar: bool, buffers: Buffers) -> Tensor:
-    level = buffers.lane("level", FLOAT64, rest.values.shape)
+def _level(rest: Lane, scale: Tensor, is_bipolar: bool, real: Real, buffers: Buffers) -> Tensor:
+    level = buffers.lane("level", real, rest.values.shape)
     if not is_bipolar:
-        zero = buffers.constant(0.0, FLOAT64.dtype)
+        zero = buffers.constant(0.0, real.dtype)
         return torch.ge(rest.values, zero, out=level.values).mul_(scale)
-    sign = buffers.constant(FLOAT64.sign, FLOAT64.bits_dtype)
-    torch.bitwise_and(rest.bits, sign, out=level.bits)
-    level.bits.bitwise_or_(scale.view(FLOAT64.bits_dtype))
+    torch.bitwise_and(rest.bits, buffers.constant(real.sign, real.bits_dtype), out=level.bits)
+    level.bits.bitwise_or_(scale.view(real.bits_dtype))
     return level.values
 
 
@@ -66,22 +69,23 @@ def round_residual(
 ) -> None:
     """The sum of the levels of each number.
 
+    Of two levels, float32 has the sign of the difference and the rounded sum: more have to be in
+    float64, as the reference has them.
+
     Args:
         x: float32, any shape.
         out: the same shape; may be `x`.
         buffers: lent from.
-        scales: float64 scalars, the factors of the levels; none is negative.
+        scales: scalars, the factors of the levels, in the dtype to compute in; none is negative.
         is_bipolar: False for levels of 0 and 1.
         limit: sums beyond become this.
     """
-    rest = _rest(x, [], is_bipolar, buffers)
-    total = buffers.get("total", FLOAT64.dtype, x.shape)
+    real = FLOAT64 if scales[0].dtype == torch.float64 else FLOAT32
+    rest = _rest(x, [], is_bipolar, real, buffers)
+    total = buffers.get("total", real.dtype, x.shape)
     for index, scale in enumerate(scales):
-        level = _level(rest, scale, is_bipolar, buffers)
-        if index == 0:
-            torch.add(level, buffers.constant(0.0, FLOAT64.dtype), out=total)
-        else:
-            total.add_(level)
+        level = _level(rest, scale, is_bipolar, real, buffers)
+        torch.add(level, total if index else buffers.constant(0.0, real.dtype), out=total)
         if index < len(scales) - 1:
             rest.values.sub_(level)
     if limit < math.inf:

@@ -18,9 +18,6 @@ LIFT = 24
 LIFTABLE_EXPONENT = 103
 """Magnitudes below 2^LIFTABLE_EXPONENT stay finite in float32 when they are lifted."""
 
-REDUCED_BYTES = 128
-"""What torch reduces at a time on CPUs; blocks of other sizes take several times as long."""
-
 
 class Scale(NamedTuple):
     """What blocks are divided and multiplied by, (blocks, 1).
@@ -45,7 +42,7 @@ class Scale(NamedTuple):
 
 @dataclass(frozen=True)
 class Tops:
-    """The largest finite magnitudes of blocks, float32 (blocks, 1).
+    """The largest finite magnitudes of blocks, (blocks, 1).
 
     Attributes:
         values: the magnitudes.
@@ -58,35 +55,24 @@ class Tops:
     poisoned: Tensor | None
 
 
-def tops_of(magnitudes: Lane, buffers: Buffers) -> Tops:
+def tops_of(magnitudes: Lane, real: Real, buffers: Buffers) -> Tops:
     """The largest magnitudes of blocks.
 
     Args:
-        magnitudes: float32, (blocks, elements); they stay as they are.
+        magnitudes: (blocks, elements); they stay as they are.
+        real: their dtype.
         buffers: the result is lent from them.
     """
-    tops = buffers.lane("tops", FLOAT32, torch.Size((magnitudes.bits.size(0), 1)))
-    _maximum(magnitudes, tops, buffers)
+    # As integers, the bits of magnitudes have the same order, NaN and infinities above all.
+    tops = buffers.lane("tops", real, torch.Size((magnitudes.bits.size(0), 1)))
+    torch.amax(magnitudes.bits, -1, keepdim=True, out=tops.bits)
     top = tops.values.max().item()
     if math.isfinite(top):
         return Tops(tops.values, top, None)
-    poisoned = tops.bits >= FLOAT32.infinite
+    poisoned = tops.bits >= real.infinite
     finite = magnitudes.values.nan_to_num(nan=0.0, posinf=0.0)
     torch.amax(finite, -1, keepdim=True, out=tops.values)
     return Tops(tops.values, tops.values.max().item(), poisoned)
-
-
-def _maximum(magnitudes: Lane, tops: Lane, buffers: Buffers) -> None:
-    """Of each block. As integers, bits have the order of magnitudes, NaN and infinity on top."""
-    size = magnitudes.bits.size(1)
-    if size * 4 % REDUCED_BYTES and size * 8 % REDUCED_BYTES == 0:
-        wide = buffers.lane("work", FLOAT64, magnitudes.bits.shape)
-        wide.values.copy_(magnitudes.values)
-        found = buffers.lane("tops", FLOAT64, tops.bits.shape)
-        torch.amax(wide.bits, -1, keepdim=True, out=found.bits)
-        tops.values.copy_(found.values)
-    else:
-        torch.amax(magnitudes.bits, -1, keepdim=True, out=tops.bits)
 
 
 @dataclass(frozen=True)
@@ -142,7 +128,7 @@ class PowerOfTwo:
         real, shape = self.real, tops.values.shape
         inverse, bits = buffers.lane("inverse", real, shape)
         factor = buffers.get("factor", real.dtype, shape)
-        inverse.copy_(tops.values).mul_(buffers.constant(2.0**LIFT, real.dtype))
+        torch.mul(tops.values, buffers.constant(2.0**LIFT, real.dtype), out=inverse)
         if self.rise:
             bits.add_(buffers.constant(self.rise, bits.dtype))
         # The exponent field of the lifted magnitude, then that of 2^-E.
@@ -181,7 +167,8 @@ class SmallFloat:
         lane = buffers.lane("factor", FLOAT64, tops.values.shape)
         factor = lane.values
         of_tensor = buffers.constant(self.of_tensor, factor.dtype)
-        factor.copy_(tops.values).div_(buffers.constant(self.largest, factor.dtype)).div_(of_tensor)
+        torch.div(tops.values, buffers.constant(self.largest, factor.dtype), out=factor)
+        factor.div_(of_tensor)
         self.core.round_(lane, buffers)
         factor.mul_(of_tensor)
         # Where the factor is zero, any divisor will do.
