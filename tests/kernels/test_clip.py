@@ -70,8 +70,25 @@ def test_gradients_stop_where_values_saturate(fmt, dtype):
     grad = torch.randn(9, 40).to(dtype)
     grad[2, 2] = torch.inf
     fmt(x, "clip").backward(grad)
-    assert torch.equal(x.grad, grad.masked_fill(fmt.saturates(x.detach()), 0))
+    clipped = grad.masked_fill(fmt.saturates(x.detach()), 0)
+    assert torch.equal(x.grad, clipped)
     assert x.grad.dtype == dtype
+    x.grad = None
+    fmt(x.mT, "clip").mT.backward(grad)
+    fmt(x[:0], "clip").sum().backward()
+    assert torch.equal(x.grad, grad.masked_fill(fmt.saturates(x.detach().mT).mT, 0))
+    torch.library.opcheck(torch.ops.chop.clip_gradient.default, (grad, fmt.saturates(grad)))
+
+
+def test_gradients_of_gradients():
+    x = (torch.randn(6, 32) * 9).requires_grad_()
+    weight = torch.randn(6, 32, requires_grad=True)
+    (first,) = torch.autograd.grad((Integer(4, 1)(x, "clip") * weight).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad((first**2).sum(), weight)
+    kept = ~Integer(4, 1).saturates(x.detach())
+    assert torch.equal(first.detach(), weight.detach() * kept)
+    assert torch.equal(second, 2 * weight.detach() * kept)
+    assert not kept.all()
 
 
 def test_the_values_are_not_kept_for_the_backward_pass():

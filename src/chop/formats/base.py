@@ -302,9 +302,26 @@ def _save_mask(ctx: Any, inputs: tuple[Tensor, str], output: tuple[Tensor, Tenso
     ctx.save_for_backward(output[1])
 
 
-def _clipped(ctx: Any, grad: Tensor, of_mask: None) -> tuple[Tensor, None]:
+def _clipped(ctx: Any, grad: Tensor, of_mask: None = None) -> tuple[Tensor, None]:
     (mask,) = ctx.saved_tensors
-    return torch.where(mask, grad.new_zeros(()), grad), None
+    return torch.ops.chop.clip_gradient(grad, mask), None
 
 
 _fake_quantize_marking.register_autograd(_clipped, setup_context=_save_mask)
+
+
+@torch.library.custom_op("chop::clip_gradient", mutates_args=())
+def _clip_gradient(grad: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, grad.new_zeros(()), grad, out=torch.empty_like(grad))
+
+
+@_clip_gradient.register_fake
+def _(grad: Tensor, mask: Tensor) -> Tensor:
+    return torch.empty_like(grad)
+
+
+def _keep_mask(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+_clip_gradient.register_autograd(_clipped, setup_context=_keep_mask)

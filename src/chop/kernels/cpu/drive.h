@@ -141,4 +141,17 @@ int round_grid(const Plan& p, StripLoop loop, const Grid& grid, int threads) {
     return 0;
 }
 
+template <class Bits>
+void clip_all(const void* x, const uint8_t* mask, void* y, int64_t n, int threads) {
+    prefer_huge_pages(y, n * static_cast<int64_t>(sizeof(Bits)));
+    const Tiling tiling(1, 1, n);
+    parallel(tiling.count, n, threads, [=](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; i++) {
+            const Tile tile = tiling[i];
+            clip(static_cast<const Bits*>(x) + tile.start, mask + tile.start,
+                 static_cast<Bits*>(y) + tile.start, tile.elements);
+        }
+    });
+}
+
 }  // namespace

@@ -121,6 +121,15 @@ int chop_fake_quantize_grid(const Plan* plan, const void* x, void* y, uint8_t* m
     FOR_TYPE(type, round_grid, *plan, strip_loop_of(*plan), grid, threads);
 }
 
+// x, but zero where a byte of the mask is 1: what is left of a gradient.
+void chop_clip(const void* x, const uint8_t* mask, void* y, int32_t type, int64_t n,
+               int32_t threads) {
+    if (type == FLOAT32)
+        clip_all<uint32_t>(x, mask, y, n, threads);
+    else
+        clip_all<uint16_t>(x, mask, y, n, threads);
+}
+
 // The largest finite magnitude of each line; `mask` as in the plan.
 void chop_largest(const float* x, float* largest, int32_t mask, int64_t lines, int64_t length,
                   int32_t threads) {

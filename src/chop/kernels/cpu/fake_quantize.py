@@ -250,4 +250,16 @@ def _lies_in_place(plan: Plan, grid: Grid) -> bool:
     return grid.block_rows == 1 or grid.block_columns <= WIDEST_BLOCK
 
 
+def _clip_gradient(grad: Tensor, mask: Tensor) -> Tensor:
+    out = torch.empty_like(grad)
+    in_order = grad.is_contiguous() and mask.is_contiguous() and out.is_contiguous()
+    loops = library().library if in_order and is_loaded() and grad.dtype in TYPES else None
+    if loops is None:
+        return torch.where(mask, grad.new_zeros(()), grad, out=out)
+    count, threads = c_int64(grad.numel()), torch.get_num_threads()
+    loops.chop_clip(*map(pointer, (grad, mask, out)), TYPES[grad.dtype], count, threads)
+    return out
+
+
+torch.library.register_kernel("chop::clip_gradient", "cpu", _clip_gradient)
 CPU_FAKE_QUANTIZE = register(Kernel("C++ fake-quantise", "cpu", run, run))

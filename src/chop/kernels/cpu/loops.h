@@ -135,4 +135,15 @@ CLONES void mark_scaled(const float* x, uint8_t* mask, int64_t n, double low, do
     }
 }
 
+// Zero where the mask is set. Any float of that size.
+CLONES void clip(const uint32_t* x, const uint8_t* mask, uint32_t* y, int64_t n) {
+    INDEPENDENT
+    for (int64_t i = 0; i < n; i++) y[i] = mask[i] ? 0 : x[i];
+}
+
+CLONES void clip(const uint16_t* x, const uint8_t* mask, uint16_t* y, int64_t n) {
+    INDEPENDENT
+    for (int64_t i = 0; i < n; i++) y[i] = mask[i] ? 0 : x[i];
+}
+
 }  // namespace
