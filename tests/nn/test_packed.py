@@ -178,6 +178,16 @@ def test_compiles_without_a_break(name):
 INTEGER = parse_format(FORMATS[0])
 
 
+def test_scales_that_are_learnt_settle_first():
+    settings = {"weight": {"name": "scale_integer", "width": 8}, "gradient": "lsq"}
+    layer = q.QuantLinear(16, 8, config=settings)
+    layer(torch.randn(2, 16))
+    with pytest.raises(ConfigError, match=r"learns its scales: layer.settled\(\)"):
+        pack(layer)
+    x, settled = torch.randn(3, 16), layer.settled().eval()
+    assert torch.equal(pack(settled, exact=True).eval()(x), layer.eval()(x))
+
+
 def test_training_is_refused_and_unpacking_allows_it():
     layer, x = quantized("linear", FORMATS[13])
     packed = pack(layer, exact=True).train()

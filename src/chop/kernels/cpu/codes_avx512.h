@@ -183,9 +183,19 @@ template <class Reader, int OUTPUTS, int ROWS> struct Products {
         const uint8_t* bytes = static_cast<const uint8_t*>(from.scales);
         return _mm512_set1_ps(c.scale_table[bytes[from.index + n * c.groups_per_row + group]]);
     }
-    // Thirty-two columns of one group.
+    // Thirty-two columns of one group. The sum for one row of x is scaled; for several, the values.
     AVX512_INLINE void add_two(int64_t at, int n, __m512 scale) {
         const Pair values = read.pair(row(n), at);
+        if (ROWS > 1) {
+            const __m512 first = _mm512_mul_ps(values.first, scale);
+            const __m512 second = _mm512_mul_ps(values.second, scale);
+            for (int m = 0; m < ROWS; m++) {
+                const float* x = from.x + m * from.columns + at;
+                sums[n][m] = _mm512_fmadd_ps(first, _mm512_loadu_ps(x), sums[n][m]);
+                sums[n][m] = _mm512_fmadd_ps(second, _mm512_loadu_ps(x + VECTOR), sums[n][m]);
+            }
+            return;
+        }
         for (int m = 0; m < ROWS; m++) {
             const float* x = from.x + m * from.columns + at;
             const __m512 part = _mm512_mul_ps(values.first, _mm512_loadu_ps(x));

@@ -80,6 +80,8 @@ void products16_of(const Packed& w, int64_t first, int64_t outputs, const float*
                    float* y, int64_t stride) {
     int64_t n = 0;
     if (rows == ROWS_AT_ONCE) {
+        for (; n + 2 <= outputs; n += 2)
+            block16<Reader, 2, ROWS_AT_ONCE>(w, first + n, x, y + n, stride);
         for (; n < outputs; n++)
             block16<Reader, 1, ROWS_AT_ONCE>(w, first + n, x, y + n, stride);
         return;

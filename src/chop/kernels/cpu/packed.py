@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 import torch
@@ -19,8 +19,10 @@ from chop.kernels.cpu.measure import pointer
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 """The enumeration of plan.h, as far as decoding goes."""
-FEW_ROWS = 8
+FEW_ROWS = 32
 """Of activations: up to here weights are decoded in registers, once for four rows."""
+MANY_FOR_INT8 = 4
+"""Rows of activations from which products of integers are faster than that."""
 CHUNK_ROWS = 256
 """Of activations at a time, where results pass through another dtype: they stay in the cache."""
 LARGE = 2**16
@@ -33,12 +35,14 @@ class Reader:
 
     Attributes:
         loops: the compiled library.
+        multiply: its `chop_linear`.
         tables: of its codes.
         lines: where its groups lie.
         codes: the two of them as the loops take them.
     """
 
     loops: ctypes.CDLL
+    multiply: Callable[..., None]
     tables: CodeTables
     lines: Lines
     codes: Codes
@@ -81,19 +85,16 @@ def linear(
     reader = _reader(scales, tensor_scale, tuple(shape), key)
     if reader is None or not x.numel():
         return None
-    rows = x.reshape(-1, x.size(-1))
-    if rows.size(0) <= FEW_ROWS:
-        y = _few_rows(reader, _float(from_key(x_key)(rows)), codes, scales, shape, bias)
+    rows, x_format = x.reshape(-1, x.size(-1)), from_key(x_key)
+    y, fits = None, x.dtype == torch.float32 and _is_large(shape)
+    if fits and rows.size(0) >= MANY_FOR_INT8:
+        y = int8.linear(rows, x_format, reader, codes, scales, shape, bias)
+    if y is None and rows.size(0) <= FEW_ROWS:
+        y = _few_rows(reader, _float(x_format(rows)), codes, scales, shape, bias)
         y = y if x.dtype == torch.float32 else y.to(x.dtype)
-    elif x.dtype != torch.float32 or not _is_large(shape):
-        return None
-    else:
-        found = int8.linear(rows, from_key(x_key), reader, codes, scales, shape, bias)
-        if found is None and not (multiplies_bfloat16() and reader.tables.suits_bfloat16):
-            return None
-        rounded = rows if found is not None else from_key(x_key)(rows)
-        y = _many_rows(reader, rounded, codes, scales, shape, bias) if found is None else found
-    return y.view(*x.shape[:-1], shape[0])
+    if y is None and fits and multiplies_bfloat16() and reader.tables.suits_bfloat16:
+        y = _many_rows(reader, x_format(rows), codes, scales, shape, bias)
+    return None if y is None else y.view(*x.shape[:-1], shape[0])
 
 
 @cache
@@ -131,7 +132,17 @@ def _reader_of(
     if tables is None or loops is None or not torch.Size(shape).numel():
         return None
     lines = tables.lines(shape)
-    return Reader(loops, tables, lines, tables.structure(lines, tensor_scale)) if lines else None
+    if lines is None:
+        return None
+    return Reader(loops, _multiply(loops), tables, lines, tables.structure(lines, tensor_scale))
+
+
+@cache
+def _multiply(loops: ctypes.CDLL) -> Callable[..., None]:
+    prototype = ctypes.CFUNCTYPE(
+        None, *[ctypes.c_void_p] * 6, *[ctypes.c_int64] * 3, ctypes.c_int32
+    )
+    return prototype(("chop_linear", loops))
 
 
 def _float(x: Tensor) -> Tensor:
@@ -169,18 +180,19 @@ def _few_rows(
     bias: Tensor | None,
 ) -> Tensor:
     bias = None if bias is None else _float(bias)
-    outputs, columns = shape
-    y = torch.empty(x.size(0), outputs, device="cpu")
-    reader.loops.chop_linear(
+    rows, (outputs, columns) = x.size(0), shape
+    y = x.new_empty(rows, outputs)
+    # Declared argument types: building each argument would take as long as a tenth of the product.
+    reader.multiply(
         ctypes.byref(reader.codes),
-        pointer(codes),
-        pointer(scales),
-        pointer(x),
-        pointer(bias),
-        pointer(y),
-        ctypes.c_int64(x.size(0)),
-        ctypes.c_int64(outputs),
-        ctypes.c_int64(columns),
+        codes.data_ptr(),
+        None if scales is None else scales.data_ptr(),
+        x.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        y.data_ptr(),
+        rows,
+        outputs,
+        columns,
         torch.get_num_threads(),
     )
     return y
@@ -213,4 +225,4 @@ def _many_rows(
 
 def _unscaled(reader: Reader) -> Reader:
     tables = reader.tables.without_scales()
-    return Reader(reader.loops, tables, reader.lines, tables.structure(reader.lines, None))
+    return replace(reader, tables=tables, codes=tables.structure(reader.lines, None))

@@ -1,0 +1,160 @@
+"""What a packed linear layer costs beside a float one, and what it loses.
+
+Each way takes turns with the float32 layer, so that a busy machine slows both; a ratio is the
+median over the turns, larger is faster. The signal-to-noise ratio is of the outputs, against the
+float32 layer's.
+
+python benchmarks/linear.py [--inputs 768] [--outputs 3072] [--rows 1,8,64,512,4096] [--threads 2]
+    [--repeat 15] [--profile]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from chop.formats import MXFP, NVFP4, BlockFP, Integer, MXInt, QuantSpec, ScaleInteger, Ternary
+from chop.kernels.cpu.build import library
+from chop.nn import quantized as q
+from chop.nn.packed import pack
+from chop.tables import markdown_table
+
+Way = Callable[[Tensor], Tensor]
+BLOCK_SECONDS = 0.02
+ROW = ScaleInteger(8, granularity="row")
+SPECS = {
+    "MXINT8": QuantSpec(weight=MXInt(8)),
+    "MXINT8, inputs too": QuantSpec(data_in=MXInt(8), weight=MXInt(8)),
+    "MXINT4": QuantSpec(weight=MXInt(4)),
+    "MXFP8 e4m3": QuantSpec(weight=MXFP(8, 4)),
+    "MXFP4": QuantSpec(weight=MXFP(4, 2)),
+    "NVFP4": QuantSpec(weight=NVFP4()),
+    "block_fp 8": QuantSpec(weight=BlockFP(8)),
+    "ternary": QuantSpec(weight=Ternary(scaling_factor=True)),
+    "int8 by channel": QuantSpec(weight=ScaleInteger(8, granularity="channel")),
+    "int8, inputs by row": QuantSpec(data_in=ROW, weight=ScaleInteger(8, granularity="channel")),
+    "integer 8.8, inputs 8.5": QuantSpec(data_in=Integer(8, 5), weight=Integer(8, 8)),
+}
+
+
+def ours(layer: nn.Linear) -> Iterator[tuple[str, Way]]:
+    """Packed layers."""
+    for name, spec in SPECS.items():
+        quantized = q.QuantLinear.from_float(copy.deepcopy(layer), spec).eval()
+        yield f"packed {name}", pack(quantized).eval()
+        if name == "MXINT8":
+            yield f"packed {name}, exact", pack(quantized, exact=True).eval()
+            yield f"{name} decoded by PyTorch, then float32", _decoded_first(quantized)
+
+
+def _decoded_first(layer: q.QuantLinear) -> Way:
+    number_format = layer.spec.weight
+    stored, bias = number_format.encode(layer.weight.detach()), layer.bias
+    return lambda x: F.linear(x, number_format.decode(stored), bias)
+
+
+def peers(layer: nn.Linear) -> Iterator[tuple[str, Way]]:
+    """What is there of torch and of torchao."""
+    half = copy.deepcopy(layer).bfloat16()
+    yield "bfloat16", lambda x: half(x.bfloat16())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield (
+            "torch quantize_dynamic",
+            torch.ao.quantization.quantize_dynamic(
+                nn.Sequential(copy.deepcopy(layer)), {nn.Linear}, dtype=torch.qint8
+            ),
+        )
+    try:
+        from torchao.quantization import (
+            Int8DynamicActivationInt8WeightConfig,
+            Int8WeightOnlyConfig,
+            quantize_,
+        )
+    except ImportError:
+        return
+    for config in (Int8WeightOnlyConfig(), Int8DynamicActivationInt8WeightConfig()):
+        model = nn.Sequential(copy.deepcopy(layer))
+        quantize_(model, config)
+        yield f"torchao {type(config).__name__.removesuffix('Config')}", model
+
+
+def seconds_of(way: Way, x: Tensor, calls: int) -> float:
+    """Wall time of a call."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        way(x)
+    return (time.perf_counter() - start) / calls
+
+
+def calls_in_a_block(way: Way, x: Tensor) -> int:
+    """Enough to fill `BLOCK_SECONDS`."""
+    seconds_of(way, x, 1)
+    return max(1, round(BLOCK_SECONDS / seconds_of(way, x, 3)))
+
+
+def ratio(way: Way, layer: Way, x: Tensor, repeat: int) -> float:
+    """How many times as fast as the layer: the median over turns, alternately first."""
+    calls = calls_in_a_block(way, x), calls_in_a_block(layer, x)
+    found = []
+    for turn in range(repeat):
+        own_first = turn % 2 == 0
+        first = seconds_of(way if own_first else layer, x, calls[0 if own_first else 1])
+        second = seconds_of(layer if own_first else way, x, calls[1 if own_first else 0])
+        found.append(second / first if own_first else first / second)
+    return statistics.median(found)
+
+
+def decibels(y: Tensor, expected: Tensor) -> float:
+    """Signal-to-noise ratio."""
+    noise = (y.double() - expected.double()).norm()
+    return 20 * torch.log10(expected.double().norm() / noise).item()
+
+
+def profile(way: Way, x: Tensor) -> str:
+    """Which operators take the time."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
+        for _ in range(10):
+            way(x)
+    return found.key_averages().table(sort_by="self_cpu_time_total", row_limit=8)
+
+
+@torch.inference_mode()
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--inputs", type=int, default=768)
+    parser.add_argument("--outputs", type=int, default=3072)
+    parser.add_argument("--rows", default="1,8,64,512,4096")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repeat", type=int, default=15)
+    parser.add_argument("--only", default="", help="ways whose name contains this")
+    parser.add_argument("--profile", action="store_true", help="where the time goes, too")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    layer = nn.Linear(options.inputs, options.outputs).eval()
+    print(f"{options.inputs} x {options.outputs}, {options.threads} threads, {library().detail}\n")
+    ways = {name: way for name, way in (*ours(layer), *peers(layer)) if options.only in name}
+    table = {name: {"way": name} for name in ways}
+    for rows in map(int, options.rows.split(",")):
+        x = torch.randn(rows, options.inputs)
+        expected = layer(x)
+        for name, way in ways.items():
+            table[name][f"{rows} rows"] = f"{ratio(way, layer, x, options.repeat):.2f}"
+            table[name]["dB"] = f"{decibels(way(x), expected):.1f}"
+            if options.profile:
+                print(f"{name}, {rows} rows\n{profile(way, x)}")
+    print(markdown_table(list(table.values())))
+
+
+if __name__ == "__main__":
+    main()
