@@ -131,8 +131,8 @@ def test_it_is_what_kernels_leave(monkeypatch):
         (Log(8), FLOAT32),
         (Log(9), FLOAT64),
         (BlockFP(8), FLOAT32),
-        (BlockFP(25), FLOAT32),
-        (BlockFP(26), FLOAT64),
+        (BlockFP(23), FLOAT32),
+        (BlockFP(24), FLOAT64),
         (BlockFP(8, 8, 128), FLOAT64),  # 2^-128 has no inverse
         (BlockLog(8), FLOAT32),
         (MXInt(8), FLOAT32),

@@ -43,32 +43,35 @@ class Core(ABC):
 
 @dataclass(frozen=True)
 class FixedCore(Core):
-    """Whole steps in a range: see `Plan` for the numbers."""
+    """Whole steps in a range.
+
+    Attributes:
+        step: a power of two.
+        low: the smallest number.
+        largest: the largest, at least as far from zero.
+        of_magnitudes: True where zeros keep their signs.
+    """
 
     real: Real
-    steps: float
     step: float
     low: float
-    high: float
-    has_negative_zero: bool
-    of_magnitudes: bool = False
-
-    @property
-    def largest(self) -> float:  # type: ignore[override]
-        """The top of the range, which is at least as far from zero as the bottom."""
-        return self.high * self.step
+    largest: float
+    of_magnitudes: bool
 
     def round_(self, v: Lane, buffers: Buffers) -> None:
-        """The nearest step, ties to even."""
-        values = v.values
-        if self.steps != 1:
-            values.mul_(buffers.constant(self.steps, values.dtype))
-        values.round_().clamp_(self.low, self.high)
-        if not self.has_negative_zero:
-            zero = buffers.constant(0.0, values.dtype)
-            torch.add(zero, values, alpha=self.step, out=values)
-        elif self.step != 1:
-            values.mul_(buffers.constant(self.step, values.dtype))
+        """The nearest step, ties to even.
+
+        Numbers have the ulp `step` beside the magic one. `torch.round` would do as well, but it
+        is divided among threads however small a tensor is, which takes milliseconds on a busy
+        machine.
+        """
+        magic = buffers.constant(magic_number(self.real, self.step), v.values.dtype)
+        v.values.clamp_(self.low, self.largest).add_(magic).sub_(magic)
+
+
+def magic_number(real: Real, step: float) -> float:
+    """What has the ulp `step`, with 2^(fraction bits - 1) steps to either side."""
+    return 1.5 * 2.0**real.fraction_bits * step
 
 
 @dataclass(frozen=True)
@@ -161,9 +164,9 @@ def core_of(plan: Plan, real: Real, halvings: int = 0) -> Core | None:
     unit = 2.0**-halvings
     low, high = plan.low * unit, plan.high * unit
     if plan.core == FIXED:
-        zero_keeps_sign = math.copysign(1.0, plan.zero) < 0
-        steps, step = plan.steps / unit, plan.step * unit
-        return FixedCore(real, steps, step, plan.low, plan.high, zero_keeps_sign)
+        step = plan.step * unit
+        keeps_sign = math.copysign(1.0, plan.zero) < 0
+        return FixedCore(real, step, plan.low * step, plan.high * step, keeps_sign)
     if plan.core == MINIFLOAT:
         turn = plan.turn * 2.0 ** (real.fraction_bits - DOUBLE_BITS)
         core = MinifloatCore(real, low, high, turn)
@@ -188,8 +191,9 @@ def exact_in_float32(core: Core, is_scaled: bool) -> bool:
     """
     assert core.real is FLOAT32
     if isinstance(core, FixedCore):
-        # Steps are counted exactly; what vanishes is far below half a step.
-        return core.high < 2**24 and 2.0**-24 <= core.step <= 1 and core.largest <= 2**64
+        # What vanishes is far below half a step.
+        is_in_reach = core.largest <= core.step * 2.0 ** (FLOAT32.fraction_bits - 1)
+        return is_in_reach and 2.0**-24 <= core.step <= 1
     if isinstance(core, LogCore):
         return core.low >= SMALLEST_NORMAL and core.largest <= LARGEST_POWER
     assert isinstance(core, MinifloatCore)

@@ -17,14 +17,14 @@ from chop.formats.groups import Groups, Whole
 from chop.formats.scaled import ScaledFormat
 from chop.formats.scaling import FloatScale, GivenScale, ScaledFloatScale, SharedExponent, Unscaled
 from chop.formats.ternary import CHANNELS
-from chop.kernels.eager.chunked import FLOAT64, Buffers, line_chunks, pairs
-from chop.kernels.eager.cores import Core, core_of
+from chop.kernels.eager.chunked import FLOAT32, FLOAT64, Buffers, line_chunks, pairs
+from chop.kernels.eager.cores import Core, FixedCore, core_of, magic_number
 from chop.kernels.eager.grids import elements, round_scaled, shared_exponents, two_levels
 from chop.kernels.eager.measure import largest_of, scales_of_lines, threshold_of
 from chop.kernels.eager.residual import level_scales, round_residual
 from chop.kernels.eager.scales import Scale
 from chop.kernels.eager.signs import round_integers, round_signs, round_ternary
-from chop.kernels.plan import INTEGER_FLOAT32, SIGN, Plan, plan_of
+from chop.kernels.plan import SIGN, Plan, plan_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -60,7 +60,7 @@ def round_eagerly(x: Tensor, number_format: NumberFormat, out: Tensor) -> bool:
 def _round_elements(x: Tensor, number_format: NumberFormat, plan: Plan, out: Tensor) -> bool:
     work: Work | None
     if isinstance(number_format, Integer):
-        work = _integers(number_format, plan)
+        work = _integers(number_format)
     elif plan.core == SIGN:
         one = torch.ones((), device=x.device)
         work = partial(round_signs, scale=one, is_bipolar=plan.low < 0)
@@ -72,14 +72,17 @@ def _round_elements(x: Tensor, number_format: NumberFormat, plan: Plan, out: Ten
     return True
 
 
-def _integers(number_format: Integer, plan: Plan) -> Work:
-    return partial(
-        round_integers,
-        dtype=torch.float32 if plan.core == INTEGER_FLOAT32 else torch.float64,
-        steps=plan.steps,
-        bounds=number_format.code_range,
-        floors=number_format.floor,
-    )
+def _integers(number_format: Integer) -> Work | None:
+    step = 2.0**-number_format.frac_width  # type: ignore[operator]
+    low, high = number_format.code_range
+    # The reference multiplies by 1/step in float32, where small numbers may vanish: they round
+    # to zero then, down too.
+    if number_format.floor and step > 1:
+        return None
+    is_narrow = max(-low, high) <= 2 ** (FLOAT32.fraction_bits - 1)
+    in_float32 = is_narrow and magic_number(FLOAT32, step) < torch.finfo(torch.float32).max
+    core = FixedCore(FLOAT32 if in_float32 else FLOAT64, step, low * step, high * step, False)
+    return partial(round_integers, core=core, floors=number_format.floor)
 
 
 def _round_scaled_format(x: Tensor, number_format: ScaledFormat, plan: Plan, out: Tensor) -> bool:

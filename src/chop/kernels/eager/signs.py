@@ -6,43 +6,27 @@ import torch
 from torch import Tensor
 
 from chop.kernels.eager.chunked import FLOAT32, Buffers
+from chop.kernels.eager.cores import FixedCore
 
 
-def round_integers(
-    x: Tensor,
-    out: Tensor,
-    buffers: Buffers,
-    dtype: torch.dtype,
-    steps: float,
-    bounds: tuple[int, int],
-    floors: bool,
-) -> None:
-    """Two's-complement fixed point, by the operations of the reference, `Integer.round`.
+def round_integers(x: Tensor, out: Tensor, buffers: Buffers, core: FixedCore, floors: bool) -> None:
+    """Two's-complement fixed point.
 
     Args:
         x: float32, any shape.
         out: the same shape; may be `x`.
         buffers: lent from.
-        dtype: what to compute in.
-        steps: per unit, a power of two.
-        bounds: smallest and largest number of steps.
+        core: the numbers.
         floors: rounds down instead of to nearest.
     """
-    v = buffers.get("steps", dtype, x.shape)
-    if dtype == x.dtype:
-        torch.mul(x, buffers.constant(steps, dtype), out=v)
-    else:
-        v.copy_(x).mul_(buffers.constant(steps, dtype))
+    v = buffers.lane("work", core.real, x.shape)
+    v.values.copy_(x)
+    core.round_(v, buffers)
     if floors:
-        v.floor_()
-    else:
-        v.round_()
-    v.clamp_(*bounds)
-    zero = buffers.constant(0.0, dtype)
-    if dtype == x.dtype:
-        torch.add(zero, v, alpha=1 / steps, out=out)
-    else:
-        out.copy_(torch.add(zero, v, alpha=1 / steps, out=v))
+        above = buffers.get("above", core.real.dtype, x.shape)
+        torch.gt(v.values, x, out=above)
+        v.values.sub_(above, alpha=core.step).clamp_min_(core.low)
+    out.copy_(v.values)
 
 
 def round_signs(x: Tensor, out: Tensor, buffers: Buffers, scale: Tensor, is_bipolar: bool) -> None:
