@@ -13,6 +13,7 @@ from chop.formats import BinaryResidual, Integer, MXInt, Ternary
 from chop.kernels import KERNELS, fake_quantize
 from chop.kernels.cpu import build, measure
 from chop.kernels.cpu.fake_quantize import WORTH_COMPILING
+from chop.kernels.plan import EVERY_BIT, EVERY_MAGNITUDE
 from tests.kernels.examples import BINARY, DTYPES, INF, NAN, NOT_TAKEN, TAKEN, inputs, params, same
 
 pytestmark = pytest.mark.usefixtures("loops")
@@ -81,16 +82,57 @@ def test_the_rest_goes_to_the_reference(fmt):
     assert same(y, fmt.round(x))
 
 
-MEASURING_MEANS = [fmt for fmt in TAKEN if fmt in (BINARY, Ternary()) or "scaling" in fmt.label]
+MEASURING_MEANS = [
+    fmt
+    for fmt in TAKEN
+    if fmt in (BINARY, Ternary()) or (getattr(fmt, "scaling_factor", False) and not fmt.scales)
+]
 
 
 @pytest.mark.parametrize("fmt", params([*MEASURING_MEANS, BinaryResidual(levels=3)]))
 @pytest.mark.parametrize("roundoff", [1e-9, 0.01])
 def test_means_that_are_not_certain_are_left_to_the_reference(fmt, roundoff, monkeypatch):
     monkeypatch.setattr(measure, "UNIT_ROUNDOFF", roundoff)
+    asked = []
+    for name in ("mean_magnitude", "reference_means"):
+        certain = getattr(measure, name)
+        monkeypatch.setattr(measure, name, lambda *a, f=certain: asked.append(1) or f(*a))
+    encode = BinaryResidual.encode
+    monkeypatch.setattr(BinaryResidual, "encode", lambda *a: asked.append(1) or encode(*a))
     for x in (torch.randn(300, 33), torch.randn(2, 40_000), torch.randn(3, 35).bfloat16()):
         assert same(fake_quantize(x, fmt), fmt.round(x))
         assert same(fake_quantize(x, fmt, x.clone()), fmt.round(x))
+    assert asked or fmt == Ternary() or roundoff < 0.01
+
+
+LINES = {
+    "normal": torch.randn(1, 50_000),
+    "far apart": torch.cat([torch.randn(1, 30_000), torch.randn(1, 20_000) * 1e9], -1),
+    "alike": torch.full((1, 20_000), -3.0),
+    "few values": torch.randint(-3, 4, (1, 9000)).float(),
+    "one that matters": torch.zeros(1, 5000).index_fill(-1, torch.tensor([77]), 2.0),
+    "many lines": torch.randn(40, 300),
+}
+
+
+@pytest.mark.parametrize("lines", LINES.values(), ids=LINES)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_order_statistics_are_those_of_sorting(lines, threads, loops):
+    lines = lines.clone()
+    lines[:, :3] = torch.tensor([NAN, INF, -INF])
+    finite = lines[:, 3:]
+    torch.set_num_threads(threads)
+    try:
+        for mask, kept in ((EVERY_MAGNITUDE, finite.abs()), (EVERY_BIT, finite.clamp(min=0))):
+            order = kept.sort(-1, descending=True).values
+            for rank in (0, 1, 7, finite.size(1) // 2, finite.size(1) - 1):
+                found = measure._order_statistics(loops, lines, mask, rank)
+                assert torch.equal(found, order[:, rank : rank + 1]), rank
+            assert (measure._order_statistics(loops, lines, mask, finite.size(1)) == 0).all()
+        median = measure._order_statistics(loops, lines, EVERY_MAGNITUDE, measure.HALF)
+        assert torch.equal(median, finite.abs().median(-1, keepdim=True).values)
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_a_mean_between_two_floats_is_not_certain(loops):
