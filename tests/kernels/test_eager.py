@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from chop.formats import (
     MXFP,
@@ -32,6 +33,15 @@ LEFT_ALONE = [
     Ternary(threshold=-1.0),
 ]
 SERVED = [fmt for fmt in TAKEN if not any(s < 0 for s in getattr(fmt, "scales", None) or ())]
+
+# Found by operations on the whole tensor, as ends of the range are.
+ORDER_STATISTICS = [
+    fmt
+    for fmt in SERVED
+    if not (fmt.is_fitted and getattr(fmt, "is_signed", True))
+    or getattr(fmt, "quantile", 1) < 1
+    or getattr(fmt, "median", None) is True
+]
 
 
 @pytest.fixture
@@ -148,6 +158,34 @@ def test_float32_is_used_where_it_is_exact(fmt, real):
         assert grid.scale.real is real
         assert (grid.wide is None) == (real is FLOAT64)
     check(fmt, torch.randn(64, 64))
+
+
+class LargestOperands(TorchDispatchMode):
+    """Elements of the largest tensor that each operator was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        largest = max((x.numel() for x in args if isinstance(x, torch.Tensor)), default=0)
+        name = func.overloadpacket.__name__.rstrip("_")
+        self.elements[name] = max(largest, self.elements.get(name, 0))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("fmt", params(SERVED))
+def test_nothing_waits_for_other_threads(fmt):
+    x = torch.randn(2 * CHUNK)
+    with LargestOperands() as seen:
+        assert round_eagerly(x, fmt, torch.empty_like(x))
+    assert len(seen.elements) > 3
+    for name in ("round", "floor", "ceil", "trunc"):  # divided from 2048 elements on
+        assert seen.elements.get(name, 0) < 2048, name
+    if fmt in ORDER_STATISTICS:
+        return
+    for name in ("add", "sub", "mul", "bitwise_and", "clamp", "abs", "hardshrink"):  # from 2^15 on
+        assert seen.elements.get(name, 0) <= CHUNK, name
 
 
 def loose(bounds):
