@@ -10,6 +10,7 @@ python benchmarks/packing.py [--layers 12] [--formats mxint8,mxint4] [--embeddin
 from __future__ import annotations
 
 import argparse
+import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -53,15 +54,28 @@ def bytes_in_file(path: Path) -> tuple[int, int, int]:
     return codes, sum(sizes.values()), path.stat().st_size
 
 
-def seconds_of(mg: MaseGraph, inputs: Mapping[str, torch.Tensor], repeat: int = 3) -> float:
-    """The best wall time of a forward."""
-    times = []
-    with torch.no_grad():
-        for _ in range(repeat):
-            start = time.perf_counter()
-            mg.model(**inputs)
-            times.append(time.perf_counter() - start)
-    return min(times)
+def seconds_of(mg: MaseGraph, tokens: int) -> float:
+    """Wall time of a forward of one text."""
+    ids = torch.ones(1, tokens, dtype=torch.long)
+    start = time.perf_counter()
+    mg.model(input_ids=ids, attention_mask=ids)
+    return time.perf_counter() - start
+
+
+@torch.inference_mode()
+def forwards(
+    mg: MaseGraph, unpacked: MaseGraph, packed: MaseGraph, repeat: int = 5
+) -> dict[str, str]:
+    """How many times a float forward others take: medians over turns, by tokens."""
+    found = {}
+    for tokens in (8, 128):
+        turns = [
+            [seconds_of(graph, tokens) for graph in (mg, unpacked, packed)] for _ in range(repeat)
+        ]
+        for place, name in enumerate(("unpacked", "packed"), 1):
+            ratio = statistics.median(turn[place] / turn[0] for turn in turns[1:])
+            found[f"{name}, {tokens} tokens"] = f"{ratio:.2f}x"
+    return found
 
 
 def packed_weights(mg: MaseGraph) -> int:
@@ -85,9 +99,11 @@ def measure(
     ids = torch.randint(1000, (1, 64))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     with torch.no_grad():
-        logits = [graph.model(**inputs)["logits"] for graph in (quantized, reloaded)]
-    if not torch.equal(*logits):
+        graphs = (packed, reloaded, quantized)
+        logits, again, unpacked = (graph.model(**inputs)["logits"] for graph in graphs)
+    if not torch.equal(logits, again):
         raise SystemExit(f"{label}: the reloaded model gives other logits.")
+    noise = (logits - unpacked).norm() / unpacked.norm()
     codes, tensors, file = bytes_in_file(folder / f"{label}.pt")
     row = {
         "format": label,
@@ -96,9 +112,8 @@ def measure(
         "of float": f"{file / float_bytes:.1%}",
         "metadata (MB)": f"{(folder / label).with_suffix('.mz').stat().st_size / 1e6:.1f}",
         "pack (s)": f"{pack_s:.1f}",
-        "forward (s)": f"{seconds_of(reloaded, inputs):.2f}",
-        "unpacked (s)": f"{seconds_of(quantized, inputs):.2f}",
-        "float (s)": f"{seconds_of(mg, inputs):.2f}",
+        **{f"forward, {name}": text for name, text in forwards(mg, quantized, reloaded).items()},
+        "off from unpacked (dB)": f"{-20 * torch.log10(noise):.0f}",
     }
     return row, info["rows"]
 
