@@ -235,3 +235,11 @@ def test_formats_that_change_nothing_are_not_copied(no_kernels):
     assert torch.equal(fake_quantize(x, Float()), x)
     assert fake_quantize(x, NVFP4(), x) is x
     assert torch.equal(fake_quantize(torch.tensor(1.3), Integer(8, 4)), torch.tensor(1.3125))
+
+
+def test_large_results_are_written_whole():
+    x = torch.randn(1 + 2**22)  # more than large pages are asked for
+    out = torch.full((2**22 + 3,), 77.0)
+    assert round_eagerly(x, Integer(8, 4), out[1:-1])
+    assert same(out[1:-1], Integer(8, 4).round(x))
+    assert out[0] == out[-1] == 77

@@ -21,6 +21,7 @@ from chop.kernels.eager.chunked import FLOAT32, FLOAT64, Buffers, line_chunks, p
 from chop.kernels.eager.cores import Core, FixedCore, core_of, magic_number
 from chop.kernels.eager.grids import elements, round_scaled, shared_exponents, two_levels
 from chop.kernels.eager.measure import largest_of, scales_of_lines, threshold_of
+from chop.kernels.eager.memory import prefer_huge_pages
 from chop.kernels.eager.residual import level_scales, round_residual
 from chop.kernels.eager.scales import Scale
 from chop.kernels.eager.signs import round_integers, round_signs, round_ternary
@@ -48,6 +49,7 @@ def round_eagerly(x: Tensor, number_format: NumberFormat, out: Tensor) -> bool:
     plan = plan_of(number_format, x.dtype)
     if plan is None:
         return False
+    prefer_huge_pages(out)
     if isinstance(number_format, Ternary):
         return _round_ternary(x, number_format, out)
     if isinstance(number_format, BinaryResidual):
