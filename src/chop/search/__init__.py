@@ -1,0 +1,4 @@
+"""Search: what to vary, what to measure, and how to spend trials on it, on Optuna."""
+
+from chop.search.measure import Goal, Measure, Pruned, Report
+from chop.search.space import Choice, Config, SearchSpace

@@ -1,0 +1,219 @@
+"""What a search may choose: named choices, each with its options as text."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from chop.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import Trial
+
+Config = Mapping[str, str]
+"""Name of each choice -> text of the option taken: plain JSON, the same in every process."""
+
+Spelling = Literal["text", "index"]
+"""How Optuna stores an option: its text, or its place among the options (for CMA-ES)."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One thing to decide.
+
+    Attributes:
+        name: what is decided: a layer's dotted name, a field of a model's configuration ...
+        options: text -> value, in order: neighbours in it should behave alike. The text is what
+            is stored; the value (a number, a format, a class) stays in memory.
+        cost: text -> what this option adds to a total (bits of this layer, say); None where the
+            choice has no cost of its own.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    cost: Mapping[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name or not isinstance(self.name, str):
+            raise ConfigError(f"a choice's name: expected text, got {self.name!r}.")
+        if not isinstance(self.options, Mapping) or not self.options:
+            raise ConfigError(f"choice '{self.name}': expected options by text, got none.")
+        wrong = [text for text in self.options if not isinstance(text, str)]
+        if wrong:
+            raise ConfigError(
+                f"choice '{self.name}': an option's text is {wrong[0]!r}, expected a str; its "
+                "value may be anything."
+            )
+        object.__setattr__(self, "options", dict(self.options))
+        if self.cost is not None:
+            self._check_cost(self.cost)
+            object.__setattr__(self, "cost", dict(self.cost))
+
+    def _check_cost(self, cost: Mapping[str, float]) -> None:
+        for text in cost:
+            if text not in self.options:
+                nearest = did_you_mean(text, self.options)
+                raise ConfigError(
+                    f"choice '{self.name}': cost of unknown option '{text}': {nearest}"
+                )
+        for text in self.options:
+            if not math.isfinite(cost.get(text, math.nan)):
+                raise ConfigError(f"choice '{self.name}': option '{text}' has no finite cost.")
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """The options' texts, in order."""
+        return tuple(self.options)
+
+
+def all_possible(values: Mapping[str, Any]) -> str | None:
+    """The rule of a space whose choices are independent of one another."""
+    return None
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """All configurations: one option of each choice.
+
+    Attributes:
+        choices: in the order in which they are listed, sampled and printed.
+        impossible: values by name -> why this combination cannot be, or None if it can.
+
+    Example:
+        >>> space = SearchSpace((Choice("heads", {"2": 2, "3": 3}), Choice("size", {"64": 64})),
+        ...     impossible=lambda v: "heads must divide size" if v["size"] % v["heads"] else None)
+        >>> space.size
+        2
+        >>> [space.obstacle(config) for config in space.grid()]
+        [None, 'heads must divide size']
+    """
+
+    choices: tuple[Choice, ...]
+    impossible: Callable[[Mapping[str, Any]], str | None] = field(default=all_possible)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "choices", tuple(self.choices))
+        names = [choice.name for choice in self.choices]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if not names:
+            raise ConfigError("a search space needs at least one choice.")
+        if twice is not None:
+            raise ConfigError(f"two choices are called '{twice}'.")
+
+    @cached_property
+    def by_name(self) -> dict[str, Choice]:
+        """The choices by name."""
+        return {choice.name: choice for choice in self.choices}
+
+    @property
+    def size(self) -> int:
+        """How many configurations there are, impossible ones included."""
+        return math.prod(len(choice.options) for choice in self.choices)
+
+    def check(self, config: Config) -> None:
+        """Raises ConfigError unless `config` takes one option of each choice."""
+        if not isinstance(config, Mapping):
+            raise ConfigError(f"expected a mapping of choices, got {config!r}.")
+        for name, text in config.items():
+            if name not in self.by_name:
+                raise ConfigError(f"unknown choice '{name}': {did_you_mean(name, self.by_name)}")
+            options = self.by_name[name].options
+            if text not in options:
+                nearest = did_you_mean(text, options)
+                raise ConfigError(f"choice '{name}': unknown option '{text}': {nearest}")
+        missing = next((name for name in self.by_name if name not in config), None)
+        if missing is not None:
+            raise ConfigError(f"choice '{missing}' is missing.")
+
+    def values(self, config: Config) -> dict[str, Any]:
+        """The options' values by choice."""
+        self.check(config)
+        return {choice.name: choice.options[config[choice.name]] for choice in self.choices}
+
+    def obstacle(self, config: Config) -> str | None:
+        """Why this combination cannot be, or None if it can."""
+        return self.impossible(self.values(config))
+
+    def cost(self, config: Config) -> float:
+        """The sum of the options' costs; choices without costs add nothing."""
+        self.check(config)
+        return sum(c.cost[config[c.name]] for c in self.choices if c.cost is not None)
+
+    def key(self, config: Config) -> str:
+        """A hash of the configuration, the same in every process and for any order of choices."""
+        self.check(config)
+        text = json.dumps(dict(config), sort_keys=True, ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def at(self, index: int) -> Config:
+        """Configuration number `index` of the grid, where the last choice varies fastest."""
+        if not 0 <= index < self.size:
+            raise IndexError(f"the grid has {self.size} configurations, asked for {index}.")
+        taken: dict[str, str] = {}
+        for choice in reversed(self.choices):
+            index, place = divmod(index, len(choice.texts))
+            taken[choice.name] = choice.texts[place]
+        return {choice.name: taken[choice.name] for choice in self.choices}
+
+    def grid(self) -> Iterator[Config]:
+        """Every configuration, one at a time: the product is never held."""
+        return map(self.at, range(self.size))
+
+    def neighbours(self, config: Config, changes: int = 1) -> Iterator[Config]:
+        """Every configuration that differs from `config` in exactly so many choices."""
+        self.check(config)
+        for chosen in itertools.combinations(self.choices, changes):
+            others = [[t for t in c.texts if t != config[c.name]] for c in chosen]
+            for texts in itertools.product(*others):
+                changed = zip((c.name for c in chosen), texts, strict=True)
+                yield {**config, **dict(changed)}
+
+    def distributions(self, spelling: Spelling = "text") -> dict[str, BaseDistribution]:
+        """What Optuna calls the choices: categories by text, or whole numbers by place."""
+        from optuna.distributions import CategoricalDistribution, IntDistribution
+
+        if spelling == "index":
+            return {c.name: IntDistribution(0, len(c.texts) - 1) for c in self.choices}
+        return {c.name: CategoricalDistribution(c.texts) for c in self.choices}
+
+    def suggest(self, trial: Trial, spelling: Spelling = "text") -> Config:
+        """Takes an Optuna trial's suggestions, for code that drives Optuna itself.
+
+        Raises:
+            optuna.TrialPruned: the combination is impossible; no work was done for it.
+        """
+        from optuna import TrialPruned
+
+        config = self.from_params(
+            {c.name: trial.suggest_int(c.name, 0, len(c.texts) - 1) for c in self.choices}
+            if spelling == "index"
+            else {c.name: trial.suggest_categorical(c.name, c.texts) for c in self.choices}
+        )
+        reason = self.obstacle(config)
+        if reason is not None:
+            raise TrialPruned(reason)
+        return config
+
+    def from_params(self, params: Mapping[str, Any]) -> Config:
+        """The configuration that a stored trial's parameters spell."""
+        config = {
+            choice.name: choice.texts[value] if isinstance(value, int) else value
+            for choice in self.choices
+            if (value := params.get(choice.name)) is not None
+        }
+        self.check(config)
+        return config
+
+    def to_params(self, config: Config, spelling: Spelling = "text") -> dict[str, str | int]:
+        """A configuration as Optuna stores it; the inverse of `from_params`."""
+        self.check(config)
+        if spelling == "text":
+            return {choice.name: config[choice.name] for choice in self.choices}
+        return {c.name: c.texts.index(config[c.name]) for c in self.choices}

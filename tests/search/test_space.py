@@ -1,0 +1,128 @@
+import itertools
+import subprocess
+import sys
+
+import optuna
+import pytest
+
+from chop.errors import ConfigError
+from chop.search import Choice, Goal, SearchSpace
+from chop.search.measure import check_values, objectives_of
+
+HEADS = Choice("heads", {"2": 2, "3": 3, "4": 4})
+SIZE = Choice("size", {"64": 64, "96": 96}, cost={"64": 1.0, "96": 1.5})
+
+
+def uneven(values):
+    return "heads must divide size" if values["size"] % values["heads"] else None
+
+
+@pytest.fixture
+def space():
+    return SearchSpace((HEADS, SIZE), impossible=uneven)
+
+
+def test_the_grid_is_every_configuration_once_and_lazy(space):
+    grid = list(space.grid())
+    assert len(grid) == space.size == 6
+    assert len({space.key(config) for config in grid}) == 6
+    assert grid[1] == {"heads": "2", "size": "96"} == space.at(1)
+    huge = SearchSpace(tuple(Choice(f"c{i}", dict.fromkeys("abcdefghi")) for i in range(40)))
+    first = list(itertools.islice(huge.grid(), 10))
+    assert first[9]["c38"] == "b" and first[9]["c39"] == "a"
+    assert huge.size == 9**40
+    assert set(huge.at(huge.size - 1).values()) == {"i"}
+
+
+def test_neighbours_differ_in_so_many_choices(space):
+    config = {"heads": "2", "size": "64"}
+    one, two = list(space.neighbours(config)), list(space.neighbours(config, 2))
+    assert len(one) == 3 and len(two) == 2
+    for changes, found in ((1, one), (2, two)):
+        assert all(sum(c[n] != config[n] for n in c) == changes for c in found)
+    assert list(space.neighbours(config, 3)) == []
+
+
+def test_values_and_costs(space):
+    config = {"heads": "3", "size": "64"}
+    assert space.values(config) == {"heads": 3, "size": 64}
+    assert space.cost(config) == 1.0
+    assert space.obstacle(config) == "heads must divide size"
+    assert space.obstacle({"heads": "3", "size": "96"}) is None
+
+
+def test_the_key_is_the_same_in_every_process_and_order(space):
+    key = space.key({"heads": "2", "size": "64"})
+    assert key == space.key({"size": "64", "heads": "2"})
+    code = (
+        "from chop.search import *; print(SearchSpace((Choice('heads', {'2': 2}), "
+        "Choice('size', {'64': 64}))).key({'size': '64', 'heads': '2'}))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == key
+
+
+@pytest.mark.parametrize("spelling", ["text", "index"])
+def test_optuna_suggests_from_the_same_space(space, spelling):
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    seen = []
+    study.optimize(lambda trial: seen.append(space.suggest(trial, spelling)) or 0.0, n_trials=30)
+    states = {t.state for t in study.trials}
+    assert states == {optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED}
+    assert all(space.obstacle(config) is None for config in seen)
+    for trial in study.trials:
+        config = space.from_params(trial.params)
+        assert space.to_params(config, spelling) == trial.params
+        assert trial.distributions == space.distributions(spelling)
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        ({"head": "2", "size": "64"}, "did you mean 'heads'"),
+        ({"heads": "2", "size": "65"}, "choose from: 64, 96"),
+        ({"heads": "2"}, "choice 'size' is missing"),
+        ({"heads": 2, "size": "64"}, "unknown option '2'"),
+    ],
+)
+def test_wrong_configurations_are_named(space, config, message):
+    with pytest.raises(ConfigError, match=message):
+        space.check(config)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: Choice("", {"a": 1}), "name"),
+        (lambda: Choice("x", {}), "expected options"),
+        (lambda: Choice("x", {1: 1}), "expected a str"),
+        (lambda: Choice("x", {"a": 1}, cost={"b": 1.0}), "cost of 'b'"),
+        (lambda: Choice("x", {"a": 1, "b": 2}, cost={"a": 1.0}), "'b' has no finite cost"),
+        (lambda: SearchSpace(()), "at least one choice"),
+        (lambda: SearchSpace((HEADS, HEADS)), "two choices are called 'heads'"),
+        (lambda: Goal("accuracy", "maximise"), "did you mean 'maximize'"),
+        (lambda: Goal("bits", "minimize", budget=float("nan")), "expected a number"),
+        (lambda: objectives_of((Goal("bits", "minimize", 4),)), "without a budget"),
+        (lambda: objectives_of((Goal("bits"), Goal("bits"))), "share a name"),
+        (lambda: check_values({"acc": 1.0}, (Goal("accuracy"),)), "no 'accuracy'"),
+        (lambda: check_values({"a": float("nan")}, (Goal("a"),)), "NaN for 'a'"),
+    ],
+)
+def test_wrong_problems_are_named(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_what_the_caller_gave_is_copied():
+    options = {"a": 1}
+    choice = Choice("x", options)
+    options["b"] = 2
+    assert choice.texts == ("a",)
+    assert choice.options == {"a": 1}
+
+
+def test_goals_know_their_side():
+    assert Goal("bits", "minimize", 4).excess(5.0) == 1.0
+    assert Goal("accuracy", "maximize", 0.9).excess(0.95) == pytest.approx(-0.05)
+    assert (Goal("accuracy").loss(0.5), Goal("bits", "minimize").loss(3.0)) == (-0.5, 3.0)
+    assert not Goal("accuracy").is_constraint and Goal("bits", "minimize", 4).is_constraint
