@@ -78,6 +78,11 @@ def all_possible(values: Mapping[str, Any]) -> str | None:
     return None
 
 
+def as_it_is(config: Config) -> Config:
+    """The form of a space in which different configurations are different things."""
+    return config
+
+
 @dataclass(frozen=True)
 class SearchSpace:
     """All configurations: one option of each choice.
@@ -85,6 +90,8 @@ class SearchSpace:
     Attributes:
         choices: in the order in which they are listed, sampled and printed.
         impossible: values by name -> why this combination cannot be, or None if it can.
+        canonical: configuration -> the one that stands for all that give the same thing: they
+            share its key, and one of them is measured.
 
     Example:
         >>> space = SearchSpace((Choice("heads", {"2": 2, "3": 3}), Choice("size", {"64": 64})),
@@ -97,6 +104,7 @@ class SearchSpace:
 
     choices: tuple[Choice, ...]
     impossible: Callable[[Mapping[str, Any]], str | None] = field(default=all_possible)
+    canonical: Callable[[Config], Config] = field(default=as_it_is)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "choices", tuple(self.choices))
@@ -147,9 +155,9 @@ class SearchSpace:
         return sum(c.cost[config[c.name]] for c in self.choices if c.cost is not None)
 
     def key(self, config: Config) -> str:
-        """A hash of the configuration, the same in every process and for any order of choices."""
+        """A hash of the canonical form, the same in every process and for any order of choices."""
         self.check(config)
-        text = json.dumps(dict(config), sort_keys=True, ensure_ascii=True)
+        text = json.dumps(dict(self.canonical(config)), sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def at(self, index: int) -> Config:
