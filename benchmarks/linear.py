@@ -1,21 +1,25 @@
 """What a packed linear layer costs beside a float one, and what it loses.
 
+One layer that is called again and again stays in the processor's cache. A model's layers take turns
+and come from memory: `--layers 32` times so many layers, one after the other.
+
 Each way takes turns with the float32 layer, so that a busy machine slows both; a ratio is the
 median over the turns, larger is faster. The signal-to-noise ratio is of the outputs, against the
 float32 layer's.
 
-python benchmarks/linear.py [--inputs 768] [--outputs 3072] [--rows 1,8,64,512,4096] [--threads 2]
-    [--repeat 15] [--profile]
+python benchmarks/linear.py [--inputs 768] [--outputs 3072] [--rows 1,8,64,512,4096] [--layers 1]
+    [--threads 2] [--repeat 15] [--only MXINT] [--profile]
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -87,6 +91,12 @@ def peers(layer: nn.Linear) -> Iterator[tuple[str, Way]]:
         yield f"torchao {type(config).__name__.removesuffix('Config')}", model
 
 
+def in_turns(ways: Sequence[Way]) -> Way:
+    """A way that takes each of several at every call in turn."""
+    turns = itertools.cycle(ways)
+    return lambda x: next(turns)(x)
+
+
 def seconds_of(way: Way, x: Tensor, calls: int) -> float:
     """Wall time of a call."""
     start = time.perf_counter()
@@ -134,6 +144,7 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=768)
     parser.add_argument("--outputs", type=int, default=3072)
     parser.add_argument("--rows", default="1,8,64,512,4096")
+    parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--only", default="", help="ways whose name contains this")
@@ -141,16 +152,22 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    layer = nn.Linear(options.inputs, options.outputs).eval()
+    layers = [nn.Linear(options.inputs, options.outputs).eval() for _ in range(options.layers)]
     print(f"{options.inputs} x {options.outputs}, {options.threads} threads, {library().detail}\n")
-    ways = {name: way for name, way in (*ours(layer), *peers(layer)) if options.only in name}
+    of_layers = [dict((*ours(layer), *peers(layer))) for layer in layers]
+    ways = {
+        name: in_turns([ways[name] for ways in of_layers])
+        for name in of_layers[0]
+        if options.only in name
+    }
+    first, layer = layers[0], in_turns(layers)
     table = {name: {"way": name} for name in ways}
     for rows in map(int, options.rows.split(",")):
         x = torch.randn(rows, options.inputs)
-        expected = layer(x)
+        expected = first(x)
         for name, way in ways.items():
             table[name][f"{rows} rows"] = f"{ratio(way, layer, x, options.repeat):.2f}"
-            table[name]["dB"] = f"{decibels(way(x), expected):.1f}"
+            table[name]["dB"] = f"{decibels(of_layers[0][name](x), expected):.1f}"
             if options.profile:
                 print(f"{name}, {rows} rows\n{profile(way, x)}")
     print(markdown_table(list(table.values())))

@@ -85,16 +85,17 @@ def linear(
     reader = _reader(scales, tensor_scale, tuple(shape), key)
     if reader is None or not x.numel():
         return None
-    rows, x_format = x.reshape(-1, x.size(-1)), from_key(x_key)
-    y, fits = None, x.dtype == torch.float32 and _is_large(shape)
-    if fits and rows.size(0) >= MANY_FOR_INT8:
+    rows, x_format = x if x.ndim == 2 else x.reshape(-1, x.size(-1)), from_key(x_key)
+    y, is_float = None, x.dtype == torch.float32
+    fits = rows.size(0) >= MANY_FOR_INT8 and is_float and _is_large(shape)
+    if fits:
         y = int8.linear(rows, x_format, reader, codes, scales, shape, bias)
     if y is None and rows.size(0) <= FEW_ROWS:
         y = _few_rows(reader, _float(x_format(rows)), codes, scales, shape, bias)
-        y = y if x.dtype == torch.float32 else y.to(x.dtype)
+        y = y if is_float else y.to(x.dtype)
     if y is None and fits and multiplies_bfloat16() and reader.tables.suits_bfloat16:
         y = _many_rows(reader, x_format(rows), codes, scales, shape, bias)
-    return None if y is None else y.view(*x.shape[:-1], shape[0])
+    return y if y is None or x.ndim == 2 else y.view(*x.shape[:-1], shape[0])
 
 
 @cache
@@ -107,13 +108,15 @@ def _reader(
     scales: Tensor | None, tensor_scale: Tensor | None, shape: tuple[int, ...], key: str
 ) -> Reader | None:
     """None where there is no library, or no table for the codes."""
-    number_format = from_key(key)
-    if isinstance(number_format, BinaryResidual):
+    if not (is_loaded() or _is_large(shape)):
+        return None
+    if tensor_scale is not None:
+        return _reader_of(fixed_tables(from_key(key)), shape, tensor_scale)
+    reader = _fixed_reader(key, shape)
+    if reader is None and isinstance(number_format := from_key(key), BinaryResidual):
         assert scales is not None
         return _reader_of(residual_tables(number_format, scales), shape, None)
-    if tensor_scale is not None:
-        return _reader_of(fixed_tables(number_format), shape, tensor_scale)
-    return _fixed_reader(key, shape) if is_loaded() or _is_large(shape) else None
+    return reader
 
 
 def _is_large(shape: Sequence[int]) -> bool:
@@ -128,7 +131,7 @@ def _fixed_reader(key: str, shape: tuple[int, ...]) -> Reader | None:
 def _reader_of(
     tables: CodeTables | None, shape: tuple[int, ...], tensor_scale: Tensor | None
 ) -> Reader | None:
-    loops = library().library if is_loaded() or _is_large(shape) else None
+    loops = library().library
     if tables is None or loops is None or not torch.Size(shape).numel():
         return None
     lines = tables.lines(shape)

@@ -10,7 +10,7 @@ from chop.nn import quantized as q
 from chop.nn.packed.base import PackedOperator
 from chop.nn.quantized import QuantizedOperator
 
-FLOAT_KEY = Float().key
+FLOAT = Float()
 
 
 class PackedLinear(PackedOperator, q.QuantLinear):
@@ -27,20 +27,22 @@ class PackedLinear(PackedOperator, q.QuantLinear):
         unlike = input.dtype != self.packed_dtype or torch.is_autocast_enabled(input.device.type)
         if self.packed_exact or unlike:
             return super().forward(input)
-        # Where there is no gradient to stop, the kernel rounds the input, to integers if it can.
-        key = FLOAT_KEY if torch.is_grad_enabled() else self.spec.data_in.key
+        spec, buffers, x_format = self.spec, self._buffers, self.spec.data_in
+        # Without a gradient to stop, the kernel rounds the input: to integers if it can.
+        if torch.is_grad_enabled() and not x_format.is_identity:
+            input, x_format = self.quantize("data_in", input), FLOAT
         y = torch.ops.chop.packed_linear(
-            input if key != FLOAT_KEY else self.quantize("data_in", input),
-            key,
-            self.weight_codes,
-            self._buffers.get("weight_scales"),
-            self._buffers.get("weight_tensor_scale"),
+            input,
+            x_format.key,
+            buffers["weight_codes"],
+            buffers.get("weight_scales"),
+            buffers.get("weight_tensor_scale"),
             self.packed_shapes["weight"],
-            self.spec.weight.key,
+            spec.weight.key,
             self.bias,
             False,
         )
-        return self.quantize("data_out", y)
+        return y if spec.data_out.is_identity else self.quantize("data_out", y)
 
 
 class PackedConv1d(PackedOperator, q.QuantConv1d):
