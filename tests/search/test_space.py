@@ -96,7 +96,7 @@ def test_wrong_configurations_are_named(space, config, message):
         (lambda: Choice("", {"a": 1}), "name"),
         (lambda: Choice("x", {}), "expected options"),
         (lambda: Choice("x", {1: 1}), "expected a str"),
-        (lambda: Choice("x", {"a": 1}, cost={"b": 1.0}), "cost of 'b'"),
+        (lambda: Choice("x", {"a": 1}, cost={"b": 1.0}), "unknown option 'b'"),
         (lambda: Choice("x", {"a": 1, "b": 2}, cost={"a": 1.0}), "'b' has no finite cost"),
         (lambda: SearchSpace(()), "at least one choice"),
         (lambda: SearchSpace((HEADS, HEADS)), "two choices are called 'heads'"),

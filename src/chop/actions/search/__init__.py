@@ -1,0 +1,1 @@
+"""Searches as jobs: load a subject, search, write tables and plots."""

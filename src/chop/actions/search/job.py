@@ -1,0 +1,115 @@
+"""What the search jobs share: their settings, and how one is begun, joined and gone on with.
+
+A job is one module with a `JOB`. Its settings are kept in the study, so that any process that
+reaches the storage can rebuild the same search: a worker on another machine, or a resume.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from chop.actions.subject import SubjectConfig
+from chop.config import parse
+from chop.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from chop.search.result import Result
+    from chop.search.study import Search
+
+JOB_MODULES = {
+    "nas": "chop.actions.search.nas",
+    "precision": "chop.actions.search.precision",
+}
+
+
+@dataclass(frozen=True)
+class SearchConfig(SubjectConfig):
+    """Settings that every search job has; a TOML file has the same keys.
+
+    Attributes:
+        trials: configurations to measure in all, those of earlier runs included.
+        sampler: which proposes them, by name.
+        pruner: stops trials that are behind, by name; None lets each finish.
+        workers: processes of this machine that measure.
+        storage: `postgresql://...` for many machines; None keeps a SQLite file in `out`.
+        name: of the study in the storage; None takes the job's.
+        keep: how many of the best models stay on disk.
+
+    The other settings are those of `SubjectConfig`.
+    """
+
+    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
+        **SubjectConfig.RANGES,
+        "trials": (1, 10**9),
+        "workers": (1, 1024),
+        "keep": (0, 10_000),
+    }
+
+    trials: int = 100
+    sampler: str = "sensitivity"
+    pruner: str | None = None
+    workers: int = 1
+    storage: str | None = None
+    name: str | None = None
+    keep: int = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """One kind of search.
+
+    Attributes:
+        name: what the command is called.
+        config: its settings.
+        prepare: loads what is searched over; the search it returns has not run. Called again with
+            the same settings in another process it gives the same search.
+        write: writes tables and plots of a result into `config.out`; called when a run ends.
+        export: the settings of `chop compress` that build a configuration.
+    """
+
+    name: str
+    config: type[SearchConfig]
+    prepare: Callable[[Any], Search]
+    write: Callable[[Any, Search, Result], None]
+    export: Callable[[Any, Mapping[str, str]], dict[str, Any]]
+
+
+def find_job(name: str) -> Job:
+    """The job of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in JOB_MODULES:
+        raise ConfigError(f"search job '{name}': {did_you_mean(name, JOB_MODULES)}")
+    job: Job = importlib.import_module(JOB_MODULES[name]).JOB
+    return job
+
+
+def run_job(job: Job, config: SearchConfig) -> Result:
+    """Searches until `config.trials` configurations are measured, and writes the result.
+
+    Called again with the same settings it goes on where the last run stopped.
+    """
+    search = job.prepare(config)
+    search.note_job(job.name, settings_of(config))
+    result = search.run(until=config.trials, workers=config.workers)
+    job.write(config, search, result)
+    return result
+
+
+def settings_of(config: SearchConfig) -> dict[str, Any]:
+    """The settings as plain JSON; the inverse of `rebuild`."""
+    fields = dataclasses.asdict(config)
+    return {k: str(v) if isinstance(v, Path) else v for k, v in fields.items() if v is not None}
+
+
+def rebuild(noted: Mapping[str, Any]) -> tuple[Job, SearchConfig]:
+    """The job and settings that a study was begun with."""
+    job = find_job(noted["name"])
+    return job, parse(job.config, noted["settings"], f"chop search {job.name}")
