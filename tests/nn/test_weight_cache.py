@@ -127,6 +127,22 @@ def test_learnt_scales_count_as_a_change():
     assert torch.equal(after, module(X)) and not torch.equal(before, after)
 
 
+def test_so_many_formats_are_kept_and_the_one_used_longest_ago_is_dropped(rounded):
+    module = layer()
+    specs = [QuantSpec(data_in=MXInt(8), weight=MXInt(width)) for width in (4, 6, 8)]
+    expected = [layer(spec)(X) for spec in specs]
+    rounded.clear()
+    with cached_weights(module, formats=2), torch.no_grad():
+        for index, count in ((0, 1), (1, 2), (0, 2), (1, 2), (2, 3), (1, 3), (0, 4), (2, 5)):
+            module.spec = specs[index]
+            assert torch.equal(module(X), expected[index]) and weights(rounded) == count
+        module.spec = QuantSpec(weight=MXInt(8))  # inputs in another format: the same weight
+        module(X)
+        assert weights(rounded) == 5
+        module.weight.mul_(2)
+        assert not torch.equal(module(X), expected[2]) and weights(rounded) == 6
+
+
 def test_what_draws_is_never_kept(rounded):
     module = layer(QuantSpec(weight=Binary(stochastic=True)))
     with cached_weights(module), torch.no_grad():

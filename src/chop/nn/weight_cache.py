@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
@@ -37,12 +37,35 @@ class _Kept:
         )
 
 
-# By module and operand. Kept outside the modules: copies, pickles and checkpoints know nothing.
-_kept: WeakKeyDictionary[nn.Module, dict[str, _Kept]] = WeakKeyDictionary()
+@dataclass
+class _Shelf:
+    """What is kept of one operator: of each operand the latest results, one per rule.
+
+    Attributes:
+        formats: how many of each operand.
+        results: by operand and rule, the latest last.
+    """
+
+    formats: int
+    results: dict[str, dict[object, _Kept]] = field(default_factory=dict)
+
+    def find(self, operand: str, rule: object) -> _Kept | None:
+        return self.results.get(operand, {}).get(rule)
+
+    def put(self, operand: str, rule: object, entry: _Kept) -> None:
+        latest = self.results.setdefault(operand, {})
+        latest.pop(rule, None)
+        latest[rule] = entry
+        for old in list(latest)[: -self.formats]:
+            latest.pop(old, None)
+
+
+# By module. Kept outside the modules: copies, pickles and checkpoints know nothing.
+_kept: WeakKeyDictionary[nn.Module, _Shelf] = WeakKeyDictionary()
 
 
 @contextmanager
-def cached_weights(model: nn.Module) -> Iterator[None]:
+def cached_weights(model: nn.Module, formats: int = 1) -> Iterator[None]:
     """Within it, quantised operators of `model` round each parameter once, not at every forward.
 
     A rounded parameter, masked if the operator is pruned, is used again while gradients are off
@@ -58,6 +81,9 @@ def cached_weights(model: nn.Module) -> Iterator[None]:
 
     Args:
         model: any module; operators that are put into it later are not concerned.
+        formats: of so many formats of each parameter, the latest used, the rounded values are
+            kept: who goes back and forth between formats rounds once in each of them, and holds
+            as many copies of the parameters.
 
     Example:
         >>> from chop.nn.quantized import QuantLinear
@@ -68,7 +94,7 @@ def cached_weights(model: nn.Module) -> Iterator[None]:
         True
     """
     added = [module for module in model.modules() if module not in _kept]
-    _kept.update({module: {} for module in added})
+    _kept.update({module: _Shelf(formats) for module in added})
     try:
         yield
     finally:
@@ -94,19 +120,20 @@ def kept(
         owner: the operator; it keeps parameters.
         operand: which of its operands.
         sources: all tensors that `make` reads.
-        rule: what else it depends on.
+        rule: what else it depends on; hashable.
         make: makes the result; it must not draw at random.
     """
-    store = _kept.get(owner)
-    if store is None or any(x.is_inference() for x in sources):  # those have no version
+    shelf = _kept.get(owner)
+    if shelf is None or any(x.is_inference() for x in sources):  # those have no version
         return make()
-    state = rule, tuple((x._version, x.data_ptr(), x.dtype, x.device, x.shape) for x in sources)
-    found = store.get(operand)
+    state = tuple((x._version, x.data_ptr(), x.dtype, x.device, x.shape) for x in sources)
+    found = shelf.find(operand, rule)
     if found is not None and found.holds(state, sources):
+        shelf.put(operand, rule, found)
         return found.result
     with torch.inference_mode(False), torch.no_grad():
         result = make()
     if type(result) is Tensor:  # a fake one is of use to nobody else
         aliases = tuple((x, x.detach()) for x in sources)
-        store[operand] = _Kept(aliases, state, result, result._version)
+        shelf.put(operand, rule, _Kept(aliases, state, result, result._version))
     return result

@@ -149,7 +149,8 @@ class QuantizedOperator(nn.Module):
             return self._round(operand, x, mask)
         scales = self._parameters.get(SCALE_NAMES[operand])
         sources = tuple(tensor for tensor in (x, mask, scales) if tensor is not None)
-        return kept(self, operand, sources, self.spec, lambda: self._round(operand, x, mask))
+        rule = number_format.key, self.spec.learns(operand)
+        return kept(self, operand, sources, rule, lambda: self._round(operand, x, mask))
 
     def start_scales(self, operand: str, x: Tensor) -> None:
         """Starts the learnt scales of an operand that waits from its first tensor.
