@@ -71,11 +71,16 @@ class Ternary(LearnableFormat):
     scales: tuple[float, ...] | None = None
 
     def validate(self) -> None:
-        """Raises ConfigError unless the width is 2, at most one threshold is named, scales fit."""
+        """Raises ConfigError unless the width is 2, at most one threshold is named, and numbers fit."""
         check_range("ternary.width", self.width, range(2, 3))
         named = [name for name in ("mean", "median", "max", "threshold") if self._names(name)]
         if len(named) > 1:
             raise ConfigError(f"ternary: expected one threshold, got {' and '.join(named)}.")
+        for name in named:
+            if getattr(self, name) < 0:
+                raise ConfigError(
+                    f"ternary.{name}: got {getattr(self, name)}, expected at least 0."
+                )
         object.__setattr__(self, "scales", check_scales(self.scales, "ternary.scales"))
         if self.scales is not None and not self.scaling_factor:
             raise ConfigError("ternary.scales: expected scaling_factor=True with them.")
