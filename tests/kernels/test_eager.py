@@ -30,7 +30,6 @@ LEFT_ALONE = [
     *NOT_TAKEN,
     BinaryResidual(levels=2, scales=(1.5, -0.25)),
     Binary(scaling_factor=True, scales=(-1.0,)),
-    Ternary(threshold=-1.0),
 ]
 SERVED = [fmt for fmt in TAKEN if not any(s < 0 for s in getattr(fmt, "scales", None) or ())]
 

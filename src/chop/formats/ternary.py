@@ -71,7 +71,7 @@ class Ternary(LearnableFormat):
     scales: tuple[float, ...] | None = None
 
     def validate(self) -> None:
-        """Raises ConfigError unless the width is 2, at most one threshold is named, and numbers fit."""
+        """Raises ConfigError unless the width is 2, one threshold is named at most, numbers fit."""
         check_range("ternary.width", self.width, range(2, 3))
         named = [name for name in ("mean", "median", "max", "threshold") if self._names(name)]
         if len(named) > 1:
