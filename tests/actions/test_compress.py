@@ -8,12 +8,10 @@ import pytest
 import torch
 
 from chop import MaseGraph, passes
-from chop.actions.compress import CompressConfig, Row, compress, measure, parse_spelling
+from chop.actions.compress import CompressConfig, Row, compress, measure
 from chop.actions.doctor import OK, examine
 from chop.actions.subject import SubjectConfig, load_subject, raise_to_graph
 from chop.errors import ConfigError, UnavailableError
-from chop.formats import Integer
-from chop.formats.mxint import MXInt
 from chop.train import default_dataset, evaluate, fit
 
 
@@ -154,15 +152,6 @@ def test_models_and_data_that_do_not_fit_are_named(tmp_path):
     with pytest.raises(ConfigError, match="has none of the operators conv2d; it has: .*linear"):
         compress(CompressConfig(model="mlp", operators=("conv2d",), out=tmp_path))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_widths():
-    assert parse_spelling("8.4") == Integer(8, 4)
-    assert parse_spelling("6.auto") == Integer(6, "auto")
-    assert parse_spelling("8.-2") == Integer(8, -2)
-    assert parse_spelling("mxint") == MXInt()
-    assert parse_spelling("mxint:width=4:block_size=16") == MXInt(4, block_size=16)
-    assert parse_spelling("mxfp:scale_mode=even").scale_mode == "even"
 
 
 def test_doctor_finds_what_is_here():

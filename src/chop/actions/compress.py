@@ -19,12 +19,12 @@ from chop.actions.rounding import (
     QUANTIZE_RANGES,
     QUANTIZED_OPERATORS,
     check_operators,
-    parse_spelling,
     quantize_after_training,
 )
 from chop.actions.subject import Subject, SubjectConfig, load_subject, raise_to_graph
 from chop.errors import ConfigError
 from chop.files import write_text
+from chop.formats import parse_spelling
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import obstacle
 from chop.nn.quantized import QuantizedOperator

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
 
 from chop import passes
 from chop.actions.subject import Subject
 from chop.errors import ConfigError, did_you_mean
-from chop.formats import Integer, NumberFormat, QuantSpec, parse_format
+from chop.formats import NumberFormat, QuantSpec
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import OPS
 from chop.train import calibration_batches
@@ -30,47 +28,6 @@ def check_operators(names: Sequence[str], choices: Sequence[str] = QUANTIZABLE) 
             raise ConfigError(f"operators: unknown '{name}': {did_you_mean(name, choices)}")
     if not names:
         raise ConfigError("operators: expected at least one.")
-
-
-def parse_spelling(text: str) -> NumberFormat:
-    """A number format as people type it.
-
-    Integers are `width.fraction`, as `8.4` or `4.auto`; any format is `name` or
-    `name:field=value:field=value`.
-
-    >>> parse_spelling("4.auto").label, parse_spelling("mxint:width=4").bits()
-    ('integer 4.auto', 4.25)
-
-    Raises:
-        ConfigError: it is spelt differently, or a field is unknown or out of range.
-    """
-    if text[:1].isdigit():
-        return _parse_integer(text)
-    name, *fields = text.split(":")
-    pairs = [field.partition("=") for field in fields]
-    if not all(value for _, _, value in pairs):
-        raise ConfigError(f"format '{text}': expected name:field=value, as mxint:width=4.")
-    settings = {field: _parse_value(value) for field, _, value in pairs}
-    return parse_format({"name": name, **settings}, f"format '{text}'")
-
-
-def _parse_integer(text: str) -> Integer:
-    width, _, fraction = text.partition(".")
-    try:
-        return Integer(int(width), "auto" if fraction == "auto" else int(fraction))
-    except ValueError as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(
-            f"format '{text}': expected width.fraction, as 8.4 or 4.auto, or a name, as mxint."
-        ) from None
-
-
-def _parse_value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def present_operators(mg: MaseGraph, names: Sequence[str]) -> list[str]:

@@ -27,4 +27,5 @@ from chop.formats.mxint import MXInt
 from chop.formats.nvfp4 import NVFP4
 from chop.formats.scale_integer import ScaleInteger
 from chop.formats.spec import OPERANDS, QuantSpec
+from chop.formats.spelling import parse_spelling, spelling
 from chop.formats.ternary import Ternary

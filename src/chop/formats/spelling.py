@@ -1,0 +1,77 @@
+"""Number formats as people type them: `8.4`, `4.auto`, `mxint:width=4`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from chop.errors import ConfigError
+from chop.formats.base import NumberFormat, parse_format
+from chop.formats.integer import Integer
+
+RULES = ("auto", "minmax", "mse", "percentile")
+"""How an integer's fraction may be derived."""
+
+
+def parse_spelling(text: str) -> NumberFormat:
+    """A number format as people type it.
+
+    Integers are `width.fraction`, as `8.4`, or `4.auto` with a rule that derives the fraction; any
+    format is `name` or `name:field=value:field=value`.
+
+    >>> parse_spelling("4.auto").label, parse_spelling("mxint:width=4").bits()
+    ('integer 4.auto', 4.25)
+
+    Raises:
+        ConfigError: it is spelt differently, or a field is unknown or out of range.
+    """
+    if text[:1].isdigit():
+        return _parse_integer(text)
+    name, *fields = text.split(":")
+    pairs = [field.partition("=") for field in fields]
+    if not all(value for _, _, value in pairs):
+        raise ConfigError(f"format '{text}': expected name:field=value, as mxint:width=4.")
+    settings = {field: _parse_value(value) for field, _, value in pairs}
+    return parse_format({"name": name, **settings}, f"format '{text}'")
+
+
+def spelling(number_format: NumberFormat) -> str:
+    """The shortest text that `parse_spelling` reads as this format.
+
+    >>> spelling(Integer(4, "mse"))
+    '4.mse'
+    """
+    fields = dataclasses.fields(number_format)  # type: ignore[arg-type]
+    given = {
+        field.name: getattr(number_format, field.name)
+        for field in fields
+        if getattr(number_format, field.name) != field.default
+    }
+    if isinstance(number_format, Integer) and given.keys() == {"width", "frac_width"}:
+        return f"{number_format.width}.{number_format.frac_width}"
+    told = (f":{name}={_spell_value(value)}" for name, value in given.items())
+    return number_format.name + "".join(told)
+
+
+def _parse_integer(text: str) -> Integer:
+    width, _, fraction = text.partition(".")
+    try:
+        return Integer(int(width), fraction if fraction in RULES else int(fraction))  # type: ignore[arg-type]
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"format '{text}': expected width.fraction, as 8.4 or 4.auto, or a name, as mxint."
+        ) from None
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _spell_value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
