@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from chop.formats import QuantSpec
 from chop.ir.capture.isolation import untouched
@@ -45,26 +46,13 @@ def calibrate_transform_pass(mg: MaseGraph, config: CalibrateConfig) -> dict[str
 
     Returns: `{"fitted": number of operands fitted}`.
     """
-    steps = _steps(mg)
-    specs = {name: step.spec for name, step in steps.items()}
-    observers = {
-        name: {operand: _Observer() for operand in _waiting(step)} for name, step in steps.items()
-    }
-    try:
-        for name, step in steps.items():
-            step.spec = dataclasses.replace(QuantSpec(), **observers[name])  # type: ignore[arg-type]
-        batches = known_inputs(mg, config.batches, "calibrate_transform_pass.batches")
-        with untouched(mg.model), torch.no_grad():
-            mg.model.eval()
-            for batch in batches:
-                mg.model(**batch)
-    finally:
-        for name, step in steps.items():
-            step.spec = specs[name]
+    steps = basic_operators(mg.model)
+    wanted = {name: _waiting(step) for name, step in steps.items()}
+    batches = known_inputs(mg, config.batches, "calibrate_transform_pass.batches")
+    samples = samples_of(mg.model, batches, wanted)
     fitted = 0
     for name, step in steps.items():
-        samples = {operand: observer.seen for operand, observer in observers[name].items()}
-        seen = {operand: sample for operand, sample in samples.items() if sample is not None}
+        seen = samples.get(name, {})
         step.spec = step.spec.fitted(seen)
         for operand in seen.keys() & set(step.waiting):
             step.start_scales(operand, seen[operand])
@@ -74,6 +62,39 @@ def calibrate_transform_pass(mg: MaseGraph, config: CalibrateConfig) -> dict[str
         if isinstance(called, QuantizedOperator):
             record_formats(node, called)
     return {"fitted": fitted}
+
+
+def samples_of(
+    model: nn.Module,
+    batches: Iterable[Mapping[str, Any]],
+    wanted: Mapping[str, Sequence[str]],
+) -> dict[str, dict[str, Tensor]]:
+    """What reaches operands of quantised operators while all quantisers are off.
+
+    Args:
+        model: runs in eval mode without gradients, and is left as it was.
+        batches: its inputs by name.
+        wanted: operands by the path of a `basic_operators`; the others are float meanwhile too.
+    Returns: by path and operand float32 (n,): a uniform sample of at most 131,072 finite values,
+        and their extremes; operands that nothing reached are left out.
+    """
+    steps = basic_operators(model)
+    specs = {name: step.spec for name, step in steps.items()}
+    observers = {name: {operand: _Observer() for operand in wanted.get(name, ())} for name in steps}
+    try:
+        for name, step in steps.items():
+            step.spec = dataclasses.replace(QuantSpec(), **observers[name])  # type: ignore[arg-type]
+        with untouched(model), torch.no_grad():
+            model.eval()
+            for batch in batches:
+                model(**batch)
+    finally:
+        for name, step in steps.items():
+            step.spec = specs[name]
+    return {
+        name: {operand: observer.seen for operand, observer in found.items() if observer.has_seen}
+        for name, found in observers.items()
+    }
 
 
 class _Observer:
@@ -97,12 +118,16 @@ class _Observer:
         return x
 
     @property
-    def seen(self) -> Tensor | None:
-        """The sample, with the extremes where it may lack them; None if nothing passed."""
+    def has_seen(self) -> bool:
+        """False if nothing passed."""
+        return self.sample.columns() is not None
+
+    @property
+    def seen(self) -> Tensor:
+        """The sample, with the extremes where it may lack them."""
         sample = self.sample.columns()
-        if sample is None or self.sample.is_everything:
-            return sample
-        return torch.cat([self.ends, sample])
+        assert sample is not None
+        return sample if self.sample.is_everything else torch.cat([self.ends, sample])
 
 
 def _waiting(step: QuantizedOperator) -> list[str]:
@@ -111,11 +136,11 @@ def _waiting(step: QuantizedOperator) -> list[str]:
     return [*unfitted, *(operand for operand in step.waiting if operand not in held)]
 
 
-def _steps(mg: MaseGraph) -> dict[str, QuantizedOperator]:
-    """The quantised operators that are not made of smaller ones."""
+def basic_operators(model: nn.Module) -> dict[str, QuantizedOperator]:
+    """By path, the quantised operators that are not made of smaller ones."""
     return {
         name: module
-        for name, module in mg.model.named_modules()
+        for name, module in model.named_modules()
         if isinstance(module, QuantizedOperator)
         and not any(isinstance(child, QuantizedOperator) for child in module.children())
     }

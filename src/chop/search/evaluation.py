@@ -1,0 +1,121 @@
+"""A model measured on the same rows again and again: batches are made once and kept.
+
+Shapes: N rows, B rows of a batch, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from chop.errors import ConfigError
+from chop.train.calling import LABELS, input_columns, loss_and_logits
+from chop.train.rows import padding_token, read_rows
+
+BATCH_SIZE = 64
+"""Rows of a batch: of texts few enough that those of one batch are nearly equal in length."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a model is worth on the rows.
+
+    Attributes:
+        accuracy: share of rows answered right.
+        loss: mean cross entropy with the labels, in nats.
+    """
+
+    accuracy: float
+    loss: float
+
+
+class Evaluator:
+    """Runs a model on the same labelled rows again and again.
+
+    The rows are cut into batches of similar length, padded and put on the model's device once.
+    The model runs in evaluation mode under `torch.inference_mode`.
+
+    Args:
+        model: a classifier, see `chop.train.calling`.
+        rows: with labels, texts tokenised; what `chop.train.read_rows` takes.
+        batch_size: rows of a step.
+    Raises:
+        ConfigError: no input of the model can be fed, no rows, or a batch size below 1.
+
+    Attributes:
+        labels: int64 (N,), in the order of the batches, which is that of `logits`.
+    """
+
+    def __init__(self, model: nn.Module, rows: Any, *, batch_size: int = BATCH_SIZE) -> None:
+        if batch_size < 1:
+            raise ConfigError(f"batch_size: expected at least 1, got {batch_size}.")
+        table = read_rows(rows)
+        columns = input_columns(model, [*table.columns, LABELS])
+        device = next(model.parameters(), torch.empty(0)).device
+        self.model = model
+        self.batches: list[tuple[dict[str, Tensor], Tensor]] = []
+        for batch in table.batches(batch_size, pad_id=padding_token(model)):
+            fed = {name: batch[column].to(device) for name, column in columns.items()}
+            self.batches.append((fed, batch[LABELS].to(device)))
+        self.labels = torch.cat([labels for _, labels in self.batches])
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(self.labels)
+
+    def logits(self, on_batch: Callable[[int, Tensor], None] | None = None) -> Tensor:
+        """The model's answers, (N, C) in the dtype of the model.
+
+        Args:
+            on_batch: called after each batch with the number of rows that are done and their
+                logits so far, from the batch; what it raises ends the run.
+        """
+        answers: list[Tensor] = []
+        done = 0
+        with torch.inference_mode(), evaluating(self.model):
+            for inputs, labels in self.batches:
+                _, logits_BC = loss_and_logits(self.model(**inputs), labels)
+                answers.append(logits_BC)
+                done += len(labels)
+                if on_batch is not None:
+                    on_batch(done, logits_BC)
+        return torch.cat(answers)
+
+    def scores(self, logits_NC: Tensor) -> Scores:  # noqa: N803 (shape suffix)
+        """Accuracy and loss of answers in the order of `logits`."""
+        right = (logits_NC.argmax(-1) == self.labels).double().mean().item()
+        return Scores(right, F.cross_entropy(logits_NC.float(), self.labels).item())
+
+    def __call__(self) -> Scores:
+        """Accuracy and loss of the model as it is now."""
+        return self.scores(self.logits())
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; then every module is back in its own."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def kl_divergence(reference_NC: Tensor, other_NC: Tensor) -> float:  # noqa: N803 (shape suffix)
+    """Mean over the rows of KL(softmax(reference) || softmax(other)), in nats, at least 0.
+
+    Args:
+        reference_NC: logits.
+        other_NC: logits, of the same shape. Where they are not finite the divergence is infinite.
+    """
+    p, q = (logits.double().log_softmax(-1) for logits in (reference_NC, other_NC))
+    divergence = F.kl_div(q, p, reduction="batchmean", log_target=True).item()
+    return max(divergence, 0.0) if divergence == divergence else float("inf")
