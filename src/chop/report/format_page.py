@@ -159,8 +159,10 @@ INTRODUCTION = """
 
 Every format that `name` in a quantisation config can take. It can be given to each operand by
 itself (`weight_width`, `data_in_frac_width` ...), and every quantised operator takes it. Formats
-round to nearest, train by straight-through gradients, and are stored bit-packed by
-`pack_transform_pass`. This page is made by `python -m chop.report.format_page`.
+round to nearest and are stored bit-packed by `pack_transform_pass`. In training, gradients pass
+straight through; `"gradient": "clip"` in a config stops them where values saturate (models without
+normalisation may diverge otherwise), and `"lsq"` learns the scales of formats that have float ones.
+This page is made by `python -m chop.report.format_page`.
 
 `bits` count the element and its part of a shared scale. `smallest step` lies between two
 neighbouring values from 0 to 1. `SQNR` is the signal to quantisation noise ratio on standard normal
