@@ -1,6 +1,9 @@
 """Packed weights: decoded bit for bit, multiplied as precisely as their formats deserve."""
 
 import ctypes
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -82,6 +85,12 @@ def loops():
     return build.library()
 
 
+@pytest.fixture
+def small_ones(monkeypatch):
+    """Small weights are multiplied as large ones are."""
+    monkeypatch.setattr(packed, "LARGE", 1)
+
+
 def same(a, b):
     both_nan = a.isnan() & b.isnan()
     return a.dtype == b.dtype and bool(((a == b) & (a.signbit() == b.signbit()) | both_nan).all())
@@ -137,7 +146,7 @@ def test_every_byte_decodes_to_what_the_reference_says(fmt):
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.label)
 @pytest.mark.parametrize("rows", [1, 3, 4, 13])
-def test_few_rows_are_multiplied_in_float32(fmt, rows):
+def test_few_rows_are_multiplied_in_float32(fmt, rows, small_ones):
     for outputs, columns in [(64, 96), (7, 34), (33, 768), (9, 50)]:
         weight, x = torch.randn(outputs, columns) * 0.05, torch.randn(rows, columns)
         encoded = fmt.encode(weight)
@@ -198,6 +207,111 @@ def test_integers_leave_nan_to_the_floats():
     assert torch.equal(y.isnan(), exact.isnan()) and y[2].isnan().all()
 
 
+ON_AN_OLDER_CPU = """
+import torch
+import chop.kernels
+from chop.formats import ScaleInteger
+fmt, x = ScaleInteger(8), torch.ones(8, 512)
+encoded = fmt.encode(torch.ones(256, 512))
+parts = (encoded.codes, encoded.scales, None, [256, 512], fmt.key)
+y = torch.ops.chop.packed_linear(x, ScaleInteger(8, granularity="row").key, *parts, None, False)
+print((y - 512).abs().max().item())
+"""
+
+
+def test_integers_are_left_to_cpus_that_add_them_in_32_bits():
+    """Others, which oneDNN is made to believe in, saturate sums of 16 bits."""
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    command = (sys.executable, "-c", ON_AN_OLDER_CPU)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 0.1
+
+
+def test_longer_sums_than_32_bits_hold_are_left_to_the_floats():
+    fmt, columns = ScaleInteger(8), int8.LONGEST_SUM + 8
+    encoded = fmt.encode(torch.ones(1, columns))
+    y = packed.linear(torch.ones(4, columns), fmt.key, *parts(encoded, fmt), None)
+    torch.testing.assert_close(y, torch.full((4, 1), float(columns)), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    "x_format",
+    [
+        ScaleInteger(8, granularity="channel"),
+        BlockFP(8, block_size=(4, 16)),
+        BlockFP(8, block_size=(4, 16), skip_first_dim=True),
+        MXInt(8, block_dim=1),
+    ],
+    ids=lambda fmt: fmt.label,
+)
+@pytest.mark.parametrize("tokens", [3, 20])
+def test_inputs_are_rounded_in_their_own_shape(x_format, tokens):
+    fmt = MXInt(8)
+    x = torch.randn(2, tokens, 512) * torch.logspace(-3, 3, tokens)[:, None]
+    encoded = fmt.encode(torch.randn(256, 512))
+    y = packed.linear(x, x_format.key, *parts(encoded, fmt), None)
+    expected = F.linear(x_format.round(x), fmt.decode(encoded))
+    assert (y - expected).norm(dim=-1).le(10 ** (-50 / 20) * expected.norm(dim=-1)).all()
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("fmt", [MXInt(8), ScaleInteger(8)], ids=lambda fmt: fmt.label)
+def test_a_bias_may_be_strided_or_of_another_dtype(fmt, rows):
+    encoded, x, bias = fmt.encode(torch.randn(256, 512)), torch.randn(rows, 512), torch.randn(512)
+    expected = packed.linear(x, fmt.key, *parts(encoded, fmt), bias[::2].clone())
+    found = packed.linear(x, fmt.key, *parts(encoded, fmt), bias[::2])
+    assert same(found, expected)
+    found = packed.linear(x, fmt.key, *parts(encoded, fmt), bias[::2].bfloat16())
+    assert 0 < (found - expected).abs().max() < 0.05
+
+
+def test_what_does_not_fit_is_refused_and_no_memory_beyond_is_read():
+    fmt = MXInt(8)
+    encoded, x = fmt.encode(torch.randn(256, 512)), torch.randn(3, 512)
+    codes, scales, *others = parts(encoded, fmt)
+
+    def linear(x=x, codes=codes, scales=scales, bias=None):
+        stored = (codes, scales, *others)
+        return torch.ops.chop.packed_linear(x, FLOAT, *stored, bias, False)
+
+    for wrong in (
+        {"x": x[:, :100]},
+        {"x": torch.randn(3, 513)},
+        {"x": x[0, :5]},
+        {"x": torch.tensor(1.0)},
+        {"x": x.long()},
+        {"bias": torch.ones(255)},
+        {"codes": codes[:-1]},
+        {"scales": scales[:-1]},
+        {"scales": None},
+    ):
+        with pytest.raises((RuntimeError, TypeError, AssertionError)):
+            linear(**wrong)
+    expected = linear()
+    torch.testing.assert_close(linear(codes=codes.repeat_interleave(2)[::2]), expected)
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert linear(x=mode.from_tensor(x)).shape == (3, 256)
+        with pytest.raises(RuntimeError, match=r"expected x \(\.\.\., 512\)"):
+            linear(x=mode.from_tensor(x[:, :100]))
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (256, 512)])
+def test_results_do_not_depend_on_what_was_called_before(shape, monkeypatch):
+    fmt, x = MXInt(8), torch.randn(3, shape[1])
+    encoded = fmt.encode(torch.randn(shape))
+    y = torch.ops.chop.packed_linear(x, FLOAT, *parts(encoded, fmt), None, False)
+    monkeypatch.setattr(packed, "is_loaded", lambda: False)
+    packed._fixed_reader.cache_clear()
+    assert same(torch.ops.chop.packed_linear(x, FLOAT, *parts(encoded, fmt), None, False), y)
+
+
+def test_products_of_float64_are_made_in_float64():
+    fmt, x = MXInt(8), torch.randn(3, 512, dtype=torch.float64)
+    encoded = fmt.encode(torch.randn(256, 512, dtype=torch.float64))
+    y = torch.ops.chop.packed_linear(x, FLOAT, *parts(encoded, fmt), None, False)
+    assert torch.equal(y, F.linear(x, fmt.decode(encoded)))
+
+
 @pytest.mark.parametrize(
     ("number_format", "takes"),
     [
@@ -215,7 +329,7 @@ def test_only_signed_integers_to_nearest_are_multiplied_as_such(number_format, t
 
 
 @pytest.mark.parametrize("flags", [(), ("-march=x86-64-v3",)], ids=["baseline", "AVX2"])
-def test_every_instruction_set_reads_and_multiplies_alike(flags, loops, monkeypatch):
+def test_every_instruction_set_reads_and_multiplies_alike(flags, loops, monkeypatch, small_ones):
     if flags and loops.library.chop_instruction_set() == b"baseline":
         pytest.skip("this CPU has no AVX2")
     path = build.compiled(build.compiler(), ("-DCHOP_ONE_INSTRUCTION_SET", *flags))
@@ -251,6 +365,9 @@ def test_inputs_get_the_gradient_of_the_decoded_layer(exact):
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-2)
     assert (found[0] == 0).any()  # where the input saturates
+    one = x.detach()[0, 0].requires_grad_()
+    twin(one).sum().backward()
+    assert one.grad.shape == (64,) and one.grad.any()
 
 
 @pytest.mark.parametrize("rows", [1, 50])

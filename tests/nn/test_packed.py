@@ -132,17 +132,22 @@ def test_copies_pickles_files_and_state_dicts_keep_every_bit(tmp_path):
         assert not torch.equal(other(x), layer(x))
         other.load_state_dict(state)
         assert torch.equal(other(x), layer(x))
+    older = pickle.loads(pickle.dumps(packed))
+    del vars(older)["packed_exact"]
+    torch.testing.assert_close(older(x), layer(x))
     with pytest.raises(RuntimeError, match="Missing key.*weight_codes"):
         packed.load_state_dict(layer.state_dict())
 
 
+@pytest.mark.parametrize("scales", ["weight_scales", "weight_tensor_scale"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_changes_of_dtype_keep_the_codes_and_the_scales(dtype):
-    layer, x = quantized("linear", FORMATS[3])
+def test_changes_of_dtype_keep_the_codes_and_the_scales(dtype, scales):
+    layer, x = quantized("linear", {"name": "nvfp4"} if "tensor" in scales else FORMATS[3])
     packed = pack(layer, exact=True).eval()
     exact = packed.weight
     moved = copy.deepcopy(packed).to(dtype)
-    assert moved.weight_codes.dtype == torch.uint8 and moved.weight_scales.dtype == torch.float32
+    assert moved.weight_codes.dtype == torch.uint8
+    assert getattr(moved, scales).dtype == torch.float32
     assert moved.weight.dtype == dtype == moved(x.to(dtype)).dtype
     assert torch.equal(moved.weight.float().to(dtype), exact.to(dtype))
     assert torch.equal(moved.to(torch.float32).weight, exact)

@@ -15,7 +15,7 @@ from torch import Tensor
 from chop.formats import BinaryResidual, Encoded, Integer, NumberFormat, Ternary
 from chop.formats.elements import Element, Minifloat
 from chop.formats.groups import Blocks, Groups, Whole
-from chop.formats.packing import pack_bits
+from chop.formats.packing import TRITS_PER_BYTE, pack_bits, packed_bytes
 from chop.formats.scaled import ElementFormat, ScaledFormat
 from chop.formats.scaling import FloatScale, ScaledFloatScale, Scaling, Unscaled
 
@@ -25,6 +25,7 @@ NO_SCALE, SCALE_CODES, SCALE_FLOATS = range(3)
 WIDEST = 16
 """Bits of the widest codes that are read through a table."""
 FLOAT32_BIAS = 127
+FLOAT32_WIDTH = 32
 LARGEST_POWER = 2.0**FLOAT32_BIAS
 ALL_COLUMNS = 2**62
 
@@ -96,6 +97,16 @@ class CodeTables:
             return None
         size = self.groups.sizes[-1]
         return Lines(count // columns, columns, size, -(-columns // size))
+
+    def size_bytes(self, lines: Lines) -> tuple[int, int]:
+        """What codes and scales take."""
+        count = lines.rows * lines.columns
+        codes = packed_bytes(count, self.width) if self.width else -(-count // TRITS_PER_BYTE)
+        if self.groups is None:
+            return codes, 0
+        scales = lines.rows * lines.groups_per_row or 1
+        width = FLOAT32_WIDTH if self.stores_floats else self.scale_width
+        return codes, packed_bytes(scales, width)
 
     def structure(self, lines: Lines, tensor_scale: Tensor | None) -> Codes:
         """What the C++ loops take. It keeps its tables alive."""

@@ -26,6 +26,10 @@ OPERATORS.define(
 )
 
 
+BIAS = 7
+"""Its place among the arguments of `packed_linear`."""
+
+
 def decode(
     codes: Tensor,
     scales: Tensor | None,
@@ -104,20 +108,28 @@ def _(
 @torch.library.register_fake("chop::packed_linear", lib=OPERATORS)
 def _(x: Tensor, x_key: str, *packed: Any) -> Tensor:
     shape = packed[3]
+    torch._check(
+        x.ndim > 0 and x.shape[-1] == shape[1],
+        lambda: f"expected x (..., {shape[1]}), got {tuple(x.shape)}.",
+    )
     return x.new_empty((*x.shape[:-1], shape[0]))
 
 
 def _keep_packed(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, _, *packed, bias, _ = inputs
-    ctx.dtype, ctx.shape_and_key, ctx.has_bias = x.dtype, packed[3:], bias is not None
+    x, _, *packed, _, _ = inputs
+    ctx.dtype, ctx.shape_and_key = x.dtype, packed[3:]
     ctx.save_for_backward(*packed[:3])
 
 
 def _to_activations(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """Straight through the rounding of `x`; what is packed has no gradient."""
-    weight = torch.ops.chop.decode(*ctx.saved_tensors, *ctx.shape_and_key, ctx.dtype)
-    of_bias = grad.flatten(0, -2).sum(0) if ctx.has_bias else None
-    return grad @ weight, None, None, None, None, None, None, of_bias, None
+    of_x, of_bias = None, None
+    if ctx.needs_input_grad[0]:
+        weight = torch.ops.chop.decode(*ctx.saved_tensors, *ctx.shape_and_key, ctx.dtype)
+        of_x = grad @ weight
+    if ctx.needs_input_grad[BIAS]:
+        of_bias = grad.reshape(-1, grad.size(-1)).sum(0)
+    return of_x, None, None, None, None, None, None, of_bias, None
 
 
 torch.library.register_autograd(

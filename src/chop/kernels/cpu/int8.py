@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 CHUNK_ROWS = 256
 """Of activations at a time: their sums of 32 bits stay in the cache."""
 WIDEST = 8
+LONGEST_SUM = (2**31 - 1) // 128**2
+"""Products of such integers whose sum 32 bits hold, whatever they are."""
 
 
 class WholeRule(NamedTuple):
@@ -36,6 +39,17 @@ class WholeRule(NamedTuple):
     high: int
     scale: float
     by_row: bool
+
+
+@cache
+def is_exact() -> bool:
+    """True where the CPU has instructions for these products, and oneDNN takes them.
+
+    Without, it adds pairs of products in 16 bits, which are too few for large ones.
+    """
+    largest = torch.full((64, 64), 127, dtype=torch.int8, device="cpu")
+    sums = torch._int_mm(largest, largest)
+    return torch.cpu._is_vnni_supported() and bool((sums == 64 * 127**2).all())
 
 
 def whole_rule(number_format: NumberFormat) -> WholeRule | None:
@@ -72,7 +86,7 @@ def linear(
     rule, tables = whole_rule(x_format), reader.tables
     if rule is None or tables.reading != WHOLE or tables.scale_values is not None:
         return None
-    if reader.lines.groups_per_row > 1:
+    if reader.lines.groups_per_row > 1 or x.size(1) > LONGEST_SUM:
         return None
     rounded = _rounded(reader.loops, x, rule)
     if rounded is None:

@@ -19,6 +19,8 @@ from chop.kernels.cpu.measure import pointer
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 """The enumeration of plan.h, as far as decoding goes."""
+SINGLE = (torch.float32, torch.bfloat16, torch.float16)
+"""Of activations: products of float32 are as precise as these deserve."""
 FEW_ROWS = 32
 """Of activations: up to here weights are decoded in registers, once for four rows."""
 MANY_FOR_INT8 = 4
@@ -26,7 +28,8 @@ MANY_FOR_INT8 = 4
 CHUNK_ROWS = 256
 """Of activations at a time, where results pass through another dtype: they stay in the cache."""
 LARGE = 2**16
-"""Elements of a weight for which compiling the loops, a matter of seconds, is begun."""
+"""Elements of a weight for which compiling the loops, a matter of seconds, is begun, and from which
+multiplying by codes is faster than by numbers."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Reader:
         tables: of its codes.
         lines: where its groups lie.
         codes: the two of them as the loops take them.
+        size_bytes: of codes and of scales.
     """
 
     loops: ctypes.CDLL
@@ -46,6 +50,15 @@ class Reader:
     tables: CodeTables
     lines: Lines
     codes: Codes
+    size_bytes: tuple[int, int]
+
+    def takes(self, codes: Tensor, scales: Tensor | None) -> bool:
+        """Whether all that the loops read is there: they do not look."""
+        stored = (codes, scales) if self.size_bytes[1] else (codes,)
+        return all(
+            part is not None and part.is_contiguous() and part.nbytes == size
+            for part, size in zip(stored, self.size_bytes, strict=False)
+        )
 
 
 def decode(
@@ -58,7 +71,7 @@ def decode(
 ) -> Tensor | None:
     """The tensor that codes stand for; None where the loops do not know them."""
     reader = _reader(scales, tensor_scale, tuple(shape), key)
-    if reader is None or dtype not in TYPES:
+    if reader is None or dtype not in TYPES or not reader.takes(codes, scales):
         return None
     if dtype != torch.float32 and not reader.tables.scales_are_powers:
         return None  # it would be rounded twice
@@ -75,27 +88,41 @@ def linear(
     key: str,
     bias: Tensor | None,
 ) -> Tensor | None:
-    """`F.linear` of a packed weight; None where decoding it first is as good.
+    """`F.linear` of a packed weight; None where decoding it first is as good, as of a small one.
 
-    Few rows of `x` are multiplied in float32 by weights that are decoded on the way. Many, if the
-    weight is large, are multiplied as 8-bit integers, exactly, where both operands are that times a
-    scale per row; else they are rounded to bfloat16, as their products are, where the CPU
-    multiplies it faster and it holds the codes' numbers exactly.
+    Few rows of `x` are multiplied in float32 by weights that are decoded on the way. Many are
+    multiplied as 8-bit integers, exactly, where both operands are that times a scale per row; else
+    they are rounded to bfloat16, as their products are, where the CPU multiplies it faster and it
+    holds the codes' numbers exactly. Which way is taken depends on the arguments and the CPU alone,
+    so that results do not change from one call to the next.
     """
-    reader = _reader(scales, tensor_scale, tuple(shape), key)
-    if reader is None or not x.numel():
+    if not (_is_large(shape) and _fit(x, shape, bias)):
         return None
-    rows, x_format = x if x.ndim == 2 else x.reshape(-1, x.size(-1)), from_key(x_key)
-    y, is_float = None, x.dtype == torch.float32
-    fits = rows.size(0) >= MANY_FOR_INT8 and is_float and _is_large(shape)
-    if fits:
+    reader = _reader(scales, tensor_scale, tuple(shape), key)
+    if reader is None or not reader.takes(codes, scales):
+        return None
+    x_format, rows, is_float = from_key(x_key), _rows(x), x.dtype == torch.float32
+    bias = None if bias is None else _float(bias)
+    y, are_many = None, rows.size(0) >= MANY_FOR_INT8 and is_float
+    if are_many and int8.is_exact():
         y = int8.linear(rows, x_format, reader, codes, scales, shape, bias)
     if y is None and rows.size(0) <= FEW_ROWS:
-        y = _few_rows(reader, _float(x_format(rows)), codes, scales, shape, bias)
+        y = _few_rows(reader, _float(_rows(x_format(x))), codes, scales, shape, bias)
         y = y if is_float else y.to(x.dtype)
-    if y is None and fits and multiplies_bfloat16() and reader.tables.suits_bfloat16:
-        y = _many_rows(reader, x_format(rows), codes, scales, shape, bias)
+    if y is None and are_many and multiplies_bfloat16() and reader.tables.suits_bfloat16:
+        y = _many_rows(reader, _rows(x_format(x)), codes, scales, shape, bias)
     return y if y is None or x.ndim == 2 else y.view(*x.shape[:-1], shape[0])
+
+
+def _fit(x: Tensor, shape: Sequence[int], bias: Tensor | None) -> bool:
+    """False also for shapes that the reference refuses."""
+    outputs, columns = shape
+    is_fit = x.ndim > 0 and x.size(-1) == columns and (bias is None or bias.shape == (outputs,))
+    return is_fit and x.numel() > 0 and x.dtype in SINGLE
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x if x.ndim == 2 else x.reshape(-1, x.size(-1))
 
 
 @cache
@@ -137,7 +164,8 @@ def _reader_of(
     lines = tables.lines(shape)
     if lines is None:
         return None
-    return Reader(loops, _multiply(loops), tables, lines, tables.structure(lines, tensor_scale))
+    structure = tables.structure(lines, tensor_scale)
+    return Reader(loops, _multiply(loops), tables, lines, structure, tables.size_bytes(lines))
 
 
 @cache
@@ -182,7 +210,6 @@ def _few_rows(
     shape: Sequence[int],
     bias: Tensor | None,
 ) -> Tensor:
-    bias = None if bias is None else _float(bias)
     rows, (outputs, columns) = x.size(0), shape
     y = x.new_empty(rows, outputs)
     # Declared argument types: building each argument would take as long as a tenth of the product.

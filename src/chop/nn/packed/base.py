@@ -38,7 +38,7 @@ class PackedOperator(QuantizedOperator):
     packed_dtype: torch.dtype
     packed_trainable: tuple[str, ...]
     packed_mask: bool
-    packed_exact: bool
+    packed_exact: bool = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         name = self.operator.__name__
@@ -149,7 +149,7 @@ class PackedOperator(QuantizedOperator):
         exact = {
             name: x
             for name, x in self._buffers.items()
-            if x is not None and name.endswith(SCALES) and x.is_floating_point()
+            if x is not None and name.endswith((SCALES, TENSOR_SCALE)) and x.is_floating_point()
         }
         super()._apply(fn, recurse)
         for name, before in exact.items():
