@@ -1,4 +1,6 @@
 """Search: what to vary, what to measure, and how to spend trials on it, on Optuna."""
 
 from chop.search.measure import Goal, Measure, Pruned, Report
+from chop.search.result import Result, Tried
 from chop.search.space import Choice, Config, SearchSpace
+from chop.search.study import Search

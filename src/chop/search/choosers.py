@@ -1,0 +1,118 @@
+"""Samplers and pruners by name, each one Optuna's or ours."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from chop.errors import ConfigError, did_you_mean
+from chop.search.measure import Goal
+from chop.search.space import SearchSpace, Spelling
+
+if TYPE_CHECKING:
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+
+
+class Problem(NamedTuple):
+    """What a sampler may know of a search."""
+
+    space: SearchSpace
+    goals: tuple[Goal, ...]
+    seed: int
+
+
+class SamplerRow(NamedTuple):
+    """One sampler.
+
+    Attributes:
+        make: builds it; called for every trial, so that its draws depend on the seed and the
+            trial's place alone and a resumed search draws what an unbroken one would.
+        spelling: how it wants options spelt.
+        takes_budgets: it keeps away from configurations beyond a budget. The others only have
+            such configurations passed over when the best is chosen.
+        max_goals: how many objectives it takes.
+    """
+
+    make: Callable[[Problem], BaseSampler]
+    spelling: Spelling = "text"
+    takes_budgets: bool = True
+    max_goals: int = 1_000
+
+
+def _optuna(name: str, **settings: Any) -> Callable[[Problem], BaseSampler]:
+    def make(problem: Problem) -> BaseSampler:
+        import optuna
+
+        return getattr(optuna.samplers, name)(seed=problem.seed, **settings)
+
+    return make
+
+
+def _grid(problem: Problem) -> BaseSampler:
+    from chop.search.grid import LazyGridSampler
+
+    return LazyGridSampler(problem.space)
+
+
+def _sensitivity(problem: Problem) -> BaseSampler:
+    from chop.search.samplers import SensitivitySampler
+
+    return SensitivitySampler(problem.space, problem.goals, seed=problem.seed)
+
+
+SAMPLERS: Mapping[str, SamplerRow] = {
+    "sensitivity": SamplerRow(_sensitivity),
+    "random": SamplerRow(_optuna("RandomSampler"), takes_budgets=False),
+    "grid": SamplerRow(_grid, takes_budgets=False),
+    "tpe": SamplerRow(_optuna("TPESampler")),
+    "nsga2": SamplerRow(_optuna("NSGAIISampler")),
+    "cmaes": SamplerRow(
+        _optuna("CmaEsSampler", warn_independent_sampling=False), "index", False, max_goals=1
+    ),
+    "gp": SamplerRow(_optuna("GPSampler")),
+}
+
+PRUNERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "asha": ("SuccessiveHalvingPruner", {}),
+    "hyperband": ("HyperbandPruner", {}),
+    "median": ("MedianPruner", {}),
+}
+
+
+def sampler_row(sampler: str | BaseSampler) -> SamplerRow:
+    """The row of a sampler's name; a sampler object is a row of its own.
+
+    Raises:
+        ConfigError: no sampler has that name.
+    """
+    if not isinstance(sampler, str):
+        return SamplerRow(lambda problem: sampler)
+    if sampler not in SAMPLERS:
+        raise ConfigError(f"sampler '{sampler}': {did_you_mean(sampler, SAMPLERS)}")
+    return SAMPLERS[sampler]
+
+
+def make_pruner(pruner: str | BasePruner | None) -> BasePruner:
+    """The pruner of that name, or the object itself; None never prunes.
+
+    Raises:
+        ConfigError: no pruner has that name.
+    """
+    import optuna
+
+    if pruner is None:
+        return optuna.pruners.NopPruner()
+    if not isinstance(pruner, str):
+        return pruner
+    if pruner not in PRUNERS:
+        raise ConfigError(f"pruner '{pruner}': {did_you_mean(pruner, PRUNERS)}")
+    name, settings = PRUNERS[pruner]
+    return getattr(optuna.pruners, name)(**settings)
+
+
+def seed_of(seed: int, parts: Sequence[object]) -> int:
+    """A 32-bit seed drawn from another seed and what it is for, the same in every process."""
+    text = ":".join(map(str, (seed, *parts)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")

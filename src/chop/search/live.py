@@ -1,0 +1,57 @@
+"""What a running search shows: how far it is, the best so far, the time left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from chop.search.result import Result
+
+if TYPE_CHECKING:
+    from chop.search.study import Search
+
+REFRESH_SECONDS = 0.5
+SHOWN = ("cached", "pruned", "failed", "lost")
+
+
+@contextmanager
+def live_progress(search: Search, until: int, shown: bool) -> Iterator[Callable[[], None]]:
+    """Yields what to call after each trial; reading the storage is limited to twice a second."""
+    if not shown:
+        yield lambda: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as TimeLeft
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeLeft())
+    with Progress(*columns) as bar:
+        task = bar.add_task("searching", total=until)
+        due = 0.0
+
+        def show(now: bool = False) -> None:
+            nonlocal due
+            if now or time.monotonic() >= due:
+                due = time.monotonic() + REFRESH_SECONDS
+                result = search.result()
+                bar.update(task, completed=count_begun(result), description=headline(result))
+
+        show()
+        yield show
+        show(now=True)
+
+
+def count_begun(result: Result) -> int:
+    """How many configurations were measured, pruned or failed."""
+    counts = result.counts
+    return sum(counts.get(outcome, 0) for outcome in ("measured", "pruned", "failed"))
+
+
+def headline(result: Result) -> str:
+    """The best so far and what else happened, in one line."""
+    parts = [f"{result.counts[name]} {name}" for name in SHOWN if name in result.counts]
+    if result.best is None:
+        return ", ".join(["nothing within the budgets yet" if result.measured else "begun", *parts])
+    values = ", ".join(f"{g.name} {result.best.values[g.name]:.4g}" for g in result.goals)
+    return ", ".join([f"best {values}", *parts])

@@ -1,0 +1,177 @@
+"""What a search found: its trials, the best within the budgets, and the Pareto front."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from chop.errors import ConfigError
+from chop.search.measure import Goal, objectives_of
+from chop.search.space import Config, SearchSpace
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.trial import FrozenTrial
+
+OUTCOMES = {
+    "measured": "a configuration and its values",
+    "pruned": "stopped by the pruner",
+    "failed": "the measure raised an error, or killed its worker again and again",
+    "cached": "told again what an earlier trial of the same configuration gave",
+    "impossible": "a combination that cannot be; no work was done",
+    "busy": "another worker was measuring the same configuration",
+    "lost": "its worker was killed; it waits to be measured, or was measured, again",
+    "surplus": "the total was reached while it was proposed",
+    "running": "being measured",
+    "waiting": "proposed, not begun",
+}
+"""How a trial ended, and what that means."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One trial.
+
+    Attributes:
+        number: in the study.
+        outcome: how it ended, from `OUTCOMES`.
+        config: what it is of; empty where a kill came before it was decided.
+        key: of the configuration.
+        values: all that was measured, by name.
+        seconds: from its beginning to its end; None while it runs.
+        note: why it ended so, where there is more to say.
+    """
+
+    number: int
+    outcome: str
+    config: Config = field(default_factory=dict)
+    key: str = ""
+    values: Mapping[str, float] = field(default_factory=dict)
+    seconds: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """All trials of a search, and what follows from them.
+
+    Attributes:
+        goals: what was searched for, and within which budgets.
+        trials: in the order in which they were begun.
+    """
+
+    goals: tuple[Goal, ...]
+    trials: tuple[Tried, ...]
+
+    @cached_property
+    def measured(self) -> list[Tried]:
+        """The trials that gave values; no configuration is among them twice."""
+        return [trial for trial in self.trials if trial.outcome == "measured"]
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """How many trials ended how, in the order of `OUTCOMES`."""
+        found = Counter(trial.outcome for trial in self.trials)
+        return {outcome: found[outcome] for outcome in OUTCOMES if found[outcome]}
+
+    def excess(self, trial: Tried) -> float:
+        """How far a trial is beyond the budgets: 0 when it keeps within all of them."""
+        return sum(max(0.0, goal.excess(trial.values[goal.name])) for goal in self.goals)
+
+    def losses(self, trial: Tried) -> tuple[float, ...]:
+        """The numbers to make small, one per objective."""
+        return tuple(goal.loss(trial.values[goal.name]) for goal in objectives_of(self.goals))
+
+    @cached_property
+    def feasible(self) -> list[Tried]:
+        """The measured trials within the budgets."""
+        return [trial for trial in self.measured if self.excess(trial) == 0]
+
+    @cached_property
+    def front(self) -> list[Tried]:
+        """The trials within the budgets that no other beats in every objective (Pareto front).
+
+        Sorted by the first objective; with one objective, the best alone. Of trials that are
+        equal in every objective the first stands.
+        """
+        return pareto_front(self.feasible, [self.losses(trial) for trial in self.feasible])
+
+    @property
+    def best(self) -> Tried | None:
+        """The best trial within the budgets, by the first objective; None while there is none."""
+        return self.front[0] if self.front else None
+
+    @cached_property
+    def ranked(self) -> list[Tried]:
+        """Every measured trial: fronts within the budgets first, then by excess."""
+        ordered, rest = list(self.front), [t for t in self.feasible if t not in self.front]
+        while rest:
+            layer = pareto_front(rest, [self.losses(trial) for trial in rest])
+            ordered += layer
+            rest = [trial for trial in rest if trial not in layer]
+        beyond = [trial for trial in self.measured if self.excess(trial) > 0]
+        return ordered + sorted(beyond, key=self.excess)
+
+    def best_so_far(self) -> list[tuple[int, float]]:
+        """(configurations measured, best value of the first objective within the budgets)."""
+        goal = objectives_of(self.goals)[0]
+        points: list[tuple[int, float]] = []
+        best = float("inf")
+        for count, trial in enumerate(self.measured, start=1):
+            if self.excess(trial) == 0:
+                best = min(best, goal.loss(trial.values[goal.name]))
+            if best < float("inf"):
+                points.append((count, goal.loss(best)))
+        return points
+
+
+def pareto_front(trials: Sequence[Tried], losses: Sequence[Sequence[float]]) -> list[Tried]:
+    """The trials whose losses no other trial's are at most equal to, sorted by the first loss.
+
+    Equal losses count once, for the first of the trials.
+    """
+    found: list[int] = []
+    for i in sorted(range(len(trials)), key=lambda i: (tuple(losses[i]), trials[i].number)):
+        if not any(all(a <= b for a, b in zip(losses[j], losses[i], strict=True)) for j in found):
+            found.append(i)
+    return [trials[i] for i in found]
+
+
+def read_result(study: Study, space: SearchSpace, goals: tuple[Goal, ...]) -> Result:
+    """The trials of a study as they stand, other workers' included."""
+    trials = study.get_trials(deepcopy=False)
+    return Result(goals, tuple(read_trial(trial, space) for trial in trials))
+
+
+def read_trial(trial: FrozenTrial, space: SearchSpace) -> Tried:
+    """A stored trial."""
+    config = config_of(trial, space)
+    return Tried(
+        number=trial.number,
+        outcome=outcome_of(trial),
+        config=config or {},
+        key=space.key(config) if config else "",
+        values=trial.user_attrs.get("values", {}),
+        seconds=trial.duration.total_seconds() if trial.duration else None,
+        note=trial.user_attrs.get("note", ""),
+    )
+
+
+def config_of(trial: FrozenTrial, space: SearchSpace) -> Config | None:
+    """The configuration of a trial; None where it is not, or not all, decided."""
+    params = trial.params or trial.system_attrs.get("fixed_params", {})
+    try:
+        return space.from_params(params)
+    except ConfigError:
+        return None
+
+
+def outcome_of(trial: FrozenTrial) -> str:
+    """How a trial ended, from `OUTCOMES`."""
+    plain = {"COMPLETE": "measured", "PRUNED": "pruned", "FAIL": "failed"}
+    if trial.state.is_finished():
+        return str(trial.user_attrs.get("outcome", plain[trial.state.name]))
+    return trial.state.name.lower()

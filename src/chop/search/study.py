@@ -1,0 +1,272 @@
+"""A search: a space, a measure and goals, tried until a total is reached, however often killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chop.errors import ConfigError
+from chop.search.artefacts import Artefacts, Save
+from chop.search.choosers import make_pruner, sampler_row
+from chop.search.live import live_progress
+from chop.search.measure import Goal, Measure, objectives_of
+from chop.search.result import Result, read_result
+from chop.search.runner import Runner
+from chop.search.space import Config, SearchSpace
+from chop.search.storage import MEMORY, Ledger, Store, open_store, storage_errors, storage_url
+from chop.search.workers import run_workers
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial
+
+BEST_FOLDER = "best"
+
+
+@dataclass(frozen=True)
+class _Opened:
+    store: Store
+    study: Study
+    ledger: Ledger
+
+
+class Search:
+    """Searches a space, with every trial in a storage.
+
+    No configuration is measured twice, whatever the sampler proposes, across restarts and
+    workers. A killed process loses at most the trials that it was running; `run` with the same
+    total goes on from there.
+
+    Args:
+        space: what may be chosen.
+        measure: measures one configuration. The same configuration must give the same values.
+        goals: what to make large or small; those with a budget are constraints. One without a
+            budget makes one best trial, several a Pareto front.
+        sampler: name in `chop.search.choosers.SAMPLERS`, or any Optuna sampler.
+        pruner: "asha", "hyperband", "median", any Optuna pruner, or None; needs one objective.
+        storage: None keeps `search.db` (SQLite) in `out`; `postgresql://...` serves workers on
+            many machines; "memory" keeps nothing, for trials of milliseconds.
+        out: folder of the storage and of the best models.
+        name: of the study: several may share a storage.
+        seed: of all that is drawn; with one worker the same seed gives the same search, killed in
+            between or not.
+        save: writes the model that was just measured into a folder.
+        keep: how many of the best models stay, in `out/best/KEY`.
+        problem: plain JSON that tells apart what is measured (fingerprints of weights and rows,
+            settings): a study begun on another problem is not gone on with.
+        catch: errors of the measure that fail a trial and let the search go on. Any other error
+            stops it; the configuration is tried again by the next run.
+        callbacks: called as Optuna does, with the study and the finished trial.
+
+    Raises:
+        ConfigError: settings that do not fit together.
+
+    Example:
+        >>> from chop.search import Choice, Goal, SearchSpace
+        >>> space = SearchSpace((Choice("x", {"1": 1, "2": 2}), Choice("y", {"1": 1, "3": 3})))
+        >>> measure = lambda config, report: {"product": int(config["x"]) * int(config["y"])}
+        >>> search = Search(space, measure, Goal("product"), sampler="grid", storage="memory")
+        >>> search.run(until=10, progress=False).best.config
+        {'x': '2', 'y': '3'}
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        measure: Measure,
+        goals: Goal | Sequence[Goal],
+        *,
+        sampler: str | BaseSampler = "sensitivity",
+        pruner: str | BasePruner | None = None,
+        storage: str | None = None,
+        out: str | Path | None = None,
+        name: str = "search",
+        seed: int = 0,
+        save: Save | None = None,
+        keep: int = 1,
+        problem: Mapping[str, Any] | None = None,
+        catch: tuple[type[Exception], ...] = (),
+        callbacks: Sequence[Callable[[Study, FrozenTrial], None]] = (),
+    ) -> None:
+        self.space, self.measure = space, measure
+        self.goals = (goals,) if isinstance(goals, Goal) else tuple(goals)
+        self.sampler, self.pruner, self.seed = sampler, make_pruner(pruner), seed
+        self.out = None if out is None else Path(out)
+        self.url = storage_url(storage, self.out)
+        self.name, self.problem = name, dict(problem or {})
+        self.catch, self.callbacks = catch, tuple(callbacks)
+        self.artefacts = self._artefacts(save, keep)
+        self._check(pruner)
+        self._opened: _Opened | None = None
+        self._job: dict[str, Any] | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """True when other processes can reach the storage."""
+        return self.url != MEMORY
+
+    @property
+    def study(self) -> Study:
+        """Optuna's study: for its plots, its dashboard, its importances."""
+        return self._open().study
+
+    def run(self, until: int, workers: int = 1, progress: bool = True) -> Result:
+        """Measures until the study has `until` configurations, those of earlier runs included.
+
+        Args:
+            until: a total: called again with the same number, there is nothing left to do.
+            workers: processes of this machine. One measures in this process.
+            progress: shows the best so far, the time left, and what was not measured again.
+        Returns: all trials, and the best.
+        Raises:
+            ConfigError: settings that do not fit together, or a study of another problem.
+            UnavailableError: the storage is not there (any more).
+        """
+        if until < 1 or workers < 1:
+            raise ConfigError(f"until and workers: expected at least 1, got {until}, {workers}.")
+        if workers > 1 and not self.is_shared:
+            raise ConfigError(f"{workers} workers need a storage that they share, not '{MEMORY}'.")
+        with storage_errors(self.url), live_progress(self, until, progress) as show:
+            if workers == 1:
+                self._runner().run(until, show)
+            else:
+                self._run_workers(until, workers, show)
+        return self.result()
+
+    def resume(self) -> int:
+        """Fails the running trials whose worker is gone, and queues their configurations again.
+
+        `run` does this too, at its beginning and while it runs.
+
+        Returns: how many.
+        """
+        with storage_errors(self.url):
+            return self._runner().recover()
+
+    def result(self) -> Result:
+        """All trials as they stand, other workers' included."""
+        with storage_errors(self.url):
+            return read_result(self._open().study, self.space, self.goals)
+
+    def enqueue(self, config: Config) -> None:
+        """Lets a configuration be measured before the sampler proposes others.
+
+        Raises:
+            ConfigError: it is none of the space's, or impossible.
+        """
+        obstacle = self.space.obstacle(config)
+        if obstacle is not None:
+            raise ConfigError(f"this configuration cannot be: {obstacle}")
+        params = self.space.to_params(config, sampler_row(self.sampler).spelling)
+        with storage_errors(self.url):
+            self._open().study.enqueue_trial(params)
+
+    def note_job(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Keeps in the study what a worker elsewhere needs to build this search."""
+        with storage_errors(self.url):
+            self._open().study.set_user_attr("job", {"name": name, "settings": dict(settings)})
+
+    def close(self) -> None:
+        """Lets go of the storage; the next call opens it again."""
+        if self._opened is not None and self.is_shared:
+            self._opened.store.close()
+            self._opened = None
+
+    def _check(self, pruner: object) -> None:
+        objectives, row = objectives_of(self.goals), sampler_row(self.sampler)
+        if len(objectives) > row.max_goals:
+            raise ConfigError(
+                f"sampler '{self.sampler}' takes {row.max_goals} objective, got {len(objectives)}: "
+                "give the others a budget, or take 'nsga2' or 'tpe'."
+            )
+        if len(objectives) > 1 and pruner is not None:
+            raise ConfigError("a pruner compares one objective; give the others a budget.")
+
+    def _artefacts(self, save: Save | None, keep: int) -> Artefacts | None:
+        if save is None or keep == 0:
+            return None
+        if self.out is None:
+            raise ConfigError("save: expected `out`, the folder that the best models go to.")
+        return Artefacts(self.out / BEST_FOLDER, keep, save)
+
+    def _open(self) -> _Opened:
+        import optuna
+
+        if self._opened is None:
+            store = open_store(self.url)
+            with _quiet():
+                study = optuna.create_study(
+                    study_name=self.name,
+                    storage=store.trials,
+                    pruner=self.pruner,
+                    directions=[goal.direction for goal in objectives_of(self.goals)],
+                    load_if_exists=True,
+                )
+            self._check_same(study)
+            self._opened = _Opened(store, study, Ledger(store, study._study_id))
+        return self._opened
+
+    def _runner(self) -> Runner:
+        opened = self._open()
+        return Runner(self, opened.study, opened.ledger)
+
+    def _run_workers(self, until: int, workers: int, show: Callable[[], None]) -> None:
+        def work() -> None:
+            with storage_errors(self.url):
+                self._runner().run(until, lambda: None)
+
+        def more() -> bool:
+            runner = self._runner()
+            runner.recover()
+            return runner.has_room(until)
+
+        self._open()
+        run_workers(work, workers, before_fork=self.close, watch=show, more=more)
+        if more():
+            self._runner().run(until, show)
+
+    def _check_same(self, study: Study) -> None:
+        """A study goes on only as the problem that it was begun as."""
+        begun = study.user_attrs.get("search")
+        mine = {
+            "choices": {choice.name: list(choice.texts) for choice in self.space.choices},
+            "goals": [[goal.name, goal.direction, goal.budget] for goal in self.goals],
+            "options as": sampler_row(self.sampler).spelling,
+            "problem": json.loads(json.dumps(self.problem, default=str)),
+        }
+        if begun is None:
+            study.set_user_attr("search", mine)
+            return
+        for part, value in mine.items():
+            if begun.get(part) != value:
+                raise ConfigError(
+                    f"study '{self.name}' in this storage was begun with other {part}: "
+                    f"{_difference(begun.get(part), value)}; give another name or out folder."
+                )
+
+
+def _difference(old: Any, new: Any) -> str:
+    if isinstance(old, dict) and isinstance(new, dict):
+        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        if names:
+            return f"'{names[0]}' was {old.get(names[0])}, now {new.get(names[0])}"
+    return f"{old}, now {new}"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside, Optuna only warns: what a search does is shown by its own progress."""
+    from optuna import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)

@@ -1,0 +1,228 @@
+"""Processes that measure: who they are, whether they are still there, and how several are run."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import platform
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import NamedTuple
+
+from chop.errors import ChopError, UnavailableError
+from chop.search.storage import Ledger
+
+BEAT_SECONDS = 10.0
+"""Between two signs of life of a worker."""
+SILENT_SECONDS = 120.0
+"""A worker of another machine that was silent for so long is taken for gone."""
+POLL_SECONDS = 0.5
+REPLACEMENTS = 3
+"""Workers that are started, for each one asked for, in the place of killed ones."""
+
+
+class Worker(NamedTuple):
+    """A process, told apart from a later one that got the same number.
+
+    Attributes:
+        host: name of the machine.
+        pid: its process number there.
+        started: when it started, seconds since 1970, to hundredths.
+    """
+
+    host: str
+    pid: int
+    started: str
+
+    @classmethod
+    def this(cls) -> Worker:
+        """The process that asks."""
+        import psutil
+
+        pid = os.getpid()
+        return cls(platform.node(), pid, f"{psutil.Process(pid).create_time():.2f}")
+
+    @classmethod
+    def parse(cls, text: str) -> Worker:
+        """The inverse of `str`."""
+        host, pid, started = text.rsplit(":", 2)
+        return cls(host, int(pid), started)
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.pid}:{self.started}"
+
+    def runs_here(self) -> bool:
+        """True when this machine runs that very process; a zombie is dead."""
+        import psutil
+
+        try:
+            process = psutil.Process(self.pid)
+            same = f"{process.create_time():.2f}" == self.started
+            return same and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        except psutil.NoSuchProcess:
+            return False
+
+
+def is_gone(name: str | None, ledger: Ledger) -> bool:
+    """True when a trial's worker will not finish it.
+
+    On this machine the process itself is asked; of other machines the age of the last beat counts.
+    A trial that names no worker was taken by one that was killed before it could say so, or by one
+    that is about to: it is lost when no other worker is left.
+
+    Args:
+        name: what the trial says of its worker.
+        ledger: knows the beats.
+    """
+    me = Worker.this()
+    if name is None:
+        others = (other for other in ledger.beat_ages() if other != str(me))
+        return all(is_gone(other, ledger) for other in others)
+    worker = Worker.parse(name)
+    if worker.host == me.host:
+        return not worker.runs_here()
+    return ledger.beat_ages().get(name, SILENT_SECONDS) >= SILENT_SECONDS
+
+
+@contextlib.contextmanager
+def beating(ledger: Ledger, worker: str, *, alone: bool) -> Iterator[None]:
+    """Inside, a thread tells the ledger every few seconds that the worker is alive.
+
+    Args:
+        ledger: of the study.
+        worker: this process.
+        alone: no other process can reach the storage: nobody needs to be told.
+    """
+    if alone:
+        yield
+        return
+    ledger.beat(worker)
+    done = threading.Event()
+    thread = threading.Thread(target=_beat, args=(ledger, worker, done), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        with contextlib.suppress(Exception):  # a storage that went away has its own error
+            ledger.leave(worker)
+
+
+def _beat(ledger: Ledger, worker: str, done: threading.Event) -> None:
+    while not done.wait(BEAT_SECONDS):
+        with contextlib.suppress(Exception):  # the worker's own next write says what is wrong
+            ledger.beat(worker)
+
+
+def run_workers(
+    work: Callable[[], None],
+    count: int,
+    *,
+    before_fork: Callable[[], None],
+    watch: Callable[[], None],
+    more: Callable[[], bool],
+) -> None:
+    """Runs `work` in so many processes of this machine and waits for them.
+
+    The processes are forked: a measure may be any closure, and what is loaded is shared.
+    A process that is killed is replaced while there is more to do.
+
+    Args:
+        work: what each process does until nothing is left.
+        count: how many.
+        before_fork: lets go of what two processes must not share, as connections.
+        watch: called twice a second meanwhile.
+        more: whether work is left for a replacement.
+    Raises:
+        UnavailableError: processes cannot be forked here.
+        ChopError: a worker stopped by an error; the message has it.
+    """
+    start = functools.partial(_start, _forking(), work, count, before_fork)
+    spares = REPLACEMENTS * count
+    running = dict(start() for _ in range(count))
+    errors: list[str] = []
+    try:
+        while running:
+            ready = wait([process.sentinel for process in running], timeout=POLL_SECONDS)
+            watch()
+            for process in [p for p in running if p.sentinel in ready]:
+                errors += _ending(process, running.pop(process))
+                if _was_killed(process) and spares and not errors and more():
+                    spares -= 1
+                    running.update([start()])
+    except BaseException:
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid or 0, signal.SIGINT)
+        for process in running:
+            process.join()
+        raise
+    if errors:
+        raise ChopError(f"a worker stopped: {errors[0]}")
+
+
+def _forking() -> multiprocessing.context.BaseContext:
+    import torch
+
+    if "fork" not in multiprocessing.get_all_start_methods():
+        raise UnavailableError(
+            "workers of one run need a system that forks (Linux, macOS); start `chop search worker "
+            "URL` several times instead."
+        )
+    if torch.cuda.is_initialized():
+        raise UnavailableError(
+            "this process has used the GPU and cannot be forked; start `chop search worker URL` "
+            "several times instead."
+        )
+    return multiprocessing.get_context("fork")
+
+
+def _start(
+    context: multiprocessing.context.BaseContext,
+    work: Callable[[], None],
+    count: int,
+    before_fork: Callable[[], None],
+) -> tuple[BaseProcess, Connection]:
+    before_fork()
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(work, count, theirs), daemon=False)  # type: ignore[attr-defined]
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def _child(work: Callable[[], None], count: int, pipe: Connection) -> None:
+    import torch
+
+    # OpenMP's threads do not survive a fork, and so many workers share the cores anyway.
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // count))
+    try:
+        work()
+    except KeyboardInterrupt:
+        pass
+    except ChopError as error:
+        pipe.send(str(error))
+    except BaseException as error:
+        traceback.print_exc()
+        pipe.send(f"{type(error).__name__}: {error}")
+
+
+def _ending(process: BaseProcess, pipe: Connection) -> list[str]:
+    process.join()
+    try:
+        return [pipe.recv()] if pipe.poll() else []
+    except EOFError:
+        return []
+    finally:
+        pipe.close()
+
+
+def _was_killed(process: BaseProcess) -> bool:
+    return (process.exitcode or 0) < 0

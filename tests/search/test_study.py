@@ -1,0 +1,285 @@
+import itertools
+import json
+from collections import Counter
+
+import optuna
+import pytest
+
+from chop.errors import ConfigError, UnavailableError
+from chop.search import Choice, Goal, Pruned, Search, SearchSpace
+
+NAMES = [f"layer{i}" for i in range(4)]
+WEIGHTS = dict(zip(NAMES, (1.0, 3.0, 2.0, 5.0), strict=True))
+ACCURACY = Goal("accuracy")
+BITS = Goal("bits", "minimize", budget=5.0)
+
+
+@pytest.fixture
+def space():
+    widths = {"4": 4, "6": 6, "8": 8}
+    return SearchSpace(tuple(Choice(name, widths) for name in NAMES))
+
+
+class Measured:
+    """A measure that counts how often it is asked what."""
+
+    def __init__(self):
+        self.asked = Counter()
+
+    def __call__(self, config, report):
+        self.asked[json.dumps(config, sort_keys=True)] += 1
+        loss = sum(w * {"4": 1.0, "6": 0.3, "8": 0.0}[config[n]] for n, w in WEIGHTS.items())
+        return {"accuracy": 1 - loss / 11, "bits": sum(map(int, config.values())) / 4}
+
+
+def best_by_brute_force(space, budget):
+    tried = [(Measured()(config, None), config) for config in space.grid()]
+    fits = [(m["accuracy"], config) for m, config in tried if m["bits"] <= budget]
+    return max(fits, key=lambda pair: pair[0])
+
+
+SAMPLERS = ("random", "grid", "tpe", "nsga2", "cmaes", "gp")
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_no_configuration_is_measured_twice_and_none_is_left_out(sampler, space, tmp_path):
+    small = SearchSpace(space.choices[:2])
+    measured = Measured()
+    until = 6 if sampler == "gp" else 30
+
+    def measure(config, report):
+        return measured({**config, "layer2": "4", "layer3": "4"}, report)
+
+    for _ in range(2):  # the second time as after a restart: a new object on the same storage
+        search = Search(small, measure, ACCURACY, sampler=sampler, out=tmp_path)
+        result = search.run(until=until, progress=False)
+    assert set(measured.asked.values()) == {1}
+    assert len(result.measured) == len(measured.asked) == min(until, small.size)
+    assert len({trial.key for trial in result.measured}) == len(result.measured)
+
+
+def test_a_budget_is_kept_and_the_best_within_it_found(space, tmp_path):
+    search = Search(space, Measured(), (ACCURACY, BITS), sampler="grid", out=tmp_path)
+    result = search.run(until=space.size, progress=False)
+    accuracy, _ = best_by_brute_force(space, BITS.budget)
+    assert result.best.values["accuracy"] == pytest.approx(accuracy)
+    assert result.best.values["bits"] <= 5.0
+    assert result.excess(result.best) == 0
+    assert max(t.values["accuracy"] for t in result.measured) > accuracy
+    assert search.study.best_trial.value == pytest.approx(accuracy)
+    curve = result.best_so_far()
+    assert curve[-1][1] == pytest.approx(accuracy)
+    assert all(a <= b for (_, a), (_, b) in itertools.pairwise(curve))
+
+
+def test_constraints_reach_the_samplers_that_take_them():
+    wide = SearchSpace(tuple(Choice(f"layer{i}", {"4": 4, "6": 6, "8": 8}) for i in range(8)))
+
+    def measure(config, report):
+        bits = sum(map(int, config.values())) / 8
+        return {"accuracy": bits / 8, "bits": bits}
+
+    within = {}
+    for sampler in ("tpe", "random"):
+        search = Search(wide, measure, (ACCURACY, BITS), sampler=sampler, storage="memory")
+        within[sampler] = len(search.run(until=60, progress=False).feasible)
+    assert within["tpe"] > 1.3 * within["random"] > 0
+
+
+def test_two_objectives_make_the_front_of_brute_force(space):
+    goals = (ACCURACY, Goal("bits", "minimize"))
+    search = Search(space, Measured(), goals, sampler="grid", storage="memory")
+    result = search.run(until=space.size, progress=False)
+    points = {tuple(Measured()(c, None).values()) for c in space.grid()}
+    front = {p for p in points if not any(q[0] >= p[0] and q[1] <= p[1] and q != p for q in points)}
+    assert {(t.values["accuracy"], t.values["bits"]) for t in result.front} == front
+    assert [t.values["accuracy"] for t in result.front] == sorted(
+        (p[0] for p in front), reverse=True
+    )
+    assert len(result.ranked) == space.size and result.ranked[: len(front)] == result.front
+
+
+def test_until_is_a_total(space, tmp_path):
+    measured = Measured()
+    for until, total in ((5, 5), (5, 5), (3, 5), (8, 8)):
+        search = Search(space, measured, ACCURACY, sampler="random", out=tmp_path)
+        assert len(search.run(until=until, progress=False).measured) == total
+        assert measured.asked.total() == total
+
+
+def test_the_same_seed_gives_the_same_search_restarted_or_not(space, tmp_path):
+    def run(name, *stops):
+        for until in stops:
+            search = Search(
+                space, Measured(), ACCURACY, sampler="tpe", out=tmp_path, name=name, seed=7
+            )
+            result = search.run(until=until, progress=False)
+        return [(t.config, t.outcome) for t in result.trials]
+
+    assert run("unbroken", 30) == run("restarted", 4, 13, 30)
+
+
+def test_impossible_combinations_are_never_measured():
+    choices = (Choice("heads", {"2": 2, "3": 3, "5": 5}), Choice("size", {"64": 64, "96": 96}))
+    space = SearchSpace(choices, lambda v: "uneven" if v["size"] % v["heads"] else None)
+    asked = []
+    measure = lambda config, report: asked.append(config) or {"accuracy": 1.0}  # noqa: E731
+    search = Search(space, measure, ACCURACY, sampler="random", storage="memory")
+    result = search.run(until=50, progress=False)
+    assert len(asked) == len(result.measured) == 3
+    assert result.counts["impossible"] > 0
+    assert {t.note for t in result.trials if t.outcome == "impossible"} == {"uneven"}
+
+
+def test_pruners_stop_what_is_behind(space):
+    steps = Counter()
+
+    def measure(config, report):
+        final = Measured()(config, None)["accuracy"]
+        for step in range(1, 9):
+            steps[json.dumps(config)] += 1
+            report(step, final)
+        return {"accuracy": final}
+
+    for pruner in ("asha", "hyperband", optuna.pruners.MedianPruner(n_startup_trials=2)):
+        steps.clear()
+        search = Search(space, measure, ACCURACY, sampler="random", pruner=pruner, storage="memory")
+        result = search.run(until=40, progress=False)
+        assert result.counts["pruned"] > 3
+        assert len(result.measured) + result.counts["pruned"] == 40 == len(steps)
+        assert steps.total() < 40 * 8
+
+
+def test_errors_stop_the_search_and_the_configuration_is_tried_again(space, tmp_path):
+    asked, broken = [], True
+
+    def measure(config, report):
+        asked.append(config)
+        if broken and len(asked) == 3:
+            raise RuntimeError("out of memory")
+        return {"accuracy": 1.0}
+
+    def search():
+        return Search(space, measure, ACCURACY, sampler="random", out=tmp_path)
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        search().run(until=6, progress=False)
+    assert search().result().counts == {"measured": 2, "lost": 1, "waiting": 1}
+    broken = False
+    result = search().run(until=6, progress=False)
+    assert result.counts == {"measured": 6, "lost": 1}
+    assert asked[3] == asked[2]
+
+
+def test_errors_that_are_caught_count_and_are_not_tried_again(space):
+    def measure(config, report):
+        if config["layer0"] == "4":
+            raise RuntimeError("no such kernel")
+        return {"accuracy": 1.0}
+
+    search = Search(
+        space, measure, ACCURACY, sampler="grid", storage="memory", catch=(RuntimeError,)
+    )
+    result = search.run(until=space.size, progress=False)
+    assert result.counts == {"measured": 54, "failed": 27}
+    assert result.trials[0].note == "RuntimeError: no such kernel"
+
+
+def test_only_the_best_models_stay_on_disk(space, tmp_path):
+    def save(config, folder):
+        (folder / "model.json").write_text(json.dumps(config))
+
+    search = Search(space, Measured(), ACCURACY, sampler="random", out=tmp_path, save=save, keep=3)
+    result = search.run(until=25, progress=False)
+    folders = {path.name for path in (tmp_path / "best").iterdir()}
+    assert folders == {trial.key for trial in result.ranked[:3]}
+    for trial in result.ranked[:3]:
+        saved = json.loads((tmp_path / "best" / trial.key / "model.json").read_text())
+        assert saved == trial.config
+
+
+def test_queued_configurations_come_first(space):
+    search = Search(space, Measured(), ACCURACY, sampler="random", storage="memory")
+    wanted = dict.fromkeys(NAMES, "8")
+    search.enqueue(wanted)
+    result = search.run(until=2, progress=False)
+    assert result.trials[0].config == wanted
+    with pytest.raises(ConfigError, match="did you mean 'layer"):
+        search.enqueue({**wanted, "layer": "8"})
+
+
+def test_any_optuna_sampler_and_callbacks_keep_working(space):
+    seen = []
+    search = Search(
+        space,
+        Measured(),
+        ACCURACY,
+        sampler=optuna.samplers.NSGAIIISampler(seed=0),
+        storage="memory",
+        callbacks=[lambda study, trial: seen.append(trial.number)],
+    )
+    result = search.run(until=5, progress=False)
+    assert len(result.measured) == 5
+    assert seen == [trial.number for trial in result.trials]
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"goals": Goal("bits", "minimize")}, "begun with other goals"),
+        ({"problem": {"weights": "b"}}, "'weights' was a, now b"),
+        ({"space": SearchSpace((Choice("layer0", {"4": 4}),))}, "begun with other choices"),
+        ({"sampler": "cmaes"}, "begun with other options as"),
+    ],
+)
+def test_a_study_goes_on_only_as_the_problem_it_was(change, message, space, tmp_path):
+    given = {"space": space, "measure": Measured(), "goals": ACCURACY, "out": tmp_path}
+    given |= {"problem": {"weights": "a"}, "sampler": "random"}
+    Search(**given).run(until=1, progress=False)
+    with pytest.raises(ConfigError, match=message):
+        Search(**{**given, **change}).run(until=2, progress=False)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"sampler": "tpee"}, "did you mean 'tpe'"),
+        ({"pruner": "ascha"}, "did you mean 'asha'"),
+        ({"storage": None}, "needs an `out` folder"),
+        ({"storage": "mysql://x/y"}, "kind 'mysql'"),
+        ({"goals": BITS}, "without a budget"),
+        ({"goals": (ACCURACY, Goal("bits")), "sampler": "cmaes"}, "takes 1 objective"),
+        ({"goals": (ACCURACY, Goal("bits")), "pruner": "asha"}, "one objective"),
+        ({"save": lambda config, folder: None}, "expected `out`"),
+    ],
+)
+def test_wrong_settings_are_named(settings, message, space):
+    given = {"goals": ACCURACY, "sampler": "random", "storage": "memory", **settings}
+    with pytest.raises(ConfigError, match=message):
+        Search(space, Measured(), **given)
+
+
+def test_wrong_measures_and_totals_are_named(space, tmp_path):
+    search = Search(space, lambda c, r: {"acc": 1.0}, ACCURACY, sampler="random", storage="memory")
+    with pytest.raises(ConfigError, match="no 'accuracy'"):
+        search.run(until=1, progress=False)
+    with pytest.raises(ConfigError, match="at least 1"):
+        search.run(until=0)
+    with pytest.raises(ConfigError, match="need a storage that they share"):
+        search.run(until=1, workers=2)
+
+
+def test_a_broken_storage_is_one_clear_error(space, tmp_path):
+    (tmp_path / "search.db").write_text("this is no database, but a text that is long enough")
+    with pytest.raises(UnavailableError, match="search.db cannot be used"):
+        Search(space, Measured(), ACCURACY, out=tmp_path).result()
+
+
+def test_a_measure_may_prune_itself(space):
+    def measure(config, report):
+        raise Pruned("not worth it")
+
+    search = Search(space, measure, ACCURACY, sampler="random", storage="memory")
+    result = search.run(until=3, progress=False)
+    assert result.counts == {"pruned": 3}
+    assert result.best is None and result.trials[0].note == "not worth it"
