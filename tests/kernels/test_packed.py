@@ -145,7 +145,7 @@ def test_every_byte_decodes_to_what_the_reference_says(fmt):
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.label)
-@pytest.mark.parametrize("rows", [1, 3, 4, 13])
+@pytest.mark.parametrize("rows", [1, 3, 4, 8])
 def test_few_rows_are_multiplied_in_float32(fmt, rows, small_ones):
     for outputs, columns in [(64, 96), (7, 34), (33, 768), (9, 50)]:
         weight, x = torch.randn(outputs, columns) * 0.05, torch.randn(rows, columns)

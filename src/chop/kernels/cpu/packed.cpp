@@ -13,6 +13,7 @@
 namespace {
 
 constexpr int64_t ROWS_AT_ONCE = 4;     // of activations, for one reading of a row of weights
+constexpr int32_t FEW_ROWS = 8, MORE_ROWS = 32;
 constexpr size_t CACHE_LINE = 64;       // bytes
 constexpr int64_t PAIRED = 32;          // columns that are parted into even and odd ones
 constexpr int64_t OUTPUTS_AT_ONCE = 4;  // rows of weights, for one reading of fewer activations
@@ -27,8 +28,7 @@ struct Packed {
 
 // A row's values.
 using RowOf = void (*)(const Packed&, int64_t row, float* out);
-// Products of `outputs` rows from row `first` on with up to ROWS_AT_ONCE rows of x, which are
-// written to y[m * stride + n].
+// Products of `outputs` rows from row `first` on with rows of x, written to y[m * stride + n].
 using ProductsOf = void (*)(const Packed&, int64_t first, int64_t outputs, const float* x,
                             int64_t rows, float* y, int64_t stride);
 
@@ -78,21 +78,23 @@ void block16(const Packed& w, int64_t first, const float* x, float* y, int64_t s
 template <class Reader>
 void products16_of(const Packed& w, int64_t first, int64_t outputs, const float* x, int64_t rows,
                    float* y, int64_t stride) {
-    int64_t n = 0;
-    if (rows == ROWS_AT_ONCE) {
+    int64_t m = 0;
+    for (; m + ROWS_AT_ONCE <= rows; m += ROWS_AT_ONCE) {
+        const float* from = x + m * w.columns;
+        float* to = y + m * stride;
+        int64_t n = 0;
         for (; n + 2 <= outputs; n += 2)
-            block16<Reader, 2, ROWS_AT_ONCE>(w, first + n, x, y + n, stride);
-        for (; n < outputs; n++)
-            block16<Reader, 1, ROWS_AT_ONCE>(w, first + n, x, y + n, stride);
-        return;
+            block16<Reader, 2, ROWS_AT_ONCE>(w, first + n, from, to + n, stride);
+        if (n < outputs) block16<Reader, 1, ROWS_AT_ONCE>(w, first + n, from, to + n, stride);
     }
-    for (; n + OUTPUTS_AT_ONCE <= outputs; n += OUTPUTS_AT_ONCE)
-        for (int64_t m = 0; m < rows; m++)
-            block16<Reader, OUTPUTS_AT_ONCE, 1>(w, first + n, x + m * w.columns, y + m * stride + n,
-                                                stride);
-    for (; n < outputs; n++)
-        for (int64_t m = 0; m < rows; m++)
-            block16<Reader, 1, 1>(w, first + n, x + m * w.columns, y + m * stride + n, stride);
+    for (; m < rows; m++) {
+        const float* from = x + m * w.columns;
+        float* to = y + m * stride;
+        int64_t n = 0;
+        for (; n + OUTPUTS_AT_ONCE <= outputs; n += OUTPUTS_AT_ONCE)
+            block16<Reader, OUTPUTS_AT_ONCE, 1>(w, first + n, from, to + n, stride);
+        for (; n < outputs; n++) block16<Reader, 1, 1>(w, first + n, from, to + n, stride);
+    }
 }
 
 // Whether rows begin at whole bytes and groups are cut into vectors without much waste.
@@ -110,20 +112,23 @@ bool suits_vectors(const Packed& w) {
 struct Ways {
     RowOf row;
     ProductsOf products;
-    bool pairs = false;  // x is to have even columns before odd ones in every 32 of a row
+    int32_t few_rows = FEW_ROWS;  // of x: up to here it is faster than decoding first
+    bool pairs = false;           // x is to have even columns before odd ones in every 32 of a row
 };
 
 Ways ways_of(const Packed& w) {
 #if defined(CHOP_AVX512)
     if (suits_vectors(w)) {
-        if (w.codes.reading == WHOLE) return {row16<WholeReader>, products16_of<WholeReader>};
-        if (w.codes.reading == FLOAT) return {row16<FloatReader>, products16_of<FloatReader>};
+        if (w.codes.reading == WHOLE)
+            return {row16<WholeReader>, products16_of<WholeReader>, MORE_ROWS};
+        if (w.codes.reading == FLOAT)
+            return {row16<FloatReader>, products16_of<FloatReader>, MORE_ROWS};
         if (w.codes.reading == TABLE && w.codes.width == 8)
             return {row16<ByteReader>, products16_of<ByteReader>};
         if (w.codes.reading == TABLE && w.codes.width == 4)
             return w.codes.group % PAIRED == 0 || w.codes.group >= w.columns
-                       ? Ways{row16<NibbleReader>, products16_of<PairedNibbleReader>, true}
-                       : Ways{row16<NibbleReader>, products16_of<NibbleReader>};
+                       ? Ways{row16<NibbleReader>, products16_of<PairedNibbleReader>, MORE_ROWS, true}
+                       : Ways{row16<NibbleReader>, products16_of<NibbleReader>, MORE_ROWS};
     }
 #endif
     (void)w;
@@ -182,6 +187,11 @@ int chop_decode(const Codes* codes, const void* packed, const void* scales, void
     return 0;
 }
 
+// How many rows of x `chop_linear` multiplies faster than decoding first.
+int32_t chop_few_rows(const Codes* codes, int64_t columns) {
+    return ways_of(Packed{*codes, nullptr, nullptr, columns}).few_rows;
+}
+
 // y (rows, outputs) = x (rows, columns) times the transposed weights, plus `bias` if there is one.
 void chop_linear(const Codes* codes, const void* packed, const void* scales, const float* x,
                  const float* bias, float* y, int64_t rows, int64_t outputs, int64_t columns,
@@ -192,11 +202,7 @@ void chop_linear(const Codes* codes, const void* packed, const void* scales, con
     const PairedRows paired(x, ways.pairs ? rows : 0, columns);
     if (ways.pairs) x = paired.rows;
     parallel(outputs, rows * outputs * columns, threads, [=](int64_t first, int64_t last) {
-        for (int64_t m = 0; m < rows; m += ROWS_AT_ONCE) {
-            const int64_t count = rows - m < ROWS_AT_ONCE ? rows - m : ROWS_AT_ONCE;
-            products(w, first, last - first, x + m * columns, count, y + m * outputs + first,
-                     outputs);
-        }
+        products(w, first, last - first, x, rows, y + first, outputs);
         for (int64_t m = 0; bias && m < rows; m++)
             for (int64_t n = first; n < last; n++) y[m * outputs + n] += bias[n];
     });

@@ -21,8 +21,6 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1}
 """The enumeration of plan.h, as far as decoding goes."""
 SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 """Of activations: products of float32 are as precise as these deserve."""
-FEW_ROWS = 32
-"""Of activations: up to here weights are decoded in registers, once for four rows."""
 MANY_FOR_INT8 = 4
 """Rows of activations from which products of integers are faster than that."""
 CHUNK_ROWS = 256
@@ -41,6 +39,7 @@ class Reader:
         multiply: its `chop_linear`.
         tables: of its codes.
         lines: where its groups lie.
+        few_rows: of activations, up to which they multiply faster than by decoding first.
         codes: the two of them as the loops take them.
         size_bytes: of codes and of scales.
     """
@@ -49,6 +48,7 @@ class Reader:
     multiply: Callable[..., None]
     tables: CodeTables
     lines: Lines
+    few_rows: int
     codes: Codes
     size_bytes: tuple[int, int]
 
@@ -106,7 +106,7 @@ def linear(
     y, are_many = None, rows.size(0) >= MANY_FOR_INT8 and is_float
     if are_many and int8.is_exact():
         y = int8.linear(rows, x_format, reader, codes, scales, shape, bias)
-    if y is None and rows.size(0) <= FEW_ROWS:
+    if y is None and rows.size(0) <= reader.few_rows:
         y = _few_rows(reader, _float(_rows(x_format(x))), codes, scales, shape, bias)
         y = y if is_float else y.to(x.dtype)
     if y is None and are_many and multiplies_bfloat16() and reader.tables.suits_bfloat16:
@@ -165,7 +165,10 @@ def _reader_of(
     if lines is None:
         return None
     structure = tables.structure(lines, tensor_scale)
-    return Reader(loops, _multiply(loops), tables, lines, structure, tables.size_bytes(lines))
+    few_rows = loops.chop_few_rows(ctypes.byref(structure), ctypes.c_int64(lines.columns))
+    return Reader(
+        loops, _multiply(loops), tables, lines, few_rows, structure, tables.size_bytes(lines)
+    )
 
 
 @cache
