@@ -42,7 +42,8 @@ def spelling(number_format: NumberFormat) -> str:
     >>> spelling(Integer(4, "mse"))
     '4.mse'
     """
-    fields = dataclasses.fields(number_format)  # type: ignore[arg-type]
+    every = dataclasses.fields(number_format)  # type: ignore[arg-type]
+    fields = sorted(every, key=lambda field: field.kw_only is True)
     given = {
         field.name: getattr(number_format, field.name)
         for field in fields
