@@ -62,7 +62,9 @@ def test_other_codes_are_left_to_the_reference(device, decoded, same_bits, fmt):
     encoded = fmt.encode(x)
     with pytest.raises(ConfigError, match="expected mxint or mxfp of up to 8 bits"):
         decoded(encoded, fmt)
-    same_bits(register.decode(encoded, fmt), fmt.round(x))
+    packed = (encoded.codes, encoded.scales, None, [4, 40], fmt.key, x.dtype)
+    assert register.decode(*packed) is None
+    same_bits(torch.ops.chop.decode(*packed), fmt.round(x))
 
 
 def test_packed_layers_decode_by_the_kernel_on_a_gpu(device, same_bits):
@@ -73,4 +75,4 @@ def test_packed_layers_decode_by_the_kernel_on_a_gpu(device, same_bits):
     on_cpu = packed.weight
     same_bits(packed.to(device).weight, on_cpu)
     x = torch.randn(3, 64, device=device)
-    torch.testing.assert_close(packed(x).cpu(), packed.cpu()(x.cpu()))
+    torch.testing.assert_close(packed(x).cpu(), packed.cpu()(x.cpu()), rtol=1e-5, atol=1e-5)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from chop.errors import ConfigError
-from chop.formats import MXFP, MXInt
+from chop.formats import MXFP, Integer, MXInt, ScaleInteger
 
 FORMATS = [
     MXInt(),
@@ -80,3 +80,19 @@ def test_what_does_not_fit_is_refused(product):
     with pytest.raises(ConfigError, match="blocks of up to 256"):
         large = MXInt(8, block_size=512)
         product(torch.ones(2, 40), large.encode(torch.ones(6, 40)), large)
+
+
+def test_the_operator_s_kernel_rounds_inputs_and_leaves_unknown_codes(device):
+    from chop.kernels.triton.register import linear
+
+    fmt, x_format, other = MXInt(), Integer(8, 4), ScaleInteger(8)
+    x, weight, bias = torch.randn(2, 3, 64), torch.randn(9, 64), torch.randn(9)
+
+    def run(fmt):
+        stored = fmt.encode(weight.to(device))
+        packed = (stored.codes, stored.scales, stored.tensor_scale, [9, 64], fmt.key)
+        return linear(x.to(device), x_format.key, *packed, bias.to(device))
+
+    expected = F.linear(x_format.round(x), fmt.round(weight), bias)
+    torch.testing.assert_close(run(fmt).cpu(), expected, rtol=1e-5, atol=1e-5)
+    assert run(other) is None
