@@ -214,7 +214,7 @@ def test_any_optuna_sampler_and_callbacks_keep_working(space):
         space,
         Measured(),
         ACCURACY,
-        sampler=optuna.samplers.NSGAIIISampler(seed=0),
+        sampler=optuna.samplers.RandomSampler(seed=0),
         storage="memory",
         callbacks=[lambda study, trial: seen.append(trial.number)],
     )

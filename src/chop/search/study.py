@@ -228,8 +228,6 @@ class Search:
 
         self._open()
         run_workers(work, workers, before_fork=self.close, watch=show, more=more)
-        if more():
-            self._runner().run(until, show)
 
     def _check_same(self, study: Study) -> None:
         """A study goes on only as the problem that it was begun as."""

@@ -142,10 +142,11 @@ def run_workers(
         more: whether work is left for a replacement.
     Raises:
         UnavailableError: processes cannot be forked here.
-        ChopError: a worker stopped by an error; the message has it.
+        ChopError: a worker stopped by an error, which the message has, or workers are killed
+            again and again.
     """
     start = functools.partial(_start, _forking(), work, count, before_fork)
-    spares = REPLACEMENTS * count
+    kills = 0
     running = dict(start() for _ in range(count))
     errors: list[str] = []
     try:
@@ -154,9 +155,12 @@ def run_workers(
             watch()
             for process in [p for p in running if p.sentinel in ready]:
                 errors += _ending(process, running.pop(process))
-                if _was_killed(process) and spares and not errors and more():
-                    spares -= 1
-                    running.update([start()])
+                if _was_killed(process) and more() and not errors:
+                    kills += 1
+                    if kills > REPLACEMENTS * count:
+                        errors.append(f"it was killed, after {kills - 1} others (out of memory?)")
+                    else:
+                        running.update([start()])
     except BaseException:
         for process in running:
             with contextlib.suppress(ProcessLookupError):
@@ -201,8 +205,8 @@ def _start(
 def _child(work: Callable[[], None], count: int, pipe: Connection) -> None:
     import torch
 
-    # OpenMP's threads do not survive a fork, and so many workers share the cores anyway.
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // count))
+    # OpenMP's threads do not survive a fork: a child that asks for several waits for ever.
+    torch.set_num_threads(1)
     try:
         work()
     except KeyboardInterrupt:
