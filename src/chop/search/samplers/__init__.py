@@ -1,0 +1,3 @@
+"""The default sampler."""
+
+from chop.search.samplers.sensitivity import SensitivitySampler

@@ -1,0 +1,164 @@
+"""What trials so far make of a candidate: expected improvement within the budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy.special import erfcx, log_ndtr
+
+from chop.search.samplers.history import Coding, History
+from chop.search.samplers.surrogate import (
+    Array,
+    Codes,
+    ExactSum,
+    GaussianProcess,
+    Model,
+    exact_sum,
+)
+
+MOST = 256
+"""Trials that a model is fitted to: the better half, and the latest."""
+FAR = 5.0
+"""Values lower than so many times the best one's distance from the median are drawn in."""
+
+
+class Outlook:
+    """Models of the numbers that matter in this trial.
+
+    Args:
+        coding: of the space.
+        history: at least two measured configurations.
+        draw: bounds the other objectives, where there are several.
+    """
+
+    def __init__(self, coding: Coding, history: History, draw: np.random.Generator) -> None:
+        self.coding = coding
+        self.history = history
+        objective, limits = _one_objective(history, coding, draw)
+        self.values = _finite(objective)
+        self.excess = [_finite(limit) for limit in (*history.excess.T, *limits)]
+        within = [excess <= 0 for excess in self.excess]
+        self.feasible = np.logical_and.reduce(within, initial=True, axis=0) & np.isfinite(objective)
+        kept = self._kept()
+        self.limits = [self._model(excess, kept) for excess in self.excess]
+        drawn_in = _drawn_in(self.values)
+        self.objective = self._model(drawn_in, kept, believe=True)
+        self.best = drawn_in[self.feasible].max() if self.feasible.any() else None
+
+    def ranking(self) -> Codes:
+        """The measured configurations, best first: within the budgets, then by their excess."""
+        beyond = sum((np.maximum(e, 0) / (np.ptp(e) or 1.0) for e in self.excess), start=0.0)
+        return np.lexsort((-self.values, beyond + np.zeros(len(self.values))))
+
+    def merits(self, codes: Codes) -> Array:
+        """log (expected improvement x probability of keeping to the budgets), (C,).
+
+        While nothing keeps to the budgets, the probability alone.
+        """
+        merits = np.zeros(len(codes))
+        for limit in self.limits:
+            mean, deviation = limit.predict(codes)
+            merits += log_ndtr(-mean / deviation)
+        if self.best is not None:
+            mean, deviation = self.objective.predict(codes)
+            merits += _log_improvement((mean - self.best) / deviation) + np.log(deviation)
+        return merits
+
+    def planned(self, solve: Callable[..., Codes | None]) -> Codes:
+        """What the additive effects alone say is best within the budgets: (1 or 0, D)."""
+        _, worth = self.objective.sums()
+        sums = [limit.sums() for limit in self.limits]
+        limits = [(added, -constant) for constant, added in sums]
+        found = solve(worth, self.coding.counts, limits)
+        return np.empty((0, len(self.coding.counts)), int) if found is None else found[None, :]
+
+    def _kept(self) -> Codes:
+        """Places of the trials that models are fitted to."""
+        count = len(self.values)
+        if count <= MOST:
+            return np.arange(count)
+        latest = np.arange(count - MOST // 2, count)
+        better = self.ranking()
+        return np.sort(np.concatenate([better[~np.isin(better, latest)][: MOST // 2], latest]))
+
+    def _model(self, values: Array, kept: Codes, believe: bool = False) -> Model:
+        measured = self.history.measured
+        exact = exact_sum(measured, values, self.coding.costs)
+        if exact is not None:
+            return exact
+        codes, values = measured[kept], values[kept]
+        if believe:
+            codes, values = self._with_unmeasured(codes, values)
+        return GaussianProcess(codes, values, self.coding.places)
+
+    def _with_unmeasured(self, codes: Codes, values: Array) -> tuple[Codes, Array]:
+        """Pruned configurations as poor ones, those that run as what is expected of them."""
+        dropped, pending = self.history.dropped, self.history.pending
+        if dropped:
+            codes = np.concatenate([codes, np.array(dropped)])
+            values = np.concatenate([values, np.full(len(dropped), np.quantile(values, 0.25))])
+        if pending:
+            expected, _ = GaussianProcess(codes, values, self.coding.places).predict(
+                np.array(pending)
+            )
+            codes = np.concatenate([codes, np.array(pending)])
+            values = np.concatenate([values, expected])
+        return codes, values
+
+
+def _one_objective(
+    history: History, coding: Coding, draw: np.random.Generator
+) -> tuple[Array, Sequence[Array]]:
+    """The objective of this trial (N,), and how far the others are beyond what is drawn for them.
+
+    An objective that the costs explain is always one of the others: there is nothing to learn.
+    """
+    columns = [_finite(column) for column in history.values.T]
+    if len(columns) == 1:
+        return history.values[:, 0], []
+    known = [exact_sum(history.measured, column, coding.costs) for column in columns]
+    open_ones = [j for j, exact in enumerate(known) if not isinstance(exact, ExactSum)]
+    chosen = int(draw.choice(open_ones or range(len(columns))))
+    front = _front(np.stack(columns, axis=1))
+    limits = []
+    for j, column in enumerate(columns):
+        if j != chosen:
+            low, high = column[front].min(), column[front].max()
+            limits.append(draw.uniform(low, high) - column)
+    return history.values[:, chosen], limits
+
+
+def _front(values: Array) -> Codes:
+    """Places of the rows (N, J) that no other row is at least equal to, and better, in all."""
+    better = (values[:, None, :] >= values[None, :, :]).all(2)
+    strictly = (values[:, None, :] > values[None, :, :]).any(2)
+    return np.flatnonzero(~(better & strictly).any(0))
+
+
+def _finite(values: Array) -> Array:
+    """Infinities as the nearest finite number among the values."""
+    finite = values[np.isfinite(values)]
+    ends = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
+    return np.clip(np.nan_to_num(values, nan=ends[0]), *ends)
+
+
+def _drawn_in(values: Array) -> Array:
+    """Values with the poorest ones cut off: how bad a collapse is says little about the best."""
+    median, best = np.median(values), values.max()
+    return np.maximum(values, median - FAR * (best - median))
+
+
+def _log_improvement(z: Array) -> Array:
+    """log(phi(z) + z Phi(z)), phi and Phi the standard normal density and distribution.
+
+    Source: Ament et al., Unexpected Improvements to Expected Improvement, arXiv:2310.20708,
+    equation 9.
+    """
+    density = -0.5 * z * z - 0.5 * np.log(2 * np.pi)
+    low = np.minimum(z, -1.0)
+    tail = 1.0 + low * np.sqrt(np.pi / 2) * erfcx(-low / np.sqrt(2))
+    tail = np.where(low < -1e4, low**-2.0, np.maximum(tail, 1e-300))
+    high = np.maximum(z, -1.0)
+    near = np.log(np.exp(-0.5 * high * high) / np.sqrt(2 * np.pi) + high * np.exp(log_ndtr(high)))
+    return np.where(z < -1.0, density + np.log(tail), near)

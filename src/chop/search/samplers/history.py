@@ -1,0 +1,148 @@
+"""What a study knows: its trials as arrays. Nothing else is remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from chop.search.result import outcome_of
+from chop.search.samplers.surrogate import Array, Codes
+from chop.search.space import Config, SearchSpace, all_possible, as_it_is
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.trial import FrozenTrial
+
+Code = tuple[int, ...]
+"""A configuration: the place of the option taken, of each choice."""
+
+
+OPEN = ("lost", "busy", "surplus")
+"""Outcomes after which a configuration is as if it had never been proposed."""
+
+
+class Coding:
+    """Configurations as tuples of small integers, and back.
+
+    Attributes:
+        counts: options of each choice.
+        costs: (D, K), or None where no choice has any.
+        places: of each choice's options on a line from 0 to 1, in the order of its cost or, where
+            it has none, of its options.
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        self.space = space
+        self.counts = [len(choice.texts) for choice in space.choices]
+        self.index = [{t: i for i, t in enumerate(c.texts)} for c in space.choices]
+        self.costs = _costs(space)
+        self.ranks = [
+            np.argsort(np.argsort([(c.cost or {}).get(t, 0.0) for t in c.texts], kind="stable"))
+            for c in space.choices
+        ]
+        self.places = [rank / max(1, len(rank) - 1) for rank in self.ranks]
+
+    def config(self, code: Code) -> Config:
+        """The configuration of a code."""
+        taken = zip(self.space.choices, code, strict=True)
+        return {choice.name: choice.texts[place] for choice, place in taken}
+
+    def code(self, params: Mapping[str, Any]) -> Code | None:
+        """The code of a trial's parameters, of all that give the same thing the one that stands
+        for them; None where some choice is open."""
+        found = self._plain(params)
+        if found is None or self.space.canonical is as_it_is:
+            return found
+        return self._plain(self.space.canonical(self.config(found)))
+
+    def _plain(self, params: Mapping[str, Any]) -> Code | None:
+        found = []
+        for choice, index in zip(self.space.choices, self.index, strict=True):
+            value = params.get(choice.name)
+            found.append(index.get(value, -1) if isinstance(value, str) else value)
+        known = all(isinstance(i, int) and i >= 0 for i in found)
+        return tuple(found) if known else None
+
+    def is_possible(self, code: Code) -> bool:
+        """Whether the combination can be."""
+        return (
+            self.space.impossible is all_possible or self.space.obstacle(self.config(code)) is None
+        )
+
+    def uniform(self, share: float) -> Code:
+        """Of each choice the option that far from the cheapest (0) to the dearest (1)."""
+        return tuple(
+            int(np.flatnonzero(rank == round(share * (len(rank) - 1)))[0]) for rank in self.ranks
+        )
+
+    def same(self, codes: Codes) -> list[Code]:
+        """The codes that stand for candidates (C, D)."""
+        plain = [tuple(row) for row in codes.tolist()]
+        if self.space.canonical is as_it_is:
+            return plain
+        return [self.code(self.config(code)) or code for code in plain]
+
+
+def _costs(space: SearchSpace) -> Array | None:
+    if all(choice.cost is None for choice in space.choices):
+        return None
+    most = max(len(choice.texts) for choice in space.choices)
+    costs = np.zeros((len(space.choices), most))
+    for row, choice in zip(costs, space.choices, strict=True):
+        row[: len(choice.texts)] = [(choice.cost or {}).get(text, 0.0) for text in choice.texts]
+    return costs
+
+
+@dataclass
+class History:
+    """The trials of a study.
+
+    Attributes:
+        taken: codes of all configurations that were proposed, however they ended.
+        pending: of those that run or wait.
+        dropped: of those that a pruner stopped.
+        measured: (N, D) of those that gave values.
+        values: (N, J): the objectives, turned so that more is better.
+        excess: (N, B): how far beyond each budget.
+    """
+
+    taken: set[Code] = field(default_factory=set)
+    pending: list[Code] = field(default_factory=list)
+    dropped: list[Code] = field(default_factory=list)
+    measured: Codes = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
+    values: Array = field(default_factory=lambda: np.empty((0, 0)))
+    excess: Array = field(default_factory=lambda: np.empty((0, 0)))
+
+
+def read_history(study: Study, coding: Coding, number: int) -> History:
+    """All trials but the one of that number; each configuration once."""
+    signs = np.array([1.0 if d.name == "MAXIMIZE" else -1.0 for d in study.directions])
+    found, rows = History(), {}
+    for trial in study.get_trials(deepcopy=False):
+        code = coding.code(trial.params or trial.system_attrs.get("fixed_params", {}))
+        outcome = outcome_of(trial)
+        if trial.number == number or code is None or outcome in OPEN:
+            continue
+        found.taken.add(code)
+        if trial.state.name == "COMPLETE":
+            rows.setdefault(code, trial)
+        elif outcome in ("running", "waiting"):
+            found.pending.append(code)
+        elif outcome == "pruned" and trial.intermediate_values:
+            found.dropped.append(code)
+    found.measured = np.array(list(rows), dtype=np.int64).reshape(len(rows), len(coding.counts))
+    found.values = signs * np.array([t.values for t in rows.values()]).reshape(
+        len(rows), len(signs)
+    )
+    found.excess = _excess(list(rows.values()))
+    return found
+
+
+def _excess(trials: list[FrozenTrial]) -> Array:
+    """(N, B); what a trial does not tell counts as kept within."""
+    names = sorted({name for trial in trials for name in trial.constraints})
+    told = [[trial.constraints.get(name, 0.0) for name in names] for trial in trials]
+    return np.array(told, dtype=float).reshape(len(trials), len(names))

@@ -1,0 +1,173 @@
+"""The default sampler: it learns what each option costs, and proposes what may be best.
+
+Shapes: N measured configurations, C candidates, D choices, J objectives, B budgets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from optuna import Study
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial
+
+from chop.search.measure import Goal
+from chop.search.samplers.acquisition import Outlook
+from chop.search.samplers.history import Code, Coding, History, read_history
+from chop.search.samplers.knapsack import best_sum
+from chop.search.samplers.surrogate import Codes
+from chop.search.space import SearchSpace
+
+PROBES = (0.0, 1.0, 0.5)
+"""The first trials: every choice at its cheapest, its dearest, its middle option."""
+PARENTS = 4
+MUTANTS = 200
+STRANGERS = 100
+CLIMBS = 3
+LONGEST_CLIMB = 100
+
+
+class SensitivitySampler(BaseSampler):
+    """Proposes the configuration with the greatest expected improvement, never one twice.
+
+    1. Probes: all choices at their cheapest, dearest and middle option.
+    2. From all trials so far a model learns each option's effect and what is particular to near
+       configurations (`GaussianProcess`); numbers that the costs of the space explain are known
+       exactly. Until an effect is known it is uncertain, so the next trials vary many choices at
+       once: they are the probes of groups of choices.
+    3. An exact integer program takes the best sum of effects under the budgets. It, mutants of
+       the best trials and random configurations are compared by expected improvement times the
+       probability of keeping to the budgets, and the best few climb by single changes.
+
+    With several objectives each trial bounds all but one of them at random, within the range of
+    the Pareto front, as budgets (epsilon-constraint method, Haimes et al., 1971).
+
+    Nothing is kept between trials: any number of processes, started at any time, see the same
+    study. Configurations that run count as if they had given what is expected of them; pruned
+    ones as poor. Failed ones are not proposed again.
+
+    Source of the acquisition: Gardner et al., Bayesian Optimization with Inequality Constraints,
+    ICML 2014, equation 5.
+
+    Args:
+        space: what may be chosen.
+        goals: what the study is for; directions and budgets are read from its trials.
+        seed: of all that is drawn; the same seed and trials give the same proposal.
+    """
+
+    def __init__(self, space: SearchSpace, goals: tuple[Goal, ...] = (), seed: int = 0) -> None:
+        self.space = space
+        self.goals = goals
+        self.seed = seed
+        self.coding = Coding(space)
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """All choices are decided together."""
+        return self.space.distributions()
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """The parameters of the next configuration."""
+        history = read_history(study, self.coding, trial.number)
+        draw = np.random.default_rng([self.seed, len(history.taken)])
+        code = _Proposal(self.coding, history, draw).code()
+        return self.space.to_params(self.coding.config(code))
+
+    def sample_independent(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        """A parameter outside the space is drawn at random."""
+        from optuna.samplers import RandomSampler
+
+        seed = self.seed + trial.number
+        return RandomSampler(seed).sample_independent(study, trial, param_name, param_distribution)
+
+
+@dataclass
+class _Proposal:
+    """The next configuration for a history."""
+
+    coding: Coding
+    history: History
+    draw: np.random.Generator
+
+    def code(self) -> Code:
+        """A probe, or the most promising; an arbitrary one where no other is left."""
+        for probe in map(self.coding.uniform, PROBES):
+            if self._is_free(probe):
+                return probe
+        if len(self.history.measured) < 2:
+            return self._any_free()
+        outlook = Outlook(self.coding, self.history, self.draw)
+        candidates = self._candidates(outlook)
+        merits = self._merits(outlook, candidates)
+        starts = candidates[np.argsort(-merits, kind="stable")[:CLIMBS]]
+        reached = [self._climb(outlook, start) for start in starts]
+        merit, code = max(reached, key=lambda pair: pair[0])
+        return code if merit > -np.inf else self._any_free()
+
+    def _candidates(self, outlook: Outlook) -> Codes:
+        best = self.history.measured[outlook.ranking()[:PARENTS]]
+        found = [outlook.planned(best_sum), *map(self._neighbours, best)]
+        found += [self._mutants(best), self._strangers(STRANGERS)]
+        return np.unique(np.concatenate(found), axis=0)
+
+    def _neighbours(self, code: Codes) -> Codes:
+        """All that differ from one configuration (D,) in one choice."""
+        counts = self.coding.counts
+        changed = np.repeat(np.arange(len(counts)), counts)
+        near = np.repeat(code[None, :], len(changed), axis=0)
+        near[np.arange(len(changed)), changed] = np.concatenate([np.arange(k) for k in counts])
+        return near[(near != code).any(1)]
+
+    def _mutants(self, parents: Codes) -> Codes:
+        """Some that differ from one of the parents in up to four choices."""
+        mutants = parents[self.draw.integers(len(parents), size=MUTANTS)].copy()
+        for mutant in mutants:
+            changes = self.draw.integers(2, 5)
+            for choice in self.draw.integers(len(mutant), size=changes):
+                mutant[choice] = self.draw.integers(self.coding.counts[choice])
+        return mutants
+
+    def _strangers(self, count: int) -> Codes:
+        return self.draw.integers(self.coding.counts, size=(count, len(self.coding.counts)))
+
+    def _climb(self, outlook: Outlook, start: Codes) -> tuple[float, Code]:
+        """From a candidate by single changes to one that none of them improves."""
+        code, merit = start, float(self._merits(outlook, start[None, :])[0])
+        for _ in range(LONGEST_CLIMB):
+            near = self._neighbours(code)
+            merits = self._merits(outlook, near)
+            if not len(near) or merits.max() <= merit:
+                break
+            code, merit = near[merits.argmax()], float(merits.max())
+        return merit, tuple(code.tolist())
+
+    def _merits(self, outlook: Outlook, codes: Codes) -> np.ndarray:
+        merits = outlook.merits(codes)
+        for i, (code, same) in enumerate(zip(codes.tolist(), self.coding.same(codes), strict=True)):
+            if same in self.history.taken or not self.coding.is_possible(tuple(code)):
+                merits[i] = -np.inf
+        return merits
+
+    def _is_free(self, code: Code) -> bool:
+        (same,) = self.coding.same(np.array([code]))
+        return same not in self.history.taken and self.coding.is_possible(code)
+
+    def _any_free(self) -> Code:
+        """One that was not proposed before; of a space that is used up, one that was."""
+        codes = (tuple(row) for row in self._strangers(STRANGERS).tolist())
+        everything = (self.coding.code(config) for config in self.coding.space.grid())
+        found = next(filter(self._is_free, codes), None)
+        found = found or next((c for c in everything if c and self._is_free(c)), None)
+        return found or next(iter(sorted(self.history.taken)))

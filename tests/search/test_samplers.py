@@ -1,0 +1,244 @@
+"""The default sampler: on problems whose optimum is known, and as a part of a study."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import optuna
+import pytest
+from scipy.optimize import approx_fprime
+
+from chop.search import Choice, Config, Goal, Pruned, Search, SearchSpace
+from chop.search.samplers import SensitivitySampler
+from chop.search.samplers.acquisition import _log_improvement
+from chop.search.samplers.knapsack import best_sum
+from chop.search.samplers.surrogate import GaussianProcess, _Covariance, exact_sum
+
+WIDTHS = {"4": 4, "6": 6, "8": 8}
+
+
+def _space(count: int = 8, **more) -> SearchSpace:
+    cost = {text: float(width) / count for text, width in WIDTHS.items()}
+    return SearchSpace(tuple(Choice(f"layer{i}", WIDTHS, cost) for i in range(count)), **more)
+
+
+def _accuracy(space: SearchSpace, config: Config) -> float:
+    """Layers lose 4^-width times a weight of their own, and pairs of neighbours a little more."""
+    steps = [4.0 ** -(space.values(config)[c.name] - 4) for c in space.choices]
+    own = sum(3.0 ** (i % 4) * step for i, step in enumerate(steps))
+    both = sum(2.0 * a * b for a, b in itertools.pairwise(steps))
+    return 1.0 - 0.002 * (own + both)
+
+
+def _measure(space: SearchSpace):
+    def measure(config, report):
+        return {"accuracy": _accuracy(space, config), "bits": space.cost(config)}
+
+    return measure
+
+
+def _optimum(space: SearchSpace, budget: float) -> float:
+    within = (c for c in space.grid() if space.cost(c) <= budget + 1e-9)
+    return max(_accuracy(space, config) for config in within)
+
+
+BUDGETED = (Goal("accuracy"), Goal("bits", "minimize", budget=5.0))
+
+
+def _search(space, goals, until, **more):
+    search = Search(space, _measure(space), goals, storage="memory", **more)
+    return search.run(until=until, progress=False)
+
+
+def test_the_best_configuration_within_a_budget_is_found_in_few_trials():
+    space = _space()
+    result = _search(space, BUDGETED, 40)
+    assert result.best.values["accuracy"] == pytest.approx(_optimum(space, 5.0), abs=1e-12)
+    assert result.best.values["bits"] <= 5.0
+    assert result.counts == {"measured": 40}
+
+
+def test_random_search_is_far_behind():
+    space = _space()
+    ours, theirs = (_search(space, BUDGETED, 40, sampler=s) for s in ("sensitivity", "random"))
+    assert ours.best.values["accuracy"] > theirs.best.values["accuracy"]
+    assert sum(t.values["bits"] <= 5.0 for t in ours.measured) > 25
+
+
+def test_several_objectives_give_a_front_from_end_to_end():
+    space = _space(5)
+    goals = (Goal("accuracy"), Goal("bits", "minimize"))
+    found = {(t.values["accuracy"], t.values["bits"]) for t in _search(space, goals, 60).front}
+    every = [(_accuracy(space, c), space.cost(c)) for c in space.grid()]
+    true = {p for p in every if not any(q[0] >= p[0] and q[1] <= p[1] and q != p for q in every)}
+    assert len(found & true) >= 0.6 * len(true)
+    assert {min(p[1] for p in found), max(p[0] for p in found)} == {4.0, max(p[0] for p in every)}
+
+
+def test_the_same_seed_gives_the_same_trials_and_another_seed_others():
+    space = _space()
+    runs = [[t.key for t in _search(space, BUDGETED, 15, seed=seed).measured] for seed in (1, 1, 2)]
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+    assert runs[0][:3] == runs[2][:3]
+
+
+def test_a_space_is_used_up_without_a_configuration_twice():
+    space = _space(3, impossible=lambda v: "no" if v["layer0"] == v["layer1"] else None)
+    result = _search(space, Goal("accuracy"), 100)
+    possible = [space.key(c) for c in space.grid() if space.obstacle(c) is None]
+    assert sorted(t.key for t in result.measured) == sorted(possible)
+    assert "impossible" not in result.counts
+
+
+def test_configurations_that_give_the_same_thing_are_proposed_once():
+    first = {"layer0": "4"}
+    space = _space(3, canonical=lambda c: {**c, **first})
+    result = _search(space, Goal("accuracy"), 9)
+    assert result.counts == {"measured": 9}
+    assert len({t.key for t in result.measured}) == 9
+
+
+def test_spaces_without_costs_and_with_uneven_choices_are_searched():
+    space = SearchSpace(
+        (
+            Choice("kind", {"linear": 0, "identity": 1}),
+            Choice("size", {str(k): k for k in range(7)}),
+            Choice("fixed", {"only": 1}),
+        )
+    )
+
+    def measure(config, report):
+        values = space.values(config)
+        return {"score": -((values["size"] - 4) ** 2) - 3 * values["kind"]}
+
+    result = Search(space, measure, Goal("score"), storage="memory").run(until=9, progress=False)
+    assert result.best.config == {"kind": "linear", "size": "4", "fixed": "only"}
+
+
+def test_infinite_pruned_and_failed_trials_are_lived_with():
+    space = _space(4)
+
+    def measure(config, report):
+        if config["layer0"] == "4":
+            report(1, 0.0)
+            raise Pruned("hopeless")
+        if config["layer1"] == "4":
+            raise ArithmeticError("diverged")
+        loss = float("inf") if config["layer2"] == "4" else 1 - _accuracy(space, config)
+        return {"loss": loss}
+
+    search = Search(
+        space, measure, Goal("loss", "minimize"), storage="memory", catch=(ArithmeticError,)
+    )
+    result = search.run(until=40, progress=False)
+    assert set(result.counts) == {"measured", "pruned", "failed"}
+    assert result.best.config == dict.fromkeys(space.by_name, "8")
+    assert len({t.key for t in result.trials}) == 40
+
+
+def test_workers_that_see_one_another_running_propose_different_configurations():
+    space = _space()
+    study = optuna.create_study(direction="maximize")
+    running = []
+    for number in range(12):
+        study.sampler = SensitivitySampler(space, seed=number)
+        trial = study.ask()
+        config = space.suggest(trial)
+        running.append((trial, config))
+        if len(running) == 4:
+            done, known = running.pop(0)
+            study.tell(done, _accuracy(space, known))
+    proposed = [space.key(space.from_params(t.params)) for t in study.get_trials()]
+    assert len(set(proposed)) == 12
+
+
+def test_a_study_of_plain_optuna_is_gone_on_with():
+    space = _space()
+    random = optuna.samplers.RandomSampler(seed=0)
+    study = optuna.create_study(direction="maximize", sampler=random)
+    study.optimize(lambda trial: _accuracy(space, space.suggest(trial)) * 1.0, n_trials=10)
+    study.sampler = SensitivitySampler(space)
+    study.optimize(
+        lambda trial: (
+            _accuracy(space, space.suggest(trial)) + trial.suggest_float("other", 0.0, 1e-9)
+        ),
+        n_trials=5,
+    )
+    assert study.best_trial.number >= 10
+    assert study.best_value > 0.999
+
+
+def test_the_integer_program_equals_trying_everything():
+    draw = np.random.default_rng(0)
+    counts = (3, 1, 4, 2)
+    worth, weight, other = draw.normal(size=(3, 4, 4))
+    everything = list(itertools.product(*map(range, counts)))
+
+    def total(table, code):
+        return sum(table[d, k] for d, k in enumerate(code))
+
+    for most in (-1.0, 0.0, 2.0):
+        limits = [(weight, most), (other, 1.0)]
+        within = [c for c in everything if total(weight, c) <= most and total(other, c) <= 1.0]
+        found = best_sum(worth, counts, limits)
+        assert tuple(found) == max(within, key=lambda code: total(worth, code))
+    assert tuple(best_sum(worth, counts)) == max(everything, key=lambda code: total(worth, code))
+    assert best_sum(worth, counts, [(weight, -100.0)]) is None
+
+
+def test_the_gradient_of_the_likelihood_is_that_of_finite_differences():
+    draw = np.random.default_rng(0)
+    between = draw.random((4, 12, 12))
+    between = (between + between.transpose(0, 2, 1)) * (1 - np.eye(12))
+    logs = np.array([0.2, -0.5, 0.3, -1.0, 0.1, -0.4, 0.6, 0.0])
+    targets = draw.normal(size=12)
+    _, gradient = _Covariance(between, logs).loss(targets)
+    numeric = approx_fprime(logs, lambda at: _Covariance(between, at).loss(targets)[0], 1e-6)
+    np.testing.assert_allclose(gradient, numeric, rtol=1e-4, atol=1e-4)
+
+
+def test_the_process_equals_the_textbook_formula_and_learns_sums():
+    draw = np.random.default_rng(0)
+    codes = draw.integers(0, 3, (40, 5))
+    effects = draw.normal(size=(5, 3))
+    values = 7.0 + sum(effects[d][codes[:, d]] for d in range(5))
+    process = GaussianProcess(codes[:30], values[:30], [np.linspace(0, 1, 3)] * 5)
+    mean, deviation = process.predict(codes[30:])
+    assert np.abs(mean - values[30:]).max() < 0.1 * values.std()
+    assert (np.abs(mean - values[30:]) < 4 * deviation).all()
+    constant, worth = process.sums()
+    added = constant + sum(worth[d][codes[30:, d]] for d in range(5))
+    assert np.corrcoef(added, values[30:])[0, 1] > 0.99
+
+
+def test_equal_values_and_two_trials_are_enough_to_fit():
+    places = [np.linspace(0, 1, 3)] * 2
+    process = GaussianProcess(np.array([[0, 0], [2, 2]]), np.array([5.0, 5.0]), places)
+    mean, deviation = process.predict(np.array([[1, 1]]))
+    assert mean == pytest.approx(5.0)
+    assert np.isfinite(deviation).all() and (deviation > 0).all()
+
+
+def test_numbers_that_the_costs_explain_are_known_exactly():
+    codes = np.array([[0, 1], [1, 0], [1, 1], [0, 0]])
+    costs = np.array([[1.0, 2.0], [10.0, 40.0]])
+    totals = np.array([41.0, 12.0, 42.0, 11.0])
+    model = exact_sum(codes, 3.0 * totals - 1.0, costs)
+    assert model.predict(np.array([[1, 1]]))[0] == pytest.approx(125.0)
+    assert exact_sum(codes, totals**2, costs) is None
+    assert exact_sum(codes, totals, None) is None
+    assert exact_sum(codes[:2], totals[:2], costs) is None
+
+
+def test_the_logarithm_of_the_improvement_holds_from_end_to_end():
+    from mpmath import mp, mpf, npdf
+    from mpmath import ncdf as cdf
+
+    mp.dps = 40
+    z = np.array([-1e6, -300.0, -40.0, -5.0, -1.0, -0.999, 0.0, 3.0, 50.0])
+    exact = [float(mp.log(npdf(mpf(v)) + mpf(v) * cdf(mpf(v)))) for v in z[2:]]
+    np.testing.assert_allclose(_log_improvement(z)[2:], exact, rtol=1e-9, atol=1e-12)
+    assert (np.diff(_log_improvement(z)) > 0).all()
+    assert np.isfinite(_log_improvement(z)).all()
