@@ -43,6 +43,11 @@ class Rows:
         """The number of rows."""
         return len(self.labels)
 
+    def take(self, index: Tensor) -> Rows:
+        """The rows of that index, integers (n,), in its order."""
+        columns = {name: _take(column, index) for name, column in self.columns.items()}
+        return Rows(columns, self.labels[index])
+
     def batches(
         self, batch_size: int, *, pad_id: int = 0, shuffle: torch.Generator | None = None
     ) -> Iterator[dict[str, Tensor]]:
@@ -79,6 +84,10 @@ class Rows:
         ragged = (column for column in self.columns.values() if not isinstance(column, Tensor))
         column = next(ragged, None)
         return None if column is None else torch.tensor([len(row) for row in column])
+
+
+def _take(column: Tensor | list[Tensor], index: Tensor) -> Tensor | list[Tensor]:
+    return column[index] if isinstance(column, Tensor) else [column[i] for i in index]
 
 
 def read_rows(dataset: Dataset | Rows | Any) -> Rows:
