@@ -1,0 +1,314 @@
+"""Architecture search: the models that one Hugging Face configuration can become.
+
+A space varies fields of the configuration, and what stands in the place of square linear layers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from chop.dotted import deepsetattr
+from chop.errors import ConfigError, did_you_mean
+from chop.nn.identity import Identity
+from chop.search.space import Choice, Config, SearchSpace
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+    from transformers import PreTrainedConfig
+
+Rule = Callable[[Mapping[str, Any]], str | None]
+Replacement = Callable[[nn.Linear], nn.Module]
+Shapes = Mapping[str, tuple[int, int]]
+"""(in_features, out_features) of each linear layer by its dotted name."""
+
+
+def linear(layer: nn.Linear) -> nn.Module:
+    """The layer itself."""
+    return layer
+
+
+def identity(layer: nn.Linear) -> nn.Module:
+    """Hands its input on, which a square layer can be replaced by."""
+    return Identity()
+
+
+SQUARE_LAYERS: dict[str, Replacement] = {"Linear": linear, "Identity": identity}
+"""What may stand in the place of a linear layer with as many inputs as outputs, by name."""
+
+
+def by_name(options: Iterable[Any]) -> dict[str, Any]:
+    """Options that are not text, by a text that a study can store: a class by its name.
+
+    >>> list(by_name([nn.Linear, Identity, 8]))
+    ['Linear', 'Identity', '8']
+
+    Raises:
+        ConfigError: two of them have the same name.
+    """
+    named: dict[str, Any] = {}
+    for option in options:
+        name = option if isinstance(option, str) else getattr(option, "__name__", str(option))
+        if named.setdefault(name, option) is not option:
+            raise ConfigError(f"two options are called '{name}': give a mapping, text -> option.")
+    return named
+
+
+def suggest_by_name(trial: Trial, name: str, options: Mapping[str, Any] | Iterable[Any]) -> Any:
+    """`trial.suggest_categorical` for classes, functions and whatever else Optuna cannot store.
+
+    What is stored is the text of `by_name`, so that SQLite and other processes can have it too.
+    """
+    named = dict(options) if isinstance(options, Mapping) else by_name(options)
+    return named[trial.suggest_categorical(name, tuple(named))]
+
+
+class Architectures:
+    """The models that a Hugging Face model's class and configuration can become.
+
+    Args:
+        model: says class and configuration, as `chop.models.load_model("vit")` does. Its weights
+            are not used: every model is built afresh.
+        fields: name of a field of the configuration, or its common alias (`hidden_size` of GPT-2
+            too) -> values, in order.
+        square_layers: name -> what to put in the place of a square linear layer; the first should
+            leave it as it is. Fewer than two leave all layers alone.
+        impossible: values by choice -> why they cannot be, or None: a rule of your own.
+        seed: of the weights that are drawn.
+
+    Raises:
+        ConfigError: the configuration has no such field; the message names the nearest. Or a
+            field has no values, or values of the wrong type.
+
+    Example:
+        >>> from chop.models import load_model
+        >>> found = Architectures(load_model("vit"), {"hidden_size": [24, 48]})
+        >>> len(found.space.choices), found.space.size, found.num_distinct()
+        (9, 512, 512)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        fields: Mapping[str, Sequence[Any]],
+        *,
+        square_layers: Mapping[str, Replacement] | None = None,
+        impossible: Rule | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.model_class, self.base = type(model), _config_of(model)
+        self.fields = _checked_fields(self.base, fields)
+        self.square_layers = dict(SQUARE_LAYERS if square_layers is None else square_layers)
+        self.rule, self.seed = impossible, seed
+        self._known: dict[tuple[Any, ...], Shapes | str] = {}
+
+    @cached_property
+    def space(self) -> SearchSpace:
+        """One choice for each field, and one for each layer that is square in some of the models.
+
+        Models that a layer's choice has no bearing on, because they lack the layer or it is not
+        square there, are one: their configurations share a key.
+        """
+        choices = [
+            Choice(name, {_spell(value): value for value in values})
+            for name, values in self.fields.items()
+        ]
+        if len(self.square_layers) > 1:
+            choices += [Choice(path, self.square_layers) for path in self._layers_square_somewhere]
+        return SearchSpace(tuple(choices), self._obstacle, self._canonical)
+
+    def build(self, config: Config) -> nn.Module:
+        """The model of a configuration, its weights drawn from the seed, in evaluation mode.
+
+        Raises:
+            ConfigError: it cannot be built.
+        """
+        values = self.space.values(config)
+        reason = self._obstacle(values)
+        if reason is not None:
+            raise ConfigError(f"this architecture cannot be: {reason}")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            model = self.model_class(self._config_with(self._settings(values)))
+        for path in self._square_in(values):
+            layer = model.get_submodule(path)
+            deepsetattr(model, path, values[path](layer))
+        return model.eval()
+
+    def num_distinct(self) -> int:
+        """How many different models the space has, impossible ones not counted.
+
+        Every combination of the fields is built once, without memory for weights.
+        """
+        total = 0
+        for combination in itertools.product(*self.fields.values()):
+            values = dict(zip(self.fields, combination, strict=True))
+            if self._obstacle(values) is None:
+                total += len(self.square_layers) ** len(self._square_in(values))
+        return total
+
+    def _settings(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: values[name] for name in self.fields}
+
+    def _config_with(self, settings: Mapping[str, Any]) -> PreTrainedConfig:
+        return type(self.base).from_dict({**self.base.to_dict(), **settings})
+
+    def _obstacle(self, values: Mapping[str, Any]) -> str | None:
+        reason = self.rule(values) if self.rule is not None else None
+        if reason is not None:
+            return reason
+        shapes = self._shapes(self._settings(values))
+        return shapes if isinstance(shapes, str) else None
+
+    def _canonical(self, config: Config) -> Config:
+        values = self.space.values(config)
+        live = {*self.fields, *self._square_in(values)}
+        first = next(iter(self.square_layers), "")
+        return {name: text if name in live else first for name, text in config.items()}
+
+    def _square_in(self, values: Mapping[str, Any]) -> list[str]:
+        """The layers of one model that are square; none of a model that cannot be built."""
+        shapes = self._shapes(self._settings(values))
+        if isinstance(shapes, str) or len(self.square_layers) < 2:
+            return []
+        return [path for path, (inputs, outputs) in shapes.items() if inputs == outputs]
+
+    def _shapes(self, settings: Mapping[str, Any]) -> Shapes | str:
+        """The linear layers of the model with these settings, or why there is none."""
+        key = tuple(settings.values())
+        if key not in self._known:
+            self._known[key] = self._build_shapes(settings)
+        return self._known[key]
+
+    def _build_shapes(self, settings: Mapping[str, Any]) -> Shapes | str:
+        # Whatever a model's class says against its configuration is a reason not to train it.
+        try:
+            config = self._config_with(settings)
+            reason = _uneven_heads(config)
+            if reason is not None:
+                return reason
+            with torch.device("meta"):
+                skeleton = self.model_class(config)
+        except Exception as error:
+            return (str(error) or type(error).__name__).splitlines()[0]
+        layers = skeleton.named_modules()
+        return {
+            path: (layer.in_features, layer.out_features)
+            for path, layer in layers
+            if type(layer) is nn.Linear
+        }
+
+    @cached_property
+    def _layers_square_somewhere(self) -> list[str]:
+        """The layers that are square in some model, in the order of the deepest.
+
+        Fields that change no shape are not combined with those that do: the first of their
+        values, from the largest, at which a model can be built, is enough.
+        """
+        falling = {name: _falling(values) for name, values in self.fields.items()}
+        largest = {name: values[0] for name, values in falling.items()}
+        start = self._shapes(largest)
+        shaping = [
+            name
+            for name, values in falling.items()
+            if any(_moves(start, self._shapes({**largest, name: value})) for value in values)
+        ]
+        found: dict[str, None] = {}
+        for combination in itertools.product(*(falling[name] for name in shaping)):
+            fixed = dict(zip(shaping, combination, strict=True))
+            found.update(dict.fromkeys(self._square_with(fixed, falling)))
+        order = [] if isinstance(start, str) else [*start]
+        return sorted(found, key=lambda path: order.index(path) if path in order else len(order))
+
+    def _square_with(
+        self, fixed: Mapping[str, Any], falling: Mapping[str, Sequence[Any]]
+    ) -> list[str]:
+        free = {name: values for name, values in falling.items() if name not in fixed}
+        for combination in itertools.product(*free.values()):
+            chosen = {**fixed, **dict(zip(free, combination, strict=True))}
+            settings = {name: chosen[name] for name in self.fields}
+            if not isinstance(self._shapes(settings), str):
+                return self._square_in(settings)
+        return []
+
+
+def _config_of(model: nn.Module) -> PreTrainedConfig:
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        raise ConfigError(
+            f"{type(model).__name__} has no Hugging Face configuration whose fields could be "
+            "searched: give a model of transformers, such as 'vit', or a build function of your "
+            "own to TrainedMeasure."
+        )
+    return model.config
+
+
+def _checked_fields(
+    base: PreTrainedConfig, fields: Mapping[str, Sequence[Any]]
+) -> dict[str, tuple[Any, ...]]:
+    """The values by the configuration's own name of each field."""
+    kind = type(base).__name__
+    aliases = base.attribute_map
+    known = {*list(inspect.signature(type(base).__init__).parameters)[1:], *aliases}
+    checked: dict[str, tuple[Any, ...]] = {}
+    for name, values in fields.items():
+        if name not in known:
+            raise ConfigError(f"{kind} has no field '{name}': {did_you_mean(name, known)}")
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise ConfigError(f"{kind}.{name}: expected a list of values, got {values!r}.")
+        own = aliases.get(name, name)
+        if own in checked:
+            raise ConfigError(f"{kind}: '{name}' is another name of '{own}': give one of them.")
+        _check_types(f"{kind}.{name}", getattr(base, own), values)
+        checked[own] = tuple(dict.fromkeys(values))
+    return checked
+
+
+def _check_types(where: str, present: Any, values: Sequence[Any]) -> None:
+    if present is None:
+        return
+    kinds = (int, float) if type(present) is float else (type(present),)
+    for value in values:
+        if value is not None and type(value) not in kinds:
+            raise ConfigError(
+                f"{where}: expected {kinds[-1].__name__}, as {present!r}, got {value!r}."
+            )
+
+
+def _uneven_heads(config: PreTrainedConfig) -> str | None:
+    """Some models round the size of a head down without a word."""
+    size, heads, kv_heads = (
+        getattr(config, name, None)
+        for name in ("hidden_size", "num_attention_heads", "num_key_value_heads")
+    )
+    if not (size and heads):
+        return None
+    if getattr(config, "head_dim", None) is None and size % heads:
+        return f"hidden size {size} is not divisible by {heads} attention heads"
+    if kv_heads and heads % kv_heads:
+        return f"{heads} attention heads are not divisible by {kv_heads} key-value heads"
+    return None
+
+
+def _falling(values: Sequence[Any]) -> list[Any]:
+    """From the largest, where they are numbers."""
+    numbers = all(isinstance(value, int | float) for value in values)
+    return sorted(values, reverse=True) if numbers else list(values)
+
+
+def _moves(start: Shapes | str, shapes: Shapes | str) -> bool:
+    """Whether some layer has another shape in the second model, or may have."""
+    if isinstance(start, str) or isinstance(shapes, str):
+        return True
+    return any(start.get(path) != shape for path, shape in shapes.items())
+
+
+def _spell(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,115 @@
+"""Search that knows of compression: models are judged as trained, compressed, or trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from chop import passes
+from chop.config import convert
+from chop.errors import ConfigError
+from chop.ir.graph import MaseGraph
+from chop.nn.quantized import QuantizedOperator
+from chop.nn.sparsity import SCORES
+from chop.pipelines import CompressionPipeline
+from chop.train import Rows, calibration_batches, fit
+
+Mode = Literal["none", "compress", "compress-train"]
+EXAMPLE_ROWS = 3
+
+
+@dataclass(frozen=True)
+class Compression:
+    """What is done to a trained model before it is judged.
+
+    Attributes:
+        mode: "none" judges it as trained; "compress" quantises and prunes it first;
+            "compress-train" then trains it again, with rounding and masks in place.
+        pass_args: the settings of `CompressionPipeline`, by pass. Data that a pruning method looks
+            at are supplied; fractions that wait for data are calibrated.
+        epochs: passes over the training rows of "compress-train".
+        lr: its largest learning rate; None takes a third of the training's.
+        calibration_rows: training rows that fractions and pruning look at.
+
+    Raises:
+        ConfigError: an unknown mode, or one that compresses without settings.
+    """
+
+    mode: Mode = "none"
+    pass_args: Mapping[str, Any] = field(default_factory=dict)
+    epochs: int = 1
+    lr: float | None = None
+    calibration_rows: int = 256
+
+    def __post_init__(self) -> None:
+        convert(self.mode, Mode, "compression.mode")
+        if self.mode != "none" and not self.pass_args:
+            raise ConfigError(
+                f"compression '{self.mode}' needs pass_args: settings for quantize_transform_pass, "
+                "prune_transform_pass or both."
+            )
+
+    def apply(self, model: nn.Module, rows: Rows, training: Mapping[str, Any]) -> nn.Module:
+        """The model to judge.
+
+        Args:
+            model: trained; it stays as it is.
+            rows: training rows.
+            training: arguments of `chop.train.fit` that `model` was trained with.
+        Returns: `model` itself in mode "none", else the model of a new graph, in evaluation mode.
+        Raises:
+            ConfigError: a setting of a pass does not fit the model.
+        """
+        if self.mode == "none":
+            return model
+        compressed = self.compress(model, rows).model
+        if self.mode == "compress-train":
+            lr = training["lr"] / 3 if self.lr is None else self.lr
+            fit(compressed, rows, **{**training, "epochs": self.epochs, "lr": lr})
+        return compressed
+
+    def compress(self, model: nn.Module, rows: Rows) -> MaseGraph:
+        """A new graph of `model`, quantised and pruned, its fractions calibrated on `rows`."""
+        model.eval()
+        example = next(calibration_batches(model, rows, rows=EXAMPLE_ROWS))
+        inputs = {name: column for name, column in example.items() if name != "labels"}
+        mg = MaseGraph(model, dummy_in=inputs)
+        pass_args = self._with_batches(model, rows)
+        mg, _ = CompressionPipeline()(mg, pass_args=pass_args)
+        if any(_waits(module) for module in mg.model.modules()):
+            mg, _ = passes.calibrate_transform_pass(
+                mg, {"batches": self._batches(mg.model, rows)}, inplace=True
+            )
+        return mg
+
+    def _with_batches(self, model: nn.Module, rows: Rows) -> dict[str, Any]:
+        """The settings, with data where the pruning method looks at them."""
+        pruning = self.pass_args.get("prune_transform_pass") or {}
+        method = pruning.get("weight", {}).get("method")
+        if method not in SCORES or SCORES[method].needs is None or "batches" in pruning:
+            return dict(self.pass_args)
+        batches = self._batches(model, rows, with_labels=True)
+        return {**self.pass_args, "prune_transform_pass": {**pruning, "batches": batches}}
+
+    def _batches(self, model: nn.Module, rows: Rows, *, with_labels: bool = False) -> list[Any]:
+        """Made at once: a pass may go over them twice."""
+        return list(
+            calibration_batches(model, rows, rows=self.calibration_rows, with_labels=with_labels)
+        )
+
+
+def size_bytes(model: nn.Module) -> float:
+    """Storage of the parameters in their formats; of weights that are hidden, everything counts."""
+    with torch.no_grad():
+        _, info = passes.module.calculate_avg_bits_module_analysis_pass(model)
+    return float(info["weight_bytes"])
+
+
+def _waits(module: nn.Module) -> bool:
+    return isinstance(module, QuantizedOperator) and not all(
+        number_format.is_fitted for _, number_format in module.spec.items()
+    )

@@ -1,0 +1,83 @@
+"""Measuring a configuration by training the model that it describes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from chop.errors import ConfigError
+from chop.search.compression import Compression, size_bytes
+from chop.search.measure import Report
+from chop.search.space import Config
+from chop.train import Rows, evaluate, fit
+
+TRAINING = {"epochs": 5, "lr": 3e-3, "batch_size": 64, "seed": 0}
+"""How architectures are trained where nothing else is said: arguments of `chop.train.fit`."""
+
+
+@dataclass(frozen=True)
+class TrainedMeasure:
+    """Trains what a configuration describes, and judges it on rows that it was not trained on.
+
+    A measure of `chop.search.Search`, which gives `accuracy` (0 to 1), `parameters` and
+    `size_bytes`. With a pruner, accuracy is reported after each epoch.
+
+    Attributes:
+        build: configuration -> an untrained model, the same each time.
+        train: rows to train on.
+        validation: rows to judge on; `split_rows` makes both out of training rows.
+        training: arguments of `chop.train.fit`; the seed is fixed unless it says otherwise.
+        compression: what is done to the trained model before it is judged: see `Compression`.
+        device: where to train; None leaves the model where it was built.
+    """
+
+    build: Callable[[Config], nn.Module]
+    train: Rows
+    validation: Rows
+    training: Mapping[str, Any] = field(default_factory=dict)
+    compression: Compression = field(default_factory=Compression)
+    device: torch.device | str | None = None
+
+    def __call__(self, config: Config, report: Report) -> dict[str, float]:
+        """Measures one configuration; what `report` raises passes through."""
+        model = self.trained(config, report)
+        return {
+            "accuracy": evaluate(model, self.validation, device=self.device),
+            "parameters": float(sum(p.numel() for p in model.parameters())),
+            "size_bytes": size_bytes(model),
+        }
+
+    def trained(self, config: Config, report: Report | None = None) -> nn.Module:
+        """The trained, and perhaps compressed, model of a configuration."""
+        model = self.build(config)
+        training = {**TRAINING, "device": self.device, **self.training}
+        steps = math.ceil(len(self.train) / training["batch_size"])
+
+        def after_each_epoch(step: int, of: int) -> None:
+            # Called before a step: the first of an epoch sees what the one before has learnt.
+            if report is not None and step > 1 and (step - 1) % steps == 0:
+                accuracy = evaluate(model, self.validation, device=self.device)
+                report((step - 1) // steps, accuracy)
+
+        fit(model, self.train, **training, on_step=after_each_epoch)
+        return self.compression.apply(model, self.train, training)
+
+
+def split_rows(rows: Rows, share: float = 0.2, *, seed: int = 0) -> tuple[Rows, Rows]:
+    """Training and validation rows, drawn at random.
+
+    Args:
+        rows: at least two.
+        share: of the rows that are kept for validation, at least one row.
+        seed: of the draw.
+    """
+    if not 0 < share < 1:
+        raise ConfigError(f"share: got {share}, expected more than 0 and less than 1.")
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+    kept = max(1, round(share * len(rows)))
+    return rows.take(order[kept:]), rows.take(order[:kept])
