@@ -202,12 +202,12 @@ def decode_inverts_encode(fmt):
     for dtype in DTYPES:
         x = values(dtype=dtype)
         torch.manual_seed(0)
-        encoded = fmt.encode(x)
+        encoded = fmt.encode(x.clone().requires_grad_())
         torch.manual_seed(0)
         rounded = fmt.round(x)
         decoded = fmt.decode(encoded)
         assert same(decoded, rounded)
-        assert decoded.dtype == dtype
+        assert decoded.dtype == dtype and not decoded.requires_grad
         if not fmt.is_identity:
             spare = encoded.size_bytes - fmt.bits(x.shape) * x.numel() / 8
             assert 0 <= spare < 2

@@ -91,6 +91,21 @@ def test_gradients_of_gradients():
     assert not kept.all()
 
 
+def test_a_gradient_that_nobody_asks_for_stays_none():
+    class Forgets(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            return y.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return None, grad
+
+    x, y = (torch.randn(5, requires_grad=True) for _ in range(2))
+    Forgets.apply(Integer(4, 2)(x, "clip"), y).sum().backward()
+    assert x.grad is None and torch.equal(y.grad, torch.ones(5))
+
+
 def test_the_values_are_not_kept_for_the_backward_pass():
     x = torch.randn(6, 32, requires_grad=True)
     y = MXInt(4)(x, "clip")

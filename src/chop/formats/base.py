@@ -27,7 +27,7 @@ the scales, where they are learnt (see `chop.formats.learnt`), and unchanged els
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """A tensor as a format stores it.
+    """A tensor as a format stores it, which has no gradient.
 
     Attributes:
         codes: uint8, one-dimensional: the elements' codes, bit-packed in row-major order.
@@ -43,6 +43,12 @@ class Encoded:
     dtype: torch.dtype
     scales: Tensor | None = None
     tensor_scale: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("scales", "tensor_scale"):
+            x = getattr(self, name)
+            if x is not None and x.requires_grad:
+                object.__setattr__(self, name, x.detach())
 
     @property
     def size_bytes(self) -> int:
@@ -302,9 +308,9 @@ def _save_mask(ctx: Any, inputs: tuple[Tensor, str], output: tuple[Tensor, Tenso
     ctx.save_for_backward(output[1])
 
 
-def _clipped(ctx: Any, grad: Tensor, of_mask: None = None) -> tuple[Tensor, None]:
+def _clipped(ctx: Any, grad: Tensor | None, of_mask: None = None) -> tuple[Tensor | None, None]:
     (mask,) = ctx.saved_tensors
-    return torch.ops.chop.clip_gradient(grad, mask), None
+    return None if grad is None else torch.ops.chop.clip_gradient(grad, mask), None
 
 
 _fake_quantize_marking.register_autograd(_clipped, setup_context=_save_mask)
