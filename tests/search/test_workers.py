@@ -9,12 +9,13 @@ import time
 from collections import Counter
 
 import optuna
+import psutil
 import pytest
 
 from chop.errors import ChopError
 from chop.search import Choice, Goal, Search, SearchSpace, runner
 from chop.search.storage import Ledger
-from chop.search.workers import SILENT_SECONDS, Worker, is_gone
+from chop.search.workers import SILENT_SECONDS, Worker, beating, is_gone
 
 SPACE = SearchSpace(tuple(Choice(f"c{i}", {"1": 1, "2": 2, "3": 3}) for i in range(3)))
 UNTIL = 12
@@ -215,9 +216,16 @@ def test_two_workers_share_the_work_and_an_error_of_one_is_told(tmp_path):
 
 
 def test_workers_are_told_apart():
-    me = Worker.this()
-    assert me.runs_here() and Worker.parse(str(me)) == me
-    assert not me._replace(started="1.00").runs_here()
+    me = Worker.new()
+    parent = me._replace(
+        pid=os.getppid(), started=f"{psutil.Process(os.getppid()).create_time():.2f}"
+    )
+    assert Worker.parse(str(me)) == me != Worker.new()
+    assert parent.runs_here() and not parent._replace(started="1.00").runs_here()
+    assert not me.runs_here()
+    with beating(Beats({}), str(me), alone=True):
+        assert me.runs_here()
+    assert not me.runs_here()
     process = in_a_process(lambda: None)
     while process.exitcode is None:
         time.sleep(0.01)
@@ -236,8 +244,8 @@ class Beats:
     "age, gone", [(0.0, False), (SILENT_SECONDS - 1, False), (SILENT_SECONDS, True)]
 )
 def test_of_other_machines_the_age_of_the_last_beat_counts(age, gone):
-    other = "elsewhere:17:1.00"
+    other = "elsewhere:17:1.00:1"
     assert is_gone(other, Beats({other: age})) == gone
     assert is_gone(None, Beats({other: age})) == gone
     assert is_gone(other, Beats({}))
-    assert is_gone(None, Beats({str(Worker.this()): 0.0}))
+    assert is_gone(None, Beats({str(Worker.new()): 0.0}))

@@ -43,7 +43,7 @@ class Runner:
         self.search = search
         self.study = study
         self.ledger = ledger
-        self.me = str(Worker.this())
+        self.me = str(Worker.new())
         self.row = sampler_row(search.sampler)
         self.repeats = self.busy = 0
         self.exhausted = False
@@ -74,7 +74,7 @@ class Runner:
 
         Returns: how many.
         """
-        running = [t for t in self._trials("RUNNING") if t.user_attrs.get("worker") != self.me]
+        running = self._trials("RUNNING")
         gone = [t for t in running if is_gone(t.user_attrs.get("worker"), self.ledger)]
         for trial in gone:
             self._lose(trial)

@@ -113,6 +113,7 @@ def open_store(url: str, *, create: bool = True) -> Store:
             pass
         trials = RDBStorage(url, engine_kwargs=options)
         _tune(trials.engine)
+        trials.engine.dispose()  # its first connection came before the tuning
         _make_tables(trials.engine)
         engine.dispose()
     return Store(url, _CachedStorage(trials), trials.engine)

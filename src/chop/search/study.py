@@ -113,7 +113,7 @@ class Search:
 
     @property
     def study(self) -> Study:
-        """Optuna's study: for its plots, its dashboard, its importances."""
+        """Optuna's study, for its plots and importances; open until `close`."""
         return self._open().study
 
     def run(self, until: int, workers: int = 1, progress: bool = True) -> Result:
@@ -132,12 +132,12 @@ class Search:
             raise ConfigError(f"until and workers: expected at least 1, got {until}, {workers}.")
         if workers > 1 and not self.is_shared:
             raise ConfigError(f"{workers} workers need a storage that they share, not '{MEMORY}'.")
-        with storage_errors(self.url), live_progress(self, until, progress) as show:
+        with self._using(), live_progress(self, until, progress) as show:
             if workers == 1:
                 self._runner().run(until, show)
             else:
                 self._run_workers(until, workers, show)
-        return self.result()
+            return self.result()
 
     def resume(self) -> int:
         """Fails the running trials whose worker is gone, and queues their configurations again.
@@ -146,13 +146,13 @@ class Search:
 
         Returns: how many.
         """
-        with storage_errors(self.url):
+        with self._using():
             return self._runner().recover()
 
     def result(self) -> Result:
         """All trials as they stand, other workers' included."""
-        with storage_errors(self.url):
-            return read_result(self._open().study, self.space, self.goals)
+        with self._using() as opened:
+            return read_result(opened.study, self.space, self.goals)
 
     def enqueue(self, config: Config) -> None:
         """Lets a configuration be measured before the sampler proposes others.
@@ -164,19 +164,30 @@ class Search:
         if obstacle is not None:
             raise ConfigError(f"this configuration cannot be: {obstacle}")
         params = self.space.to_params(config, sampler_row(self.sampler).spelling)
-        with storage_errors(self.url):
-            self._open().study.enqueue_trial(params)
+        with self._using() as opened:
+            opened.study.enqueue_trial(params)
 
     def note_job(self, name: str, settings: Mapping[str, Any]) -> None:
         """Keeps in the study what a worker elsewhere needs to build this search."""
-        with storage_errors(self.url):
-            self._open().study.set_user_attr("job", {"name": name, "settings": dict(settings)})
+        with self._using() as opened:
+            opened.study.set_user_attr("job", {"name": name, "settings": dict(settings)})
 
     def close(self) -> None:
         """Lets go of the storage; the next call opens it again."""
         if self._opened is not None and self.is_shared:
             self._opened.store.close()
             self._opened = None
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[_Opened]:
+        """Inside, the storage is open; what it was opened for here, it is closed after."""
+        opened_here = self._opened is None
+        with storage_errors(self.url):
+            try:
+                yield self._open()
+            finally:
+                if opened_here:
+                    self.close()
 
     def _check(self, pruner: object) -> None:
         objectives, row = objectives_of(self.goals), sampler_row(self.sampler)
@@ -218,7 +229,7 @@ class Search:
 
     def _run_workers(self, until: int, workers: int, show: Callable[[], None]) -> None:
         def work() -> None:
-            with storage_errors(self.url):
+            with self._using():
                 self._runner().run(until, lambda: None)
 
         def more() -> bool:
@@ -226,7 +237,6 @@ class Search:
             runner.recover()
             return runner.has_room(until)
 
-        self._open()
         run_workers(work, workers, before_fork=self.close, watch=show, more=more)
 
     def _check_same(self, study: Study) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import multiprocessing
 import os
 import platform
@@ -23,44 +24,53 @@ BEAT_SECONDS = 10.0
 SILENT_SECONDS = 120.0
 """A worker of another machine that was silent for so long is taken for gone."""
 POLL_SECONDS = 0.5
+ACTIVE: set[str] = set()
+"""Workers of this process that are running now."""
+_numbers = itertools.count(1)
+
 REPLACEMENTS = 3
 """Workers that are started, for each one asked for, in the place of killed ones."""
 
 
 class Worker(NamedTuple):
-    """A process, told apart from a later one that got the same number.
+    """A run in a process, told apart from other runs and from a later process of the same number.
 
     Attributes:
         host: name of the machine.
         pid: its process number there.
-        started: when it started, seconds since 1970, to hundredths.
+        started: when the process started, seconds since 1970, to hundredths.
+        run: counts the runs of that process.
     """
 
     host: str
     pid: int
     started: str
+    run: int
 
     @classmethod
-    def this(cls) -> Worker:
-        """The process that asks."""
+    def new(cls) -> Worker:
+        """A new run of the process that asks."""
         import psutil
 
         pid = os.getpid()
-        return cls(platform.node(), pid, f"{psutil.Process(pid).create_time():.2f}")
+        started = f"{psutil.Process(pid).create_time():.2f}"
+        return cls(platform.node(), pid, started, next(_numbers))
 
     @classmethod
     def parse(cls, text: str) -> Worker:
         """The inverse of `str`."""
-        host, pid, started = text.rsplit(":", 2)
-        return cls(host, int(pid), started)
+        host, pid, started, run = text.rsplit(":", 3)
+        return cls(host, int(pid), started, int(run))
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.pid}:{self.started}"
+        return f"{self.host}:{self.pid}:{self.started}:{self.run}"
 
     def runs_here(self) -> bool:
-        """True when this machine runs that very process; a zombie is dead."""
+        """True when this machine runs that very process, and it that run; a zombie is dead."""
         import psutil
 
+        if self.pid == os.getpid():
+            return str(self) in ACTIVE
         try:
             process = psutil.Process(self.pid)
             same = f"{process.create_time():.2f}" == self.started
@@ -80,12 +90,11 @@ def is_gone(name: str | None, ledger: Ledger) -> bool:
         name: what the trial says of its worker.
         ledger: knows the beats.
     """
-    me = Worker.this()
     if name is None:
-        others = (other for other in ledger.beat_ages() if other != str(me))
+        others = (other for other in ledger.beat_ages() if Worker.parse(other).pid != os.getpid())
         return all(is_gone(other, ledger) for other in others)
     worker = Worker.parse(name)
-    if worker.host == me.host:
+    if worker.host == platform.node():
         return not worker.runs_here()
     return ledger.beat_ages().get(name, SILENT_SECONDS) >= SILENT_SECONDS
 
@@ -99,20 +108,21 @@ def beating(ledger: Ledger, worker: str, *, alone: bool) -> Iterator[None]:
         worker: this process.
         alone: no other process can reach the storage: nobody needs to be told.
     """
-    if alone:
-        yield
-        return
-    ledger.beat(worker)
+    ACTIVE.add(worker)
     done = threading.Event()
     thread = threading.Thread(target=_beat, args=(ledger, worker, done), daemon=True)
-    thread.start()
     try:
+        if not alone:
+            ledger.beat(worker)
+            thread.start()
         yield
     finally:
+        ACTIVE.discard(worker)
         done.set()
-        thread.join()
-        with contextlib.suppress(Exception):  # a storage that went away has its own error
-            ledger.leave(worker)
+        if thread.is_alive():
+            thread.join()
+            with contextlib.suppress(Exception):  # a storage that went away has its own error
+                ledger.leave(worker)
 
 
 def _beat(ledger: Ledger, worker: str, done: threading.Event) -> None:
