@@ -69,28 +69,27 @@ class Evaluator:
         """The number of rows."""
         return len(self.labels)
 
-    def logits(self, on_batch: Callable[[int, Tensor], None] | None = None) -> Tensor:
+    def logits(self, on_batch: Callable[[list[Tensor]], None] | None = None) -> Tensor:
         """The model's answers, (N, C) in the dtype of the model.
 
         Args:
-            on_batch: called after each batch with the number of rows that are done and their
-                logits so far, from the batch; what it raises ends the run.
+            on_batch: called after each batch with the answers of every batch so far; what it
+                raises ends the run.
         """
         answers: list[Tensor] = []
-        done = 0
         with torch.inference_mode(), evaluating(self.model):
             for inputs, labels in self.batches:
                 _, logits_BC = loss_and_logits(self.model(**inputs), labels)
                 answers.append(logits_BC)
-                done += len(labels)
                 if on_batch is not None:
-                    on_batch(done, logits_BC)
+                    on_batch(answers)
         return torch.cat(answers)
 
     def scores(self, logits_NC: Tensor) -> Scores:  # noqa: N803 (shape suffix)
-        """Accuracy and loss of answers in the order of `logits`."""
-        right = (logits_NC.argmax(-1) == self.labels).double().mean().item()
-        return Scores(right, F.cross_entropy(logits_NC.float(), self.labels).item())
+        """Accuracy and loss of answers in the order of `logits`; of the first rows, if fewer."""
+        labels = self.labels[: len(logits_NC)]
+        right = (logits_NC.argmax(-1) == labels).double().mean().item()
+        return Scores(right, F.cross_entropy(logits_NC.float(), labels).item())
 
     def __call__(self) -> Scores:
         """Accuracy and loss of the model as it is now."""

@@ -1,0 +1,154 @@
+"""Which formats a layer may take, and the scales of a format that are derived from data.
+
+Formats and widths are worth trials. Fractions and exponent biases are not: from samples of the
+tensor they are found at once, and better than trials over tied values find them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+from chop.errors import ConfigError, did_you_mean
+from chop.formats import (
+    Float,
+    Integer,
+    Log,
+    MinifloatDenorm,
+    MinifloatIEEE,
+    NumberFormat,
+    even_sample,
+    get_format,
+    parse_spelling,
+    spelling,
+)
+
+Rule = Literal["mse", "minmax", "percentile"]
+"""How scales are derived: least squared error, nothing saturates, or one value in 1,000 does."""
+
+Ranges = Mapping[str, Sequence[Any]]
+"""Values by field, in the place of those in a format's `search_space`."""
+
+DERIVED_FIELDS = ("frac_width", "exponent_bias")
+WITH_BIAS = (Log, MinifloatDenorm, MinifloatIEEE)
+"""Formats whose bias moves the range of a whole tensor."""
+MAX_SAMPLES = 2**16
+SATURATING = 4
+"""Binades beyond the largest magnitude's in which the least squared error is sought."""
+PERCENTILE = 0.999
+
+
+def format_options(
+    formats: Sequence[str | NumberFormat], ranges: Ranges | None = None, rule: Rule = "mse"
+) -> dict[str, NumberFormat]:
+    """The formats to choose from by their spelling, those of few bits first.
+
+    Args:
+        formats: each a format; a spelling, as `4.auto` or `mxint:width=4`; or a format's name,
+            which stands for its whole `search_space` without the fields that are derived.
+        ranges: values of fields of the formats that are given by name. A derived field that is
+            among them is searched after all. Combinations that a format refuses are left out.
+        rule: how fractions of integers that are given by name are derived.
+    Raises:
+        ConfigError: an unknown format, rule or field, or no combination is valid.
+
+    >>> list(format_options(["integer", "mxint:width=4"], {"width": (3, 8)}))
+    ['3.mse', 'mxint:width=4', '8.mse']
+    """
+    check_rule(rule)
+    ranges = ranges or {}
+    unused = set(ranges)
+    found: list[NumberFormat] = []
+    for given in formats:
+        if isinstance(given, NumberFormat) or given[:1].isdigit() or ":" in given:
+            found.append(given if isinstance(given, NumberFormat) else parse_spelling(given))
+            continue
+        kind = get_format(given)
+        fields = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        unused -= fields
+        found += _combinations(kind, {k: v for k, v in ranges.items() if k in fields}, rule)
+    if unused:
+        known = {f.name for given in formats for f in _fields_of(given)}
+        name = min(unused)
+        raise ConfigError(f"ranges: no format has a field '{name}': {did_you_mean(name, known)}")
+    if not found:
+        raise ConfigError("formats: expected at least one.")
+    return {spelling(fmt): fmt for fmt in sorted(found, key=lambda fmt: fmt.bits((64, 64)))}
+
+
+def check_rule(rule: str) -> None:
+    """Raises ConfigError where there is no such rule."""
+    if rule not in get_args(Rule):
+        raise ConfigError(f"rule '{rule}': {did_you_mean(rule, get_args(Rule))}")
+
+
+def fitted(number_format: NumberFormat, samples: Tensor, rule: Rule = "mse") -> NumberFormat:
+    """A format with its fraction or exponent bias derived from samples.
+
+    Args:
+        number_format: fields that are numbers already stay; a bias that is None is derived.
+        samples: any shape; values that are not finite are left out.
+        rule: for exponent biases; an integer's fraction names its own.
+
+    >>> import torch
+    >>> fitted(Log(4), torch.tensor([0.5, 0.25])).exponent_bias
+    8
+    """
+    if not (isinstance(number_format, WITH_BIAS) and number_format.exponent_bias is None):
+        return number_format.fitted(samples)
+    sample = even_sample(samples.detach()[samples.detach().isfinite()].double(), MAX_SAMPLES)
+    magnitudes = sample.abs()[sample != 0]
+    if not magnitudes.numel():
+        return number_format
+    if rule == "percentile":
+        covered = magnitudes.sort().values[math.ceil(PERCENTILE * magnitudes.numel()) - 1]
+    else:
+        covered = magnitudes.max()
+    reach = dataclasses.replace(number_format, exponent_bias=0).element.largest
+    finest = math.floor(math.log2(reach / covered.item()))
+    candidates = range(finest, finest + (SATURATING if rule == "mse" else 0) + 1)
+    return min(_valid_biases(number_format, candidates), key=lambda fmt: _error(fmt, sample))
+
+
+def _valid_biases(number_format: NumberFormat, biases: Sequence[int]) -> list[NumberFormat]:
+    """The format with each bias that it takes; as it is where it takes none of them."""
+    found: list[NumberFormat] = []
+    for bias in biases:
+        try:
+            found.append(dataclasses.replace(number_format, exponent_bias=bias))  # type: ignore[type-var]
+        except ConfigError:
+            continue
+    return found or [number_format]
+
+
+def _error(number_format: NumberFormat, sample: Tensor) -> float:
+    return (number_format.round(sample) - sample).square().sum().item()
+
+
+def _fields_of(given: str | NumberFormat) -> Sequence[dataclasses.Field[Any]]:
+    named = isinstance(given, str) and not given[:1].isdigit() and ":" not in given
+    return dataclasses.fields(get_format(given)) if named else ()  # type: ignore[arg-type]
+
+
+def _combinations(kind: type[NumberFormat], ranges: Ranges, rule: Rule) -> Iterator[NumberFormat]:
+    if kind is Float:
+        yield Float()
+        return
+    searched = {k: v for k, v in kind.search_space.items() if k not in DERIVED_FIELDS} | ranges
+    if kind is Integer:
+        searched = {"frac_width": (rule,)} | searched
+    made = 0
+    refusal: ConfigError | None = None
+    for values in itertools.product(*searched.values()):
+        try:
+            yield kind(**dict(zip(searched, values, strict=True)))
+            made += 1
+        except ConfigError as error:
+            refusal = error
+    if refusal is not None and not made:
+        raise refusal

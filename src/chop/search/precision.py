@@ -1,0 +1,252 @@
+"""Mixed precision as a search: which format each layer of a trained model takes.
+
+Only formats are searched. Fractions and exponent biases are derived from training rows, once for
+each layer, operand and format; a trial switches formats in place, rounds only weights that were
+never rounded that way, and runs the model on batches that were made once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from chop.errors import ConfigError, did_you_mean
+from chop.formats import NumberFormat, parse_spelling
+from chop.ir.graph import MaseGraph
+from chop.nn import cached_weights
+from chop.search.costs import COSTS, Costs
+from chop.search.evaluation import BATCH_SIZE, Evaluator, kl_divergence
+from chop.search.layers import FLOAT, Formats, Layers
+from chop.search.measure import Goal, Report
+from chop.search.options import Ranges, Rule, format_options
+from chop.search.space import Choice, Config, SearchSpace
+from chop.train import calibration_batches, read_rows
+
+Cost = Callable[[MaseGraph], float]
+"""A number of a quantised graph: its latency, what it takes on a chip ..."""
+
+PER = ("layer", "operand")
+REPORTED = ("accuracy", "loss")
+OPERANDS = ("data_in", "weight", "bias")
+SCORES = ("accuracy", "loss", "kl")
+MEMORY_BYTES = 2**31
+"""What rounded weights that are kept may take."""
+REPORTS = 4
+"""How often a trial says how far it is, if it runs so many batches."""
+SECOND_FORMAT = "8.mse"
+PLUGS = {
+    "hardware_cost": "what the graph takes on a chip",
+    "latency_ms": "a measured time, as chop.search.latency.packed_latency(batch) is",
+}
+"""Numbers that need a function of the user's, and what it gives."""
+
+
+class PrecisionProblem:
+    """What to choose, and what a choice is worth.
+
+    Args:
+        mg: the graph of a trained classifier, with metadata; it stays as it is.
+        train: rows that scales are derived from.
+        rows: labelled rows that configurations are measured on.
+        formats: what to choose from: formats, spellings, or names that stand for a whole
+            `search_space`; see `chop.search.options.format_options`.
+        ranges: values of their fields in the place of those.
+        operators: names of the operators to quantise; None takes all modules with a matrix of
+            weights.
+        operands: what takes the chosen formats.
+        per: one choice for each "layer", or for each "operand" of it.
+        bias: the format of the layers' biases: few numbers, which need more bits than weights.
+        rule: how scales are derived.
+        calibration_rows: how many of `train`.
+        batch_size: rows of a step.
+        goal: the score that is reported during a trial, for pruners.
+        plugs: functions of the quantised graph, by the name of the number that they give. They
+            run in every trial, on a copy.
+    Raises:
+        ConfigError: an unknown name or field, or nothing to choose.
+
+    Attributes:
+        space: one choice for each layer or operand, `fc1` or `fc1.weight`. Its costs add up to
+            `bits`.
+        layers: the graph that is switched.
+    """
+
+    def __init__(
+        self,
+        mg: MaseGraph,
+        train: Any,
+        rows: Any,
+        *,
+        formats: Sequence[str | NumberFormat] = ("integer",),
+        ranges: Ranges | None = None,
+        operators: Sequence[str] | None = None,
+        operands: Sequence[str] = ("data_in", "weight"),
+        per: Literal["layer", "operand"] = "layer",
+        bias: str | NumberFormat = SECOND_FORMAT,
+        rule: Rule = "mse",
+        calibration_rows: int = 256,
+        batch_size: int = BATCH_SIZE,
+        goal: Literal["accuracy", "loss"] = "accuracy",
+        plugs: Mapping[str, Cost] | None = None,
+    ) -> None:
+        _check_words(operands, per, goal)
+        self.options = format_options(formats, ranges, rule)
+        table = read_rows(train["train"] if isinstance(train, dict) else train)
+        batches = calibration_batches(mg.model, table, rows=calibration_rows)
+        self.layers = Layers(mg, batches, operators, rule)
+        self.costs = Costs(self.layers)
+        self.bias = parse_spelling(bias) if isinstance(bias, str) else bias
+        self.goal, self.plugs = goal, dict(plugs or {})
+        self._targets = self._find_targets(operands, per)
+        self._fixed = self._find_fixed()
+        self.space = SearchSpace(tuple(self._choice(name) for name in self._targets))
+        self._keep_weights()
+        self.evaluator = Evaluator(self.layers.mg.model, rows, batch_size=batch_size)
+        self.layers.switch({})
+        self.reference = self.evaluator.logits()
+
+    def _find_targets(
+        self, operands: Sequence[str], per: str
+    ) -> dict[str, tuple[str, tuple[str, ...]]]:
+        """By the name of a choice: the layer, and the operands that take the chosen format."""
+        targets: dict[str, tuple[str, tuple[str, ...]]] = {}
+        for name, layer in self.layers.by_name.items():
+            own = tuple(operand for operand in layer.operands if operand in operands)
+            if per == "operand":
+                targets |= {f"{name}.{operand}": (name, (operand,)) for operand in own}
+            elif own:
+                targets[name] = (name, own)
+        if not targets:
+            raise ConfigError(f"operands: no layer has {' or '.join(operands)}.")
+        return targets
+
+    def _choice(self, name: str) -> Choice:
+        layer, operands = self._targets[name]
+        first = next(n for n, (target, _) in self._targets.items() if target == layer)
+        # A layer's first choice bears the cost of what none of them changes.
+        fixed = sum(
+            self.costs.share(layer, operand, fmt)
+            for operand, fmt in self._fixed[layer].items()
+            if name == first
+        )
+        cost = {
+            text: fixed + sum(self.costs.share(layer, operand, fmt) for operand in operands)
+            for text, fmt in self.options.items()
+        }
+        return Choice(name, self.options, cost)
+
+    def _find_fixed(self) -> dict[str, Formats]:
+        """By layer, the formats of the operands that no choice is about."""
+        chosen = {(layer, n) for layer, operands in self._targets.values() for n in operands}
+        return {
+            name: {
+                operand: self.bias if operand == "bias" else FLOAT
+                for operand in layer.operands
+                if (name, operand) not in chosen
+            }
+            for name, layer in self.layers.by_name.items()
+        }
+
+    def _keep_weights(self) -> None:
+        model = self.layers.mg.model
+        size = sum(parameter.nbytes for parameter in model.parameters())
+        count = max(1, min(len(self.options) + 1, MEMORY_BYTES // max(size, 1)))
+        self._kept = contextlib.ExitStack()  # what it holds goes when the problem goes
+        self._kept.enter_context(cached_weights(model, formats=count))
+
+    def formats(self, config: Config) -> dict[str, Formats]:
+        """Every layer's formats by operand, as they are chosen: scales not yet derived."""
+        self.space.check(config)
+        found: dict[str, dict[str, NumberFormat]] = {n: dict(f) for n, f in self._fixed.items()}
+        for name, (layer, operands) in self._targets.items():
+            found[layer] |= dict.fromkeys(operands, self.options[config[name]])
+        return found
+
+    def only(self, name: str, text: str) -> dict[str, Formats]:
+        """The formats of a model that is float but for one choice."""
+        layer, operands = self._targets[name]
+        return {layer: dict.fromkeys(operands, self.options[text])}
+
+    def uniform(self, text: str) -> Config:
+        """The configuration that takes one option everywhere.
+
+        Raises:
+            ConfigError: there is no such option.
+        """
+        config = dict.fromkeys(self._targets, text)
+        self.space.check(config)
+        return config
+
+    def graph(self, config: Config) -> MaseGraph:
+        """The quantised graph of a configuration, scales derived, with metadata."""
+        return self.layers.graph(self.formats(config))
+
+    def pass_args(self, config: Config) -> dict[str, Any]:
+        """The settings of `quantize_transform_pass` that give that graph, scales derived.
+
+        Raises:
+            ConfigError: a layer is made of several operators, each with scales of its own.
+        """
+        return {"by": "name", **self.layers.rules(self.formats(config))}
+
+    def measure(self, config: Config, report: Report) -> dict[str, float]:
+        """What a configuration is worth and what it costs.
+
+        Returns: `accuracy`, `loss` (mean cross entropy, nats), `kl` (mean divergence from the
+            float model's answers, nats), what `chop.search.costs.Costs` gives, and each plug's
+            number.
+        """
+        formats = self.formats(config)
+        numbers = self.score(formats, report) | self.costs(formats)
+        if self.plugs:
+            mg = self.layers.graph(formats)
+            numbers |= {name: float(plug(mg)) for name, plug in self.plugs.items()}
+        return numbers
+
+    def score(
+        self, formats: Mapping[str, Formats], report: Report | None = None
+    ) -> dict[str, float]:
+        """Accuracy, loss and divergence of a model in these formats."""
+        self.layers.switch(formats)
+        logits = self.evaluator.logits(None if report is None else self._reporter(report))
+        found = self.evaluator.scores(logits)
+        divergence = kl_divergence(self.reference, logits)
+        return {"accuracy": found.accuracy, "loss": found.loss, "kl": divergence}
+
+    def _reporter(self, report: Report) -> Callable[[list[Tensor]], None]:
+        """Reports the score so far a few times; short trials have nothing to save."""
+        steps = len(self.evaluator.batches)
+        due = {steps * part // (REPORTS + 1) for part in range(1, REPORTS + 1)}
+
+        def on_batch(answers: list[Tensor]) -> None:
+            if steps > 2 * REPORTS and len(answers) in due:
+                found = self.evaluator.scores(torch.cat(answers))
+                report(len(answers), getattr(found, self.goal))
+
+        return on_batch
+
+    def check_goals(self, goals: Sequence[Goal]) -> None:
+        """Raises ConfigError where a goal's number is not measured."""
+        known = (*SCORES, *COSTS, *self.plugs)
+        for goal in goals:
+            if goal.name in known:
+                continue
+            if goal.name in PLUGS:
+                raise ConfigError(
+                    f"goal '{goal.name}': expected a function of the quantised graph that gives "
+                    f"{PLUGS[goal.name]}: plugs={{'{goal.name}': function}}."
+                )
+            raise ConfigError(f"goal '{goal.name}': {did_you_mean(goal.name, known)}")
+
+
+def _check_words(operands: Sequence[str], per: str, goal: str) -> None:
+    for operand in operands:
+        if operand not in OPERANDS:
+            raise ConfigError(f"operands: unknown '{operand}': {did_you_mean(operand, OPERANDS)}")
+    for where, word, words in (("per", per, PER), ("goal", goal, REPORTED)):
+        if word not in words:
+            raise ConfigError(f"{where}: got '{word}': {did_you_mean(word, words)}")

@@ -1,0 +1,52 @@
+"""A small trained classifier and its rows, for tests of mixed precision."""
+
+from functools import cache
+
+import torch
+from torch import nn
+
+from chop import MaseGraph, passes
+from chop.data.points import toy
+from chop.train import Rows, fit, read_rows
+
+DEAD = "dead"
+
+
+class Classifier(nn.Module):
+    """Two layers that matter, one whose weights are zero, and a product of activations."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(16, 24)
+        self.dead = nn.Linear(24, 24)
+        self.last = nn.Linear(24, 5)
+        nn.init.zeros_(self.dead.weight)
+        nn.init.zeros_(self.dead.bias)
+        self.dead.requires_grad_(False)
+
+    def forward(self, x):
+        y = torch.relu(self.first(x))
+        y = y + self.dead(y)
+        return self.last(y * torch.matmul(y, y.transpose(0, 1)).diagonal()[:, None].rsqrt())
+
+
+@cache
+def rows() -> tuple[Rows, Rows]:
+    """Training and test rows."""
+    splits = toy()
+    return read_rows(splits["train"]), read_rows(splits["test"])
+
+
+@cache
+def _graph() -> MaseGraph:
+    torch.manual_seed(0)
+    model = Classifier()
+    fit(model, rows()[0], epochs=4, lr=1e-2)
+    mg = MaseGraph(model.eval(), dummy_in={"x": torch.randn(3, 16)})
+    mg, _ = passes.init_metadata_analysis_pass(mg)
+    return passes.add_common_metadata_analysis_pass(mg)[0]
+
+
+def graph() -> MaseGraph:
+    """The trained model with metadata; each caller gets a copy."""
+    return _graph().copy()
