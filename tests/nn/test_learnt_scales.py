@@ -172,6 +172,15 @@ def test_fake_tensors_start_nothing_and_types_follow_the_module():
     assert torch.equal(half.settled()(x), half(x))
 
 
+@pytest.mark.parametrize("blank", [0.0, torch.nan])
+def test_inputs_without_a_magnitude_start_nothing(blank):
+    layer, x = linear(), torch.randn(4, 12)
+    y = layer(torch.full((4, 12), blank))
+    assert torch.equal(y.isnan(), torch.full((4, 5), blank != 0)) and "data_in" in layer.waiting
+    layer(x)
+    assert layer.waiting == () and layer.data_in_scale > 0.1
+
+
 def test_compiles_as_a_whole_once_it_has_started():
     layer, x = linear(), torch.randn(3, 12)
     torch._dynamo.reset()

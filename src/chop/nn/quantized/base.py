@@ -157,13 +157,17 @@ class QuantizedOperator(nn.Module):
 
         Args:
             operand: one of `waiting`.
-            x: what is about to be quantised; fake and empty tensors are passed over.
+            x: what is about to be quantised; fake and empty tensors are passed over, and inputs
+                that are all zero or not finite, such as a trial run's: they say nothing of scales.
         """
         if torch.compiler.is_compiling():
             raise ConfigError(f"{type(self).__name__}: {_WAITS.format(operand)} before compiling.")
         if x.is_meta or not x.numel() or detect_fake_mode(x) is not None:
             return
-        seen = x.detach() if operand in self._parameters else x.detach().reshape(1, -1)
+        is_input = operand not in self._parameters
+        if is_input and not ((x != 0) & x.isfinite()).any():
+            return
+        seen = x.detach().reshape(1, -1) if is_input else x.detach()
         parameter = self._parameters[SCALE_NAMES[operand]]
         assert parameter is not None
         start = starting_scales(getattr(self.spec, operand), seen)
