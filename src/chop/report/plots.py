@@ -85,7 +85,7 @@ def plot_accuracy(
         figure.legend(loc="outside right upper", fontsize="small")
     else:
         axes.legend(loc="best", fontsize="small")
-    return _save(figure, Path(path))
+    return save_figure(figure, Path(path))
 
 
 def plot_heat_map(
@@ -123,10 +123,11 @@ def plot_heat_map(
                 axes.text(j, i, f"{value:.1f}", ha="center", va="center", color=ink, fontsize=8)
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
     figure.colorbar(image, label="accuracy (%)")
-    return _save(figure, Path(path))
+    return save_figure(figure, Path(path))
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Writes a figure in one step; the suffix of the path picks the kind."""
     with replacing(path) as temporary:
         figure.savefig(temporary, format=path.suffix.lstrip("."), dpi=160)
     return path

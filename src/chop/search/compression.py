@@ -74,12 +74,8 @@ class Compression:
 
     def compress(self, model: nn.Module, rows: Rows) -> MaseGraph:
         """A new graph of `model`, quantised and pruned, its fractions calibrated on `rows`."""
-        model.eval()
-        example = next(calibration_batches(model, rows, rows=EXAMPLE_ROWS))
-        inputs = {name: column for name, column in example.items() if name != "labels"}
-        mg = MaseGraph(model, dummy_in=inputs)
         pass_args = self._with_batches(model, rows)
-        mg, _ = CompressionPipeline()(mg, pass_args=pass_args)
+        mg, _ = CompressionPipeline()(raise_graph(model, rows), pass_args=pass_args)
         if any(_waits(module) for module in mg.model.modules()):
             mg, _ = passes.calibrate_transform_pass(
                 mg, {"batches": self._batches(mg.model, rows)}, inplace=True
@@ -100,6 +96,13 @@ class Compression:
         return list(
             calibration_batches(model, rows, rows=self.calibration_rows, with_labels=with_labels)
         )
+
+
+def raise_graph(model: nn.Module, rows: Rows) -> MaseGraph:
+    """The graph of a classifier, captured in evaluation mode with a few of the rows."""
+    model.eval()
+    example = next(calibration_batches(model, rows, rows=EXAMPLE_ROWS))
+    return MaseGraph(model, dummy_in={k: v for k, v in example.items() if k != "labels"})
 
 
 def size_bytes(model: nn.Module) -> float:

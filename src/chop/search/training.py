@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from chop.errors import ConfigError
-from chop.search.compression import Compression, size_bytes
+from chop.files import write_text
+from chop.search.compression import Compression, raise_graph, size_bytes
 from chop.search.measure import Report
 from chop.search.space import Config
 from chop.train import Rows, evaluate, fit
@@ -20,7 +23,7 @@ TRAINING = {"epochs": 5, "lr": 3e-3, "batch_size": 64, "seed": 0}
 """How architectures are trained where nothing else is said: arguments of `chop.train.fit`."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class TrainedMeasure:
     """Trains what a configuration describes, and judges it on rows that it was not trained on.
 
@@ -34,6 +37,7 @@ class TrainedMeasure:
         training: arguments of `chop.train.fit`; the seed is fixed unless it says otherwise.
         compression: what is done to the trained model before it is judged: see `Compression`.
         device: where to train; None leaves the model where it was built.
+        last: the model that was measured last, for `save`.
     """
 
     build: Callable[[Config], nn.Module]
@@ -42,15 +46,26 @@ class TrainedMeasure:
     training: Mapping[str, Any] = field(default_factory=dict)
     compression: Compression = field(default_factory=Compression)
     device: torch.device | str | None = None
+    last: nn.Module | None = field(default=None, init=False, repr=False)
 
     def __call__(self, config: Config, report: Report) -> dict[str, float]:
         """Measures one configuration; what `report` raises passes through."""
-        model = self.trained(config, report)
+        self.last = model = self.trained(config, report)
         return {
             "accuracy": evaluate(model, self.validation, device=self.device),
             "parameters": float(sum(p.numel() for p in model.parameters())),
             "size_bytes": size_bytes(model),
         }
+
+    def save(self, config: Config, folder: Path) -> None:
+        """Writes the model that was just measured, for `chop.search.Search(save=...)`.
+
+        `model.pt` and `model.mz` are its graph, which `MaseGraph.from_checkpoint` reads;
+        `choices.json` says what was chosen.
+        """
+        assert self.last is not None
+        raise_graph(self.last, self.train).export(folder / "model")
+        write_text(folder / "choices.json", json.dumps(dict(config), indent=2) + "\n")
 
     def trained(self, config: Config, report: Report | None = None) -> nn.Module:
         """The trained, and perhaps compressed, model of a configuration."""

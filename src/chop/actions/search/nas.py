@@ -1,0 +1,281 @@
+"""Architecture search as a job: which sizes and layers a model should have, trained and judged."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rich.console import Console
+
+from chop.actions.search.job import Job, SearchConfig
+from chop.actions.subject import Subject, fingerprint_of_rows, load_subject
+from chop.actions.sweep.record import write_figure, write_table
+from chop.errors import ConfigError, did_you_mean
+from chop.files import write_text
+from chop.ir.graph import MaseGraph
+from chop.report.search_plots import plot_best_so_far
+from chop.search import Config, Goal, Result, Search, SearchSpace, Tried
+from chop.search.architecture import SQUARE_LAYERS, Architectures
+from chop.search.compression import Compression, Mode
+from chop.search.proxies import PROXIES, best_share, zero_cost_score
+from chop.search.training import TrainedMeasure, split_rows
+from chop.train import evaluate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+DIRECTIONS = {"accuracy": "maximize", "parameters": "minimize", "size_bytes": "minimize"}
+"""What a trial measures, and which way is better."""
+USUAL_FIELDS = ("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size")
+SCORED_ROWS = 32
+MOST_COUNTED = 500
+"""Combinations of fields up to which the different architectures are counted."""
+PASS_ARGS: dict[str, Any] = {
+    "quantize_transform_pass": {
+        "by": "type",
+        "linear": {"config": {"name": "integer", "width": 4, "frac_width": "auto"}},
+    },
+    "prune_transform_pass": {"weight": {"sparsity": 0.5, "method": "l1-norm", "scope": "local"}},
+}
+"""How models are compressed where nothing else is said."""
+
+
+@dataclass(frozen=True)
+class NasConfig(SearchConfig):
+    """Settings of `chop search nas`; a TOML file has the same keys.
+
+    Attributes:
+        fields: field of the model's configuration -> values. None: number of layers, of heads,
+            hidden and intermediate size, each half, as it is, and twice.
+        square_layers: what may stand in the place of a square linear layer, the first unchanged.
+        goals: what is searched for: accuracy, parameters, size_bytes. Several give a Pareto front.
+        budgets: the most that parameters or size_bytes may be, the least accuracy.
+        epochs: passes over the training rows of each trial.
+        lr: the largest learning rate of each trial.
+        validation: the share of the training rows that trials are judged on. The test rows are
+            for the best alone.
+        compression: "none", "compress" or "compress-train": see `chop.search.compression`.
+        pass_args: the settings of its passes; None: 4-bit integers and half of the weights.
+        compression_epochs: passes over the training rows of "compress-train".
+        proxy: a zero-cost score; what scores low is not trained.
+        share: the share of architectures that pass it.
+
+    The other settings are those of `SearchConfig`.
+    """
+
+    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
+        **SearchConfig.RANGES,
+        "epochs": (1, 10_000),
+        "lr": (1e-9, 10),
+        "validation": (0.01, 0.9),
+        "compression_epochs": (0, 10_000),
+        "share": (0.001, 1),
+    }
+
+    out: Path = Path("runs/search-nas")
+    trials: int = 40
+    fields: Mapping[str, tuple[Any, ...]] | None = None
+    square_layers: tuple[str, ...] = tuple(SQUARE_LAYERS)
+    goals: tuple[str, ...] = ("accuracy",)
+    budgets: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    epochs: int = 5
+    lr: float = 3e-3
+    validation: float = 0.2
+    compression: Mode = "none"
+    pass_args: Mapping[str, Any] | None = None
+    compression_epochs: int = 2
+    proxy: str | None = None
+    share: float = 0.25
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for where, names, known in (
+            ("goals", self.goals, DIRECTIONS),
+            ("budgets", self.budgets, DIRECTIONS),
+            ("square_layers", self.square_layers, SQUARE_LAYERS),
+            ("proxy", (self.proxy,) if self.proxy else (), PROXIES),
+        ):
+            for name in names:
+                if name not in known:
+                    raise ConfigError(f"{where}: unknown '{name}': {did_you_mean(name, known)}")
+        self.how_compressed()
+
+    def how_compressed(self) -> Compression:
+        """What is done to a trained model."""
+        pass_args = PASS_ARGS if self.pass_args is None else self.pass_args
+        return Compression(self.compression, pass_args, self.compression_epochs)
+
+    def all_goals(self) -> tuple[Goal, ...]:
+        """Objectives, then budgets."""
+        objectives = [Goal(name, DIRECTIONS[name]) for name in self.goals]  # type: ignore[arg-type]
+        limits = [Goal(name, DIRECTIONS[name], most) for name, most in self.budgets.items()]  # type: ignore[arg-type]
+        return (*objectives, *limits)
+
+
+def usual_fields(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
+    """Half, as it is, and twice, of the sizes that most configurations have."""
+    sizes = {name: getattr(config, name, None) for name in USUAL_FIELDS}
+    return {
+        name: tuple(sorted({max(1, size // 2), size, 2 * size}))
+        for name, size in sizes.items()
+        if isinstance(size, int)
+    }
+
+
+def prepare(config: NasConfig, subject: Subject | None = None) -> Search:
+    """The search over the architectures of what `config` names; it has not run.
+
+    Raises:
+        ConfigError: settings that do not fit the model.
+        UnavailableError: the model or the data set is not there.
+    """
+    subject = subject or load_subject(config)
+    found = architectures(config, subject)
+    measure = _measure(config, found, subject)
+    return Search(
+        _filtered(config, found, measure),
+        measure,
+        config.all_goals(),
+        sampler=config.sampler,
+        pruner=config.pruner,
+        storage=config.storage,
+        out=config.out,
+        name=config.name or "nas",
+        seed=config.seed,
+        save=measure.save,
+        keep=config.keep,
+        problem={
+            "rows": fingerprint_of_rows(subject.train),
+            "base": subject.model.config.to_json_string(),
+            "training": measure.training,
+            "compression": dataclasses.asdict(measure.compression),
+            "proxy": [config.proxy, config.share],
+        },
+    )
+
+
+def architectures(config: NasConfig, subject: Subject) -> Architectures:
+    """The models that are searched over."""
+    from transformers import PreTrainedConfig
+
+    base = getattr(subject.model, "config", None)
+    usual = usual_fields(base) if isinstance(base, PreTrainedConfig) else {}
+    fields = usual if config.fields is None else config.fields
+    layers = {name: SQUARE_LAYERS[name] for name in config.square_layers}
+    return Architectures(subject.model, fields, square_layers=layers, seed=config.seed)
+
+
+def _measure(config: NasConfig, found: Architectures, subject: Subject) -> TrainedMeasure:
+    train, validation = split_rows(subject.train, config.validation, seed=config.seed)
+    training = {"epochs": config.epochs, "lr": config.lr}
+    training |= {"batch_size": config.batch_size, "seed": config.seed}
+    compression = config.how_compressed()
+    return TrainedMeasure(
+        found.build, train, validation, training, compression, device=subject.device
+    )
+
+
+def _filtered(config: NasConfig, found: Architectures, measure: TrainedMeasure) -> SearchSpace:
+    proxy = config.proxy
+    if proxy is None:
+        return found.space
+    batch = next(measure.train.batches(SCORED_ROWS))
+
+    def score(chosen: Config) -> float:
+        return zero_cost_score(proxy, found.build(chosen), batch, seed=config.seed)
+
+    return best_share(found.space, score, share=config.share, seed=config.seed)
+
+
+def write(
+    config: NasConfig, search: Search, result: Result, subject: Subject | None = None
+) -> None:
+    """Writes `table.csv`, `table.md`, `best.json`, and `best-so-far.svg` and `.png`.
+
+    Raises:
+        ConfigError: nothing was measured.
+    """
+    if not result.measured:
+        raise ConfigError("no architecture was measured: all were impossible, or failed.")
+    title = f"{config.model}: architectures, best first"
+    write_table(config.out, title, [_row(search, trial) for trial in result.ranked])
+    if result.best is None:
+        Console().print("none keeps within the budgets; the nearest come first in the table")
+        return
+    noted = _describe(config, search, result, result.best, subject or load_subject(config))
+    write_text(config.out / "best.json", json.dumps(noted, indent=2) + "\n")
+    goal = config.goals[0]
+    write_figure(
+        config.out / "best-so-far",
+        plot_best_so_far,
+        {config.sampler: [result.best_so_far()]},
+        ylabel=f"best {goal} so far",
+        title=f"{config.model}: best of so many architectures",
+        percent=goal == "accuracy",
+    )
+    values = result.best.values
+    Console().print(
+        f"best: accuracy {values['accuracy']:.2%} on validation rows, "
+        f"{noted['test_accuracy']:.2%} on test rows, {values['parameters']:.0f} parameters; "
+        f"measured {noted['measured']} of {noted['different'] or noted['configurations']:.4g} "
+        f"architectures; {config.out}",
+        highlight=False,
+    )
+
+
+def _row(search: Search, trial: Tried) -> dict[str, Any]:
+    texts = search.space.canonical(trial.config)
+    values = search.space.values(texts)
+    replacements = [value for value in values.values() if value in SQUARE_LAYERS.values()]
+    return {
+        "trial": trial.number,
+        "accuracy": trial.values["accuracy"],
+        "parameters": round(trial.values["parameters"]),
+        "size (bytes)": round(trial.values["size_bytes"]),
+        **{name: texts[name] for name, value in values.items() if value not in replacements},
+        "layers replaced": sum(value is not SQUARE_LAYERS["Linear"] for value in replacements),
+    }
+
+
+def _describe(
+    config: NasConfig, search: Search, result: Result, best: Tried, subject: Subject
+) -> dict[str, Any]:
+    """The best architecture, with its accuracy on rows that the search has not seen."""
+    found = architectures(config, subject)
+    saved = config.out / "best" / best.key / "model"
+    if saved.with_suffix(".pt").is_file():
+        model = MaseGraph.from_checkpoint(saved).model
+    else:
+        model = _measure(config, found, subject).trained(best.config)
+    combinations = math.prod(map(len, found.fields.values()))
+    return {
+        "choices": dict(search.space.canonical(best.config)),
+        "values": dict(best.values),
+        "test_accuracy": evaluate(model, subject.test, device=subject.device),
+        "key": best.key,
+        "compression": config.compression,
+        "measured": len(result.measured),
+        "configurations": search.space.size,
+        "different": found.num_distinct() if combinations <= MOST_COUNTED else None,
+    }
+
+
+def export(config: NasConfig, chosen: Config) -> dict[str, Any]:
+    """An architecture is a model, not a way to compress one.
+
+    Raises:
+        ConfigError: always; it says where the model is.
+    """
+    raise ConfigError(
+        f"an architecture is no setting of `chop compress`: the best models are in "
+        f"{config.out}/best, and MaseGraph.from_checkpoint reads them."
+    )
+
+
+JOB = Job("nas", NasConfig, prepare, write, export)
+"""Behind `chop search nas`."""

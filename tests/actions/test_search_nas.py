@@ -1,0 +1,127 @@
+"""The job behind `chop search nas`, on few rows of digits."""
+
+import csv
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from chop import MaseGraph
+from chop.actions.search.job import rebuild, run_job, settings_of
+from chop.actions.search.nas import JOB, NasConfig, architectures, export, prepare, usual_fields
+from chop.actions.subject import Subject
+from chop.config import parse
+from chop.data import load_dataset
+from chop.errors import ConfigError
+from chop.models import load_model
+from chop.train import evaluate, read_rows
+
+FIELDS = {"num_hidden_layers": [1, 2], "hidden_size": [8, 12], "num_attention_heads": [2, 4]}
+QUICK = {"model": "vit", "fields": FIELDS, "epochs": 1, "trials": 5, "sampler": "random"}
+
+
+@pytest.fixture
+def subject(monkeypatch):
+    """An untrained model: an architecture search needs no weights."""
+    data = load_dataset("digits", limit=120)
+    rows = read_rows(data["train"]), read_rows(data["test"])
+    found = Subject(load_model("vit"), "vit", "digits", *rows, torch.device("cpu"), 1, 1e-3)
+    monkeypatch.setattr("chop.actions.search.nas.load_subject", lambda config: found)
+    return found
+
+
+def config(tmp_path, **settings):
+    return parse(NasConfig, {**QUICK, "out": tmp_path, **settings})
+
+
+def test_a_search_is_written_and_goes_on_where_it_was(tmp_path, subject, capsys):
+    asked = config(tmp_path)
+    result = run_job(JOB, replace(asked, trials=3))
+    first = list(result.measured)
+    result = run_job(JOB, asked)
+    assert result.measured[: len(first)] == first and len(result.measured) == 5
+    assert len({trial.key for trial in result.measured}) == 5
+    noted = json.loads((tmp_path / "best.json").read_text())
+    best = result.best
+    assert noted["values"] == best.values and noted["measured"] == 5
+    # 4, 8 square layers and no pooler: 8 and 12 both divide by 2 and 4.
+    assert noted["different"] == 2 * 2 * (2**4 + 2**8)
+    model = MaseGraph.from_checkpoint(tmp_path / "best" / best.key / "model").model
+    assert sum(p.numel() for p in model.parameters()) == best.values["parameters"]
+    assert noted["test_accuracy"] == evaluate(model, subject.test)
+    assert json.loads((tmp_path / "best" / best.key / "choices.json").read_text()) == best.config
+    with (tmp_path / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    accuracies = [float(row["accuracy"]) for row in rows]
+    assert accuracies == sorted(accuracies, reverse=True) and len(rows) == 5
+    assert {"hidden_size", "layers replaced", "parameters"} <= rows[0].keys()
+    names = {"best-so-far.svg", "best-so-far.png", "table.md", "search.db"}
+    assert names <= {file.name for file in tmp_path.iterdir()}
+    assert f"measured 5 of {noted['different']}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_budgets_modes_and_scores(tmp_path, subject):
+    asked = config(
+        tmp_path,
+        goals=["accuracy", "size_bytes"],
+        budgets={"parameters": 4000},
+        compression="compress",
+        proxy="naswot",
+        share=0.5,
+        keep=0,
+    )
+    result = run_job(JOB, asked)
+    assert len(result.measured) == 5
+    assert all(t.values["size_bytes"] < 3 * t.values["parameters"] for t in result.measured)
+    assert result.best is None or result.best.values["parameters"] <= 4000
+    notes = [trial.note for trial in result.trials if trial.outcome == "impossible"]
+    assert all("it scores" in note for note in notes)
+    assert not (tmp_path / "best").exists()
+
+
+def test_any_process_can_build_the_same_search(tmp_path, subject):
+    asked = config(tmp_path, proxy="snip")
+    job, again = rebuild({"name": "nas", "settings": json.loads(json.dumps(settings_of(asked)))})
+    assert job is JOB and prepare(again).space.choices == prepare(asked).space.choices
+    chosen = prepare(asked).space.at(0)
+    assert prepare(again).measure(chosen, print) == prepare(asked).measure(chosen, print)
+    assert architectures(asked, subject).num_distinct() == 2 * 2 * (2**4 + 2**8)
+
+
+def test_what_does_not_fit_is_said_before_the_first_trial(tmp_path, subject):
+    for settings, message in [
+        ({"fields": {"num_layers": [2]}}, "did you mean 'num_hidden_layers'"),
+        ({"goals": ["acuracy"]}, "did you mean 'accuracy'"),
+        ({"budgets": {"params": 1}}, "did you mean 'parameters'"),
+        ({"square_layers": ["Linear", "identity"]}, "did you mean 'Identity'"),
+        ({"proxy": "synfow"}, "did you mean 'synflow'"),
+        ({"compression": "comprss"}, "did you mean 'compress'"),
+        ({"compression": "compress", "pass_args": {}}, "needs pass_args"),
+        ({"epochs": 0}, "epochs: got 0"),
+        ({"share": 2.0}, "share: got 2.0"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            prepare(config(tmp_path, **settings))
+    with pytest.raises(ConfigError, match="MaseGraph.from_checkpoint reads them"):
+        export(config(tmp_path), {})
+    run_job(JOB, config(tmp_path, trials=1))
+    with pytest.raises(ConfigError, match="begun with other problem"):
+        run_job(JOB, config(tmp_path, epochs=2))
+
+
+def test_usual_fields_are_half_and_twice():
+    assert usual_fields(load_model("vit").config) == {
+        "num_hidden_layers": (1, 2, 4),
+        "num_attention_heads": (2, 4, 8),
+        "hidden_size": (24, 48, 96),
+        "intermediate_size": (96, 192, 384),
+    }
+    with pytest.raises(ConfigError, match="has no Hugging Face configuration"):
+        architectures(NasConfig(model="mlp"), load_subject_of_mlp())
+
+
+def load_subject_of_mlp():
+    data = load_dataset("digits", limit=20)
+    rows = read_rows(data["train"]), read_rows(data["test"])
+    return Subject(load_model("mlp"), "mlp", "digits", *rows, torch.device("cpu"), 1, 1e-3)
