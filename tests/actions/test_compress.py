@@ -37,6 +37,29 @@ def test_the_table_has_the_expected_shape(result):
     assert exact - found["QAT", "integer 4.2"]["accuracy"] < lost / 2
 
 
+def test_layers_have_formats_of_their_own(tmp_path):
+    layers = {"fc1": {"weight": "4.mse", "data_in": "8.mse"}, "fc3": {"weight": "mxint:width=4"}}
+    config = CompressConfig(model="mlp", out=tmp_path, formats=(), layers=layers, qat_epochs=0)
+    found = compress(config)
+    row = rows(found)["PTQ", "mixed"]
+    assert row["quantized"] == 2 and 4 < row["bits"] < 32
+    mg = MaseGraph.from_checkpoint(tmp_path / "model")
+    test = default_dataset("mlp")["test"]
+    assert evaluate(mg.model, test) == pytest.approx(row["accuracy"])
+
+
+@pytest.mark.parametrize(
+    "layers, message",
+    [
+        ({"fc1": {"wieght": "4.mse"}}, "did you mean 'weight'"),
+        ({"fc1": {"weight": "4"}}, "expected width.fraction"),
+    ],
+)
+def test_wrong_layers_are_named(layers, message):
+    with pytest.raises(ConfigError, match=message):
+        CompressConfig(model="mlp", formats=(), layers=layers)
+
+
 def test_bits_and_sizes_are_those_of_the_formats(result):
     found = rows(result[0])
     assert found["float", "float"]["bits"] == 32.0

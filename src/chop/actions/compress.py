@@ -7,7 +7,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +19,9 @@ from chop.actions.rounding import (
     QUANTIZE_RANGES,
     QUANTIZED_OPERATORS,
     check_operators,
+    layer_spec,
     quantize_after_training,
+    quantize_layers,
 )
 from chop.actions.subject import Subject, SubjectConfig, load_subject, raise_to_graph
 from chop.errors import ConfigError
@@ -47,6 +49,8 @@ class CompressConfig(SubjectConfig):
         operators: the operators to quantise, by name.
         formats: integers `width.fraction`, where `4.auto` derives each tensor's fraction, and any
             format by name, `mxint:width=4`.
+        layers: formats of single layers, by path and operand: one more graph to measure, with
+            these alone, as `chop search export` writes them.
         qat_epochs: passes over the training rows; 0 skips quantisation-aware training. None takes
             15 for built-in models, else 1.
         qat_lr: its largest learning rate; None takes what suits the model and the epochs.
@@ -65,6 +69,7 @@ class CompressConfig(SubjectConfig):
     out: Path = Path("runs/compress")
     operators: tuple[str, ...] = QUANTIZED_OPERATORS
     formats: tuple[str, ...] = ("8.5", "6.4", "4.2", "8.auto", "6.auto", "4.auto")
+    layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     qat_epochs: int | None = None
     qat_lr: float | None = None
     calibration_rows: int = 256
@@ -74,8 +79,10 @@ class CompressConfig(SubjectConfig):
         super().__post_init__()
         for text in self.formats:
             parse_spelling(text)
+        for path, formats in self.layers.items():
+            layer_spec(path, formats)
         check_operators(self.operators)
-        if not self.formats:
+        if not self.formats and not self.layers:
             raise ConfigError("formats: expected at least one.")
 
 
@@ -126,6 +133,7 @@ def compress(config: CompressConfig) -> dict[str, Any]:
     mg = raise_to_graph(subject)
     baseline = measure(mg, "float", "float", subject)
     rounded = [_round(mg, text, subject, config) for text in config.formats]
+    rounded += [_round_layers(mg, subject, config)] if config.layers else []
     trained = list(_train_back(baseline, rounded, subject, config))
     candidates = [baseline, *rounded, *trained]
     chosen = _choose(baseline.row, [*rounded, *trained], config.max_drop)
@@ -156,6 +164,11 @@ def _round(mg: MaseGraph, text: str, subject: Subject, config: CompressConfig) -
         mg, number_format, config.operators, subject, config.calibration_rows
     )
     return measure(quantized, "PTQ", number_format.label, subject)
+
+
+def _round_layers(mg: MaseGraph, subject: Subject, config: CompressConfig) -> Candidate:
+    quantized = quantize_layers(mg, config.layers, subject, config.calibration_rows)
+    return measure(quantized, "PTQ", "mixed", subject)
 
 
 def _train_back(

@@ -1,16 +1,22 @@
-"""Quantisation as the jobs do it: one format for the chosen operators."""
+"""Quantisation as the jobs do it: one format for the chosen operators, or one for each layer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from chop import passes
 from chop.actions.subject import Subject
 from chop.errors import ConfigError, did_you_mean
-from chop.formats import NumberFormat, QuantSpec
+from chop.formats import NumberFormat, QuantSpec, parse_spelling
+from chop.formats.spec import OPERANDS
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import OPS
+from chop.nn.quantized import QuantizedOperator
 from chop.train import calibration_batches
+
+LayerFormats = Mapping[str, Mapping[str, str]]
+"""Path of a layer -> operand -> format as people type it."""
 
 QUANTIZED_OPERATORS = ("linear", "conv1d", "conv2d", "conv_transpose2d", "embedding")
 QUANTIZABLE = tuple(row.name for row in OPS.values() if row.is_quantizable)
@@ -66,8 +72,46 @@ def quantize_after_training(
     """
     spec = {"config": QuantSpec.uniform(number_format)}
     rules = dict.fromkeys(present_operators(mg, operators), spec)
-    quantized, _ = passes.quantize_transform_pass(mg, {"by": "type", **rules})
-    if not number_format.is_fitted:
+    return _quantize(mg, {"by": "type", **rules}, subject, calibration_rows)
+
+
+def quantize_layers(
+    mg: MaseGraph, layers: LayerFormats, subject: Subject, calibration_rows: int
+) -> MaseGraph:
+    """A graph with formats of its own for each layer that is named.
+
+    Args:
+        mg: the float graph; it stays as it is.
+        layers: module path (or node name) -> operand -> format as people type it; operands left
+            out stay float.
+        subject: gives the rows that fractions are calibrated on.
+        calibration_rows: how many.
+    Raises:
+        ConfigError: the graph has no such layer, or an operand or format is unknown.
+    """
+    rules = {path: {"config": layer_spec(path, formats)} for path, formats in layers.items()}
+    return _quantize(mg, {"by": "name", **rules}, subject, calibration_rows)
+
+
+def layer_spec(path: str, formats: Mapping[str, str]) -> QuantSpec:
+    """The formats of one layer, from spellings by operand.
+
+    Raises:
+        ConfigError: an operand or format is unknown.
+    """
+    for operand in formats:
+        if operand not in OPERANDS:
+            nearest = did_you_mean(operand, OPERANDS)
+            raise ConfigError(f"layers['{path}']: unknown operand '{operand}': {nearest}")
+    return QuantSpec(**{operand: parse_spelling(text) for operand, text in formats.items()})
+
+
+def _quantize(
+    mg: MaseGraph, settings: Mapping[str, Any], subject: Subject, calibration_rows: int
+) -> MaseGraph:
+    quantized, _ = passes.quantize_transform_pass(mg, settings)
+    specs = [op.spec for op in quantized.model.modules() if isinstance(op, QuantizedOperator)]
+    if not all(number_format.is_fitted for spec in specs for _, number_format in spec.items()):
         batches = calibration_batches(mg.model, subject.train, rows=calibration_rows)
         quantized, _ = passes.calibrate_transform_pass(
             quantized, {"batches": batches}, inplace=True

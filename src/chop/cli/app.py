@@ -6,6 +6,7 @@ import typer
 
 from chop.cli.compress import compress_command, demo_command
 from chop.cli.doctor import doctor_command
+from chop.cli.search import search_app
 from chop.cli.sweep import sweep_app
 
 app = typer.Typer(
@@ -20,4 +21,5 @@ app = typer.Typer(
 app.command("compress")(compress_command)
 app.command("demo")(demo_command)
 app.command("doctor")(doctor_command)
+app.add_typer(search_app, name="search")
 app.add_typer(sweep_app, name="sweep")

@@ -1,0 +1,231 @@
+"""What can be done with searches that were begun: look, go on, join, and take the best away."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from chop.actions.search.job import find_job, rebuild, run_job
+from chop.errors import ConfigError, did_you_mean
+from chop.files import write_text
+from chop.search import Choice, Goal, Result, SearchSpace, Tried
+from chop.search.result import OUTCOMES, read_result
+from chop.search.storage import open_store, storage_errors, storage_url
+from chop.tables import print_table
+
+if TYPE_CHECKING:
+    from optuna import Study
+
+TOP = 10
+
+
+def show_search(storage: str, name: str | None = None) -> Result:
+    """Prints what a search found: outcomes, the best trials, and a table of the choices.
+
+    Args:
+        storage: output folder, file or URL of a search.
+        name: of the study; None where the storage has one.
+    """
+    noted, result = load_search(storage, name)
+    counts = [
+        {"trials": count, "outcome": outcome, "meaning": OUTCOMES[outcome]}
+        for outcome, count in result.counts.items()
+    ]
+    print_table(f"study {noted['name']}", counts)
+    best = result.front if len(result.front) > 1 else result.ranked[:TOP]
+    kind = "Pareto front" if len(result.front) > 1 else "the best"
+    print_table(kind, [_trial_row(trial, result) for trial in best])
+    print_table("choices of the best", choice_rows(result, noted["space"]))
+    return result
+
+
+def load_search(storage: str, name: str | None = None) -> tuple[dict[str, Any], Result]:
+    """A search as its storage knows it, without what it was measured on.
+
+    Returns: its `name`, `space` (options as texts), `out` folder and `job` (None where a program
+        of the user's ran it), and its trials.
+    Raises:
+        UnavailableError: the storage is not there.
+        ConfigError: it has no study of that name, or several and none is named.
+    """
+    store = open_store(storage_url(storage, None), create=False)
+    try:
+        with storage_errors(store.url):
+            study = _find_study(store.trials, name)
+            begun = study.user_attrs["search"]
+            space = SearchSpace(
+                tuple(Choice(k, {t: t for t in texts}) for k, texts in begun["choices"].items())
+            )
+            goals = tuple(Goal(*goal) for goal in begun["goals"])
+            noted = {"name": study.study_name, "space": space, "url": store.url}
+            return noted | {"job": study.user_attrs.get("job")}, read_result(study, space, goals)
+    finally:
+        store.close()
+
+
+def choice_rows(result: Result, space: SearchSpace) -> list[dict[str, Any]]:
+    """A row per choice: what the best trial took, and how much the choice matters.
+
+    The effect is the greatest difference between the options' mean values of the first objective
+    over the measured trials; it is a hint, since the sampler did not draw evenly.
+    """
+    if result.best is None:
+        return []
+    objective = next(goal for goal in result.goals if not goal.is_constraint)
+    rows = []
+    for choice in space.choices:
+        by_option: dict[str, list[float]] = {}
+        for trial in result.measured:
+            by_option.setdefault(trial.config[choice.name], []).append(trial.values[objective.name])
+        means = [fmean(values) for values in by_option.values()]
+        rows.append(
+            {
+                "choice": choice.name,
+                "best": result.best.config[choice.name],
+                f"effect on {objective.name}": max(means) - min(means),
+                "options tried": f"{len(by_option)} of {len(choice.options)}",
+            }
+        )
+    return rows
+
+
+def resume_search(
+    storage: str, name: str | None = None, trials: int | None = None, workers: int | None = None
+) -> Result:
+    """Goes on with a job where it stopped, and writes its results.
+
+    Args:
+        storage: output folder, file or URL of a search.
+        name: of the study; None where the storage has one.
+        trials: another total; None keeps the one that the job was begun with.
+        workers: processes; None as many as before.
+    """
+    changes = {"trials": trials, "workers": workers}
+    job, config = _rebuilt(storage, name, changes)
+    return run_job(job, config)
+
+
+def work_for(url: str, name: str | None = None) -> Result:
+    """Measures for a job that runs elsewhere until its total is reached; writes no tables."""
+    job, config = _rebuilt(url, name, {"workers": 1, "out": _own_folder()})
+    return job.prepare(config).run(until=config.trials)
+
+
+def export_best(
+    storage: str, path: Path, name: str | None = None, trial: int | None = None
+) -> dict[str, Any]:
+    """Writes a configuration as the TOML file that `chop compress --config` takes.
+
+    Args:
+        storage: output folder, file or URL of a search.
+        path: the file.
+        name: of the study; None where the storage has one.
+        trial: number of a trial; None takes the best.
+    Returns: what was written.
+    """
+    noted, result = load_search(storage, name)
+    job, config = rebuild(_job_of(noted))
+    chosen = _choose(result, trial)
+    settings = job.export(config, chosen.config)
+    values = ", ".join(f"{name} {value:.6g}" for name, value in chosen.values.items())
+    write_text(
+        path, f"# Trial {chosen.number} of study {noted['name']}: {values}\n" + toml(settings)
+    )
+    return settings
+
+
+def toml(settings: Mapping[str, Any]) -> str:
+    """Settings as TOML, tables last; None is left out.
+
+    >>> print(toml({"layers": {"fc.1": {"weight": "4.mse"}}, "formats": [], "limit": 8}))
+    formats = []
+    limit = 8
+    <BLANKLINE>
+    [layers."fc.1"]
+    weight = "4.mse"
+    <BLANKLINE>
+    """
+    return "\n".join(_toml_lines(settings, ())) + "\n"
+
+
+def _toml_lines(settings: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[str]:
+    tables = {key: value for key, value in settings.items() if isinstance(value, Mapping)}
+    plain = {k: v for k, v in settings.items() if k not in tables and v is not None}
+    if path and plain:
+        yield f"\n[{'.'.join(map(_toml_key, path))}]"
+    # JSON's texts, numbers, truth values and lists are TOML's.
+    yield from (f"{_toml_key(k)} = {json.dumps(v, default=str)}" for k, v in plain.items())
+    for key, table in tables.items():
+        yield from _toml_lines(table, (*path, key))
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
+
+
+def _rebuilt(storage: str, name: str | None, changes: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The job of a study and its settings, on the storage where it was found."""
+    noted, _ = load_search(storage, name)
+    job = _job_of(noted)
+    given = {key: value for key, value in changes.items() if value is not None}
+    given |= {"storage": noted["url"], "name": noted["name"]}
+    return rebuild({**job, "settings": {**job["settings"], **given}})
+
+
+def _job_of(noted: Mapping[str, Any]) -> Mapping[str, Any]:
+    if noted["job"] is None:
+        raise ConfigError(
+            f"study '{noted['name']}' was begun by a program, not by `chop search`: run the "
+            "program again; it goes on where it stopped."
+        )
+    find_job(noted["job"]["name"])
+    job: Mapping[str, Any] = noted["job"]
+    return job
+
+
+def _own_folder() -> str:
+    """A worker's own folder in the current one: models that it saves, models that it fine-tuned."""
+    return str(Path("runs") / f"search-worker-{os.getpid()}")
+
+
+def _find_study(trials: Any, name: str | None) -> Study:
+    import optuna
+
+    names = [study.study_name for study in trials.get_all_studies()]
+    if name is None and len(names) != 1:
+        raise ConfigError(
+            "this storage has no study."
+            if not names
+            else f"this storage has several studies, name one: {', '.join(sorted(names))}."
+        )
+    if name is not None and name not in names:
+        raise ConfigError(f"study '{name}': {did_you_mean(name, names)}")
+    study = optuna.load_study(study_name=name or names[0], storage=trials)
+    if "search" not in study.user_attrs:
+        raise ConfigError(f"study '{study.study_name}' was not begun by chop.")
+    return study
+
+
+def _choose(result: Result, number: int | None) -> Tried:
+    if number is None:
+        if result.best is None:
+            raise ConfigError("no trial keeps within the budgets: name one with --trial.")
+        return result.best
+    found = next((t for t in result.trials if t.number == number and t.values), None)
+    if found is None:
+        raise ConfigError(f"trial {number}: there is none with that number that was measured.")
+    return found
+
+
+def _trial_row(trial: Tried, result: Result) -> dict[str, Any]:
+    return {
+        "trial": trial.number,
+        **{name: f"{value:.6g}" for name, value in trial.values.items()},
+        "within budgets": "yes" if result.excess(trial) == 0 else "no",
+        "seconds": f"{trial.seconds or 0:.1f}",
+    }

@@ -1,0 +1,225 @@
+"""`chop search`: the jobs, and what can be done with a search that was begun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from chop.cli import options
+
+search_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="""Spend trials where they matter: search formats, or architectures.
+
+Every trial is in a storage: a SQLite file in --out, or PostgreSQL. No configuration is measured
+twice. Kill a search at any moment; run it again, or [bold]chop search resume[/], and it goes on.
+
+[bold]Begin[/]  nas, precision; sensitivity needs no search.
+
+[bold]Then[/]  show what was found, export the best, resume, or add a worker on another machine.""",
+)
+
+Trials = Annotated[
+    int | None, typer.Option(help="Configurations to measure in all, earlier runs included.")
+]
+Sampler = Annotated[
+    str | None, typer.Option(help="sensitivity, tpe, nsga2, cmaes, gp, random or grid.")
+]
+Pruner = Annotated[
+    str | None, typer.Option(help="Stop trials that are behind: asha, hyperband or median.")
+]
+Workers = Annotated[int | None, typer.Option(help="Processes of this machine that measure.")]
+Storage = Annotated[
+    str | None, typer.Option(help="postgresql://user:password@host/db for many machines.")
+]
+Name = Annotated[str | None, typer.Option(help="Of the study, where a storage has several.")]
+Keep = Annotated[int | None, typer.Option(help="How many of the best models stay in OUT/best.")]
+Goals = Annotated[
+    str | None, typer.Option(help="What to search for, by commas; several give a Pareto front.")
+]
+Budget = Annotated[
+    list[str] | None, typer.Option(help="name=number, again and again: the most (or least) of it.")
+]
+Where = Annotated[str, typer.Argument(help="The search's output folder, file or URL.")]
+
+LIFE = """
+[bold]Killed?[/] Run the same command again, or chop search resume OUT. [bold]More hands?[/]
+--workers 4 here; with --storage postgresql://..., chop search worker URL on any machine.
+[bold]Look[/] at any time: chop search show OUT."""
+
+NAS_HELP = f"""Search the architecture: layers, heads, sizes, and Linear or Identity.
+
+Fields are those of the model's configuration; a name that it lacks is an error that says the
+right one. Combinations that cannot be are never trained, the same model never twice.
+
+[bold]Examples[/]
+
+  chop search nas
+
+  chop search nas --field num_hidden_layers=1,2,4 --field hidden_size=32,64 --trials 20
+
+  chop search nas --budget parameters=20000 --pruner asha --epochs 8
+
+  chop search nas --compression compress-train        (judged as 4-bit models, trained so)
+
+[bold]What it writes[/] into --out: search.db (every trial), table.md, table.csv, best.json,
+best-so-far.svg and .png, and the best models in best/.
+{LIFE}"""
+
+
+@search_app.command("nas", help=NAS_HELP)
+def nas_command(
+    model: options.Model = None,
+    dataset: options.Dataset = None,
+    config: options.Config = None,
+    out: options.Out = None,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(help="name=value,value ..., again and again: what to vary."),
+    ] = None,
+    square_layers: Annotated[
+        str | None, typer.Option(help="What square layers may be: Linear,Identity or Linear.")
+    ] = None,
+    goals: Goals = None,
+    budget: Budget = None,
+    trials: Trials = None,
+    sampler: Sampler = None,
+    pruner: Pruner = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the rows of a trial.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Largest learning rate of a trial.")] = None,
+    compression: Annotated[
+        str | None, typer.Option(help="Judge models as they are (none), compress, compress-train.")
+    ] = None,
+    proxy: Annotated[
+        str | None, typer.Option(help="Train only what a zero-cost score likes: synflow, naswot ..")
+    ] = None,
+    share: Annotated[float | None, typer.Option(help="The share that passes the proxy.")] = None,
+    workers: Workers = None,
+    storage: Storage = None,
+    name: Name = None,
+    keep: Keep = None,
+    limit: options.Limit = None,
+    max_length: options.MaxLength = None,
+    batch_size: options.BatchSize = None,
+    seed: options.Seed = None,
+    device: options.Device = None,
+) -> None:
+    """Search the architecture."""
+    given = dict(locals())
+    given["fields"] = _assigned(given.pop("field"), lists=True)
+    given["budgets"] = _assigned(given.pop("budget"))
+    _run("nas", given, ("goals", "square_layers"))
+
+
+@search_app.command("resume")
+def resume_command(
+    where: Where,
+    name: Name = None,
+    trials: Trials = None,
+    workers: Workers = None,
+) -> None:
+    """Go on with a search where it stopped.
+
+    Trials whose worker is gone are failed and queued again; finished ones are not repeated.
+
+    [bold]Examples[/]
+
+      chop search resume runs/search-nas
+
+      chop search resume runs/search-nas --trials 200 --workers 2
+    """
+    from chop.actions.search.manage import resume_search
+
+    resume_search(where, name, trials, workers)
+
+
+@search_app.command("show")
+def show_command(where: Where, name: Name = None) -> None:
+    """Show what a search found, finished or not.
+
+    How many trials were measured, told again, pruned, lost; the best; each choice of the best,
+    and how much it matters.
+
+    [bold]Example[/]
+
+      chop search show runs/search-nas
+    """
+    from chop.actions.search.manage import show_search
+
+    show_search(where, name)
+
+
+@search_app.command("export")
+def export_command(
+    where: Where,
+    path: Annotated[Path, typer.Argument(help="The TOML file to write.")] = Path("best.toml"),
+    name: Name = None,
+    trial: Annotated[int | None, typer.Option(help="A trial's number; default, the best.")] = None,
+) -> None:
+    """Write the best configuration as a file for chop compress.
+
+    [bold]Example[/]
+
+      chop search export runs/search-precision best.toml
+
+      chop compress --config best.toml
+    """
+    from chop.actions.search.manage import export_best
+
+    export_best(where, path, name, trial)
+
+
+@search_app.command("worker")
+def worker_command(
+    url: Annotated[str, typer.Argument(help="The storage: postgresql://..., or OUT/search.db.")],
+    name: Name = None,
+) -> None:
+    """Measure for a search that runs elsewhere, until its total is reached.
+
+    Start as many as there are machines, cores or GPUs, by hand, by Slurm, by Kubernetes: each
+    claims what no other has. Kill any of them at any moment.
+
+    [bold]Example[/]
+
+      chop search worker postgresql://chop:secret@db/chop --name nas
+    """
+    from chop.actions.search.manage import work_for
+
+    work_for(url, name)
+
+
+def _run(job_name: str, given: dict[str, Any], lists: tuple[str, ...]) -> None:
+    from chop.actions.search.job import find_job, run_job
+    from chop.config import parse
+
+    job, file = find_job(job_name), given["config"]
+    settings = options.settings_from(given, file, lists)
+    run_job(job, parse(job.config, settings, str(file or f"chop search {job_name}")))
+
+
+def _assigned(pairs: list[str] | None, lists: bool = False) -> dict[str, Any] | None:
+    """`name=value` options as a mapping, values read as JSON where they are JSON."""
+    from chop.errors import ConfigError
+
+    if not pairs:
+        return None
+    given: dict[str, Any] = {}
+    for pair in pairs:
+        name, _, text = pair.partition("=")
+        if not name or not text:
+            raise ConfigError(f"'{pair}': expected name=value.")
+        values = [_read(part.strip()) for part in text.split(",")] if lists else _read(text)
+        given[name.strip()] = values
+    return given
+
+
+def _read(text: str) -> Any:
+    import json
+
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
