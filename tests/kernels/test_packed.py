@@ -320,6 +320,7 @@ def test_products_of_float64_are_made_in_float64():
         (Integer(8, 4, is_signed=False), False),
         (ScaleInteger(8, quantile=0.9), False),
         (ScaleInteger(8, granularity="group"), False),
+        (ScaleInteger(8, scales=(0.0,)), False),
         (MXInt(8), False),
         (ScaleInteger(4, granularity="row"), True),
     ],

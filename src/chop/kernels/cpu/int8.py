@@ -64,7 +64,8 @@ def whole_rule(number_format: NumberFormat) -> WholeRule | None:
         return None
     fits = number_format.is_signed and number_format.width <= WIDEST and number_format.quantile == 1
     scales = number_format.scales or (0.0,)
-    if not fits or len(scales) > 1 or number_format.granularity not in ("tensor", "row"):
+    fits = fits and len(scales) == 1 and 0 not in (number_format.scales or ())
+    if not fits or number_format.granularity not in ("tensor", "row"):
         return None
     high = number_format.element.largest_code
     return WholeRule(-high, high, scales[0], number_format.granularity == "row")
