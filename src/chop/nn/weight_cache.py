@@ -76,8 +76,8 @@ def cached_weights(model: nn.Module, formats: int = 1) -> Iterator[None]:
 
     It has to be asked for, because one change cannot be seen: a write past autograd, as in
     `weight.data.mul_(2)` or through a NumPy array, leaves version and memory as they were, and the
-    old values would be used on. Assigning `weight.data = other`, optimisers, `load_state_dict` and in-place changes
-    under `torch.no_grad()` are all noticed.
+    old values would be used on. Assigning `weight.data = other`, optimisers, `load_state_dict` and
+    in-place changes under `torch.no_grad()` are all noticed.
 
     Args:
         model: any module; operators that are put into it later are not concerned.
