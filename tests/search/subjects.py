@@ -9,8 +9,6 @@ from chop import MaseGraph, passes
 from chop.data.points import toy
 from chop.train import Rows, fit, read_rows
 
-DEAD = "dead"
-
 
 class Classifier(nn.Module):
     """Two layers that matter, one whose weights are zero, and a product of activations."""
@@ -45,6 +43,13 @@ def _graph() -> MaseGraph:
     mg = MaseGraph(model.eval(), dummy_in={"x": torch.randn(3, 16)})
     mg, _ = passes.init_metadata_analysis_pass(mg)
     return passes.add_common_metadata_analysis_pass(mg)[0]
+
+
+def plain() -> Classifier:
+    """The same model before it was a graph."""
+    model = Classifier()
+    model.load_state_dict(_graph().model.state_dict())
+    return model.eval()
 
 
 def graph() -> MaseGraph:

@@ -105,7 +105,7 @@ class Layers:
         path = next(path for path, module in self.mg.model.named_modules() if module is twin)
         inner = basic_operators(twin)
         parts = {f"{path}.{inside}" if inside else path: part for inside, part in inner.items()}
-        return Layer(_name(node), parts, tuple(twin.present_operands(twin)))
+        return Layer(_name(node), parts, operands_of(twin))
 
     def fit(
         self, path: str, part: QuantizedOperator, operand: str, fmt: NumberFormat
@@ -132,10 +132,16 @@ class Layers:
     def _spec(self, path: str, part: QuantizedOperator, formats: Formats) -> QuantSpec:
         key = (path, *(f"{operand} {fmt.key}" for operand, fmt in formats.items()))
         if key not in self._specs:
-            present = part.present_operands(part)
+            present = operands_of(part)
             own = {n: self.fit(path, part, n, fmt) for n, fmt in formats.items() if n in present}
             self._specs[key] = QuantSpec(**own)
         return self._specs[key]
+
+    def input_variance(self, name: str) -> float:
+        """The variance of what a layer reads, as calibration saw it; NaN of what is no number."""
+        samples = self._samples.get(next(iter(self.by_name[name].parts)), {})
+        x = samples.get("data_in")
+        return float("nan") if x is None else x.double().var(unbiased=False).item()
 
     def rules(self, chosen: Mapping[str, Formats]) -> dict[str, dict[str, QuantSpec]]:
         """The same choice as settings of `quantize_transform_pass` by name, scales derived.
@@ -161,6 +167,12 @@ class Layers:
             if isinstance(module, QuantizedOperator):
                 record_formats(node, module)
         return mg
+
+
+def operands_of(operator: QuantizedOperator) -> tuple[str, ...]:
+    """What an operator has to quantise: a layer may lack a bias, a call has what it is given."""
+    is_call = operator.function is not None
+    return tuple(operator.operands if is_call else operator.present_operands(operator))
 
 
 def _chosen(mg: MaseGraph, operators: Sequence[str] | None) -> list[fx.Node]:

@@ -18,7 +18,7 @@ from chop.errors import ConfigError, did_you_mean
 from chop.formats import NumberFormat, parse_spelling
 from chop.ir.graph import MaseGraph
 from chop.nn import cached_weights
-from chop.search.costs import COSTS, Costs
+from chop.search.costs import COSTS, Costs, bits_of
 from chop.search.evaluation import BATCH_SIZE, Evaluator, kl_divergence
 from chop.search.layers import FLOAT, Formats, Layers
 from chop.search.measure import Goal, Report
@@ -170,6 +170,19 @@ class PrecisionProblem:
         """The formats of a model that is float but for one choice."""
         layer, operands = self._targets[name]
         return {layer: dict.fromkeys(operands, self.options[text])}
+
+    def target(self, name: str) -> tuple[str, tuple[str, ...]]:
+        """The layer that a choice is about, and the operands that take its format."""
+        return self._targets[name]
+
+    def bits(self, name: str, text: str) -> float:
+        """Average storage per element of what a choice rounds: the weight, where it does."""
+        layer, operands = self._targets[name]
+        weight = self.layers.by_name[layer].parameters().get("weight")
+        if weight is not None and "weight" in operands:
+            return bits_of(self.options[text], weight.shape)
+        shapes = [shape for _, shape in self.layers.by_name[layer].inputs.values()]
+        return bits_of(self.options[text], shapes[0] if shapes else torch.Size())
 
     def uniform(self, text: str) -> Config:
         """The configuration that takes one option everywhere.
