@@ -14,6 +14,8 @@ import pytest
 
 from chop.errors import ChopError
 from chop.search import Choice, Goal, Search, SearchSpace, runner
+from chop.search.choosers import SAMPLERS
+from chop.search.runner import Runner
 from chop.search.storage import Ledger
 from chop.search.workers import SILENT_SECONDS, Worker, beating, is_gone
 
@@ -213,6 +215,29 @@ def test_two_workers_share_the_work_and_an_error_of_one_is_told(tmp_path):
 
     with pytest.raises(ChopError, match="RuntimeError: no such kernel"):
         make(tmp_path, broken, sampler="random").run(until=22, workers=2, progress=False)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_two_workers_and_a_restart_measure_nothing_twice(sampler, tmp_path):
+    measure = Journalled(tmp_path / "journal", seconds=0.01)
+    totals = (3, 6) if sampler == "gp" else (7, 15)
+    for until in totals:
+        result = make(tmp_path, measure, sampler=sampler).run(until, workers=2, progress=False)
+        assert len(result.measured) == until == len({t.key for t in result.measured})
+    assert measure.read("begin") == Counter(t.key for t in result.measured)
+    assert not {"running", "waiting", "failed"} & set(result.counts)
+
+
+def test_what_was_queued_stays_queued_when_the_total_is_reached(tmp_path):
+    search = make(tmp_path, Journalled(tmp_path / "journal"), sampler="random")
+    search.run(until=2, progress=False)
+    wanted = {"c0": "3", "c1": "3", "c2": "1"}
+    search.enqueue(wanted)
+    runner = Runner(search, search.study, Ledger(search._opened.store, search.study._study_id))
+    runner.turn(until=2)  # as a worker does that saw room just before another took it
+    assert search.result().counts == {"measured": 2, "surplus": 1, "waiting": 1}
+    assert search.run(until=3, progress=False).measured[-1].config == wanted
+    search.close()
 
 
 def test_workers_are_told_apart():

@@ -196,7 +196,8 @@ class Runner:
 
     def _give_back(self, trial: Trial) -> None:
         """Ends a trial that the total has no room for; what was queued stays queued."""
-        fixed = trial.system_attrs.get("fixed_params")
+        stored = self.study.get_trials(deepcopy=False)[trial.number]
+        fixed = stored.system_attrs.get("fixed_params")
         self._end(trial, "FAIL", outcome="surplus")
         if fixed:
             self._queue(fixed)
