@@ -88,8 +88,9 @@ def measure_all(title: str, points: Sequence[Point], journal: Journal) -> list[d
             bar.update(task, description=f"{title}: {point.label}")
             # A point may turn out to be the same as an earlier one of this run.
             found = journal.find(point.settings)
-            known[i] = found or journal.add(point.settings, point.measure())
-            bar.console.print(f"{point.label}: {known[i]['accuracy']:.1%}", highlight=False)
+            known[i] = result = found or journal.add(point.settings, point.measure())
+            if "accuracy" in result:
+                bar.console.print(f"{point.label}: {result['accuracy']:.1%}", highlight=False)
             bar.advance(task)
         bar.update(task, description=title)
     return [result for result in known if result is not None]

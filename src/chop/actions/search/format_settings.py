@@ -1,0 +1,107 @@
+"""What may be chosen in a layer, as settings: shared by the precision and sensitivity jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from chop.actions.rounding import check_operators
+from chop.actions.subject import Subject, raise_to_graph
+from chop.actions.sweep.grid import spread, whole
+from chop.errors import ConfigError
+from chop.formats import parse_spelling
+from chop.search.options import Rule, format_options
+from chop.search.precision import PrecisionProblem
+from chop.train import Rows
+
+FORMAT_RANGES: Mapping[str, tuple[float, float]] = {
+    "calibration_rows": (1, 10**9),
+    "eval_batch_size": (1, 10**6),
+}
+
+
+@dataclass(frozen=True)
+class FormatSettings:
+    """Formats to choose from, and for what.
+
+    Attributes:
+        formats: by name (`integer`, `mxint`), which stands for all of its usual settings, or one
+            by one, as `4.auto` or `mxint:width=4`.
+        widths: bits of the formats given by name: numbers, or ranges `first:last:step`.
+        ranges: further fields of theirs -> values, as `block_size`, `exponent_width`.
+        rule: how fractions and exponent biases are derived: mse, minmax or percentile.
+        operators: the operators to quantise, by name; None takes all layers with a matrix.
+        operands: what takes the chosen format: data_in, weight, bias.
+        per: "layer" for one choice each, "operand" for one for each operand of a layer.
+        bias: the format of biases.
+        calibration_rows: training rows that scales are derived from.
+        eval_batch_size: rows of a step of evaluation.
+    """
+
+    formats: tuple[str, ...] = ("integer",)
+    widths: str | int | tuple[int, ...] | None = None
+    ranges: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    rule: Rule = "mse"
+    operators: tuple[str, ...] | None = None
+    operands: tuple[str, ...] = ("data_in", "weight")
+    per: Literal["layer", "operand"] = "layer"
+    bias: str = "8.mse"
+    calibration_rows: int = 256
+    eval_batch_size: int = 64
+
+    def check_formats(self) -> None:
+        """Raises ConfigError where a setting is wrong, before anything is loaded."""
+        format_options(self.formats, self.all_ranges(), self.rule)
+        parse_spelling(self.bias)
+        if self.operators is not None:
+            check_operators(self.operators)
+
+    def all_ranges(self) -> dict[str, tuple[Any, ...]]:
+        """Values by field, widths among them."""
+        if self.widths is None:
+            return dict(self.ranges)
+        if "width" in self.ranges:
+            raise ConfigError("widths and ranges.width are the same: give one of them.")
+        return {"width": whole(spread(self.widths, "widths"), "widths"), **self.ranges}
+
+    def problem(
+        self, subject: Subject, rows: Rows, goal: Literal["accuracy", "loss"] = "accuracy"
+    ) -> PrecisionProblem:
+        """What these settings leave to choose for a subject, measured on `rows`."""
+        return PrecisionProblem(
+            raise_to_graph(subject),
+            subject.train,
+            rows,
+            formats=self.formats,
+            ranges=self.all_ranges(),
+            operators=self.operators,
+            operands=self.operands,
+            per=self.per,
+            bias=self.bias,
+            rule=self.rule,
+            calibration_rows=self.calibration_rows,
+            batch_size=self.eval_batch_size,
+            goal=goal,
+        )
+
+    def told(self) -> dict[str, Any]:
+        """All of these settings that a result depends on, as plain JSON."""
+        return {
+            "formats": list(format_options(self.formats, self.all_ranges(), self.rule)),
+            "rule": self.rule,
+            "operators": self.operators,
+            "operands": self.operands,
+            "per": self.per,
+            "bias": self.bias,
+            "calibration_rows": self.calibration_rows,
+        }
+
+
+def halves(rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
+    """Rows to search on, and the share of them that only the end sees, drawn at random."""
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+    kept = round(share * len(rows))
+    return rows.take(order[kept:]), rows.take(order[:kept])

@@ -1,0 +1,260 @@
+"""Mixed precision as a job: which format each layer takes, within a budget of bits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rich.console import Console
+
+from chop.actions.search.format_settings import FORMAT_RANGES, FormatSettings, halves
+from chop.actions.search.job import Job, SearchConfig
+from chop.actions.subject import (
+    Subject,
+    fingerprint_of_rows,
+    fingerprint_of_weights,
+    load_subject,
+)
+from chop.actions.sweep.record import write_figure, write_table
+from chop.errors import ConfigError, did_you_mean
+from chop.files import write_text
+from chop.formats import spelling
+from chop.report.layer_maps import plot_layer_map
+from chop.report.plots import Curve, plot_accuracy
+from chop.report.search_plots import plot_best_so_far
+from chop.search import Config, Goal, Result, Search, Tried
+from chop.search.evaluation import Evaluator
+from chop.search.measure import objectives_of
+from chop.search.precision import PrecisionProblem
+
+DIRECTIONS = {
+    "accuracy": "maximize",
+    "loss": "minimize",
+    "kl": "minimize",
+    "bits": "minimize",
+    "activation_bits": "minimize",
+    "bytes": "minimize",
+    "bit_operations": "minimize",
+}
+"""What a trial measures, and which way is better."""
+PERCENT = ("accuracy",)
+
+
+@dataclass(frozen=True)
+class PrecisionConfig(FormatSettings, SearchConfig):
+    """Settings of `chop search precision`; a TOML file has the same keys.
+
+    Attributes:
+        goals: what is searched for: accuracy, loss, kl, bits, activation_bits, bytes,
+            bit_operations. Several give a Pareto front.
+        budgets: the most that each of them may be, the least accuracy. None: 4 bits per weight
+            on average, where there is one goal and it is no cost.
+        held_out: the share of the test rows that only the best configuration is measured on.
+
+    The other settings are those of `FormatSettings` and `SearchConfig`.
+    """
+
+    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
+        **SearchConfig.RANGES,
+        **FORMAT_RANGES,
+        "held_out": (0.0, 0.9),
+    }
+
+    out: Path = Path("runs/search-precision")
+    widths: str | int | tuple[int, ...] | None = "2:8:1"
+    goals: tuple[str, ...] = ("accuracy",)
+    budgets: Mapping[str, float] | None = None
+    held_out: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_formats()
+        for where, names in (("goals", self.goals), ("budgets", self.budgets or {})):
+            for name in names:
+                if name not in DIRECTIONS:
+                    nearest = did_you_mean(name, DIRECTIONS)
+                    raise ConfigError(f"{where}: unknown '{name}': {nearest}")
+        objectives_of(self.all_goals())
+
+    def all_goals(self) -> tuple[Goal, ...]:
+        """Objectives, then budgets."""
+        usual = {"bits": 4.0} if self.goals in (("accuracy",), ("loss",), ("kl",)) else {}
+        budgets = usual if self.budgets is None else self.budgets
+        objectives = [Goal(name, DIRECTIONS[name]) for name in self.goals]  # type: ignore[arg-type]
+        limits = [Goal(name, DIRECTIONS[name], most) for name, most in budgets.items()]  # type: ignore[arg-type]
+        return (*objectives, *limits)
+
+
+def prepare(config: PrecisionConfig, subject: Subject | None = None) -> Search:
+    """The search over the formats of what `config` names; it has not run.
+
+    Raises:
+        ConfigError: settings that do not fit the model.
+        UnavailableError: the model or the data set is not there.
+    """
+    subject = subject or load_subject(config)
+    found = problem_of(config, subject)
+    return Search(
+        found.space,
+        found.measure,
+        config.all_goals(),
+        sampler=config.sampler,
+        pruner=config.pruner,
+        storage=config.storage,
+        out=config.out,
+        name=config.name or "precision",
+        seed=config.seed,
+        save=lambda chosen, folder: found.graph(chosen).export(folder / "model"),
+        keep=config.keep,
+        problem={
+            "weights": fingerprint_of_weights(subject.model),
+            "train": fingerprint_of_rows(subject.train),
+            "rows": fingerprint_of_rows(halves(subject.test, config.held_out, config.seed)[0]),
+            "settings": config.told(),
+        },
+    )
+
+
+def problem_of(config: PrecisionConfig, subject: Subject) -> PrecisionProblem:
+    """What is searched over, measured on the rows that are not held out."""
+    rows, _ = halves(subject.test, config.held_out, config.seed)
+    goal = next((name for name in config.goals if name in ("accuracy", "loss")), "accuracy")
+    return config.problem(subject, rows, goal)
+
+
+def write(
+    config: PrecisionConfig, search: Search, result: Result, subject: Subject | None = None
+) -> None:
+    """Writes `table.csv`, `table.md`, `best.json` and the figures.
+
+    `accuracy`: accuracy against average bits of every trial on the front, beside the same format
+    everywhere; `formats`: the bits of each layer; `best-so-far`. The best, and every uniform
+    configuration, are also measured on the rows that were held out.
+
+    Raises:
+        ConfigError: nothing was measured.
+    """
+    if not result.measured:
+        raise ConfigError("no configuration was measured.")
+    subject = subject or load_subject(config)
+    found = problem_of(config, subject)
+    _, kept = halves(subject.test, config.held_out, config.seed)
+    unseen = Evaluator(found.layers.mg.model, kept if len(kept) else subject.test)
+    rows = [_row(found, unseen, text, found.uniform(text)) for text in found.options]
+    rows += [_row(found, unseen, f"trial {t.number}", t.config) for t in _told(result)]
+    title = f"{subject.name} on {subject.dataset}"
+    write_table(config.out, f"{title}: mixed precision beside uniform", rows)
+    _draw(config, found, result, rows, title)
+    best = result.best
+    if best is None:
+        Console().print("no configuration keeps within the budgets")
+        return
+    noted = {
+        "choices": dict(best.config),
+        "values": dict(best.values),
+        "held_out_accuracy": next(r for r in rows if r["formats"] == f"trial {best.number}")[
+            "held-out accuracy"
+        ],
+        "measured": len(result.measured),
+        "configurations": search.space.size,
+    }
+    write_text(config.out / "best.json", json.dumps(noted, indent=2) + "\n")
+    Console().print(
+        f"best: {best.values['bits']:.2f} bits per weight, accuracy "
+        f"{best.values['accuracy']:.2%} on the rows of the search and "
+        f"{noted['held_out_accuracy']:.2%} on those held out; {config.out}",
+        highlight=False,
+    )
+
+
+def _told(result: Result) -> list[Tried]:
+    """The front, or the nearest where nothing keeps within the budgets."""
+    return result.front or result.ranked[:1]
+
+
+def _row(found: PrecisionProblem, unseen: Evaluator, label: str, config: Config) -> dict[str, Any]:
+    formats = found.formats(config)
+    numbers = found.score(formats) | found.costs(formats)
+    found.layers.switch(formats)
+    return {
+        "formats": label,
+        "bits": numbers["bits"],
+        "activation_bits": f"{numbers['activation_bits']:.2f}",
+        "kilobytes": f"{numbers['bytes'] / 1000:.1f}",
+        "accuracy": numbers["accuracy"],
+        "loss": f"{numbers['loss']:.4f}",
+        "held-out accuracy": unseen().accuracy,
+    }
+
+
+def _draw(
+    config: PrecisionConfig,
+    found: PrecisionProblem,
+    result: Result,
+    rows: list[dict[str, Any]],
+    title: str,
+) -> None:
+    uniform, mixed = rows[: len(found.options)], rows[len(found.options) :]
+    curves = [
+        Curve(label, [(row["bits"], row["held-out accuracy"]) for row in part])
+        for label, part in (("the same everywhere", uniform), ("mixed", mixed))
+    ]
+    write_figure(
+        config.out / "accuracy",
+        plot_accuracy,
+        curves,
+        {"float": found.evaluator.scores(found.reference).accuracy},
+        xlabel="bits per weight",
+        title=f"{title}: accuracy on rows held out",
+    )
+    told = _told(result)
+    cells = {
+        (name, f"trial {trial.number}"): found.bits(name, trial.config[name])
+        for name in found.space.by_name
+        for trial in told
+    }
+    write_figure(
+        config.out / "formats",
+        plot_layer_map,
+        cells,
+        xlabel="",
+        measure="bits",
+        title=f"{title}: bits of each layer",
+    )
+    if result.best is not None:
+        goal = config.goals[0]
+        write_figure(
+            config.out / "best-so-far",
+            plot_best_so_far,
+            {config.sampler: [result.best_so_far()]},
+            ylabel=f"best {goal} so far",
+            title=title,
+            percent=goal in PERCENT,
+        )
+
+
+def export(config: PrecisionConfig, chosen: Config) -> dict[str, Any]:
+    """The settings of `chop compress` that build a configuration, scales derived.
+
+    Raises:
+        ConfigError: settings that do not fit the model.
+        UnavailableError: the model or the data set is not there.
+    """
+    rules = problem_of(config, load_subject(config)).pass_args(chosen)
+    same = ("model", "dataset", "train_epochs", "limit", "max_length", "seed")
+    return {
+        **{name: getattr(config, name) for name in same},
+        "formats": [],
+        "layers": {
+            name: {n: spelling(fmt) for n, fmt in rule["config"].items() if not fmt.is_identity}
+            for name, rule in rules.items()
+            if name != "by"
+        },
+    }
+
+
+JOB = Job("precision", PrecisionConfig, prepare, write, export)
+"""Behind `chop search precision`."""

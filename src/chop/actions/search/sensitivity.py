@@ -1,0 +1,111 @@
+"""Which layers mind which formats, as a job that needs no search."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from chop.actions.search.format_settings import FORMAT_RANGES, FormatSettings
+from chop.actions.subject import Subject, SubjectConfig, load_subject
+from chop.actions.sweep.journal import Journal, Point, identity_of, measure_all
+from chop.actions.sweep.record import write_figure, write_table
+from chop.files import write_text
+from chop.report.layer_maps import plot_layer_map
+from chop.search.sensitivities import METRICS, Sensitivity, check_metrics, line, pairs
+
+
+@dataclass(frozen=True)
+class SensitivityConfig(FormatSettings, SubjectConfig):
+    """Settings of `chop search sensitivity`; a TOML file has the same keys.
+
+    Attributes:
+        metrics: what to measure of each layer and format: kl, mse, weight_error, fisher, hessian,
+            activation_variance.
+        vectors: random vectors of the Hessian's trace.
+
+    The other settings are those of `FormatSettings` and `SubjectConfig`.
+    """
+
+    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
+        **SubjectConfig.RANGES,
+        **FORMAT_RANGES,
+        "vectors": (1, 10_000),
+    }
+
+    out: Path = Path("runs/sensitivity")
+    metrics: tuple[str, ...] = METRICS
+    vectors: int = 16
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_formats()
+        check_metrics(self.metrics)
+
+
+def measure_sensitivity(
+    config: SensitivityConfig, subject: Subject | None = None
+) -> list[dict[str, Any]]:
+    """Measures every layer in every format, all others float, on the test rows.
+
+    Writes into `config.out`: `points.jsonl` (each layer and format the moment it is measured; run
+    again, the job goes on from there), `table.csv`, `table.md`, `sensitivity.json`, and for each
+    metric a map of the layers, `kl.svg` and `.png` and so on.
+
+    Returns: one mapping for each layer and format, see `chop.search.sensitivity`.
+    Raises:
+        ConfigError: settings that do not fit together.
+        UnavailableError: the model or the data set is not there.
+    """
+    subject = subject or load_subject(config)
+    problem = config.problem(subject, subject.test)
+    probe = Sensitivity(
+        problem, subject.train, config.metrics, vectors=config.vectors, seed=config.seed
+    )
+    told = {**config.told(), "formats": None, "metrics": config.metrics, "vectors": config.vectors}
+    known = {**identity_of(subject), **told, "seed": config.seed}
+    points = [
+        Point(
+            f"{name} {text}",
+            {**known, "layer": name, "format": text},
+            lambda name=name, text=text: probe.measure(name, text),
+        )
+        for name, text in pairs(problem)
+    ]
+    title = f"{subject.name} on {subject.dataset}"
+    results = measure_all(title, points, Journal(config.out / "points.jsonl"))
+    rows = [
+        {**line(problem, *pair), **found}
+        for pair, found in zip(pairs(problem), results, strict=True)
+    ]
+    _write(config, f"{title}: each layer alone in each format", rows)
+    return rows
+
+
+def _write(config: SensitivityConfig, title: str, rows: list[dict[str, Any]]) -> None:
+    told = [{name: _spell(name, value) for name, value in row.items()} for row in rows]
+    write_table(config.out, title, told)
+    plain = [{n: None if v != v else v for n, v in row.items()} for row in rows]
+    write_text(config.out / "sensitivity.json", json.dumps(plain, indent=2) + "\n")
+    for metric in config.metrics:
+        cells = {(row["layer"], row["format"]): row[metric] for row in rows}
+        if any(math.isfinite(value) for value in cells.values()):
+            write_figure(
+                config.out / metric,
+                plot_layer_map,
+                cells,
+                xlabel="format",
+                measure=metric,
+                title=title,
+                log=True,
+            )
+
+
+def _spell(name: str, value: Any) -> Any:
+    """Accuracies stay shares, bits numbers; sensitivities span many powers of ten."""
+    if name in ("accuracy", "bits") or not isinstance(value, float):
+        return value
+    return "-" if value != value else f"{value:.3g}"

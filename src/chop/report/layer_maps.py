@@ -1,0 +1,71 @@
+"""Maps of a model's layers, each one call and one file: one row per layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from chop.errors import ConfigError
+from chop.report.plots import save_figure
+
+MOST_TOLD = 12
+"""Columns up to which cells have their numbers written in."""
+LOG_FLOOR = 1e-12
+
+
+def plot_layer_map(
+    path: str | Path,
+    cells: Mapping[tuple[str, str], float],
+    *,
+    xlabel: str,
+    measure: str,
+    title: str,
+    log: bool = False,
+) -> Path:
+    """Draws a number for each layer and each of some options.
+
+    Args:
+        path: the file; its suffix (.svg, .png, .pdf) picks the kind.
+        cells: (layer, option) -> number, in the order in which layers and options are drawn.
+            NaN, and pairs that are missing, stay blank.
+        xlabel: what the options are.
+        measure: what the numbers are.
+        title: above the map.
+        log: colours follow the logarithm; what is not positive has the darkest.
+    Returns: `path`.
+    Raises:
+        ConfigError: there is no number.
+    """
+    from matplotlib.figure import Figure
+
+    layers = list(dict.fromkeys(layer for layer, _ in cells))
+    options = list(dict.fromkeys(option for _, option in cells))
+    if not any(math.isfinite(value) for value in cells.values()):
+        raise ConfigError("plot_layer_map: expected at least one number.")
+    values = [[cells.get((layer, option), math.nan) for option in options] for layer in layers]
+    shades = [[_shade(value, log) for value in row] for row in values]
+    width = 2.2 + 0.085 * max(map(len, layers)) + 0.75 * len(options)
+    size = (max(width, 4.5), 1.8 + 0.28 * len(layers))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(shades, cmap="viridis", aspect="auto")
+    axes.set_xticks(range(len(options)), options, rotation=45, ha="right", fontsize="small")
+    axes.set_yticks(range(len(layers)), layers, fontsize="small")
+    if len(options) <= MOST_TOLD:
+        finite = [shade for row in shades for shade in row if math.isfinite(shade)]
+        middle = (min(finite) + max(finite)) / 2
+        for i, row in enumerate(values):
+            for j, value in enumerate(row):
+                if not math.isnan(value):
+                    ink = "white" if shades[i][j] < middle else "black"
+                    axes.text(j, i, f"{value:.2g}", ha="center", va="center", color=ink, fontsize=7)
+    axes.set(xlabel=xlabel, title=title)
+    figure.colorbar(image, label=f"log10 of {measure}" if log else measure)
+    return save_figure(figure, Path(path))
+
+
+def _shade(value: float, log: bool) -> float:
+    if not log or math.isnan(value):
+        return value
+    return math.log10(min(max(value, LOG_FLOOR), 1 / LOG_FLOOR))
