@@ -13,7 +13,7 @@ from chop.search import Choice, Config, Goal, Pruned, Search, SearchSpace
 from chop.search.samplers import SensitivitySampler
 from chop.search.samplers.acquisition import _log_improvement
 from chop.search.samplers.knapsack import best_sum
-from chop.search.samplers.surrogate import GaussianProcess, _Covariance, exact_sum
+from chop.search.samplers.surrogate import Covariance, GaussianProcess, exact_sum
 
 WIDTHS = {"4": 4, "6": 6, "8": 8}
 
@@ -190,12 +190,12 @@ def test_the_integer_program_equals_trying_everything():
 
 def test_the_gradient_of_the_likelihood_is_that_of_finite_differences():
     draw = np.random.default_rng(0)
-    between = draw.random((4, 12, 12))
-    between = (between + between.transpose(0, 2, 1)) * (1 - np.eye(12))
-    logs = np.array([0.2, -0.5, 0.3, -1.0, 0.1, -0.4, 0.6, 0.0])
+    apart = np.abs(np.subtract.outer(*[np.linspace(0, 1, 3)] * 2)) * np.ones((4, 1, 1))
+    taken = np.eye(3)[draw.integers(0, 3, (12, 4))]
+    logs = np.array([0.2, -0.5, 0.3, -1.0, 1.0, -0.3, 0.1, -0.4, 0.6, 0.0])
     targets = draw.normal(size=12)
-    _, gradient = _Covariance(between, logs).loss(targets)
-    numeric = approx_fprime(logs, lambda at: _Covariance(between, at).loss(targets)[0], 1e-6)
+    _, gradient = Covariance(apart, taken, logs).loss(targets)
+    numeric = approx_fprime(logs, lambda at: Covariance(apart, taken, at).loss(targets)[0], 1e-6)
     np.testing.assert_allclose(gradient, numeric, rtol=1e-4, atol=1e-4)
 
 

@@ -5,7 +5,6 @@ Shapes: N measured configurations, C candidates, D choices, K options of the cho
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -19,6 +18,8 @@ Codes = NDArray[np.int64]
 CONSTANT = 4.0
 """Prior variance of the overall mean, in units of the values' variance."""
 ITERATIONS = 25
+REACH = 2.5
+"""Prior deviations that a setting may lie off: the exponent g has to stay below 2."""
 EXACT = 1e-6
 """What may be left, in ranges of the values, where costs explain a number exactly."""
 
@@ -63,13 +64,14 @@ class GaussianProcess:
     """Additive effects of the choices, plus what is particular to near configurations.
 
     The covariance of two configurations with distances d_i of their options, in [0, 1], is
-    CONSTANT + a mean_i w_i exp(-d_i / l) + p exp(-3 mean_i w_i d_i), times the values' variance,
-    plus n where they are the same: the landscape's roughness, which is real and not noise. The
-    amplitudes a, p, n, the length l and each choice's weight w_i maximise the posterior under
+    CONSTANT + a mean_i w_i exp(-d_i^g / l) + p exp(-r mean_i w_i d_i^g), times the values'
+    variance, plus n where they are the same: the landscape's roughness, which is real and not
+    noise. An exponent g near 1 holds where the options have an order, near 0 where they have
+    none. The settings a, p, l, n, r, g and each choice's weight w_i maximise the posterior under
     log-normal priors. Numbers to be maximised and measured without noise are expected.
 
     Source: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, equations
-    2.25, 2.26, 5.8 and 5.9; the sum of the two covariances as in Duvenaud et al., Additive
+    2.25, 2.26, 4.18, 5.8 and 5.9; the sum of the two covariances as in Duvenaud et al., Additive
     Gaussian Processes, arXiv:1112.4394.
 
     Args:
@@ -78,48 +80,20 @@ class GaussianProcess:
         places: per choice, the places of its options on a line from 0 to 1.
     """
 
-    PRIOR_MEAN = (0.0, -1.0, 0.5, -4.0, 0.0)
-    """Of log a, log p, log l, log n and every log w_i."""
-    PRIOR_STD = (1.0, 1.0, 0.7, 1.5, 1.0)
-
     def __init__(self, codes: Codes, values: Array, places: Sequence[Array]) -> None:
-        self.codes = codes
         self.mean = float(values.mean())
         self.std = float(values.std()) or 1.0
-        self.targets = (values - self.mean) / self.std
-        self.apart = _distances(places)
-        between = np.stack([d[np.ix_(c, c)] for d, c in zip(self.apart, codes.T, strict=True)])
-        self.logs = self._most_likely(between)
-        covariance = _Covariance(between, self.logs)
+        targets = (values - self.mean) / self.std
+        apart = _distances(places)
+        taken = _one_hot(codes, apart.shape[1])
+        self.logs = _most_likely(apart, taken, targets)
+        covariance = Covariance(apart, taken, self.logs)
         self.inverse = np.linalg.inv(covariance.matrix)
-        self.weights = self.inverse @ self.targets
-        self._tabulate()
-
-    def _most_likely(self, between: Array) -> Array:
-        from scipy.optimize import minimize
-
-        count = len(between)
-        centre = np.array([*self.PRIOR_MEAN[:4], *[self.PRIOR_MEAN[4]] * count])
-        spread = np.array([*self.PRIOR_STD[:4], *[self.PRIOR_STD[4]] * count])
-
-        def loss(logs: Array) -> tuple[float, Array]:
-            value, gradient = _Covariance(between, logs).loss(self.targets)
-            off = (logs - centre) / spread
-            return value + 0.5 * float(off @ off), gradient + off / spread
-
-        bounds = list(zip(centre - 4 * spread, centre + 4 * spread, strict=True))
-        options = {"maxiter": ITERATIONS}
-        return minimize(loss, centre, jac=True, bounds=bounds, options=options, method="L-BFGS-B").x
-
-    def _tabulate(self) -> None:
-        """Covariance with the N measured ones, by choice and option: (D, K, N) each."""
-        to_seen = np.stack([d[:, c] for d, c in zip(self.apart, self.codes.T, strict=True)])
-        add, near, length, _, *shares = np.exp(self.logs)
-        share = np.array(shares)[:, None, None] / len(shares)
-        self.additive = add * share * np.exp(-to_seen / length)
-        self.exponent = -3.0 * share * to_seen
-        self.near = near
-        self.variance = CONSTANT + add * share.sum() + near + math.exp(self.logs[3])
+        self.weights = self.inverse @ targets
+        self.near, self.variance = covariance.near_size, covariance.variance
+        # Covariance with the N measured ones, by choice and option: (D, K, N).
+        self.additive = covariance.additive @ taken.transpose(1, 2, 0)
+        self.exponent = covariance.exponent @ taken.transpose(1, 2, 0)
 
     def predict(self, codes: Codes) -> tuple[Array, Array]:
         """See `Model`; the deviation holds for configurations that were not measured."""
@@ -135,24 +109,36 @@ class GaussianProcess:
         return constant, self.std * (self.additive @ self.weights)
 
 
-class _Covariance:
+class Covariance:
     """The matrix (N, N) of measured configurations, and its likelihood.
 
     Args:
-        between: (D, N, N): distances of their options.
-        logs: the logarithms of a, p, l, n and w_i.
+        apart: (D, K, K): distances of the options of each choice.
+        taken: (N, D, K): 1 at the option taken.
+        logs: the logarithms of a, p, l, n, r, g and every w_i.
     """
 
-    def __init__(self, between: Array, logs: Array) -> None:
-        add, near, length, nugget = np.exp(logs[:4])
-        share = np.exp(logs[4:]) / len(between)
-        self.between, self.share, self.length = between, share, length
-        self.each = add * share[:, None, None] * np.exp(-between / length)
-        self.near = near * np.exp(-3.0 * np.tensordot(share, between, 1))
-        self.added = self.each.sum(0)
-        self.nugget = nugget
+    PRIOR_MEAN = (0.0, -1.0, 0.5, -4.0, 1.1, -0.35)
+    """Of the first logarithms; of those of w_i it is 0."""
+    PRIOR_STD = (1.0, 1.0, 0.7, 1.5, 0.5, 0.35)
+    """Of those of w_i it is 1."""
+
+    def __init__(self, apart: Array, taken: Array, logs: Array) -> None:
+        settings = len(self.PRIOR_MEAN)
+        size, self.near_size, self.length, self.nugget, rate, self.power = np.exp(logs[:settings])
+        share = np.exp(logs[settings:, None, None]) / len(apart)
+        self.taken = taken
+        apart_log = np.log(np.where(apart > 0, apart, 1.0))
+        self.grown = np.where(apart > 0, np.exp(self.power * apart_log), 0.0)
+        self.growth = self.power * apart_log * self.grown
+        self.scale = rate * share
+        self.additive = size * share * np.exp(-self.grown / self.length)
+        self.exponent = -self.scale * self.grown
+        self.variance = CONSTANT + size * share.sum() + self.near_size + self.nugget
+        self.added = self._spread(self.additive)
+        self.near = self.near_size * np.exp(self._spread(self.exponent))
         self.matrix = CONSTANT + self.added + self.near
-        self.matrix[np.diag_indices(len(self.matrix))] += nugget
+        self.matrix[np.diag_indices(len(taken))] += self.nugget
 
     def loss(self, targets: Array) -> tuple[float, Array]:
         """Minus the log likelihood, up to a constant, and its gradient by `logs`."""
@@ -161,11 +147,47 @@ class _Covariance:
         weights = inverse @ targets
         value = 0.5 * float(targets @ weights) + float(np.log(np.diag(factor)).sum())
         slope = 0.5 * (inverse - np.outer(weights, weights))
-        by_length = np.einsum("dij,dij,ij->", self.each, self.between, slope) / self.length
-        by_near = np.einsum("dij,ij->d", self.between, slope * self.near)
-        by_share = np.einsum("dij,ij->d", self.each, slope) - 3.0 * self.share * by_near
-        shared = [(slope * self.added).sum(), (slope * self.near).sum(), by_length]
-        return value, np.array([*shared, self.nugget * np.trace(slope), *by_share])
+        by_additive = self._gather(slope) * self.additive
+        by_exponent = self._gather(slope * self.near)
+        shared = [
+            by_additive.sum(),
+            (slope * self.near).sum(),
+            (by_additive * self.grown).sum() / self.length,
+            self.nugget * np.trace(slope),
+            (by_exponent * self.exponent).sum(),
+            -(by_additive * self.growth).sum() / self.length
+            - (by_exponent * self.scale * self.growth).sum(),
+        ]
+        by_weight = (by_additive + by_exponent * self.exponent).sum((1, 2))
+        return value, np.array([*shared, *by_weight])
+
+    def _spread(self, table: Array) -> Array:
+        """(D, K, K) by options -> (N, N): its sum over the choices."""
+        count = len(self.taken)
+        rows = np.matmul(self.taken.transpose(1, 0, 2), table).transpose(1, 0, 2)
+        return rows.reshape(count, -1) @ self.taken.reshape(count, -1).T
+
+    def _gather(self, matrix: Array) -> Array:
+        """(N, N) -> (D, K, K): the transpose of `_spread`."""
+        rows = np.tensordot(matrix, self.taken, 1)
+        return np.matmul(self.taken.transpose(1, 2, 0), rows.transpose(1, 0, 2))
+
+
+def _most_likely(apart: Array, taken: Array, targets: Array) -> Array:
+    """The logarithms of greatest posterior density."""
+    from scipy.optimize import minimize
+
+    centre = np.array([*Covariance.PRIOR_MEAN, *[0.0] * len(apart)])
+    spread = np.array([*Covariance.PRIOR_STD, *[1.0] * len(apart)])
+
+    def loss(logs: Array) -> tuple[float, Array]:
+        value, gradient = Covariance(apart, taken, logs).loss(targets)
+        off = (logs - centre) / spread
+        return value + 0.5 * float(off @ off), gradient + off / spread
+
+    bounds = list(zip(centre - REACH * spread, centre + REACH * spread, strict=True))
+    options = {"maxiter": ITERATIONS}
+    return minimize(loss, centre, jac=True, bounds=bounds, options=options, method="L-BFGS-B").x
 
 
 def exact_sum(codes: Codes, values: Array, costs: Array | None) -> ExactSum | None:
@@ -203,3 +225,8 @@ def _distances(places: Sequence[Array]) -> Array:
     for table, place in zip(apart, places, strict=True):
         table[: len(place), : len(place)] = np.abs(place[:, None] - place[None, :])
     return apart
+
+
+def _one_hot(codes: Codes, most: int) -> Array:
+    """(N, D, K): 1 at the option taken."""
+    return (codes[:, :, None] == np.arange(most)).astype(float)
