@@ -50,6 +50,54 @@ LIFE = """
 --workers 4 here; with --storage postgresql://..., chop search worker URL on any machine.
 [bold]Look[/] at any time: chop search show OUT."""
 
+Formats = Annotated[
+    str | None, typer.Option(help="By name (integer, mxint), or one by one (4.auto), by commas.")
+]
+Widths = Annotated[
+    str | None, typer.Option(help="Bits of formats given by name: first:last:step, or numbers.")
+]
+Operands = Annotated[
+    str | None, typer.Option(help="What takes the chosen format: data_in,weight,bias.")
+]
+Per = Annotated[str | None, typer.Option(help="One choice for each layer, or each operand.")]
+Rule = Annotated[
+    str | None, typer.Option(help="How fractions are derived: mse, minmax or percentile.")
+]
+
+PRECISION_HELP = f"""Search the format of each layer of a trained model.
+
+Only formats and widths are searched; fractions and scales are derived from training rows. A trial
+switches formats in place and takes milliseconds on small models.
+
+[bold]Examples[/]
+
+  chop search precision --budget bits=4
+
+  chop search precision --formats integer,mxint --widths 2:8:1 --budget bits=4 --trials 200
+
+  chop search precision --goals accuracy,bits --sampler nsga2      (a Pareto front)
+
+  chop search precision --model ./my-bert --dataset ./imdb --max-length 256 --budget bits=5
+
+[bold]What it writes[/] into --out: search.db (every trial), tables and plots.
+chop search export OUT best.toml writes what chop compress --config takes.
+{LIFE}"""
+
+SENSITIVITY_HELP = """Show how much each layer minds each format, without any search.
+
+Each layer alone in each format, all others float: the change of the answers (kl, mse), the error
+of the weights, Fisher information, the Hessian's trace, the variance of activations.
+
+[bold]Examples[/]
+
+  chop search sensitivity --widths 2,4,8
+
+  chop search sensitivity --model cnn --formats integer,mxint --metrics kl,fisher
+
+[bold]What it writes[/] into --out: points.jsonl (each point the moment it is measured: kill it,
+run it again, and it goes on), table.md, table.csv, sensitivity.json, and a map of the layers for
+each metric."""
+
 NAS_HELP = f"""Search the architecture: layers, heads, sizes, and Linear or Identity.
 
 Fields are those of the model's configuration; a name that it lacks is an error that says the
@@ -112,6 +160,73 @@ def nas_command(
     given["fields"] = _assigned(given.pop("field"), lists=True)
     given["budgets"] = _assigned(given.pop("budget"))
     _run("nas", given, ("goals", "square_layers"))
+
+
+@search_app.command("precision", help=PRECISION_HELP)
+def precision_command(
+    model: options.Model = None,
+    dataset: options.Dataset = None,
+    config: options.Config = None,
+    out: options.Out = None,
+    formats: Formats = None,
+    widths: Widths = None,
+    operators: options.Operators = None,
+    operands: Operands = None,
+    per: Per = None,
+    rule: Rule = None,
+    goals: Goals = None,
+    budget: Budget = None,
+    trials: Trials = None,
+    sampler: Sampler = None,
+    pruner: Pruner = None,
+    workers: Workers = None,
+    storage: Storage = None,
+    name: Name = None,
+    keep: Keep = None,
+    train_epochs: options.TrainEpochs = None,
+    limit: options.Limit = None,
+    max_length: options.MaxLength = None,
+    batch_size: options.BatchSize = None,
+    seed: options.Seed = None,
+    device: options.Device = None,
+) -> None:
+    """Search the format of each layer."""
+    given = dict(locals())
+    given["budgets"] = _assigned(given.pop("budget"))
+    _run("precision", given, ("formats", "operators", "operands", "goals"))
+
+
+@search_app.command("sensitivity", help=SENSITIVITY_HELP)
+def sensitivity_command(
+    model: options.Model = None,
+    dataset: options.Dataset = None,
+    config: options.Config = None,
+    out: options.Out = None,
+    formats: Formats = None,
+    widths: Widths = None,
+    operators: options.Operators = None,
+    operands: Operands = None,
+    per: Per = None,
+    rule: Rule = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(help="kl, mse, weight_error, fisher, hessian, activation_variance."),
+    ] = None,
+    train_epochs: options.TrainEpochs = None,
+    limit: options.Limit = None,
+    max_length: options.MaxLength = None,
+    batch_size: options.BatchSize = None,
+    seed: options.Seed = None,
+    device: options.Device = None,
+) -> None:
+    """Show how much each layer minds each format."""
+    given = dict(locals())
+    from chop.actions.search.sensitivity import SensitivityConfig, measure_sensitivity
+    from chop.config import parse
+
+    lists = ("formats", "operators", "operands", "metrics")
+    settings = options.settings_from(given, config, lists)
+    measure_sensitivity(parse(SensitivityConfig, settings, str(config or "chop search")))
 
 
 @search_app.command("resume")

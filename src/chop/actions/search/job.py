@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from chop.actions.subject import SubjectConfig
 from chop.config import parse
 from chop.errors import ConfigError, did_you_mean
+from chop.search.choosers import make_pruner, sampler_row
+from chop.search.storage import storage_url
 
 if TYPE_CHECKING:
     from chop.search.result import Result
@@ -57,6 +59,12 @@ class SearchConfig(SubjectConfig):
     storage: str | None = None
     name: str | None = None
     keep: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sampler_row(self.sampler)
+        make_pruner(self.pruner)
+        storage_url(self.storage, self.out)
 
 
 @dataclass(frozen=True)

@@ -225,7 +225,7 @@ def _choose(result: Result, number: int | None) -> Tried:
 def _trial_row(trial: Tried, result: Result) -> dict[str, Any]:
     return {
         "trial": trial.number,
-        **{name: f"{value:.6g}" for name, value in trial.values.items()},
+        **{goal.name: f"{trial.values[goal.name]:.6g}" for goal in result.goals},
         "within budgets": "yes" if result.excess(trial) == 0 else "no",
         "seconds": f"{trial.seconds or 0:.1f}",
     }
