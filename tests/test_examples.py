@@ -101,3 +101,24 @@ def test_lab_1_draws_both_figures(tmp_path):
     for folder in ("width", "sparsity"):
         files = {file.name for file in (tmp_path / folder).iterdir()}
         assert {"accuracy.png", "accuracy.svg", "points.jsonl", "table.csv", "table.md"} <= files
+
+
+@pytest.mark.slow
+def test_tutorial_6_keeps_within_four_bits_and_goes_on(tmp_path):
+    text = run("tutorial_6.py", "--quick", "--out", tmp_path)
+    assert "classes, 6 trials" in text and "answers the same: True" in text
+    mixed = next(line for line in text.splitlines() if "mixed" in line and "│" in line)
+    bits, accuracy = (cell.strip() for cell in mixed.split("│")[2:4])
+    assert float(bits) <= 4 and float(accuracy.rstrip("%")) > 88
+    again = run("tutorial_6.py", "--quick", "--out", tmp_path)
+    assert "classes, 6 trials" in again and mixed in again
+
+
+@pytest.mark.slow
+def test_lab_3_draws_a_curve_for_each_format(tmp_path):
+    text = run("lab_3.py", "--quick", "--out", tmp_path)
+    assert text.count("options for each of 14 layers") == 10
+    svg = (tmp_path / "formats.svg").read_text()
+    labels = json.loads((tmp_path / "best.json").read_text())
+    assert len(labels) == 10 and all(f"<!-- {label} -->" in svg for label in labels)
+    assert {"integer.svg", "table.csv", "search.db"} <= {f.name for f in tmp_path.iterdir()}

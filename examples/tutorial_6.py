@@ -1,0 +1,162 @@
+"""Tutorial 6: mixed precision, a format for each layer.
+
+python examples/tutorial_6.py            (built-in vision transformer and digits, two minutes)
+python examples/tutorial_6.py --model DIR --dataset DIR --max-length 256 --limit 2000
+python examples/tutorial_6.py --quick    (a few trials, to see that it works)
+
+First as the course writes it, in plain Optuna: each trial puts a class in the place of each Linear,
+with a width and a fraction that are drawn too. Then with `chop.search`: only widths are searched,
+fractions are derived from data, formats are switched in place, and an average of 4 bits is a
+budget. Killed and started again, both go on where they were.
+"""
+
+import argparse
+from copy import deepcopy
+from pathlib import Path
+
+import optuna
+from torch import nn
+
+from chop import MaseGraph
+from chop.actions.subject import SubjectConfig, load_subject, raise_to_graph
+from chop.nn.quantized.modules.linear import (
+    LinearBlockFP,
+    LinearBlockMinifloat,
+    LinearInteger,
+    LinearMinifloatIEEE,
+)
+from chop.search import Goal, Search
+from chop.search.architecture import suggest_by_name
+from chop.search.precision import PrecisionProblem
+from chop.search.training import split_rows
+from chop.tables import print_table
+from chop.tools.utils import deepsetattr
+from chop.train import evaluate
+
+CLASSES = [nn.Linear, LinearInteger, LinearMinifloatIEEE, LinearBlockFP, LinearBlockMinifloat]
+MOST_BITS = 4.0
+
+
+def config_for(cls, width, frac_width):
+    """The config dict of a class, the same for data, weights and biases."""
+    fields = {
+        LinearInteger: {"width": width, "frac_width": frac_width},
+        LinearMinifloatIEEE: {"width": width, "exponent_width": 4, "exponent_bias": 7},
+        LinearBlockFP: {"width": width, "exponent_width": 8, "block_size": [16]},
+        LinearBlockMinifloat: {
+            "width": width,
+            "exponent_width": 4,
+            "exponent_bias_width": 6,
+            "block_size": [16],
+        },
+    }[cls]
+    operands = ("data_in", "weight", "bias")
+    return {f"{operand}_{key}": value for operand in operands for key, value in fields.items()}
+
+
+def search_classes(subject, rows, out, trials):
+    """Plain Optuna over classes: only their names are stored, so that a file can hold the study."""
+
+    def objective(trial):
+        model = deepcopy(subject.model)
+        for name, layer in subject.model.named_modules():
+            if not isinstance(layer, nn.Linear):
+                continue
+            cls = suggest_by_name(trial, f"{name}_type", CLASSES)
+            if cls is nn.Linear:
+                continue
+            width = trial.suggest_categorical(f"{name}_width", [6, 8, 16])
+            frac_width = trial.suggest_categorical(f"{name}_frac_width", [2, 3, 4])
+            new = cls(
+                in_features=layer.in_features,
+                out_features=layer.out_features,
+                bias=layer.bias is not None,
+                config=config_for(cls, width, frac_width),
+            )
+            new.load_state_dict(layer.state_dict())
+            deepsetattr(model, name, new)
+        return evaluate(model, rows)
+
+    out.mkdir(parents=True, exist_ok=True)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        study_name="classes",
+        storage=f"sqlite:///{out / 'classes.db'}",
+        sampler=optuna.samplers.TPESampler(seed=0),
+        direction="maximize",
+        load_if_exists=True,
+    )
+    study.optimize(objective, n_trials=max(0, trials - len(study.trials)))
+    return study
+
+
+def search_widths(subject, rows, out, trials):
+    """Widths of each layer's data and weights, fractions derived, 4 bits on average at most."""
+    mg = raise_to_graph(subject)
+    problem = PrecisionProblem(
+        mg, subject.train, rows, formats=("integer",), ranges={"width": (2, 3, 4, 5, 6, 8)}
+    )
+    goals = (Goal("accuracy"), Goal("bits", "minimize", budget=MOST_BITS))
+    search = Search(problem.space, problem.measure, goals, out=out, name="widths")
+    return problem, search.run(until=trials)
+
+
+def main():
+    """Runs the tutorial."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="vit", help="built-in, local folder or hub name")
+    parser.add_argument("--dataset", help="default: the built-in model's own")
+    parser.add_argument("--max-length", type=int, help="tokens of a text")
+    parser.add_argument("--limit", type=int, help="rows of each split")
+    parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--out", type=Path, default=Path("runs/tutorial-6"))
+    parser.add_argument("--quick", action="store_true")
+    args = parser.parse_args()
+    trials = 12 if args.quick else args.trials
+
+    subject = load_subject(
+        SubjectConfig(
+            model=args.model,
+            dataset=args.dataset,
+            max_length=args.max_length,
+            limit=args.limit,
+            out=args.out,
+        )
+    )
+    # What trials are judged on must not be what the result is judged on.
+    unseen, rows = split_rows(subject.test, 0.5)
+
+    study = search_classes(subject, rows, args.out, max(6, trials // 5))
+    taken = [study.best_params[name] for name in study.best_params if name.endswith("_type")]
+    print(f"classes, {len(study.trials)} trials: {study.best_value:.2%}, {', '.join(set(taken))}")
+
+    problem, result = search_widths(subject, rows, args.out, trials)
+    rows_of_table = [row(problem, "float", None, subject.model, unseen)]
+    for text in ("8.mse", "4.mse", "3.mse"):
+        config = problem.uniform(text)
+        rows_of_table.append(row(problem, f"uniform {text}", config, None, unseen))
+    if result.best is None:
+        print("nothing within the budget yet: give more trials")
+        return
+    rows_of_table.append(row(problem, "mixed", result.best.config, None, unseen))
+    print_table(f"{subject.name} on rows that no trial saw", rows_of_table)
+    for name, text in result.best.config.items():
+        print(f"{name}: {text}")
+    mg = problem.graph(result.best.config)
+    mg.export(args.out / "mixed")
+    reloaded = MaseGraph.from_checkpoint(args.out / "mixed")
+    same = evaluate(reloaded.model, unseen) == evaluate(mg.model, unseen)
+    print(f"saved in {args.out / 'mixed'}.pt; reloaded, it answers the same: {same}")
+
+
+def row(problem, label, config, model, rows):
+    """One line of the table."""
+    if config is None:
+        return {"formats": label, "bits": 32.0, "accuracy": f"{evaluate(model, rows):.2%}"}
+    bits = problem.costs(problem.formats(config))["bits"]
+    accuracy = evaluate(problem.graph(config).model, rows)
+    return {"formats": label, "bits": bits, "accuracy": f"{accuracy:.2%}"}
+
+
+if __name__ == "__main__":
+    main()
