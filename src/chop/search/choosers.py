@@ -59,7 +59,7 @@ def _grid(problem: Problem) -> BaseSampler:
 def _sensitivity(problem: Problem) -> BaseSampler:
     from chop.search.samplers import SensitivitySampler
 
-    return SensitivitySampler(problem.space, problem.goals, seed=problem.seed)
+    return SensitivitySampler(problem.space, seed=problem.seed)
 
 
 SAMPLERS: Mapping[str, SamplerRow] = {

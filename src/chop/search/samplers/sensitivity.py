@@ -14,7 +14,6 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 
-from chop.search.measure import Goal
 from chop.search.samplers.acquisition import Outlook
 from chop.search.samplers.history import Code, Coding, History, read_history
 from chop.search.samplers.knapsack import best_sum
@@ -25,6 +24,8 @@ PROBES = (0.0, 1.0, 0.5)
 """The first trials: every choice at its cheapest, its dearest, its middle option."""
 PARENTS = 4
 MUTANTS = 200
+CHANGES = 4
+"""Choices that a mutant differs in, at most."""
 STRANGERS = 100
 CLIMBS = 3
 LONGEST_CLIMB = 100
@@ -46,21 +47,19 @@ class SensitivitySampler(BaseSampler):
     the Pareto front, as budgets (epsilon-constraint method, Haimes et al., 1971).
 
     Nothing is kept between trials: any number of processes, started at any time, see the same
-    study. Configurations that run count as if they had given what is expected of them; pruned
-    ones as poor. Failed ones are not proposed again.
+    study; directions and budgets are read from it. Configurations that run count as if they had
+    given what is expected of them, pruned ones as poor; failed ones are not proposed again.
 
     Source of the acquisition: Gardner et al., Bayesian Optimization with Inequality Constraints,
     ICML 2014, equation 5.
 
     Args:
         space: what may be chosen.
-        goals: what the study is for; directions and budgets are read from its trials.
         seed: of all that is drawn; the same seed and trials give the same proposal.
     """
 
-    def __init__(self, space: SearchSpace, goals: tuple[Goal, ...] = (), seed: int = 0) -> None:
+    def __init__(self, space: SearchSpace, seed: int = 0) -> None:
         self.space = space
-        self.goals = goals
         self.seed = seed
         self.coding = Coding(space)
 
@@ -132,11 +131,13 @@ class _Proposal:
 
     def _mutants(self, parents: Codes) -> Codes:
         """Some that differ from one of the parents in up to four choices."""
-        mutants = parents[self.draw.integers(len(parents), size=MUTANTS)].copy()
-        for mutant in mutants:
-            changes = self.draw.integers(2, 5)
-            for choice in self.draw.integers(len(mutant), size=changes):
-                mutant[choice] = self.draw.integers(self.coding.counts[choice])
+        mutants = parents[self.draw.integers(len(parents), size=MUTANTS)]
+        choice = self.draw.integers(mutants.shape[1], size=(MUTANTS, CHANGES))
+        option = self.draw.integers(np.array(self.coding.counts)[choice])
+        row, column = np.nonzero(
+            np.arange(CHANGES) < self.draw.integers(2, CHANGES + 1, (MUTANTS, 1))
+        )
+        mutants[row, choice[row, column]] = option[row, column]
         return mutants
 
     def _strangers(self, count: int) -> Codes:

@@ -201,7 +201,7 @@ def exact_sum(codes: Codes, values: Array, costs: Array | None) -> ExactSum | No
     if costs is None:
         return None
     totals = _sums(costs[:, :, None], codes)[:, 0]
-    if len(set(totals.tolist())) < 2 or len(totals) < 3:
+    if len(totals) < 3 or np.ptp(totals) <= EXACT * np.abs(totals).max():
         return None
     slope, offset = np.polyfit(totals, values, 1)
     scale = float(np.ptp(values))
