@@ -154,6 +154,41 @@ def test_workers_that_see_one_another_running_propose_different_configurations()
     assert len(set(proposed)) == 12
 
 
+def test_a_search_cut_in_two_is_the_unbroken_one(tmp_path):
+    space = _space()
+    whole = _search(space, BUDGETED, 10)
+    parts = [
+        Search(space, _measure(space), BUDGETED, out=tmp_path).run(until=until, progress=False)
+        for until in (6, 10)
+    ]
+    assert [t.key for t in parts[1].measured] == [t.key for t in whole.measured]
+    assert len(parts[0].measured) == 6
+
+
+def test_two_workers_measure_nothing_twice(tmp_path):
+    space = _space()
+
+    def measure(config, report):
+        with (tmp_path / "measured").open("a") as file:
+            file.write(space.key(config) + "\n")
+        return _measure(space)(config, report)
+
+    search = Search(space, measure, BUDGETED, out=tmp_path)
+    result = search.run(until=14, workers=2, progress=False)
+    measured = (tmp_path / "measured").read_text().split()
+    assert len(measured) == len(set(measured)) == result.counts["measured"] == 14
+
+
+@pytest.mark.parametrize("known", [0, 8])
+def test_proposals_made_at_the_same_moment_differ(known):
+    space = _space()
+    study = optuna.create_study(direction="maximize", sampler=SensitivitySampler(space))
+    study.optimize(lambda trial: _accuracy(space, space.suggest(trial)), n_trials=known)
+    trials = [study.ask() for _ in range(4)]
+    proposals = [space.key(space.suggest(trial)) for trial in reversed(trials)]
+    assert len(set(proposals)) == 4
+
+
 def test_a_study_of_plain_optuna_is_gone_on_with():
     space = _space()
     random = optuna.samplers.RandomSampler(seed=0)

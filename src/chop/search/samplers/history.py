@@ -103,6 +103,7 @@ class History:
     Attributes:
         taken: codes of all configurations that were proposed, however they ended.
         pending: of those that run or wait.
+        undecided: earlier trials that run and have no configuration yet.
         dropped: of those that a pruner stopped.
         measured: (N, D) of those that gave values.
         values: (N, J): the objectives, turned so that more is better.
@@ -111,6 +112,7 @@ class History:
 
     taken: set[Code] = field(default_factory=set)
     pending: list[Code] = field(default_factory=list)
+    undecided: int = 0
     dropped: list[Code] = field(default_factory=list)
     measured: Codes = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
     values: Array = field(default_factory=lambda: np.empty((0, 0)))
@@ -125,6 +127,7 @@ def read_history(study: Study, coding: Coding, number: int) -> History:
         code = coding.code(trial.params or trial.system_attrs.get("fixed_params", {}))
         outcome = outcome_of(trial)
         if trial.number == number or code is None or outcome in OPEN:
+            found.undecided += outcome == "running" and trial.number < number
             continue
         found.taken.add(code)
         if trial.state.name == "COMPLETE":

@@ -101,19 +101,28 @@ class _Proposal:
     draw: np.random.Generator
 
     def code(self) -> Code:
-        """A probe, or the most promising; an arbitrary one where no other is left."""
-        for probe in map(self.coding.uniform, PROBES):
-            if self._is_free(probe):
-                return probe
+        """A probe, or the most promising; an arbitrary one where no other is left.
+
+        Earlier trials that are being proposed at this moment will take the same first ones.
+        """
+        ahead = self.history.undecided
+        probes = dict.fromkeys(filter(self._is_free, map(self.coding.uniform, PROBES)))
+        if ahead < len(probes):
+            return list(probes)[ahead]
         if len(self.history.measured) < 2:
             return self._any_free()
-        outlook = Outlook(self.coding, self.history, self.draw)
+        ranked = self._ranked(Outlook(self.coding, self.history, self.draw))
+        return ranked[min(ahead, len(ranked) - 1)] if ranked else self._any_free()
+
+    def _ranked(self, outlook: Outlook) -> list[Code]:
+        """Free configurations, the most promising first."""
         candidates = self._candidates(outlook)
         merits = self._merits(outlook, candidates)
         starts = candidates[np.argsort(-merits, kind="stable")[:CLIMBS]]
         reached = [self._climb(outlook, start) for start in starts]
-        merit, code = max(reached, key=lambda pair: pair[0])
-        return code if merit > -np.inf else self._any_free()
+        found = [*reached, *zip(merits.tolist(), map(tuple, candidates.tolist()), strict=True)]
+        found.sort(key=lambda pair: -pair[0])
+        return list(dict.fromkeys(code for merit, code in found if merit > -np.inf))
 
     def _candidates(self, outlook: Outlook) -> Codes:
         best = self.history.measured[outlook.ranking()[:PARENTS]]
