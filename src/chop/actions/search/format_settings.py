@@ -100,8 +100,6 @@ class FormatSettings:
         }
 
 
-def halves(rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
-    """Rows to search on, and the share of them that only the end sees, drawn at random."""
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
-    kept = round(share * len(rows))
-    return rows.take(order[kept:]), rows.take(order[:kept])
+def spread_evenly(rows: Rows, count: int) -> Rows:
+    """At most so many rows, spread evenly over all."""
+    return rows.take(torch.linspace(0, len(rows) - 1, min(count, len(rows))).long())

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from rich.console import Console
 
-from chop.actions.search.format_settings import FORMAT_RANGES, FormatSettings, halves
+from chop.actions.search.format_settings import FORMAT_RANGES, FormatSettings, spread_evenly
 from chop.actions.search.job import Job, SearchConfig
 from chop.actions.subject import (
     Subject,
@@ -27,6 +27,7 @@ from chop.report.plots import Curve, plot_accuracy
 from chop.report.search_plots import plot_best_so_far
 from chop.search import Config, Goal, Result, Search, Tried
 from chop.search.evaluation import Evaluator
+from chop.search.layers import Formats
 from chop.search.measure import objectives_of
 from chop.search.precision import PrecisionProblem
 
@@ -52,7 +53,8 @@ class PrecisionConfig(FormatSettings, SearchConfig):
             bit_operations. Several give a Pareto front.
         budgets: the most that each of them may be, the least accuracy. None: 4 bits per weight
             on average, where there is one goal and it is no cost.
-        held_out: the share of the test rows that only the best configuration is measured on.
+        search_rows: training rows that trials are measured on. The test rows are for what is
+            found alone.
 
     The other settings are those of `FormatSettings` and `SearchConfig`.
     """
@@ -60,14 +62,14 @@ class PrecisionConfig(FormatSettings, SearchConfig):
     RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
         **SearchConfig.RANGES,
         **FORMAT_RANGES,
-        "held_out": (0.0, 0.9),
+        "search_rows": (1, 10**9),
     }
 
     out: Path = Path("runs/search-precision")
     widths: str | int | tuple[int, ...] | None = "2:8:1"
     goals: tuple[str, ...] = ("accuracy",)
     budgets: Mapping[str, float] | None = None
-    held_out: float = 0.5
+    search_rows: int = 2000
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,15 +114,14 @@ def prepare(config: PrecisionConfig, subject: Subject | None = None) -> Search:
         problem={
             "weights": fingerprint_of_weights(subject.model),
             "train": fingerprint_of_rows(subject.train),
-            "rows": fingerprint_of_rows(halves(subject.test, config.held_out, config.seed)[0]),
-            "settings": config.told(),
+            "settings": {**config.told(), "rows": config.search_rows},
         },
     )
 
 
 def problem_of(config: PrecisionConfig, subject: Subject) -> PrecisionProblem:
-    """What is searched over, measured on the rows that are not held out."""
-    rows, _ = halves(subject.test, config.held_out, config.seed)
+    """What is searched over, measured on training rows."""
+    rows = spread_evenly(subject.train, config.search_rows)
     goal = next((name for name in config.goals if name in ("accuracy", "loss")), "accuracy")
     return config.problem(subject, rows, goal)
 
@@ -130,9 +131,8 @@ def write(
 ) -> None:
     """Writes `table.csv`, `table.md`, `best.json` and the figures.
 
-    `accuracy`: accuracy against average bits of every trial on the front, beside the same format
-    everywhere; `formats`: the bits of each layer; `best-so-far`. The best, and every uniform
-    configuration, are also measured on the rows that were held out.
+    `accuracy`: accuracy on the test rows against average bits, of what was found, beside the same
+    format everywhere; `formats`: the bits of each layer; `best-so-far`.
 
     Raises:
         ConfigError: nothing was measured.
@@ -141,10 +141,11 @@ def write(
         raise ConfigError("no configuration was measured.")
     subject = subject or load_subject(config)
     found = problem_of(config, subject)
-    _, kept = halves(subject.test, config.held_out, config.seed)
-    unseen = Evaluator(found.layers.mg.model, kept if len(kept) else subject.test)
-    rows = [_row(found, unseen, text, found.uniform(text)) for text in found.options]
-    rows += [_row(found, unseen, f"trial {t.number}", t.config) for t in _told(result)]
+    unseen = Evaluator(found.layers.mg.model, subject.test, batch_size=config.eval_batch_size)
+    told = {text: found.uniform(text) for text in found.options}
+    told |= {f"trial {trial.number}": trial.config for trial in _told(result)}
+    rows = [_row(found, unseen, "float", {})]
+    rows += [_row(found, unseen, name, found.formats(chosen)) for name, chosen in told.items()]
     title = f"{subject.name} on {subject.dataset}"
     write_table(config.out, f"{title}: mixed precision beside uniform", rows)
     _draw(config, found, result, rows, title)
@@ -155,8 +156,8 @@ def write(
     noted = {
         "choices": dict(best.config),
         "values": dict(best.values),
-        "held_out_accuracy": next(r for r in rows if r["formats"] == f"trial {best.number}")[
-            "held-out accuracy"
+        "test_accuracy": next(r for r in rows if r["formats"] == f"trial {best.number}")[
+            "test accuracy"
         ],
         "measured": len(result.measured),
         "configurations": search.space.size,
@@ -165,7 +166,7 @@ def write(
     Console().print(
         f"best: {best.values['bits']:.2f} bits per weight, accuracy "
         f"{best.values['accuracy']:.2%} on the rows of the search and "
-        f"{noted['held_out_accuracy']:.2%} on those held out; {config.out}",
+        f"{noted['test_accuracy']:.2%} on test rows; {config.out}",
         highlight=False,
     )
 
@@ -175,8 +176,9 @@ def _told(result: Result) -> list[Tried]:
     return result.front or result.ranked[:1]
 
 
-def _row(found: PrecisionProblem, unseen: Evaluator, label: str, config: Config) -> dict[str, Any]:
-    formats = found.formats(config)
+def _row(
+    found: PrecisionProblem, unseen: Evaluator, label: str, formats: Mapping[str, Formats]
+) -> dict[str, Any]:
     numbers = found.score(formats) | found.costs(formats)
     found.layers.switch(formats)
     return {
@@ -186,7 +188,7 @@ def _row(found: PrecisionProblem, unseen: Evaluator, label: str, config: Config)
         "kilobytes": f"{numbers['bytes'] / 1000:.1f}",
         "accuracy": numbers["accuracy"],
         "loss": f"{numbers['loss']:.4f}",
-        "held-out accuracy": unseen().accuracy,
+        "test accuracy": unseen().accuracy,
     }
 
 
@@ -197,18 +199,18 @@ def _draw(
     rows: list[dict[str, Any]],
     title: str,
 ) -> None:
-    uniform, mixed = rows[: len(found.options)], rows[len(found.options) :]
+    uniform, mixed = rows[1 : 1 + len(found.options)], rows[1 + len(found.options) :]
     curves = [
-        Curve(label, [(row["bits"], row["held-out accuracy"]) for row in part])
+        Curve(label, [(row["bits"], row["test accuracy"]) for row in part])
         for label, part in (("the same everywhere", uniform), ("mixed", mixed))
     ]
     write_figure(
         config.out / "accuracy",
         plot_accuracy,
         curves,
-        {"float": found.evaluator.scores(found.reference).accuracy},
+        {"float": rows[0]["test accuracy"]},
         xlabel="bits per weight",
-        title=f"{title}: accuracy on rows held out",
+        title=f"{title}: accuracy on test rows",
     )
     told = _told(result)
     cells = {

@@ -1,0 +1,193 @@
+"""What a trial of a search costs, and how much of it is not training or evaluation.
+
+Evaluation after training: a quantised classifier of texts evaluated by Hugging Face's Trainer, in
+batches of 8 padded to the longest, and by a mixed-precision trial, which switches formats in place
+and runs on batches of like length that were made once. Both take turns, A B B A, and give the same
+accuracy; a ratio is the median over the turns.
+
+Overhead: a search of one-epoch trials with a SQLite storage. What is spent outside the measure,
+on sampling, claiming and storing, as a share of a trial.
+
+    python benchmarks/search_cost.py [--turns 5] [--trials 12] [--profile]
+    python benchmarks/search_cost.py --data FOLDER --rows 1000     (reviews of IMDb, 256 tokens)
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from chop import MaseGraph, passes
+from chop.data import get_tokenized_dataset
+from chop.models import BUILTIN_MODELS, load_model
+from chop.search import Goal, Search
+from chop.search.precision import PrecisionProblem
+from chop.tables import print_table
+from chop.train import (
+    calibration_batches,
+    default_dataset,
+    evaluate,
+    fit,
+    get_trainer,
+    load_trained,
+    read_rows,
+)
+
+CYCLE = ("4.mse", "6.mse", "8.mse")
+"""Formats that the turns go through, so that no weight is rounded already on the first round."""
+
+
+def texts(data: Path | None, rows: int) -> tuple[nn.Module, Any]:
+    """A trained classifier of texts, and its tokenised data set."""
+    if data is None:
+        return load_trained("bert-tiny"), default_dataset("bert-tiny")
+    folder = data / "bert-tiny-imdb"
+    splits = get_tokenized_dataset(data / "imdb", folder, max_length=256, limit=rows)
+    return load_model(folder, num_labels=2).eval(), splits
+
+
+def raised(model: nn.Module, train: Any) -> MaseGraph:
+    """The model as a graph with metadata."""
+    example = next(calibration_batches(model, train, rows=3))
+    mg = MaseGraph(model, dummy_in=example)
+    mg, _ = passes.init_metadata_analysis_pass(mg)
+    return passes.add_common_metadata_analysis_pass(mg)[0]
+
+
+def seconds(work: Callable[[], Any]) -> tuple[float, float, Any]:
+    """(wall seconds, processor seconds, result)."""
+    wall, busy = time.perf_counter(), time.process_time()
+    result = work()
+    return time.perf_counter() - wall, time.process_time() - busy, result
+
+
+def compare(data: Path | None, rows: int, turns: int) -> None:
+    """Evaluation by the Trainer beside a trial."""
+    model, splits = texts(data, rows)
+    train, test = read_rows(splits["train"]), read_rows(splits["test"])
+    problem = PrecisionProblem(raised(model, train), train, test, ranges={"width": (4, 6, 8)})
+    trainers = {}
+    for text in CYCLE:
+        quantized = problem.graph(problem.uniform(text)).model
+        trainers[text] = get_trainer(quantized, splits, eval_batch_size=8, disable_tqdm=True)
+
+    def by_trainer(text: str) -> float:
+        return trainers[text].evaluate()["eval_accuracy"]
+
+    def by_trial(text: str) -> float:
+        return problem.measure(problem.uniform(text), lambda step, value: None)["accuracy"]
+
+    ways = {"Trainer, batches of 8": by_trainer, "trial": by_trial}
+    for way in ways.values():
+        way("8.mse")
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    for turn in range(turns):
+        answers = set()
+        for name in [*ways, *reversed(ways)]:
+            text = CYCLE[turn % len(CYCLE)]
+            wall, busy, accuracy = seconds(lambda n=name, t=text: ways[n](t))
+            taken[name].append((wall, busy))
+            answers.add(round(accuracy, 6))
+        assert len(answers) == 1, f"the ways disagree: {answers}"
+    base = taken["Trainer, batches of 8"]
+    table = []
+    for name, times in taken.items():
+        ratios = [a[1] / b[1] for a, b in zip(base, times, strict=True)]
+        table.append(
+            {
+                "evaluation": name,
+                "ms": 1000 * statistics.median(wall for wall, _ in times),
+                "processor ms": 1000 * statistics.median(busy for _, busy in times),
+                "times faster": statistics.median(ratios),
+            }
+        )
+    print_table(f"{len(test)} rows, evaluated after quantisation", table)
+
+
+class Timed:
+    """A measure that trains for one epoch, and notes how long it took."""
+
+    def __init__(self, name: str) -> None:
+        splits = default_dataset(name)
+        self.train, self.test = read_rows(splits["train"]), read_rows(splits["test"])
+        self.recipe = BUILTIN_MODELS[name]
+        trained = load_trained(name)
+        self.problem = PrecisionProblem(raised(trained, self.train), self.train, self.test)
+        self.spent: list[float] = []
+
+    def __call__(self, config: Any, report: Any) -> dict[str, float]:
+        """Quantises, trains and evaluates."""
+        begun = time.perf_counter()
+        mg = self.problem.graph(config)
+        fit(mg.model, self.train, epochs=1, lr=self.recipe.recipe.lr / 10)
+        found = {"accuracy": evaluate(mg.model, self.test)}
+        self.spent.append(time.perf_counter() - begun)
+        return found | self.problem.costs(self.problem.formats(config))
+
+
+def overhead(names: list[str], samplers: list[str], trials: int) -> None:
+    """What a search adds to each one-epoch trial."""
+    table = []
+    for name in names:
+        for sampler in samplers:
+            measure = Timed(name)
+            with tempfile.TemporaryDirectory() as folder:
+                goals = [Goal("accuracy"), Goal("bits", "minimize", 6.0)]
+                search = Search(measure.problem.space, measure, goals, sampler=sampler, out=folder)
+                search.run(until=1, progress=False)
+                done = len(measure.spent)
+                begun = time.perf_counter()
+                search.run(until=trials + 1, progress=False)
+                total = time.perf_counter() - begun
+            inside = sum(measure.spent[done:])
+            each = (total - inside) / trials
+            table.append(
+                {
+                    "model": name,
+                    "sampler": sampler,
+                    "trial (ms)": 1000 * inside / trials,
+                    "overhead (ms)": 1000 * each,
+                    "share": f"{each / (inside / trials):.1%}",
+                }
+            )
+    print_table("one-epoch trials: time outside training and evaluation", table)
+
+
+def main() -> None:
+    """Runs both parts."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--trials", type=int, default=12)
+    parser.add_argument("--models", default="vit,bert-tiny")
+    parser.add_argument("--samplers", default="sensitivity,random")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--profile", action="store_true", help="where the time goes")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    profile = cProfile.Profile()
+    if args.profile:
+        profile.enable()
+    compare(args.data, args.rows, args.turns)
+    if args.trials:
+        overhead(args.models.split(","), args.samplers.split(","), args.trials)
+    if args.profile:
+        profile.disable()
+        pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+
+
+if __name__ == "__main__":
+    main()

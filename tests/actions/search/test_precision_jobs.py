@@ -1,0 +1,149 @@
+"""The precision and sensitivity jobs: what they write, and that they go on after a kill."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+
+from chop.actions.compress import CompressConfig, quantize_layers
+from chop.actions.search import precision
+from chop.actions.search.job import run_job, settings_of
+from chop.actions.search.precision import JOB, PrecisionConfig
+from chop.actions.search.sensitivity import SensitivityConfig, measure_sensitivity
+from chop.actions.subject import Subject, raise_to_graph
+from chop.config import parse
+from chop.errors import ConfigError
+from chop.ir.graph import MaseGraph
+from chop.train import evaluate
+from tests.search.subjects import plain, rows
+
+
+def subject():
+    return Subject(plain(), "classifier", "points", *rows(), torch.device("cpu"), 1, 1e-3)
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    monkeypatch.setattr(precision, "load_subject", lambda config: subject())
+
+
+def test_a_search_finds_formats_that_compress_builds(tmp_path, no_training):
+    config = PrecisionConfig(out=tmp_path, widths="2,4,8", trials=14, search_rows=400)
+    result = run_job(JOB, config)
+    assert result.counts == {"measured": 14} and result.best.values["bits"] <= 4
+    noted = json.loads((tmp_path / "best.json").read_text())
+    lines = (tmp_path / "table.csv").read_text().splitlines()
+    table = {row["formats"]: row for row in csv.DictReader(lines)}
+    assert list(table)[:4] == ["float", "2.mse", "4.mse", "8.mse"] and len(table) == 5
+    best = table[f"trial {result.best.number}"]
+    assert float(best["accuracy"]) == noted["values"]["accuracy"]
+    for name in ("accuracy", "formats", "best-so-far"):
+        assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
+        assert (tmp_path / f"{name}.png").stat().st_size > 1000
+    # The same model three times: as it is saved, as it is exported, as it was measured.
+    saved = MaseGraph.from_checkpoint(tmp_path / "best" / result.best.key / "model")
+    exported = JOB.export(config, result.best.config)
+    built = quantize_layers(raise_to_graph(subject()), exported["layers"], subject(), 64)
+    found = {evaluate(mg.model, rows()[1], batch_size=64) for mg in (saved, built)}
+    assert found == {noted["test_accuracy"]}
+    settings = {**exported, "out": tmp_path / "compressed"}
+    assert (
+        parse(CompressConfig, settings).layers["first"]["bias"]
+        == exported["layers"]["first"]["bias"]
+    )
+
+
+def test_it_goes_on_and_can_be_rebuilt_from_its_settings(tmp_path, no_training):
+    config = PrecisionConfig(
+        out=tmp_path, widths="2,8", trials=3, goals=("loss", "bits"), sampler="tpe"
+    )
+    assert len(run_job(JOB, config).measured) == 3
+    noted = json.loads(json.dumps(settings_of(config)))
+    again = parse(PrecisionConfig, {**noted, "trials": 8})
+    result = run_job(JOB, again)
+    assert len(result.measured) == 8 and len({trial.key for trial in result.measured}) == 8
+    assert result.front[0].values["loss"] <= result.front[-1].values["loss"]
+    other = PrecisionConfig(
+        out=tmp_path, widths="2,8", trials=9, rule="minmax", goals=("loss", "bits")
+    )
+    with pytest.raises(ConfigError, match="begun with other"):
+        run_job(JOB, other)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"goals": ("acuracy",)}, "did you mean 'accuracy'"),
+        ({"budgets": {"bit": 4}}, "did you mean 'bits'"),
+        ({"budgets": {"accuracy": 0.9}, "goals": ()}, "at least one without a budget"),
+        ({"formats": ("integr",)}, "did you mean 'integer'"),
+        ({"widths": "8:2"}, "first <= last"),
+        ({"widths": "4", "ranges": {"width": (4,)}}, "are the same"),
+        ({"operators": ("linaer",)}, "did you mean 'linear'"),
+        ({"bias": "nonsense"}, "unknown number format"),
+        ({"rule": "max"}, "rule"),
+    ],
+)
+def test_settings_are_checked_before_anything_is_loaded(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        PrecisionConfig(**settings)
+
+
+def test_sensitivities_are_written_and_measured_once(tmp_path, monkeypatch):
+    config = SensitivityConfig(out=tmp_path, widths="2,8", vectors=2)
+    found = measure_sensitivity(config, subject())
+    assert len(found) == 6 and len((tmp_path / "points.jsonl").read_text().splitlines()) == 6
+    kept = json.loads((tmp_path / "sensitivity.json").read_text())
+    assert [row["kl"] for row in kept] == [row["kl"] for row in found]
+    for metric in config.metrics:
+        assert (tmp_path / f"{metric}.svg").is_file() and (tmp_path / f"{metric}.png").is_file()
+    with monkeypatch.context() as patch:
+        patch.setattr("chop.search.sensitivities.Sensitivity.measure", None)
+        assert measure_sensitivity(config, subject()) == found
+    only = SensitivityConfig(out=tmp_path, widths="2,8", metrics=("weight_error",))
+    assert "accuracy" not in measure_sensitivity(only, subject())[0]
+    with pytest.raises(ConfigError, match="did you mean 'kl'"):
+        SensitivityConfig(metrics=("kl2",))
+
+
+PROGRAM = """
+    import sys, time
+    from pathlib import Path
+    import chop.search.sensitivities as s
+    from tests.actions.search.test_precision_jobs import *
+    measure = s.Sensitivity.measure
+    def slow(self, name, text):
+        time.sleep(0.3)
+        return measure(self, name, text)
+    s.Sensitivity.measure = slow
+    config = SensitivityConfig(out=Path(sys.argv[1]), widths="2,8", metrics=("mse",))
+    measure_sensitivity(config, subject())
+"""
+
+
+def test_a_killed_sensitivity_job_goes_on(tmp_path):
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path)]
+    points = tmp_path / "points.jsonl"
+    job = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    limit = time.monotonic() + 60
+    while time.monotonic() < limit and job.poll() is None:
+        if points.is_file() and len(points.read_text().splitlines()) >= 2:
+            break
+        time.sleep(0.02)
+    os.kill(job.pid, signal.SIGKILL)
+    job.wait()
+    done = points.read_text().splitlines()
+    assert 2 <= len(done) < 6
+    config = SensitivityConfig(out=tmp_path, widths="2,8", metrics=("mse",))
+    found = measure_sensitivity(config, subject())
+    unbroken = SensitivityConfig(out=tmp_path / "other", widths="2,8", metrics=("mse",))
+    assert found == measure_sensitivity(unbroken, subject())
+    lines = points.read_text().splitlines()
+    assert lines[: len(done)] == done and len(lines) == 6
