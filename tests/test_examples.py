@@ -122,3 +122,20 @@ def test_lab_3_draws_a_curve_for_each_format(tmp_path):
     labels = json.loads((tmp_path / "best.json").read_text())
     assert len(labels) == 10 and all(f"<!-- {label} -->" in svg for label in labels)
     assert {"integer.svg", "table.csv", "search.db"} <= {f.name for f in tmp_path.iterdir()}
+
+
+@pytest.mark.slow
+def test_lab_2_compares_samplers_and_modes(tmp_path):
+    text = run("lab_2.py", "--quick", "--limit", 200, "--out", tmp_path)
+    assert "81 different architectures" in text
+    for sampler in ("random", "grid", "tpe", "sensitivity"):
+        assert f"{sampler}, none, seed 0" in text
+        assert f"<!-- {sampler} -->" in (tmp_path / "samplers.svg").read_text()
+    table = (tmp_path / "table.csv").read_text().splitlines()
+    sizes = {row.split(",")[0]: row.split(",")[3] for row in table[1:]}
+    assert sizes.keys() == {"none", "compress", "compress-train"}
+    assert "<!-- compress-train -->" in (tmp_path / "modes.svg").read_text()
+    measured = (tmp_path / "measured.jsonl").read_text().splitlines()
+    assert len(measured) == len(set(measured))
+    run("lab_2.py", "--quick", "--limit", 200, "--out", tmp_path)
+    assert (tmp_path / "measured.jsonl").read_text().splitlines() == measured

@@ -1,0 +1,165 @@
+"""Lab 2: architecture search, samplers compared, and search that knows of compression.
+
+python examples/lab_2.py            (built-in vision transformer and digits, ten minutes)
+python examples/lab_2.py --model DIR --dataset DIR --max-length 256 --limit 2000
+python examples/lab_2.py --quick    (a few trials, to see that it works)
+
+Part 1: the best accuracy so far against trials, for each sampler, over several seeds. Part 2: the
+same in three modes: as trained; quantised to 4 bits and half pruned; and trained on after that.
+
+Each architecture is trained once and its accuracy in each mode written down, so that samplers and
+seeds cost only what they find anew. Killed and started again, the lab goes on where it was.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from chop.actions.search.nas import PASS_ARGS
+from chop.actions.subject import SubjectConfig, fingerprint_of_rows, load_subject
+from chop.actions.sweep.journal import Journal
+from chop.actions.sweep.record import write_figure, write_table
+from chop.report.search_plots import plot_best_so_far
+from chop.search import Goal, Search
+from chop.search.architecture import Architectures
+from chop.search.compression import Compression
+from chop.search.training import TrainedMeasure, split_rows
+from chop.train import evaluate
+
+SIZES = {
+    "num_hidden_layers": (1 / 2, 1, 3 / 2),
+    "num_attention_heads": (1 / 2, 1, 3 / 2),
+    "hidden_size": (1 / 2, 1, 3 / 2),
+    "intermediate_size": (1 / 4, 1 / 2, 1),
+}
+"""Field of the model's configuration -> parts of what it is."""
+SAMPLERS = ("random", "grid", "tpe", "sensitivity")
+MODES = ("none", "compress", "compress-train")
+
+
+class Lab:
+    """Architectures of a model, each measured once, whichever search asks."""
+
+    def __init__(self, subject, args):
+        base = subject.model.config
+        fields = {
+            name: sorted({max(1, round(part * getattr(base, name))) for part in parts})
+            for name, parts in SIZES.items()
+        }
+        self.found = Architectures(subject.model, fields, square_layers={})
+        self.subject, self.args = subject, args
+        self.train, self.validation = split_rows(subject.train)
+        self.training = {"epochs": args.epochs, "lr": args.lr, "batch_size": 64, "seed": 0}
+        self.journal = Journal(args.out / "measured.jsonl")
+
+    def accuracy(self, config, mode):
+        """On validation rows."""
+        about = {"config": dict(config), "mode": mode, "training": self.training}
+        about["rows"] = fingerprint_of_rows(self.train)
+        known = self.journal.find(about)
+        if known is None:
+            self.measure(config, about, MODES if mode != "none" else ("none",))
+            known = self.journal.find(about)
+        return known["accuracy"]
+
+    def measure(self, config, about, modes):
+        """Trains an architecture, and notes its accuracy in some modes."""
+        trained = self.measure_of("none").trained(config)
+        for mode in modes:
+            model = self.compression(mode).apply(trained, self.train, self.training)
+            accuracy = evaluate(model, self.validation)
+            self.journal.add({**about, "mode": mode}, {"accuracy": accuracy})
+
+    def measure_of(self, mode):
+        """Trains, and compresses, one architecture."""
+        return TrainedMeasure(
+            self.found.build, self.train, self.validation, self.training, self.compression(mode)
+        )
+
+    def compression(self, mode):
+        """4-bit integers with derived fractions, half of the weights, two epochs after it."""
+        return Compression(mode, PASS_ARGS, epochs=2)
+
+    def search(self, sampler, seed, mode="none"):
+        """One search, which goes on where it was."""
+        search = Search(
+            self.found.space,
+            lambda config, report: {"accuracy": self.accuracy(config, mode)},
+            Goal("accuracy"),
+            sampler=sampler,
+            seed=seed,
+            out=self.args.out,
+            name=f"{sampler}, {mode}, seed {seed}",
+        )
+        until = self.args.trials if mode == "none" else self.args.mode_trials
+        result = search.run(until=until, progress=False)
+        search.close()
+        best = result.best
+        print(f"{sampler}, {mode}, seed {seed}: {best.values['accuracy']:.2%}", flush=True)
+        return result
+
+
+def main():
+    """Runs the lab."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="vit", help="built-in, local folder or hub name")
+    parser.add_argument("--dataset", help="default: the built-in model's own")
+    parser.add_argument("--max-length", type=int, help="tokens of a text")
+    parser.add_argument("--limit", type=int, help="rows of each split")
+    parser.add_argument("--trials", type=int, default=25, help="of each sampler and seed")
+    parser.add_argument("--mode-trials", type=int, default=15, help="of each mode")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=5, help="of each training")
+    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--out", type=Path, default=Path("runs/lab-2"))
+    parser.add_argument("--quick", action="store_true")
+    args = parser.parse_args()
+    if args.quick:
+        args.trials, args.mode_trials, args.seeds, args.epochs = 3, 2, 1, 1
+
+    subject = load_subject(
+        SubjectConfig(
+            model=args.model,
+            dataset=args.dataset,
+            max_length=args.max_length,
+            limit=args.limit,
+            out=args.out,
+        )
+    )
+    lab = Lab(subject, args)
+    print(f"{lab.found.num_distinct()} different architectures")
+    by_sampler = {
+        sampler: [lab.search(sampler, seed) for seed in range(args.seeds)] for sampler in SAMPLERS
+    }
+    by_mode = {mode: [lab.search("sensitivity", 0, mode)] for mode in MODES}
+    title = f"{subject.name} on {subject.dataset}"
+    for name, found in (("samplers", by_sampler), ("modes", by_mode)):
+        write_figure(
+            args.out / name,
+            plot_best_so_far,
+            {label: [r.best_so_far() for r in results] for label, results in found.items()},
+            ylabel="best accuracy so far",
+            title=f"{title}: {name}",
+        )
+    table = [report(lab, mode, results[0].best) for mode, results in by_mode.items()]
+    write_table(args.out, f"{title}: the best of each mode", table)
+    chosen = {mode: dict(results[0].best.config) for mode, results in by_mode.items()}
+    (args.out / "best.json").write_text(json.dumps(chosen, indent=2))
+
+
+def report(lab, mode, best):
+    """The best of a mode, trained again and judged on rows that no trial saw."""
+    measure = lab.measure_of(mode)
+    numbers = measure(best.config, lambda step, value: None)
+    return {
+        "mode": mode,
+        "architecture": " ".join(best.config.values()),
+        "parameters": round(numbers["parameters"]),
+        "size (bytes)": round(numbers["size_bytes"]),
+        "validation": best.values["accuracy"],
+        "test": evaluate(measure.last, lab.subject.test),
+    }
+
+
+if __name__ == "__main__":
+    main()
