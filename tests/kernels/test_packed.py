@@ -27,7 +27,7 @@ from chop.formats import (
     ScaleInteger,
     Ternary,
 )
-from chop.kernels.cpu import build, int8, packed
+from chop.kernels.cpu import build, int8, packed, reader
 from chop.nn import quantized as q
 from chop.nn.packed import pack
 
@@ -88,7 +88,7 @@ def loops():
 @pytest.fixture
 def small_ones(monkeypatch):
     """Small weights are multiplied as large ones are."""
-    monkeypatch.setattr(packed, "LARGE", 1)
+    monkeypatch.setattr(reader, "LARGE", 1)
 
 
 def same(a, b):
@@ -300,8 +300,8 @@ def test_results_do_not_depend_on_what_was_called_before(shape, monkeypatch):
     fmt, x = MXInt(8), torch.randn(3, shape[1])
     encoded = fmt.encode(torch.randn(shape))
     y = torch.ops.chop.packed_linear(x, FLOAT, *parts(encoded, fmt), None, False)
-    monkeypatch.setattr(packed, "is_loaded", lambda: False)
-    packed._fixed_reader.cache_clear()
+    monkeypatch.setattr(reader, "is_loaded", lambda: False)
+    reader._fixed_reader.cache_clear()
     assert same(torch.ops.chop.packed_linear(x, FLOAT, *parts(encoded, fmt), None, False), y)
 
 
@@ -335,15 +335,15 @@ def test_every_instruction_set_reads_and_multiplies_alike(flags, loops, monkeypa
         pytest.skip("this CPU has no AVX2")
     path = build.compiled(build.compiler(), ("-DCHOP_ONE_INSTRUCTION_SET", *flags))
     one_set = build.Build(ctypes.CDLL(str(path)), "")
-    monkeypatch.setattr("chop.kernels.cpu.packed.library", lambda: one_set)
-    packed._fixed_reader.cache_clear()
+    monkeypatch.setattr("chop.kernels.cpu.reader.library", lambda: one_set)
+    reader._fixed_reader.cache_clear()
     x = torch.randn(3, 96)
     for fmt in FORMATS:
         encoded = fmt.encode(torch.randn(33, 96))
         assert same(packed.decode(*parts(encoded, fmt), x.dtype), fmt.decode(encoded))
         y = packed.linear(x, FLOAT, *parts(encoded, fmt), None)
         torch.testing.assert_close(y, F.linear(x, fmt.decode(encoded)), rtol=1e-4, atol=1e-4)
-    packed._fixed_reader.cache_clear()
+    reader._fixed_reader.cache_clear()
 
 
 def test_the_operators_are_wellformed():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,9 +15,7 @@ from chop.formats.scale_integer import EPSILON
 from chop.formats.scaling import TINY
 from chop.kernels.codes import WHOLE
 from chop.kernels.cpu.measure import pointer
-
-if TYPE_CHECKING:
-    from chop.kernels.cpu.packed import Reader
+from chop.kernels.cpu.reader import Reader
 
 CHUNK_ROWS = 256
 """Of activations at a time: their sums of 32 bits stay in the cache."""

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from collections.abc import Sequence
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chop.formats import BinaryResidual, from_key
-from chop.kernels.codes import Codes, CodeTables, Lines, fixed_tables, residual_tables
+from chop.formats import from_key
 from chop.kernels.cpu import int8
-from chop.kernels.cpu.build import is_loaded, library
 from chop.kernels.cpu.measure import pointer
+from chop.kernels.cpu.reader import Reader, find_reader, is_large
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 """The enumeration of plan.h, as far as decoding goes."""
@@ -25,40 +23,6 @@ MANY_FOR_INT8 = 4
 """Rows of activations from which products of integers are faster than that."""
 CHUNK_ROWS = 256
 """Of activations at a time, where results pass through another dtype: they stay in the cache."""
-LARGE = 2**16
-"""Elements of a weight for which compiling the loops, a matter of seconds, is begun, and from which
-multiplying by codes is faster than by numbers."""
-
-
-@dataclass(frozen=True)
-class Reader:
-    """How the loops read a packed tensor.
-
-    Attributes:
-        loops: the compiled library.
-        multiply: its `chop_linear`.
-        tables: of its codes.
-        lines: where its groups lie.
-        few_rows: of activations, up to which they multiply faster than by decoding first.
-        codes: the two of them as the loops take them.
-        size_bytes: of codes and of scales.
-    """
-
-    loops: ctypes.CDLL
-    multiply: Callable[..., None]
-    tables: CodeTables
-    lines: Lines
-    few_rows: int
-    codes: Codes
-    size_bytes: tuple[int, int]
-
-    def takes(self, codes: Tensor, scales: Tensor | None) -> bool:
-        """Whether all that the loops read is there: they do not look."""
-        stored = (codes, scales) if self.size_bytes[1] else (codes,)
-        return all(
-            part is not None and part.is_contiguous() and part.nbytes == size
-            for part, size in zip(stored, self.size_bytes, strict=False)
-        )
 
 
 def decode(
@@ -70,7 +34,7 @@ def decode(
     dtype: torch.dtype,
 ) -> Tensor | None:
     """The tensor that codes stand for; None where the loops do not know them."""
-    reader = _reader(scales, tensor_scale, tuple(shape), key)
+    reader = find_reader(scales, tensor_scale, tuple(shape), key)
     if reader is None or dtype not in TYPES or not reader.takes(codes, scales):
         return None
     if dtype != torch.float32 and not reader.tables.scales_are_powers:
@@ -96,9 +60,9 @@ def linear(
     holds the codes' numbers exactly. Which way is taken depends on the arguments and the CPU alone,
     so that results do not change from one call to the next.
     """
-    if not (_is_large(shape) and _fit(x, shape, bias)):
+    if not (is_large(shape) and _fit(x, shape, bias)):
         return None
-    reader = _reader(scales, tensor_scale, tuple(shape), key)
+    reader = find_reader(scales, tensor_scale, tuple(shape), key)
     if reader is None or not reader.takes(codes, scales):
         return None
     x_format, rows, is_float = from_key(x_key), _rows(x), x.dtype == torch.float32
@@ -129,54 +93,6 @@ def _rows(x: Tensor) -> Tensor:
 def multiplies_bfloat16() -> bool:
     """True where the CPU has instructions for products of bfloat16."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-
-
-def _reader(
-    scales: Tensor | None, tensor_scale: Tensor | None, shape: tuple[int, ...], key: str
-) -> Reader | None:
-    """None where there is no library, or no table for the codes."""
-    if not (is_loaded() or _is_large(shape)):
-        return None
-    if tensor_scale is not None:
-        return _reader_of(fixed_tables(from_key(key)), shape, tensor_scale)
-    reader = _fixed_reader(key, shape)
-    if reader is None and isinstance(number_format := from_key(key), BinaryResidual):
-        assert scales is not None
-        return _reader_of(residual_tables(number_format, scales), shape, None)
-    return reader
-
-
-def _is_large(shape: Sequence[int]) -> bool:
-    return torch.Size(shape).numel() >= LARGE
-
-
-@lru_cache(maxsize=4096)
-def _fixed_reader(key: str, shape: tuple[int, ...]) -> Reader | None:
-    return _reader_of(fixed_tables(from_key(key)), shape, None)
-
-
-def _reader_of(
-    tables: CodeTables | None, shape: tuple[int, ...], tensor_scale: Tensor | None
-) -> Reader | None:
-    loops = library().library
-    if tables is None or loops is None or not torch.Size(shape).numel():
-        return None
-    lines = tables.lines(shape)
-    if lines is None:
-        return None
-    structure = tables.structure(lines, tensor_scale)
-    few_rows = loops.chop_few_rows(ctypes.byref(structure), ctypes.c_int64(lines.columns))
-    return Reader(
-        loops, _multiply(loops), tables, lines, few_rows, structure, tables.size_bytes(lines)
-    )
-
-
-@cache
-def _multiply(loops: ctypes.CDLL) -> Callable[..., None]:
-    prototype = ctypes.CFUNCTYPE(
-        None, *[ctypes.c_void_p] * 6, *[ctypes.c_int64] * 3, ctypes.c_int32
-    )
-    return prototype(("chop_linear", loops))
 
 
 def _float(x: Tensor) -> Tensor:
@@ -242,7 +158,7 @@ def _many_rows(
     """In bfloat16, but for scales of whole rows and the bias, which wait for the sums."""
     after = scales if reader.tables.stores_floats and reader.lines.groups_per_row <= 1 else None
     if after is not None:
-        reader = _unscaled(reader)
+        reader = reader.unscaled()
     weight = _decoded(reader, codes, scales, shape, torch.bfloat16)
     y = x.new_empty(x.size(0), weight.size(0))
     for part, target in zip(x.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True):
@@ -254,8 +170,3 @@ def _many_rows(
         elif after is None:
             target.copy_(product)
     return y
-
-
-def _unscaled(reader: Reader) -> Reader:
-    tables = reader.tables.without_scales()
-    return replace(reader, tables=tables, codes=tables.structure(reader.lines, None))

@@ -1,0 +1,104 @@
+"""How the C++ loops read a packed tensor."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+
+import torch
+from torch import Tensor
+
+from chop.formats import BinaryResidual, from_key
+from chop.kernels.codes import Codes, CodeTables, Lines, fixed_tables, residual_tables
+from chop.kernels.cpu.build import is_loaded, library
+
+LARGE = 2**16
+"""Elements of a weight for which compiling the loops, a matter of seconds, is begun, and from which
+multiplying by codes is faster than by numbers."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How the loops read a packed tensor.
+
+    Attributes:
+        loops: the compiled library.
+        multiply: its `chop_linear`.
+        tables: of its codes.
+        lines: where its groups lie.
+        few_rows: of activations, up to which they multiply faster than by decoding first.
+        codes: the two of them as the loops take them.
+        size_bytes: of codes and of scales.
+    """
+
+    loops: ctypes.CDLL
+    multiply: Callable[..., None]
+    tables: CodeTables
+    lines: Lines
+    few_rows: int
+    codes: Codes
+    size_bytes: tuple[int, int]
+
+    def takes(self, codes: Tensor, scales: Tensor | None) -> bool:
+        """Whether all that the loops read is there: they do not look."""
+        stored = (codes, scales) if self.size_bytes[1] else (codes,)
+        return all(
+            part is not None and part.is_contiguous() and part.nbytes == size
+            for part, size in zip(stored, self.size_bytes, strict=False)
+        )
+
+    def unscaled(self) -> Reader:
+        """The same codes, read as if their scales were 1."""
+        tables = self.tables.without_scales()
+        return replace(self, tables=tables, codes=tables.structure(self.lines, None))
+
+
+def find_reader(
+    scales: Tensor | None, tensor_scale: Tensor | None, shape: tuple[int, ...], key: str
+) -> Reader | None:
+    """How to read a packed tensor; None where there is no library, or no table for the codes."""
+    if not (is_loaded() or is_large(shape)):
+        return None
+    if tensor_scale is not None:
+        return _reader_of(fixed_tables(from_key(key)), shape, tensor_scale)
+    reader = _fixed_reader(key, shape)
+    if reader is None and isinstance(number_format := from_key(key), BinaryResidual):
+        assert scales is not None
+        return _reader_of(residual_tables(number_format, scales), shape, None)
+    return reader
+
+
+def is_large(shape: Sequence[int]) -> bool:
+    """True for weights that are worth compiling for, and worth multiplying by codes."""
+    return torch.Size(shape).numel() >= LARGE
+
+
+@lru_cache(maxsize=4096)
+def _fixed_reader(key: str, shape: tuple[int, ...]) -> Reader | None:
+    return _reader_of(fixed_tables(from_key(key)), shape, None)
+
+
+def _reader_of(
+    tables: CodeTables | None, shape: tuple[int, ...], tensor_scale: Tensor | None
+) -> Reader | None:
+    loops = library().library
+    if tables is None or loops is None or not torch.Size(shape).numel():
+        return None
+    lines = tables.lines(shape)
+    if lines is None:
+        return None
+    structure = tables.structure(lines, tensor_scale)
+    few_rows = loops.chop_few_rows(ctypes.byref(structure), ctypes.c_int64(lines.columns))
+    return Reader(
+        loops, _multiply(loops), tables, lines, few_rows, structure, tables.size_bytes(lines)
+    )
+
+
+@cache
+def _multiply(loops: ctypes.CDLL) -> Callable[..., None]:
+    prototype = ctypes.CFUNCTYPE(
+        None, *[ctypes.c_void_p] * 6, *[ctypes.c_int64] * 3, ctypes.c_int32
+    )
+    return prototype(("chop_linear", loops))
