@@ -139,3 +139,22 @@ def test_lab_2_compares_samplers_and_modes(tmp_path):
     assert len(measured) == len(set(measured))
     run("lab_2.py", "--quick", "--limit", 200, "--out", tmp_path)
     assert (tmp_path / "measured.jsonl").read_text().splitlines() == measured
+
+
+@pytest.mark.slow
+def test_tutorial_5_counts_compares_and_compresses(tmp_path):
+    quick = ("--quick", "--limit", 300, "--out", tmp_path)
+    text = run("tutorial_5.py", *quick)
+    assert "no field 'num_layers': did you mean 'num_hidden_layers'?" in text
+    assert "1.69e+17 settings, 2.25e+15 different architectures" in text
+    for sampler in ("random", "tpe", "sensitivity"):
+        assert f"{sampler}: {{'measured': 2}}" in text
+        assert f"<!-- {sampler} -->" in (tmp_path / "samplers.svg").read_text()
+        (best,) = (f for f in (tmp_path / sampler / "best").iterdir() if f.is_dir())
+        assert MaseGraph.from_checkpoint(best / "model").model
+    cells = [line.split("│") for line in text.splitlines() if "│" in line]
+    size = {cell[1].strip(): int(cell[2]) for cell in cells}
+    assert size["compress"] == size["compress-train"] < size["none"] / 4
+    assert [line for line in run("tutorial_5.py", *quick).splitlines() if "│" in line] == [
+        line for line in text.splitlines() if "│" in line
+    ]

@@ -1,0 +1,139 @@
+"""Tutorial 5: architecture search, and compression of what was found.
+
+python examples/tutorial_5.py            (built-in vision transformer and digits, some minutes)
+python examples/tutorial_5.py --model DIR --dataset DIR --max-length 256 --limit 2000
+python examples/tutorial_5.py --quick    (a few trials, to see that it works)
+
+The space of the course: how many layers and heads, which sizes, and Linear or Identity for every
+square layer. The course sets `num_layers` and `num_heads`, which no configuration of BERT has, and
+so varies two knobs that are not connected; here that is an error before the first trial.
+"""
+
+import argparse
+from pathlib import Path
+
+from chop.actions.subject import SubjectConfig, load_subject
+from chop.errors import ConfigError
+from chop.models import load_model
+from chop.report.search_plots import plot_best_so_far
+from chop.search import Goal, Search
+from chop.search.architecture import Architectures
+from chop.search.compression import Compression
+from chop.search.training import TrainedMeasure, split_rows
+from chop.tables import print_table
+from chop.train import evaluate
+
+COURSE = {
+    "num_hidden_layers": [2, 4, 8],
+    "num_attention_heads": [2, 4, 8, 16],
+    "hidden_size": [128, 192, 256, 384, 512],
+    "intermediate_size": [512, 768, 1024, 1536, 2048],
+}
+SMALL = {
+    "num_hidden_layers": [1, 2, 3],
+    "num_attention_heads": [2, 4, 6],
+    "hidden_size": [24, 48, 72],
+    "intermediate_size": [48, 96, 192],
+}
+QUANTIZE = {
+    "by": "type",
+    "default": {"config": {"name": None}},
+    "linear": {"config": {"name": "integer", "width": 4, "frac_width": "auto"}},
+}
+PRUNE = {"weight": {"sparsity": 0.5, "method": "l1-norm", "scope": "local"}}
+
+
+def show_the_space_of_the_course():
+    """Counts it, and tries the names that the course uses."""
+    bert = load_model("bert-tiny")
+    try:
+        Architectures(bert, {"num_layers": [2, 4, 8]})
+    except ConfigError as error:
+        print(f"as in the course: {error}")
+    course = Architectures(bert, COURSE)
+    print(
+        f"the course's space: {course.space.size:.3g} settings, "
+        f"{course.num_distinct():.3g} different architectures"
+    )
+
+
+def main():
+    """Runs the tutorial."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="vit", help="built-in, local folder or hub name")
+    parser.add_argument("--dataset", help="default: the built-in model's own")
+    parser.add_argument("--max-length", type=int, help="tokens of a text")
+    parser.add_argument("--limit", type=int, help="rows of each split")
+    parser.add_argument("--samplers", default="random,tpe,sensitivity")
+    parser.add_argument("--trials", type=int, default=20, help="of each sampler")
+    parser.add_argument("--epochs", type=int, default=5, help="of each training")
+    parser.add_argument("--out", type=Path, default=Path("runs/tutorial-5"))
+    parser.add_argument("--quick", action="store_true")
+    args = parser.parse_args()
+    if args.quick:
+        args.trials, args.epochs = 2, 1
+
+    show_the_space_of_the_course()
+    subject = load_subject(
+        SubjectConfig(
+            model=args.model,
+            dataset=args.dataset,
+            max_length=args.max_length,
+            limit=args.limit,
+            out=args.out,
+        )
+    )
+    fields = SMALL if args.model == "vit" else COURSE
+    found = Architectures(subject.model, fields)
+    train, validation = split_rows(subject.train)
+    measure = TrainedMeasure(found.build, train, validation, {"epochs": args.epochs})
+    results = {}
+    for sampler in args.samplers.split(","):
+        search = Search(
+            found.space,
+            measure,
+            Goal("accuracy"),
+            sampler=sampler,
+            out=args.out / sampler,
+            save=measure.save,
+        )
+        results[sampler] = search.run(until=args.trials)
+        best = results[sampler].best
+        print(
+            f"{sampler}: {results[sampler].counts}, best {best.values['accuracy']:.2%} with "
+            f"{best.values['parameters']:.0f} parameters"
+        )
+    plot_best_so_far(
+        args.out / "samplers.svg",
+        {sampler: [result.best_so_far()] for sampler, result in results.items()},
+        ylabel="best accuracy so far",
+        title=f"{subject.name} on {subject.dataset}",
+    )
+
+    best = max((r.best for r in results.values()), key=lambda trial: trial.values["accuracy"])
+    settings = {"quantize_transform_pass": QUANTIZE, "prune_transform_pass": PRUNE}
+    print_table(
+        "the best architecture, on rows that no trial saw",
+        [
+            compressed(measure, best.config, Compression(mode, settings, epochs=3), subject)
+            for mode in ("none", "compress", "compress-train")
+        ],
+    )
+
+
+def compressed(measure, config, compression, subject):
+    """One line of the table: an architecture trained, and perhaps compressed."""
+    again = TrainedMeasure(
+        measure.build, measure.train, measure.validation, measure.training, compression
+    )
+    values = again(config, lambda step, value: None)
+    return {
+        "mode": compression.mode,
+        "size (bytes)": round(values["size_bytes"]),
+        "validation": f"{values['accuracy']:.2%}",
+        "test": f"{evaluate(again.last, subject.test):.2%}",
+    }
+
+
+if __name__ == "__main__":
+    main()
