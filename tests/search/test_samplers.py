@@ -11,7 +11,7 @@ from scipy.optimize import approx_fprime
 
 from chop.search import Choice, Config, Goal, Pruned, Search, SearchSpace
 from chop.search.samplers import SensitivitySampler
-from chop.search.samplers.acquisition import _log_improvement
+from chop.search.samplers.acquisition import drawn_in, log_improvement
 from chop.search.samplers.knapsack import best_sum
 from chop.search.samplers.surrogate import Covariance, GaussianProcess, exact_sum
 
@@ -274,6 +274,14 @@ def test_the_logarithm_of_the_improvement_holds_from_end_to_end():
     mp.dps = 40
     z = np.array([-1e6, -300.0, -40.0, -5.0, -1.0, -0.999, 0.0, 3.0, 50.0])
     exact = [float(mp.log(npdf(mpf(v)) + mpf(v) * cdf(mpf(v)))) for v in z[2:]]
-    np.testing.assert_allclose(_log_improvement(z)[2:], exact, rtol=1e-9, atol=1e-12)
-    assert (np.diff(_log_improvement(z)) > 0).all()
-    assert np.isfinite(_log_improvement(z)).all()
+    np.testing.assert_allclose(log_improvement(z)[2:], exact, rtol=1e-9, atol=1e-12)
+    assert (np.diff(log_improvement(z)) > 0).all()
+    assert np.isfinite(log_improvement(z)).all()
+
+
+def test_a_collapse_is_drawn_in_and_a_plateau_at_the_top_is_not():
+    values = np.array([1.0, 0.9, 0.8, -1e9])
+    assert drawn_in(values).tolist() == pytest.approx([1.0, 0.9, 0.8, 1.0 - 6 * 0.2])
+    plateau = np.array([1.0, 1.0, 1.0, 0.9, 0.5])
+    assert drawn_in(plateau).tolist() == plateau.tolist()
+    assert drawn_in(np.full(3, 2.0)).tolist() == [2.0, 2.0, 2.0]

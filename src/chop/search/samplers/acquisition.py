@@ -19,8 +19,8 @@ from chop.search.samplers.surrogate import (
 
 MOST = 256
 """Trials that a model is fitted to: the better half, and the latest."""
-FAR = 5.0
-"""Values lower than so many times the best one's distance from the median are drawn in."""
+FAR = 6.0
+"""Values that lie further behind the best than so many times the median are drawn in."""
 
 
 class Outlook:
@@ -42,9 +42,9 @@ class Outlook:
         self.feasible = np.logical_and.reduce(within, initial=True, axis=0) & np.isfinite(objective)
         kept = self._kept()
         self.limits = [self._model(excess, kept) for excess in self.excess]
-        drawn_in = _drawn_in(self.values)
-        self.objective = self._model(drawn_in, kept, believe=True)
-        self.best = drawn_in[self.feasible].max() if self.feasible.any() else None
+        values = drawn_in(self.values)
+        self.objective = self._model(values, kept, believe=True)
+        self.best = values[self.feasible].max() if self.feasible.any() else None
 
     def ranking(self) -> Codes:
         """The measured configurations, best first: within the budgets, then by their excess."""
@@ -62,7 +62,7 @@ class Outlook:
             merits += log_ndtr(-mean / deviation)
         if self.best is not None:
             mean, deviation = self.objective.predict(codes)
-            merits += _log_improvement((mean - self.best) / deviation) + np.log(deviation)
+            merits += log_improvement((mean - self.best) / deviation) + np.log(deviation)
         return merits
 
     def planned(self, solve: Callable[..., Codes | None]) -> Codes:
@@ -143,13 +143,15 @@ def _finite(values: Array) -> Array:
     return np.clip(np.nan_to_num(values, nan=ends[0]), *ends)
 
 
-def _drawn_in(values: Array) -> Array:
+def drawn_in(values: Array) -> Array:
     """Values with the poorest ones cut off: how bad a collapse is says little about the best."""
-    median, best = np.median(values), values.max()
-    return np.maximum(values, median - FAR * (best - median))
+    behind = values.max() - values
+    if not behind.any():
+        return values
+    return np.maximum(values, values.max() - FAR * np.median(behind[behind > 0]))
 
 
-def _log_improvement(z: Array) -> Array:
+def log_improvement(z: Array) -> Array:
     """log(phi(z) + z Phi(z)), phi and Phi the standard normal density and distribution.
 
     Source: Ament et al., Unexpected Improvements to Expected Improvement, arXiv:2310.20708,
