@@ -98,6 +98,8 @@ def run(name: str, args: argparse.Namespace) -> None:
     }
     for budget in map(float, args.budgets.split(",")):
         goals = [Goal(args.goal, "minimize"), Goal("bits", "minimize", budget)]
+        if args.cap_inputs:
+            goals.append(Goal("activation_bits", "minimize", budget))
         begun = time.monotonic()
         search = Search(
             problem.space,
@@ -142,6 +144,7 @@ def main() -> None:
     parser.add_argument("--budgets", default="2.5,3,3.5,4,5")
     parser.add_argument("--goal", default="kl", help="what trials make small: kl or loss")
     parser.add_argument("--operands", default="data_in,weight")
+    parser.add_argument("--cap-inputs", action="store_true", help="the budget holds for them too")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     for name in args.models.split(","):
