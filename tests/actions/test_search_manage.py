@@ -163,8 +163,10 @@ def test_mistakes_are_named(begun, tmp_path):
         show_search(str(begun))
     with pytest.raises(ConfigError, match="was begun by a program"):
         resume_search(str(begun), "other")
-    with pytest.raises(ConfigError, match="workers"):
-        ToyConfig(workers=0)
+    wrong = {"workers": 0, "sampler": "tpee", "pruner": "ascha", "storage": "redis://x"}
+    for name, value in wrong.items():
+        with pytest.raises(ConfigError, match=name):
+            ToyConfig(**{name: value})
 
 
 def test_the_commands(begun, tmp_path):
@@ -173,7 +175,8 @@ def test_the_commands(begun, tmp_path):
         assert run.exit_code == 0
         return run.output
 
-    for command in ("nas", "resume", "show", "export", "worker"):
+    jobs = ("nas", "precision", "sensitivity")
+    for command in (*jobs, "resume", "show", "export", "worker"):
         assert command in chop("--help")
         assert "Example" in chop(command, "--help")
     assert "choices of the best" in chop("show", begun)

@@ -68,15 +68,14 @@ def test_doctor_lists_packages():
     assert "ok" in text
 
 
-def test_search_teaches_and_names_mistakes(tmp_path):
-    for command in ("nas", "precision", "sensitivity", "resume", "show", "export", "worker"):
-        assert "Example" in chop("search", command, "--help")
-    mistakes = {
-        ("nas", "--sampler", "tpee"): "did you mean 'tpe'",
-        ("nas", "--field", "num_layers"): "expected name=value",
-        ("precision", "--goals", "acuracy"): "did you mean 'accuracy'",
-        ("show", tmp_path): "there is no search in",
-    }
-    for arguments, message in mistakes.items():
-        error = chop("search", *arguments, code=2)
-        assert message in " ".join(error.split()) and "Traceback" not in error
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["precision", "--goals", "acuracy"], "did you mean 'accuracy'"),
+        (["nas", "--field", "num_layers"], "expected name=value"),
+    ],
+)
+def test_mistakes_in_searches_are_one_line(arguments, message):
+    error = chop("search", *arguments, code=2)
+    assert message in " ".join(error.split())
+    assert "Traceback" not in error

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 
 import optuna
-import psutil
 import pytest
 
 from chop.errors import ChopError
@@ -17,7 +16,7 @@ from chop.search import Choice, Goal, Search, SearchSpace, runner
 from chop.search.choosers import SAMPLERS
 from chop.search.runner import Runner
 from chop.search.storage import Ledger
-from chop.search.workers import SILENT_SECONDS, Worker, beating, is_gone
+from chop.search.workers import SILENT_SECONDS, Worker, _started, beating, is_gone, is_lost
 
 SPACE = SearchSpace(tuple(Choice(f"c{i}", {"1": 1, "2": 2, "3": 3}) for i in range(3)))
 UNTIL = 12
@@ -180,6 +179,21 @@ def test_a_worker_takes_up_what_a_killed_one_lost(tmp_path):
     assert [t.config for t in result.trials if t.outcome == "lost"] == [result.trials[1].config]
 
 
+def test_a_worker_killed_as_it_takes_a_queued_trial(tmp_path):
+    def dies():
+        search = make(tmp_path, Journalled(tmp_path / "journal"))
+        search.enqueue({"c0": "3", "c1": "3", "c2": "1"})
+        kill_after(optuna.storages._CachedStorage, "set_trial_state_values", 1)
+        search.run(until=2, progress=False)
+
+    in_a_process(dies).join()
+    search = make(tmp_path, Journalled(tmp_path / "journal"))
+    assert search.result().counts == {"running": 1}
+    result = search.run(until=2, progress=False)
+    assert result.counts == {"measured": 2, "lost": 1}
+    assert result.measured[0].config == {"c0": "3", "c1": "3", "c2": "1"}
+
+
 def deadly(config, report):
     if config == {"c0": "2", "c1": "1", "c2": "1"}:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -220,7 +234,7 @@ def test_two_workers_share_the_work_and_an_error_of_one_is_told(tmp_path):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_two_workers_and_a_restart_measure_nothing_twice(sampler, tmp_path):
     measure = Journalled(tmp_path / "journal", seconds=0.01)
-    totals = (3, 6) if sampler == "gp" else (7, 15)
+    totals = (3, 6) if sampler == "gp" else (5, 10)
     for until in totals:
         result = make(tmp_path, measure, sampler=sampler).run(until, workers=2, progress=False)
         assert len(result.measured) == until == len({t.key for t in result.measured})
@@ -242,11 +256,9 @@ def test_what_was_queued_stays_queued_when_the_total_is_reached(tmp_path):
 
 def test_workers_are_told_apart():
     me = Worker.new()
-    parent = me._replace(
-        pid=os.getppid(), started=f"{psutil.Process(os.getppid()).create_time():.2f}"
-    )
+    parent = me._replace(pid=os.getppid(), started=_started(os.getppid()))
     assert Worker.parse(str(me)) == me != Worker.new()
-    assert parent.runs_here() and not parent._replace(started="1.00").runs_here()
+    assert parent.runs_here() and not parent._replace(started="1").runs_here()
     assert not me.runs_here()
     with beating(Beats({}), str(me), alone=True):
         assert me.runs_here()
@@ -269,8 +281,11 @@ class Beats:
     "age, gone", [(0.0, False), (SILENT_SECONDS - 1, False), (SILENT_SECONDS, True)]
 )
 def test_of_other_machines_the_age_of_the_last_beat_counts(age, gone):
-    other = "elsewhere:17:1.00:1"
-    assert is_gone(other, Beats({other: age})) == gone
-    assert is_gone(None, Beats({other: age})) == gone
+    other = "elsewhere:17:1:1"
+    beats, me = Beats({other: age}), Worker.new()
+    assert is_gone(other, beats) == gone
     assert is_gone(other, Beats({}))
-    assert is_gone(None, Beats({str(Worker.new()): 0.0}))
+    for attrs in ({"worker": other}, {}, {f"taker {other}": True, f"taker {me}": True}):
+        assert is_lost(optuna.trial.create_trial(value=0.0, user_attrs=attrs), beats) == gone
+    nobody = optuna.trial.create_trial(value=0.0)
+    assert is_lost(nobody, Beats({str(me): 0.0}))

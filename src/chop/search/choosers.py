@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chop.errors import ConfigError, did_you_mean
-from chop.search.measure import Goal
 from chop.search.space import SearchSpace, Spelling
 
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ class Problem(NamedTuple):
     """What a sampler may know of a search."""
 
     space: SearchSpace
-    goals: tuple[Goal, ...]
     seed: int
 
 

@@ -13,7 +13,7 @@ from chop.search.result import config_of, outcome_of, read_result
 from chop.search.space import Config
 from chop.search.storage import Ledger, begin_trial
 from chop.search.unseen import unseen_near
-from chop.search.workers import BEAT_SECONDS, Worker, beating, is_gone
+from chop.search.workers import BEAT_SECONDS, Worker, beating, is_lost
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -75,10 +75,10 @@ class Runner:
         Returns: how many.
         """
         running = self._trials("RUNNING")
-        gone = [t for t in running if is_gone(t.user_attrs.get("worker"), self.ledger)]
-        for trial in gone:
+        lost = [trial for trial in running if is_lost(trial, self.ledger)]
+        for trial in lost:
             self._lose(trial)
-        return len(gone)
+        return len(lost)
 
     def turn(self, until: int) -> None:
         """One trial, from its proposal to its end."""
@@ -106,7 +106,7 @@ class Runner:
         earlier = self.study.get_trials(deepcopy=False)[:number]
         place = sum(outcome_of(trial) != "lost" for trial in earlier)
         seed = seed_of(self.search.seed, ["trial", place])
-        problem = Problem(self.search.space, self.search.goals, seed)
+        problem = Problem(self.search.space, seed)
         self.study.sampler = self.row.make(problem)
         return Trial(self.study, trial_id)
 
@@ -125,7 +125,7 @@ class Runner:
                     return self._measure(trial, config, key)
             elif holder.state.is_finished():
                 return self._repeat(trial, holder, config)
-            elif is_gone(holder.user_attrs.get("worker"), self.ledger):
+            elif is_lost(holder, self.ledger):
                 self._lose(holder)
             elif self.busy < RESAMPLES:
                 self.busy += 1
@@ -135,10 +135,12 @@ class Runner:
 
     def _holder(self, number: int, key: str) -> FrozenTrial | None:
         """The trial that holds a claim; None where it is lost, or the claim is of another study."""
-        trials = self.study.get_trials(deepcopy=False)
-        if number >= len(trials):
+        storage, study_id = self.study._storage, self.study._study_id
+        try:
+            trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, number)
+        except KeyError:
             return None
-        holder = trials[number]
+        holder = storage.get_trial(trial_id)
         config = config_of(holder, self.search.space)
         if config is None or self.search.space.key(config) != key or outcome_of(holder) == "lost":
             return None
@@ -196,7 +198,7 @@ class Runner:
 
     def _give_back(self, trial: Trial) -> None:
         """Ends a trial that the total has no room for; what was queued stays queued."""
-        stored = self.study.get_trials(deepcopy=False)[trial.number]
+        stored = self.study._storage.get_trial(trial._trial_id)
         fixed = stored.system_attrs.get("fixed_params")
         self._end(trial, "FAIL", outcome="surplus")
         if fixed:

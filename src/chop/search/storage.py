@@ -7,8 +7,8 @@ which workers are alive.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from optuna import Study
     from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial
 
 MEMORY = "memory"
 """Storage of a search that lives and dies with its process: for trials of milliseconds."""
@@ -119,7 +120,7 @@ def open_store(url: str, *, create: bool = True) -> Store:
     return Store(url, _CachedStorage(trials), trials.engine)
 
 
-@contextmanager
+@contextlib.contextmanager
 def storage_errors(url: str) -> Iterator[None]:
     """Inside, a storage that fails raises one clear error.
 
@@ -302,6 +303,10 @@ class Ledger:
             return bool(result.rowcount)
 
 
+TAKER = "taker "
+"""Begins the name of an attribute by which a worker says that it is about to take a trial."""
+
+
 def begin_trial(study: Study, worker: str) -> int:
     """Takes a waiting trial, or makes one; who runs it is written before anything else.
 
@@ -310,16 +315,24 @@ def begin_trial(study: Study, worker: str) -> int:
 
     Returns: the trial's id in the storage.
     """
+    from optuna.exceptions import UpdateFinishedTrialError
     from optuna.trial import TrialState, create_trial
 
-    storage = study._storage
+    storage, running = study._storage, TrialState.RUNNING
     study._thread_local.cached_all_trials = None
     waiting = (TrialState.WAITING,)
     for trial in storage.get_all_trials(study._study_id, deepcopy=False, states=waiting):
-        storage.set_trial_user_attr(trial._trial_id, "worker", worker)
-    taken = study._pop_waiting_trial_id()
-    if taken is not None:
-        storage.set_trial_user_attr(taken, "worker", worker)
-        return taken
-    template = create_trial(state=TrialState.RUNNING, user_attrs={"worker": worker})
+        with contextlib.suppress(UpdateFinishedTrialError):
+            storage.set_trial_user_attr(trial._trial_id, TAKER + worker, True)
+            if storage.set_trial_state_values(trial._trial_id, running):
+                storage.set_trial_user_attr(trial._trial_id, "worker", worker)
+                return trial._trial_id
+    template = create_trial(state=running, user_attrs={"worker": worker})
     return storage.create_new_trial(study._study_id, template_trial=template)
+
+
+def workers_of(trial: FrozenTrial) -> list[str]:
+    """Who runs a trial: its worker; until that is written, those of whom one has taken it."""
+    if "worker" in trial.user_attrs:
+        return [trial.user_attrs["worker"]]
+    return [name.removeprefix(TAKER) for name in trial.user_attrs if name.startswith(TAKER)]

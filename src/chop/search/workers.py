@@ -14,10 +14,14 @@ import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from chop.errors import ChopError, UnavailableError
-from chop.search.storage import Ledger
+from chop.search.storage import Ledger, workers_of
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
 
 BEAT_SECONDS = 10.0
 """Between two signs of life of a worker."""
@@ -38,7 +42,7 @@ class Worker(NamedTuple):
     Attributes:
         host: name of the machine.
         pid: its process number there.
-        started: when the process started, seconds since 1970, to hundredths.
+        started: when the process started, by a clock that is never set.
         run: counts the runs of that process.
     """
 
@@ -50,11 +54,7 @@ class Worker(NamedTuple):
     @classmethod
     def new(cls) -> Worker:
         """A new run of the process that asks."""
-        import psutil
-
-        pid = os.getpid()
-        started = f"{psutil.Process(pid).create_time():.2f}"
-        return cls(platform.node(), pid, started, next(_numbers))
+        return cls(platform.node(), os.getpid(), _started(os.getpid()), next(_numbers))
 
     @classmethod
     def parse(cls, text: str) -> Worker:
@@ -72,27 +72,44 @@ class Worker(NamedTuple):
         if self.pid == os.getpid():
             return str(self) in ACTIVE
         try:
-            process = psutil.Process(self.pid)
-            same = f"{process.create_time():.2f}" == self.started
-            return same and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-        except psutil.NoSuchProcess:
+            status = psutil.Process(self.pid).status()
+            is_dead = status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+            return not is_dead and _started(self.pid) == self.started
+        except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
             return False
 
 
-def is_gone(name: str | None, ledger: Ledger) -> bool:
-    """True when a trial's worker will not finish it.
+def _started(pid: int) -> str:
+    """When a process started: on Linux in clock ticks since the machine did (proc(5), field 22).
+
+    Seconds since 1970 move whenever the machine's clock is set.
+    """
+    import psutil
+
+    if psutil.LINUX:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return stat.rpartition(")")[2].split()[19]
+    return f"{psutil.Process(pid).create_time():.0f}"
+
+
+def is_lost(trial: FrozenTrial, ledger: Ledger) -> bool:
+    """True when nobody will finish a running trial.
+
+    A trial that names nobody was made by a program that drives Optuna itself: it is lost when no
+    worker but this process is left.
+    """
+    named = workers_of(trial)
+    if named:
+        return all(is_gone(worker, ledger) for worker in named)
+    others = (name for name in ledger.beat_ages() if Worker.parse(name).pid != os.getpid())
+    return all(is_gone(worker, ledger) for worker in others)
+
+
+def is_gone(name: str, ledger: Ledger) -> bool:
+    """True when a worker has ended.
 
     On this machine the process itself is asked; of other machines the age of the last beat counts.
-    A trial that names no worker was taken by one that was killed before it could say so, or by one
-    that is about to: it is lost when no other worker is left.
-
-    Args:
-        name: what the trial says of its worker.
-        ledger: knows the beats.
     """
-    if name is None:
-        others = (other for other in ledger.beat_ages() if Worker.parse(other).pid != os.getpid())
-        return all(is_gone(other, ledger) for other in others)
     worker = Worker.parse(name)
     if worker.host == platform.node():
         return not worker.runs_here()
