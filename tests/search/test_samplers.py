@@ -59,6 +59,23 @@ def test_the_best_configuration_within_a_budget_is_found_in_few_trials():
     assert result.counts == {"measured": 40}
 
 
+def test_a_budget_that_no_cost_explains_is_learnt():
+    space = _space(6)
+
+    def latency(config):
+        return max(4.0, space.cost(config)) + (config["layer0"] == "8") + (config["layer3"] == "8")
+
+    def measure(config, report):
+        return {"accuracy": _accuracy(space, config), "latency": latency(config)}
+
+    goals = (Goal("accuracy"), Goal("latency", "minimize", budget=5.4))
+    search = Search(space, measure, goals, storage="memory")
+    result = search.run(until=40, progress=False)
+    within = sorted(_accuracy(space, c) for c in space.grid() if latency(c) <= 5.4)
+    assert result.best.values["accuracy"] >= within[-3]
+    assert result.best.values["latency"] <= 5.4
+
+
 def test_random_search_is_far_behind():
     space = _space()
     ours, theirs = (_search(space, BUDGETED, 40, sampler=s) for s in ("sensitivity", "random"))

@@ -18,7 +18,7 @@ from chop.search.samplers.surrogate import (
 )
 
 MOST = 256
-"""Trials that a model is fitted to: the better half, and the latest."""
+"""Trials that a model is fitted to: the better half, and the latest; half as many pruned ones."""
 FAR = 6.0
 """Values that lie further behind the best than so many times the median are drawn in."""
 
@@ -94,7 +94,7 @@ class Outlook:
 
     def _with_unmeasured(self, codes: Codes, values: Array) -> tuple[Codes, Array]:
         """Pruned configurations as poor ones, those that run as what is expected of them."""
-        dropped, pending = self.history.dropped, self.history.pending
+        dropped, pending = self.history.dropped[-MOST // 2 :], self.history.pending
         if dropped:
             codes = np.concatenate([codes, np.array(dropped)])
             values = np.concatenate([values, np.full(len(dropped), np.quantile(values, 0.25))])
