@@ -123,16 +123,19 @@ class Timed:
         self.recipe = BUILTIN_MODELS[name]
         trained = load_trained(name)
         self.problem = PrecisionProblem(raised(trained, self.train), self.train, self.test)
-        self.spent: list[float] = []
+        self.spent: list[tuple[float, float]] = []
 
     def __call__(self, config: Any, report: Any) -> dict[str, float]:
         """Quantises, trains and evaluates."""
-        begun = time.perf_counter()
-        mg = self.problem.graph(config)
-        fit(mg.model, self.train, epochs=1, lr=self.recipe.recipe.lr / 10)
-        found = {"accuracy": evaluate(mg.model, self.test)}
-        self.spent.append(time.perf_counter() - begun)
-        return found | self.problem.costs(self.problem.formats(config))
+
+        def work() -> float:
+            mg = self.problem.graph(config)
+            fit(mg.model, self.train, epochs=1, lr=self.recipe.recipe.lr / 10)
+            return evaluate(mg.model, self.test)
+
+        wall, busy, accuracy = seconds(work)
+        self.spent.append((wall, busy))
+        return {"accuracy": accuracy} | self.problem.costs(self.problem.formats(config))
 
 
 def overhead(names: list[str], samplers: list[str], trials: int) -> None:
@@ -146,18 +149,16 @@ def overhead(names: list[str], samplers: list[str], trials: int) -> None:
                 search = Search(measure.problem.space, measure, goals, sampler=sampler, out=folder)
                 search.run(until=1, progress=False)
                 done = len(measure.spent)
-                begun = time.perf_counter()
-                search.run(until=trials + 1, progress=False)
-                total = time.perf_counter() - begun
-            inside = sum(measure.spent[done:])
-            each = (total - inside) / trials
+                wall, busy, _ = seconds(lambda s=search: s.run(trials + 1, progress=False))
+            inside = [sum(column) for column in zip(*measure.spent[done:], strict=True)]
             table.append(
                 {
                     "model": name,
                     "sampler": sampler,
-                    "trial (ms)": 1000 * inside / trials,
-                    "overhead (ms)": 1000 * each,
-                    "share": f"{each / (inside / trials):.1%}",
+                    "trial (ms)": 1000 * inside[0] / trials,
+                    "outside (ms)": 1000 * (wall - inside[0]) / trials,
+                    "share": f"{wall / inside[0] - 1:.1%}",
+                    "share of processor time": f"{busy / inside[1] - 1:.1%}",
                 }
             )
     print_table("one-epoch trials: time outside training and evaluation", table)
@@ -181,7 +182,8 @@ def main() -> None:
     profile = cProfile.Profile()
     if args.profile:
         profile.enable()
-    compare(args.data, args.rows, args.turns)
+    if args.turns:
+        compare(args.data, args.rows, args.turns)
     if args.trials:
         overhead(args.models.split(","), args.samplers.split(","), args.trials)
     if args.profile:
