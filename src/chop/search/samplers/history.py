@@ -59,7 +59,7 @@ class Coding:
         return self._plain(self.space.canonical(self.config(found)))
 
     def _plain(self, params: Mapping[str, Any]) -> Code | None:
-        found = []
+        found: list[Any] = []
         for choice, index in zip(self.space.choices, self.index, strict=True):
             value = params.get(choice.name)
             found.append(index.get(value, -1) if isinstance(value, str) else value)
@@ -122,7 +122,8 @@ class History:
 def read_history(study: Study, coding: Coding, number: int) -> History:
     """All trials but the one of that number; each configuration once."""
     signs = np.array([1.0 if d.name == "MAXIMIZE" else -1.0 for d in study.directions])
-    found, rows = History(), {}
+    found = History()
+    rows: dict[Code, FrozenTrial] = {}
     for trial in study.get_trials(deepcopy=False):
         code = coding.code(trial.params or trial.system_attrs.get("fixed_params", {}))
         outcome = outcome_of(trial)
