@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from chop.errors import ConfigError
-from chop.files import write_text
 from chop.search.result import Result, Tried
 from chop.search.space import Config
 
@@ -61,8 +60,3 @@ class Artefacts:
         beaten = {trial.key for trial in result.ranked[self.keep :]}
         for key in beaten:
             shutil.rmtree(self.path(key), ignore_errors=True)
-
-    def note_best(self, result: Result) -> None:
-        """Writes the keys of the best, best first, one a line, into `ranking.txt`."""
-        kept = [trial.key for trial in result.ranked if self.path(trial.key).is_dir()]
-        write_text(self.folder / "ranking.txt", "".join(f"{key}\n" for key in kept))

@@ -112,9 +112,13 @@ def run_job(job: Job, config: SearchConfig) -> Result:
 
 
 def settings_of(config: SearchConfig) -> dict[str, Any]:
-    """The settings as plain JSON; the inverse of `rebuild`."""
-    fields = dataclasses.asdict(config)
-    return {k: str(v) if isinstance(v, Path) else v for k, v in fields.items() if v is not None}
+    """The settings as plain JSON; the inverse of `rebuild`.
+
+    The storage is left out: whoever reads the settings has found it, and its URL has a password.
+    """
+    fields = {k: v for k, v in dataclasses.asdict(config).items() if v is not None}
+    fields.pop("storage", None)
+    return {k: str(v) if isinstance(v, Path) else v for k, v in fields.items()}
 
 
 def rebuild(noted: Mapping[str, Any]) -> tuple[Job, SearchConfig]:

@@ -112,7 +112,7 @@ def resume_search(
 
 def work_for(url: str, name: str | None = None) -> Result:
     """Measures for a job that runs elsewhere until its total is reached; writes no tables."""
-    job, config = _rebuilt(url, name, {"workers": 1, "out": _own_folder()})
+    job, config = _rebuilt(url, name, {"workers": 1, "out": _worker_folder(url)})
     return job.prepare(config).run(until=config.trials)
 
 
@@ -188,8 +188,11 @@ def _job_of(noted: Mapping[str, Any]) -> Mapping[str, Any]:
     return job
 
 
-def _own_folder() -> str:
-    """A worker's own folder in the current one: models that it saves, models that it fine-tuned."""
+def _worker_folder(url: str) -> str:
+    """Where a worker saves models: beside a SQLite file, else in a folder of its own."""
+    file = storage_url(url, None).removeprefix("sqlite:///")
+    if "://" not in file:
+        return str(Path(file).parent)
     return str(Path("runs") / f"search-worker-{os.getpid()}")
 
 
