@@ -11,7 +11,7 @@ from chop.errors import ConfigError
 from chop.formats import Integer, MXInt, QuantSpec
 from chop.nn import quantized as q
 from chop.nn import weight_cache
-from chop.search import Goal
+from chop.search import Goal, latency
 from chop.search.costs import Costs
 from chop.search.precision import PrecisionProblem
 from chop.train import calibration_batches, evaluate
@@ -182,6 +182,24 @@ def test_plugs_and_goals():
         subject.check_goals([Goal("acuracy")])
     with pytest.raises(ConfigError, match="plugs=.'latency_ms': function"):
         subject.check_goals([Goal("latency_ms", "minimize")])
+
+
+def test_latency_is_that_of_the_packed_graph(monkeypatch):
+    seen = []
+    packing = latency.pack_transform_pass
+
+    def pack(mg, pass_args):
+        seen.append(packing(mg, pass_args))
+        return seen[-1]
+
+    monkeypatch.setattr(latency, "pack_transform_pass", pack)
+    measure = latency.packed_latency({"x": rows()[1].columns["x"][:32]}, repeats=3)
+    subject = problem(plugs={"latency_ms": measure})
+    found = subject.measure(subject.uniform("4.mse"), silent)
+    assert 0 < found["latency_ms"] < 10_000 and seen[0][1]["packed"] == 3
+    subject.check_goals([Goal("accuracy"), Goal("latency_ms", "minimize")])
+    with pytest.raises(ConfigError, match="repeats: expected at least 1"):
+        latency.packed_latency({}, repeats=0)
 
 
 @pytest.mark.parametrize(
