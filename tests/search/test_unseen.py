@@ -1,0 +1,36 @@
+from chop.search import Choice, SearchSpace
+from chop.search.unseen import unseen_near
+
+SPACE = SearchSpace(
+    tuple(Choice(f"c{i}", {"1": 1, "2": 2, "3": 3}) for i in range(3)),
+    impossible=lambda values: "no 3" if values["c0"] == 3 else None,
+)
+HERE = {"c0": "1", "c1": "1", "c2": "1"}
+
+
+def distance(a, b):
+    return sum(a[name] != b[name] for name in a)
+
+
+def test_the_nearest_unseen_come_first_until_the_space_is_used_up():
+    seen, distances = {SPACE.key(HERE)}, []
+    while (found := unseen_near(SPACE, HERE, seen)) is not None:
+        assert SPACE.key(found) not in seen and SPACE.obstacle(found) is None
+        seen.add(SPACE.key(found))
+        distances.append(distance(HERE, found))
+    assert distances == sorted(distances)
+    assert len(seen) == 2 * 3 * 3  # all but the impossible
+
+
+def test_the_order_is_the_seed_s():
+    first = [unseen_near(SPACE, HERE, set(), seed) for seed in range(8)]
+    assert first == [unseen_near(SPACE, HERE, set(), seed) for seed in range(8)]
+    assert len({SPACE.key(config) for config in first}) > 1
+    assert all(distance(HERE, config) == 1 for config in first)
+
+
+def test_large_spaces_are_not_walked_through():
+    wide = SearchSpace(tuple(Choice(f"c{i}", dict.fromkeys("abcdefgh")) for i in range(60)))
+    here = wide.at(0)
+    found = unseen_near(wide, here, {wide.key(c) for c in wide.neighbours(here)} | {wide.key(here)})
+    assert distance(here, found) == 2
