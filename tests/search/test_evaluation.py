@@ -65,6 +65,14 @@ def test_texts_of_like_length_share_batches_that_are_made_once(monkeypatch):
     assert first.accuracy == right / 37
 
 
+@pytest.mark.parametrize(("length", "rows_of_a_batch"), [(10, 64), (256, 16), (9000, 1)])
+def test_long_texts_come_in_small_batches(length, rows_of_a_batch):
+    ids = [torch.zeros(length, dtype=torch.long)] * 70
+    table = Rows({"input_ids": ids, "attention_mask": ids}, torch.zeros(70, dtype=torch.long))
+    batches = Evaluator(Reader(), table).batches
+    assert len(batches[0][1]) == rows_of_a_batch and sum(len(y) for _, y in batches) == 70
+
+
 def test_modes_come_back_after_an_error_and_progress_is_told():
     model = nn.Sequential(nn.Linear(16, 5), nn.Dropout(0.5))
     model[1].eval()

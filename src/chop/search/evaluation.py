@@ -5,6 +5,7 @@ Shapes: N rows, B rows of a batch, C classes.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from torch import Tensor, nn
 
 from chop.errors import ConfigError
 from chop.train.calling import LABELS, input_columns, loss_and_logits
-from chop.train.rows import padding_token, read_rows
+from chop.train.rows import Rows, padding_token, read_rows
 
 BATCH_SIZE = 64
-"""Rows of a batch: of texts few enough that those of one batch are nearly equal in length."""
+"""Rows of a batch; of texts, the most."""
+BATCH_TOKENS = 4096
+"""Of the usual length of a text, so many in a batch: more of them leave a processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Evaluator:
     Args:
         model: a classifier, see `chop.train.calling`.
         rows: with labels, texts tokenised; what `chop.train.read_rows` takes.
-        batch_size: rows of a step.
+        batch_size: rows of a step; None takes what is fast: `BATCH_SIZE`, of long texts fewer.
     Raises:
         ConfigError: no input of the model can be fed, no rows, or a batch size below 1.
 
@@ -52,10 +55,11 @@ class Evaluator:
         labels: int64 (N,), in the order of the batches, which is that of `logits`.
     """
 
-    def __init__(self, model: nn.Module, rows: Any, *, batch_size: int = BATCH_SIZE) -> None:
+    def __init__(self, model: nn.Module, rows: Any, *, batch_size: int | None = None) -> None:
+        table = read_rows(rows)
+        batch_size = _usual_size(table) if batch_size is None else batch_size
         if batch_size < 1:
             raise ConfigError(f"batch_size: expected at least 1, got {batch_size}.")
-        table = read_rows(rows)
         columns = input_columns(model, [*table.columns, LABELS])
         device = next(model.parameters(), torch.empty(0)).device
         self.model = model
@@ -94,6 +98,14 @@ class Evaluator:
     def __call__(self) -> Scores:
         """Accuracy and loss of the model as it is now."""
         return self.scores(self.logits())
+
+
+def _usual_size(rows: Rows) -> int:
+    ids = rows.columns.get("input_ids")
+    if ids is None or not len(ids):
+        return BATCH_SIZE
+    usual = statistics.median(len(row) for row in ids)
+    return max(1, min(BATCH_SIZE, int(BATCH_TOKENS // max(usual, 1))))
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from chop.formats import NumberFormat, parse_spelling
 from chop.ir.graph import MaseGraph
 from chop.nn import cached_weights
 from chop.search.costs import COSTS, Costs, bits_of
-from chop.search.evaluation import BATCH_SIZE, Evaluator, kl_divergence
+from chop.search.evaluation import Evaluator, kl_divergence
 from chop.search.layers import FLOAT, Formats, Layers
 from chop.search.measure import Goal, Report
 from chop.search.options import Ranges, Rule, format_options
@@ -62,7 +62,7 @@ class PrecisionProblem:
         bias: the format of the layers' biases: few numbers, which need more bits than weights.
         rule: how scales are derived.
         calibration_rows: how many of `train`.
-        batch_size: rows of a step.
+        batch_size: rows of a step; None takes what is fast.
         goal: the score that is reported during a trial, for pruners.
         plugs: functions of the quantised graph, by the name of the number that they give. They
             run in every trial, on a copy.
@@ -89,7 +89,7 @@ class PrecisionProblem:
         bias: str | NumberFormat = SECOND_FORMAT,
         rule: Rule = "mse",
         calibration_rows: int = 256,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
         goal: Literal["accuracy", "loss"] = "accuracy",
         plugs: Mapping[str, Cost] | None = None,
     ) -> None:

@@ -38,7 +38,7 @@ class FormatSettings:
         per: "layer" for one choice each, "operand" for one for each operand of a layer.
         bias: the format of biases.
         calibration_rows: training rows that scales are derived from.
-        eval_batch_size: rows of a step of evaluation.
+        eval_batch_size: rows of a step of evaluation; None takes what is fast.
     """
 
     formats: tuple[str, ...] = ("integer",)
@@ -50,7 +50,7 @@ class FormatSettings:
     per: Literal["layer", "operand"] = "layer"
     bias: str = "8.mse"
     calibration_rows: int = 256
-    eval_batch_size: int = 64
+    eval_batch_size: int | None = None
 
     def check_formats(self) -> None:
         """Raises ConfigError where a setting is wrong, before anything is loaded."""
