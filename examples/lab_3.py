@@ -77,7 +77,7 @@ def main():
     float_accuracy = evaluate(subject.model, unseen)
     table = [report(*found[label], label, subject, unseen, float_accuracy) for label in FORMATS]
     write_table(args.out, f"{subject.name}: the best of each format, on unseen rows", table)
-    best = {label: results[0].best.config for label, (_, results) in found.items()}
+    best = {label: best_of(results).config for label, (_, results) in found.items()}
     (args.out / "best.json").write_text(json.dumps(best, indent=2))
 
 
@@ -122,9 +122,14 @@ def draw(path, found, labels, subject, rows):
     )
 
 
+def best_of(results):
+    """The best trial over all seeds."""
+    return max((result.best for result in results), key=lambda trial: trial.values["accuracy"])
+
+
 def report(problem, results, label, subject, unseen, float_accuracy):
     """The best of a format on rows that no trial saw, and trained for an epoch with rounding."""
-    best = max((result.best for result in results), key=lambda trial: trial.values["accuracy"])
+    best = best_of(results)
     mg = problem.graph(best.config)
     after_search = evaluate(mg.model, unseen)
     fit(mg.model, subject.train, epochs=1, lr=subject.tuning_lr / 3)
