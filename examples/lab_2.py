@@ -63,9 +63,9 @@ class Lab:
         return known["accuracy"]
 
     def measure(self, config, about, modes):
-        """Trains an architecture, and notes its accuracy in some modes."""
+        """Trains an architecture, and notes its accuracy in the modes that are not known yet."""
         trained = self.measure_of("none").trained(config)
-        for mode in modes:
+        for mode in (m for m in modes if self.journal.find({**about, "mode": m}) is None):
             model = self.compression(mode).apply(trained, self.train, self.training)
             accuracy = evaluate(model, self.validation)
             self.journal.add({**about, "mode": mode}, {"accuracy": accuracy})

@@ -11,11 +11,15 @@ from chop.errors import ConfigError, UnavailableError
 from chop.search import Choice, Goal, Search, SearchSpace
 from chop.search.storage import (
     MEMORY,
+    TAKER,
+    Claim,
     Ledger,
     begin_trial,
+    leave_to_others,
     open_store,
     storage_url,
     without_password,
+    workers_of,
 )
 
 SPACE = SearchSpace(tuple(Choice(f"c{i}", {"1": 1, "2": 2, "3": 3}) for i in range(3)))
@@ -34,6 +38,20 @@ def make(url, measure=product, **settings):
 
 def table(result):
     return [(t.config, dict(t.values)) for t in result.measured]
+
+
+def test_a_trial_that_two_workers_took_is_left_to_the_one_that_claimed(tmp_path):
+    store = open_store(storage_url(None, tmp_path))
+    study = optuna.create_study(storage=store.trials)
+    study.enqueue_trial({"x": 1})
+    taken = begin_trial(study, "worker 1")
+    storage = study._storage
+    storage.set_trial_user_attr(taken, TAKER + "worker 2", True)
+    storage.set_trial_user_attr(taken, "worker", "worker 2")
+    ledger = Ledger(store, study._study_id)
+    assert [ledger.claim("a", 0, limit=2).is_new for _ in range(2)] == [True, False]
+    leave_to_others(study, taken, "worker 2")
+    assert workers_of(storage.get_trial(taken)) == ["worker 1"]
 
 
 def test_names_of_storages(tmp_path):
@@ -92,11 +110,11 @@ def store(request, tmp_path):
 
 def test_the_ledger(store):
     ledger = Ledger(store, study_id=time.time_ns() % 10**9)
-    assert ledger.claim("a", 0, limit=2) == 0
-    assert ledger.claim("a", 1, limit=2) == 0
-    assert ledger.claim("b", 2, limit=2) == 2
+    assert ledger.claim("a", 0, limit=2) == Claim(0, is_new=True)
+    assert ledger.claim("a", 1, limit=2) == Claim(0, is_new=False)
+    assert ledger.claim("b", 2, limit=2) == Claim(2, is_new=True)
     assert ledger.claim("c", 3, limit=2) is None
-    assert ledger.claim("c", 3, limit=3) == 3
+    assert ledger.claim("c", 3, limit=3) == Claim(3, is_new=True)
     assert not ledger.take_over("a", 5, holder=1)
     assert ledger.take_over("a", 5, holder=0)
     assert ledger.claimed() == {"a": 5, "b": 2, "c": 3} and ledger.count() == 3
@@ -122,7 +140,8 @@ def test_a_trial_says_who_runs_it_from_the_first_moment(store):
 def claim_all(url, study, worker, queue):
     ledger = Ledger(open_store(url), study)
     wanted = {f"key {i}": 100 * worker + i for i in range(60)}
-    queue.put([key for key, trial in wanted.items() if ledger.claim(key, trial, 50) == trial])
+    claims = {key: ledger.claim(key, trial, 50) for key, trial in wanted.items()}
+    queue.put([key for key, claim in claims.items() if claim is not None and claim.is_new])
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])

@@ -11,7 +11,7 @@ from chop.search.choosers import Problem, sampler_row, seed_of
 from chop.search.measure import Pruned, check_values, objectives_of
 from chop.search.result import config_of, outcome_of, read_result
 from chop.search.space import Config
-from chop.search.storage import Ledger, begin_trial
+from chop.search.storage import Ledger, begin_trial, leave_to_others
 from chop.search.unseen import unseen_near
 from chop.search.workers import BEAT_SECONDS, Worker, beating, is_lost
 
@@ -114,14 +114,16 @@ class Runner:
         """Measures the configuration, unless another trial did, or does."""
         key = self.search.space.key(config)
         while True:
-            number = self.ledger.claim(key, trial.number, until)
-            if number is None:
+            claim = self.ledger.claim(key, trial.number, until)
+            if claim is None:
                 return self._give_back(trial)
-            if number == trial.number:
+            if claim.is_new:
                 return self._measure(trial, config, key)
-            holder = self._holder(number, key)
+            if claim.trial == trial.number:
+                return leave_to_others(self.study, trial._trial_id, self.me)
+            holder = self._holder(claim.trial, key)
             if holder is None:
-                if self.ledger.take_over(key, trial.number, number):
+                if self.ledger.take_over(key, trial.number, claim.trial):
                     return self._measure(trial, config, key)
             elif holder.state.is_finished():
                 return self._repeat(trial, holder, config)
@@ -129,7 +131,9 @@ class Runner:
                 self._lose(holder)
             elif self.busy < RESAMPLES:
                 self.busy += 1
-                return self._end(trial, "FAIL", outcome="busy", note=f"trial {number} measures it")
+                return self._end(
+                    trial, "FAIL", outcome="busy", note=f"trial {claim.trial} measures it"
+                )
             else:
                 time.sleep(WAIT_SECONDS)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chop.errors import ConfigError, UnavailableError
 
@@ -197,6 +197,18 @@ def _make_tables(engine: sa.Engine) -> None:
             connection.execute(sa.text(statement))
 
 
+class Claim(NamedTuple):
+    """Who measures a configuration.
+
+    Attributes:
+        trial: number of the trial that holds the claim.
+        is_new: the claim was made by the call that returns it.
+    """
+
+    trial: int
+    is_new: bool
+
+
 class Ledger:
     """Who measures which configuration of one study, and which workers are alive.
 
@@ -208,22 +220,21 @@ class Ledger:
         self.engine = store.engine
         self.study = study_id
 
-    def claim(self, config: str, trial: int, limit: int) -> int | None:
+    def claim(self, config: str, trial: int, limit: int) -> Claim | None:
         """Claims a configuration for a trial, while fewer than `limit` are claimed.
 
         Args:
             config: its key.
             trial: number of the trial that wants to measure it.
             limit: how many configurations may be claimed in all.
-        Returns: number of the trial that holds the claim: `trial` itself, or an earlier one;
-            None when the limit is reached.
+        Returns: the claim that holds, or None when the limit is reached.
         """
         from sqlalchemy.exc import IntegrityError
 
         while True:
             rows = self._rows("SELECT trial FROM chop_claims WHERE {here}", config=config)
             if rows:
-                return int(rows[0][0])
+                return Claim(int(rows[0][0]), is_new=False)
             try:
                 made = self._write(
                     "INSERT INTO chop_claims (study, config, slot, trial) "
@@ -236,7 +247,7 @@ class Ledger:
                 )
             except IntegrityError:
                 continue  # another worker was faster; what it took is seen now
-            return trial if made else None
+            return Claim(trial, is_new=True) if made else None
 
     def take_over(self, config: str, trial: int, holder: int) -> bool:
         """Moves a claim from a trial that is lost; False when another worker was faster."""
@@ -311,7 +322,8 @@ def begin_trial(study: Study, worker: str) -> int:
     """Takes a waiting trial, or makes one; who runs it is written before anything else.
 
     Optuna's `ask` writes attributes only after the trial is there: a worker killed in between
-    leaves a trial that is nobody's.
+    leaves a trial that is nobody's. On SQLite two workers can take the same waiting trial at once:
+    the claim of its configuration tells which of them measures it.
 
     Returns: the trial's id in the storage.
     """
@@ -329,6 +341,15 @@ def begin_trial(study: Study, worker: str) -> int:
                 return trial._trial_id
     template = create_trial(state=running, user_attrs={"worker": worker})
     return storage.create_new_trial(study._study_id, template_trial=template)
+
+
+def leave_to_others(study: Study, trial_id: int, worker: str) -> None:
+    """Leaves a trial that two workers have taken to the other one."""
+    storage = study._storage
+    attrs = storage.get_trial(trial_id).user_attrs
+    others = [name for name in attrs if name.startswith(TAKER) and name != TAKER + worker]
+    if others and attrs.get("worker") == worker:
+        storage.set_trial_user_attr(trial_id, "worker", others[0].removeprefix(TAKER))
 
 
 def workers_of(trial: FrozenTrial) -> list[str]:

@@ -172,7 +172,7 @@ def run_workers(
         ChopError: a worker stopped by an error, which the message has, or workers are killed
             again and again.
     """
-    start = functools.partial(_start, _forking(), work, count, before_fork)
+    start = functools.partial(_start, _forking(), work, before_fork)
     kills = 0
     running = dict(start() for _ in range(count))
     errors: list[str] = []
@@ -218,18 +218,17 @@ def _forking() -> multiprocessing.context.BaseContext:
 def _start(
     context: multiprocessing.context.BaseContext,
     work: Callable[[], None],
-    count: int,
     before_fork: Callable[[], None],
 ) -> tuple[BaseProcess, Connection]:
     before_fork()
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(work, count, theirs), daemon=False)  # type: ignore[attr-defined]
+    process = context.Process(target=_child, args=(work, theirs), daemon=False)  # type: ignore[attr-defined]
     process.start()
     theirs.close()
     return process, ours
 
 
-def _child(work: Callable[[], None], count: int, pipe: Connection) -> None:
+def _child(work: Callable[[], None], pipe: Connection) -> None:
     import torch
 
     # OpenMP's threads do not survive a fork: a child that asks for several waits for ever.

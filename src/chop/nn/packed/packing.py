@@ -75,7 +75,8 @@ def pack(
         ConfigError: the layer cannot be packed; the message says why.
 
     Example:
-        >>> layer = q.QuantLinear(64, 32, bias=False, config={"weight": {"name": "mxint"}})
+        >>> from chop.nn.quantized import QuantLinear
+        >>> layer = QuantLinear(64, 32, bias=False, config={"weight": {"name": "mxint"}})
         >>> pack(layer).packed_bits("weight")
         8.25
     """
