@@ -239,6 +239,7 @@ def test_two_workers_and_a_restart_measure_nothing_twice(sampler, tmp_path):
         result = make(tmp_path, measure, sampler=sampler).run(until, workers=2, progress=False)
         assert len(result.measured) == until == len({t.key for t in result.measured})
     assert measure.read("begin") == Counter(t.key for t in result.measured)
+    # What was queued when the other worker took the last place waits for a larger total.
     assert not {"running", "waiting", "failed"} & set(result.counts)
 
 
