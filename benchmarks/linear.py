@@ -113,13 +113,13 @@ def calls_in_a_block(way: Way, x: Tensor) -> int:
 
 def ratio(way: Way, layer: Way, x: Tensor, repeat: int) -> float:
     """How many times as fast as the layer: the median over turns, alternately first."""
-    calls = calls_in_a_block(way, x), calls_in_a_block(layer, x)
+    both = (way, layer)
+    calls = [calls_in_a_block(each, x) for each in both]
     found = []
     for turn in range(repeat):
-        own_first = turn % 2 == 0
-        first = seconds_of(way if own_first else layer, x, calls[0 if own_first else 1])
-        second = seconds_of(layer if own_first else way, x, calls[1 if own_first else 0])
-        found.append(second / first if own_first else first / second)
+        order = (0, 1) if turn % 2 == 0 else (1, 0)
+        seconds = {place: seconds_of(both[place], x, calls[place]) for place in order}
+        found.append(seconds[1] / seconds[0])
     return statistics.median(found)
 
 

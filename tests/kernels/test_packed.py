@@ -27,6 +27,7 @@ from chop.formats import (
     ScaleInteger,
     Ternary,
 )
+from chop.kernels.codes import Packed
 from chop.kernels.cpu import build, int8, packed, reader
 from chop.nn import quantized as q
 from chop.nn.packed import pack
@@ -97,7 +98,8 @@ def same(a, b):
 
 
 def parts(encoded, fmt):
-    return (encoded.codes, encoded.scales, encoded.tensor_scale, list(encoded.shape), fmt.key)
+    shape = list(encoded.shape)
+    return Packed(encoded.codes, encoded.scales, encoded.tensor_scale, shape, fmt.key)
 
 
 def weights(shape, dtype):
@@ -114,7 +116,7 @@ def test_decoding_gives_the_reference_bits(fmt):
         for shape in SHAPES:
             for x in weights(shape, dtype):
                 encoded = fmt.encode(x)
-                found = packed.decode(*parts(encoded, fmt), dtype)
+                found = packed.decode(parts(encoded, fmt), dtype)
                 if found is not None:
                     decoded += 1
                     assert found.shape == x.shape
@@ -126,7 +128,7 @@ def test_decoding_gives_the_reference_bits(fmt):
 def test_what_the_loops_do_not_know_is_left_to_the_reference(fmt):
     x = torch.randn(48, 96)
     encoded = fmt.encode(x)
-    assert packed.decode(*parts(encoded, fmt), x.dtype) is None
+    assert packed.decode(parts(encoded, fmt), x.dtype) is None
     assert same(torch.ops.chop.decode(*parts(encoded, fmt), x.dtype), fmt.round(x))
 
 
@@ -136,7 +138,7 @@ def test_every_byte_decodes_to_what_the_reference_says(fmt):
     encoded.codes.copy_(torch.arange(512).to(torch.uint8))
     if encoded.scales is not None:
         encoded.scales.copy_(torch.tensor([0, 255, 127, 254] * 4, dtype=torch.uint8))
-    found = packed.decode(*parts(encoded, fmt), torch.float32)
+    found = packed.decode(parts(encoded, fmt), torch.float32)
     expected = fmt.decode(encoded)
     # Codes of infinity and NaN are none that rounding gives: any number that is not finite will do.
     finite = expected.isfinite() & found.isfinite()
@@ -151,7 +153,7 @@ def test_few_rows_are_multiplied_in_float32(fmt, rows, small_ones):
         weight, x = torch.randn(outputs, columns) * 0.05, torch.randn(rows, columns)
         encoded = fmt.encode(weight)
         for bias in (None, torch.randn(outputs)):
-            y = packed.linear(x, FLOAT, *parts(encoded, fmt), bias)
+            y = packed.linear(x, FLOAT, parts(encoded, fmt), bias)
             decoded = fmt.decode(encoded).double()
             exact = F.linear(x.double(), decoded, None if bias is None else bias.double())
             # Sums of float32 products, in any order: Higham 2002, section 3.1.
@@ -188,7 +190,7 @@ def test_integers_are_multiplied_exactly(x_format, fmt):
     weight, x = torch.randn(256, 320) * 0.05, torch.randn(600, 320)
     x[3], x[5, 7] = 0, 1e4
     encoded, bias = fmt.encode(weight), torch.randn(256)
-    y = packed.linear(x, x_format.key, *parts(encoded, fmt), bias)
+    y = packed.linear(x, x_format.key, parts(encoded, fmt), bias)
     assert int8.whole_rule(x_format) is not None
     rounded, decoded = x_format.round(x).double(), fmt.decode(encoded).double()
     error = (y - F.linear(rounded, decoded, bias.double())).abs()
@@ -202,7 +204,7 @@ def test_integers_leave_nan_to_the_floats():
     x = torch.randn(40, 512)
     x[2, 3], x[4, 5] = torch.nan, torch.inf
     encoded = fmt.encode(torch.randn(256, 512))
-    y = packed.linear(x, x_format.key, *parts(encoded, fmt), None)
+    y = packed.linear(x, x_format.key, parts(encoded, fmt), None)
     exact = F.linear(x_format.round(x), fmt.decode(encoded))
     assert torch.equal(y.isnan(), exact.isnan()) and y[2].isnan().all()
 
@@ -230,7 +232,7 @@ def test_integers_are_left_to_cpus_that_add_them_in_32_bits():
 def test_longer_sums_than_32_bits_hold_are_left_to_the_floats():
     fmt, columns = ScaleInteger(8), int8.LONGEST_SUM + 8
     encoded = fmt.encode(torch.ones(1, columns))
-    y = packed.linear(torch.ones(4, columns), fmt.key, *parts(encoded, fmt), None)
+    y = packed.linear(torch.ones(4, columns), fmt.key, parts(encoded, fmt), None)
     torch.testing.assert_close(y, torch.full((4, 1), float(columns)), rtol=1e-5, atol=0)
 
 
@@ -249,7 +251,7 @@ def test_inputs_are_rounded_in_their_own_shape(x_format, tokens):
     fmt = MXInt(8)
     x = torch.randn(2, tokens, 512) * torch.logspace(-3, 3, tokens)[:, None]
     encoded = fmt.encode(torch.randn(256, 512))
-    y = packed.linear(x, x_format.key, *parts(encoded, fmt), None)
+    y = packed.linear(x, x_format.key, parts(encoded, fmt), None)
     expected = F.linear(x_format.round(x), fmt.decode(encoded))
     assert (y - expected).norm(dim=-1).le(10 ** (-50 / 20) * expected.norm(dim=-1)).all()
 
@@ -258,10 +260,10 @@ def test_inputs_are_rounded_in_their_own_shape(x_format, tokens):
 @pytest.mark.parametrize("fmt", [MXInt(8), ScaleInteger(8)], ids=lambda fmt: fmt.label)
 def test_a_bias_may_be_strided_or_of_another_dtype(fmt, rows):
     encoded, x, bias = fmt.encode(torch.randn(256, 512)), torch.randn(rows, 512), torch.randn(512)
-    expected = packed.linear(x, fmt.key, *parts(encoded, fmt), bias[::2].clone())
-    found = packed.linear(x, fmt.key, *parts(encoded, fmt), bias[::2])
+    expected = packed.linear(x, fmt.key, parts(encoded, fmt), bias[::2].clone())
+    found = packed.linear(x, fmt.key, parts(encoded, fmt), bias[::2])
     assert same(found, expected)
-    found = packed.linear(x, fmt.key, *parts(encoded, fmt), bias[::2].bfloat16())
+    found = packed.linear(x, fmt.key, parts(encoded, fmt), bias[::2].bfloat16())
     assert 0 < (found - expected).abs().max() < 0.05
 
 
@@ -340,8 +342,8 @@ def test_every_instruction_set_reads_and_multiplies_alike(flags, loops, monkeypa
     x = torch.randn(3, 96)
     for fmt in FORMATS:
         encoded = fmt.encode(torch.randn(33, 96))
-        assert same(packed.decode(*parts(encoded, fmt), x.dtype), fmt.decode(encoded))
-        y = packed.linear(x, FLOAT, *parts(encoded, fmt), None)
+        assert same(packed.decode(parts(encoded, fmt), x.dtype), fmt.decode(encoded))
+        y = packed.linear(x, FLOAT, parts(encoded, fmt), None)
         torch.testing.assert_close(y, F.linear(x, fmt.decode(encoded)), rtol=1e-4, atol=1e-4)
     reader._fixed_reader.cache_clear()
 

@@ -42,6 +42,27 @@ class Codes(ctypes.Structure):
     )
 
 
+class Packed(NamedTuple):
+    """A packed tensor as operators pass it.
+
+    Attributes:
+        codes, scales, tensor_scale: as in `Encoded`.
+        shape: of the decoded tensor.
+        key: of its format.
+    """
+
+    codes: Tensor
+    scales: Tensor | None
+    tensor_scale: Tensor | None
+    shape: Sequence[int]
+    key: str
+
+    def encoded(self, dtype: torch.dtype) -> Encoded:
+        """What the format decodes."""
+        shape = torch.Size(self.shape)
+        return Encoded(self.codes, shape, dtype, self.scales, self.tensor_scale)
+
+
 class Lines(NamedTuple):
     """A tensor as rows, each with scales of its own or all with the same.
 

@@ -13,17 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chop.formats import Encoded, from_key
+from chop.formats import from_key
+from chop.kernels.codes import Packed
 from chop.kernels.cpu import packed as cpu
 from chop.kernels.triton import register as gpu
 
 # `Library` and not `custom_op`, whose calls cost as much as multiplying one row of activations.
 OPERATORS = torch.library.Library("chop", "FRAGMENT")
-PACKED = "Tensor codes, Tensor? scales, Tensor? tensor_scale, SymInt[] shape, str key"
-OPERATORS.define(f"decode({PACKED}, ScalarType dtype) -> Tensor")
-OPERATORS.define(
-    f"packed_linear(Tensor x, str x_key, {PACKED}, Tensor? bias, bool exact) -> Tensor"
-)
+PARTS = "Tensor codes, Tensor? scales, Tensor? tensor_scale, SymInt[] shape, str key"
+OPERATORS.define(f"decode({PARTS}, ScalarType dtype) -> Tensor")
+OPERATORS.define(f"packed_linear(Tensor x, str x_key, {PARTS}, Tensor? bias, bool exact) -> Tensor")
 
 
 BIAS = 7
@@ -39,8 +38,8 @@ def decode(
     dtype: torch.dtype,
 ) -> Tensor:
     """The tensor that codes stand for: the readable reference."""
-    encoded = Encoded(codes, torch.Size(shape), dtype, scales, tensor_scale)
-    return from_key(key).decode(encoded).contiguous()
+    packed = Packed(codes, scales, tensor_scale, shape, key)
+    return from_key(key).decode(packed.encoded(dtype)).contiguous()
 
 
 def packed_linear(
@@ -70,17 +69,18 @@ def packed_linear(
 
 
 def _decoder(find: Callable[..., Tensor | None]) -> Callable[..., Tensor]:
-    def implementation(*packed: Any) -> Tensor:
-        found = find(*packed)
-        return decode(*packed) if found is None else found
+    def implementation(*arguments: Any) -> Tensor:
+        found = find(Packed(*arguments[:-1]), arguments[-1])
+        return decode(*arguments) if found is None else found
 
     return implementation
 
 
 def _linear(find: Callable[..., Tensor | None]) -> Callable[..., Tensor]:
-    def implementation(x: Tensor, *others: Any) -> Tensor:
-        found = None if others[-1] else find(x, *others[:-1])
-        return packed_linear(x, *others) if found is None else found
+    def implementation(x: Tensor, x_key: str, *others: Any) -> Tensor:
+        *packed, bias, exact = others
+        found = None if exact else find(x, x_key, Packed(*packed), bias)
+        return packed_linear(x, x_key, *others) if found is None else found
 
     return implementation
 

@@ -7,6 +7,7 @@ import torch
 
 from chop.errors import ConfigError
 from chop.formats import MXFP, BlockFP, MXInt
+from chop.kernels.codes import Packed
 from chop.kernels.triton import register
 from chop.nn.packed import pack
 from chop.nn.quantized import QuantLinear
@@ -62,9 +63,9 @@ def test_other_codes_are_left_to_the_reference(device, decoded, same_bits, fmt):
     encoded = fmt.encode(x)
     with pytest.raises(ConfigError, match="expected mxint or mxfp of up to 8 bits"):
         decoded(encoded, fmt)
-    packed = (encoded.codes, encoded.scales, None, [4, 40], fmt.key, x.dtype)
-    assert register.decode(*packed) is None
-    same_bits(torch.ops.chop.decode(*packed), fmt.round(x))
+    packed = Packed(encoded.codes, encoded.scales, None, [4, 40], fmt.key)
+    assert register.decode(packed, x.dtype) is None
+    same_bits(torch.ops.chop.decode(*packed, x.dtype), fmt.round(x))
 
 
 def test_packed_layers_decode_by_the_kernel_on_a_gpu(device, same_bits):

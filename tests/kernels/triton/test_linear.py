@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from chop.errors import ConfigError
 from chop.formats import MXFP, Integer, MXInt, ScaleInteger
+from chop.kernels.codes import Packed
 
 FORMATS = [
     MXInt(),
@@ -90,8 +91,8 @@ def test_the_operator_s_kernel_rounds_inputs_and_leaves_unknown_codes(device):
 
     def run(fmt):
         stored = fmt.encode(weight.to(device))
-        packed = (stored.codes, stored.scales, stored.tensor_scale, [9, 64], fmt.key)
-        return linear(x.to(device), x_format.key, *packed, bias.to(device))
+        packed = Packed(stored.codes, stored.scales, stored.tensor_scale, [9, 64], fmt.key)
+        return linear(x.to(device), x_format.key, packed, bias.to(device))
 
     expected = F.linear(x_format.round(x), fmt.round(weight), bias)
     torch.testing.assert_close(run(fmt).cpu(), expected, rtol=1e-5, atol=1e-5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -13,12 +12,10 @@ from torch import Tensor
 from chop.formats import Integer, NumberFormat, ScaleInteger
 from chop.formats.scale_integer import EPSILON
 from chop.formats.scaling import TINY
-from chop.kernels.codes import WHOLE
+from chop.kernels.codes import WHOLE, Packed
 from chop.kernels.cpu.measure import pointer
-from chop.kernels.cpu.reader import Reader
+from chop.kernels.cpu.reader import CHUNK_ROWS, Reader
 
-CHUNK_ROWS = 256
-"""Of activations at a time: their sums of 32 bits stay in the cache."""
 WIDEST = 8
 LONGEST_SUM = (2**31 - 1) // 128**2
 """Products of such integers whose sum 32 bits hold, whatever they are."""
@@ -73,9 +70,7 @@ def linear(
     x: Tensor,
     x_format: NumberFormat,
     reader: Reader,
-    codes: Tensor,
-    scales: Tensor | None,
-    shape: Sequence[int],
+    packed: Packed,
     bias: Tensor | None,
 ) -> Tensor | None:
     """`F.linear` of rounded rows (rows, columns) and a packed weight.
@@ -91,9 +86,10 @@ def linear(
     if rounded is None:
         return None
     whole, x_scales = rounded
+    scales = packed.scales
     if scales is None or not scales.numel():
         scales = torch.tensor([tables.factor], device="cpu")
-    weight = codes.view(torch.int8).view(*shape)
+    weight = packed.codes.view(torch.int8).view(*packed.shape)
     y = x.new_empty(x.size(0), weight.size(0))
     for part, part_scales, target in zip(
         *(tensor.split(CHUNK_ROWS) for tensor in (whole, x_scales, y)), strict=True

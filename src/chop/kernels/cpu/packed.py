@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chop.formats import from_key
+from chop.kernels.codes import Packed
 from chop.kernels.cpu import int8
 from chop.kernels.cpu.measure import pointer
-from chop.kernels.cpu.reader import Reader, find_reader, is_large
+from chop.kernels.cpu.reader import CHUNK_ROWS, Reader, find_reader, is_large
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 """The enumeration of plan.h, as far as decoding goes."""
@@ -21,37 +22,19 @@ SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 """Of activations: products of float32 are as precise as these deserve."""
 MANY_FOR_INT8 = 4
 """Rows of activations from which products of integers are faster than that."""
-CHUNK_ROWS = 256
-"""Of activations at a time, where results pass through another dtype: they stay in the cache."""
 
 
-def decode(
-    codes: Tensor,
-    scales: Tensor | None,
-    tensor_scale: Tensor | None,
-    shape: Sequence[int],
-    key: str,
-    dtype: torch.dtype,
-) -> Tensor | None:
+def decode(packed: Packed, dtype: torch.dtype) -> Tensor | None:
     """The tensor that codes stand for; None where the loops do not know them."""
-    reader = find_reader(scales, tensor_scale, tuple(shape), key)
-    if reader is None or dtype not in TYPES or not reader.takes(codes, scales):
+    reader = find_reader(packed)
+    if reader is None or dtype not in TYPES or not reader.takes(packed):
         return None
     if dtype != torch.float32 and not reader.tables.scales_are_powers:
         return None  # it would be rounded twice
-    return _decoded(reader, codes, scales, shape, dtype)
+    return _decoded(reader, packed, dtype)
 
 
-def linear(
-    x: Tensor,
-    x_key: str,
-    codes: Tensor,
-    scales: Tensor | None,
-    tensor_scale: Tensor | None,
-    shape: Sequence[int],
-    key: str,
-    bias: Tensor | None,
-) -> Tensor | None:
+def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor | None:
     """`F.linear` of a packed weight; None where decoding it first is as good, as of a small one.
 
     Few rows of `x` are multiplied in float32 by weights that are decoded on the way. Many are
@@ -60,22 +43,22 @@ def linear(
     holds the codes' numbers exactly. Which way is taken depends on the arguments and the CPU alone,
     so that results do not change from one call to the next.
     """
-    if not (is_large(shape) and _fit(x, shape, bias)):
+    if not (is_large(packed.shape) and _fit(x, packed.shape, bias)):
         return None
-    reader = find_reader(scales, tensor_scale, tuple(shape), key)
-    if reader is None or not reader.takes(codes, scales):
+    reader = find_reader(packed)
+    if reader is None or not reader.takes(packed):
         return None
     x_format, rows, is_float = from_key(x_key), _rows(x), x.dtype == torch.float32
     bias = None if bias is None else _float(bias)
     y, are_many = None, rows.size(0) >= MANY_FOR_INT8 and is_float
     if are_many and int8.is_exact():
-        y = int8.linear(rows, x_format, reader, codes, scales, shape, bias)
+        y = int8.linear(rows, x_format, reader, packed, bias)
     if y is None and rows.size(0) <= reader.few_rows:
-        y = _few_rows(reader, _float(_rows(x_format(x))), codes, scales, shape, bias)
+        y = _few_rows(reader, _float(_rows(x_format(x))), packed, bias)
         y = y if is_float else y.to(x.dtype)
     if y is None and are_many and multiplies_bfloat16() and reader.tables.suits_bfloat16:
-        y = _many_rows(reader, _rows(x_format(x)), codes, scales, shape, bias)
-    return y if y is None or x.ndim == 2 else y.view(*x.shape[:-1], shape[0])
+        y = _many_rows(reader, _rows(x_format(x)), packed, bias)
+    return y if y is None or x.ndim == 2 else y.view(*x.shape[:-1], packed.shape[0])
 
 
 def _fit(x: Tensor, shape: Sequence[int], bias: Tensor | None) -> bool:
@@ -100,18 +83,12 @@ def _float(x: Tensor) -> Tensor:
     return x if x.is_contiguous() else x.contiguous()
 
 
-def _decoded(
-    reader: Reader,
-    codes: Tensor,
-    scales: Tensor | None,
-    shape: Sequence[int],
-    dtype: torch.dtype,
-) -> Tensor:
-    y = torch.empty(shape, dtype=dtype, device="cpu")
+def _decoded(reader: Reader, packed: Packed, dtype: torch.dtype) -> Tensor:
+    y = torch.empty(packed.shape, dtype=dtype, device="cpu")
     reader.loops.chop_decode(
         ctypes.byref(reader.codes),
-        pointer(codes),
-        pointer(scales),
+        pointer(packed.codes),
+        pointer(packed.scales),
         pointer(y),
         TYPES[dtype],
         ctypes.c_int64(reader.lines.rows),
@@ -121,15 +98,9 @@ def _decoded(
     return y
 
 
-def _few_rows(
-    reader: Reader,
-    x: Tensor,
-    codes: Tensor,
-    scales: Tensor | None,
-    shape: Sequence[int],
-    bias: Tensor | None,
-) -> Tensor:
-    rows, (outputs, columns) = x.size(0), shape
+def _few_rows(reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
+    rows, (outputs, columns) = x.size(0), packed.shape
+    codes, scales = packed.codes, packed.scales
     y = x.new_empty(rows, outputs)
     # Declared argument types: building each argument would take as long as a tenth of the product.
     reader.multiply(
@@ -147,19 +118,13 @@ def _few_rows(
     return y
 
 
-def _many_rows(
-    reader: Reader,
-    x: Tensor,
-    codes: Tensor,
-    scales: Tensor | None,
-    shape: Sequence[int],
-    bias: Tensor | None,
-) -> Tensor:
+def _many_rows(reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
     """In bfloat16, but for scales of whole rows and the bias, which wait for the sums."""
-    after = scales if reader.tables.stores_floats and reader.lines.groups_per_row <= 1 else None
+    is_factor = reader.tables.stores_floats and reader.lines.groups_per_row <= 1
+    after = packed.scales if is_factor else None
     if after is not None:
         reader = reader.unscaled()
-    weight = _decoded(reader, codes, scales, shape, torch.bfloat16)
+    weight = _decoded(reader, packed, torch.bfloat16)
     y = x.new_empty(x.size(0), weight.size(0))
     for part, target in zip(x.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True):
         product = F.linear(part.bfloat16(), weight)

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from chop.formats import BinaryResidual, from_key
-from chop.kernels.codes import Codes, CodeTables, Lines, fixed_tables, residual_tables
+from chop.kernels.codes import Codes, CodeTables, Lines, Packed, fixed_tables, residual_tables
 from chop.kernels.cpu.build import is_loaded, library
 
+CHUNK_ROWS = 256
+"""Of activations at a time, where results pass through another dtype: they stay in the cache."""
 LARGE = 2**16
 """Elements of a weight for which compiling the loops, a matter of seconds, is begun, and from which
 multiplying by codes is faster than by numbers."""
@@ -41,9 +43,9 @@ class Reader:
     codes: Codes
     size_bytes: tuple[int, int]
 
-    def takes(self, codes: Tensor, scales: Tensor | None) -> bool:
+    def takes(self, packed: Packed) -> bool:
         """Whether all that the loops read is there: they do not look."""
-        stored = (codes, scales) if self.size_bytes[1] else (codes,)
+        stored = packed[:2] if self.size_bytes[1] else packed[:1]
         return all(
             part is not None and part.is_contiguous() and part.nbytes == size
             for part, size in zip(stored, self.size_bytes, strict=False)
@@ -55,18 +57,17 @@ class Reader:
         return replace(self, tables=tables, codes=tables.structure(self.lines, None))
 
 
-def find_reader(
-    scales: Tensor | None, tensor_scale: Tensor | None, shape: tuple[int, ...], key: str
-) -> Reader | None:
+def find_reader(packed: Packed) -> Reader | None:
     """How to read a packed tensor; None where there is no library, or no table for the codes."""
+    shape, key = tuple(packed.shape), packed.key
     if not (is_loaded() or is_large(shape)):
         return None
-    if tensor_scale is not None:
-        return _reader_of(fixed_tables(from_key(key)), shape, tensor_scale)
+    if packed.tensor_scale is not None:
+        return _reader_of(fixed_tables(from_key(key)), shape, packed.tensor_scale)
     reader = _fixed_reader(key, shape)
     if reader is None and isinstance(number_format := from_key(key), BinaryResidual):
-        assert scales is not None
-        return _reader_of(residual_tables(number_format, scales), shape, None)
+        assert packed.scales is not None
+        return _reader_of(residual_tables(number_format, packed.scales), shape, None)
     return reader
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-from chop.formats import Encoded, NumberFormat, from_key
+from chop.formats import NumberFormat, from_key
 from chop.kernels.base import Kernel, register
+from chop.kernels.codes import Packed
 from chop.kernels.triton.rules import decodes, takes
 
 
@@ -30,41 +30,24 @@ def run(x: Tensor, number_format: NumberFormat, out: Tensor) -> bool:
     return True
 
 
-def decode(
-    codes: Tensor,
-    scales: Tensor | None,
-    tensor_scale: Tensor | None,
-    shape: Sequence[int],
-    key: str,
-    dtype: torch.dtype,
-) -> Tensor | None:
+def decode(packed: Packed, dtype: torch.dtype) -> Tensor | None:
     """The tensor that codes stand for; None where no kernel knows them."""
-    number_format = from_key(key)
-    if not (is_installed() and decodes(number_format, len(shape), dtype)):
+    number_format = from_key(packed.key)
+    if not (is_installed() and decodes(number_format, len(packed.shape), dtype)):
         return None
     from chop.kernels.triton.dequantize import dequantize
 
-    return dequantize(Encoded(codes, torch.Size(shape), dtype, scales, tensor_scale), number_format)
+    return dequantize(packed.encoded(dtype), number_format)
 
 
-def linear(
-    x: Tensor,
-    x_key: str,
-    codes: Tensor,
-    scales: Tensor | None,
-    tensor_scale: Tensor | None,
-    shape: Sequence[int],
-    key: str,
-    bias: Tensor | None,
-) -> Tensor | None:
+def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor | None:
     """`F.linear` of a packed weight, decoded on the way; None where no kernel knows its codes."""
-    number_format = from_key(key)
+    number_format = from_key(packed.key)
     if not (is_installed() and x.numel() and decodes(number_format, 2, x.dtype)):
         return None
     from chop.kernels.triton import linear as fused
 
-    weight = Encoded(codes, torch.Size(shape), x.dtype, scales, tensor_scale)
-    return fused.linear(from_key(x_key)(x), weight, number_format, bias)
+    return fused.linear(from_key(x_key)(x), packed.encoded(x.dtype), number_format, bias)
 
 
 CUDA_FAKE_QUANTIZE = register(Kernel("Triton fake-quantise", "cuda", run))
