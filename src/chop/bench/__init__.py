@@ -1,0 +1,5 @@
+"""Measuring what was gained: times in turns, with intervals, outputs and surroundings."""
+
+from chop.bench.record import Comparison, Measured
+from chop.bench.statistics import Interval, paired_ratio
+from chop.bench.timing import Variant, compare

@@ -1,0 +1,117 @@
+"""How long some calls take: by the wall, by the processor and by the device."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from chop.errors import ConfigError, did_you_mean
+
+Call = Callable[[], Any]
+CLOCKS = ("wall", "processor", "device")
+BLOCK_SECONDS = 0.02
+"""Shorter blocks are lost in the jitter of clocks and caches."""
+WARM_UP_CALLS = 3
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Seconds of one call, averaged over a block of them.
+
+    Attributes:
+        wall: that passed.
+        processor: that all threads of this process computed; None where it was not read.
+        device: that the GPU took, between two events; None on a CPU.
+    """
+
+    wall: float
+    processor: float | None = None
+    device: float | None = None
+
+
+class Clock(ABC):
+    """Times blocks of calls.
+
+    Attributes:
+        decides: which field of a `Reading` variants are compared by.
+    """
+
+    decides: str
+
+    @abstractmethod
+    def time(self, call: Call, calls: int) -> Reading:
+        """Calls so often, one after the other, and reads all clocks."""
+
+    def block_size(self, call: Call) -> int:
+        """Calls that fill a block of 20 ms; they warm up what they call on the way."""
+        calls = WARM_UP_CALLS
+        while True:
+            seconds = calls * self.time(call, calls).wall
+            if seconds >= BLOCK_SECONDS:
+                return max(1, round(calls * BLOCK_SECONDS / seconds))
+            calls = max(2 * calls, min(10 * calls, round(1.1 * calls * BLOCK_SECONDS / seconds)))
+
+
+class HostClock(Clock):
+    """Of code that runs on the CPU."""
+
+    def __init__(self, decides: str) -> None:
+        self.decides = decides
+
+    def time(self, call: Call, calls: int) -> Reading:
+        """Wall and processor time."""
+        wall, processor = time.perf_counter(), time.process_time()
+        for _ in range(calls):
+            call()
+        busy = time.process_time() - processor
+        return Reading((time.perf_counter() - wall) / calls, busy / calls)
+
+
+class CudaClock(Clock):
+    """Of code that runs on a GPU: events before the first and after the last call of a block."""
+
+    def __init__(self, decides: str, device: torch.device) -> None:
+        self.decides = decides
+        self.device = device
+
+    def time(self, call: Call, calls: int) -> Reading:
+        """All three; the wall's includes waiting for the device."""
+        with torch.cuda.device(self.device):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            wall, processor = time.perf_counter(), time.process_time()
+            begin.record()
+            for _ in range(calls):
+                call()
+            end.record()
+            torch.cuda.synchronize()
+            busy, passed = time.process_time() - processor, time.perf_counter() - wall
+        return Reading(passed / calls, busy / calls, begin.elapsed_time(end) / 1000 / calls)
+
+
+def clock_for(device: torch.device, threads: int, decides: str | None) -> Clock:
+    """The clock of a device.
+
+    On a CPU one thread is compared by the processor's time: it does not count while other
+    processes have the core, and without them it is the wall's. Several threads are compared by
+    the wall's time, which they are there to shorten. On a GPU the device's time decides.
+
+    Raises:
+        ConfigError: no such clock on that device.
+    """
+    if device.type == "cuda":
+        return CudaClock(_known(decides or "device", CLOCKS, device), device)
+    chosen = decides or ("processor" if threads == 1 else "wall")
+    return HostClock(_known(chosen, CLOCKS[:2], device))
+
+
+def _known(decides: str, choices: tuple[str, ...], device: torch.device) -> str:
+    if decides not in choices:
+        hint = did_you_mean(decides, choices)
+        raise ConfigError(f"clock: there is no '{decides}' on {device}; {hint}")
+    return decides

@@ -1,0 +1,41 @@
+"""A call recorded once as a CUDA graph, and launched as one piece."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from chop.bench.clock import Call
+
+WARM_UP_CALLS = 3
+
+log = logging.getLogger(__name__)
+
+
+def as_cuda_graph(call: Call) -> Call:
+    """A call that replays what `call` launches; `call` itself, with a warning, if it cannot be.
+
+    What a graph launches reads the tensors that were there when it was recorded and writes the
+    same outputs at every call.
+    Source: the PyTorch manual, CUDA semantics, "Whole-network capture".
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP_CALLS):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            output = call()
+    except RuntimeError as error:
+        log.warning("no CUDA graph, timed as it is: %s", str(error).splitlines()[0])
+        return call
+
+    def replay() -> object:
+        graph.replay()
+        return output
+
+    return replay

@@ -1,0 +1,63 @@
+"""Whether variants compute the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chop.errors import ConfigError
+
+
+def tensors_of(output: Any) -> Iterator[Tensor]:
+    """All tensors of a tensor, or of nested sequences and mappings, in order.
+
+    >>> [x.item() for x in tensors_of({"a": torch.tensor(1), "b": (torch.tensor(2), None)})]
+    [1, 2]
+    """
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from tensors_of(value)
+    elif isinstance(output, list | tuple):
+        for value in output:
+            yield from tensors_of(value)
+
+
+def copied(output: Any) -> list[Tensor]:
+    """Tensors of an output that later calls leave as they are."""
+    return [x.detach().clone() for x in tensors_of(output)]
+
+
+def largest_difference(ours: list[Tensor], expected: list[Tensor], name: str) -> float | None:
+    """The largest |ours - expected| over all elements; None where there are no elements.
+
+    Equal infinities, and NaN beside NaN, do not differ; NaN beside a number differs by infinity.
+
+    Args:
+        ours: tensors of a variant.
+        expected: of the baseline.
+        name: the variant's, for the error.
+    Raises:
+        ConfigError: there are other tensors, or other shapes.
+    """
+    shapes = [[tuple(x.shape) for x in tensors] for tensors in (ours, expected)]
+    if shapes[0] != shapes[1]:
+        raise ConfigError(
+            f"variant '{name}' returns tensors of shapes {shapes[0]}, the baseline {shapes[1]}: "
+            "expected the same; outputs=False compares times alone."
+        )
+    pairs = zip(ours, expected, strict=True)
+    return max((_difference(x, y) for x, y in pairs if x.numel()), default=None)
+
+
+def _difference(x: Tensor, y: Tensor) -> float:
+    wide = torch.complex128 if x.is_complex() or y.is_complex() else torch.float64
+    x, y = x.to("cpu", wide), y.to("cpu", wide)
+    same = (x == y) | (x.isnan() & y.isnan())
+    off = (x - y).abs().masked_fill(same, 0).max().item()
+    return math.inf if math.isnan(off) else off

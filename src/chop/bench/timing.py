@@ -1,0 +1,246 @@
+"""Compares how long variants of a computation take, in a way that holds on a shared machine."""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chop.bench.clock import Call, Clock, Reading, clock_for
+from chop.bench.cuda_graph import as_cuda_graph
+from chop.bench.environment import environment, load
+from chop.bench.outputs import copied, largest_difference
+from chop.bench.peak import peak_bytes
+from chop.bench.record import Comparison, Measured
+from chop.bench.statistics import MIN_PAIRS, Interval, paired_ratio
+from chop.errors import ConfigError, did_you_mean
+
+METHODS = ("paired", "torch", "time")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to compute something.
+
+    Attributes:
+        name: in tables.
+        call: the steady state: computes once and returns the outputs.
+        prepare: in its place, what is done once (compile, raise, pack); returns the call.
+    """
+
+    name: str
+    call: Call | None = None
+    prepare: Callable[[], Call] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.call is None) == (self.prepare is None):
+            raise ConfigError(
+                f"variant '{self.name}': expected a call, or prepare, which returns one; got "
+                f"{'neither' if self.call is None else 'both'}."
+            )
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A variant that was prepared and called once."""
+
+    name: str
+    call: Call
+    prepare_seconds: float | None
+    first_call_seconds: float
+    outputs: list[Tensor]
+
+
+def compare(
+    variants: Sequence[Variant],
+    baseline: str | None = None,
+    *,
+    seconds: float = 1.0,
+    method: str = "paired",
+    device: str | torch.device = "cpu",
+    threads: int | None = None,
+    clock: str | None = None,
+    outputs: bool = True,
+    memory: bool = True,
+    inference: bool = True,
+    cuda_graph: bool = False,
+    seed: int = 0,
+) -> Comparison:
+    """Times variants in turns: A B ... B A, in blocks of at least 20 ms.
+
+    Each block is paired with the baseline's of the same sweep, and the ratio of two variants is
+    the median over the pairs: what slows the machine for longer than a sweep slows both. Times
+    taken one variant after the other have no such excuse, and no interval here.
+
+    Args:
+        variants: with different names.
+        baseline: name of the one that the others are compared with; default, the first.
+        seconds: of measuring, per variant; slow calls take longer, until there are ten pairs.
+        method: "paired"; "torch" (`torch.utils.benchmark`) and "time" (a loop and a mean) measure
+            one variant after the other, as is usual, for comparison.
+        device: of the computation; on a GPU, events around each block are timed.
+        threads: of torch while it is measured; None leaves them.
+        clock: "wall", "processor" or "device"; None decides, see `chop.bench.clock.clock_for`.
+        outputs: compares those of the first calls with the baseline's.
+        memory: measures what a call takes.
+        inference: runs everything under `torch.inference_mode()`.
+        cuda_graph: on a GPU, records each call as a CUDA graph where that works.
+        seed: of the order in a sweep, and of the bootstrap.
+    Raises:
+        ConfigError: a setting is wrong, or outputs cannot be compared.
+
+    Example::
+
+        found = compare([Variant("eager", lambda: model(x)),
+                         Variant("compiled", prepare=lambda: partial(torch.compile(model), x))])
+        found.table()
+        found["compiled"].speed_up  # None: no difference shown
+    """
+    place = torch.device(device)
+    baseline = _check(variants, baseline, seconds, method)
+    with _surroundings(threads, inference):
+        watch = clock_for(place, torch.get_num_threads(), clock if method == "paired" else "wall")
+        record = {**environment(place, torch.get_num_threads()), "load_before": load()}
+        ready = [_prepare(v, watch, cuda_graph and place.type == "cuda") for v in variants]
+        with _no_collection():
+            calls = [each.call for each in ready]
+            readings = _taken(method, calls, watch, seconds, seed)
+        peaks = [peak_bytes(each.call, place) if memory else None for each in ready]
+    record["load_after"] = load()
+    first = [v.name for v in variants].index(baseline)
+    found = tuple(
+        Measured(
+            name=each.name,
+            seconds=_seconds(method, own),
+            processor_seconds=_processor_seconds(own),
+            ratio=_ratio(method, readings[first], own, watch, seed),
+            first_call_seconds=each.first_call_seconds,
+            prepare_seconds=each.prepare_seconds,
+            largest_difference=_difference(each, ready[first]) if outputs else None,
+            peak_bytes=peak,
+            readings=tuple(own),
+        )
+        for each, own, peak in zip(ready, readings, peaks, strict=True)
+    )
+    return Comparison(baseline, method, watch.decides, found, record)
+
+
+def _check(variants: Sequence[Variant], baseline: str | None, seconds: float, method: str) -> str:
+    names = [variant.name for variant in variants]
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"variants: expected one or more with different names, got {names}.")
+    if baseline is not None and baseline not in names:
+        raise ConfigError(f"baseline '{baseline}' is no variant: {did_you_mean(baseline, names)}")
+    if method not in METHODS:
+        raise ConfigError(f"unknown method '{method}': {did_you_mean(method, METHODS)}")
+    if not seconds > 0:
+        raise ConfigError(f"seconds: expected more than 0, got {seconds}.")
+    return baseline or names[0]
+
+
+@contextmanager
+def _surroundings(threads: int | None, inference: bool) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if threads is None else threads)
+    try:
+        with torch.inference_mode(inference):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A collection of garbage is not part of the call that it happens to fall into."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _prepare(variant: Variant, clock: Clock, cuda_graph: bool) -> _Ready:
+    begun = time.perf_counter()
+    call = variant.call if variant.prepare is None else variant.prepare()
+    spent = None if variant.prepare is None else time.perf_counter() - begun
+    assert call is not None
+    returned: list[Any] = []
+    first = clock.time(lambda: returned.append(call()), 1)
+    kept = copied(returned)
+    return _Ready(
+        variant.name, as_cuda_graph(call) if cuda_graph else call, spent, first.wall, kept
+    )
+
+
+def _taken(
+    method: str, calls: Sequence[Call], clock: Clock, seconds: float, seed: int
+) -> list[list[Reading]]:
+    if method == "paired":
+        return _in_turns(calls, clock, seconds, seed)
+    way = _by_torch if method == "torch" else _by_time
+    return [way(call, clock, seconds) for call in calls]
+
+
+def _in_turns(
+    calls: Sequence[Call], clock: Clock, seconds: float, seed: int
+) -> list[list[Reading]]:
+    """Readings per variant; those of one place in the lists are of one sweep."""
+    sizes = [clock.block_size(call) for call in calls]
+    # A fixed order falls into step with the turns that the system gives to other processes.
+    orders = random.Random(seed)
+    taken: list[list[Reading]] = [[] for _ in calls]
+    stop = time.perf_counter() + seconds * len(calls)
+    while len(taken[0]) < MIN_PAIRS or time.perf_counter() < stop:
+        order = orders.sample(range(len(calls)), len(calls))
+        for place in (*order, *reversed(order)):
+            taken[place].append(clock.time(calls[place], sizes[place]))
+    return taken
+
+
+def _by_torch(call: Call, clock: Clock, seconds: float) -> list[Reading]:
+    from torch.utils.benchmark import Timer
+
+    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+    return [Reading(wall) for wall in timer.blocked_autorange(min_run_time=seconds).times]
+
+
+def _by_time(call: Call, clock: Clock, seconds: float) -> list[Reading]:
+    stop = time.perf_counter() + seconds
+    taken = [clock.time(call, 1)]
+    while time.perf_counter() < stop:
+        taken.append(clock.time(call, 1))
+    return [Reading(reading.wall) for reading in taken]
+
+
+def _seconds(method: str, readings: Sequence[Reading]) -> float:
+    times = [r.wall if r.device is None else r.device for r in readings]
+    return statistics.fmean(times) if method == "time" else statistics.median(times)
+
+
+def _processor_seconds(readings: Sequence[Reading]) -> float | None:
+    times = [reading.processor for reading in readings if reading.processor is not None]
+    return statistics.median(times) if times else None
+
+
+def _ratio(
+    method: str, base: Sequence[Reading], own: Sequence[Reading], clock: Clock, seed: int
+) -> Interval:
+    if method != "paired":
+        return Interval(_seconds(method, base) / _seconds(method, own))
+    times = ([getattr(reading, clock.decides) for reading in readings] for readings in (base, own))
+    return paired_ratio(*times, seed=seed)
+
+
+def _difference(ours: _Ready, base: _Ready) -> float | None:
+    return largest_difference(ours.outputs, base.outputs, ours.name)
