@@ -6,7 +6,8 @@ and runs on batches of like length that were made once. Both take turns, A B B A
 accuracy; a ratio is the median over the turns.
 
 Overhead: a search of one-epoch trials with a SQLite storage. What is spent outside the measure,
-on sampling, claiming and storing, as a share of a trial.
+on sampling, claiming and storing, as a share of a trial. The first four trials are not counted:
+libraries are loaded in them.
 
     python benchmarks/search_cost.py [--turns 5] [--trials 12] [--profile]
     python benchmarks/search_cost.py --data FOLDER --rows 1000     (reviews of IMDb, 256 tokens)
@@ -45,6 +46,7 @@ from chop.train import (
 
 CYCLE = ("4.mse", "6.mse", "8.mse")
 """Formats that the turns go through, so that no weight is rounded already on the first round."""
+WARM_UP = 4
 
 
 def texts(data: Path | None, rows: int) -> tuple[nn.Module, Any]:
@@ -147,9 +149,9 @@ def overhead(names: list[str], samplers: list[str], trials: int) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 goals = [Goal("accuracy"), Goal("bits", "minimize", 6.0)]
                 search = Search(measure.problem.space, measure, goals, sampler=sampler, out=folder)
-                search.run(until=1, progress=False)
+                search.run(until=WARM_UP, progress=False)
                 done = len(measure.spent)
-                wall, busy, _ = seconds(lambda s=search: s.run(trials + 1, progress=False))
+                wall, busy, _ = seconds(lambda s=search: s.run(trials + WARM_UP, progress=False))
             inside = [sum(column) for column in zip(*measure.spent[done:], strict=True)]
             table.append(
                 {

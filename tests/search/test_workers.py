@@ -14,6 +14,7 @@ import pytest
 from chop.errors import ChopError
 from chop.search import Choice, Goal, Search, SearchSpace, runner
 from chop.search.choosers import SAMPLERS
+from chop.search.held import HoldingStorage
 from chop.search.runner import Runner
 from chop.search.storage import Ledger
 from chop.search.workers import SILENT_SECONDS, Worker, _started, beating, is_gone, is_lost
@@ -84,11 +85,13 @@ def unbroken(tmp_path_factory):
 
 MOMENTS = {
     "the trial is made": (runner, "begin_trial", 4),
-    "half of it is sampled": (optuna.storages._CachedStorage, "set_trial_param", 11),
+    "half of it is sampled": (HoldingStorage, "set_trial_param", 11),
     "all of it is sampled": (SearchSpace, "suggest", 4),
+    "what was sampled is stored": (HoldingStorage, "_store", 7),
     "it is claimed": (Ledger, "claim", 4),
     "the measure ends": (Journalled, "__call__", 4),
     "a value is written": (optuna.Trial, "set_user_attr", 4),
+    "its values are stored": (HoldingStorage, "_store", 8),
     "it is told": (optuna.Study, "tell", 4),
 }
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from chop.search.choosers import Problem, sampler_row, seed_of
+from chop.search.held import holding
 from chop.search.measure import Pruned, check_values, objectives_of
 from chop.search.result import config_of, outcome_of, read_result
 from chop.search.space import Config
@@ -82,29 +83,37 @@ class Runner:
 
     def turn(self, until: int) -> None:
         """One trial, from its proposal to its end."""
-        from optuna import TrialPruned
+        from optuna.exceptions import UpdateFinishedTrialError
 
         trial_id = begin_trial(self.study, self.me)
-        try:
-            trial = self._open(trial_id)
+        with holding(self.study._storage, trial_id) as store:
             try:
-                config = self.search.space.suggest(trial, self.row.spelling)
-            except TrialPruned as impossible:
-                self._end(trial, "PRUNED", outcome="impossible", note=str(impossible))
-                self._known(self.search.space.from_params(trial.params))
-                return
-            self._settle(trial, config, until)
-        except BaseException:
-            self._lose(self.study._storage.get_trial(trial_id))
-            raise
+                self._try(self._open(trial_id), until, store)
+            except UpdateFinishedTrialError:
+                return  # this worker was taken for gone; whoever has the configuration goes on
+            except BaseException:
+                self._lose(self.study._storage.get_trial(trial_id))
+                raise
+
+    def _try(self, trial: Trial, until: int, store: Callable[[], None]) -> None:
+        from optuna import TrialPruned
+
+        try:
+            config = self.search.space.suggest(trial, self.row.spelling)
+        except TrialPruned as impossible:
+            self._end(trial, "PRUNED", outcome="impossible", note=str(impossible))
+            self._known(self.search.space.from_params(trial.params))
+            return
+        store()
+        self._settle(trial, config, until)
 
     def _open(self, trial_id: int) -> Trial:
         """The trial with the sampler of its place: trials that were lost do not count."""
         from optuna import Trial
 
         number = self.study._storage.get_trial_number_from_id(trial_id)
-        earlier = self.study.get_trials(deepcopy=False)[:number]
-        place = sum(outcome_of(trial) != "lost" for trial in earlier)
+        earlier = self.study._get_trials(deepcopy=False, use_cache=True)[:number]
+        place = number - sum(outcome_of(trial) == "lost" for trial in earlier)
         seed = seed_of(self.search.seed, ["trial", place])
         problem = Problem(self.search.space, seed)
         self.study.sampler = self.row.make(problem)
@@ -239,25 +248,22 @@ class Runner:
         self.study.enqueue_trial(dict(params), user_attrs=attrs)
 
     def _complete(self, trial: Trial, values: Mapping[str, float], **attrs: str) -> None:
-        for goal in self.search.goals:
-            if goal.is_constraint:
-                trial.set_constraint(
-                    f"{goal.name} {goal.direction}", goal.excess(values[goal.name])
-                )
         told = [values[goal.name] for goal in objectives_of(self.search.goals)]
         self._end(trial, "COMPLETE", told, values=dict(values), **attrs)
 
     def _end(self, trial: Trial, state: str, told: list[float] | None = None, **attrs: Any) -> None:
-        from optuna.exceptions import UpdateFinishedTrialError
-
-        try:
-            for name, value in attrs.items():
-                trial.set_user_attr(name, value)
-            frozen = self.study.tell(trial, told, state=_state(state), skip_if_finished=True)
-        except UpdateFinishedTrialError:
-            return  # this worker was taken for gone; whoever has the configuration now tells it
+        for name, value in attrs.items():
+            trial.set_user_attr(name, value)
+        self._set_constraints(trial, attrs.get("values"))
+        frozen = self.study.tell(trial, told, state=_state(state), skip_if_finished=True)
         for callback in self.search.callbacks:
             callback(self.study, frozen)
+
+    def _set_constraints(self, trial: Trial, values: Mapping[str, float] | None) -> None:
+        for goal in self.search.goals:
+            if values is not None and goal.is_constraint:
+                name = f"{goal.name} {goal.direction}"
+                trial.set_constraint(name, goal.excess(values[goal.name]))
 
     def _trials(self, state: str) -> list[FrozenTrial]:
         return self.study.get_trials(deepcopy=False, states=(_state(state),))

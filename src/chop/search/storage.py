@@ -99,7 +99,9 @@ def open_store(url: str, *, create: bool = True) -> Store:
         UnavailableError: the file or server is not there or refuses, or a driver is missing.
     """
     import sqlalchemy as sa
-    from optuna.storages import InMemoryStorage, RDBStorage, _CachedStorage
+    from optuna.storages import InMemoryStorage, RDBStorage
+
+    from chop.search.held import HoldingStorage
 
     if url == MEMORY:
         engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool)
@@ -117,7 +119,7 @@ def open_store(url: str, *, create: bool = True) -> Store:
         trials.engine.dispose()  # its first connection came before the tuning
         _make_tables(trials.engine)
         engine.dispose()
-    return Store(url, _CachedStorage(trials), trials.engine)
+    return Store(url, HoldingStorage(trials), trials.engine)
 
 
 @contextlib.contextmanager
@@ -325,15 +327,17 @@ def begin_trial(study: Study, worker: str) -> int:
     leaves a trial that is nobody's. On SQLite two workers can take the same waiting trial at once:
     the claim of its configuration tells which of them measures it.
 
+    Args:
+        study: the trials as they are read here are what its sampler sees.
+        worker: who takes it.
     Returns: the trial's id in the storage.
     """
     from optuna.exceptions import UpdateFinishedTrialError
     from optuna.trial import TrialState, create_trial
 
     storage, running = study._storage, TrialState.RUNNING
-    study._thread_local.cached_all_trials = None
-    waiting = (TrialState.WAITING,)
-    for trial in storage.get_all_trials(study._study_id, deepcopy=False, states=waiting):
+    study._thread_local.cached_all_trials = known = study.get_trials(deepcopy=False)
+    for trial in (trial for trial in known if trial.state == TrialState.WAITING):
         with contextlib.suppress(UpdateFinishedTrialError):
             storage.set_trial_user_attr(trial._trial_id, TAKER + worker, True)
             if storage.set_trial_state_values(trial._trial_id, running):
@@ -346,7 +350,8 @@ def begin_trial(study: Study, worker: str) -> int:
 def leave_to_others(study: Study, trial_id: int, worker: str) -> None:
     """Leaves a trial that two workers have taken to the other one."""
     storage = study._storage
-    attrs = storage.get_trial(trial_id).user_attrs
+    number = storage.get_trial_number_from_id(trial_id)
+    attrs = study.get_trials(deepcopy=False)[number].user_attrs
     others = [name for name in attrs if name.startswith(TAKER) and name != TAKER + worker]
     if others and attrs.get("worker") == worker:
         storage.set_trial_user_attr(trial_id, "worker", others[0].removeprefix(TAKER))

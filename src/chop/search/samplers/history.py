@@ -124,7 +124,7 @@ def read_history(study: Study, coding: Coding, number: int) -> History:
     signs = np.array([1.0 if d.name == "MAXIMIZE" else -1.0 for d in study.directions])
     found = History()
     rows: dict[Code, FrozenTrial] = {}
-    for trial in study.get_trials(deepcopy=False):
+    for trial in study._get_trials(deepcopy=False, use_cache=True):
         code = coding.code(trial.params or trial.system_attrs.get("fixed_params", {}))
         outcome = outcome_of(trial)
         if trial.number == number or code is None or outcome in OPEN:

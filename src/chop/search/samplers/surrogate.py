@@ -186,7 +186,7 @@ def _most_likely(apart: Array, taken: Array, targets: Array) -> Array:
         return value + 0.5 * float(off @ off), gradient + off / spread
 
     bounds = list(zip(centre - REACH * spread, centre + REACH * spread, strict=True))
-    options = {"maxiter": ITERATIONS}
+    options = {"maxiter": ITERATIONS, "ftol": 1e-4}
     return minimize(loss, centre, jac=True, bounds=bounds, options=options, method="L-BFGS-B").x
 
 
