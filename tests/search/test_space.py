@@ -122,7 +122,29 @@ def test_what_the_caller_gave_is_copied():
 
 
 def test_goals_know_their_side():
-    assert Goal("bits", "minimize", 4).excess(5.0) == 1.0
+    assert Goal("bits", "minimize", 4).excess(5.0) == pytest.approx(1.0)
     assert Goal("accuracy", "maximize", 0.9).excess(0.95) == pytest.approx(-0.05)
     assert (Goal("accuracy").loss(0.5), Goal("bits", "minimize").loss(3.0)) == (-0.5, 3.0)
     assert not Goal("accuracy").is_constraint and Goal("bits", "minimize", 4).is_constraint
+
+
+def test_a_budget_is_met_up_to_rounding():
+    bits, accuracy = Goal("bits", "minimize", 0.3), Goal("accuracy", "maximize", 0.7)
+    assert 0.1 + 0.1 + 0.1 > 0.3 and bits.excess(0.1 + 0.1 + 0.1) <= 0
+    assert accuracy.excess(1.0 - 0.1 - 0.1 - 0.1) <= 0
+    assert bits.excess(0.3 + 1e-8) > 0 and accuracy.excess(0.7 - 1e-8) > 0
+    assert Goal("errors", "minimize", 0).excess(1e-300) > 0
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (1.0, "returned 1.0, expected numbers by name"),
+        ({"bits": None}, "expected numbers"),
+        ({"bit": 1.0}, "no 'bits': did you mean 'bit'"),
+        ({"bits": float("nan")}, "NaN for 'bits'"),
+    ],
+)
+def test_what_is_no_number_is_named(values, message):
+    with pytest.raises(ConfigError, match=message):
+        check_values(values, (Goal("bits"),))

@@ -19,6 +19,10 @@ Measure = Callable[[Config, Report], Mapping[str, float]]
 """Measures one configuration: numbers by name, each goal's among them."""
 
 
+ROUNDING = 1e-9
+"""The share of a budget by which it may be passed: sums of bits are rounded."""
+
+
 class Pruned(ChopError):  # noqa: N818 (Optuna's name for a trial that is not worth finishing)
     """Raised by `report`: the trial is not worth finishing. A measure lets it pass."""
 
@@ -31,7 +35,8 @@ class Goal:
         name: of the number in what a measure returns.
         direction: "maximize" or "minimize".
         budget: makes the goal a constraint: the most that a number to minimise may be, the least
-            that one to maximise may be. None: the number is what the search is for.
+            that one to maximise may be, both up to rounding (1e-9 of the budget). None: the number
+            is what the search is for.
     """
 
     name: str
@@ -51,10 +56,11 @@ class Goal:
         return self.budget is not None
 
     def excess(self, value: float) -> float:
-        """How far `value` is beyond the budget: at most 0 when it keeps within it."""
+        """How far `value` is beyond the budget and its rounding: at most 0 within it."""
         if self.budget is None:
             return 0.0
-        return self.budget - value if self.direction == "maximize" else value - self.budget
+        beyond = self.budget - value if self.direction == "maximize" else value - self.budget
+        return beyond - ROUNDING * abs(self.budget)
 
     def loss(self, value: float) -> float:
         """The number to make small: `value`, negated where it is to be large."""
@@ -82,12 +88,18 @@ def check_values(values: Mapping[str, float], goals: tuple[Goal, ...]) -> dict[s
     NaN is not a number to compare: it is an error here rather than a best trial later.
 
     Raises:
-        ConfigError: a goal's number is missing or NaN.
+        ConfigError: it is no mapping of numbers by name; a goal's number is missing or NaN.
     """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"the measure returned {values!r}, expected numbers by name.")
+    try:
+        numbers = {name: float(value) for name, value in values.items()}
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the measure returned {dict(values)}, expected numbers.") from error
     for goal in goals:
-        if goal.name not in values:
-            nearest = did_you_mean(goal.name, values)
+        if goal.name not in numbers:
+            nearest = did_you_mean(goal.name, numbers)
             raise ConfigError(f"the measure returned no '{goal.name}': {nearest}")
-        if math.isnan(values[goal.name]):
+        if math.isnan(numbers[goal.name]):
             raise ConfigError(f"the measure returned NaN for '{goal.name}'.")
-    return {name: float(value) for name, value in values.items()}
+    return numbers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -78,8 +79,9 @@ class Result:
         return {outcome: found[outcome] for outcome in OUTCOMES if found[outcome]}
 
     def excess(self, trial: Tried) -> float:
-        """How far a trial is beyond the budgets: 0 when it keeps within all of them."""
-        return sum(max(0.0, goal.excess(trial.values[goal.name])) for goal in self.goals)
+        """How far a trial is beyond the budgets, in shares of them: 0 when it keeps within all."""
+        found = ((goal, goal.excess(trial.values[goal.name])) for goal in self.goals)
+        return sum(excess / (abs(goal.budget or 0) or 1) for goal, excess in found if excess > 0)
 
     def losses(self, trial: Tried) -> tuple[float, ...]:
         """The numbers to make small, one per objective."""
@@ -91,13 +93,17 @@ class Result:
         return [trial for trial in self.measured if self.excess(trial) == 0]
 
     @cached_property
+    def _fronts(self) -> list[list[Tried]]:
+        return pareto_fronts(self.feasible, [self.losses(trial) for trial in self.feasible])
+
+    @cached_property
     def front(self) -> list[Tried]:
         """The trials within the budgets that no other beats in every objective (Pareto front).
 
         Sorted by the first objective; with one objective, the best alone. Of trials that are
         equal in every objective the first stands.
         """
-        return pareto_front(self.feasible, [self.losses(trial) for trial in self.feasible])
+        return self._fronts[0] if self._fronts else []
 
     @property
     def best(self) -> Tried | None:
@@ -107,13 +113,9 @@ class Result:
     @cached_property
     def ranked(self) -> list[Tried]:
         """Every measured trial: fronts within the budgets first, then by excess."""
-        ordered, rest = list(self.front), [t for t in self.feasible if t not in self.front]
-        while rest:
-            layer = pareto_front(rest, [self.losses(trial) for trial in rest])
-            ordered += layer
-            rest = [trial for trial in rest if trial not in layer]
+        within = [trial for front in self._fronts for trial in front]
         beyond = [trial for trial in self.measured if self.excess(trial) > 0]
-        return ordered + sorted(beyond, key=self.excess)
+        return within + sorted(beyond, key=self.excess)
 
     def best_so_far(self) -> list[tuple[int, float]]:
         """(configurations measured, best value of the first objective within the budgets)."""
@@ -128,16 +130,29 @@ class Result:
         return points
 
 
-def pareto_front(trials: Sequence[Tried], losses: Sequence[Sequence[float]]) -> list[Tried]:
-    """The trials whose losses no other trial's are at most equal to, sorted by the first loss.
+def pareto_fronts(trials: Sequence[Tried], losses: Sequence[Sequence[float]]) -> list[list[Tried]]:
+    """The trials whose losses no other trial's are at most equal to; then those of the rest; ...
 
-    Equal losses count once, for the first of the trials.
+    Equal losses count once in a front, for the first of the trials. Each front is sorted by the
+    first loss.
+
+    Source: Zhang et al., An Efficient Approach to Nondominated Sorting, IEEE Trans. Evolutionary
+    Computation 19(2), 2015, algorithm 3: in order of the first loss, each goes to the first front
+    that does not beat it, which bisection finds.
     """
-    found: list[int] = []
+    fronts: list[list[int]] = []
+
+    def is_free(front: list[int], i: int) -> bool:
+        return not any(
+            all(a <= b for a, b in zip(losses[j], losses[i], strict=True)) for j in front
+        )
+
     for i in sorted(range(len(trials)), key=lambda i: (tuple(losses[i]), trials[i].number)):
-        if not any(all(a <= b for a, b in zip(losses[j], losses[i], strict=True)) for j in found):
-            found.append(i)
-    return [trials[i] for i in found]
+        place = bisect_left(fronts, True, key=lambda front, i=i: is_free(front, i))
+        if place == len(fronts):
+            fronts.append([])
+        fronts[place].append(i)
+    return [[trials[i] for i in front] for front in fronts]
 
 
 def read_result(study: Study, space: SearchSpace, goals: tuple[Goal, ...]) -> Result:

@@ -1,0 +1,53 @@
+"""What follows from measured trials: the best, the front, the order."""
+
+import itertools
+import random
+
+from chop.search import Goal, Result, Tried
+from chop.search.result import pareto_fronts
+
+
+def _trials(points):
+    return tuple(
+        Tried(i, "measured", {"x": str(i)}, str(i), dict(zip("yz", point, strict=False)))
+        for i, point in enumerate(points)
+    )
+
+
+def test_fronts_are_those_of_repeated_comparison():
+    draw = random.Random(0)
+    losses = [(draw.randrange(8), draw.randrange(8), draw.randrange(3)) for _ in range(80)]
+    trials = _trials(losses)
+    rest = list(trials)
+    for front in pareto_fronts(trials, losses):
+        kept = []
+        for a in sorted(rest, key=lambda trial: (losses[trial.number], trial.number)):
+            others = (losses[b.number] for b in rest if losses[b.number] != losses[a.number])
+            beaten = any(
+                all(p <= q for p, q in zip(o, losses[a.number], strict=True)) for o in others
+            )
+            if not beaten and all(losses[k.number] != losses[a.number] for k in kept):
+                kept.append(a)
+        assert front == kept
+        rest = [trial for trial in rest if trial not in front]
+    assert rest == [] and pareto_fronts((), ()) == []
+
+
+def test_one_objective_ranks_by_value_then_by_age():
+    result = Result((Goal("y"),), _trials([(1.0,), (3.0,), (2.0,), (3.0,)]))
+    assert [trial.number for trial in result.ranked] == [1, 3, 2, 0]
+    assert result.front == [result.best] and result.best.number == 1
+
+
+def test_beyond_the_budgets_shares_count_not_units():
+    goals = (Goal("y"), Goal("y", "maximize", 0.5), Goal("z", "minimize", 1000.0))
+    points = [(0.1, 1000.0), (0.5, 1100.0), (0.5, 1001.0), (0.5, 1000.0)]
+    result = Result(goals, _trials(points))
+    assert [trial.number for trial in result.ranked] == [3, 2, 1, 0]
+    assert [trial.number for trial in result.feasible] == [3]
+    assert all(a <= b for a, b in itertools.pairwise(map(result.excess, result.ranked)))
+
+
+def test_nothing_measured_has_no_best():
+    result = Result((Goal("y"),), (Tried(0, "impossible"),))
+    assert result.best is None and result.front == result.ranked == result.best_so_far() == []
