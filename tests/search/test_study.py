@@ -283,3 +283,15 @@ def test_a_measure_may_prune_itself(space):
     result = search.run(until=3, progress=False)
     assert result.counts == {"pruned": 3}
     assert result.best is None and result.trials[0].note == "not worth it"
+
+
+@pytest.mark.parametrize("sampler", (*SAMPLERS, "sensitivity"))
+def test_a_space_without_a_possible_configuration_ends(sampler):
+    choices = (Choice("x", {"1": 1, "2": 2}), Choice("y", {"3": 3, "4": 4}))
+    space = SearchSpace(choices, impossible=lambda values: "none can be")
+    search = Search(
+        space, lambda config, report: {"y": 1.0}, Goal("y"), sampler=sampler, storage="memory"
+    )
+    result = search.run(until=3, progress=False)
+    assert result.best is None and set(result.counts) == {"impossible"}
+    assert result.trials[0].note == "none can be"

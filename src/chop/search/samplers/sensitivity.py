@@ -175,9 +175,9 @@ class _Proposal:
         return same not in self.history.taken and self.coding.is_possible(code)
 
     def _any_free(self) -> Code:
-        """One that was not proposed before; of a space that is used up, one that was."""
+        """One that was not proposed before; of a space that is used up, the cheapest."""
         codes = (tuple(row) for row in self._strangers(STRANGERS).tolist())
         everything = (self.coding.code(config) for config in self.coding.space.grid())
         found = next(filter(self._is_free, codes), None)
         found = found or next((c for c in everything if c and self._is_free(c)), None)
-        return found or next(iter(sorted(self.history.taken)))
+        return found or self.coding.uniform(0.0)
