@@ -31,6 +31,7 @@ from chop.passes.interface.save_graph import save_mase_graph_interface_pass
 from chop.passes.interface.save_lora_adapter import save_lora_adapter_interface_pass
 from chop.passes.transforms.calibrate import calibrate_transform_pass
 from chop.passes.transforms.conv_bn_fusion import conv_bn_fusion_transform_pass
+from chop.passes.transforms.fuse_attention import fuse_attention_transform_pass
 from chop.passes.transforms.fuse_lora_weights import fuse_lora_weights_transform_pass
 from chop.passes.transforms.gptq import gptq_transform_pass
 from chop.passes.transforms.insert_lora_adapter import insert_lora_adapter_transform_pass

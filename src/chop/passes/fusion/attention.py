@@ -1,0 +1,270 @@
+"""Finds attention that is written out: product, scale, mask, softmax, dropout, product."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from chop.ir.graph import MaseGraph
+from chop.passes.fusion.reading import (
+    SURE_TO_HIDE,
+    Obstacle,
+    argument,
+    check_free,
+    is_cast,
+    is_number,
+    operation,
+    result_of,
+)
+from chop.passes.fusion.triangles import causal, causal_when_added
+
+PRODUCTS = ("matmul", "bmm", "__matmul__")
+
+
+@dataclass(frozen=True)
+class Mask:
+    """One step that hides scores.
+
+    Attributes:
+        node: what it reads: numbers to add, or booleans.
+        kind: numbers are `added`; where booleans are true, scores are `kept` or `hidden`.
+        fill: what hidden scores become, -inf or at most `SURE_TO_HIDE`.
+    """
+
+    node: fx.Node
+    kind: str
+    fill: float = -math.inf
+
+
+@dataclass
+class Attention:
+    """softmax(scale query key^T + masks) value, as nodes.
+
+    Attributes:
+        softmax: the node that computes the attention weights.
+        context: the last product.
+        query: (..., Q, D).
+        key: transposed, (..., D, K).
+        value: (..., K, D).
+        scale: the factor of the scores.
+        masks: what hides scores, after the scale.
+        is_causal: the only mask lets each query see the keys up to its own position.
+        dropout: the node that drops attention weights, or None.
+        replaced: the nodes that one call replaces, each before those that it reads.
+    """
+
+    softmax: fx.Node
+    context: fx.Node
+    query: fx.Node
+    key: fx.Node
+    value: fx.Node
+    scale: float = 1.0
+    masks: list[Mask] = field(default_factory=list)
+    is_causal: bool = False
+    dropout: fx.Node | None = None
+    replaced: list[fx.Node] = field(default_factory=list)
+
+
+def attentions(mg: MaseGraph) -> Iterator[tuple[fx.Node, Attention | str]]:
+    """Each softmax between two products, with what is computed or why it cannot be fused."""
+    for node in mg.nodes:
+        if operation(mg, node) != "softmax":
+            continue
+        try:
+            found = _read(mg, node)
+        except Obstacle as obstacle:
+            yield node, str(obstacle)
+        else:
+            if found is not None:
+                yield node, found
+
+
+def _read(mg: MaseGraph, softmax: fx.Node) -> Attention | None:
+    after, context, dropout = _to_the_value(mg, softmax)
+    if context is None:
+        return None
+    before, product, scale, masks = _to_the_query(mg, softmax)
+    if product is None:
+        return None
+    replaced = [context, *reversed(after), softmax, *before, product]
+    for node in replaced:
+        check_free(mg, node)
+    for node in replaced[1:]:
+        if len(node.users) > 1:
+            what = "its weights are" if node in (softmax, *after) else f"'{node.name}' is"
+            raise Obstacle(f"{what} read elsewhere too")
+    _check_softmax(mg, softmax)
+    query, key, value = _operand(product, 0), _operand(product, 1), _operand(context, 1)
+    found = Attention(softmax, context, query, key, value, scale, masks, False, dropout, replaced)
+    _check_operands(found)
+    _settle_masks(mg, found, product)
+    return found
+
+
+def _to_the_value(
+    mg: MaseGraph, softmax: fx.Node
+) -> tuple[list[fx.Node], fx.Node | None, fx.Node | None]:
+    """What follows on a softmax up to the product with the values: (steps, product, dropout)."""
+    steps: list[fx.Node] = []
+    node, dropout = softmax, None
+    while True:
+        readers = list(node.users)
+        products = [user for user in readers if _is_weights_of(mg, user, node)]
+        if products:
+            return steps, products[0], dropout
+        follower = next((user for user in readers if _passes_weights(mg, user)), None)
+        if follower is None:
+            return steps, None, dropout
+        if operation(mg, follower) == "dropout":
+            if dropout is not None:
+                raise Obstacle("its weights are dropped twice")
+            dropout = follower
+        steps.append(follower)
+        node = follower
+
+
+def _is_weights_of(mg: MaseGraph, product: fx.Node, node: fx.Node) -> bool:
+    return operation(mg, product) in PRODUCTS and product.args[:1] == (node,)
+
+
+def _passes_weights(mg: MaseGraph, node: fx.Node) -> bool:
+    return operation(mg, node) == "dropout" or is_cast(mg, node)
+
+
+def _to_the_query(
+    mg: MaseGraph, softmax: fx.Node
+) -> tuple[list[fx.Node], fx.Node | None, float, list[Mask]]:
+    """What comes before a softmax, back to the first product: (steps, product, scale, masks)."""
+    steps: list[fx.Node] = []
+    masks: list[Mask] = []
+    scale, scaled = 1.0, False
+    node: Any = softmax.args[0] if softmax.args else softmax.kwargs.get("input")
+    while isinstance(node, fx.Node):
+        if operation(mg, node) in PRODUCTS:
+            return steps, node, scale, masks
+        factor = _factor(mg, node)
+        mask = None if factor is not None else _mask(mg, node)
+        steps.append(node)
+        if factor is not None:
+            node, scale, scaled = factor[0], scale * factor[1], True
+        elif mask is not None:
+            if scaled:
+                raise Obstacle("its scores are masked before they are scaled")
+            node = mask[0]
+            masks.append(mask[1])
+        elif is_cast(mg, node):
+            node = node.args[0]
+        else:
+            break
+    return steps, None, scale, masks
+
+
+def _factor(mg: MaseGraph, node: fx.Node) -> tuple[Any, float] | None:
+    """(scores, factor) of a step that scales by a number."""
+    name = operation(mg, node)
+    if name not in ("mul", "div") or len(node.args) != 2 or node.kwargs:
+        return None
+    first, second = node.args
+    if is_number(second) and (name == "mul" or second):
+        return first, float(second) if name == "mul" else 1 / float(second)  # type: ignore[arg-type]
+    if name == "mul" and is_number(first):
+        return second, float(first)  # type: ignore[arg-type]
+    return None
+
+
+def _mask(mg: MaseGraph, node: fx.Node) -> tuple[Any, Mask] | None:
+    """(scores, mask) of a step that hides some."""
+    name = operation(mg, node)
+    if name == "add" and len(node.args) == 2 and not node.kwargs:
+        first, second = node.args
+        scores = [x for x in (first, second) if _leads_to_a_product(mg, x)]
+        if len(scores) == 1:
+            added = second if scores[0] is first else first
+            return (scores[0], Mask(added, "added")) if isinstance(added, fx.Node) else None
+    if name == "masked_fill":
+        hidden, fill = argument(node, 1, "mask"), argument(node, 2, "value")
+        return node.args[0], Mask(hidden, "hidden", _fill(fill))
+    if name == "where" and len(node.args) == 3:
+        condition, chosen, other = node.args
+        if isinstance(condition, fx.Node) and isinstance(chosen, fx.Node):
+            return chosen, Mask(condition, "kept", _fill(other))
+        if isinstance(condition, fx.Node) and isinstance(other, fx.Node):
+            return other, Mask(condition, "hidden", _fill(chosen))
+    return None
+
+
+def _fill(value: Any) -> float:
+    if not is_number(value):
+        raise Obstacle("its scores are filled with a tensor")
+    if value > SURE_TO_HIDE:
+        raise Obstacle(f"its scores are filled with {value}, which may not hide them")
+    return float(value)
+
+
+def _leads_to_a_product(mg: MaseGraph, node: Any) -> bool:
+    while isinstance(node, fx.Node):
+        if operation(mg, node) in PRODUCTS:
+            return True
+        factor = _factor(mg, node)
+        mask = operation(mg, node) in ("masked_fill", "add") and not node.kwargs
+        if not (factor or mask or is_cast(mg, node)):
+            return False
+        node = factor[0] if factor else node.args[0]
+    return False
+
+
+def _check_softmax(mg: MaseGraph, node: fx.Node) -> None:
+    module = mg.module_of(node)
+    rank = len(result_of(node).shape)
+    dim = module.dim if isinstance(module, nn.Softmax) else argument(node, 1, "dim")
+    if dim not in (-1, rank - 1):
+        raise Obstacle("its softmax is not over the last axis")
+    if len(node.args) > 2 or node.kwargs.get("dtype") not in (None, torch.float32):
+        raise Obstacle("its softmax is called with another dtype")
+
+
+def _operand(product: fx.Node, position: int) -> fx.Node:
+    found = argument(product, position, ("input", "other")[position], product.kwargs.get("mat2"))
+    if not isinstance(found, fx.Node):
+        raise Obstacle("a factor of its products is no node")
+    return found
+
+
+def _check_operands(found: Attention) -> None:
+    query, key, value = (result_of(node) for node in (found.query, found.key, found.value))
+    if len(query.shape) not in (3, 4):
+        raise Obstacle(f"its queries have {len(query.shape)} axes, not 3 or 4")
+    if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
+        raise Obstacle("queries, keys and values have different batches or heads")
+    if not query.torch_dtype == key.torch_dtype == value.torch_dtype:
+        raise Obstacle("queries, keys and values have different dtypes")
+
+
+def _settle_masks(mg: MaseGraph, found: Attention, product: fx.Node) -> None:
+    scores = result_of(product).shape
+    for mask in found.masks:
+        info = result_of(mask.node)
+        if not _broadcasts(info.shape, scores):
+            raise Obstacle(f"mask '{mask.node.name}' does not have the shape of the scores")
+        if (mask.kind == "added") != info.is_floating:
+            raise Obstacle(f"mask '{mask.node.name}' has dtype {info.torch_dtype}")
+    if len(found.masks) == 1 and scores[-1] == scores[-2]:
+        mask = found.masks[0]
+        if result_of(mask.node).shape[-2:] == scores[-2:] and _is_causal(mg, mask):
+            found.is_causal = True
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(size in (1, whole) for size, whole in pairs)
+
+
+def _is_causal(mg: MaseGraph, mask: Mask) -> bool:
+    if mask.kind == "added":
+        return causal_when_added(mg, mask.node)
+    return causal(mg, mask.node, kept=mask.kind == "kept")

@@ -1,0 +1,63 @@
+"""How patterns are read off a graph: what a node computes, and whether it may disappear."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx, nn
+
+from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.metadata import TensorInfo
+from chop.nn.quantized import QuantizedOperator
+
+CASTS = ("to", "type", "float", "type_as", "bfloat16", "half")
+SURE_TO_HIDE = -1e9
+"""From here on, to be added to a float32 score and to replace it come to the same."""
+
+
+class Obstacle(Exception):  # noqa: N818 (it reports a finding, not a fault)
+    """Why a pattern that is otherwise there stays as it is."""
+
+
+def operation(mg: MaseGraph, node: Any) -> str:
+    """The operator's name, be it a function, a method or a module; "" for what is no node."""
+    return mg.operator(node).name if isinstance(node, fx.Node) else ""
+
+
+def result_of(node: fx.Node) -> TensorInfo:
+    """Shape and dtype of what a node returns, with the example inputs."""
+    return metadata_of(node).common.results.get("data_out_0", TensorInfo())
+
+
+def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
+    """An argument of a call, given by position or by name."""
+    return node.args[position] if position < len(node.args) else node.kwargs.get(name, default)
+
+
+def is_number(value: Any) -> bool:
+    """True for a Python number that is no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_cast(mg: MaseGraph, node: Any) -> bool:
+    """True for a change of dtype that gives a tensor of reals."""
+    return operation(mg, node) in CASTS and result_of(node).is_floating
+
+
+def check_free(mg: MaseGraph, node: fx.Node) -> None:
+    """Raises Obstacle where what a node calls has to stay as it is."""
+    module = mg.module_of(node)
+    if isinstance(module, QuantizedOperator) and not module.spec.is_float:
+        raise Obstacle(f"'{node.name}' is quantised")
+    if module is not None and has_hooks(module):
+        raise Obstacle(f"'{node.name}' has hooks")
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """True when somebody listens to what the module computes."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )

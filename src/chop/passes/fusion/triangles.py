@@ -1,0 +1,96 @@
+"""Recognises causal masks: ones that hide what lies above the diagonal, at any size."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx, nn
+
+from chop.dotted import deepgetattr
+from chop.ir.graph import MaseGraph
+from chop.passes.fusion.reading import SURE_TO_HIDE, argument, operation
+
+Triangle = Literal["lower", "upper"]
+"""Where something is true: on and below the diagonal, or strictly above it."""
+
+OPPOSITE: dict[Triangle | None, Triangle | None] = {"lower": "upper", "upper": "lower", None: None}
+UNCHANGED = ("to", "bool", "type", "view", "unsqueeze")
+WHOLE = slice(None)
+
+
+def causal(mg: MaseGraph, booleans: fx.Node, kept: bool) -> bool:
+    """True when booleans keep, or if not `kept` hide, what a causal mask does.
+
+    Buffers that hold a triangle are taken to go on holding it.
+    """
+    return triangle(mg, booleans) == ("lower" if kept else "upper")
+
+
+def causal_when_added(mg: MaseGraph, numbers: fx.Node) -> bool:
+    """True for zeros with -inf, or at most `SURE_TO_HIDE`, strictly above the diagonal."""
+    if operation(mg, numbers) in ("getitem", "get_attr"):
+        square = _sliced_buffer(mg, numbers)
+        if square is None:
+            return False
+        lower = torch.ones_like(square, dtype=torch.bool).tril()
+        return torch.equal(square <= SURE_TO_HIDE, ~lower) and not square[lower].any()
+    if operation(mg, numbers) != "triu" or argument(numbers, 1, "diagonal", 0) != 1:
+        return False
+    filled: Any = numbers.args[0]
+    return _is_square(mg, filled, "full") and argument(filled, 1, "fill_value") <= SURE_TO_HIDE
+
+
+def triangle(mg: MaseGraph, node: Any) -> Triangle | None:
+    """Which triangle of a square is true; None if neither, or if it cannot be told."""
+    name = operation(mg, node)
+    if not name:
+        return None
+    source = node.args[0] if node.args else None
+    if name in ("invert", "logical_not", "__invert__") or (name == "eq" and node.args[1] == 0):
+        return OPPOSITE[triangle(mg, source)]
+    if name in UNCHANGED or (name == "ne" and node.args[1] == 0):
+        return triangle(mg, source)
+    diagonal = argument(node, 1, "diagonal", 0)
+    if name == "tril" and diagonal == 0 and _is_square(mg, source, "ones"):
+        return "lower"
+    if name == "triu" and diagonal == 1 and _is_square(mg, source, "ones"):
+        return "upper"
+    if name in ("getitem", "get_attr"):
+        return _triangle_of(_sliced_buffer(mg, node))
+    return None
+
+
+def _is_square(mg: MaseGraph, node: Any, name: str) -> bool:
+    """True for `ones(n, n)` or `full((n, n), ...)`."""
+    if operation(mg, node) != name:
+        return False
+    sizes = node.args[0] if isinstance(node.args[0], tuple | list) else node.args[:2]
+    return len(sizes) == 2 and sizes[0] == sizes[1]
+
+
+def _sliced_buffer(mg: MaseGraph, node: Any) -> Tensor | None:
+    """The square that `buffer[..., :n, :n]`, or a whole buffer, has along its last two axes."""
+    if operation(mg, node) == "getitem":
+        index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        *leading, rows, columns = index if len(index) > 1 else (*index, WHOLE)
+        from_start = all(isinstance(i, slice) and i.start in (None, 0) for i in (rows, columns))
+        if not from_start or rows != columns or any(i not in (None, WHOLE, ...) for i in leading):
+            return None
+        node = node.args[0]
+    if operation(mg, node) != "get_attr":
+        return None
+    value = deepgetattr(mg.model, str(node.target))
+    if isinstance(value, nn.Parameter) or value.dim() < 2 or value.shape[:-2].numel() != 1:
+        return None
+    square = value.view(value.shape[-2:])
+    return square if square.size(0) == square.size(1) else None
+
+
+def _triangle_of(square: Tensor | None) -> Triangle | None:
+    if square is None:
+        return None
+    ones = torch.ones_like(square, dtype=torch.bool)
+    if torch.equal(square != 0, ones.tril()):
+        return "lower"
+    return "upper" if torch.equal(square != 0, ones.triu(1)) else None

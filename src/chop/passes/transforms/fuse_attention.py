@@ -1,0 +1,180 @@
+"""Makes attention that is written out one call of the fused kernel."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+from torch.fx.node import map_arg
+
+from chop.ir.capture.runtime import ByMode
+from chop.ir.graph import MaseGraph
+from chop.ir.metadata import MaseMetadata
+from chop.passes.analysis.add_common_metadata import describe
+from chop.passes.base import NoConfig, graph_pass
+from chop.passes.fusion import Attention, Mask, attentions
+from chop.passes.fusion.reading import argument, operation, result_of
+
+
+@graph_pass(config=NoConfig, requires=("add_common_metadata_analysis_pass",))
+def fuse_attention_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
+    """Replaces product, scale, mask, softmax, dropout and product by one call.
+
+    softmax(s Q K^T + mask) V becomes `F.scaled_dot_product_attention`, which never stores the
+    scores of all queries and keys. Values and gradients stay, up to the order of sums; two things
+    differ: dropout draws other numbers, and where a row of booleans hides every key, the naive
+    result is NaN and the fused one is not. A mask that hides what lies above the diagonal becomes
+    `is_causal=True`, which does not compute the hidden half; buffers that hold such a triangle are
+    taken for constants. Attention weights that something else reads, quantised steps, softmax over
+    another axis and modules with hooks are left as they are. Fuse before quantising: the call is
+    then quantised like any other.
+
+    Returns: `{"fused": [node of each softmax], "skipped": {node of a softmax: reason}}`.
+
+    Source: Dao et al. 2022 (FlashAttention), arXiv:2205.14135, algorithm 1.
+    """
+    found = dict(attentions(mg))
+    skipped = {node.name: why for node, why in found.items() if isinstance(why, str)}
+    fused = [node.name for node, what in found.items() if isinstance(what, Attention)]
+    for what in found.values():
+        if isinstance(what, Attention):
+            _Rewriter(mg, what).rewrite()
+    return {"fused": fused, "skipped": skipped}
+
+
+class _Rewriter:
+    """Puts one attention's fused call in place.
+
+    Args:
+        mg: the graph; it is changed.
+        found: the attention.
+    """
+
+    def __init__(self, mg: MaseGraph, found: Attention) -> None:
+        self.mg, self.found = mg, found
+        self.results: dict[fx.Node, Any] = {
+            node: torch.empty(info.shape, dtype=info.torch_dtype, device="meta")
+            for node in mg.nodes
+            if (info := result_of(node)).torch_dtype is not None
+        }
+
+    def rewrite(self) -> None:
+        """Inserts the call and erases what it replaces."""
+        found, graph = self.found, self.mg.fx_graph
+        with graph.inserting_before(found.context):
+            key = self._key()
+            options = {
+                "attn_mask": self._mask(),
+                "dropout_p": self._dropout(),
+                "is_causal": found.is_causal,
+                "scale": self._scale(),
+            }
+            given = {
+                name: value for name, value in options.items() if value not in (None, 0, False)
+            }
+            arguments = (found.query, key, found.value)
+            fused = self._new(F.scaled_dot_product_attention, *arguments, **given)
+        found.context.replace_all_uses_with(fused)
+        self._erase()
+
+    def _new(self, function: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """A call, with metadata like the context's."""
+        is_method = getattr(torch.Tensor, getattr(function, "__name__", ""), None) is function
+        graph, name = self.mg.fx_graph, function.__name__
+        make = graph.call_method if is_method else graph.call_function
+        node = make(name if is_method else function, args, kwargs)
+        context = self.found.context.meta
+        node.meta.update(context)
+        known = map_arg((args, kwargs), self.results.__getitem__)
+        self._note(node, function(*known[0], **known[1]))
+        return node
+
+    def _note(self, node: fx.Node, result: Any) -> None:
+        self.results[node] = result
+        node.meta["mase"] = MaseMetadata()
+        node.meta["mase"].common.update(describe(self.mg, node, self.results))
+
+    def _key(self) -> fx.Node:
+        """The keys as (..., K, D)."""
+        node = self.found.key
+        rank = len(result_of(node).shape)
+        dims: Any = node.args[1:]
+        is_swap = operation(self.mg, node) == "transpose" and not node.kwargs
+        if is_swap and {dim % rank for dim in dims} == {rank - 2, rank - 1}:
+            return node.all_input_nodes[0]
+        return self._new(torch.Tensor.transpose, node, -2, -1)
+
+    def _scale(self) -> float | None:
+        """None for the kernel's own 1 / sqrt(D)."""
+        usual = 1 / math.sqrt(result_of(self.found.query).shape[-1])
+        return None if math.isclose(self.found.scale, usual, rel_tol=1e-7) else self.found.scale
+
+    def _mask(self) -> fx.Node | None:
+        masks = self.found.masks
+        if not masks or self.found.is_causal:
+            return None
+        booleans = all(mask.kind != "added" and mask.fill == -math.inf for mask in masks)
+        parts = [self._kept(mask) if booleans else self._added(mask) for mask in masks]
+        whole = parts[0]
+        for part in parts[1:]:
+            whole = self._new(torch.logical_and if booleans else torch.add, whole, part)
+        return whole
+
+    def _kept(self, mask: Mask) -> fx.Node:
+        return mask.node if mask.kind == "kept" else self._new(torch.logical_not, mask.node)
+
+    def _added(self, mask: Mask) -> fx.Node:
+        node = mask.node
+        if mask.kind != "added":
+            chosen = (0.0, mask.fill) if mask.kind == "kept" else (mask.fill, 0.0)
+            node = self._new(torch.where, node, *chosen)
+        dtype = result_of(self.found.query).torch_dtype
+        return (
+            node
+            if result_of(node).torch_dtype == dtype
+            else self._new(torch.Tensor.to, node, dtype)
+        )
+
+    def _dropout(self) -> Any:
+        """The probability: a number, or a node that depends on the mode."""
+        node = self.found.dropout
+        if node is None:
+            return 0.0
+        module = self.mg.module_of(node)
+        if module is None:
+            is_on = argument(node, 2, "training", True)
+            return argument(node, 1, "p", 0.5) if is_on else 0.0
+        assert isinstance(module, nn.Dropout)
+        if module.p == 0:
+            return 0.0
+        return self._by_mode(module)
+
+    def _by_mode(self, dropout: nn.Dropout) -> fx.Node:
+        node = self.mg.fx_graph.call_function(ByMode)
+        node.meta.update(self.found.context.meta)
+        self.mg.replace(node, ByMode(dropout.p, 0.0).train(dropout.training))
+        self._note(node, dropout.p)
+        return node
+
+    def _erase(self) -> None:
+        paths = {str(node.target) for node in self.found.replaced if node.op == "call_module"}
+        for node in self.found.replaced:
+            self.mg.fx_graph.erase_node(node)
+        for node in (self.found.key, *(mask.node for mask in self.found.masks)):
+            self._erase_unread(node)
+        called = {str(node.target) for node in self.mg.nodes if node.op == "call_module"}
+        for path in paths - called:
+            self.mg.model.delete_submodule(path)
+
+    def _erase_unread(self, node: fx.Node) -> None:
+        """Erases a node without readers, and what only it has read."""
+        writes = str(node.target).endswith("_") or node.is_impure()
+        if node.users or writes or node.op in ("placeholder", "call_module"):
+            return
+        sources = node.all_input_nodes
+        self.mg.fx_graph.erase_node(node)
+        for source in sources:
+            self._erase_unread(source)
