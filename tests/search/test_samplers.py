@@ -12,7 +12,7 @@ from scipy.optimize import approx_fprime
 from chop.search import Choice, Config, Goal, Pruned, Search, SearchSpace
 from chop.search.samplers import SensitivitySampler
 from chop.search.samplers.acquisition import drawn_in, log_improvement
-from chop.search.samplers.knapsack import best_sum
+from chop.search.samplers.knapsack import best_sum, by_integer_program, by_merging
 from chop.search.samplers.surrogate import Covariance, GaussianProcess, exact_sum
 
 WIDTHS = {"4": 4, "6": 6, "8": 8}
@@ -263,6 +263,26 @@ def test_the_process_equals_the_textbook_formula_and_learns_sums():
     constant, worth = process.sums()
     added = constant + sum(worth[d][codes[30:, d]] for d in range(5))
     assert np.corrcoef(added, values[30:])[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_merging_finds_what_the_integer_program_finds(seed):
+    draw = np.random.default_rng(seed)
+    counts = draw.integers(1, 8, draw.integers(1, 16)).tolist()
+    choices, shape = np.arange(len(counts)), (len(counts), max(counts))
+    total = draw.integers(-3, 9, shape).astype(float) if seed % 2 else draw.uniform(0, 9, shape)
+    worth = draw.normal(size=shape) + (total if seed % 3 else 0.0)
+    ends = [[of(row[:n]) for row, n in zip(total, counts, strict=True)] for of in (min, max)]
+    low, high = map(sum, ends)
+    for share in (-0.05, 0.0, draw.uniform(), 1.05):
+        most = low + share * (high - low) + 1e-9 * (share == 0)
+        found = by_merging(worth, counts, total, most)
+        expected = by_integer_program(worth, counts, [(total, most)])
+        assert (found is None) == (expected is None) == (most < low)
+        if found is not None:
+            assert (found < counts).all() and total[choices, found].sum() <= most + 1e-9
+            best = worth[choices, expected].sum()
+            assert worth[choices, found].sum() == pytest.approx(best, rel=1e-4, abs=1e-6)
 
 
 def test_equal_values_and_two_trials_are_enough_to_fit():

@@ -17,6 +17,7 @@ from optuna.storages import BaseStorage, _CachedStorage
 from optuna.storages._rdb import models
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import insert
 
 Write = Callable[[Any], None]
 """Adds rows to a session of SQLAlchemy, which is committed later."""
@@ -26,6 +27,7 @@ class HoldingStorage(_CachedStorage):
     """Keeps the trial that this process runs at hand: it is read once, and written in two parts."""
 
     _held: FrozenTrial | None = None
+    _params: list[dict[str, Any]]
     _waiting: list[Write]
 
     @contextlib.contextmanager
@@ -35,7 +37,7 @@ class HoldingStorage(_CachedStorage):
         Yields: a function that stores what waits, in one transaction. It raises
             UpdateFinishedTrialError when the trial was ended by another process.
         """
-        self._held, self._waiting = self._as_begun(trial_id), []
+        self._held, self._params, self._waiting = self._as_begun(trial_id), [], []
         try:
             yield self._store
         finally:
@@ -48,7 +50,7 @@ class HoldingStorage(_CachedStorage):
         return known if known.state == TrialState.RUNNING else super().get_trial(trial_id)
 
     def _store(self) -> None:
-        if self._held is None or not self._waiting:
+        if self._held is None or not (self._params or self._waiting):
             return
         # Two workers may have taken one waiting trial: its parameters are the same by both.
         with _create_scoped_session(
@@ -57,9 +59,11 @@ class HoldingStorage(_CachedStorage):
             trial_id = self._held._trial_id
             trial = models.TrialModel.find_or_raise_by_id(trial_id, session, for_update=True)
             self.check_trial_is_updatable(trial_id, trial.state)
+            if self._params:
+                session.execute(insert(models.TrialParamModel), self._params)
             for write in self._waiting:
                 write(session)
-        self._waiting = []
+        self._params, self._waiting = [], []
 
     def _own(self, trial_id: int) -> FrozenTrial | None:
         """The held trial, if it is the one of that id."""
@@ -86,13 +90,13 @@ class HoldingStorage(_CachedStorage):
         if self._own(trial_id) is None:
             super().set_trial_param(trial_id, param_name, param_value_internal, distribution)
             return
-        row = models.TrialParamModel(
-            trial_id=trial_id,
-            param_name=param_name,
-            param_value=param_value_internal,
-            distribution_json=distribution_to_json(distribution),
-        )
-        self._waiting.append(lambda session: session.add(row))
+        row = {
+            "trial_id": trial_id,
+            "param_name": param_name,
+            "param_value": param_value_internal,
+            "distribution_json": distribution_to_json(distribution),
+        }
+        self._params.append(row)
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
         """As Optuna's; of the held trial it waits."""

@@ -6,6 +6,7 @@ Shapes: N measured configurations, C candidates, D choices, J objectives, B budg
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from optuna import Study
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
+from threadpoolctl import ThreadpoolController
 
 from chop.search.samplers.acquisition import Outlook
 from chop.search.samplers.history import Code, Coding, History, read_history
@@ -75,7 +77,8 @@ class SensitivitySampler(BaseSampler):
         """The parameters of the next configuration."""
         history = read_history(study, self.coding, trial.number)
         draw = np.random.default_rng([self.seed, len(history.taken)])
-        code = _Proposal(self.coding, history, draw).code()
+        with _blas().limit(limits=1, user_api="blas"):
+            code = _Proposal(self.coding, history, draw).code()
         return self.space.to_params(self.coding.config(code))
 
     def sample_independent(
@@ -90,6 +93,16 @@ class SensitivitySampler(BaseSampler):
 
         seed = self.seed + trial.number
         return RandomSampler(seed).sample_independent(study, trial, param_name, param_distribution)
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """Holds NumPy's matrix products to one thread.
+
+    They are small, and threads of theirs wait for PyTorch's, which hold the cores for a while
+    after each operation: with both, a fit took up to twenty times as long.
+    """
+    return ThreadpoolController()
 
 
 @dataclass
@@ -175,9 +188,9 @@ class _Proposal:
         return same not in self.history.taken and self.coding.is_possible(code)
 
     def _any_free(self) -> Code:
-        """One that was not proposed before; of a space that is used up, the cheapest."""
+        """One that was not proposed before; of a space that is used up, one that was."""
         codes = (tuple(row) for row in self._strangers(STRANGERS).tolist())
         everything = (self.coding.code(config) for config in self.coding.space.grid())
         found = next(filter(self._is_free, codes), None)
         found = found or next((c for c in everything if c and self._is_free(c)), None)
-        return found or self.coding.uniform(0.0)
+        return found or min(self.history.taken, default=self.coding.uniform(0.0))
