@@ -87,3 +87,11 @@ def test_what_has_no_scale_to_derive_stays():
     assert fitted(Integer(4, "minmax"), x) == Integer(4, "minmax").fitted(x)
     for nothing in (torch.zeros(5), torch.empty(0), torch.full((3,), torch.inf)):
         assert fitted(Log(4), nothing) == Log(4)
+
+
+def test_a_format_of_one_width_keeps_it_beside_others():
+    found = format_options(["mxint:width=4", "binary", "integer"], {"width": (3, 8)})
+    signs = ["binary", "binary:scaling_factor=true"]
+    assert list(found) == [*signs, "3.mse", "mxint:width=4", "8.mse"]
+    with pytest.raises(ConfigError, match="no format has a field 'width'"):
+        format_options(["binary"], {"width": (8,)})

@@ -52,7 +52,8 @@ def format_options(
         formats: each a format; a spelling, as `4.auto` or `mxint:width=4`; or a format's name,
             which stands for its whole `search_space` without the fields that are derived.
         ranges: values of fields of the formats that are given by name. A derived field that is
-            among them is searched after all. Combinations that a format refuses are left out.
+            among them is searched after all; a format of one width keeps it. Combinations that a
+            format refuses are left out.
         rule: how fractions of integers that are given by name are derived.
     Raises:
         ConfigError: an unknown format, rule or field, or no combination is valid.
@@ -68,12 +69,11 @@ def format_options(
         if isinstance(given, NumberFormat) or given[:1].isdigit() or ":" in given:
             found.append(given if isinstance(given, NumberFormat) else parse_spelling(given))
             continue
-        kind = get_format(given)
-        fields = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        kind, fields = get_format(given), fields_of(given)
         unused -= fields
         found += _combinations(kind, {k: v for k, v in ranges.items() if k in fields}, rule)
     if unused:
-        known = {f.name for given in formats for f in _fields_of(given)}
+        known = {name for given in formats for name in fields_of(given)}
         name = min(unused)
         raise ConfigError(f"ranges: no format has a field '{name}': {did_you_mean(name, known)}")
     if not found:
@@ -130,9 +130,17 @@ def _error(number_format: NumberFormat, sample: Tensor) -> float:
     return (number_format.round(sample) - sample).square().sum().item()
 
 
-def _fields_of(given: str | NumberFormat) -> Sequence[dataclasses.Field[Any]]:
-    named = isinstance(given, str) and not given[:1].isdigit() and ":" not in given
-    return dataclasses.fields(get_format(given)) if named else ()  # type: ignore[arg-type]
+def fields_of(given: str | NumberFormat) -> set[str]:
+    """The fields of a format given by name whose values may be given; of any other, none.
+
+    >>> "width" in fields_of("mxint"), "width" in fields_of("binary"), fields_of("4.auto")
+    (True, False, set())
+    """
+    if not isinstance(given, str) or given[:1].isdigit() or ":" in given:
+        return set()
+    kind = get_format(given)
+    fixed = {"width"} - kind.search_space.keys()
+    return {field.name for field in dataclasses.fields(kind)} - fixed  # type: ignore[arg-type]
 
 
 def _combinations(kind: type[NumberFormat], ranges: Ranges, rule: Rule) -> Iterator[NumberFormat]:

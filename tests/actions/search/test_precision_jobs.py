@@ -1,6 +1,7 @@
 """The precision and sensitivity jobs: what they write, and that they go on after a kill."""
 
 import csv
+import dataclasses
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import torch
 from chop.actions.compress import CompressConfig, quantize_layers
 from chop.actions.search import precision
 from chop.actions.search.job import run_job, settings_of
+from chop.actions.search.nas import NasConfig
 from chop.actions.search.precision import JOB, PrecisionConfig
 from chop.actions.search.sensitivity import SensitivityConfig, measure_sensitivity
 from chop.actions.subject import Subject, raise_to_graph
@@ -147,3 +149,28 @@ def test_a_killed_sensitivity_job_goes_on(tmp_path):
     assert found == measure_sensitivity(unbroken, subject())
     lines = points.read_text().splitlines()
     assert lines[: len(done)] == done and len(lines) == 6
+
+
+def test_settings_come_back_from_a_study_as_they_were():
+    for kind in (PrecisionConfig, NasConfig):
+        for field in dataclasses.fields(kind):
+            # A setting that is None is not kept: None must be what it is by default.
+            assert field.default is None or "None" not in str(field.type), field.name
+
+
+@pytest.mark.parametrize(
+    ("formats", "options"),
+    [
+        (("integer",), [f"{width}.mse" for width in range(2, 9)]),
+        (("nvfp4",), ["nvfp4:block_size=32", "nvfp4"]),
+        (("4.auto", "8.auto"), ["4.auto", "8.auto"]),
+        (("float", "binary"), ["binary", "binary:scaling_factor=true", "float"]),
+    ],
+)
+def test_every_format_can_be_searched_by_name(formats, options):
+    assert PrecisionConfig(formats=formats).told()["formats"] == options
+
+
+def test_ranges_may_name_widths():
+    config = PrecisionConfig(ranges={"width": (3, 5)})
+    assert config.told()["formats"] == ["3.mse", "5.mse"]

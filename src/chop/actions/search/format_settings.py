@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -13,7 +13,7 @@ from chop.actions.subject import Subject, raise_to_graph
 from chop.actions.sweep.grid import spread, whole
 from chop.errors import ConfigError
 from chop.formats import parse_spelling
-from chop.search.options import Rule, format_options
+from chop.search.options import Rule, fields_of, format_options
 from chop.search.precision import PrecisionProblem
 from chop.train import Rows
 
@@ -30,7 +30,8 @@ class FormatSettings:
     Attributes:
         formats: by name (`integer`, `mxint`), which stands for all of its usual settings, or one
             by one, as `4.auto` or `mxint:width=4`.
-        widths: bits of the formats given by name: numbers, or ranges `first:last:step`.
+        widths: bits of the formats given by name: numbers, or ranges `first:last:step`. Formats of
+            one width keep it. None: what is usual for the job.
         ranges: further fields of theirs -> values, as `block_size`, `exponent_width`.
         rule: how fractions and exponent biases are derived: mse, minmax or percentile.
         operators: the operators to quantise, by name; None takes all layers with a matrix.
@@ -40,6 +41,8 @@ class FormatSettings:
         calibration_rows: training rows that scales are derived from.
         eval_batch_size: rows of a step of evaluation; None takes what is fast.
     """
+
+    USUAL_WIDTHS: ClassVar[str | None] = None
 
     formats: tuple[str, ...] = ("integer",)
     widths: str | int | tuple[int, ...] | None = None
@@ -61,11 +64,13 @@ class FormatSettings:
 
     def all_ranges(self) -> dict[str, tuple[Any, ...]]:
         """Values by field, widths among them."""
-        if self.widths is None:
-            return dict(self.ranges)
-        if "width" in self.ranges:
+        widths = self.widths
+        if widths is not None and "width" in self.ranges:
             raise ConfigError("widths and ranges.width are the same: give one of them.")
-        return {"width": whole(spread(self.widths, "widths"), "widths"), **self.ranges}
+        if widths is None and any("width" in fields_of(given) for given in self.formats):
+            widths = self.USUAL_WIDTHS
+        usual = {} if widths is None else {"width": whole(spread(widths, "widths"), "widths")}
+        return {**usual, **self.ranges}
 
     def problem(
         self, subject: Subject, rows: Rows, goal: Literal["accuracy", "loss"] = "accuracy"

@@ -65,8 +65,9 @@ class PrecisionConfig(FormatSettings, SearchConfig):
         "search_rows": (1, 10**9),
     }
 
+    USUAL_WIDTHS: ClassVar[str | None] = "2:8:1"
+
     out: Path = Path("runs/search-precision")
-    widths: str | int | tuple[int, ...] | None = "2:8:1"
     goals: tuple[str, ...] = ("accuracy",)
     budgets: Mapping[str, float] | None = None
     search_rows: int = 2000
