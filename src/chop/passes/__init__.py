@@ -32,6 +32,7 @@ from chop.passes.interface.save_lora_adapter import save_lora_adapter_interface_
 from chop.passes.transforms.calibrate import calibrate_transform_pass
 from chop.passes.transforms.conv_bn_fusion import conv_bn_fusion_transform_pass
 from chop.passes.transforms.fuse_attention import fuse_attention_transform_pass
+from chop.passes.transforms.fuse_linear_activation import fuse_linear_activation_transform_pass
 from chop.passes.transforms.fuse_lora_weights import fuse_lora_weights_transform_pass
 from chop.passes.transforms.gptq import gptq_transform_pass
 from chop.passes.transforms.insert_lora_adapter import insert_lora_adapter_transform_pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import fx, nn
@@ -61,3 +62,14 @@ def has_hooks(module: nn.Module) -> bool:
         or module._backward_hooks
         or module._backward_pre_hooks
     )
+
+
+def erase_calls(mg: MaseGraph, nodes: Iterable[fx.Node]) -> None:
+    """Erases nodes without readers, in this order, and modules that nothing calls any more."""
+    paths: set[str] = set()
+    for node in nodes:
+        paths.update({str(node.target)} if node.op == "call_module" else ())
+        mg.fx_graph.erase_node(node)
+    called = {str(node.target) for node in mg.nodes if node.op == "call_module"}
+    for path in paths - called:
+        mg.model.delete_submodule(path)

@@ -16,7 +16,7 @@ from chop.ir.metadata import MaseMetadata
 from chop.passes.analysis.add_common_metadata import describe
 from chop.passes.base import NoConfig, graph_pass
 from chop.passes.fusion import Attention, Mask, attentions
-from chop.passes.fusion.reading import argument, operation, result_of
+from chop.passes.fusion.reading import argument, erase_calls, operation, result_of
 
 
 @graph_pass(config=NoConfig, requires=("add_common_metadata_analysis_pass",))
@@ -160,14 +160,9 @@ class _Rewriter:
         return node
 
     def _erase(self) -> None:
-        paths = {str(node.target) for node in self.found.replaced if node.op == "call_module"}
-        for node in self.found.replaced:
-            self.mg.fx_graph.erase_node(node)
+        erase_calls(self.mg, self.found.replaced)
         for node in (self.found.key, *(mask.node for mask in self.found.masks)):
             self._erase_unread(node)
-        called = {str(node.target) for node in self.mg.nodes if node.op == "call_module"}
-        for path in paths - called:
-            self.mg.model.delete_submodule(path)
 
     def _erase_unread(self, node: fx.Node) -> None:
         """Erases a node without readers, and what only it has read."""

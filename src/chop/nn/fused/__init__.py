@@ -1,0 +1,3 @@
+"""Operators that do the work of two."""
+
+from chop.nn.fused.linear_activation import ACTIVATIONS, LinearActivation

@@ -1,0 +1,95 @@
+"""A linear layer with the activation that follows, in one pass over its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+MIN_PRODUCTS = 2**20
+"""Multiplications from which on oneDNN's kernel pays for its call; measured on x86 with AVX-512."""
+
+
+@dataclass(frozen=True)
+class Activation:
+    """One activation that oneDNN can apply to a product while it is in registers.
+
+    Attributes:
+        reference: what it computes.
+        name: as oneDNN calls it.
+        algorithm: which of several, as oneDNN calls it.
+    """
+
+    reference: Callable[[Tensor], Tensor]
+    name: str
+    algorithm: str = ""
+
+
+ACTIVATIONS = {
+    "relu": Activation(F.relu, "relu"),
+    "gelu": Activation(F.gelu, "gelu", "none"),
+    "gelu_tanh": Activation(partial(F.gelu, approximate="tanh"), "gelu", "tanh"),
+    "silu": Activation(F.silu, "swish"),
+    "tanh": Activation(torch.tanh, "tanh"),
+    "sigmoid": Activation(torch.sigmoid, "sigmoid"),
+}
+"""By name."""
+
+
+class LinearActivation(nn.Linear):
+    """`activation(F.linear(input, weight, bias))`; input (..., in_features).
+
+    Without gradients, float32 on a CPU and from `MIN_PRODUCTS` on, oneDNN applies the activation
+    to each block of the product before it is stored. Everything else is computed by `reference`.
+    Parameters and `state_dict` keys are those of `nn.Linear`.
+    """
+
+    activation: str
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, activation: str) -> Self:
+        """Takes over a layer: the same parameters, device and mode; use it no more.
+
+        Args:
+            linear: the layer.
+            activation: one of `ACTIVATIONS`.
+        """
+        twin = cls.__new__(cls)
+        twin.__dict__.update(linear.__dict__)
+        twin.activation = activation
+        return twin
+
+    def reference(self, input: Tensor) -> Tensor:
+        """The readable form."""
+        return ACTIVATIONS[self.activation].reference(F.linear(input, self.weight, self.bias))
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
+        if not self._is_for_onednn(input):
+            return self.reference(input)
+        activation = ACTIVATIONS[self.activation]
+        return torch.ops.mkldnn._linear_pointwise(
+            input, self.weight, self.bias, activation.name, [], activation.algorithm
+        )
+
+    def _is_for_onednn(self, input: Tensor) -> bool:
+        weight = self.weight
+        learns = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
+        return (
+            not (learns or torch.compiler.is_compiling())
+            and input.dtype == weight.dtype == torch.float32
+            and input.is_cpu
+            and weight.is_cpu
+            and input.numel() * self.out_features >= MIN_PRODUCTS
+            and torch.backends.mkldnn.is_available()
+            and torch.backends.mkldnn.enabled
+            and not torch.is_autocast_enabled("cpu")
+        )
+
+    def extra_repr(self) -> str:
+        """The linear layer's text and the activation."""
+        return f"{super().extra_repr()}, activation={self.activation}"

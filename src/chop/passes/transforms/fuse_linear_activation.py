@@ -1,0 +1,76 @@
+"""Lets linear layers apply the activations that follow them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx, nn
+
+from chop.ir.graph import MaseGraph, metadata_of
+from chop.nn.fused import ACTIVATIONS, LinearActivation
+from chop.nn.quantized import QuantizedOperator
+from chop.passes.base import NoConfig, graph_pass
+from chop.passes.fusion.reading import erase_calls, has_hooks, operation
+from chop.passes.ownership import Ownership
+
+
+@graph_pass(config=NoConfig, requires=("add_common_metadata_analysis_pass",))
+def fuse_linear_activation_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
+    """Replaces a linear layer and the activation that alone reads it by one module.
+
+    Where no gradients are asked for, on a CPU, the activation is applied before the product leaves
+    the registers, by oneDNN; small layers and training compute what they did. Values differ by the
+    order of sums. Paths and `state_dict` keys stay. Layers that are quantised, shared or have hooks
+    are left as they are. Quantise first: a fused layer is not quantised any more.
+
+    Returns: `{"fused": [path of each layer], "skipped": {path: reason}}`.
+    """
+    owned = Ownership(mg)
+    fused: list[str] = []
+    skipped: dict[str, str] = {}
+    for node in mg.nodes:
+        activation = _activation(mg, node)
+        linear = node.all_input_nodes[0] if activation else None
+        if linear is None or mg.operator(linear).name != "linear" or linear.op != "call_module":
+            continue
+        reason = _obstacle(mg, linear, node, owned)
+        if reason is not None:
+            skipped[str(linear.target)] = reason
+            continue
+        fused.append(str(linear.target))
+        _fuse(mg, linear, node, activation)
+    return {"fused": fused, "skipped": skipped}
+
+
+def _activation(mg: MaseGraph, node: fx.Node) -> str:
+    """Which of `ACTIVATIONS` a node computes; "" if none."""
+    name = operation(mg, node)
+    if name == "gelu":
+        how = getattr(mg.module_of(node), "approximate", node.kwargs.get("approximate", "none"))
+        name = "gelu" if how == "none" else f"gelu_{how}"
+    return name if name in ACTIVATIONS and len(node.all_input_nodes) == 1 else ""
+
+
+def _obstacle(mg: MaseGraph, linear: fx.Node, node: fx.Node, owned: Ownership) -> str | None:
+    """Why a layer and its activation stay apart; None if they need not."""
+    modules = [
+        module for module in (mg.module_of(linear), mg.module_of(node)) if module is not None
+    ]
+    if any(isinstance(module, QuantizedOperator) for module in modules):
+        return "it, or its activation, is quantised or pruned"
+    if any(has_hooks(module) for module in modules):
+        return "it, or its activation, has hooks"
+    if len(linear.users) > 1:
+        return "its result is read elsewhere too"
+    obstacle = owned.obstacle(linear)
+    return None if obstacle is None else f"it {obstacle}"
+
+
+def _fuse(mg: MaseGraph, linear: fx.Node, node: fx.Node, activation: str) -> None:
+    layer = mg.module_of(linear)
+    assert isinstance(layer, nn.Linear)
+    mg.replace(linear, LinearActivation.from_linear(layer, activation))
+    node.replace_all_uses_with(linear)
+    erase_calls(mg, [node])
+    common, row = metadata_of(linear).common, mg.operator(linear)
+    common.mase_op, common.mase_type = row.name, row.mase_type

@@ -1,0 +1,149 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.profiler import profile
+
+from chop import MaseGraph, passes
+from chop.models import get_model
+from chop.nn.fused import ACTIVATIONS, LinearActivation
+from chop.nn.fused.linear_activation import MIN_PRODUCTS
+
+from .conftest import with_metadata
+
+WIDTH = 96
+ROWS = MIN_PRODUCTS // WIDTH**2 + 1
+needs_onednn = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN"
+)
+
+
+class Block(nn.Module):
+    """Two layers, and an activation between them that `apply` computes."""
+
+    def __init__(self, apply):
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.act = apply if isinstance(apply, nn.Module) else None
+        self.apply_function = apply
+
+    def forward(self, x):
+        y = self.up(x)
+        return self.down(self.act(y) if self.act is not None else self.apply_function(y))
+
+
+FORMS = {
+    "relu": [F.relu, torch.relu, torch.Tensor.relu_, nn.ReLU(inplace=True)],
+    "gelu": [F.gelu, nn.GELU()],
+    "gelu_tanh": [lambda y: F.gelu(y, approximate="tanh"), nn.GELU("tanh")],
+    "silu": [F.silu, nn.SiLU()],
+    "tanh": [torch.tanh, torch.Tensor.tanh, nn.Tanh()],
+    "sigmoid": [torch.sigmoid, nn.Sigmoid()],
+}
+ALL_FORMS = [(name, form) for name, forms in FORMS.items() for form in forms]
+
+
+def raised(model):
+    return with_metadata(MaseGraph(model.eval(), dummy_in={"x": torch.randn(3, WIDTH)}))
+
+
+def operators_run(model, x):
+    with profile() as record:
+        model(x)
+    return {event.key for event in record.key_averages()}
+
+
+@pytest.mark.parametrize("name, form", ALL_FORMS)
+def test_every_form_of_an_activation_is_taken_over(name, form):
+    mg = raised(Block(form))
+    fused, info = passes.fuse_linear_activation_transform_pass(mg, {})
+    assert info == {"fused": ["up"], "skipped": {}}
+    layer = fused.model.up
+    assert isinstance(layer, LinearActivation) and layer.activation == name
+    assert len(fused.nodes) == len(mg.nodes) - 1
+    assert fused.model.state_dict().keys() == mg.model.state_dict().keys()
+    for rows in (0, 1, ROWS):
+        x = torch.randn(rows, WIDTH)
+        with torch.inference_mode():
+            torch.testing.assert_close(fused.model(x), mg.model(x), atol=1e-5, rtol=1e-5)
+    x = torch.randn(ROWS, WIDTH)
+    for model in (mg.model, fused.model):
+        model.train().zero_grad()
+        model(x).square().sum().backward()
+    for ours, naive in zip(fused.model.parameters(), mg.model.parameters(), strict=True):
+        assert torch.equal(ours.grad, naive.grad)
+
+
+@needs_onednn
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_kernel_equals_its_reference(name, bias):
+    layer = LinearActivation.from_linear(nn.Linear(WIDTH, 2 * WIDTH, bias=bias), name)
+    strided = torch.randn(WIDTH, 2, ROWS).permute(1, 2, 0)
+    extreme = torch.randn(ROWS, WIDTH)
+    extreme[0], extreme[1, 0], extreme[2] = 0, 1e30, -50
+    with torch.inference_mode():
+        for x in (torch.randn(ROWS, WIDTH), torch.randn(7, ROWS, WIDTH), strided, extreme):
+            y = layer(x)
+            torch.testing.assert_close(y, layer.reference(x), atol=1e-5, rtol=1e-5)
+            assert y.shape == (*x.shape[:-1], 2 * WIDTH)
+        ran = operators_run(layer, strided)
+    assert "mkldnn::_linear_pointwise" in ran and "aten::addmm" not in ran
+
+
+@needs_onednn
+def test_small_products_other_dtypes_and_training_take_the_plain_form():
+    layer = LinearActivation.from_linear(nn.Linear(WIDTH, WIDTH), "gelu")
+    kernel = "mkldnn::_linear_pointwise"
+    assert kernel not in operators_run(layer, torch.randn(ROWS, WIDTH))
+    with torch.no_grad():
+        assert kernel in operators_run(layer, torch.randn(ROWS, WIDTH))
+        assert kernel not in operators_run(layer, torch.randn(1, WIDTH))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert layer(torch.randn(ROWS, WIDTH)).dtype == torch.bfloat16
+        assert kernel not in operators_run(layer.double(), torch.randn(ROWS, WIDTH).double())
+
+
+class Branches(nn.Module):
+    """Layers that must stay: read twice, called twice, hooked, pruned, with other readers."""
+
+    def __init__(self):
+        super().__init__()
+        self.twice, self.read, self.hooked = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.hooked.register_forward_hook(lambda module, inputs, y: None)
+
+    def forward(self, x):
+        x = self.twice(self.twice(x).relu())
+        y = self.read(x)
+        return self.hooked(y.relu() + y).relu()
+
+
+def test_layers_that_others_look_at_stay():
+    mg = raised(Branches())
+    fused, info = passes.fuse_linear_activation_transform_pass(mg, {})
+    assert info["fused"] == []
+    assert info["skipped"] == {
+        "twice": "it is used in several places",
+        "read": "its result is read elsewhere too",
+        "hooked": "it, or its activation, has hooks",
+    }
+    assert mg.diff(fused) == []
+
+
+def test_quantised_layers_stay_and_fused_graphs_are_exported(tmp_path):
+    mg = with_metadata(MaseGraph(get_model("vit").eval()))
+    integer = {"name": "integer", "width": 8, "frac_width": 5}
+    config = {"by": "type", "gelu": {"config": {"data_in": integer}}}
+    quantized, _ = passes.quantize_transform_pass(mg, config)
+    _, info = passes.fuse_linear_activation_transform_pass(quantized, {})
+    assert info["fused"] == [] and len(info["skipped"]) == 2
+    fused, info = passes.fuse_linear_activation_transform_pass(mg, {})
+    assert len(info["fused"]) == 2
+    fused.export(tmp_path / "fused")
+    again = MaseGraph.from_checkpoint(tmp_path / "fused")
+    x = torch.randn(64, 1, 8, 8)
+    with torch.no_grad():
+        expected = mg.model(pixel_values=x).logits
+        ours = fused.model(pixel_values=x).logits
+        assert torch.equal(again.model(pixel_values=x).logits, ours)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
