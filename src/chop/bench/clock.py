@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -16,7 +17,8 @@ Call = Callable[[], Any]
 CLOCKS = ("wall", "processor", "device")
 BLOCK_SECONDS = 0.02
 """Shorter blocks are lost in the jitter of clocks and caches."""
-WARM_UP_CALLS = 3
+LONGEST_BLOCK_SECONDS = 0.5
+"""By the wall: calls that sleep never fill a block of processor time."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +49,30 @@ class Clock(ABC):
     def time(self, call: Call, calls: int) -> Reading:
         """Calls so often, one after the other, and reads all clocks."""
 
+    def decisive(self, reading: Reading) -> float:
+        """The seconds that variants are compared by."""
+        return float(getattr(reading, self.decides))
+
     def block_size(self, call: Call) -> int:
-        """Calls that fill a block of 20 ms; they warm up what they call on the way."""
-        calls = WARM_UP_CALLS
+        """Calls that fill a block of 20 ms; they warm up what they call on the way.
+
+        By the clock that decides: a block that another process held up has room for more calls.
+        """
+        calls = 1
         while True:
-            seconds = calls * self.time(call, calls).wall
-            if seconds >= BLOCK_SECONDS:
-                return max(1, round(calls * BLOCK_SECONDS / seconds))
-            calls = max(2 * calls, min(10 * calls, round(1.1 * calls * BLOCK_SECONDS / seconds)))
+            seconds, passed = self._fastest(call, calls)
+            if seconds >= BLOCK_SECONDS or passed >= LONGEST_BLOCK_SECONDS:
+                return max(1, math.ceil(calls * min(1.0, BLOCK_SECONDS / max(seconds, 1e-9))))
+            wanted = 1.1 * calls * BLOCK_SECONDS / max(seconds, 1e-9)
+            calls = max(2 * calls, min(10 * calls, round(wanted)))
+
+    def _fastest(self, call: Call, calls: int) -> tuple[float, float]:
+        """(decisive seconds, wall seconds) of the fastest block of three, or of one long one."""
+        blocks: list[tuple[float, float]] = []
+        while len(blocks) < 3 and sum(passed for _, passed in blocks) < LONGEST_BLOCK_SECONDS:
+            reading = self.time(call, calls)
+            blocks.append((calls * self.decisive(reading), calls * reading.wall))
+        return min(blocks)
 
 
 class HostClock(Clock):

@@ -11,8 +11,10 @@ import torch
 CONFIDENCE = 0.99
 """Of a table of twenty rows without any difference, 95 % intervals would report one."""
 MIN_PAIRS = 10
-"""Fewer give bootstrap intervals that are too narrow."""
+"""Ten give intervals that hold the median in 97 % of cases, forty in 99 %; fewer are useless."""
 RESAMPLES = 2000
+RESOLUTION = 0.01
+"""The same code with its data at other addresses may differ by as much."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,8 @@ class Interval:
 
     @property
     def spans_one(self) -> bool:
-        """True when no difference is shown."""
-        return self.low <= 1 <= self.high
+        """True when no difference is shown: the bounds leave 1, give or take 1 %, between them."""
+        return self.low <= 1 + RESOLUTION and self.high >= 1 - RESOLUTION
 
     @property
     def is_known(self) -> bool:

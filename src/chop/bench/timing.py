@@ -238,8 +238,7 @@ def _ratio(
 ) -> Interval:
     if method != "paired":
         return Interval(_seconds(method, base) / _seconds(method, own))
-    times = ([getattr(reading, clock.decides) for reading in readings] for readings in (base, own))
-    return paired_ratio(*times, seed=seed)
+    return paired_ratio([*map(clock.decisive, base)], [*map(clock.decisive, own)], seed=seed)
 
 
 def _difference(ours: _Ready, base: _Ready) -> float | None:
