@@ -87,11 +87,11 @@ MOMENTS = {
     "the trial is made": (runner, "begin_trial", 4),
     "half of it is sampled": (HoldingStorage, "set_trial_param", 11),
     "all of it is sampled": (SearchSpace, "suggest", 4),
-    "what was sampled is stored": (HoldingStorage, "_store", 7),
+    "what was sampled is stored": (HoldingStorage, "_store", 4),
     "it is claimed": (Ledger, "claim", 4),
     "the measure ends": (Journalled, "__call__", 4),
     "a value is written": (optuna.Trial, "set_user_attr", 4),
-    "its values are stored": (HoldingStorage, "_store", 8),
+    "half of its end is written": (HoldingStorage, "_write", 8),
     "it is told": (optuna.Study, "tell", 4),
 }
 

@@ -7,6 +7,7 @@ before each step: for a trial of half a second that is more than a twentieth of 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
@@ -18,17 +19,17 @@ from optuna.storages._rdb import models
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import insert
-
-Write = Callable[[Any], None]
-"""Adds rows to a session of SQLAlchemy, which is committed later."""
+from sqlalchemy.orm import Session
 
 
 class HoldingStorage(_CachedStorage):
     """Keeps the trial that this process runs at hand: it is read once, and written in two parts."""
 
     _held: FrozenTrial | None = None
-    _params: list[dict[str, Any]]
-    _waiting: list[Write]
+    _rows: dict[type, list[dict[str, Any]]]
+    """What waits, by table."""
+    _follows: bool
+    """No trial of another process lies between the held one and those that are known."""
 
     @contextlib.contextmanager
     def holding(self, trial_id: int) -> Iterator[Callable[[], None]]:
@@ -37,7 +38,7 @@ class HoldingStorage(_CachedStorage):
         Yields: a function that stores what waits, in one transaction. It raises
             UpdateFinishedTrialError when the trial was ended by another process.
         """
-        self._held, self._params, self._waiting = self._as_begun(trial_id), [], []
+        self._held, self._rows = self._as_begun(trial_id), {}
         try:
             yield self._store
         finally:
@@ -45,25 +46,30 @@ class HoldingStorage(_CachedStorage):
 
     def _as_begun(self, trial_id: int) -> FrozenTrial:
         study_id, number = self._trial_id_to_study_id_and_number[trial_id]
-        known = self._studies[study_id].trials[number]
+        trials = self._studies[study_id].trials
+        known = trials[number]
+        others = (trial._trial_id for trial in trials.values() if trial is not known)
+        self._follows = trial_id == max(others, default=0) + 1
         # One that was waiting is known as it was before it was taken.
         return known if known.state == TrialState.RUNNING else super().get_trial(trial_id)
 
     def _store(self) -> None:
-        if self._held is None or not (self._params or self._waiting):
-            return
         # Two workers may have taken one waiting trial: its parameters are the same by both.
         with _create_scoped_session(
             self._backend.scoped_session, ignore_integrity_error=True
         ) as session:
-            trial_id = self._held._trial_id
-            trial = models.TrialModel.find_or_raise_by_id(trial_id, session, for_update=True)
-            self.check_trial_is_updatable(trial_id, trial.state)
-            if self._params:
-                session.execute(insert(models.TrialParamModel), self._params)
-            for write in self._waiting:
-                write(session)
-        self._params, self._waiting = [], []
+            self._write(session)
+
+    def _write(self, session: Session) -> None:
+        """Adds what waits to a session, which is committed later."""
+        if self._held is None:
+            return
+        trial_id = self._held._trial_id
+        trial = models.TrialModel.find_or_raise_by_id(trial_id, session, for_update=True)
+        self.check_trial_is_updatable(trial_id, trial.state)
+        for table, rows in self._rows.items():
+            session.execute(insert(table), rows)
+        self._rows = {}
 
     def _own(self, trial_id: int) -> FrozenTrial | None:
         """The held trial, if it is the one of that id."""
@@ -90,35 +96,38 @@ class HoldingStorage(_CachedStorage):
         if self._own(trial_id) is None:
             super().set_trial_param(trial_id, param_name, param_value_internal, distribution)
             return
-        row = {
-            "trial_id": trial_id,
-            "param_name": param_name,
-            "param_value": param_value_internal,
-            "distribution_json": distribution_to_json(distribution),
-        }
-        self._params.append(row)
+        self._wait(
+            models.TrialParamModel,
+            trial_id=trial_id,
+            param_name=param_name,
+            param_value=param_value_internal,
+            distribution_json=distribution_to_json(distribution),
+        )
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """As Optuna's; of the held trial it waits."""
+        """As Optuna's; of the held trial it waits, unless it replaces another."""
         held = self._own(trial_id)
-        if held is None:
+        if held is None or key in held.user_attrs:
             super().set_trial_user_attr(trial_id, key, value)
-            return
-        held.user_attrs[key] = value
-        self._wait(models.TrialUserAttributeModel, trial_id, key, value)
+        else:
+            row = {"trial_id": trial_id, "key": key, "value_json": json.dumps(value)}
+            self._wait(models.TrialUserAttributeModel, **row)
+        if held is not None:
+            held.user_attrs[key] = value
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """As Optuna's; of the held trial it waits."""
+        """As Optuna's; of the held trial it waits, unless it replaces another."""
         held = self._own(trial_id)
-        if held is None:
+        if held is None or key in held.system_attrs:
             super().set_trial_system_attr(trial_id, key, value)
-            return
-        held.system_attrs[key] = value
-        self._wait(models.TrialSystemAttributeModel, trial_id, key, value)
+        else:
+            row = {"trial_id": trial_id, "key": key, "value_json": json.dumps(value)}
+            self._wait(models.TrialSystemAttributeModel, **row)
+        if held is not None:
+            held.system_attrs[key] = value
 
-    def _wait(self, table: type, trial_id: int, key: str, value: Any) -> None:
-        set_attr = self._backend._set_trial_attr_without_commit
-        self._waiting.append(lambda session: set_attr(session, table, trial_id, key, value))
+    def _wait(self, table: type, **row: Any) -> None:
+        self._rows.setdefault(table, []).append(row)
 
     def set_trial_state_values(
         self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
@@ -127,12 +136,23 @@ class HoldingStorage(_CachedStorage):
         held = self._own(trial_id)
         if held is None:
             return super().set_trial_state_values(trial_id, state, values)
-        self._store()
-        is_set = super().set_trial_state_values(trial_id, state, values)
+        # A thread has one session: what Optuna commits in it is stored with what waits.
+        with _create_scoped_session(self._backend.scoped_session) as session:
+            self._write(session)
+            is_set = super().set_trial_state_values(trial_id, state, values)
         held.state, held.datetime_complete = state, datetime.now()
         if values is not None:
             held.values = list(values)
+        self._note_finished(held)
         return is_set
+
+    def _note_finished(self, trial: FrozenTrial) -> None:
+        """Spares Optuna reading the trial once more."""
+        study = self._studies[self._trial_id_to_study_id_and_number[trial._trial_id][0]]
+        study.trials[trial.number] = trial
+        study.unfinished_trial_ids.discard(trial._trial_id)
+        if self._follows:
+            study.last_finished_trial_id = max(study.last_finished_trial_id, trial._trial_id)
 
 
 def holding(storage: BaseStorage, trial_id: int) -> AbstractContextManager[Callable[[], None]]:
