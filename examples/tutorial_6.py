@@ -6,8 +6,10 @@ python examples/tutorial_6.py --quick    (a few trials, to see that it works)
 
 First as the course writes it, in plain Optuna: each trial puts a class in the place of each Linear,
 with a width and a fraction that are drawn too. Then with `chop.search`: only widths are searched,
-fractions are derived from data, formats are switched in place, and an average of 4 bits is a
-budget. Killed and started again, both go on where they were.
+of inputs and of weights, fractions are derived from data, formats are switched in place, and an
+average of 4 bits is a budget of both. Trials see training rows, which most of them answer right;
+so they are compared by their divergence from the float model's answers. Killed and started again,
+both searches go on where they were.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import optuna
 from torch import nn
 
 from chop import MaseGraph
+from chop.actions.search.format_settings import spread_evenly
 from chop.actions.subject import SubjectConfig, load_subject, raise_to_graph
 from chop.nn.quantized.modules.linear import (
     LinearBlockFP,
@@ -35,6 +38,7 @@ from chop.train import evaluate
 
 CLASSES = [nn.Linear, LinearInteger, LinearMinifloatIEEE, LinearBlockFP, LinearBlockMinifloat]
 MOST_BITS = 4.0
+SEARCH_ROWS = 2000
 
 
 def config_for(cls, width, frac_width):
@@ -90,13 +94,22 @@ def search_classes(subject, rows, out, trials):
     return study
 
 
-def search_widths(subject, rows, out, trials):
+def search_widths(subject, out, trials):
     """Widths of each layer's data and weights, fractions derived, 4 bits on average at most."""
     mg = raise_to_graph(subject)
     problem = PrecisionProblem(
-        mg, subject.train, rows, formats=("integer",), ranges={"width": (2, 3, 4, 5, 6, 8)}
+        mg,
+        subject.train,
+        spread_evenly(subject.train, SEARCH_ROWS),
+        formats=("integer",),
+        ranges={"width": (2, 3, 4, 5, 6, 8)},
+        per="operand",
     )
-    goals = (Goal("accuracy"), Goal("bits", "minimize", budget=MOST_BITS))
+    goals = (
+        Goal("kl", "minimize"),
+        Goal("bits", "minimize", budget=MOST_BITS),
+        Goal("activation_bits", "minimize", budget=MOST_BITS),
+    )
     search = Search(problem.space, problem.measure, goals, out=out, name="widths")
     return problem, search.run(until=trials)
 
@@ -123,39 +136,45 @@ def main():
             out=args.out,
         )
     )
-    # What trials are judged on must not be what the result is judged on.
-    unseen, rows = split_rows(subject.test, 0.5)
-
+    _, rows = split_rows(subject.test, 0.5)
     study = search_classes(subject, rows, args.out, max(6, trials // 5))
     taken = [study.best_params[name] for name in study.best_params if name.endswith("_type")]
     print(f"classes, {len(study.trials)} trials: {study.best_value:.2%}, {', '.join(set(taken))}")
 
-    problem, result = search_widths(subject, rows, args.out, trials)
-    rows_of_table = [row(problem, "float", None, subject.model, unseen)]
+    # What trials are judged on must not be what the result is judged on: these see no test rows.
+    problem, result = search_widths(subject, args.out, trials)
+    rows_of_table = [row(problem, "float", None, subject.model, subject.test)]
     for text in ("8.mse", "4.mse", "3.mse"):
         config = problem.uniform(text)
-        rows_of_table.append(row(problem, f"uniform {text}", config, None, unseen))
+        rows_of_table.append(row(problem, f"uniform {text}", config, None, subject.test))
     if result.best is None:
         print("nothing within the budget yet: give more trials")
         return
-    rows_of_table.append(row(problem, "mixed", result.best.config, None, unseen))
-    print_table(f"{subject.name} on rows that no trial saw", rows_of_table)
+    rows_of_table.append(row(problem, "mixed", result.best.config, None, subject.test))
+    print_table(f"{subject.name}, widths searched on training rows, on test rows", rows_of_table)
     for name, text in result.best.config.items():
         print(f"{name}: {text}")
     mg = problem.graph(result.best.config)
     mg.export(args.out / "mixed")
     reloaded = MaseGraph.from_checkpoint(args.out / "mixed")
-    same = evaluate(reloaded.model, unseen) == evaluate(mg.model, unseen)
+    same = evaluate(reloaded.model, subject.test) == evaluate(mg.model, subject.test)
     print(f"saved in {args.out / 'mixed'}.pt; reloaded, it answers the same: {same}")
 
 
 def row(problem, label, config, model, rows):
     """One line of the table."""
     if config is None:
-        return {"formats": label, "bits": 32.0, "accuracy": f"{evaluate(model, rows):.2%}"}
-    bits = problem.costs(problem.formats(config))["bits"]
-    accuracy = evaluate(problem.graph(config).model, rows)
-    return {"formats": label, "bits": bits, "accuracy": f"{accuracy:.2%}"}
+        costs = problem.costs({})
+        accuracy = evaluate(model, rows)
+    else:
+        costs = problem.costs(problem.formats(config))
+        accuracy = evaluate(problem.graph(config).model, rows)
+    return {
+        "formats": label,
+        "bits": costs["bits"],
+        "accuracy": f"{accuracy:.2%}",
+        "bits of inputs": costs["activation_bits"],
+    }
 
 
 if __name__ == "__main__":

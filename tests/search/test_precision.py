@@ -157,14 +157,15 @@ def test_a_shared_weight_counts_once_in_its_widest_format():
     assert Costs(subject.layers).numel == 16 * 24 + 24 * 24 + 48
 
 
-def test_long_trials_report_and_can_be_stopped():
-    subject = problem(batch_size=20, goal="loss")
+@pytest.mark.parametrize("score", ["loss", "kl"])
+def test_long_trials_report_and_can_be_stopped(score):
+    subject = problem(batch_size=20, goal=score)
     seen = []
     found = subject.measure(
         subject.uniform("8.mse"), lambda step, value: seen.append((step, value))
     )
     assert [step for step, _ in seen] == [4, 8, 12, 16]
-    assert seen[-1][1] == pytest.approx(found["loss"], rel=0.5)
+    assert seen[-1][1] == pytest.approx(found[score], rel=0.5)
 
     def stop(step, value):
         raise KeyboardInterrupt
@@ -172,6 +173,14 @@ def test_long_trials_report_and_can_be_stopped():
     with pytest.raises(KeyboardInterrupt):
         subject.measure(subject.uniform("2.mse"), stop)
     assert subject.measure(subject.uniform("8.mse"), lambda step, value: None) == found
+
+
+def test_a_problem_without_a_score_to_report_reports_nothing():
+    subject = problem(batch_size=20, goal=None)
+    found = subject.measure(subject.uniform("4.mse"), silent)
+    assert found == problem(batch_size=20).measure(subject.uniform("4.mse"), lambda step, value: 0)
+    with pytest.raises(ConfigError, match="goal: got 'losss'.*did you mean 'loss'"):
+        problem(goal="losss")
 
 
 def test_plugs_and_goals():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -30,9 +30,9 @@ Cost = Callable[[MaseGraph], float]
 """A number of a quantised graph: its latency, what it takes on a chip ..."""
 
 PER = ("layer", "operand")
-REPORTED = ("accuracy", "loss")
 OPERANDS = ("data_in", "weight", "bias")
-SCORES = ("accuracy", "loss", "kl")
+Score = Literal["accuracy", "loss", "kl"]
+SCORES: tuple[Score, ...] = get_args(Score)
 MEMORY_BYTES = 2**31
 """What rounded weights that are kept may take."""
 REPORTS = 4
@@ -63,7 +63,7 @@ class PrecisionProblem:
         rule: how scales are derived.
         calibration_rows: how many of `train`.
         batch_size: rows of a step; None takes what is fast.
-        goal: the score that is reported during a trial, for pruners.
+        goal: the score that is reported during a trial, for pruners; None reports nothing.
         plugs: functions of the quantised graph, by the name of the number that they give. They
             run in every trial, on a copy.
     Raises:
@@ -90,7 +90,7 @@ class PrecisionProblem:
         rule: Rule = "mse",
         calibration_rows: int = 256,
         batch_size: int | None = None,
-        goal: Literal["accuracy", "loss"] = "accuracy",
+        goal: Score | None = "accuracy",
         plugs: Mapping[str, Cost] | None = None,
     ) -> None:
         _check_words(operands, per, goal)
@@ -225,20 +225,25 @@ class PrecisionProblem:
     ) -> dict[str, float]:
         """Accuracy, loss and divergence of a model in these formats."""
         self.layers.switch(formats)
-        logits = self.evaluator.logits(None if report is None else self._reporter(report))
+        return self._scores(self.evaluator.logits(self._reporter(report)))
+
+    def _scores(self, logits: Tensor) -> dict[str, float]:
+        """Of the first rows, if there are fewer answers."""
         found = self.evaluator.scores(logits)
-        divergence = kl_divergence(self.reference, logits)
+        divergence = kl_divergence(self.reference[: len(logits)], logits)
         return {"accuracy": found.accuracy, "loss": found.loss, "kl": divergence}
 
-    def _reporter(self, report: Report) -> Callable[[list[Tensor]], None]:
+    def _reporter(self, report: Report | None) -> Callable[[list[Tensor]], None] | None:
         """Reports the score so far a few times; short trials have nothing to save."""
+        goal = self.goal
+        if report is None or goal is None:
+            return None
         steps = len(self.evaluator.batches)
         due = {steps * part // (REPORTS + 1) for part in range(1, REPORTS + 1)}
 
         def on_batch(answers: list[Tensor]) -> None:
             if steps > 2 * REPORTS and len(answers) in due:
-                found = self.evaluator.scores(torch.cat(answers))
-                report(len(answers), getattr(found, self.goal))
+                report(len(answers), self._scores(torch.cat(answers))[goal])
 
         return on_batch
 
@@ -256,10 +261,10 @@ class PrecisionProblem:
             raise ConfigError(f"goal '{goal.name}': {did_you_mean(goal.name, known)}")
 
 
-def _check_words(operands: Sequence[str], per: str, goal: str) -> None:
+def _check_words(operands: Sequence[str], per: str, goal: str | None) -> None:
     for operand in operands:
         if operand not in OPERANDS:
             raise ConfigError(f"operands: unknown '{operand}': {did_you_mean(operand, OPERANDS)}")
-    for where, word, words in (("per", per, PER), ("goal", goal, REPORTED)):
-        if word not in words:
+    for where, word, words in (("per", per, PER), ("goal", goal, SCORES)):
+        if word is not None and word not in words:
             raise ConfigError(f"{where}: got '{word}': {did_you_mean(word, words)}")

@@ -79,6 +79,34 @@ def test_it_goes_on_and_can_be_rebuilt_from_its_settings(tmp_path, no_training):
         run_job(JOB, other)
 
 
+def test_a_search_chooses_inputs_and_weights_apart_by_their_divergence():
+    config = PrecisionConfig(widths="2,4,8")
+    assert [goal.name for goal in config.all_goals()] == ["kl", "bits"]
+    found = precision.problem_of(config, subject())
+    assert list(found.space.by_name)[:2] == ["first.data_in", "first.weight"]
+    # More bits for inputs alone cost nothing of the budget and disturb the answers less.
+    narrow = found.uniform("4.mse")
+    wide = narrow | {name: "8.mse" for name in narrow if name.endswith("data_in")}
+    before, after = (found.score(found.formats(chosen)) for chosen in (narrow, wide))
+    assert after["kl"] < before["kl"] / 2
+    assert found.space.cost(wide) == found.space.cost(narrow)
+    together = precision.problem_of(PrecisionConfig(widths="2,4,8", per="layer"), subject())
+    assert list(together.space.by_name) == ["first", "dead", "last"]
+
+
+@pytest.mark.parametrize(
+    ("goals", "budgets", "score"),
+    [
+        (("kl",), None, "kl"),
+        (("accuracy",), None, "accuracy"),
+        (("bits",), {"accuracy": 0.9}, None),
+    ],
+)
+def test_a_pruner_is_told_what_is_searched_for_or_nothing(goals, budgets, score):
+    config = PrecisionConfig(widths="2,8", goals=goals, budgets=budgets)
+    assert precision.problem_of(config, subject()).goal == score
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -14,7 +14,7 @@ from chop.actions.sweep.grid import spread, whole
 from chop.errors import ConfigError
 from chop.formats import parse_spelling
 from chop.search.options import Rule, fields_of, format_options
-from chop.search.precision import PrecisionProblem
+from chop.search.precision import PrecisionProblem, Score
 from chop.train import Rows
 
 FORMAT_RANGES: Mapping[str, tuple[float, float]] = {
@@ -73,7 +73,7 @@ class FormatSettings:
         return {**usual, **self.ranges}
 
     def problem(
-        self, subject: Subject, rows: Rows, goal: Literal["accuracy", "loss"] = "accuracy"
+        self, subject: Subject, rows: Rows, goal: Score | None = "accuracy"
     ) -> PrecisionProblem:
         """What these settings leave to choose for a subject, measured on `rows`."""
         return PrecisionProblem(
