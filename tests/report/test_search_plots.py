@@ -3,7 +3,13 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from chop.errors import ConfigError
-from chop.report.search_plots import plot_best_so_far, spread_of
+from chop.report.search_plots import (
+    Cloud,
+    plot_best_so_far,
+    plot_front,
+    plot_importances,
+    spread_of,
+)
 
 
 def test_runs_hold_their_best_until_they_find_a_better(tmp_path):
@@ -33,3 +39,25 @@ def test_best_so_far_is_drawn_per_sampler(tmp_path):
     with pytest.raises(ConfigError, match="at least one run"):
         plot_best_so_far(tmp_path / "none.svg", {"tpe": [[]]}, ylabel="accuracy", title="")
     assert not (tmp_path / "none.svg").exists()
+
+
+def test_a_front_has_a_panel_for_each_number(tmp_path):
+    points = [(4.0, 0.9), (2.0, 0.5), (6.0, 0.7), (3.0, float("nan")), (float("inf"), 0.9)]
+    clouds = [Cloud("bits", points, points[:2], 5.0), Cloud("bytes", points, points[:2])]
+    text = plot_front(tmp_path / "front.svg", clouds, ylabel="accuracy", title="Lab").read_text()
+    ElementTree.fromstring(text)
+    for label in ("bits", "bytes", "front", "budget", "accuracy (%)", "Lab"):
+        assert f"<!-- {label} -->" in text
+    assert text.count("<!-- front -->") == 1 and "nan" not in text.lower()
+    with pytest.raises(ConfigError, match="at least one number"):
+        plot_front(tmp_path / "none.svg", [], ylabel="accuracy", title="")
+
+
+def test_importances_are_drawn_in_order(tmp_path):
+    shares = {"fc1": 0.7, "fc0": 0.3}
+    text = plot_importances(tmp_path / "i.svg", shares, title="Lab").read_text()
+    ElementTree.fromstring(text)
+    assert text.index("<!-- fc1 -->") < text.index("<!-- fc0 -->")
+    assert "<!-- importance (%) -->" in text
+    with pytest.raises(ConfigError, match="at least one choice"):
+        plot_importances(tmp_path / "none.svg", {}, title="")

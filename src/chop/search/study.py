@@ -211,7 +211,7 @@ class Search:
 
         if self._opened is None:
             store = open_store(self.url)
-            with _quiet():
+            with quiet():
                 study = optuna.create_study(
                     study_name=self.name,
                     storage=store.trials,
@@ -268,7 +268,7 @@ def _difference(old: Any, new: Any) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Inside, Optuna only warns: what a search does is shown by its own progress."""
     from optuna import logging
 

@@ -46,7 +46,7 @@ def test_a_search_finds_formats_that_compress_builds(tmp_path, no_training):
     assert list(table)[:4] == ["float", "2.mse", "4.mse", "8.mse"] and len(table) == 5
     best = table[f"trial {result.best.number}"]
     assert float(best["accuracy"]) == noted["values"]["accuracy"]
-    for name in ("accuracy", "formats", "best-so-far"):
+    for name in ("accuracy", "formats", "best-so-far", "front", "importance"):
         assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
         assert (tmp_path / f"{name}.png").stat().st_size > 1000
     # The same model three times: as it is saved, as it is exported, as it was measured.

@@ -7,13 +7,13 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from chop.actions.search.job import find_job, rebuild, run_job
 from chop.errors import ConfigError, did_you_mean
 from chop.files import write_text
 from chop.search import Choice, Goal, Result, SearchSpace, Tried
+from chop.search.importance import importances
 from chop.search.result import OUTCOMES, read_result
 from chop.search.storage import open_store, storage_errors, storage_url
 from chop.tables import print_table
@@ -71,27 +71,21 @@ def load_search(storage: str, name: str | None = None) -> tuple[dict[str, Any], 
 def choice_rows(result: Result, space: SearchSpace) -> list[dict[str, Any]]:
     """A row per choice: what the best trial took, and how much the choice matters.
 
-    The effect is the greatest difference between the options' mean values of the first objective
-    over the measured trials; it is a hint, since the sampler did not draw evenly.
+    See `chop.search.importance`.
     """
     if result.best is None:
         return []
-    objective = next(goal for goal in result.goals if not goal.is_constraint)
-    rows = []
-    for choice in space.choices:
-        by_option: dict[str, list[float]] = {}
-        for trial in result.measured:
-            by_option.setdefault(trial.config[choice.name], []).append(trial.values[objective.name])
-        means = [fmean(values) for values in by_option.values()]
-        rows.append(
-            {
-                "choice": choice.name,
-                "best": result.best.config[choice.name],
-                f"effect on {objective.name}": max(means) - min(means),
-                "options tried": f"{len(by_option)} of {len(choice.options)}",
-            }
-        )
-    return rows
+    shares = importances(result, space)
+    tried = {name: {trial.config[name] for trial in result.measured} for name in space.by_name}
+    return [
+        {
+            "choice": name,
+            "best": result.best.config[name],
+            "importance": f"{shares[name]:.1%}" if name in shares else None,
+            "options tried": f"{len(tried[name])} of {len(choice.options)}",
+        }
+        for name, choice in space.by_name.items()
+    ]
 
 
 def resume_search(

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Console
 
+from chop.actions.search.figures import draw_search
 from chop.actions.search.job import Job, SearchConfig
 from chop.actions.subject import Subject, fingerprint_of_rows, load_subject
-from chop.actions.sweep.record import write_figure, write_table
+from chop.actions.sweep.record import write_table
 from chop.errors import ConfigError, did_you_mean
 from chop.files import write_text
 from chop.ir.graph import MaseGraph
-from chop.report.search_plots import plot_best_so_far
 from chop.search import Config, Goal, Result, Search, SearchSpace, Tried
 from chop.search.architecture import SQUARE_LAYERS, Architectures
 from chop.search.compression import Compression, Mode
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 DIRECTIONS = {"accuracy": "maximize", "parameters": "minimize", "size_bytes": "minimize"}
 """What a trial measures, and which way is better."""
+PERCENT = ("accuracy",)
 USUAL_FIELDS = ("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size")
 SCORED_ROWS = 32
 MOST_COUNTED = 500
@@ -195,7 +196,7 @@ def _filtered(config: NasConfig, found: Architectures, measure: TrainedMeasure) 
 def write(
     config: NasConfig, search: Search, result: Result, subject: Subject | None = None
 ) -> None:
-    """Writes `table.csv`, `table.md`, `best.json`, and `best-so-far.svg` and `.png`.
+    """Writes `table.csv`, `table.md`, `best.json`, and the figures of `draw_search`.
 
     Raises:
         ConfigError: nothing was measured.
@@ -209,15 +210,8 @@ def write(
         return
     noted = _describe(config, search, result, result.best, subject or load_subject(config))
     write_text(config.out / "best.json", json.dumps(noted, indent=2) + "\n")
-    goal = config.goals[0]
-    write_figure(
-        config.out / "best-so-far",
-        plot_best_so_far,
-        {config.sampler: [result.best_so_far()]},
-        ylabel=f"best {goal} so far",
-        title=f"{config.model}: best of so many architectures",
-        percent=goal == "accuracy",
-    )
+    about = f"{config.model}: architectures"
+    draw_search(config, result, search.space, about, PERCENT)
     values = result.best.values
     Console().print(
         f"best: accuracy {values['accuracy']:.2%} on validation rows, "

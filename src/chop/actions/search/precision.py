@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from rich.console import Console
 
+from chop.actions.search.figures import draw_search
 from chop.actions.search.format_settings import FORMAT_RANGES, FormatSettings, spread_evenly
 from chop.actions.search.job import Job, SearchConfig
 from chop.actions.subject import (
@@ -24,7 +25,6 @@ from chop.files import write_text
 from chop.formats import spelling
 from chop.report.layer_maps import plot_layer_map
 from chop.report.plots import Curve, plot_accuracy
-from chop.report.search_plots import plot_best_so_far
 from chop.search import Config, Goal, Result, Search, Tried
 from chop.search.evaluation import Evaluator
 from chop.search.layers import Formats
@@ -139,7 +139,7 @@ def write(
     """Writes `table.csv`, `table.md`, `best.json` and the figures.
 
     `accuracy`: accuracy on the test rows against average bits, of what was found, beside the same
-    format everywhere; `formats`: the bits of each layer; `best-so-far`.
+    format everywhere; `formats`: the bits of each layer; and those of `draw_search`.
 
     Raises:
         ConfigError: nothing was measured.
@@ -234,15 +234,7 @@ def _draw(
         title=f"{title}: bits of each layer",
     )
     if result.best is not None:
-        goal = config.goals[0]
-        write_figure(
-            config.out / "best-so-far",
-            plot_best_so_far,
-            {config.sampler: [result.best_so_far()]},
-            ylabel=f"best {goal} so far",
-            title=title,
-            percent=goal in PERCENT,
-        )
+        draw_search(config, result, found.space, title, PERCENT)
 
 
 def export(config: PrecisionConfig, chosen: Config) -> dict[str, Any]:

@@ -1,0 +1,65 @@
+"""The figures that every search job draws of what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from chop.actions.search.job import SearchConfig
+from chop.actions.sweep.record import write_figure
+from chop.report.search_plots import Cloud, plot_best_so_far, plot_front, plot_importances
+from chop.search import Result, SearchSpace
+from chop.search.importance import importances
+from chop.search.measure import objectives_of
+
+
+def draw_search(
+    config: SearchConfig, result: Result, space: SearchSpace, title: str, percent: Collection[str]
+) -> None:
+    """Writes `best-so-far`, `front` and `importance`, each as .svg and .png, into `config.out`.
+
+    `front`: the first objective against every other goal, if there is another. `importance`: see
+    `chop.search.importance`; left out while too few were measured.
+
+    Args:
+        config: where to.
+        result: with a trial within the budgets.
+        space: of the search.
+        title: above each figure.
+        percent: numbers that are shares of 1.
+    """
+    goal = objectives_of(result.goals)[0].name
+    write_figure(
+        config.out / "best-so-far",
+        plot_best_so_far,
+        {config.sampler: [result.best_so_far()]},
+        ylabel=f"best {goal} so far",
+        title=title,
+        percent=goal in percent,
+    )
+    clouds = clouds_of(result)
+    if clouds:
+        write_figure(
+            config.out / "front",
+            plot_front,
+            clouds,
+            ylabel=goal,
+            title=title,
+            percent=goal in percent,
+        )
+    shares = importances(result, space)
+    if shares:
+        write_figure(config.out / "importance", plot_importances, shares, title=title)
+
+
+def clouds_of(result: Result) -> list[Cloud]:
+    """A panel for each goal beside the first, in its own unit."""
+    first = objectives_of(result.goals)[0].name
+    others = {goal.name: goal.budget for goal in result.goals if goal.name != first}
+
+    def points(trials: list, name: str) -> list[tuple[float, float]]:
+        return [(trial.values[name], trial.values[first]) for trial in trials]
+
+    return [
+        Cloud(name, points(result.measured, name), points(result.front, name), budget)
+        for name, budget in others.items()
+    ]

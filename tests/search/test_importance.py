@@ -1,0 +1,41 @@
+"""Which choices matter, from the trials that were made."""
+
+import pytest
+
+from chop.search import Choice, Goal, Search, SearchSpace
+from chop.search.importance import importances
+
+SPACE = SearchSpace(
+    (
+        Choice("main", {str(i): i for i in range(4)}),
+        Choice("side", {str(i): i for i in range(4)}),
+        Choice("idle", {"a": 0, "b": 0}),
+        Choice("fixed", {"only": 0}),
+    )
+)
+
+
+def _measure(config, report):
+    values = SPACE.values(config)
+    return {"loss": -(10.0 * values["main"] + 3.0 * values["side"]), "cost": 1.0}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_decides_comes_first_whichever_way_is_better(sign):
+    goal = Goal("loss", "minimize") if sign == 1 else Goal("gain")
+
+    def measure(config, report):
+        return {goal.name: sign * _measure(config, report)["loss"]}
+
+    result = Search(SPACE, measure, goal, sampler="grid", storage="memory").run(32, progress=False)
+    shares = importances(result, SPACE)
+    assert list(shares) == ["main", "side", "idle"]
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["main"] > 0.5 and shares["idle"] < 0.01
+
+
+def test_too_little_says_nothing():
+    for name, until in (("loss", 4), ("cost", 20)):
+        goal = Goal(name, "minimize")
+        search = Search(SPACE, _measure, goal, sampler="random", storage="memory")
+        assert importances(search.run(until, progress=False), SPACE) == {}
