@@ -251,7 +251,7 @@ def test_what_was_queued_stays_queued_when_the_total_is_reached(tmp_path):
     search.run(until=2, progress=False)
     wanted = {"c0": "3", "c1": "3", "c2": "1"}
     search.enqueue(wanted)
-    runner = Runner(search, search.study, Ledger(search._opened.store, search.study._study_id))
+    runner = Runner(search.task, search.study, Ledger(search._opened.store, search.study._study_id))
     runner.turn(until=2)  # as a worker does that saw room just before another took it
     assert search.result().counts == {"measured": 2, "surplus": 1, "waiting": 1}
     assert search.run(until=3, progress=False).measured[-1].config == wanted

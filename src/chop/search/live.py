@@ -5,20 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from chop.search.result import Result
-
-if TYPE_CHECKING:
-    from chop.search.study import Search
 
 REFRESH_SECONDS = 0.5
 SHOWN = ("cached", "pruned", "failed", "lost")
 
 
 @contextmanager
-def live_progress(search: Search, until: int, shown: bool) -> Iterator[Callable[[], None]]:
-    """Yields what to call after each trial; reading the storage is limited to twice a second."""
+def live_progress(
+    read: Callable[[], Result], until: int, shown: bool
+) -> Iterator[Callable[[], None]]:
+    """Yields what to call after each trial; `read` is called at most twice a second."""
     if not shown:
         yield lambda: None
         return
@@ -34,7 +32,7 @@ def live_progress(search: Search, until: int, shown: bool) -> Iterator[Callable[
             nonlocal due
             if now or time.monotonic() >= due:
                 due = time.monotonic() + REFRESH_SECONDS
-                result = search.result()
+                result = read()
                 bar.update(task, completed=count_begun(result), description=headline(result))
 
         show()

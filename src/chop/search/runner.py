@@ -5,22 +5,23 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from chop.search.artefacts import Artefacts
 from chop.search.choosers import Problem, sampler_row, seed_of
 from chop.search.held import holding
-from chop.search.measure import Pruned, check_values, objectives_of
+from chop.search.measure import Goal, Measure, Pruned, check_values, objectives_of
 from chop.search.result import config_of, outcome_of, read_result
-from chop.search.space import Config
+from chop.search.space import Config, SearchSpace
 from chop.search.storage import Ledger, begin_trial, leave_to_others
 from chop.search.unseen import unseen_near
 from chop.search.workers import BEAT_SECONDS, Worker, beating, is_lost
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
+    from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial, TrialState
-
-    from chop.search.study import Search
 
 PATIENCE = 5
 """Proposals in a row that were known before; then an unseen configuration is taken nearby."""
@@ -31,28 +32,48 @@ MAX_RETRIES = 2
 WAIT_SECONDS = 0.2
 
 
+@dataclass(frozen=True)
+class Task:
+    """What is tried, and how: the arguments of `chop.search.Search` that a runner needs.
+
+    Attributes:
+        artefacts: keeps the best models; None keeps none.
+        is_shared: other processes can reach the storage.
+    """
+
+    space: SearchSpace
+    measure: Measure
+    goals: tuple[Goal, ...]
+    sampler: str | BaseSampler
+    seed: int
+    catch: tuple[type[Exception], ...]
+    callbacks: tuple[Callable[[Study, FrozenTrial], None], ...]
+    artefacts: Artefacts | None
+    is_shared: bool
+
+
 class Runner:
     """Runs trials of one study in this process.
 
     Args:
-        search: the settings.
+        task: what is tried.
         study: Optuna's study, open in this process.
         ledger: of the same study.
     """
 
-    def __init__(self, search: Search, study: Study, ledger: Ledger) -> None:
-        self.search = search
+    def __init__(self, task: Task, study: Study, ledger: Ledger) -> None:
+        self.task = task
         self.study = study
         self.ledger = ledger
         self.me = str(Worker.new())
-        self.row = sampler_row(search.sampler)
+        self.row = sampler_row(task.sampler)
         self.repeats = self.busy = 0
         self.exhausted = False
 
     def run(self, until: int, after_trial: Callable[[], None]) -> None:
         """Measures until so many configurations of the study are begun, or none is left."""
         parent, recovered = os.getppid(), float("-inf")
-        with beating(self.ledger, self.me, alone=not self.search.is_shared):
+        with beating(self.ledger, self.me, alone=not self.task.is_shared):
             while os.getppid() == parent and not self.exhausted:
                 full = not self.has_room(until)
                 if full or time.monotonic() - recovered > BEAT_SECONDS:
@@ -99,10 +120,10 @@ class Runner:
         from optuna import TrialPruned
 
         try:
-            config = self.search.space.suggest(trial, self.row.spelling)
+            config = self.task.space.suggest(trial, self.row.spelling)
         except TrialPruned as impossible:
             self._end(trial, "PRUNED", outcome="impossible", note=str(impossible))
-            self._known(self.search.space.from_params(trial.params))
+            self._known(self.task.space.from_params(trial.params))
             return
         store()
         self._settle(trial, config, until)
@@ -114,14 +135,14 @@ class Runner:
         number = self.study._storage.get_trial_number_from_id(trial_id)
         earlier = self.study._get_trials(deepcopy=False, use_cache=True)[:number]
         place = number - sum(outcome_of(trial) == "lost" for trial in earlier)
-        seed = seed_of(self.search.seed, ["trial", place])
-        problem = Problem(self.search.space, seed)
+        seed = seed_of(self.task.seed, ["trial", place])
+        problem = Problem(self.task.space, seed)
         self.study.sampler = self.row.make(problem)
         return Trial(self.study, trial_id)
 
     def _settle(self, trial: Trial, config: Config, until: int) -> None:
         """Measures the configuration, unless another trial did, or does."""
-        key = self.search.space.key(config)
+        key = self.task.space.key(config)
         while True:
             claim = self.ledger.claim(key, trial.number, until)
             if claim is None:
@@ -154,8 +175,8 @@ class Runner:
         except KeyError:
             return None
         holder = storage.get_trial(trial_id)
-        config = config_of(holder, self.search.space)
-        if config is None or self.search.space.key(config) != key or outcome_of(holder) == "lost":
+        config = config_of(holder, self.task.space)
+        if config is None or self.task.space.key(config) != key or outcome_of(holder) == "lost":
             return None
         return holder
 
@@ -168,18 +189,18 @@ class Runner:
                 raise Pruned(f"behind at step {step}")
 
         try:
-            measured = self.search.measure(config, report if self._is_single else _no_report)
-            values = check_values(measured, self.search.goals)
+            measured = self.task.measure(config, report if self._is_single else _no_report)
+            values = check_values(measured, self.task.goals)
         except Pruned as pruned:
             return self._end(trial, "PRUNED", note=str(pruned))
-        except self.search.catch as error:
+        except self.task.catch as error:
             return self._end(trial, "FAIL", note=f"{type(error).__name__}: {error}")
         self._store(trial, config, key, values)
         return None
 
     def _store(self, trial: Trial, config: Config, key: str, values: Mapping[str, float]) -> None:
         """Tells the values; a model to keep is on disk before its trial is complete."""
-        artefacts = self.search.artefacts
+        artefacts = self.task.artefacts
         if artefacts is not None:
             artefacts.offer(config, key, values, self._result())
         self._complete(trial, values)
@@ -203,11 +224,11 @@ class Runner:
         if self.repeats < PATIENCE:
             return
         self.repeats = 0
-        near = unseen_near(self.search.space, config, self.ledger.claimed(), self.search.seed)
+        near = unseen_near(self.task.space, config, self.ledger.claimed(), self.task.seed)
         if near is None:
             self.exhausted = True
         else:
-            self._queue(self.search.space.to_params(near, self.row.spelling))
+            self._queue(self.task.space.to_params(near, self.row.spelling))
 
     def _give_back(self, trial: Trial) -> None:
         """Ends a trial that the total has no room for; what was queued stays queued."""
@@ -227,7 +248,7 @@ class Runner:
 
         retries = trial.user_attrs.get("retries", 0)
         params = trial.system_attrs.get("fixed_params") or trial.params
-        decided = config_of(trial, self.search.space) is not None
+        decided = config_of(trial, self.task.space) is not None
         attrs: dict[str, Any] = {"outcome": "lost", "note": "its worker ended before it did"}
         if retries >= MAX_RETRIES:
             attrs = {"outcome": "failed", "note": f"its worker ended {retries + 1} times"}
@@ -248,7 +269,7 @@ class Runner:
         self.study.enqueue_trial(dict(params), user_attrs=attrs)
 
     def _complete(self, trial: Trial, values: Mapping[str, float], **attrs: str) -> None:
-        told = [values[goal.name] for goal in objectives_of(self.search.goals)]
+        told = [values[goal.name] for goal in objectives_of(self.task.goals)]
         self._end(trial, "COMPLETE", told, values=dict(values), **attrs)
 
     def _end(self, trial: Trial, state: str, told: list[float] | None = None, **attrs: Any) -> None:
@@ -256,11 +277,11 @@ class Runner:
             trial.set_user_attr(name, value)
         self._set_constraints(trial, attrs.get("values"))
         frozen = self.study.tell(trial, told, state=_state(state), skip_if_finished=True)
-        for callback in self.search.callbacks:
+        for callback in self.task.callbacks:
             callback(self.study, frozen)
 
     def _set_constraints(self, trial: Trial, values: Mapping[str, float] | None) -> None:
-        for goal in self.search.goals:
+        for goal in self.task.goals:
             if values is not None and goal.is_constraint:
                 name = f"{goal.name} {goal.direction}"
                 trial.set_constraint(name, goal.excess(values[goal.name]))
@@ -269,7 +290,7 @@ class Runner:
         return self.study.get_trials(deepcopy=False, states=(_state(state),))
 
     def _result(self) -> Any:
-        return read_result(self.study, self.search.space, self.search.goals)
+        return read_result(self.study, self.task.space, self.task.goals)
 
     @property
     def _is_single(self) -> bool:

@@ -15,7 +15,7 @@ from chop.search.choosers import make_pruner, sampler_row
 from chop.search.live import live_progress
 from chop.search.measure import Goal, Measure, objectives_of
 from chop.search.result import Result, read_result
-from chop.search.runner import Runner
+from chop.search.runner import Runner, Task
 from chop.search.space import Config, SearchSpace
 from chop.search.storage import MEMORY, Ledger, Store, open_store, storage_errors, storage_url
 from chop.search.workers import run_workers
@@ -116,6 +116,21 @@ class Search:
         """Optuna's study, for its plots and importances; open until `close`."""
         return self._open().study
 
+    @property
+    def task(self) -> Task:
+        """What each worker needs of this search."""
+        return Task(
+            self.space,
+            self.measure,
+            self.goals,
+            self.sampler,
+            self.seed,
+            self.catch,
+            self.callbacks,
+            self.artefacts,
+            self.is_shared,
+        )
+
     def run(self, until: int, workers: int = 1, progress: bool = True) -> Result:
         """Measures until the study has `until` configurations, those of earlier runs included.
 
@@ -132,7 +147,7 @@ class Search:
             raise ConfigError(f"until and workers: expected at least 1, got {until}, {workers}.")
         if workers > 1 and not self.is_shared:
             raise ConfigError(f"{workers} workers need a storage that they share, not '{MEMORY}'.")
-        with self._using(), live_progress(self, until, progress) as show:
+        with self._using(), live_progress(self.result, until, progress) as show:
             if workers == 1:
                 self._runner().run(until, show)
             else:
@@ -225,7 +240,7 @@ class Search:
 
     def _runner(self) -> Runner:
         opened = self._open()
-        return Runner(self, opened.study, opened.ledger)
+        return Runner(self.task, opened.study, opened.ledger)
 
     def _run_workers(self, until: int, workers: int, show: Callable[[], None]) -> None:
         def work() -> None:
