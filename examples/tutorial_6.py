@@ -5,11 +5,11 @@ python examples/tutorial_6.py --model DIR --dataset DIR --max-length 256 --limit
 python examples/tutorial_6.py --quick    (a few trials, to see that it works)
 
 First as the course writes it, in plain Optuna: each trial puts a class in the place of each Linear,
-with a width and a fraction that are drawn too. Then with `chop.search`: only widths are searched,
-of inputs and of weights, fractions are derived from data, formats are switched in place, and an
-average of 4 bits is a budget of both. Trials see training rows, which most of them answer right;
-so they are compared by their divergence from the float model's answers. Killed and started again,
-both searches go on where they were.
+with a width and a fraction that are drawn too. Then with `chop.search`: only formats and widths are
+searched, of inputs and of weights, fractions are derived from data, formats are switched in place,
+and an average of 4 bits per weight is a budget. Inputs are not stored: theirs are in the table.
+Trials see training rows, which most of them answer right; so they are compared by their divergence
+from the float model's answers. Killed and started again, both searches go on where they were.
 """
 
 import argparse
@@ -39,6 +39,18 @@ from chop.train import evaluate
 CLASSES = [nn.Linear, LinearInteger, LinearMinifloatIEEE, LinearBlockFP, LinearBlockMinifloat]
 MOST_BITS = 4.0
 SEARCH_ROWS = 2000
+# Shared scales cost a part of a bit: between them lie budgets that whole widths cannot use up.
+FORMATS = (
+    "integer",
+    *(f"scale_integer:width={w}:granularity=channel" for w in (2, 3, 4, 5, 6, 8)),
+    *(
+        f"scale_integer:width={w}:granularity=group:group_size={g}"
+        for w in (3, 4)
+        for g in (32, 64)
+    ),
+    *(f"mxint:width={w}:block_size={b}" for w in (3, 4, 5) for b in (16, 32)),
+)
+WIDTHS = tuple(range(2, 9))
 
 
 def config_for(cls, width, frac_width):
@@ -94,23 +106,19 @@ def search_classes(subject, rows, out, trials):
     return study
 
 
-def search_widths(subject, out, trials):
-    """Widths of each layer's data and weights, fractions derived, 4 bits on average at most."""
+def search_formats(subject, out, trials):
+    """Formats of each layer's data and weights, scales derived, 4 bits per weight on average."""
     mg = raise_to_graph(subject)
     problem = PrecisionProblem(
         mg,
         subject.train,
         spread_evenly(subject.train, SEARCH_ROWS),
-        formats=("integer",),
-        ranges={"width": (2, 3, 4, 5, 6, 8)},
+        formats=FORMATS,
+        ranges={"width": WIDTHS},
         per="operand",
     )
-    goals = (
-        Goal("kl", "minimize"),
-        Goal("bits", "minimize", budget=MOST_BITS),
-        Goal("activation_bits", "minimize", budget=MOST_BITS),
-    )
-    search = Search(problem.space, problem.measure, goals, out=out, name="widths")
+    goals = (Goal("kl", "minimize"), Goal("bits", "minimize", budget=MOST_BITS))
+    search = Search(problem.space, problem.measure, goals, out=out, name="formats")
     return problem, search.run(until=trials)
 
 
@@ -142,7 +150,7 @@ def main():
     print(f"classes, {len(study.trials)} trials: {study.best_value:.2%}, {', '.join(set(taken))}")
 
     # What trials are judged on must not be what the result is judged on: these see no test rows.
-    problem, result = search_widths(subject, args.out, trials)
+    problem, result = search_formats(subject, args.out, trials)
     rows_of_table = [row(problem, "float", None, subject.model, subject.test)]
     for text in ("8.mse", "4.mse", "3.mse"):
         config = problem.uniform(text)
@@ -151,7 +159,7 @@ def main():
         print("nothing within the budget yet: give more trials")
         return
     rows_of_table.append(row(problem, "mixed", result.best.config, None, subject.test))
-    print_table(f"{subject.name}, widths searched on training rows, on test rows", rows_of_table)
+    print_table(f"{subject.name}, formats searched on training rows, on test rows", rows_of_table)
     for name, text in result.best.config.items():
         print(f"{name}: {text}")
     mg = problem.graph(result.best.config)
