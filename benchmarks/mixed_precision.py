@@ -75,6 +75,7 @@ def run(name: str, args: argparse.Namespace) -> None:
         spread_evenly(subject.train, args.search_rows),
         ranges={"width": WIDTHS},
         operands=tuple(args.operands.split(",")),
+        per=args.per,
     )
     unseen = Evaluator(problem.layers.mg.model, subject.test)
 
@@ -94,7 +95,7 @@ def run(name: str, args: argparse.Namespace) -> None:
     told = {
         "weights": fingerprint_of_weights(subject.model),
         "rows": fingerprint_of_rows(subject.train),
-        "settings": [args.search_rows, args.operands],
+        "settings": [args.search_rows, args.operands, args.per],
     }
     for budget in map(float, args.budgets.split(",")):
         goals = [Goal(args.goal, "minimize"), Goal("bits", "minimize", budget)]
@@ -144,6 +145,7 @@ def main() -> None:
     parser.add_argument("--budgets", default="2.5,3,3.5,4,5")
     parser.add_argument("--goal", default="kl", help="what trials make small: kl or loss")
     parser.add_argument("--operands", default="data_in,weight")
+    parser.add_argument("--per", default="operand", help="or layer: one width for both")
     parser.add_argument("--cap-inputs", action="store_true", help="the budget holds for them too")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
