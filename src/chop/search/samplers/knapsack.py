@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import ctypes
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -11,6 +16,8 @@ from chop.search.samplers.surrogate import Array, Codes
 SECONDS = 5.0
 """After so long the best solution of an integer program found so far is taken."""
 BISECTIONS = 50
+ROUNDING = 1e-12
+"""Of the greatest total: so far it may go beyond its limit."""
 MOST_WAYS = 20_000
 """Ways to take the first choices' options beyond which merging gives up."""
 
@@ -43,13 +50,14 @@ def by_integer_program(
     one_each = (choice[None, :] == np.arange(len(counts))[:, None]).astype(float)
     rules = [LinearConstraint(one_each, 1, 1)]
     rules += [LinearConstraint(total[choice, option], -np.inf, most) for total, most in limits]
-    found = milp(
-        -worth[choice, option],
-        integrality=np.ones(len(choice)),
-        bounds=Bounds(0, 1),
-        constraints=rules,
-        options={"time_limit": SECONDS},
-    )
+    with _without_stdout():
+        found = milp(
+            -worth[choice, option],
+            integrality=np.ones(len(choice)),
+            bounds=Bounds(0, 1),
+            constraints=rules,
+            options={"time_limit": SECONDS},
+        )
     return None if found.x is None else option[found.x > 0.5]
 
 
@@ -67,7 +75,9 @@ def by_merging(worth: Array, counts: Sequence[int], total: Array, most: float) -
     absent = np.arange(worth.shape[1]) >= np.array(counts)[:, None]
     worth = np.where(absent, -np.inf, worth)
     total = np.where(absent, total[:, :1], total)
-    price = _price(worth, total, most)
+    # What fits exactly must not be lost because another order of adding rounds otherwise.
+    room = ROUNDING * np.abs(total).max(1).sum()
+    price = _price(worth, total, most + room)
     if price is None:
         return None
     known = np.take_along_axis(worth, _at_price(worth, total, price)[:, None], 1).sum()
@@ -79,8 +89,8 @@ def by_merging(worth: Array, counts: Sequence[int], total: Array, most: float) -
     for place, count in enumerate(counts):
         value = (value[:, None] + worth[place, :count]).ravel()
         used = (used[:, None] + total[place, :count]).ravel()
-        can_fit = used + least[place] <= most
-        bound = value + reach[place] + price * (most - used)
+        can_fit = used + least[place] <= most + 2 * room
+        bound = value + reach[place] + price * (most + 2 * room - used)
         kept = np.flatnonzero(can_fit & (bound >= known - slack))
         kept = kept[np.lexsort((-value[kept], used[kept]))]
         highest = np.maximum.accumulate(value[kept])
@@ -125,3 +135,31 @@ def _price(worth: Array, total: Array, most: float) -> float | None:
 def _after(values: Array) -> Array:
     """(D,) -> (D,): the sum of the values that come after each."""
     return values[::-1].cumsum()[::-1] - values
+
+
+@contextlib.contextmanager
+def _without_stdout() -> Iterator[None]:
+    """Inside, what C code prints goes nowhere.
+
+    Where HiGHS repairs a solution that its tolerances broke, it prints the name of its function
+    (`transformNewIntegerFeasibleSolution`), whatever its settings for output say.
+    """
+    try:
+        kept = os.dup(1) if os.name == "posix" else None
+    except OSError:  # a process without standard output
+        kept = None
+    if kept is None:
+        yield
+        return
+    flush_c = ctypes.CDLL(None).fflush
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # none, or it is closed
+        sys.stdout.flush()
+    flush_c(None)
+    try:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        yield
+        flush_c(None)
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
