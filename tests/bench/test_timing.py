@@ -74,8 +74,8 @@ def test_building_the_first_call_and_the_steady_state_are_apart():
     variants = [Variant("slow start", prepare=prepare), Variant("none", lambda: None)]
     found = compare(variants, baseline="none", seconds=0.1, outputs=False, clock="wall")
     started = found["slow start"]
-    assert 0.1 <= started.prepare_seconds < 0.2
-    assert 0.05 <= started.first_call_seconds < 0.15
+    assert started.prepare_seconds >= 0.1
+    assert started.first_call_seconds >= 0.05
     assert 0.001 <= started.seconds < 0.01
     assert started.largest_difference is None and found["none"].prepare_seconds is None
 

@@ -23,7 +23,9 @@ from chop.actions.rounding import (
     quantize_after_training,
     quantize_layers,
 )
+from chop.actions.speed import compare_with_float
 from chop.actions.subject import Subject, SubjectConfig, load_subject, raise_to_graph
+from chop.bench.model import BATCH_SIZES
 from chop.errors import ConfigError
 from chop.files import write_text
 from chop.formats import parse_spelling
@@ -56,6 +58,8 @@ class CompressConfig(SubjectConfig):
         qat_lr: its largest learning rate; None takes what suits the model and the epochs.
         calibration_rows: training rows that derived fractions are taken from.
         max_drop: accuracy, from 0 to 1, that the saved model may lose against float.
+        bench_seconds: of measuring the saved model's speed, per model and batch size; 0 leaves it
+            out.
 
     The other settings are those of `SubjectConfig`.
     """
@@ -64,6 +68,7 @@ class CompressConfig(SubjectConfig):
         **SubjectConfig.RANGES,
         **QUANTIZE_RANGES,
         "max_drop": (0, 1),
+        "bench_seconds": (0, 3600),
     }
 
     out: Path = Path("runs/compress")
@@ -74,6 +79,7 @@ class CompressConfig(SubjectConfig):
     qat_lr: float | None = None
     calibration_rows: int = 256
     max_drop: float = 0.01
+    bench_seconds: float = 0.25
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -236,6 +242,7 @@ def _write(
     (config.out / "result.json").unlink(missing_ok=True)
     packed = _packed(chosen.graph)
     packed.export(config.out / "model")
+    sizes = exported_bytes(candidates[0].graph), _file_bytes(config.out)
     packed.draw(config.out / "graph.svg")
     plot_accuracy(
         config.out / "accuracy.svg",
@@ -251,14 +258,38 @@ def _write(
         "saved": dataclasses.asdict(chosen.row),
         "operators": [dataclasses.asdict(row) for row in operator_rows(chosen.graph)],
         "layers": [dataclasses.asdict(row) for row in layer_rows(chosen.graph)],
-        "float_bytes": _exported_bytes(candidates[0].graph),
-        "saved_bytes": _file_bytes(config.out),
+        "float_bytes": sizes[0],
+        "saved_bytes": sizes[1],
+        "speed": _speed(candidates[0].graph, packed, sizes, subject, config),
         "versions": {"torch": torch.__version__},
     }
-    table = markdown_table(_table(candidates))
-    write_text(config.out / "table.md", f"{table}\n\n{_sizes(result)}\n")
+    parts = [markdown_table(_table(candidates)), _sizes(result), markdown_table(result["speed"])]
+    write_text(config.out / "table.md", "\n\n".join(filter(None, parts)) + "\n")
     write_text(config.out / "result.json", json.dumps(result, indent=2) + "\n")
     return result
+
+
+def _speed(
+    exact: MaseGraph,
+    packed: MaseGraph,
+    sizes: tuple[Mapping[str, int], Mapping[str, int]],
+    subject: Subject,
+    config: CompressConfig,
+) -> list[dict[str, Any]]:
+    """The saved model beside float, as rows; none where it is not to be measured."""
+    batch_sizes = [batch for batch in BATCH_SIZES if batch <= len(subject.test)]
+    if not config.bench_seconds or not batch_sizes:
+        return []
+    found = compare_with_float(
+        subject,
+        exact,
+        packed,
+        file_bytes=(sizes[0]["model.pt"], sizes[1]["model.pt"]),
+        batch_sizes=batch_sizes,
+        seconds=config.bench_seconds,
+    )
+    found.table("The saved model beside float")
+    return found.spelt()
 
 
 def _packed(mg: MaseGraph) -> MaseGraph:
@@ -268,7 +299,7 @@ def _packed(mg: MaseGraph) -> MaseGraph:
     return passes.pack_transform_pass(mg, {"silent": True})[0]
 
 
-def _exported_bytes(mg: MaseGraph) -> dict[str, int]:
+def exported_bytes(mg: MaseGraph) -> dict[str, int]:
     """Sizes of the files that a graph is exported to."""
     with tempfile.TemporaryDirectory() as folder:
         mg.export(Path(folder) / "model")

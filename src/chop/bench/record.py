@@ -18,6 +18,7 @@ from chop.tables import print_table
 
 NO_DIFFERENCE = "no difference shown"
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+BYTE_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 @dataclass(frozen=True)
@@ -140,12 +141,15 @@ def spelt_seconds(seconds: float | None) -> str | None:
 
 
 def spelt_bytes(count: float | None) -> str | None:
-    """In units of 1,000,000 bytes.
+    """In units of 1,000 bytes and powers of it.
 
-    >>> spelt_bytes(2_500_000)
-    '2.5 MB'
+    >>> spelt_bytes(2_500_000), spelt_bytes(66_000)
+    ('2.5 MB', '66.0 kB')
     """
-    return None if count is None else f"{count / 1e6:.1f} MB"
+    if count is None:
+        return None
+    size, unit = next((u for u in BYTE_UNITS if count >= u[0]), BYTE_UNITS[-1])
+    return f"{count / size:.1f} {unit}"
 
 
 def spelt_ratio(ratio: Interval) -> str:

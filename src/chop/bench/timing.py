@@ -110,12 +110,13 @@ def compare(
         watch = clock_for(place, torch.get_num_threads(), clock if method == "paired" else "wall")
         record = {**environment(place, torch.get_num_threads()), "load_before": load()}
         ready = [_prepare(v, watch, cuda_graph and place.type == "cuda") for v in variants]
+        first = [v.name for v in variants].index(baseline)
+        differences = [_difference(each, ready[first]) if outputs else None for each in ready]
         with _no_collection():
             calls = [each.call for each in ready]
             readings = _taken(method, calls, watch, seconds, seed)
         peaks = [peak_bytes(each.call, place) if memory else None for each in ready]
     record["load_after"] = load()
-    first = [v.name for v in variants].index(baseline)
     found = tuple(
         Measured(
             name=each.name,
@@ -124,11 +125,11 @@ def compare(
             ratio=_ratio(method, readings[first], own, watch, seed),
             first_call_seconds=each.first_call_seconds,
             prepare_seconds=each.prepare_seconds,
-            largest_difference=_difference(each, ready[first]) if outputs else None,
+            largest_difference=difference,
             peak_bytes=peak,
             readings=tuple(own),
         )
-        for each, own, peak in zip(ready, readings, peaks, strict=True)
+        for each, own, peak, difference in zip(ready, readings, peaks, differences, strict=True)
     )
     return Comparison(baseline, method, watch.decides, found, record)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from chop.cli.bench import bench_app
 from chop.cli.compress import compress_command, demo_command
 from chop.cli.doctor import doctor_command
 from chop.cli.search import search_app
@@ -21,5 +22,6 @@ app = typer.Typer(
 app.command("compress")(compress_command)
 app.command("demo")(demo_command)
 app.command("doctor")(doctor_command)
+app.add_typer(bench_app, name="bench")
 app.add_typer(search_app, name="search")
 app.add_typer(sweep_app, name="sweep")

@@ -47,6 +47,9 @@ def compress_command(
     max_drop: Annotated[
         float | None, typer.Option(help="Accuracy (0 to 1) the saved model may lose.")
     ] = None,
+    bench_seconds: Annotated[
+        float | None, typer.Option(help="Measure the saved model's speed so long; 0: not at all.")
+    ] = None,
     limit: options.Limit = None,
     max_length: options.MaxLength = None,
     batch_size: options.BatchSize = None,

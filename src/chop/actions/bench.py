@@ -1,0 +1,117 @@
+"""`chop bench model`: a compressed model beside the float model that it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from chop.actions.compress import CompressConfig, compress, exported_bytes
+from chop.actions.speed import compare_with_float
+from chop.actions.subject import SubjectConfig, load_subject, raise_to_graph
+from chop.bench.model import BATCH_SIZES, ModelComparison
+from chop.errors import CheckpointError, ConfigError
+from chop.files import write_text
+from chop.ir.graph import MaseGraph
+from chop.report.bench_plots import plot_ratios
+from chop.tables import markdown_table
+
+WEIGHTS = "model.pt"
+
+
+@dataclass(frozen=True)
+class BenchModelConfig:
+    """Settings of `chop bench model`.
+
+    Attributes:
+        model: the float model; None takes what the compressed one was, or the built-in demo.
+        dataset: where the inputs come from; None takes the model's own.
+        compressed: the output folder of `chop compress`; None compresses the model in a temporary
+            folder, without training.
+        format: in which it is then compressed, as `chop compress --formats` takes it.
+        out: folder for the table, the plot and the measurements.
+        batch_sizes: rows of an input.
+        seconds: of measuring, per model and batch size.
+        threads: of torch.
+        max_length: cuts texts to that many tokens.
+        device: "cpu", "cuda" ...
+    """
+
+    model: str | None = None
+    dataset: str | None = None
+    compressed: Path | None = None
+    format: str = "8.auto"
+    out: Path = Path("runs/bench/model")
+    batch_sizes: tuple[int, ...] = BATCH_SIZES
+    seconds: float = 1.0
+    threads: int = 1
+    max_length: int | None = None
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0 or self.threads < 1:
+            raise ConfigError(
+                f"expected seconds above 0 and 1 or more threads, got {self.seconds} and "
+                f"{self.threads}."
+            )
+
+
+def bench_model(config: BenchModelConfig) -> ModelComparison:
+    """Measures and writes `table.md`, `times-batch-N.json` and `times-batch-N.svg` to `config.out`.
+
+    Raises:
+        ConfigError: settings that do not fit together.
+        CheckpointError: the folder holds no compressed model.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = config.compressed or _compressed(config, Path(name))
+        subject = load_subject(_subject_config(config, folder))
+        exact, packed = raise_to_graph(subject), MaseGraph.from_checkpoint(folder / "model")
+        found = compare_with_float(
+            subject,
+            exact,
+            packed,
+            file_bytes=(exported_bytes(exact)[WEIGHTS], (folder / WEIGHTS).stat().st_size),
+            batch_sizes=config.batch_sizes,
+            seconds=config.seconds,
+            threads=config.threads,
+        )
+    title = f"{subject.name} on {subject.dataset}"
+    found.table(title)
+    found.save(config.out)
+    write_text(config.out / "table.md", markdown_table(found.spelt()) + "\n")
+    for batch, measured in found.by_batch.items():
+        plot_ratios(config.out / f"times-batch-{batch}.svg", measured, f"{title}, batch {batch}")
+    return found
+
+
+def _compressed(config: BenchModelConfig, folder: Path) -> Path:
+    given = {"model": config.model, "dataset": config.dataset, "max_length": config.max_length}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    settings = CompressConfig(
+        **chosen,
+        out=folder,
+        formats=(config.format,),
+        qat_epochs=0,
+        bench_seconds=0.0,
+        device=config.device,
+    )
+    compress(settings)
+    return folder
+
+
+def _subject_config(config: BenchModelConfig, folder: Path) -> SubjectConfig:
+    """What the folder was compressed from; settings that were given win."""
+    path = folder / "result.json"
+    if not path.is_file():
+        raise CheckpointError(
+            f"'{folder}' holds no result.json: expected the output folder of chop compress."
+        )
+    known = {field.name for field in dataclasses.fields(SubjectConfig)}
+    told = json.loads(path.read_text())["config"]
+    given = {"model": config.model, "dataset": config.dataset, "max_length": config.max_length}
+    chosen = {name: value for name, value in told.items() if name in known}
+    chosen |= {name: value for name, value in given.items() if value is not None}
+    return SubjectConfig(**{**chosen, "out": folder, "device": config.device})

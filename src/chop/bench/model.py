@@ -1,0 +1,163 @@
+"""Whole models beside one another: how fast, and how large."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from chop.bench.record import Comparison, Measured, spelt_bytes, spelt_ratio, spelt_seconds
+from chop.bench.timing import Variant, compare
+from chop.errors import ConfigError
+from chop.tables import print_table
+
+BATCH_SIZES = (1, 16)
+Inputs = Callable[[int], Mapping[str, Tensor]]
+"""Batch size -> inputs by name."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A model to be measured.
+
+    Attributes:
+        name: in the table.
+        model: in evaluation mode, on the device of the inputs.
+        file_bytes: that its saved weights take; None where it was not saved.
+    """
+
+    name: str
+    model: nn.Module
+    file_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """One model at one batch size.
+
+    Attributes:
+        model: its name.
+        batch: rows of an input.
+        latency_seconds: of a forward, by the wall or the GPU; the median.
+        throughput: rows per second, from the latency.
+        weight_bytes: that parameters and buffers hold.
+        file_bytes: of its weights' file; None where it was not saved.
+        measured: all that was measured.
+    """
+
+    model: str
+    batch: int
+    latency_seconds: float
+    throughput: float
+    weight_bytes: int
+    file_bytes: int | None
+    measured: Measured
+
+    def spelt(self, is_baseline: bool) -> dict[str, Any]:
+        """For a table."""
+        ratio = self.measured.ratio
+        return {
+            "model": self.model,
+            "batch": self.batch,
+            "latency": spelt_seconds(self.latency_seconds),
+            "times as fast": "1 (baseline)" if is_baseline else spelt_ratio(ratio),
+            "rows/s": f"{self.throughput:,.0f}",
+            "weights": spelt_bytes(self.weight_bytes),
+            "file": spelt_bytes(self.file_bytes),
+            "peak of a call": spelt_bytes(self.measured.peak_bytes),
+            "largest difference": None if is_baseline else self.measured.largest_difference,
+        }
+
+
+@dataclass(frozen=True)
+class ModelComparison:
+    """Models that were measured together.
+
+    Attributes:
+        rows: per batch size, per model; the first model is the baseline.
+        by_batch: batch size -> the measurement.
+    """
+
+    rows: tuple[ModelRow, ...]
+    by_batch: Mapping[int, Comparison]
+
+    def spelt(self) -> list[dict[str, Any]]:
+        """The rows for a table; `chop.tables` prints or writes it."""
+        first = self.rows[0].model
+        return [row.spelt(row.model == first) for row in self.rows]
+
+    def table(self, title: str) -> None:
+        """Prints the rows; the title says how they were measured."""
+        how = next(iter(self.by_batch.values())).how
+        print_table(f"{title} ({how})", self.spelt())
+
+    def save(self, folder: str | Path) -> None:
+        """Writes `times-batch-N.json` for every batch size N."""
+        for batch, found in self.by_batch.items():
+            found.save(Path(folder) / f"times-batch-{batch}.json")
+
+
+def compare_models(
+    contenders: Sequence[Contender],
+    inputs: Inputs,
+    *,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    seconds: float = 1.0,
+    threads: int | None = None,
+    device: str = "cpu",
+) -> ModelComparison:
+    """Measures models in turns, at every batch size.
+
+    Args:
+        contenders: the first is what the others are compared with.
+        inputs: gives a batch of so many rows; the models take it by keywords.
+        batch_sizes: rows of an input.
+        seconds: of measuring, per model and batch size.
+        threads: of torch; None leaves them.
+        device: where models and inputs are.
+    Raises:
+        ConfigError: a model is in training mode, or a batch size is not positive.
+    """
+    for contender in contenders:
+        if contender.model.training:
+            raise ConfigError(f"'{contender.name}' is in training mode: call its eval() first.")
+    if not batch_sizes or min(batch_sizes) < 1:
+        raise ConfigError(f"batch sizes: expected 1 or more, got {list(batch_sizes)}.")
+    by_batch = {}
+    for batch in batch_sizes:
+        fed = dict(inputs(batch))
+        variants = [Variant(c.name, partial(c.model, **fed)) for c in contenders]
+        by_batch[batch] = compare(variants, seconds=seconds, threads=threads, device=device)
+    rows = [
+        _row(contender, batch, found[contender.name])
+        for batch, found in by_batch.items()
+        for contender in contenders
+    ]
+    return ModelComparison(tuple(rows), by_batch)
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """What parameters and buffers hold; memory that several share counts once.
+
+    >>> weight_bytes(nn.Linear(3, 2))
+    32
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+    return sum(storages.values())
+
+
+def _row(contender: Contender, batch: int, measured: Measured) -> ModelRow:
+    return ModelRow(
+        contender.name,
+        batch,
+        measured.seconds,
+        batch / measured.seconds,
+        weight_bytes(contender.model),
+        contender.file_bytes,
+        measured,
+    )

@@ -1,0 +1,79 @@
+"""`chop bench`: what was gained, measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chop.cli import options
+
+bench_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="""Measure what was gained: is it faster, is it smaller?
+
+Variants take turns in blocks of 20 ms, A B ... B A, and are compared block by block, so that
+whatever else the machine does slows all of them. A ratio comes with its 99 % interval; where that
+spans 1, [bold]no difference is shown[/]. Compiling and the first call are timed apart, and the
+largest difference of the outputs stands in the same row.
+
+One thread is compared by the processor's time, which other programs hardly disturb: ratios hold
+on a machine in use. Several threads are compared by the wall's time: keep the machine idle.""",
+)
+
+Seconds = Annotated[
+    float | None, typer.Option(help="Of measuring, per variant; longer narrows the intervals.")
+]
+Threads = Annotated[int | None, typer.Option(help="Of torch; one gives the steadiest ratios.")]
+BatchSizes = Annotated[
+    list[int] | None, typer.Option("--batch", help="Rows of an input, again and again.")
+]
+
+MODEL_HELP = """Measure a compressed model beside the float model that it was.
+
+[bold]Examples[/]
+
+  chop bench model                              (compresses the built-in demo model first)
+
+  chop bench model --compressed runs/compress
+
+  chop bench model --model bert-tiny --format mxint --batch 1 --batch 64
+
+  chop bench model --model ./my-bert --dataset ./imdb --max-length 128 --device cuda
+
+[bold]What it shows[/] per batch size: latency, how many times as fast as float, rows per second,
+what the weights take in memory and on disk, what a call takes on top, and the largest difference
+of the outputs. "float graph" is the model raised to a graph and not compressed: what it gains is
+not the compression's.
+
+[bold]What it writes[/] into --out: table.md, and per batch size times-batch-N.json (every block of
+every variant, threads, instruction set, load, versions) and times-batch-N.svg.
+"""
+
+
+@bench_app.command("model", help=MODEL_HELP)
+def model_command(
+    model: options.Model = None,
+    dataset: options.Dataset = None,
+    compressed: Annotated[
+        Path | None, typer.Option(help="Output folder of chop compress; its model is measured.")
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option(help="Compress in this format where no folder is given.")
+    ] = None,
+    batch_sizes: BatchSizes = None,
+    seconds: Seconds = None,
+    threads: Threads = None,
+    max_length: options.MaxLength = None,
+    out: options.Out = None,
+    device: options.Device = None,
+    config: options.Config = None,
+) -> None:
+    """See `MODEL_HELP`."""
+    settings = options.settings_from(locals(), config)
+    from chop.actions.bench import BenchModelConfig, bench_model
+    from chop.config import parse
+
+    bench_model(parse(BenchModelConfig, settings, str(config or "chop bench model")))

@@ -1,0 +1,69 @@
+"""Plots of measured times, each one call and one file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+from chop.errors import ConfigError
+from chop.report.plots import save_figure
+
+
+class Ratio(Protocol):
+    """A number and its bounds; the upper one is infinite where nothing is known."""
+
+    @property
+    def median(self) -> float: ...  # noqa: D102
+    @property
+    def low(self) -> float: ...  # noqa: D102
+    @property
+    def high(self) -> float: ...  # noqa: D102
+    @property
+    def spans_one(self) -> bool: ...  # noqa: D102
+    @property
+    def is_known(self) -> bool: ...  # noqa: D102
+
+
+class Timed(Protocol):
+    """A variant of a comparison."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def ratio(self) -> Ratio: ...  # noqa: D102
+
+
+def plot_ratios(path: str | Path, variants: Iterable[Timed], title: str) -> Path:
+    """Draws how many times as fast as the baseline each variant is, with its bounds.
+
+    Bars of variants for which no difference is shown are hollow.
+
+    Args:
+        path: the file; its suffix (.svg, .png, .pdf) picks the kind.
+        variants: a `chop.bench.Comparison`, or some variants of one.
+        title: above the plot.
+    Returns: `path`.
+    Raises:
+        ConfigError: there is none.
+    """
+    from matplotlib.figure import Figure
+
+    drawn = list(variants)
+    if not drawn:
+        raise ConfigError("plot_ratios: expected at least one variant.")
+    figure = Figure(figsize=(6.4, 1.4 + 0.4 * len(drawn)), layout="constrained")
+    axes = figure.subplots()
+    for place, variant in enumerate(drawn):
+        ratio = variant.ratio
+        filled = "none" if ratio.spans_one else "C0"
+        axes.barh(place, ratio.median, color=filled, edgecolor="C0", height=0.6)
+        if ratio.is_known:
+            ends = [[ratio.median - ratio.low], [ratio.high - ratio.median]]
+            axes.errorbar(ratio.median, place, xerr=ends, color="black", capsize=4)
+    axes.axvline(1, color="black", linestyle="--", linewidth=1)
+    axes.set_yticks(range(len(drawn)), [variant.name for variant in drawn])
+    axes.invert_yaxis()
+    axes.set(xlabel="times as fast as the baseline", title=title)
+    axes.grid(alpha=0.3, axis="x")
+    return save_figure(figure, Path(path))

@@ -1,0 +1,80 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chop.actions.bench import BenchModelConfig, bench_model
+from chop.actions.compress import CompressConfig, compress
+from chop.errors import CheckpointError, ConfigError
+
+CHOP = Path(sys.executable).with_name("chop")
+
+
+def chop(*arguments, code=0):
+    run = subprocess.run([CHOP, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+    assert run.returncode == code, run.stdout + run.stderr
+    return " ".join((run.stdout if code == 0 else run.stderr).split())
+
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory):
+    out = tmp_path_factory.mktemp("compressed")
+    config = CompressConfig(
+        model="mlp", out=out, formats=("4.auto",), qat_epochs=0, bench_seconds=0.02
+    )
+    return out, compress(config)
+
+
+def test_compress_ends_with_speed_and_size(compressed):
+    out, info = compressed
+    assert [(row["model"], row["batch"]) for row in info["speed"]] == [
+        (model, batch) for batch in (1, 16) for model in ("float", "float graph", "compressed")
+    ]
+    assert info["speed"][1]["largest difference"] == 0
+    assert info["speed"][2]["file"] == f"{info['saved_bytes']['model.pt'] / 1000:.1f} kB"
+    assert "times as fast" in (out / "table.md").read_text()
+
+
+def test_a_compressed_folder_is_measured(compressed, tmp_path):
+    folder, info = compressed
+    out = tmp_path / "bench"
+    found = bench_model(
+        BenchModelConfig(compressed=folder, out=out, batch_sizes=(2,), seconds=0.05)
+    )
+    exact, graph, small = found.rows
+    assert small.file_bytes == info["saved_bytes"]["model.pt"]
+    assert exact.file_bytes == info["float_bytes"]["model.pt"]
+    assert exact.weight_bytes == graph.weight_bytes > 6 * small.weight_bytes
+    assert graph.measured.largest_difference == 0 < small.measured.largest_difference
+    names = {"table.md", "times-batch-2.json", "times-batch-2.svg"}
+    assert {file.name for file in out.iterdir()} == names
+    record = json.loads((out / "times-batch-2.json").read_text())
+    assert record["environment"]["threads"] == 1 and record["clock"] == "processor"
+
+
+def test_the_command_compresses_what_has_no_folder(tmp_path):
+    arguments = ["--model", "mlp", "--format", "mxint", "--batch", "4", "--seconds", "0.02"]
+    text = chop("bench", "model", *arguments, "--out", tmp_path)
+    assert "mxint" in text and "in turns" in text
+    assert "| float graph | 4 |" in (tmp_path / "table.md").read_text()
+    assert (tmp_path / "times-batch-4.svg").is_file()
+
+
+def test_help_teaches():
+    assert "take turns" in chop("bench", "--help")
+    text = chop("bench", "model", "--help")
+    assert all(
+        word in text for word in ("--compressed", "--batch", "Examples", "times-batch-N.json")
+    )
+
+
+def test_mistakes_are_named(compressed, tmp_path):
+    with pytest.raises(CheckpointError, match=r"holds no result\.json"):
+        bench_model(BenchModelConfig(compressed=tmp_path))
+    with pytest.raises(ConfigError, match="seconds above 0"):
+        BenchModelConfig(seconds=0)
+    with pytest.raises(ConfigError, match=r"batch 10000: the data set has only \d+ test rows"):
+        bench_model(BenchModelConfig(compressed=compressed[0], batch_sizes=(10_000,)))
+    assert "did you mean 'mlp'" in chop("bench", "model", "--model", "mpl", code=2)
