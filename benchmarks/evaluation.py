@@ -4,19 +4,20 @@ A model of BERT-base's shape, all linear layers with quantised inputs and weight
 every forward rounds weights and inputs by the readable reference in PyTorch, as toolchains do that
 have nothing else; the same by the kernels; by the kernels, and weights rounded once
 (`chop.nn.cached_weights`). All take turns with the float model, so that a busy machine slows all
-of them; a ratio is the median over the turns.
+of them; a ratio is the median over the turns (`chop.bench`).
 
-python benchmarks/evaluation.py [--tokens 128] [--batch 1] [--layers 12] [--repeat 7]
+python benchmarks/evaluation.py [--tokens 128] [--batch 1] [--layers 12] [--seconds 3]
     [--threads 2] [--only mxint] [--no-reference] [--profile] [--processor-time]
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
 from unittest import mock
 
 import torch
@@ -25,6 +26,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from transformers.utils import logging
 
 from chop import MaseGraph, passes
+from chop.bench import Variant, compare
 from chop.formats import Integer, MinifloatIEEE, MXInt, NumberFormat, QuantSpec
 from chop.kernels.cpu.build import library
 from chop.nn import cached_weights
@@ -65,59 +67,70 @@ def by_reference() -> Iterator[None]:
         yield
 
 
-clock = time.perf_counter
+def ways_of(
+    mg: MaseGraph, number_format: NumberFormat, inputs: Inputs, stack: ExitStack, reference: bool
+) -> Iterator[Variant]:
+    """The ways to evaluate; `stack` holds the cache of weights of the last one."""
+    model = quantized(mg, number_format)
+
+    def plainly() -> Any:
+        with by_reference():
+            return model(**inputs)
+
+    def with_cache() -> Callable[[], Any]:
+        other = quantized(mg, number_format)
+        stack.enter_context(cached_weights(other))
+        return partial(other, **inputs)
+
+    yield Variant("float", partial(mg.model, **inputs))
+    if reference:
+        yield Variant("reference, every forward", plainly)
+    yield Variant("kernels, every forward", partial(model, **inputs))
+    yield Variant("kernels, cached weights", prepare=with_cache)
 
 
-def seconds_of(model: nn.Module, inputs: Inputs) -> float:
-    """Time of one forward."""
-    start = clock()
-    model(**inputs)
-    return clock() - start
-
-
-def ratios(
-    float_model: nn.Module, model: nn.Module, inputs: Inputs, repeat: int, reference: bool
-) -> dict[str, tuple[float, float]]:
-    """Per way: milliseconds, and the ratio to the float forward beside it, medians."""
-    found: dict[str, list[tuple[float, float]]] = {}
-
-    def measure(way: str, run: Callable[[], float]) -> None:
-        seconds = run()
-        beside = seconds_of(float_model, inputs)
-        found.setdefault(way, []).append((1e3 * seconds, seconds / beside))
-
-    for _ in range(repeat):
-        if reference:
-            with by_reference():
-                measure("reference, every forward", lambda: seconds_of(model, inputs))
-        measure("kernels, every forward", lambda: seconds_of(model, inputs))
-        with cached_weights(model):
-            model(**inputs)
-            measure("kernels, cached weights", lambda: seconds_of(model, inputs))
-    return {
-        way: (statistics.median(ms for ms, _ in runs), statistics.median(r for _, r in runs))
-        for way, runs in found.items()
-    }
+def row_of(
+    mg: MaseGraph, number_format: NumberFormat, inputs: Inputs, options: argparse.Namespace
+) -> dict[str, str]:
+    """Per way: milliseconds, and how many times the float forward beside it."""
+    clock = "processor" if options.processor_time else "wall"
+    with ExitStack() as stack:
+        ways = ways_of(mg, number_format, inputs, stack, not options.no_reference)
+        found = compare(
+            list(ways),
+            "float",
+            seconds=options.seconds,
+            clock=clock,
+            outputs=False,
+            memory=False,
+            inference=False,
+        )
+    row = {"inputs and weights": number_format.label}
+    for way in list(found)[1:]:
+        seconds = way.processor_seconds if options.processor_time else way.seconds
+        row[way.name] = f"{1e3 * seconds:.0f} ms, {1 / way.ratio.median:.2f}x"
+    return row
 
 
 def rounding_share(model: nn.Module, inputs: Inputs) -> float:
-    """The share of a cached forward that rounding the inputs takes."""
+    """The share of a cached forward's processor time that rounding the inputs takes."""
     spent = 0.0
     whole = QuantizedOperator._round
 
     def timed(self: QuantizedOperator, operand: str, x: Tensor, mask: Tensor | None) -> Tensor:
         nonlocal spent
-        start = clock()
+        start = time.process_time()
         y = whole(self, operand, x, mask)
-        spent += clock() - start
+        spent += time.process_time() - start
         return y
 
     with ExitStack() as stack:
         stack.enter_context(cached_weights(model))
         model(**inputs)
         stack.enter_context(mock.patch.object(QuantizedOperator, "_round", timed))
-        seconds = seconds_of(model, inputs)
-    return spent / seconds
+        start = time.process_time()
+        model(**inputs)
+        return spent / (time.process_time() - start)
 
 
 @torch.no_grad()
@@ -127,7 +140,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=3, help="of measuring, per way")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", default="", help="formats whose text contains this")
     parser.add_argument("--no-reference", action="store_true")
@@ -138,29 +151,22 @@ def main() -> None:
         help="of all threads, instead of the wall's: for a machine that others use too",
     )
     options = parser.parse_args()
-    if options.processor_time:
-        global clock
-        clock = time.process_time
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     shape = (options.batch, options.tokens)
     ids = torch.randint(1000, 30000, shape)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     mg = float_graph(options.layers, inputs)
-    print(f"{options.batch} x {options.tokens} tokens, {options.threads} threads, {clock.__name__}")
+    print(f"{options.batch} x {options.tokens} tokens, {options.threads} threads")
     print(f"C++ kernels: {library().detail}\n")
     rows = []
     for number_format in FORMATS:
         if options.only not in number_format.label:
             continue
-        model = quantized(mg, number_format)
-        for _ in range(2):
-            mg.model(**inputs), model(**inputs)
-        found = ratios(mg.model, model, inputs, options.repeat, not options.no_reference)
-        row = {"inputs and weights": number_format.label}
-        row |= {way: f"{ms:.0f} ms, {ratio:.2f}x" for way, (ms, ratio) in found.items()}
+        row = row_of(mg, number_format, inputs, options)
         if options.profile:
-            row["of it rounding inputs"] = f"{rounding_share(model, inputs):.0%}"
+            share = rounding_share(quantized(mg, number_format), inputs)
+            row["of it rounding inputs"] = f"{share:.0%}"
         rows.append(row)
     print(markdown_table(rows))
 

@@ -4,24 +4,24 @@ Per format: the kernel in a new tensor (as quantised operators call it), the ker
 that is there, the operations of PyTorch alone that do without a kernel, in a new tensor, and on
 demand the readable reference. A second table has what others offer (`format_peers.py`), beside our
 kernel of the same format. All take turns with `clone`, so that a busy machine slows all of them; a
-ratio is the median over the turns. A clone of a large tensor is mostly the cost of fresh memory,
-which is why writing to memory that is there can cost a fraction of it.
+ratio is the median over the turns (`chop.bench`). A clone of a large tensor is mostly the cost of
+fresh memory, which is why writing to memory that is there can cost a fraction of it.
 
-python benchmarks/formats.py [--size 4096] [--repeat 7] [--threads 2] [--only mxint]
+python benchmarks/formats.py [--size 4096] [--seconds 0.5] [--threads 2] [--only mxint]
     [--reference] [--no-peers]
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
+from collections.abc import Mapping
 from functools import partial
 
 import torch
 from format_peers import Way, peers
 from torch import Tensor
 
+from chop.bench import Variant, compare
 from chop.formats import (
     MXFP,
     NVFP4,
@@ -76,17 +76,12 @@ FORMATS: list[NumberFormat] = [
 ]
 
 
-def seconds_of(way: Way, x: Tensor) -> float:
-    """Wall time of one call, the release of its result included."""
-    start = time.perf_counter()
-    way(x)
-    return time.perf_counter() - start
-
-
-def ratio(way: Way, x: Tensor, repeat: int) -> float:
-    """Median of the ratios to a clone, after one call of each that is not counted."""
-    pairs = [(seconds_of(way, x), seconds_of(torch.clone, x)) for _ in range(repeat + 1)]
-    return statistics.median(own / clone for own, clone in pairs[1:])
+def ratios(ways: Mapping[str, Way], x: Tensor, seconds: float) -> dict[str, float]:
+    """How many times what a clone takes each way takes, the release of its result included."""
+    variants = [Variant("clone", partial(torch.clone, x))]
+    variants += [Variant(name, partial(way, x)) for name, way in ways.items()]
+    found = compare(variants, "clone", seconds=seconds, outputs=False, memory=False)
+    return {name: 1 / found[name].ratio.median for name in ways}
 
 
 def in_new_tensor(x: Tensor, number_format: NumberFormat) -> Tensor:
@@ -96,7 +91,9 @@ def in_new_tensor(x: Tensor, number_format: NumberFormat) -> Tensor:
     return out
 
 
-def row_of(number_format: NumberFormat, x: Tensor, repeat: int, reference: bool) -> dict[str, str]:
+def row_of(
+    number_format: NumberFormat, x: Tensor, seconds: float, reference: bool
+) -> dict[str, str]:
     """The ways of a format."""
     out = torch.empty_like(x)
     is_native = KERNELS["cpu"].run(x, number_format, out)
@@ -107,26 +104,24 @@ def row_of(number_format: NumberFormat, x: Tensor, repeat: int, reference: bool)
         partial(in_new_tensor, number_format=number_format) if is_eager else None,
         number_format.round if reference else None,
     )
-    measured = {
-        name: f"{ratio(way, x, repeat):.2f}" if way else "-"
-        for name, way in zip(WAYS, ways, strict=True)
-        if reference or name != "reference"
-    }
+    named = zip(WAYS, ways, strict=True)
+    found = ratios({name: way for name, way in named if way is not None}, x, seconds)
+    shown = [name for name in WAYS if reference or name != "reference"]
+    measured = {name: f"{found[name]:.2f}" if name in found else "-" for name in shown}
     return {"format": number_format.label, **measured}
 
 
 def peer_row(
-    name: str, number_format: NumberFormat, way: Way, x: Tensor, repeat: int
+    name: str, number_format: NumberFormat, way: Way, x: Tensor, seconds: float
 ) -> dict[str, str]:
     """A peer and ours in turn, and the share of values that are equal."""
-    ours = ratio(number_format, x, repeat)
-    theirs = ratio(way, x, repeat)
+    found = ratios({"ours": number_format, "theirs": way}, x, seconds)
     return {
         "peer": name,
-        "its ratio": f"{theirs:.2f}",
+        "its ratio": f"{found['theirs']:.2f}",
         "format": number_format.label,
-        "native": f"{ours:.2f}",
-        "times slower": f"{theirs / ours:.1f}",
+        "native": f"{found['ours']:.2f}",
+        "times slower": f"{found['theirs'] / found['ours']:.1f}",
         "equal values": f"{(way(x) == number_format(x)).double().mean():.2%}",
     }
 
@@ -135,7 +130,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", type=int, default=4096)
-    parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of measuring, per way")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", default="", help="formats whose text contains this")
     parser.add_argument("--reference", action="store_true", help="the readable one too")
@@ -147,11 +142,11 @@ def main() -> None:
     print(f"{options.size} x {options.size} float32, {options.threads} threads; C++ kernels:")
     print(f"{library().detail}\n")
     chosen = [number_format for number_format in FORMATS if options.only in number_format.label]
-    rows = [row_of(fmt, x, options.repeat, options.reference) for fmt in chosen]
+    rows = [row_of(fmt, x, options.seconds, options.reference) for fmt in chosen]
     print(markdown_table(rows))
     if options.peers:
         compared = [peer for peer in peers(x) if options.only in peer[1].label]
-        print("\n" + markdown_table([peer_row(*peer, x, options.repeat) for peer in compared]))
+        print("\n" + markdown_table([peer_row(*peer, x, options.seconds) for peer in compared]))
 
 
 if __name__ == "__main__":

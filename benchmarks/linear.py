@@ -3,12 +3,12 @@
 One layer that is called again and again stays in the processor's cache. A model's layers take turns
 and come from memory: `--layers 32` times so many layers, one after the other.
 
-Each way takes turns with the float32 layer, so that a busy machine slows both; a ratio is the
-median over the turns, larger is faster. The signal-to-noise ratio is of the outputs, against the
-float32 layer's.
+All ways take turns with the float32 layer, so that a busy machine slows all of them; a ratio is
+the median over the turns (`chop.bench`), larger is faster. The signal-to-noise ratio is of the
+outputs, against the float32 layer's.
 
 python benchmarks/linear.py [--inputs 768] [--outputs 3072] [--rows 1,8,64,512,4096] [--layers 1]
-    [--threads 2] [--repeat 15] [--only MXINT] [--profile]
+    [--threads 2] [--seconds 0.5] [--only MXINT] [--profile]
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
-import statistics
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from chop.bench import Variant, compare
 from chop.formats import MXFP, NVFP4, BlockFP, Integer, MXInt, QuantSpec, ScaleInteger, Ternary
 from chop.kernels.cpu.build import library
 from chop.nn import quantized as q
@@ -32,7 +32,6 @@ from chop.nn.packed import pack
 from chop.tables import markdown_table
 
 Way = Callable[[Tensor], Tensor]
-BLOCK_SECONDS = 0.02
 ROW = ScaleInteger(8, granularity="row")
 SPECS = {
     "MXINT8": QuantSpec(weight=MXInt(8)),
@@ -97,30 +96,12 @@ def in_turns(ways: Sequence[Way]) -> Way:
     return lambda x: next(turns)(x)
 
 
-def seconds_of(way: Way, x: Tensor, calls: int) -> float:
-    """Wall time of a call."""
-    start = time.perf_counter()
-    for _ in range(calls):
-        way(x)
-    return (time.perf_counter() - start) / calls
-
-
-def calls_in_a_block(way: Way, x: Tensor) -> int:
-    """Enough to fill `BLOCK_SECONDS`."""
-    seconds_of(way, x, 1)
-    return max(1, round(BLOCK_SECONDS / seconds_of(way, x, 3)))
-
-
-def ratio(way: Way, layer: Way, x: Tensor, repeat: int) -> float:
-    """How many times as fast as the layer: the median over turns, alternately first."""
-    both = (way, layer)
-    calls = [calls_in_a_block(each, x) for each in both]
-    found = []
-    for turn in range(repeat):
-        order = (0, 1) if turn % 2 == 0 else (1, 0)
-        seconds = {place: seconds_of(both[place], x, calls[place]) for place in order}
-        found.append(seconds[1] / seconds[0])
-    return statistics.median(found)
+def ratios(ways: Mapping[str, Way], layer: Way, x: Tensor, seconds: float) -> dict[str, float]:
+    """How many times as fast as the layer."""
+    variants = [Variant("the layer", partial(layer, x))]
+    variants += [Variant(name, partial(way, x)) for name, way in ways.items()]
+    found = compare(variants, "the layer", seconds=seconds, outputs=False, memory=False)
+    return {name: found[name].ratio.median for name in ways}
 
 
 def decibels(y: Tensor, expected: Tensor) -> float:
@@ -146,7 +127,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,8,64,512,4096")
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repeat", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of measuring, per way")
     parser.add_argument("--only", default="", help="ways whose name contains this")
     parser.add_argument("--profile", action="store_true", help="where the time goes, too")
     options = parser.parse_args()
@@ -165,8 +146,9 @@ def main() -> None:
     for rows in map(int, options.rows.split(",")):
         x = torch.randn(rows, options.inputs)
         expected = first(x)
+        found = ratios(ways, layer, x, options.seconds)
         for name, way in ways.items():
-            table[name][f"{rows} rows"] = f"{ratio(way, layer, x, options.repeat):.2f}"
+            table[name][f"{rows} rows"] = f"{found[name]:.2f}"
             table[name]["dB"] = f"{decibels(of_layers[0][name](x), expected):.1f}"
             if options.profile:
                 print(f"{name}, {rows} rows\n{profile(way, x)}")

@@ -10,10 +10,10 @@ python benchmarks/packing.py [--layers 12] [--formats mxint8,mxint4] [--embeddin
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from safetensors import safe_open
 from transformers import BertConfig, BertForSequenceClassification
 
 from chop import MaseGraph, passes
+from chop.bench import Variant, compare
 from chop.nn.packed import PackedOperator
 from chop.tables import markdown_table
 
@@ -54,27 +55,16 @@ def bytes_in_file(path: Path) -> tuple[int, int, int]:
     return codes, sum(sizes.values()), path.stat().st_size
 
 
-def seconds_of(mg: MaseGraph, tokens: int) -> float:
-    """Wall time of a forward of one text."""
-    ids = torch.ones(1, tokens, dtype=torch.long)
-    start = time.perf_counter()
-    mg.model(input_ids=ids, attention_mask=ids)
-    return time.perf_counter() - start
-
-
-@torch.inference_mode()
-def forwards(
-    mg: MaseGraph, unpacked: MaseGraph, packed: MaseGraph, repeat: int = 5
-) -> dict[str, str]:
-    """How many times a float forward others take: medians over turns, by tokens."""
+def forwards(mg: MaseGraph, unpacked: MaseGraph, packed: MaseGraph) -> dict[str, str]:
+    """How many times a float forward of one text others take: medians over turns, by tokens."""
+    graphs = {"float": mg, "unpacked": unpacked, "packed": packed}
     found = {}
     for tokens in (8, 128):
-        turns = [
-            [seconds_of(graph, tokens) for graph in (mg, unpacked, packed)] for _ in range(repeat)
-        ]
-        for place, name in enumerate(("unpacked", "packed"), 1):
-            ratio = statistics.median(turn[place] / turn[0] for turn in turns[1:])
-            found[f"{name}, {tokens} tokens"] = f"{ratio:.2f}x"
+        ids = torch.ones(1, tokens, dtype=torch.long)
+        fed = {"input_ids": ids, "attention_mask": ids}
+        variants = [Variant(name, partial(graph.model, **fed)) for name, graph in graphs.items()]
+        for measured in list(compare(variants, outputs=False, memory=False))[1:]:
+            found[f"{measured.name}, {tokens} tokens"] = f"{1 / measured.ratio.median:.2f}x"
     return found
 
 

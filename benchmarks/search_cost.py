@@ -2,14 +2,14 @@
 
 Evaluation after training: a quantised classifier of texts evaluated by Hugging Face's Trainer, in
 batches of 8 padded to the longest, and by a mixed-precision trial, which switches formats in place
-and runs on batches of like length that were made once. Both take turns, A B B A, and give the same
-accuracy; a ratio is the median over the turns.
+and runs on batches of like length that were made once. Both take turns, A B B A
+(`chop.bench`), and give the same accuracy; a ratio of processor times is the median over the turns.
 
 Overhead: a search of one-epoch trials with a SQLite storage. What is spent outside the measure,
 on sampling, claiming and storing, as a share of a trial. The first four trials are not counted:
 libraries are loaded in them.
 
-    python benchmarks/search_cost.py [--turns 5] [--trials 12] [--profile]
+    python benchmarks/search_cost.py [--seconds 5] [--trials 12] [--profile]
     python benchmarks/search_cost.py --data FOLDER --rows 1000     (reviews of IMDb, 256 tokens)
 """
 
@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import itertools
 import pstats
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,6 +29,7 @@ import torch
 from torch import nn
 
 from chop import MaseGraph, passes
+from chop.bench import Variant, compare
 from chop.data import get_tokenized_dataset
 from chop.models import BUILTIN_MODELS, load_model
 from chop.search import Goal, Search
@@ -73,7 +74,7 @@ def seconds(work: Callable[[], Any]) -> tuple[float, float, Any]:
     return time.perf_counter() - wall, time.process_time() - busy, result
 
 
-def compare(data: Path | None, rows: int, turns: int) -> None:
+def evaluation(data: Path | None, rows: int, spent: float) -> None:
     """Evaluation by the Trainer beside a trial."""
     model, splits = texts(data, rows)
     train, test = read_rows(splits["train"]), read_rows(splits["test"])
@@ -89,31 +90,34 @@ def compare(data: Path | None, rows: int, turns: int) -> None:
     def by_trial(text: str) -> float:
         return problem.measure(problem.uniform(text), lambda step, value: None)["accuracy"]
 
-    ways = {"Trainer, batches of 8": by_trainer, "trial": by_trial}
-    for way in ways.values():
-        way("8.mse")
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-    for turn in range(turns):
-        answers = set()
-        for name in [*ways, *reversed(ways)]:
-            text = CYCLE[turn % len(CYCLE)]
-            wall, busy, accuracy = seconds(lambda n=name, t=text: ways[n](t))
-            taken[name].append((wall, busy))
-            answers.add(round(accuracy, 6))
+    for text in CYCLE:
+        answers = {round(way(text), 6) for way in (by_trainer, by_trial)}
         assert len(answers) == 1, f"the ways disagree: {answers}"
-    base = taken["Trainer, batches of 8"]
-    table = []
-    for name, times in taken.items():
-        ratios = [a[1] / b[1] for a, b in zip(base, times, strict=True)]
-        table.append(
-            {
-                "evaluation": name,
-                "ms": 1000 * statistics.median(wall for wall, _ in times),
-                "processor ms": 1000 * statistics.median(busy for _, busy in times),
-                "times faster": statistics.median(ratios),
-            }
-        )
+    ways = {"Trainer, batches of 8": by_trainer, "trial": by_trial}
+    found = compare(
+        [Variant(name, in_turn(way)) for name, way in ways.items()],
+        seconds=spent,
+        clock="processor",
+        outputs=False,
+        memory=False,
+        inference=False,
+    )
+    table = [
+        {
+            "evaluation": way.name,
+            "ms": 1000 * way.seconds,
+            "processor ms": 1000 * way.processor_seconds,
+            "times faster": way.ratio.median,
+        }
+        for way in found
+    ]
     print_table(f"{len(test)} rows, evaluated after quantisation", table)
+
+
+def in_turn(way: Callable[[str], float]) -> Callable[[], float]:
+    """A call that takes the formats one after the other."""
+    turns = itertools.cycle(CYCLE)
+    return lambda: way(next(turns))
 
 
 class Timed:
@@ -173,7 +177,7 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path)
     parser.add_argument("--rows", type=int, default=1000)
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=5, help="of evaluations, per way")
     parser.add_argument("--trials", type=int, default=12)
     parser.add_argument("--models", default="vit,bert-tiny")
     parser.add_argument("--samplers", default="sensitivity,random")
@@ -184,8 +188,8 @@ def main() -> None:
     profile = cProfile.Profile()
     if args.profile:
         profile.enable()
-    if args.turns:
-        compare(args.data, args.rows, args.turns)
+    if args.seconds:
+        evaluation(args.data, args.rows, args.seconds)
     if args.trials:
         overhead(args.models.split(","), args.samplers.split(","), args.trials)
     if args.profile:

@@ -95,15 +95,17 @@ def test_surroundings_are_set_and_put_back():
     seen = set()
 
     def call():
-        seen.add((torch.get_num_threads(), torch.is_inference_mode_enabled(), gc.isenabled()))
+        modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        seen.add((torch.get_num_threads(), modes, gc.isenabled()))
 
     threads = torch.get_num_threads()
     compare([Variant("look", call)], seconds=0.01, threads=2, outputs=False, memory=False)
-    assert (2, True, False) in seen
+    assert (2, (True, False), False) in seen
     assert torch.get_num_threads() == threads and gc.isenabled()
     seen.clear()
-    compare([Variant("look", call)], seconds=0.01, inference=False, outputs=False)
-    assert {inference for _, inference, _ in seen} == {False}
+    with torch.no_grad():
+        compare([Variant("look", call)], seconds=0.01, inference=False, outputs=False)
+    assert {modes for _, modes, _ in seen} == {(False, False)}
 
 
 def test_blocks_are_long_enough_by_the_clock_that_decides():

@@ -7,7 +7,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,7 +152,8 @@ def _surroundings(threads: int | None, inference: bool) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(before if threads is None else threads)
     try:
-        with torch.inference_mode(inference):
+        # inference_mode(False) would turn gradients on within a no_grad of the caller's.
+        with torch.inference_mode() if inference else nullcontext():
             yield
     finally:
         torch.set_num_threads(before)
