@@ -101,3 +101,11 @@ def test_divergence():
     assert kl_divergence(p, p + 3) == pytest.approx(0, abs=1e-12)
     assert kl_divergence(p, torch.full_like(p, torch.nan)) == float("inf")
     assert kl_divergence(p, torch.full_like(p, torch.inf)) == float("inf")
+
+
+def test_answers_that_are_no_numbers_are_as_bad_as_can_be():
+    model = nn.Linear(16, 5)
+    nn.init.constant_(model.weight, float("nan"))
+    evaluator = Evaluator(model, rows()[1].take(torch.arange(6)))
+    assert evaluator().loss == float("inf")
+    assert kl_divergence(torch.zeros(6, 5), evaluator.logits()) == float("inf")

@@ -79,7 +79,8 @@ switches formats in place and takes milliseconds on small models.
 
   chop search precision --model ./my-bert --dataset ./imdb --max-length 256 --budget bits=5
 
-[bold]What it writes[/] into --out: search.db (every trial), tables and plots.
+[bold]What it writes[/] into --out: search.db (every trial), table.md, table.csv, best.json, the
+best models in best/, and plots: accuracy, formats, best-so-far, front, importance (.svg, .png).
 chop search export OUT best.toml writes what chop compress --config takes.
 {LIFE}"""
 
@@ -114,7 +115,7 @@ right one. Combinations that cannot be are never trained, the same model never t
   chop search nas --compression compress-train        (judged as 4-bit models, trained so)
 
 [bold]What it writes[/] into --out: search.db (every trial), table.md, table.csv, best.json,
-best-so-far.svg and .png, and the best models in best/.
+the best models in best/, and plots: best-so-far, front, importance (.svg and .png).
 {LIFE}"""
 
 

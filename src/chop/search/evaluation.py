@@ -31,7 +31,7 @@ class Scores:
 
     Attributes:
         accuracy: share of rows answered right.
-        loss: mean cross entropy with the labels, in nats.
+        loss: mean cross entropy with the labels, in nats; infinite where an answer is no number.
     """
 
     accuracy: float
@@ -93,7 +93,8 @@ class Evaluator:
         """Accuracy and loss of answers in the order of `logits`; of the first rows, if fewer."""
         labels = self.labels[: len(logits_NC)]
         right = (logits_NC.argmax(-1) == labels).double().mean().item()
-        return Scores(right, F.cross_entropy(logits_NC.float(), labels).item())
+        loss = F.cross_entropy(logits_NC.float(), labels).item()
+        return Scores(right, loss if loss == loss else float("inf"))
 
     def __call__(self) -> Scores:
         """Accuracy and loss of the model as it is now."""

@@ -202,3 +202,13 @@ def test_every_format_can_be_searched_by_name(formats, options):
 def test_ranges_may_name_widths():
     config = PrecisionConfig(ranges={"width": (3, 5)})
     assert config.told()["formats"] == ["3.mse", "5.mse"]
+
+
+def test_a_budget_that_nobody_meets_names_the_nearest(tmp_path, no_training, capsys):
+    config = PrecisionConfig(out=tmp_path, widths="2,8", trials=4, budgets={"bits": 0.5})
+    result = run_job(JOB, config)
+    least = min(trial.values["bits"] for trial in result.measured)
+    assert result.best is None and result.ranked[0].values["bits"] == least
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"the nearest, trial {result.ranked[0].number}, has" in printed
+    assert f"bits {least:.4g}" in printed and not (tmp_path / "best.json").exists()

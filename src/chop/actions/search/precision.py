@@ -158,7 +158,7 @@ def write(
     _draw(config, found, result, rows, title)
     best = result.best
     if best is None:
-        Console().print("no configuration keeps within the budgets")
+        Console().print(f"{_nearest(result)}; {config.out}", highlight=False)
         return
     noted = {
         "choices": dict(best.config),
@@ -176,6 +176,13 @@ def write(
         f"{noted['test_accuracy']:.2%} on test rows; {config.out}",
         highlight=False,
     )
+
+
+def _nearest(result: Result) -> str:
+    """What is said where nothing keeps within the budgets."""
+    nearest = result.ranked[0]
+    told = ", ".join(f"{goal.name} {nearest.values[goal.name]:.4g}" for goal in result.goals)
+    return f"no configuration keeps within the budgets; the nearest, trial {nearest.number}, has {told}"
 
 
 def _told(result: Result) -> list[Tried]:
