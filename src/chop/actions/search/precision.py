@@ -104,11 +104,13 @@ def prepare(config: PrecisionConfig, subject: Subject | None = None) -> Search:
         UnavailableError: the model or the data set is not there.
     """
     subject = subject or load_subject(config)
-    found = problem_of(config, subject)
+    found, goals = problem_of(config, subject), config.all_goals()
+    plain = found.plain(goals)
     return Search(
         found.space,
         found.measure,
-        config.all_goals(),
+        goals,
+        start=() if plain is None else (plain,),
         sampler=config.sampler,
         pruner=config.pruner,
         storage=config.storage,
