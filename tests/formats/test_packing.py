@@ -92,3 +92,10 @@ def test_decoding_in_float32_rounds_as_in_float64(settings):
     narrow = number_format.decode(stored)
     expected = wide.clamp(*[sign * torch.finfo(torch.float32).max for sign in (-1, 1)]).float()
     assert torch.equal(narrow.view(torch.int32), expected.view(torch.int32))
+
+
+def test_bytes_of_a_strided_tensor_are_packed_side_by_side():
+    padded = torch.arange(40, dtype=torch.uint8).view(5, 8)
+    packed = pack_bits(padded[:, :1], 8)
+    assert packed.is_contiguous() and packed.tolist() == [0, 8, 16, 24, 32]
+    assert packed.untyped_storage().nbytes() == 5

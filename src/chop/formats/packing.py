@@ -25,7 +25,7 @@ def pack_bits(codes: Tensor, width: int) -> Tensor:
     tensor([57], dtype=torch.uint8)
     """
     if width == 8:
-        return codes.reshape(-1).to(torch.uint8)
+        return codes.reshape(-1).to(torch.uint8).contiguous()
     pack = _pack_words if width <= WORD_WIDTH else _pack
     return torch.cat([pack(part, width) for part in codes.reshape(-1).split(CHUNK)])
 
