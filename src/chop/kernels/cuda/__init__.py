@@ -1,0 +1,1 @@
+"""A kernel in CUDA C++, built when it is first called."""

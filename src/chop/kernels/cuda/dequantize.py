@@ -1,0 +1,101 @@
+"""Decode packed MXINT8 by CUDA C++: equal bit for bit to `NumberFormat.decode`.
+
+Bytes moved per element: 1 + 1/k to read a code and its part of a scale, and 4 (float32) or 2
+(bfloat16, float16) to write, as in the Triton kernel. See `mxint8.cuh` for what is shared.
+"""
+
+from __future__ import annotations
+
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chop.errors import ConfigError, UnavailableError
+from chop.formats import Encoded, MXInt, NumberFormat
+from chop.hub import cache_folder
+from chop.kernels.triton.rules import BlockLayout, decodes
+
+FOLDER = Path(__file__).parent
+SOURCES = (FOLDER / "binding.cpp", FOLDER / "mxint8.cu")
+ALIGNMENT = 16  # bytes of the widest load
+LARGEST_ROW = 2**31
+
+
+def obstacle() -> str | None:
+    """What is missing to build and run the kernel here, in a sentence; None where nothing is."""
+    from torch.utils import cpp_extension
+
+    need = "The CUDA C++ kernel needs"
+    if torch.version.cuda is None:
+        return f"{need} a torch built for CUDA: this one, {torch.__version__}, is not."
+    if not torch.cuda.is_available():
+        return f"{need} an NVIDIA GPU: torch sees none."
+    home = cpp_extension.CUDA_HOME
+    if home is None or not (Path(home) / "bin" / "nvcc").exists():
+        return (
+            f"{need} nvcc: install the CUDA toolkit {torch.version.cuda}, or set CUDA_HOME to it."
+        )
+    if shutil.which("ninja") is None:
+        return f"{need} ninja to be built: pip install ninja."
+    return None
+
+
+def dequantize(encoded: Encoded, number_format: NumberFormat) -> Tensor:
+    """`number_format.decode(encoded)`. The first call in a lifetime compiles for a minute.
+
+    Args:
+        encoded: what `number_format.encode` gave, on the GPU; float32, bfloat16 or float16.
+        number_format: MXINT8 in blocks along the last axis.
+
+    Raises:
+        ConfigError: another format.
+        UnavailableError: the kernel cannot be built here.
+    """
+    shape, codes, scales = encoded.shape, encoded.codes, encoded.scales
+    if not takes(number_format, len(shape), encoded.dtype):
+        raise ConfigError(
+            f"{number_format.label} in {encoded.dtype}: expected mxint of 8 bits in blocks along "
+            "the last axis, of float32, bfloat16 or float16; use the format's `decode`."
+        )
+    assert isinstance(number_format, MXInt) and scales is not None
+    missing = obstacle()
+    if missing:
+        raise UnavailableError(missing)
+    y = torch.empty(shape, dtype=encoded.dtype, device=codes.device)
+    if y.numel() == 0:
+        return y
+    layout = BlockLayout.of(shape, number_format.groups.sizes[-1])
+    if layout.row_size > LARGEST_ROW:
+        raise ConfigError(f"expected rows of up to {LARGEST_ROW} numbers, got {layout.row_size}.")
+    codes = codes.contiguous()
+    codes = codes if codes.data_ptr() % ALIGNMENT == 0 else codes.clone()
+    _extension().dequantize(codes, scales.contiguous(), y, *layout[1:])
+    return y
+
+
+def takes(number_format: NumberFormat, rank: int, dtype: torch.dtype) -> bool:
+    """True for MXINT8 in blocks along the last axis of a tensor of that rank."""
+    is_mxint8 = isinstance(number_format, MXInt) and number_format.width == 8
+    return is_mxint8 and decodes(number_format, rank, dtype)
+
+
+@cache
+def _extension() -> Any:
+    from torch.utils import cpp_extension
+
+    folder = cache_folder() / f"cuda-torch{torch.__version__}"
+    folder.mkdir(exist_ok=True)
+    try:
+        return cpp_extension.load(
+            "chop_cuda",
+            [str(source) for source in SOURCES],
+            extra_cuda_cflags=["-O3"],
+            build_directory=str(folder),
+        )
+    except (RuntimeError, OSError) as error:
+        reason = (str(error).strip().splitlines() or ["no message"])[0]
+        raise UnavailableError(f"the CUDA C++ kernel could not be built: {reason}") from error
