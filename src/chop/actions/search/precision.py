@@ -184,7 +184,8 @@ def _nearest(result: Result) -> str:
     """What is said where nothing keeps within the budgets."""
     nearest = result.ranked[0]
     told = ", ".join(f"{goal.name} {nearest.values[goal.name]:.4g}" for goal in result.goals)
-    return f"no configuration keeps within the budgets; the nearest, trial {nearest.number}, has {told}"
+    beyond = f"the nearest, trial {nearest.number}, has {told}"
+    return f"no configuration keeps within the budgets; {beyond}"
 
 
 def _told(result: Result) -> list[Tried]:
