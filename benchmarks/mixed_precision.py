@@ -101,11 +101,12 @@ def run(name: str, args: argparse.Namespace) -> None:
         goals = [Goal(args.goal, "minimize"), Goal("bits", "minimize", budget)]
         if args.cap_inputs:
             goals.append(Goal("activation_bits", "minimize", budget))
-        begun = time.monotonic()
+        begun, plain = time.monotonic(), problem.plain(goals)
         search = Search(
             problem.space,
             problem.measure,
             goals,
+            start=() if plain is None else (plain,),
             out=out / f"bits-{budget:g}",
             seed=args.seed,
             problem=told,
@@ -145,7 +146,9 @@ def main() -> None:
     parser.add_argument("--budgets", default="2.5,3,3.5,4,5")
     parser.add_argument("--goal", default="kl", help="what trials make small: kl or loss")
     parser.add_argument("--operands", default="data_in,weight")
-    parser.add_argument("--per", default="operand", help="or layer: one width for both")
+    parser.add_argument(
+        "--per", default="layer", help="or operand: widths of inputs and weights apart"
+    )
     parser.add_argument("--cap-inputs", action="store_true", help="the budget holds for them too")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -275,6 +275,19 @@ def test_a_broken_storage_is_one_clear_error(space, tmp_path):
         Search(space, Measured(), ACCURACY, out=tmp_path).result()
 
 
+def test_a_search_begins_where_it_is_told_once(space, tmp_path):
+    first = space.at(5)
+
+    def make(start=(first,)):
+        return Search(space, lambda c, r: {"y": 1.0}, Goal("y"), out=tmp_path, start=start)
+
+    assert make().run(until=1, progress=False).trials[0].config == first
+    result = make().run(until=3, progress=False)
+    assert [trial.config for trial in result.trials].count(first) == 1
+    with pytest.raises(ConfigError, match="is missing"):
+        make(start=({},))
+
+
 def test_a_measure_may_prune_itself(space):
     def measure(config, report):
         raise Pruned("not worth it")

@@ -8,6 +8,7 @@ never rounded that way, and runs the model on batches that were made once.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -193,6 +194,22 @@ class PrecisionProblem:
         config = dict.fromkeys(self._targets, text)
         self.space.check(config)
         return config
+
+    def plain(self, goals: Sequence[Goal]) -> Config | None:
+        """What people take without a search, and a search should begin with: one option for all
+        that rounds weights and one for all else, the dearest pair within the budgets.
+
+        Returns: None where no pair keeps within the budgets.
+        """
+        limits = [goal for goal in goals if goal.name in COSTS]
+        with_weights = [name for name, (_, n) in self._targets.items() if "weight" in n]
+        found: dict[tuple[float, ...], Config] = {}
+        for weight, other in itertools.product(self.options, repeat=2):
+            config = {**self.uniform(other), **dict.fromkeys(with_weights, weight)}
+            costs = self.costs(self.formats(config))
+            if all(goal.excess(costs[goal.name]) <= 0 for goal in limits):
+                found.setdefault((costs["bits"], costs["activation_bits"]), config)
+        return found[max(found)] if found else None
 
     def graph(self, config: Config) -> MaseGraph:
         """The quantised graph of a configuration, scales derived, with metadata."""

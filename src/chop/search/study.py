@@ -62,6 +62,7 @@ class Search:
             settings): a study begun on another problem is not gone on with.
         catch: errors of the measure that fail a trial and let the search go on. Any other error
             stops it; the configuration is tried again by the next run.
+        start: configurations that are measured first, when the study is begun.
         callbacks: called as Optuna does, with the study and the finished trial.
 
     Raises:
@@ -92,6 +93,7 @@ class Search:
         keep: int = 1,
         problem: Mapping[str, Any] | None = None,
         catch: tuple[type[Exception], ...] = (),
+        start: Sequence[Config] = (),
         callbacks: Sequence[Callable[[Study, FrozenTrial], None]] = (),
     ) -> None:
         self.space, self.measure = space, measure
@@ -101,6 +103,7 @@ class Search:
         self.url = storage_url(storage, self.out)
         self.name, self.problem = name, dict(problem or {})
         self.catch, self.callbacks = catch, tuple(callbacks)
+        self.start = [self._params(config) for config in start]
         self.artefacts = self._artefacts(save, keep)
         self._check(pruner)
         self._opened: _Opened | None = None
@@ -175,12 +178,15 @@ class Search:
         Raises:
             ConfigError: it is none of the space's, or impossible.
         """
+        params = self._params(config)
+        with self._using() as opened:
+            opened.study.enqueue_trial(params)
+
+    def _params(self, config: Config) -> dict[str, Any]:
         obstacle = self.space.obstacle(config)
         if obstacle is not None:
             raise ConfigError(f"this configuration cannot be: {obstacle}")
-        params = self.space.to_params(config, sampler_row(self.sampler).spelling)
-        with self._using() as opened:
-            opened.study.enqueue_trial(params)
+        return self.space.to_params(config, sampler_row(self.sampler).spelling)
 
     def note_job(self, name: str, settings: Mapping[str, Any]) -> None:
         """Keeps in the study what a worker elsewhere needs to build this search."""
@@ -264,6 +270,8 @@ class Search:
             "problem": json.loads(json.dumps(self.problem, default=str)),
         }
         if begun is None:
+            for params in self.start:
+                study.enqueue_trial(params)
             study.set_user_attr("search", mine)
             return
         for part, value in mine.items():
