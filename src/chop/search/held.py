@@ -10,7 +10,6 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime
 from typing import Any
 
 from optuna.distributions import BaseDistribution, distribution_to_json
@@ -140,7 +139,8 @@ class HoldingStorage(_CachedStorage):
         with _create_scoped_session(self._backend.scoped_session) as session:
             self._write(session)
             is_set = super().set_trial_state_values(trial_id, state, values)
-        held.state, held.datetime_complete = state, datetime.now()
+            stored = session.get(models.TrialModel, trial_id)
+            held.state, held.datetime_complete = state, stored.datetime_complete
         if values is not None:
             held.values = list(values)
         self._note_finished(held)
