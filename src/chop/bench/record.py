@@ -63,7 +63,8 @@ class Comparison:
         method: "paired", in turns; "torch" and "time", one after the other.
         clock: by which they are compared: "wall", "processor" or "device".
         variants: in the order in which they were given.
-        environment: of the measurement, see `chop.bench.environment`, with the load at both ends.
+        environment: of the measurement, see `chop.bench.environment`, with the load at both ends
+            and the C++ kernels that were loaded at the end.
     """
 
     baseline: str
@@ -81,6 +82,12 @@ class Comparison:
                 return measured
         hint = did_you_mean(name, [measured.name for measured in self.variants])
         raise ConfigError(f"no variant '{name}' was measured: {hint}")
+
+    def decisive_seconds(self, name: str) -> float:
+        """Of one call of a variant, by the clock that variants are compared by."""
+        measured = self[name]
+        own = measured.processor_seconds if self.clock == "processor" else None
+        return measured.seconds if own is None else own
 
     def rows(self) -> list[dict[str, Any]]:
         """A row per variant, spelt for people; what no variant has is left out."""
