@@ -1,6 +1,11 @@
 import json
 import re
+import shlex
 from pathlib import Path
+
+import typer.main
+
+from chop.cli.app import app
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "bench.md"
 
@@ -15,3 +20,12 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
     assert record["variants"][1]["prepare_seconds"] > 0
     assert 0 < record["variants"][1]["largest_difference"] < 0.1
     assert "Times of one call (in turns" in capsys.readouterr().out
+
+
+def test_commands_take_the_options_that_are_shown():
+    group = typer.main.get_command(app).commands["bench"]
+    texts = [PAGE.read_text(), *(command.help or "" for command in group.commands.values())]
+    shown = re.findall(r"^ *chop bench (.*?)(?: {3}.*)?$", "\n".join(texts), re.M)
+    assert len(shown) >= 5
+    for words in (shlex.split(text, comments=True) for text in shown):
+        group.commands[words[0]].make_context(words[0], words[1:])

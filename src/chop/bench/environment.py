@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from chop.kernels.cpu.build import is_loaded, library
+
 PACKAGES = ("torch", "mase-chop", "transformers", "triton")
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET")
 
@@ -41,6 +43,11 @@ def load() -> float | None:
         return round(os.getloadavg()[0], 2)
     except (AttributeError, OSError):
         return None
+
+
+def kernels() -> str:
+    """Which C++ kernels this process has loaded; tensors that stay small never load them."""
+    return library().detail if is_loaded() else "not loaded"
 
 
 def device_name(device: torch.device) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from chop.bench.clock import Call, Clock, Reading, clock_for
 from chop.bench.cuda_graph import as_cuda_graph
-from chop.bench.environment import environment, load
+from chop.bench.environment import environment, kernels, load
 from chop.bench.outputs import copied, largest_difference
 from chop.bench.peak import peak_bytes
 from chop.bench.record import Comparison, Measured
@@ -116,7 +116,7 @@ def compare(
             calls = [each.call for each in ready]
             readings = _taken(method, calls, watch, seconds, seed)
         peaks = [peak_bytes(each.call, place) if memory else None for each in ready]
-    record["load_after"] = load()
+    record |= {"load_after": load(), "kernels": kernels()}
     found = tuple(
         Measured(
             name=each.name,
