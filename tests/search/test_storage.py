@@ -17,6 +17,7 @@ from chop.search.storage import (
     begin_trial,
     leave_to_others,
     open_store,
+    storage_file,
     storage_url,
     without_password,
     workers_of,
@@ -64,6 +65,15 @@ def test_names_of_storages(tmp_path):
     assert storage_url(MEMORY, tmp_path) == MEMORY == without_password(MEMORY)
     with pytest.raises(ConfigError, match="kind 'redis'"):
         storage_url("redis://x", None)
+
+
+@pytest.mark.parametrize("name", ["50 % done", "what?x=1", "a#b", "ä & %41"])
+def test_folders_may_be_called_anything(name, tmp_path):
+    url = storage_url(None, tmp_path / name)
+    open_store(url).close()
+    assert storage_file(url) == tmp_path / name / "search.db"
+    assert storage_file(url).is_file()
+    assert storage_file(MEMORY) is storage_file("postgresql+psycopg://h/d") is None
 
 
 def test_sqlite_writes_ahead(tmp_path):

@@ -74,7 +74,7 @@ def storage_url(storage: str | None, out: Path | None) -> str:
     if storage is None and out is None:
         raise ConfigError("a search needs an `out` folder, or `storage`, to keep its trials.")
     if storage is None:
-        return f"sqlite:///{Path(out or '.').absolute() / FILE_NAME}"
+        return _file_url(Path(out or ".") / FILE_NAME)
     kind = storage.partition("://")[0]
     if storage == MEMORY or kind == "sqlite":
         return storage
@@ -86,7 +86,21 @@ def storage_url(storage: str | None, out: Path | None) -> str:
             f"'{MEMORY}'."
         )
     path = Path(storage)
-    return f"sqlite:///{(path / FILE_NAME if path.is_dir() else path).absolute()}"
+    return _file_url(path / FILE_NAME if path.is_dir() else path)
+
+
+def _file_url(file: Path) -> str:
+    import sqlalchemy as sa
+
+    return sa.URL.create("sqlite", database=str(file.absolute())).render_as_string()
+
+
+def storage_file(url: str) -> Path | None:
+    """The SQLite file of a URL from `storage_url`; None of a server or of memory."""
+    import sqlalchemy as sa
+
+    database = sa.make_url(url).database if url.startswith("sqlite") else None
+    return None if database is None else Path(database)
 
 
 def open_store(url: str, *, create: bool = True) -> Store:

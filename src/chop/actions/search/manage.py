@@ -15,7 +15,7 @@ from chop.files import write_text
 from chop.search import Choice, Goal, Result, SearchSpace, Tried
 from chop.search.importance import importances
 from chop.search.result import OUTCOMES, read_result
-from chop.search.storage import open_store, storage_errors, storage_url
+from chop.search.storage import open_store, storage_errors, storage_file, storage_url
 from chop.tables import print_table
 
 if TYPE_CHECKING:
@@ -184,10 +184,8 @@ def _job_of(noted: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _worker_folder(url: str) -> str:
     """Where a worker saves models: beside a SQLite file, else in a folder of its own."""
-    file = storage_url(url, None).removeprefix("sqlite:///")
-    if "://" not in file:
-        return str(Path(file).parent)
-    return str(Path("runs") / f"search-worker-{os.getpid()}")
+    file = storage_file(storage_url(url, None))
+    return str(file.parent if file else Path("runs") / f"search-worker-{os.getpid()}")
 
 
 def _find_study(trials: Any, name: str | None) -> Study:
