@@ -25,6 +25,7 @@ from chop.passes.analysis.report_sparsity import report_sparsity_analysis_pass
 from chop.passes.analysis.summarize_quantization import summarize_quantization_analysis_pass
 from chop.passes.analysis.verify_common_metadata import verify_common_metadata_analysis_pass
 from chop.passes.base import PASSES, graph_pass
+from chop.passes.interface.export_onnx import export_onnx_interface_pass
 from chop.passes.interface.load_graph import load_mase_graph_interface_pass
 from chop.passes.interface.load_lora_adapter import load_lora_adapter_interface_pass
 from chop.passes.interface.save_graph import save_mase_graph_interface_pass

@@ -1,0 +1,82 @@
+"""Writes a graph as ONNX, with 8-bit formats as pairs of QuantizeLinear and DequantizeLinear."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chop.errors import UnavailableError
+from chop.ir.graph import MaseGraph
+from chop.passes.base import graph_pass
+from chop.passes.onnx import exported_twin, write
+
+NEEDS = ("onnx", "onnxscript")
+
+
+@dataclass(frozen=True)
+class ExportOnnxConfig:
+    """Settings of `export_onnx_interface_pass`.
+
+    Attributes:
+        path: the file to write; folders are made, and a missing suffix `.onnx` is added.
+        float_fallback: operands whose formats ONNX lacks are exported as floats: weights with
+            their rounded values, activations not rounded. Otherwise they are an error.
+        dynamic_axes: batches and texts may have other sizes than the example inputs.
+    """
+
+    path: Path
+    float_fallback: bool = False
+    dynamic_axes: bool = True
+
+
+@graph_pass(config=ExportOnnxConfig)
+def export_onnx_interface_pass(mg: MaseGraph, config: ExportOnnxConfig) -> dict[str, Any]:
+    """Writes the graph as an ONNX file that runtimes can compute in 8-bit integers.
+
+    Formats `integer` and `scale_integer` of at most 8 bits are written as they are: weights as
+    int8 codes with their scales, a scale per tensor or channel; each quantised activation as a
+    pair of QuantizeLinear and DequantizeLinear, uint8 with zero point 128 where it is signed. What
+    is float stays float, and biases are floats with their rounded values. A loss is left out.
+    Packed, pruned and learnt layers are written as what they compute.
+
+    A format whose scale follows the data measures it at each run. onnxruntime computes in integers
+    only with fixed scales; layers that lack them on one side it may compute with activations
+    rounded by itself, unless a session has `session.qdq_matmulnbits_accuracy_level` at 1.
+
+    ONNX rounds to nearest, ties to even, as the formats do, but divides by the scale in float32:
+    a rounded value may differ by one step of its format where it lies next to a boundary. So it
+    may at the negative end of 8-bit `scale_integer`, which is symmetric: codes reach -128, not
+    -127. Runtimes want the bias of a convolution in multiples of the product of its two scales;
+    that adds at most half of that product to each result.
+
+    Returns: `{"path": the file, "inputs": names, "outputs": names, "quantized": paths of the
+        modules in integers, "fallback": operands exported as floats, "size_bytes": of the file}`.
+
+    Raises:
+        ConfigError: a format has no 8-bit form in ONNX, or waits for data.
+        UnavailableError: onnx or onnxscript are not installed.
+
+    Source: the ONNX operators QuantizeLinear and DequantizeLinear, version 13.
+    """
+    absent = [name for name in NEEDS if importlib.util.find_spec(name) is None]
+    if absent:
+        raise UnavailableError(
+            f"export_onnx_interface_pass: {' and '.join(absent)} not installed; "
+            "pip install 'mase-chop[onnx]'."
+        )
+    twin = exported_twin(mg, config.float_fallback)
+    path = (
+        config.path
+        if config.path.suffix == ".onnx"
+        else config.path.with_name(config.path.name + ".onnx")
+    )
+    named = write(twin.mg, path, config.dynamic_axes)
+    return {
+        "path": path,
+        **named,
+        "quantized": twin.quantized,
+        "fallback": twin.fallback,
+        "size_bytes": path.stat().st_size,
+    }

@@ -1,0 +1,250 @@
+"""The graph to be exported: the same, with codes and scales where formats were."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from chop.errors import ConfigError
+from chop.formats import NumberFormat, QuantSpec
+from chop.ir.graph import MaseGraph
+from chop.nn.quantized import QuantConv1d, QuantConv2d, QuantizedOperator, QuantLinear
+from chop.passes.onnx.grids import CHOICE, Grid, grid_of
+from chop.passes.onnx.operators import onnx_dequantize, onnx_round
+from chop.passes.transforms.calibrate import basic_operators
+
+CONVOLUTIONS = (QuantConv1d, QuantConv2d)
+COMMUTING = ("relu", "flatten", "view", "reshape", "transpose", "permute", "max_pool2d")
+
+
+@dataclass(frozen=True)
+class Twin:
+    """What `exported_twin` made.
+
+    Attributes:
+        mg: a graph of its own, whose quantised operands are codes and scales.
+        quantized: paths of the modules with such operands.
+        fallback: text for each operand that became float instead.
+    """
+
+    mg: MaseGraph
+    quantized: list[str]
+    fallback: list[str] = field(default_factory=list)
+
+
+class _StandIn:
+    """Stands in for a format while a graph is exported."""
+
+    is_identity = False
+    is_deterministic = True
+
+
+@dataclass
+class _Round(_StandIn):
+    """An activation: quantised and dequantised.
+
+    Attributes:
+        grid: its values.
+    """
+
+    grid: Grid
+
+    def __call__(self, x: Tensor, gradient: str) -> Tensor:
+        grid, scale = self.grid, self.grid.scale
+        if scale is None:
+            scale = (x.abs().max() / grid.high).clamp(min=torch.finfo(torch.float32).tiny)
+        return onnx_round(x, scale, grid.low, grid.high)
+
+
+@dataclass
+class _Codes(_StandIn):
+    """A weight: dequantised.
+
+    Attributes:
+        codes: int8 or uint8, of the weight's shape.
+        scale: float32 (), or (n,) for each index of the first axis.
+    """
+
+    codes: Tensor
+    scale: Tensor
+
+    def __post_init__(self) -> None:
+        self.zero_point = torch.zeros_like(self.scale, dtype=self.codes.dtype)
+
+    def __call__(self, x: Tensor, gradient: str) -> Tensor:
+        return onnx_dequantize(self.codes, self.scale, self.zero_point, 0)
+
+
+@dataclass
+class _Values(_StandIn):
+    """A parameter that stays float: its rounded values.
+
+    Attributes:
+        values: they.
+    """
+
+    values: Tensor
+
+    def __call__(self, x: Tensor, gradient: str) -> Tensor:
+        return self.values
+
+
+class _Linear(nn.Module):
+    """A linear layer as a product of three axes and a sum.
+
+    Runtimes do not transpose codes, so the weight lies as (in, out); and they merge a product of
+    matrices with its sum, whose bias then has to be an integer, less precise than it was.
+
+    Args:
+        layer: the layer; its spec has stand-ins.
+    """
+
+    def __init__(self, layer: QuantLinear) -> None:
+        super().__init__()
+        spec: Any = layer.spec
+        self.round, self.round_out, self.weight = spec.data_in, spec.data_out, spec.weight
+        self.codes_io = spec.weight.codes.T.contiguous()
+        self.bias = None if layer.bias is None else layer.quantize("bias", layer.bias).detach()
+
+    def forward(self, input: Tensor) -> Tensor:
+        x, weight = self.round(input, ""), self.weight
+        weight_io = onnx_dequantize(self.codes_io, weight.scale, weight.zero_point, 1)
+        y = x.unsqueeze(0) @ weight_io if input.dim() == 2 else x @ weight_io
+        y = y if self.bias is None else y + self.bias
+        return self.round_out(y.squeeze(0) if input.dim() == 2 else y, "")
+
+
+def _integer_bias(bias: Tensor | None, spec: Any) -> _Codes | None:
+    """A convolution's bias in multiples of the product's scale; None if there is no such scale."""
+    takes_integers = isinstance(spec.data_in, _Round) and isinstance(spec.weight, _Codes)
+    if bias is None or not takes_integers or spec.data_in.grid.scale is None:
+        return None
+    values = spec.bias(bias, "").detach().double()
+    scale = spec.data_in.grid.scale * spec.weight.scale
+    codes = (values / scale.double()).round()
+    if codes.abs().max() > torch.iinfo(torch.int32).max:
+        return None
+    return _Codes(codes.to(torch.int32), scale)
+
+
+def _round_early(twin: MaseGraph) -> None:
+    """Rounds results of convolutions before activations, not after them.
+
+    Runtimes compute a convolution in integers only if its result is rounded. Rounding to a grid
+    commutes with what only moves numbers or drops negative ones, so that nothing changes.
+    """
+    for node in twin.nodes:
+        module = twin.module_of(node)
+        if not isinstance(module, CONVOLUTIONS):
+            continue
+        rounds = _rounds_of(twin, node)
+        grids = {stand_in.grid for stand_in in rounds if isinstance(stand_in, _Round)}
+        fixed = len(grids) == 1 and len(rounds) == sum(isinstance(r, _Round) for r in rounds)
+        (grid,) = grids if fixed else (None,)
+        if grid is not None and grid.scale is not None and module.spec.data_out.is_identity:
+            stand_in: Any = _Round(grid)
+            module.spec = dataclasses.replace(module.spec, data_out=stand_in)
+
+
+def _rounds_of(twin: MaseGraph, node: fx.Node) -> list[Any]:
+    """What rounds a node's result, past steps that commute with rounding; None: nothing."""
+    rounds: list[Any] = []
+    for user in node.users:
+        module = twin.module_of(user)
+        if isinstance(module, QuantizedOperator) and not module.spec.data_in.is_identity:
+            rounds.append(module.spec.data_in)
+        elif twin.operator(user).name in COMMUTING and not isinstance(module, QuantizedOperator):
+            rounds += _rounds_of(twin, user)
+        else:
+            rounds.append(None)
+    return rounds
+
+
+def exported_twin(mg: MaseGraph, float_fallback: bool) -> Twin:
+    """A copy in which every rounding is one that ONNX has.
+
+    Args:
+        mg: the graph; it stays as it is.
+        float_fallback: where ONNX lacks a format, activations are not rounded, and weights are
+            floats with their rounded values.
+    Raises:
+        ConfigError: ONNX lacks formats and `float_fallback` is False, or learnt scales wait.
+    """
+    twin = mg.copy()
+    for node in twin.nodes:
+        module = twin.module_of(node)
+        if isinstance(module, QuantizedOperator):
+            twin.replace(node, module.unpack().settled())
+    steps = basic_operators(twin.model.eval())
+    plans = {name: _plan(step) for name, step in steps.items()}
+    missing = [
+        f"{name or 'model'}.{operand} ({getattr(steps[name].spec, operand).label})"
+        for name, plan in plans.items()
+        for operand, stand_in in plan.items()
+        if stand_in is None
+    ]
+    if missing and not float_fallback:
+        raise ConfigError(_explain(missing))
+    quantized = []
+    for name, step in steps.items():
+        chosen = {k: _fallback(step, k) if v is None else v for k, v in plans[name].items()}
+        if any(isinstance(stand_in, _Round | _Codes) for stand_in in chosen.values()):
+            quantized.append(name)
+        step.spec = dataclasses.replace(QuantSpec(), **chosen)
+        step._buffers.pop("weight_mask", None)  # the codes are zero there
+    _round_early(twin)
+    for node in twin.nodes:
+        module = twin.module_of(node)
+        if isinstance(module, QuantLinear) and isinstance(module.spec.weight, _Codes):
+            twin.replace(node, _Linear(module))
+        elif isinstance(module, CONVOLUTIONS):
+            bias: Any = _integer_bias(module.bias, module.spec) or module.spec.bias
+            module.spec = dataclasses.replace(module.spec, bias=bias)
+    return Twin(twin, quantized, missing)
+
+
+def _explain(missing: list[str]) -> str:
+    shown = ", ".join(missing[:6]) + (f" and {len(missing) - 6} more" if len(missing) > 6 else "")
+    return (
+        f"export_onnx_interface_pass: ONNX has no 8-bit form of {shown}; choose {CHOICE}, or "
+        "export these as floats with 'float_fallback': True."
+    )
+
+
+def _plan(step: QuantizedOperator) -> dict[str, Any]:
+    """A stand-in for each operand that is not float; None where ONNX has none."""
+    present = [(name, fmt) for name, fmt in step.spec.items() if not fmt.is_identity]
+    plan = {operand: _stand_in(step, operand, fmt) for operand, fmt in present}
+    if step.is_pruned and "weight" not in plan:
+        plan["weight"] = _Values(step.effective("weight").detach())
+    return plan
+
+
+def _stand_in(step: QuantizedOperator, operand: str, number_format: NumberFormat) -> Any:
+    if step._parameters.get(operand) is None:
+        grid = grid_of(number_format)
+        return None if grid is None else _Round(grid)
+    if operand == "bias":
+        return _fallback(step, operand)
+    grid = grid_of(number_format, step.effective(operand))
+    if grid is None or grid.scale is None:
+        return None
+    rounded = _rounded(step, operand).double()
+    scale = grid.scale.double()
+    steps = scale.view(-1, *[1] * (rounded.dim() - 1)) if scale.dim() else scale
+    return _Codes((rounded / steps).round().to(grid.dtype), grid.scale)
+
+
+def _rounded(step: QuantizedOperator, operand: str) -> Tensor:
+    with torch.no_grad():
+        return step.quantize(operand, getattr(step, operand)).detach()
+
+
+def _fallback(step: QuantizedOperator, operand: str) -> Any:
+    """Floats: a parameter's rounded values, activations as they are."""
+    is_parameter = step._parameters.get(operand) is not None
+    return _Values(_rounded(step, operand)) if is_parameter else QuantSpec().data_in

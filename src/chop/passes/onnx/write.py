@@ -1,0 +1,146 @@
+"""Runs the exporter of torch on a graph and gives inputs, outputs and axes their names."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from chop.files import replacing
+from chop.ir.graph import MaseGraph
+from chop.ir.propagate import example_inputs
+from chop.passes.onnx.operators import OPSET, translations
+
+DEQUANTIZE = "DequantizeLinear"
+
+
+def write(mg: MaseGraph, path: Path, dynamic: bool) -> dict[str, Any]:
+    """Writes a graph without formats as an ONNX file.
+
+    Args:
+        mg: the graph, on a CPU; its output is rewritten.
+        path: the file.
+        dynamic: axes may have other sizes than in the example inputs, where the model allows it.
+    Returns: `{"inputs": names, "outputs": names}`.
+    """
+    outputs = _plain_outputs(mg)
+    inputs = _read_inputs(mg)
+    model = fx.GraphModule(mg.model, mg.fx_graph).eval()
+    shapes = {name: _axes(x, dynamic) for name, x in inputs.items()}
+    with _silence(), torch.no_grad():
+        program = torch.export.export(model, (), inputs, dynamic_shapes=shapes, strict=False)
+        written = torch.onnx.export(
+            program,
+            custom_translation_table=translations(),
+            output_names=outputs,
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+    assert written is not None
+    proto = written.model_proto
+    _strip(proto)
+    _one_reader_each(proto)
+    _name_axes(proto)
+    with replacing(path) as temporary:
+        Path(temporary).write_bytes(proto.SerializeToString())
+    return {"inputs": [x.name for x in proto.graph.input], "outputs": outputs}
+
+
+def _plain_outputs(mg: MaseGraph) -> list[str] | None:
+    """Makes an output of Hugging Face a tuple; the names of its tensors, None if it is no such.
+
+    A loss is left out: who runs the file has no labels.
+    """
+    (output,) = (node for node in mg.nodes if node.op == "output")
+    answer = output.args[0]
+    if not isinstance(answer, fx.Node) or answer.op != "call_function" or not answer.kwargs:
+        return None
+    kept = {k: v for k, v in answer.kwargs.items() if isinstance(v, fx.Node) and k != "loss"}
+    output.args = (tuple(kept.values()),)
+    mg.fx_graph.eliminate_dead_code()
+    return list(kept)
+
+
+def _read_inputs(mg: MaseGraph) -> dict[str, Tensor]:
+    """Example inputs of what the graph reads; placeholders that nothing reads are erased."""
+    examples = example_inputs(mg.model)
+    for node in mg.nodes:
+        if node.op == "placeholder" and not node.users:
+            mg.fx_graph.erase_node(node)
+            examples.pop(str(node.target), None)
+    return examples
+
+
+def _axes(x: Tensor, dynamic: bool) -> dict[int, Any]:
+    """Which axes may vary: batches, and the lengths of texts, where the model does not pin them."""
+    count = 2 if x.dtype == torch.int64 else 1
+    auto = torch.export.Dim.AUTO
+    return {axis: auto for axis, _ in zip(range(count), x.shape, strict=False) if dynamic}
+
+
+def _strip(proto: Any) -> None:
+    """Leaves out where each node came from, which can take more bytes than the weights."""
+    for part in (proto.graph, *proto.graph.node, *proto.graph.value_info, *proto.graph.initializer):
+        del part.metadata_props[:]
+        part.doc_string = ""
+
+
+def _one_reader_each(proto: Any) -> None:
+    """Gives each reader of codes a DequantizeLinear of its own: runtimes fuse no shared ones."""
+    from onnx import NodeProto
+
+    shared = {node.output[0]: node for node in proto.graph.node if node.op_type == DEQUANTIZE}
+    seen: Counter[str] = Counter()
+    nodes: list[Any] = []
+    for node in proto.graph.node:
+        for position, name in enumerate(node.input):
+            if name not in shared:
+                continue
+            seen[name] += 1
+            if seen[name] > 1:
+                twin = NodeProto()
+                twin.CopyFrom(shared[name])
+                twin.name = twin.output[0] = node.input[position] = f"{name}/{seen[name]}"
+                nodes.append(twin)
+        nodes.append(node)
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+
+
+def _name_axes(proto: Any) -> None:
+    """Calls the first axis `batch` and the second of token ids `sequence`, instead of symbols."""
+    from onnx import TensorProto
+
+    names: dict[str, str] = {}
+    for value in proto.graph.input:
+        tensor = value.type.tensor_type
+        is_text = tensor.elem_type == TensorProto.INT64
+        for name, dim in zip(("batch", "sequence"), tensor.shape.dim, strict=False):
+            if dim.dim_param and (name == "batch" or is_text):
+                names[dim.dim_param] = name
+    for value in [*proto.graph.input, *proto.graph.output, *proto.graph.value_info]:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in names:
+                dim.dim_param = names[dim.dim_param]
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """The exporter warns of what does not concern a user: packages that are absent, own changes."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
