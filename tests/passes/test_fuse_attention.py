@@ -271,7 +271,6 @@ def configs():
             GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=4, n_positions=64, **ends),
             "CausalLM",
             2,
-            True,
         ),
         "t5": (
             T5Config(
