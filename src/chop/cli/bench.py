@@ -30,6 +30,16 @@ Threads = Annotated[int | None, typer.Option(help="Of torch; one gives the stead
 BatchSizes = Annotated[
     list[int] | None, typer.Option("--batch", help="Rows of an input, again and again.")
 ]
+Dtypes = Annotated[
+    list[str] | None,
+    typer.Option("--dtype", help="float32, bfloat16 or float16, again and again."),
+]
+Method = Annotated[
+    str | None, typer.Option(help="paired, in turns; torch or time, one after the other.")
+]
+Quick = Annotated[
+    bool | None, typer.Option("--quick", help="Small and short: shows that all works, no times.")
+]
 
 MODEL_HELP = """Measure a compressed model beside the float model that it was.
 
@@ -77,3 +87,50 @@ def model_command(
     from chop.config import parse
 
     bench_model(parse(BenchModelConfig, settings, str(config or "chop bench model")))
+
+
+ATTENTION_HELP = """Measure attention written out against fused scaled-dot-product attention.
+
+[bold]Examples[/]
+
+  chop bench attention                          (BERT-base's heads, three dtypes, three masks)
+
+  chop bench attention --shape 4x12x1024x64 --shape 1x12x2048x64 --dtype float32 --mask none
+
+  chop bench attention --device cuda --shape 16x16x4096x128 --dtype bfloat16
+
+[bold]What it shows[/] per shape (batch x heads x tokens x head size), dtype and mask: "naive", an
+operation at a time; "three kernels", where the first product scales and masks its own result;
+"fused", with the kernel that torch chose. How many times as fast as naive, the bytes that each has
+to move, what share of this device's ceilings it reaches (bytes copied and operations of a product
+a second, both measured first), and the largest error against float64.
+
+[bold]What it writes[/] into --out: tables.md, and per case a .json with every block and a .svg.
+"""
+
+
+@bench_app.command("attention", help=ATTENTION_HELP)
+def attention_command(
+    shapes: Annotated[
+        list[str] | None, typer.Option("--shape", help="Batch x heads x tokens x head size.")
+    ] = None,
+    dtypes: Dtypes = None,
+    masks: Annotated[
+        list[str] | None, typer.Option("--mask", help="none, padding or causal, again and again.")
+    ] = None,
+    seconds: Seconds = None,
+    threads: Threads = None,
+    method: Method = None,
+    out: options.Out = None,
+    device: options.Device = None,
+    quick: Quick = None,
+    config: options.Config = None,
+) -> None:
+    """See `ATTENTION_HELP`."""
+    settings = options.settings_from(locals(), config)
+    from chop.actions.bench_results import write_results
+    from chop.bench.attention import BenchAttentionConfig, bench_attention
+    from chop.config import parse
+
+    chosen = parse(BenchAttentionConfig, settings, str(config or "chop bench attention"))
+    write_results(bench_attention(chosen), chosen.out)

@@ -1,0 +1,35 @@
+"""What a `chop bench` command leaves: tables on the screen, and files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from chop.bench import Comparison
+from chop.files import write_text
+from chop.report.bench_plots import plot_ratios
+from chop.tables import markdown_table, print_table
+
+
+class Results(Protocol):
+    """What was measured."""
+
+    @property
+    def comparisons(self) -> Mapping[str, Comparison]:
+        """Names of the cases -> their times."""
+
+    def tables(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """Rows by title, spelt for people."""
+
+
+def write_results(found: Results, out: Path) -> None:
+    """Prints the tables; writes `tables.md`, and per case CASE.json and CASE.svg, into `out`."""
+    tables = found.tables()
+    for title, rows in tables.items():
+        print_table(title, rows)
+    texts = [f"## {title}\n\n{markdown_table(rows)}\n" for title, rows in tables.items() if rows]
+    write_text(out / "tables.md", "\n".join(texts))
+    for case, measured in found.comparisons.items():
+        measured.save(out / f"{case}.json")
+        plot_ratios(out / f"{case}.svg", measured, case)
