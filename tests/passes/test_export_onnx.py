@@ -8,7 +8,7 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError, UnavailableError
-from chop.formats import Integer, QuantSpec, ScaleInteger
+from chop.formats import Float, Integer, QuantSpec, ScaleInteger
 from chop.models import get_model
 
 from .conftest import with_metadata
@@ -91,6 +91,7 @@ FORMATS = {
     "measured": (ScaleInteger(8), ScaleInteger(8)),
     "by channel": (ScaleInteger(8), ScaleInteger(8, granularity="channel")),
     "given": (ScaleInteger(8, scales=(0.0273,)), ScaleInteger(6, scales=(0.0131,))),
+    "weights only": (Float(), Integer(8, "minmax")),
     "unsigned": (Integer(8, 5, is_signed=False), Integer(8, 7)),
 }
 
@@ -195,14 +196,14 @@ def test_models_run_in_integers_and_are_small(name, tmp_path):
     assert all(torch.equal(x, before[key]) for key, x in q.model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_texts_of_any_size_and_one_step_of_the_format(tmp_path):
     mg = with_metadata(
         MaseGraph(get_model("bert-tiny").eval(), hf_input_names=["input_ids", "attention_mask"])
     )
-    fused = mg
     step = 2.0**-6
     spec = {"data_in": Integer(8, 4), "weight": Integer(8, "minmax"), "bias": Integer(16, 10)}
-    q = quantized(fused, {"linear": {**spec, "data_out": Integer(8, 6)}})
+    q = quantized(mg, {"linear": {**spec, "data_out": Integer(8, 6)}})
     _, info = passes.export_onnx_interface_pass(q, {"path": tmp_path / "bert"})
     assert info["inputs"] == ["input_ids", "attention_mask"] and info["outputs"] == ["logits"]
     inputs = {i.name: i.shape for i in session(info["path"]).get_inputs()}
@@ -295,6 +296,17 @@ def test_losses_are_left_out_and_float_graphs_are_exported_too(tmp_path):
     with torch.no_grad():
         expected = mg.model(**inputs, labels=torch.zeros(len(ids), dtype=torch.long)).logits
     torch.testing.assert_close(run(info["path"], **inputs), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_fused_graphs_are_exported(tmp_path):
+    mg = raised(get_model("vit"))
+    fused, _ = passes.fuse_linear_activation_transform_pass(mg, {})
+    _, info = passes.export_onnx_interface_pass(fused, {"path": tmp_path / "fused"})
+    x = torch.randn(80, 1, 8, 8)
+    with torch.no_grad():
+        expected = mg.model(pixel_values=x).logits
+    assert info["path"] == tmp_path / "fused.onnx"
+    torch.testing.assert_close(run(info["path"], pixel_values=x), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_what_is_not_installed_is_named(monkeypatch, tmp_path):

@@ -77,14 +77,16 @@ class LinearActivation(nn.Linear):
         )
 
     def _is_for_onednn(self, input: Tensor) -> bool:
+        # The two tests that small layers fail come first: they cost these layers their time.
+        if torch.compiler.is_compiling() or input.numel() * self.out_features < MIN_PRODUCTS:
+            return False
         weight = self.weight
         learns = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
         return (
-            not (learns or torch.compiler.is_compiling())
+            not learns
             and input.dtype == weight.dtype == torch.float32
             and input.is_cpu
             and weight.is_cpu
-            and input.numel() * self.out_features >= MIN_PRODUCTS
             and torch.backends.mkldnn.is_available()
             and torch.backends.mkldnn.enabled
             and not torch.is_autocast_enabled("cpu")

@@ -37,11 +37,6 @@ class Grid:
         """Of the stored k."""
         return torch.int8 if self.low < 0 else torch.uint8
 
-    @property
-    def is_clipped(self) -> bool:
-        """True when the codes' dtype has more integers than a narrow format."""
-        return self.high < torch.iinfo(self.dtype).max
-
 
 def grid_of(number_format: NumberFormat, parameter: Tensor | None = None) -> Grid | None:
     """The grid of a format; None if ONNX cannot express it in 8 bits.

@@ -18,7 +18,9 @@ from chop.passes.onnx.operators import onnx_dequantize, onnx_round
 from chop.passes.transforms.calibrate import basic_operators
 
 CONVOLUTIONS = (QuantConv1d, QuantConv2d)
+"""What runtimes compute in integers only if the result is rounded too."""
 COMMUTING = ("relu", "flatten", "view", "reshape", "transpose", "permute", "max_pool2d")
+"""Operators that give the same, whether their input is rounded or their result."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +113,11 @@ class _Linear(nn.Module):
         self.bias = None if layer.bias is None else layer.quantize("bias", layer.bias).detach()
 
     def forward(self, input: Tensor) -> Tensor:
-        x, weight = self.round(input, ""), self.weight
+        x, weight = self.round(input, "identity"), self.weight
         weight_io = onnx_dequantize(self.codes_io, weight.scale, weight.zero_point, 1)
         y = x.unsqueeze(0) @ weight_io if input.dim() == 2 else x @ weight_io
         y = y if self.bias is None else y + self.bias
-        return self.round_out(y.squeeze(0) if input.dim() == 2 else y, "")
+        return self.round_out(y.squeeze(0) if input.dim() == 2 else y, "identity")
 
 
 def _integer_bias(bias: Tensor | None, spec: Any) -> _Codes | None:
@@ -123,7 +125,7 @@ def _integer_bias(bias: Tensor | None, spec: Any) -> _Codes | None:
     takes_integers = isinstance(spec.data_in, _Round) and isinstance(spec.weight, _Codes)
     if bias is None or not takes_integers or spec.data_in.grid.scale is None:
         return None
-    values = spec.bias(bias, "").detach().double()
+    values = spec.bias(bias, "identity").detach().double()
     scale = spec.data_in.grid.scale * spec.weight.scale
     codes = (values / scale.double()).round()
     if codes.abs().max() > torch.iinfo(torch.int32).max:
@@ -155,7 +157,7 @@ def _rounds_of(twin: MaseGraph, node: fx.Node) -> list[Any]:
     rounds: list[Any] = []
     for user in node.users:
         module = twin.module_of(user)
-        if isinstance(module, QuantizedOperator) and not module.spec.data_in.is_identity:
+        if isinstance(module, (*CONVOLUTIONS, QuantLinear)):
             rounds.append(module.spec.data_in)
         elif twin.operator(user).name in COMMUTING and not isinstance(module, QuantizedOperator):
             rounds += _rounds_of(twin, user)
@@ -179,7 +181,7 @@ def exported_twin(mg: MaseGraph, float_fallback: bool) -> Twin:
         module = twin.module_of(node)
         if isinstance(module, QuantizedOperator):
             twin.replace(node, module.unpack().settled())
-    steps = basic_operators(twin.model.eval())
+    steps = basic_operators(twin.model.cpu().eval())
     plans = {name: _plan(step) for name, step in steps.items()}
     missing = [
         f"{name or 'model'}.{operand} ({getattr(steps[name].spec, operand).label})"
