@@ -134,3 +134,65 @@ def attention_command(
 
     chosen = parse(BenchAttentionConfig, settings, str(config or "chop bench attention"))
     write_results(bench_attention(chosen), chosen.out)
+
+
+COMPILE_HELP = """Measure a model against what torch.compile makes of it.
+
+[bold]Examples[/]
+
+  chop bench compile                            (bert-tiny and resnet18, batches of 1 and 16)
+
+  chop bench compile --model cnn --model prajjwal1/bert-tiny --batch 4 --mode default
+
+  chop bench compile --model ./my-bert --length 256 --device cuda
+
+  chop bench compile --model mlp --method time   (one after the other, as courses do it)
+
+[bold]What it shows[/] per model, batch size and mode: how many times as fast as eager, what
+compiling took, and after how many calls that is paid back. Weights are drawn, no network is needed
+for built-in names and those of chop.models.MODELS (resnet50, bert-base-uncased ...). Then what a
+run of 5, 50 or 200 iterations would have shown, compile time counted and not, all from the same
+measurement; and the lines where the model's graph breaks, or has to be compiled again for another
+batch size or length.
+
+[bold]Modes[/]: default; reduce-overhead (CUDA graphs); max-autotune (tries kernels); freezing
+(weights become constants). Nothing compiled before is used again: compile times are cold.
+
+[bold]What it writes[/] into --out: tables.md, and per case a .json with every block and a .svg.
+"""
+
+
+@bench_app.command("compile", help=COMPILE_HELP)
+def compile_command(
+    models: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="Built-in, folder or hub name, again and again."),
+    ] = None,
+    batch_sizes: BatchSizes = None,
+    modes: Annotated[
+        list[str] | None,
+        typer.Option("--mode", help="default, reduce-overhead, max-autotune or freezing."),
+    ] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens of a text.")] = None,
+    image_size: Annotated[
+        int | None, typer.Option(help="Side of pictures where the model takes any.")
+    ] = None,
+    iterations: Annotated[
+        list[int] | None, typer.Option(help="Calls in the course's table, again and again.")
+    ] = None,
+    seconds: Seconds = None,
+    threads: Threads = None,
+    method: Method = None,
+    out: options.Out = None,
+    device: options.Device = None,
+    quick: Quick = None,
+    config: options.Config = None,
+) -> None:
+    """See `COMPILE_HELP`."""
+    settings = options.settings_from(locals(), config)
+    from chop.actions.bench_results import write_results
+    from chop.bench.compile import BenchCompileConfig, bench_compile
+    from chop.config import parse
+
+    chosen = parse(BenchCompileConfig, settings, str(config or "chop bench compile"))
+    write_results(bench_compile(chosen), chosen.out)
