@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chop.bench.attention_ways import DTYPES
 from chop.bench.fresh import in_fresh_process
 from chop.bench.outputs import largest_difference
 from chop.bench.record import Comparison, Measured, spelt_bytes, spelt_ratio, spelt_seconds
@@ -19,7 +20,6 @@ from chop.errors import ConfigError, did_you_mean
 from chop.kernels.cpu.build import compiler
 from chop.kernels.triton.register import is_installed
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SHAPES = ("131072x128", "16384x1024", "512x32768")
 QUICK_SHAPES = ("64x100",)
 QUICK_SECONDS = 0.02

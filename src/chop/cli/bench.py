@@ -196,3 +196,94 @@ def compile_command(
 
     chosen = parse(BenchCompileConfig, settings, str(config or "chop bench compile"))
     write_results(bench_compile(chosen), chosen.out)
+
+
+SOFTMAX_HELP = """Measure softmax written out against fused softmax.
+
+[bold]Examples[/]
+
+  chop bench softmax                            (16.8 million numbers in short and in long rows)
+
+  chop bench softmax --shape 4096x4096 --dtype bfloat16
+
+  chop bench softmax --device cuda --shape 65536x2048 --shape 1024x131072
+
+[bold]What it shows[/] per shape (rows x columns) and dtype: "naive", five operations that move
+8MN + 4M numbers; torch; what torch.compile makes of naive; on a GPU our Triton kernel, which reads
+and writes every number once; and copying, which does no less. How many times as fast as naive,
+bytes counted, bytes that a result needs per second, the share of a copy's speed, and the largest
+error against float64. Without a GPU the Triton kernel runs in Triton's interpreter: its errors are
+shown, and no times.
+
+[bold]What it writes[/] into --out: tables.md, and per case a .json with every block and a .svg.
+"""
+
+
+@bench_app.command("softmax", help=SOFTMAX_HELP)
+def softmax_command(
+    shapes: Annotated[list[str] | None, typer.Option("--shape", help="Rows x columns.")] = None,
+    dtypes: Dtypes = None,
+    seconds: Seconds = None,
+    threads: Threads = None,
+    method: Method = None,
+    out: options.Out = None,
+    device: options.Device = None,
+    quick: Quick = None,
+    config: options.Config = None,
+) -> None:
+    """See `SOFTMAX_HELP`."""
+    settings = options.settings_from(locals(), config)
+    from chop.actions.bench_results import write_results
+    from chop.bench.softmax import BenchSoftmaxConfig, bench_softmax
+    from chop.config import parse
+
+    chosen = parse(BenchSoftmaxConfig, settings, str(config or "chop bench softmax"))
+    write_results(bench_softmax(chosen), chosen.out)
+
+
+DEQUANTIZE_HELP = """Measure packed weights: decoding them, multiplying by them, keeping them.
+
+[bold]Examples[/]
+
+  chop bench dequantize                         (a weight of 4096 x 4096 in four formats)
+
+  chop bench dequantize --format mxint8 --rows 1 --rows 64 --model bert-tiny
+
+  chop bench dequantize --device cuda --dtype bfloat16 --outputs 8192 --inputs 8192
+
+[bold]Decoding[/]: a loop over blocks (on a part, scaled up), torch, C++ on a CPU, Triton and, for
+mxint8, CUDA C++ on a GPU: bytes per second as a share of what copying reaches, and whether every
+bit is right. [bold]Multiplying[/]: "fused" decodes on the way, "decoded first" writes the weight
+out. [bold]Memory[/] of a model with packed linear layers: in theory, as predicted from its layers,
+of its file, and as measured in a fresh process or from the GPU's allocator.
+
+[bold]What it writes[/] into --out: tables.md, and per case a .json with every block and a .svg.
+"""
+
+
+@bench_app.command("dequantize", help=DEQUANTIZE_HELP)
+def dequantize_command(
+    formats: Annotated[
+        list[str] | None, typer.Option("--format", help="mxint8, mxint4, mxfp8 or mxfp4.")
+    ] = None,
+    outputs: Annotated[int | None, typer.Option(help="Rows of the weight.")] = None,
+    inputs: Annotated[int | None, typer.Option(help="Columns of the weight.")] = None,
+    rows: Annotated[list[int] | None, typer.Option(help="Of activations, again and again.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    model: options.Model = None,
+    seconds: Seconds = None,
+    threads: Threads = None,
+    method: Method = None,
+    out: options.Out = None,
+    device: options.Device = None,
+    quick: Quick = None,
+    config: options.Config = None,
+) -> None:
+    """See `DEQUANTIZE_HELP`."""
+    settings = options.settings_from(locals(), config)
+    from chop.actions.bench_results import write_results
+    from chop.bench.dequantize import BenchDequantizeConfig, bench_dequantize
+    from chop.config import parse
+
+    chosen = parse(BenchDequantizeConfig, settings, str(config or "chop bench dequantize"))
+    write_results(bench_dequantize(chosen), chosen.out)
