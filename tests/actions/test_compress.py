@@ -12,7 +12,7 @@ from chop.actions.compress import CompressConfig, Row, compress, measure
 from chop.actions.doctor import OK, examine
 from chop.actions.subject import SubjectConfig, load_subject, raise_to_graph
 from chop.errors import ConfigError, UnavailableError
-from chop.train import default_dataset, evaluate, fit
+from chop.train import default_dataset, evaluate, fit, read_rows
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +35,18 @@ def test_the_table_has_the_expected_shape(result):
     assert found["PTQ", "integer 4.auto"]["accuracy"] > exact - 0.05
     lost = exact - found["PTQ", "integer 4.2"]["accuracy"]
     assert exact - found["QAT", "integer 4.2"]["accuracy"] < lost / 2
+
+
+def test_the_model_for_onnx_answers_alike(tmp_path):
+    runtime = pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
+    settings = {"formats": ("8.auto",), "qat_epochs": 0, "bench_seconds": 0, "onnx": True}
+    found = compress(CompressConfig(model="mlp", out=tmp_path, **settings))
+    session = runtime.InferenceSession(tmp_path / "model.onnx")
+    test = read_rows(default_dataset("mlp")["test"])
+    (name,) = (each.name for each in session.get_inputs())
+    (answers,) = session.run(None, {name: test.columns[name].numpy()})
+    right = (torch.from_numpy(answers).argmax(1) == test.labels).float().mean()
+    assert float(right) == pytest.approx(found["saved"]["accuracy"], abs=0.006)
 
 
 def test_layers_have_formats_of_their_own(tmp_path):

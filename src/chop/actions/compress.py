@@ -33,6 +33,7 @@ from chop.ir.graph import MaseGraph
 from chop.nn.packed import obstacle
 from chop.nn.quantized import QuantizedOperator
 from chop.passes.analysis.summarize_quantization import layer_rows, operator_rows
+from chop.passes.interface.export_onnx import check_onnx_is_installed
 from chop.report.plots import Curve, plot_accuracy
 from chop.tables import markdown_table, print_table
 from chop.train import evaluate, fit
@@ -60,6 +61,7 @@ class CompressConfig(SubjectConfig):
         max_drop: accuracy, from 0 to 1, that the saved model may lose against float.
         bench_seconds: of measuring the saved model's speed, per model and batch size; 0 leaves it
             out.
+        onnx: also writes `model.onnx`, with the 8-bit integer formats as integers.
 
     The other settings are those of `SubjectConfig`.
     """
@@ -80,6 +82,7 @@ class CompressConfig(SubjectConfig):
     calibration_rows: int = 256
     max_drop: float = 0.01
     bench_seconds: float = 0.25
+    onnx: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,6 +93,8 @@ class CompressConfig(SubjectConfig):
         check_operators(self.operators)
         if not self.formats and not self.layers:
             raise ConfigError("formats: expected at least one.")
+        if self.onnx:
+            check_onnx_is_installed()
 
 
 @dataclass(frozen=True)
@@ -125,13 +130,13 @@ def compress(config: CompressConfig) -> dict[str, Any]:
     """Quantises a model in several formats, trains the hardest one back, and writes it all down.
 
     Writes into `config.out`: `model.pt` and `model.mz` (the smallest model within `max_drop` of
-    float, its weights packed: `pack_transform_pass` unpacks them for training), `graph.svg`,
-    `accuracy.svg`, `table.md` and, last, `result.json`.
+    float, its weights packed: `pack_transform_pass` unpacks them for training), `model.onnx` where
+    it is asked for, `graph.svg`, `accuracy.svg`, `table.md` and, last, `result.json`.
 
     Returns: what is in `result.json`.
     Raises:
         ConfigError: settings that do not fit together.
-        UnavailableError: the model or the data set is not there.
+        UnavailableError: the model, the data set or a library is not there.
     """
     console = Console()
     subject = load_subject(config)
@@ -243,6 +248,9 @@ def _write(
     packed = _packed(chosen.graph)
     packed.export(config.out / "model")
     sizes = exported_bytes(candidates[0].graph), _file_bytes(config.out)
+    if config.onnx:
+        settings = {"path": config.out / "model.onnx", "float_fallback": True}
+        passes.export_onnx_interface_pass(chosen.graph, settings)
     packed.draw(config.out / "graph.svg")
     plot_accuracy(
         config.out / "accuracy.svg",

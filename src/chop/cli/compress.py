@@ -50,6 +50,9 @@ def compress_command(
     bench_seconds: Annotated[
         float | None, typer.Option(help="Measure the saved model's speed so long; 0: not at all.")
     ] = None,
+    onnx: Annotated[
+        bool | None, typer.Option("--onnx", help="Write model.onnx too, 8-bit formats as integers.")
+    ] = None,
     limit: options.Limit = None,
     max_length: options.MaxLength = None,
     batch_size: options.BatchSize = None,

@@ -31,6 +31,13 @@ class ExportOnnxConfig:
     dynamic_axes: bool = True
 
 
+def check_onnx_is_installed() -> None:
+    """Raises UnavailableError where onnx or onnxscript are not installed."""
+    absent = [name for name in NEEDS if importlib.util.find_spec(name) is None]
+    if absent:
+        raise UnavailableError(f"ONNX needs {' and '.join(absent)}: pip install 'mase-chop[onnx]'.")
+
+
 @graph_pass(config=ExportOnnxConfig)
 def export_onnx_interface_pass(mg: MaseGraph, config: ExportOnnxConfig) -> dict[str, Any]:
     """Writes the graph as an ONNX file that runtimes can compute in 8-bit integers.
@@ -60,12 +67,7 @@ def export_onnx_interface_pass(mg: MaseGraph, config: ExportOnnxConfig) -> dict[
 
     Source: the ONNX operators QuantizeLinear and DequantizeLinear, version 13.
     """
-    absent = [name for name in NEEDS if importlib.util.find_spec(name) is None]
-    if absent:
-        raise UnavailableError(
-            f"export_onnx_interface_pass: {' and '.join(absent)} not installed; "
-            "pip install 'mase-chop[onnx]'."
-        )
+    check_onnx_is_installed()
     twin = exported_twin(mg, config.float_fallback)
     path = (
         config.path
