@@ -1,5 +1,6 @@
 """The examples run as their readers run them."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -158,3 +159,27 @@ def test_tutorial_5_counts_compares_and_compresses(tmp_path):
     assert [line for line in run("tutorial_5.py", *quick).splitlines() if "│" in line] == [
         line for line in text.splitlines() if "│" in line
     ]
+
+
+@pytest.mark.slow
+def test_tutorial_9_counts_what_moves_and_times_it(tmp_path):
+    text = run("tutorial_9.py", "--quick", "--device", "cpu", "--out", tmp_path)
+    assert "reads 5MN + 2M, writes 3MN + 2M: True" in text
+    assert "fused: reads MN, writes MN, 4.00 times less" in text
+    tables = (tmp_path / "tables.md").read_text()
+    assert "| naive | " in tables and "| torch.compile | " in tables
+    if importlib.util.find_spec("triton"):
+        assert "The Triton kernel in Triton's interpreter" in tables
+
+
+@pytest.mark.slow
+def test_lab_4_measures_all_three_parts(tmp_path):
+    text = run("lab_4.py", "--quick", "--out", tmp_path)
+    assert "fused in the graph of bert-tiny: softmax, softmax_1" in text
+    assert "8.25 bits, 74.2% saved on packed layers" in text
+    assert "measured again and again" in " ".join(text.split())
+    compiled = (tmp_path / "compile" / "tables.md").read_text()
+    assert "| pays after |" in compiled and "recompile, call 2" in compiled
+    assert "| fused (flash) |" in (tmp_path / "attention" / "tables.md").read_text()
+    assert "| 8.25 bits (74.2% saved) |" in (tmp_path / "dequantize" / "tables.md").read_text()
+    assert (tmp_path / "compile" / "mlp-batch-2.svg").is_file()

@@ -78,3 +78,22 @@ def test_mistakes_are_named(compressed, tmp_path):
     with pytest.raises(ConfigError, match=r"batch 10000: the data set has only \d+ test rows"):
         bench_model(BenchModelConfig(compressed=compressed[0], batch_sizes=(10_000,)))
     assert "did you mean 'mlp'" in chop("bench", "model", "--model", "mpl", code=2)
+
+
+def test_attention_is_measured_and_written(tmp_path):
+    text = chop("bench", "attention", "--quick", "--dtype", "float32", "--out", tmp_path)
+    assert "Attention 2x3x32x16" in text and "Ceilings of the device" in text
+    table = (tmp_path / "tables.md").read_text()
+    assert table.count("| naive | ") == table.count("| fused (flash) | ") == 3
+    for mask in ("none", "padding", "causal"):
+        assert (tmp_path / f"2x3x32x16-float32-{mask}.svg").is_file()
+        record = json.loads((tmp_path / f"2x3x32x16-float32-{mask}.json").read_text())
+        assert record["variants"][2]["largest_difference"] < 1e-5
+    assert "did you mean 'causal'" in chop("bench", "attention", "--mask", "casual", code=2)
+
+
+def test_compile_names_what_it_does_not_know():
+    assert "did you mean 'mlp'" in chop("bench", "compile", "--model", "mpl", code=2)
+    assert "did you mean 'freezing'" in chop("bench", "compile", "--mode", "frezing", code=2)
+    text = chop("bench", "compile", "--help")
+    assert all(word in text for word in ("--iterations", "paid back", "reduce-overhead"))
