@@ -5,7 +5,15 @@ import pytest
 import torch
 from torch import nn
 
-from chop.bench.decoding import COPY, FORMATS, LOOP, TORCH, compare_decoding, decode_in_a_loop
+from chop.bench.decoding import (
+    COPY,
+    FORMATS,
+    IN_PLACE,
+    LOOP,
+    TORCH,
+    compare_decoding,
+    decode_in_a_loop,
+)
 from chop.bench.dequantize import BenchDequantizeConfig, bench_dequantize
 from chop.bench.fresh import in_fresh_process
 from chop.bench.packed_product import DECODED, FLOAT_WAY, FUSED, compare_products
@@ -34,7 +42,7 @@ def test_decoding_is_exact_and_counted():
     weight = torch.randn(64, 1024)
     found, rows = compare_decoding(weight, "mxint4", **HOW)
     by_way = {row.measured.name: row for row in rows}
-    assert all(by_way[way].is_exact for way in (TORCH, "C++", LOOP))
+    assert all(by_way[way].is_exact for way in (TORCH, "C++", IN_PLACE, LOOP))
     read, written = 64 * 1024 // 2 + 64 * 1024 // 32, 4 * 64 * 1024
     assert by_way["C++"].moved_bytes == read + written
     assert by_way[COPY].moved_bytes == 2 * written and by_way[COPY].share_of_copy == 1

@@ -17,6 +17,7 @@ from chop.formats import MXFP, Encoded, MXInt
 from chop.formats.packing import unpack_bits
 from chop.formats.scaled import cast
 from chop.kernels.codes import Packed
+from chop.kernels.cpu import packed as cpu
 from chop.kernels.cuda import dequantize as cuda
 from chop.kernels.triton.register import is_installed
 
@@ -28,7 +29,7 @@ FORMATS: dict[str, MicroscalingFormat] = {
     "mxfp4": MXFP(4, 2),
 }
 TORCH, OPERATOR, CUDA = "torch", {"cpu": "C++", "cuda": "Triton"}, "CUDA C++"
-COPY, CLONE = "copy, in place", "copy to new memory"
+IN_PLACE, COPY, CLONE = "C++, in place", "copy, in place", "copy to new memory"
 LOOP = "loop over blocks"
 LOOP_SHAPE = (32, 1024)
 E8M0_BIAS, E8M0_NAN = 127, 255
@@ -103,10 +104,18 @@ def ways(encoded: Encoded, number_format: MicroscalingFormat) -> dict[str, Calla
     found: dict[str, Callable[[], Tensor]] = {TORCH: partial(number_format.decode, encoded)}
     if device != "cuda" or is_installed():
         found[OPERATOR[device]] = partial(torch.ops.chop.decode, *packed, encoded.dtype)
+    y = torch.empty(encoded.shape, dtype=encoded.dtype, device=encoded.codes.device)
+    if device == "cpu" and cpu.decode_into(packed, y):
+        found[IN_PLACE] = partial(_decode_into, packed, y)
     is_taken = cuda.takes(number_format, len(encoded.shape), encoded.dtype)
     if device == "cuda" and is_taken and cuda.obstacle() is None:
         found[CUDA] = partial(cuda.dequantize, encoded, number_format)
     return found
+
+
+def _decode_into(packed: Packed, y: Tensor) -> Tensor:
+    cpu.decode_into(packed, y)
+    return y
 
 
 def compare_decoding(weight: Tensor, name: str, **how: Any) -> tuple[Comparison, list[DecodeRow]]:

@@ -26,12 +26,17 @@ MANY_FOR_INT8 = 4
 
 def decode(packed: Packed, dtype: torch.dtype) -> Tensor | None:
     """The tensor that codes stand for; None where the loops do not know them."""
-    reader = find_reader(packed)
-    if reader is None or dtype not in TYPES or not reader.takes(packed):
-        return None
-    if dtype != torch.float32 and not reader.tables.scales_are_powers:
-        return None  # it would be rounded twice
-    return _decoded(reader, packed, dtype)
+    reader = _decoder(packed, dtype)
+    return None if reader is None else _decoded(reader, packed, dtype)
+
+
+def decode_into(packed: Packed, y: Tensor) -> bool:
+    """Writes the tensor that codes stand for to a contiguous `y`; False where it cannot."""
+    reader = _decoder(packed, y.dtype)
+    if reader is None or y.shape != torch.Size(packed.shape) or not y.is_contiguous():
+        return False
+    _decode(reader, packed, y)
+    return True
 
 
 def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor | None:
@@ -83,19 +88,31 @@ def _float(x: Tensor) -> Tensor:
     return x if x.is_contiguous() else x.contiguous()
 
 
+def _decoder(packed: Packed, dtype: torch.dtype) -> Reader | None:
+    reader = find_reader(packed)
+    if reader is None or dtype not in TYPES or not reader.takes(packed):
+        return None
+    # Otherwise it would be rounded twice.
+    return reader if dtype == torch.float32 or reader.tables.scales_are_powers else None
+
+
 def _decoded(reader: Reader, packed: Packed, dtype: torch.dtype) -> Tensor:
     y = torch.empty(packed.shape, dtype=dtype, device="cpu")
+    _decode(reader, packed, y)
+    return y
+
+
+def _decode(reader: Reader, packed: Packed, y: Tensor) -> None:
     reader.loops.chop_decode(
         ctypes.byref(reader.codes),
         pointer(packed.codes),
         pointer(packed.scales),
         pointer(y),
-        TYPES[dtype],
+        TYPES[y.dtype],
         ctypes.c_int64(reader.lines.rows),
         ctypes.c_int64(reader.lines.columns),
         torch.get_num_threads(),
     )
-    return y
 
 
 def _few_rows(reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
