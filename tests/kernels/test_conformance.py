@@ -4,6 +4,8 @@ import ctypes
 import dataclasses
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -186,7 +188,7 @@ def test_every_instruction_set_gives_the_same_bits(flags, monkeypatch):
 
 
 def test_nothing_is_compiled_for_small_tensors(monkeypatch):
-    monkeypatch.setattr("chop.kernels.cpu.fake_quantize.is_loaded", lambda: False)
+    monkeypatch.setattr("chop.kernels.cpu.fake_quantize.is_ready", lambda: False)
     asked = []
     monkeypatch.setattr(
         "chop.kernels.cpu.fake_quantize.library",
@@ -210,6 +212,30 @@ def test_without_a_working_compiler_there_is_a_reason(compiler, reason, monkeypa
     nothing = build._library.__wrapped__()
     assert nothing.library is None
     assert re.search(reason, nothing.detail)
+
+
+def test_what_was_compiled_before_is_ready_for_small_tensors_too(monkeypatch, tmp_path):
+    code = (
+        "import torch, chop.kernels\n"
+        "from chop.formats import Integer\n"
+        "from chop.kernels.cpu import build\n"
+        "build._compile = lambda *a: print('compiled')\n"
+        "y = Integer(4, 1)(torch.tensor([0.26, 9.0]))\n"
+        "print(y.tolist(), build.is_loaded())"
+    )
+
+    def run():
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    kept = build.compiled(build.compiler(), (build.OPENMP,))
+    monkeypatch.setenv("CHOP_CACHE", str(tmp_path))
+    assert run() == "[0.5, 3.5] False" and not list(tmp_path.iterdir())
+    shutil.copy(kept, tmp_path)
+    assert run() == "[0.5, 3.5] True"
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    monkeypatch.setenv("PATH", "")
+    assert run() == "[0.5, 3.5] False"
 
 
 def test_the_library_is_kept(monkeypatch, tmp_path):

@@ -302,7 +302,7 @@ def test_results_do_not_depend_on_what_was_called_before(shape, monkeypatch):
     fmt, x = MXInt(8), torch.randn(3, shape[1])
     encoded = fmt.encode(torch.randn(shape))
     y = torch.ops.chop.packed_linear(x, FLOAT, *parts(encoded, fmt), None, False)
-    monkeypatch.setattr(reader, "is_loaded", lambda: False)
+    monkeypatch.setattr(reader, "is_ready", lambda: False)
     reader._fixed_reader.cache_clear()
     assert same(torch.ops.chop.packed_linear(x, FLOAT, *parts(encoded, fmt), None, False), y)
 

@@ -23,6 +23,7 @@ from chop.errors import ConfigError, did_you_mean
 Gradient = Literal["identity", "clip", "lsq"]
 """How a gradient passes a fake-quantiser: unchanged; zero where the value saturated; or also to
 the scales, where they are learnt (see `chop.formats.learnt`), and unchanged elsewhere."""
+GRADIENTS = get_args(Gradient)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,8 +170,8 @@ class NumberFormat(ABC):
 
         Source of the estimator: Bengio et al. 2013, arXiv:1308.3432.
         """
-        if gradient not in (known := get_args(Gradient)):
-            raise ConfigError(f"gradient '{gradient}': {did_you_mean(gradient, known)}")
+        if gradient not in GRADIENTS:
+            raise ConfigError(f"gradient '{gradient}': {did_you_mean(gradient, GRADIENTS)}")
         if gradient == "clip" and x.requires_grad and torch.is_grad_enabled():
             return torch.ops.chop.fake_quantize_marking(x, self.key)[0]
         return torch.ops.chop.fake_quantize(x, self.key)
@@ -273,12 +274,13 @@ def _rounded(x: Tensor, key: str) -> Tensor:
     return rounded
 
 
-@torch.library.custom_op("chop::fake_quantize", mutates_args=())
-def _fake_quantize(x: Tensor, key: str) -> Tensor:
-    return _rounded(x, key)
+# `Library` and not `custom_op`, whose calls cost as much as rounding a small tensor.
+OPERATORS = torch.library.Library("chop", "FRAGMENT")
+OPERATORS.define("fake_quantize(Tensor x, str key) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+OPERATORS.impl("fake_quantize", _rounded, "CompositeExplicitAutograd")
 
 
-@_fake_quantize.register_fake
+@torch.library.register_fake("chop::fake_quantize", lib=OPERATORS)
 def _(x: Tensor, key: str) -> Tensor:
     return torch.empty_like(x)
 
@@ -287,7 +289,7 @@ def _straight_through(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
     return grad, None
 
 
-_fake_quantize.register_autograd(_straight_through)
+torch.library.register_autograd("chop::fake_quantize", _straight_through, lib=OPERATORS)
 
 
 # The mask is found while the values are there: finding it in the backward pass would cost another

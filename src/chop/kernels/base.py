@@ -10,6 +10,7 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.formats import NumberFormat, from_key
+from chop.formats.base import OPERATORS
 from chop.kernels.eager import round_eagerly
 
 
@@ -48,12 +49,12 @@ def register(kernel: Kernel) -> Kernel:
     """Makes a kernel the implementation of chop's fake-quantisers on its device."""
 
     def implementation(x: Tensor, key: str) -> Tensor:
-        return fake_quantize(x, from_key(key))
+        return _rounded(x, from_key(key), torch.empty_like(x))
 
     def marking(x: Tensor, key: str) -> tuple[Tensor, Tensor]:
         return fake_quantize_marking(x, from_key(key))
 
-    torch.library.register_kernel("chop::fake_quantize", kernel.device, implementation)
+    OPERATORS.impl("fake_quantize", implementation, kernel.device.upper())
     torch.library.register_kernel("chop::fake_quantize_marking", kernel.device, marking)
     KERNELS[kernel.device] = kernel
     return kernel
@@ -88,6 +89,10 @@ def fake_quantize(x: Tensor, number_format: NumberFormat, out: Tensor | None = N
             f"out: expected {tuple(x.shape)} {x.dtype} on {x.device}, got {tuple(out.shape)} "
             f"{out.dtype} on {out.device}."
         )
+    return _rounded(x, number_format, out)
+
+
+def _rounded(x: Tensor, number_format: NumberFormat, out: Tensor) -> Tensor:
     kernel = KERNELS.get(x.device.type)
     if kernel is not None and kernel.run(x, number_format, out):
         return out

@@ -64,6 +64,23 @@ def library() -> Build:
         return _library()
 
 
+def is_ready() -> bool:
+    """True when the library can be had without compiling, here or by an earlier process.
+
+    The cache folder is looked into once a process, for some milliseconds.
+    """
+    return _was_compiled() or is_loaded()
+
+
+@lru_cache(maxsize=1)
+def _was_compiled() -> bool:
+    found = compiler()
+    try:
+        return found is not None and _path(found, (*FLAGS, OPENMP)).exists()
+    except (OSError, subprocess.SubprocessError):
+        return False
+
+
 def is_loaded() -> bool:
     """True when asking for the library costs nothing any more, whether there is one or not."""
     return _library.cache_info().currsize > 0
@@ -99,14 +116,19 @@ def compiled(compiler: str, more_flags: Sequence[str] = ()) -> Path:
         OSError: the folder cannot be written.
     """
     flags = (*FLAGS, *more_flags)
-    version = _run(compiler, "--version")
-    texts = (file.read_text() for file in (*SOURCES, *HEADERS))
-    key = hashlib.sha256("\0".join((*texts, compiler, version, *flags)).encode())
-    path = cache_folder() / f"kernels-{key.hexdigest()[:16]}.so"
+    path = _path(compiler, flags)
     if not path.exists():
         with replacing(path) as temporary:
             _compile(compiler, flags, temporary)
     return path
+
+
+def _path(compiler: str, flags: Sequence[str]) -> Path:
+    """Where the library of these sources and this compiler is kept."""
+    version = _run(compiler, "--version")
+    texts = (file.read_text() for file in (*SOURCES, *HEADERS))
+    key = hashlib.sha256("\0".join((*texts, compiler, version, *flags)).encode())
+    return cache_folder() / f"kernels-{key.hexdigest()[:16]}.so"
 
 
 def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:

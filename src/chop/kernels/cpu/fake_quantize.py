@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_int64
-from dataclasses import dataclass
+from collections.abc import Callable
+from ctypes import byref, c_int32, c_int64, c_void_p
+from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ from chop.formats.scaled import ScaledFormat
 from chop.formats.ternary import CHANNELS
 from chop.kernels.base import Kernel, register
 from chop.kernels.cpu import measure
-from chop.kernels.cpu.build import is_loaded, library
+from chop.kernels.cpu.build import is_ready, library
 from chop.kernels.cpu.measure import pointer
 from chop.kernels.plan import (
     GIVEN,
@@ -39,8 +41,7 @@ WIDEST_BLOCK = 256
 """Columns of a block of several rows."""
 
 
-@dataclass(frozen=True)
-class Tensors:
+class Tensors(NamedTuple):
     """What is read, and where the results go.
 
     Attributes:
@@ -60,6 +61,9 @@ class Tensors:
 
     def share_memory_order(self) -> bool:
         """True for one layout without gaps, whichever it is."""
+        x, out, mask = self
+        if x.is_contiguous() and out.is_contiguous() and (mask is None or mask.is_contiguous()):
+            return True
         dense = torch.empty_like(self.x, device="meta").stride()
         return all(tensor.stride() == dense for tensor in (self.x, *self.results))
 
@@ -101,7 +105,7 @@ def run(x: Tensor, number_format: NumberFormat, out: Tensor, mask: Tensor | None
     """
     if x.dtype not in TYPES or not x.numel():
         return False
-    if not is_loaded() and x.numel() < WORTH_COMPILING:
+    if not is_ready() and x.numel() < WORTH_COMPILING:
         return False
     number_format = number_format.fitted(x)
     plan = plan_of(number_format, x.dtype)
@@ -114,8 +118,7 @@ def run(x: Tensor, number_format: NumberFormat, out: Tensor, mask: Tensor | None
     return rounding.of_elements(plan) if plan.scale == NONE else rounding.of_groups(plan)
 
 
-@dataclass(frozen=True)
-class _Rounding:
+class _Rounding(NamedTuple):
     """Rounds tensors to a format by the library. Every method returns whether the library did."""
 
     loops: ctypes.CDLL
@@ -131,7 +134,8 @@ class _Rounding:
             memory = worked.x.as_strided((count,), (1,))
             plan = measure.with_factors(self.loops, plan, tensors.x, memory, self.number_format)
         done = self._lines(plan, worked, (1, count), None)
-        worked.copy_to(tensors)
+        if worked is not tensors:
+            worked.copy_to(tensors)
         return done
 
     def of_groups(self, plan: Plan) -> bool:
@@ -217,11 +221,14 @@ class _Rounding:
 
     def _lines(self, plan: Plan, t: Tensors, lines: tuple[int, int], scales: Tensor | None) -> bool:
         """`plan.block` is what a line may be cut into. Other Python threads run meanwhile."""
-        status = self.loops.chop_fake_quantize(
+        status = _lines_loop(self.loops)(
             byref(plan),
-            *map(pointer, (t.x, t.out, t.mask, scales)),
+            t.x.data_ptr(),
+            t.out.data_ptr(),
+            None if t.mask is None else t.mask.data_ptr(),
+            None if scales is None else scales.data_ptr(),
             TYPES[t.x.dtype],
-            *map(c_int64, lines),
+            *lines,
             torch.get_num_threads(),
         )
         return status == 0
@@ -235,6 +242,13 @@ class _Rounding:
             torch.get_num_threads(),
         )
         return status == 0
+
+
+@cache
+def _lines_loop(loops: ctypes.CDLL) -> Callable[..., int]:
+    """With declared argument types: building each would take as long as a small tensor."""
+    prototype = ctypes.CFUNCTYPE(c_int32, *[c_void_p] * 5, c_int32, c_int64, c_int64, c_int32)
+    return prototype(("chop_fake_quantize", loops))
 
 
 def _groups(number_format: NumberFormat) -> Groups:
@@ -253,7 +267,7 @@ def _lies_in_place(plan: Plan, grid: Grid) -> bool:
 def _clip_gradient(grad: Tensor, mask: Tensor) -> Tensor:
     out = torch.empty_like(grad)
     in_order = grad.is_contiguous() and mask.is_contiguous() and out.is_contiguous()
-    loops = library().library if in_order and is_loaded() and grad.dtype in TYPES else None
+    loops = library().library if in_order and is_ready() and grad.dtype in TYPES else None
     if loops is None:
         return torch.where(mask, grad.new_zeros(()), grad, out=out)
     count, threads = c_int64(grad.numel()), torch.get_num_threads()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from chop.formats import BinaryResidual, from_key
 from chop.kernels.codes import Codes, CodeTables, Lines, Packed, fixed_tables, residual_tables
-from chop.kernels.cpu.build import is_loaded, library
+from chop.kernels.cpu.build import is_ready, library
 
 CHUNK_ROWS = 256
 """Of activations at a time, where results pass through another dtype: they stay in the cache."""
@@ -60,7 +60,7 @@ class Reader:
 def find_reader(packed: Packed) -> Reader | None:
     """How to read a packed tensor; None where there is no library, or no table for the codes."""
     shape, key = tuple(packed.shape), packed.key
-    if not (is_loaded() or is_large(shape)):
+    if not (is_ready() or is_large(shape)):
         return None
     if packed.tensor_scale is not None:
         return _reader_of(fixed_tables(from_key(key)), shape, packed.tensor_scale)
