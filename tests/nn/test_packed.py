@@ -139,6 +139,73 @@ def test_copies_pickles_files_and_state_dicts_keep_every_bit(tmp_path):
         packed.load_state_dict(layer.state_dict())
 
 
+@pytest.fixture
+def decoded(monkeypatch):
+    """The parameters that are decoded."""
+    names = []
+    decode = PackedLinear._decode
+    monkeypatch.setattr(
+        PackedLinear, "_decode", lambda self, name, x: names.append(name) or decode(self, name, x)
+    )
+    return names
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_small_parameters_are_decoded_once(mode, decoded, monkeypatch):
+    layer, x = quantized("linear", FORMATS[17])
+    packed = pack(layer).eval()
+    with mode():
+        outputs = [packed(x) for _ in range(3)]
+    assert decoded == ["weight", "bias"]
+    assert all(torch.equal(y, layer(x)) for y in outputs)
+    assert not packed.weight.requires_grad and not packed.weight.is_inference()
+    monkeypatch.setattr("chop.nn.packed.base.SMALL", layer.weight.numel() - 1)
+    assert packed.weight is not packed.weight and packed.bias is packed.bias
+    assert decoded == ["weight", "bias", "weight", "weight"]
+
+
+def test_what_is_kept_is_dropped_when_the_codes_change(decoded):
+    layer, x = quantized("linear", FORMATS[3])
+    other = pack(quantized("linear", FORMATS[3])[0]).eval()
+    packed = pack(layer).eval()
+    unused = len(pickle.dumps(packed))
+    before = packed(x)
+    assert len(pickle.dumps(packed)) == unused
+    copied, pickled = copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))
+    packed.load_state_dict(other.state_dict())
+    assert torch.equal(packed(x), other(x)) and not torch.equal(packed(x), before)
+    assert torch.equal(copied(x), before) and torch.equal(pickled(x), before)
+    with torch.no_grad():
+        packed.weight_scales.mul_(2)
+    assert torch.equal(packed.weight, 2 * other.weight)
+    packed.weight.mul_(0)  # an operator that writes into its operand spoils nothing
+    assert torch.equal(packed.weight, 2 * other.weight)
+    packed.weight_codes = other.weight_codes.roll(1)
+    assert not torch.equal(packed.weight, 2 * other.weight)
+    copied.weight_codes.data = other.weight_codes
+    copied.weight_scales.data = other.weight_scales
+    assert torch.equal(copied.weight, other.weight)
+    assert copied.double().weight.dtype == torch.float64
+    copied.weight.add_(1)
+    decoded.clear()
+    assert torch.equal(copied.float().weight, other.weight) and decoded == ["weight"]
+    assert copied.to("meta").weight.is_meta
+
+
+def test_codes_without_versions_are_decoded_every_time(decoded):
+    layer, x = quantized("linear", FORMATS[0])
+    with torch.inference_mode():
+        packed = pack(layer).eval()
+        moved = packed.load_state_dict(
+            {name: part.clone() for name, part in packed.state_dict().items()}, assign=True
+        )
+        assert not moved.missing_keys and packed.weight_codes.is_inference()
+        packed(x)
+        packed.weight_codes.zero_()
+        assert (packed.weight == 0).all()
+    assert decoded.count("weight") == 2
+
+
 @pytest.mark.parametrize("scales", ["weight_scales", "weight_tensor_scale"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_changes_of_dtype_keep_the_codes_and_the_scales(dtype, scales):
@@ -265,14 +332,20 @@ def test_embeddings_look_up_single_rows(settings, monkeypatch):
     layer, _ = quantized("embedding", settings)
     packed = pack(layer, exact=True).eval()
     rows = []
-    decoded = PackedEmbedding._decoded
+    decode = PackedEmbedding._decode
     monkeypatch.setattr(
-        PackedEmbedding, "_decoded", lambda self, *a: rows.append(decoded(self, *a)) or rows[-1]
+        PackedEmbedding, "_decode", lambda self, *a: rows.append(decode(self, *a)) or rows[-1]
     )
+    monkeypatch.setattr("chop.nn.packed.base.SMALL", 0)
     for index in (torch.tensor([[3, 49], [0, 3]]), torch.arange(50).repeat(2), torch.tensor(7)):
         assert torch.equal(packed(index), layer(index))
     by_rows = settings is FORMATS[14]
     assert [len(x) for x in rows] == ([4, 50, 1] if by_rows else [50, 50, 50])
+    monkeypatch.setattr("chop.nn.packed.base.SMALL", packed.packed_shapes["weight"].numel())
+    rows.clear()
+    for index in (torch.tensor([[3, 49], [0, 3]]), torch.arange(50)):
+        assert torch.equal(packed(index), layer(index))
+    assert [len(x) for x in rows] == [50]
     for wrong in (50, -1):
         with pytest.raises((IndexError, RuntimeError)):
             packed(torch.tensor([wrong]))

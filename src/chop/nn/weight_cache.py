@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
@@ -16,25 +16,25 @@ class _Kept:
     """A result, and what it was made from.
 
     Attributes:
-        sources: the tensors, and an alias of each: it holds the memory, so that no other tensor
-            can come to lie at the same address.
         state: of the sources when the result was made.
+        sources: the tensors, and an alias of each: they live on, and hold the memory, so that no
+            other tensor can come to have the same identity or to lie at the same address.
         result: without a gradient.
         version: of the result, when it was made: an operator may write into its operands.
     """
 
-    sources: tuple[tuple[Tensor, Tensor], ...]
     state: object
+    sources: tuple[tuple[Tensor, Tensor], ...]
     result: Tensor
     version: int
 
-    def holds(self, state: object, sources: tuple[Tensor, ...]) -> bool:
+    def holds(self, sources: Sequence[Tensor]) -> bool:
         """Whether the result would be the same again."""
-        return (
-            self.state == state
-            and all(old is new for (old, _), new in zip(self.sources, sources, strict=True))
-            and self.result._version == self.version
-        )
+        return self.state == _state(sources) and self.result._version == self.version
+
+
+def _state(sources: Sequence[Tensor]) -> object:
+    return [(id(x), x._version, x.data_ptr(), x.dtype, x.device, x.shape) for x in sources]
 
 
 @dataclass
@@ -62,6 +62,7 @@ class _Shelf:
 
 # By module. Kept outside the modules: copies, pickles and checkpoints know nothing.
 _kept: WeakKeyDictionary[nn.Module, _Shelf] = WeakKeyDictionary()
+_decoded: WeakKeyDictionary[nn.Module, _Shelf] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -110,7 +111,7 @@ def keeps(owner: nn.Module) -> bool:
 def kept(
     owner: nn.Module,
     operand: str,
-    sources: tuple[Tensor, ...],
+    sources: Sequence[Tensor],
     rule: object,
     make: Callable[[], Tensor],
 ) -> Tensor:
@@ -124,16 +125,45 @@ def kept(
         make: makes the result; it must not draw at random.
     """
     shelf = _kept.get(owner)
-    if shelf is None or any(x.is_inference() for x in sources):  # those have no version
+    return make() if shelf is None else _from(shelf, operand, sources, rule, make)
+
+
+def decoded_once(
+    owner: nn.Module,
+    operand: str,
+    sources: Sequence[Tensor],
+    rule: object,
+    make: Callable[[], Tensor],
+) -> Tensor:
+    """As `kept`, for operators whose parameters are codes. Nobody has to ask for it.
+
+    What cannot be seen, a write past autograd, happens to parameters that are trained, and codes
+    are not.
+    """
+    shelf = _decoded.get(owner)
+    if shelf is None:
+        shelf = _decoded[owner] = _Shelf(formats=1)
+    return _from(shelf, operand, sources, rule, make)
+
+
+def _from(
+    shelf: _Shelf,
+    operand: str,
+    sources: Sequence[Tensor],
+    rule: object,
+    make: Callable[[], Tensor],
+) -> Tensor:
+    if any(x.is_inference() for x in sources):  # those have no version
         return make()
-    state = tuple((x._version, x.data_ptr(), x.dtype, x.device, x.shape) for x in sources)
     found = shelf.find(operand, rule)
-    if found is not None and found.holds(state, sources):
-        shelf.put(operand, rule, found)
+    if found is not None and found.holds(sources):
+        if shelf.formats > 1:
+            shelf.put(operand, rule, found)
         return found.result
+    state = _state(sources)
     with torch.inference_mode(False), torch.no_grad():
         result = make()
     if type(result) is Tensor:  # a fake one is of use to nobody else
         aliases = tuple((x, x.detach()) for x in sources)
-        shelf.put(operand, rule, _Kept(aliases, state, result, result._version))
+        shelf.put(operand, rule, _Kept(state, aliases, result, result._version))
     return result

@@ -12,8 +12,11 @@ import chop.kernels  # noqa: F401 (registers the operators on codes)
 from chop.errors import ConfigError
 from chop.formats import Encoded, NumberFormat, QuantSpec
 from chop.nn.quantized import QuantizedOperator
+from chop.nn.weight_cache import decoded_once
 
 CODES, SCALES, TENSOR_SCALE = "codes", "scales", "tensor_scale"
+SMALL = 2**14
+"""Elements of a parameter that is decoded once."""
 KnownCodes = MutableMapping[tuple[int, str], Encoded]
 """Codes by the id of the parameter and the key of the format, so that shared ones stay shared."""
 
@@ -21,7 +24,11 @@ KnownCodes = MutableMapping[tuple[int, str], Encoded]
 class PackedOperator(QuantizedOperator):
     """Mixin that replaces the quantised parameters of an operator by their codes.
 
-    One layer at a time is decoded, while it runs.
+    One layer at a time is decoded, while it runs. Parameters of up to `SMALL` elements are decoded
+    once and kept, since decoding would take longer than what is computed with them: 64 kB of
+    float32 each, from the first forward on, beside the codes. They are no part of the module:
+    files, pickles and copies have the codes alone, and other codes are decoded anew. One change
+    cannot be seen, a write past autograd (`layer.weight_codes.data.zero_()`).
 
     The buffers of `weight` are `weight_codes` (uint8, bit-packed, one-dimensional),
     `weight_scales` (uint8 or float32) where the format has scales, and `weight_tensor_scale`
@@ -58,7 +65,7 @@ class PackedOperator(QuantizedOperator):
         buffers = {name: x for name, x in layer._buffers.items() if name != "weight_mask"}
         for name, stored in packed.items():
             parts = zip(
-                _buffer_names(name), (stored.codes, stored.scales, stored.tensor_scale), strict=True
+                BUFFER_NAMES[name], (stored.codes, stored.scales, stored.tensor_scale), strict=True
             )
             buffers.update({buffer: x for buffer, x in parts if x is not None})
         twin.__dict__.update(layer.__dict__, _parameters=parameters, _buffers=buffers)
@@ -83,7 +90,7 @@ class PackedOperator(QuantizedOperator):
 
     def encoded(self, name: str) -> Encoded:
         """The codes of a packed parameter."""
-        codes, *scales = (self._buffers.get(buffer) for buffer in _buffer_names(name))
+        codes, *scales = (self._buffers.get(buffer) for buffer in BUFFER_NAMES[name])
         assert codes is not None
         return Encoded(codes, self.packed_shapes[name], self.packed_dtype, *scales)
 
@@ -91,9 +98,21 @@ class PackedOperator(QuantizedOperator):
         """Bits per element of a packed parameter, counted from its buffers."""
         return 8 * self.encoded(name).size_bytes / max(self.packed_shapes[name].numel(), 1)
 
-    def _decoded(self, name: str, rows: Tensor | None = None) -> Tensor:
-        stored = self.encoded(name)
-        stored = stored if rows is None else stored.take_rows(rows)
+    def _decoded(self, name: str) -> Tensor:
+        if not self._is_kept(name):
+            return self._decode(name, self.encoded(name))
+        buffers = self._buffers
+        sources = [x for buffer in BUFFER_NAMES[name] if (x := buffers.get(buffer)) is not None]
+        rule = getattr(self.spec, name).key, self.packed_dtype
+        return decoded_once(
+            self, name, sources, rule, lambda: self._decode(name, self.encoded(name))
+        )
+
+    def _is_kept(self, name: str) -> bool:
+        """Whether the decoded parameter is kept from one forward to the next."""
+        return not torch.compiler.is_compiling() and self.packed_shapes[name].numel() <= SMALL
+
+    def _decode(self, name: str, stored: Encoded) -> Tensor:
         return torch.ops.chop.decode(
             stored.codes,
             stored.scales,
@@ -109,10 +128,12 @@ class PackedOperator(QuantizedOperator):
         Raises:
             ConfigError: the layer is being trained.
         """
-        if operand not in self.packed_shapes:
-            return super().quantize(operand, x)
-        self._refuse_training(operand)
-        return x
+        if operand in self.packed_shapes:
+            self._refuse_training(operand)
+            return x
+        if operand is None or getattr(self.spec, operand).is_identity:
+            return x
+        return super().quantize(operand, x)
 
     def _refuse_training(self, operand: str) -> None:
         if self.training and torch.is_grad_enabled():
@@ -137,7 +158,7 @@ class PackedOperator(QuantizedOperator):
             name: nn.Parameter(self._decoded(name), name in self.packed_trainable)
             for name in self.packed_shapes
         }
-        codes = {buffer for name in decoded for buffer in _buffer_names(name)}
+        codes = {buffer for name in decoded for buffer in BUFFER_NAMES[name]}
         buffers = {name: x for name, x in self._buffers.items() if name not in codes}
         if self.packed_mask:
             buffers["weight_mask"] = decoded["weight"].detach() != 0
@@ -165,8 +186,10 @@ class PackedOperator(QuantizedOperator):
 ATTRIBUTES = ("packed_shapes", "packed_dtype", "packed_trainable", "packed_mask", "packed_exact")
 
 
-def _buffer_names(operand: str) -> tuple[str, str, str]:
-    return (f"{operand}_{CODES}", f"{operand}_{SCALES}", f"{operand}_{TENSOR_SCALE}")
+BUFFER_NAMES = {
+    operand: (f"{operand}_{CODES}", f"{operand}_{SCALES}", f"{operand}_{TENSOR_SCALE}")
+    for operand in ("weight", "bias")
+}
 
 
 def packable_operands(layer: QuantizedOperator) -> list[str]:

@@ -23,6 +23,8 @@ class PackedLinear(PackedOperator, q.QuantLinear):
     operator = q.QuantLinear
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
+        if self._is_kept("weight"):
+            return super().forward(input)
         self._refuse_training("weight")
         unlike = input.dtype != self.packed_dtype or torch.is_autocast_enabled(input.device.type)
         if self.packed_exact or unlike:
@@ -103,9 +105,11 @@ class PackedEmbedding(PackedOperator, q.QuantEmbedding):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         by_rows = self.max_norm is None and input.numel() < self.num_embeddings
+        by_rows = by_rows and not self._is_kept("weight")
         if not (by_rows and self.spec.weight.keeps_rows_apart(self.packed_shapes["weight"])):
             return super().forward(input)
-        rows = self.quantize("weight", self._decoded("weight", input.reshape(-1)))
+        stored = self.encoded("weight").take_rows(input.reshape(-1))
+        rows = self.quantize("weight", self._decode("weight", stored))
         return self.quantize("data_out", rows.view(*input.shape, self.embedding_dim))
 
 
