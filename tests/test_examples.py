@@ -182,4 +182,4 @@ def test_lab_4_measures_all_three_parts(tmp_path):
     assert "| pays after |" in compiled and "recompile, call 2" in compiled
     assert "| fused (flash) |" in (tmp_path / "attention" / "tables.md").read_text()
     assert "| 8.25 bits (74.2% saved) |" in (tmp_path / "dequantize" / "tables.md").read_text()
-    assert (tmp_path / "compile" / "mlp-batch-2.svg").is_file()
+    assert (tmp_path / "compile" / "mlp-batch-16.svg").is_file()

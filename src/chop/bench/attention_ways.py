@@ -53,7 +53,8 @@ class Case:
             raise ConfigError(
                 f"shape '{shape}': expected batch x heads x tokens x head size, as 1x12x128x64."
             )
-        return cls(*map(int, parts), dtype, mask)
+        batch, heads, tokens, head_size = map(int, parts)
+        return cls(batch, heads, tokens, head_size, dtype, mask)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -187,8 +188,9 @@ def chosen_backend(inputs: Sequence[Tensor], kept: Tensor | None, is_causal: boo
     """Name of the kernel that torch takes for fused attention, such as "flash_attention"."""
     from torch.nn.attention import SDPBackend
 
+    q, k, v = inputs
     number = torch._fused_sdp_choice(
-        *inputs, attn_mask=None if is_causal else kept, is_causal=is_causal
+        q, k, v, attn_mask=None if is_causal else kept, is_causal=is_causal
     )
     names = {backend.value: name for name, backend in SDPBackend.__members__.items()}
     return names[number].lower()

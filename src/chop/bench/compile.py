@@ -33,7 +33,12 @@ MODES_OF_DEVICE = {
     "cpu": ("default", "max-autotune", "freezing"),
     "cuda": ("default", "reduce-overhead", "max-autotune"),
 }
-QUICK = {"models": ("mlp",), "batch_sizes": (2,), "modes": ("default",), "seconds": 0.02}
+QUICK: Mapping[str, Any] = {
+    "models": ("mlp",),
+    "batch_sizes": (2,),
+    "modes": ("default",),
+    "seconds": 0.02,
+}
 PROBE_LENGTH = 2
 """Texts are as many times shorter in the last call that recompiles are counted in."""
 
@@ -56,7 +61,8 @@ class BenchCompileConfig:
         method: how times are taken, see `chop.bench.compare`.
         device: "cpu", "cuda" ...
         out: folder for tables, plots and measurements.
-        quick: a small model, one mode and a moment: shows that all works, and no times.
+        quick: a small model, one mode and a moment, where no others are given: shows that all
+            works, and no times.
     """
 
     models: tuple[str, ...] = ("bert-tiny", "resnet18")
@@ -198,8 +204,7 @@ def bench_compile(config: BenchCompileConfig) -> CompileComparison:
         ConfigError: a model has no such name, or its inputs cannot be made.
         UnavailableError: a model is not there.
     """
-    if config.quick:
-        config = replace(config, **QUICK)
+    config = quickened(config) if config.quick else config
     place = torch.device(config.device)
     modes = config.modes or MODES_OF_DEVICE.get(place.type, ("default",))
     start, graphs = compiler_start_seconds(place), {}
@@ -216,6 +221,13 @@ def bench_compile(config: BenchCompileConfig) -> CompileComparison:
         calls.append(give(max(config.batch_sizes) + 1, max(1, config.length // PROBE_LENGTH)))
         graphs[name] = compilations(model, calls)
     return CompileComparison(tuple(rows), comparisons, graphs, start)
+
+
+def quickened(config: BenchCompileConfig) -> BenchCompileConfig:
+    """With the settings of `QUICK` for those that were not given."""
+    usual = BenchCompileConfig()
+    left = [name for name in QUICK if getattr(config, name) == getattr(usual, name)]
+    return replace(config, **{name: QUICK[name] for name in left})
 
 
 def compiler_start_seconds(device: torch.device) -> float:

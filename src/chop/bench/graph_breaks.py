@@ -60,6 +60,9 @@ class Compilations:
 def compilations(model: nn.Module, calls: Iterable[Inputs]) -> Compilations:
     """Traces a model as `torch.compile` does, without generating any code.
 
+    Torch forgets on the way what it has compiled so far in this process, and compiles it again when
+    it is called next.
+
     Args:
         model: on the device of its inputs.
         calls: keyword arguments of each call; what differs from the first may cost a recompile.
@@ -90,7 +93,7 @@ def recompiles(model: nn.Module, calls: Iterable[Inputs]) -> Iterator[Recompile]
 
 @contextmanager
 def _fresh_dynamo() -> Iterator[None]:
-    """Without what was compiled before, and without leaving anything behind."""
+    """Without what was compiled before, and without leaving anything to what comes after."""
     torch._dynamo.reset()
     try:
         yield
