@@ -1,6 +1,6 @@
 """Lab 4: what was gained, measured: torch.compile, fused attention, packed weights.
 
-python examples/lab_4.py            (bert-tiny and resnet18, about six minutes on an idle CPU)
+python examples/lab_4.py            (bert-tiny and resnet18, about four minutes on a CPU)
 python examples/lab_4.py --model resnet50 --device cuda
 python examples/lab_4.py --quick    (small sizes, to see that it works)
 
