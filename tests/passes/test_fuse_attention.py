@@ -116,6 +116,29 @@ CASES = {
 }
 
 
+def padded_left(q, k):
+    """Queries 0 and 1 see no key: a fill that is no infinity then weighs all keys alike."""
+    return hide(q, k, -3e38).masked_fill(torch.arange(q.size(-2)) < 2, -3e38)
+
+
+def hide_by_names(q, k):
+    n = q.size(-2)
+    above = torch.eq(torch.ones(size=(n, n)).tril(), other=0)
+    return torch.masked_fill(input=scores(q, k), mask=above, value=-math.inf)
+
+
+def bars_by_names(q, k):
+    n = q.size(-2)
+    return scores(q, k) + torch.triu(torch.full(size=(n, n), fill_value=-math.inf), diagonal=1)
+
+
+CASES |= {
+    "by names": (softmax(hide_by_names), {"is_causal": True}),
+    "added by names": (softmax(bars_by_names), {"is_causal": True}),
+    "scaled to nothing": (lambda m, q, k: (q @ k.mT * 0.0).softmax(-1), {"scale": 0.0}),
+}
+
+
 def fused_calls(mg):
     return [node for node in mg.nodes if getattr(node.target, "__name__", "") == FUSED]
 
@@ -157,6 +180,16 @@ def test_values_and_gradients_stay_at_other_sizes(case):
     assert call_info.results["data_out_0"].shape == (2, 2, 10, 8)
 
 
+def test_rows_where_finite_fills_hide_every_key_stay():
+    mg = raised(Attention(softmax(padded_left)).eval(), 2, 10, 16)
+    fused, info = passes.fuse_attention_transform_pass(mg, {})
+    assert len(info["fused"]) == 1
+    x = torch.randn(3, 7, 16)
+    y = fused.model(x)
+    assert y.isfinite().all()
+    torch.testing.assert_close(y, mg.model(x), atol=1e-5, rtol=1e-5)
+
+
 class ReturnsWeights(nn.Module):
     def forward(self, x):
         weights = (x @ x.transpose(1, 2)).softmax(-1)
@@ -186,6 +219,21 @@ class WeakFill(nn.Module):
         return logits.masked_fill(torch.arange(x.size(1)) == 1, -5.0).softmax(-1) @ x
 
 
+class WholeRows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout1d(0.5)
+
+    def forward(self, x):
+        return self.drop((x @ x.transpose(1, 2)).softmax(-1)) @ x
+
+
+class Squared(nn.Module):
+    def forward(self, x):
+        weights = (x @ x.transpose(1, 2)).softmax(-1)
+        return weights @ weights
+
+
 class Pooled(nn.Module):
     """A softmax that is no attention: its weights come from a linear layer."""
 
@@ -205,6 +253,8 @@ class Pooled(nn.Module):
         (OtherAxis(), "its softmax is not over the last axis"),
         (MaskedFirst(), "its scores are masked before they are scaled"),
         (WeakFill(), "its scores are filled with -5.0, which may not hide them"),
+        (WholeRows(), "its weights are dropped by whole channels"),
+        (Squared(), "its values are its weights"),
         (Pooled(), None),
     ],
 )
@@ -214,6 +264,24 @@ def test_what_would_change_the_model_is_left_alone(model, reason):
     assert info["fused"] == []
     assert list(info["skipped"].values()) == ([reason] if reason else [])
     assert mg.diff(fused) == []
+
+
+class Stacked(nn.Module):
+    """Attention to the results of attention, with nothing between them."""
+
+    def forward(self, x):
+        for _ in range(3):
+            x = F.dropout((x @ x.transpose(1, 2)).softmax(-1), 0.5, self.training) @ x
+        return x
+
+
+def test_attention_may_work_on_the_result_of_attention(recwarn):
+    mg = raised(Stacked().eval(), 2, 10, 16)
+    fused, info = passes.fuse_attention_transform_pass(mg, {})
+    assert len(info["fused"]) == len(fused_calls(fused)) == 3
+    x = torch.randn(3, 7, 16)
+    torch.testing.assert_close(fused.model(x), mg.model(x), atol=1e-5, rtol=1e-5)
+    assert not [w for w in recwarn if "erased" in str(w.message)]
 
 
 def test_quantised_steps_and_hooks_stay():

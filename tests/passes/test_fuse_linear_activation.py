@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -81,11 +83,12 @@ def test_the_kernel_equals_its_reference(name, bias):
     layer = LinearActivation.from_linear(nn.Linear(WIDTH, 2 * WIDTH, bias=bias), name)
     strided = torch.randn(WIDTH, 2, ROWS).permute(1, 2, 0)
     extreme = torch.randn(ROWS, WIDTH)
-    extreme[0], extreme[1, 0], extreme[2] = 0, 1e30, -50
+    extreme[0], extreme[1, 0], extreme[2], extreme[3, 0] = 0, 1e30, -50, math.nan
     with torch.inference_mode():
         for x in (torch.randn(ROWS, WIDTH), torch.randn(7, ROWS, WIDTH), strided, extreme):
             y = layer(x)
-            torch.testing.assert_close(y, layer.reference(x), atol=1e-5, rtol=1e-5)
+            expected = layer.reference(x)
+            torch.testing.assert_close(y, expected, atol=1e-5, rtol=1e-5, equal_nan=True)
             assert y.shape == (*x.shape[:-1], 2 * WIDTH)
         ran = operators_run(layer, strided)
     assert "mkldnn::_linear_pointwise" in ran and "aten::addmm" not in ran
@@ -96,6 +99,9 @@ def test_small_products_other_dtypes_and_training_take_the_plain_form():
     layer = LinearActivation.from_linear(nn.Linear(WIDTH, WIDTH), "gelu")
     kernel = "mkldnn::_linear_pointwise"
     assert kernel not in operators_run(layer, torch.randn(ROWS, WIDTH))
+    layer.weight.requires_grad_(False)
+    layer(torch.randn(ROWS, WIDTH)).sum().backward()
+    assert layer.bias.grad.abs().max() > 0
     with torch.no_grad():
         assert kernel in operators_run(layer, torch.randn(ROWS, WIDTH))
         assert kernel not in operators_run(layer, torch.randn(1, WIDTH))
@@ -105,17 +111,18 @@ def test_small_products_other_dtypes_and_training_take_the_plain_form():
 
 
 class Branches(nn.Module):
-    """Layers that must stay: read twice, called twice, hooked, pruned, with other readers."""
+    """Layers that must stay: read twice, called twice, hooked, parametrised."""
 
     def __init__(self):
         super().__init__()
         self.twice, self.read, self.hooked = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
         self.hooked.register_forward_hook(lambda module, inputs, y: None)
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
 
     def forward(self, x):
         x = self.twice(self.twice(x).relu())
         y = self.read(x)
-        return self.hooked(y.relu() + y).relu()
+        return self.normed(self.hooked(y.relu() + y).relu()).relu()
 
 
 def test_layers_that_others_look_at_stay():
@@ -126,6 +133,7 @@ def test_layers_that_others_look_at_stay():
         "twice": "it is used in several places",
         "read": "its result is read elsewhere too",
         "hooked": "it, or its activation, has hooks",
+        "normed": "it is a ParametrizedLinear, no plain nn.Linear",
     }
     assert mg.diff(fused) == []
 

@@ -21,17 +21,20 @@ class Activation:
 
     Attributes:
         reference: what it computes.
-        name: as oneDNN calls it.
+        name: as oneDNN calls it; "none" applies it afterwards, in place.
         algorithm: which of several, as oneDNN calls it.
+        in_place: what it computes, on a tensor that nobody else reads.
     """
 
     reference: Callable[[Tensor], Tensor]
     name: str
     algorithm: str = ""
+    in_place: Callable[[Tensor], Tensor] | None = None
 
 
 ACTIVATIONS = {
-    "relu": Activation(F.relu, "relu"),
+    # oneDNN's own makes zeros of NaN.
+    "relu": Activation(F.relu, "none", in_place=torch.relu_),
     "gelu": Activation(F.gelu, "gelu", "none"),
     "gelu_tanh": Activation(partial(F.gelu, approximate="tanh"), "gelu", "tanh"),
     "silu": Activation(F.silu, "swish"),
@@ -72,16 +75,19 @@ class LinearActivation(nn.Linear):
         if not self._is_for_onednn(input):
             return self.reference(input)
         activation = ACTIVATIONS[self.activation]
-        return torch.ops.mkldnn._linear_pointwise(
+        y = torch.ops.mkldnn._linear_pointwise(
             input, self.weight, self.bias, activation.name, [], activation.algorithm
         )
+        return y if activation.in_place is None else activation.in_place(y)
 
     def _is_for_onednn(self, input: Tensor) -> bool:
         # The two tests that small layers fail come first: they cost these layers their time.
         if torch.compiler.is_compiling() or input.numel() * self.out_features < MIN_PRODUCTS:
             return False
         weight = self.weight
-        learns = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
+        learns = torch.is_grad_enabled() and (
+            input.requires_grad or any(p.requires_grad for p in self.parameters(recurse=False))
+        )
         return (
             not learns
             and input.dtype == weight.dtype == torch.float32

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx, nn
 
 from chop.ir.graph import MaseGraph
@@ -52,7 +53,7 @@ class Attention:
         key: transposed, (..., D, K).
         value: (..., K, D).
         scale: the factor of the scores.
-        masks: what hides scores, after the scale.
+        masks: what hides scores, after the scale; the last to act comes first.
         is_causal: the only mask lets each query see the keys up to its own position.
         dropout: the node that drops attention weights, or None.
         replaced: the nodes that one call replaces, each before those that it reads.
@@ -71,10 +72,12 @@ class Attention:
 
 
 def attentions(mg: MaseGraph) -> Iterator[tuple[fx.Node, Attention | str]]:
-    """Each softmax between two products, with what is computed or why it cannot be fused."""
-    for node in mg.nodes:
-        if operation(mg, node) != "softmax":
-            continue
+    """Each softmax between two products, with what is computed or why it cannot be fused.
+
+    In the order in which they run, each read when it is asked for: one may be rewritten before
+    the next is read, which may work on its result.
+    """
+    for node in [node for node in mg.nodes if operation(mg, node) == "softmax"]:
         try:
             found = _read(mg, node)
         except Obstacle as obstacle:
@@ -100,6 +103,8 @@ def _read(mg: MaseGraph, softmax: fx.Node) -> Attention | None:
             raise Obstacle(f"{what} read elsewhere too")
     _check_softmax(mg, softmax)
     query, key, value = _operand(product, 0), _operand(product, 1), _operand(context, 1)
+    if value in replaced:
+        raise Obstacle("its values are its weights")
     found = Attention(softmax, context, query, key, value, scale, masks, False, dropout, replaced)
     _check_operands(found)
     _settle_masks(mg, found, product)
@@ -123,6 +128,8 @@ def _to_the_value(
         if operation(mg, follower) == "dropout":
             if dropout is not None:
                 raise Obstacle("its weights are dropped twice")
+            if not _drops_single_weights(mg, follower):
+                raise Obstacle("its weights are dropped by whole channels")
             dropout = follower
         steps.append(follower)
         node = follower
@@ -130,6 +137,10 @@ def _to_the_value(
 
 def _is_weights_of(mg: MaseGraph, product: fx.Node, node: fx.Node) -> bool:
     return operation(mg, product) in PRODUCTS and product.args[:1] == (node,)
+
+
+def _drops_single_weights(mg: MaseGraph, node: fx.Node) -> bool:
+    return isinstance(mg.module_of(node), nn.Dropout) or node.target in (F.dropout, torch.dropout)
 
 
 def _passes_weights(mg: MaseGraph, node: fx.Node) -> bool:
@@ -188,7 +199,7 @@ def _mask(mg: MaseGraph, node: fx.Node) -> tuple[Any, Mask] | None:
             return (scores[0], Mask(added, "added")) if isinstance(added, fx.Node) else None
     if name == "masked_fill":
         hidden, fill = argument(node, 1, "mask"), argument(node, 2, "value")
-        return node.args[0], Mask(hidden, "hidden", _fill(fill))
+        return argument(node, 0, "input"), Mask(hidden, "hidden", _fill(fill))
     if name == "where" and len(node.args) == 3:
         condition, chosen, other = node.args
         if isinstance(condition, fx.Node) and isinstance(chosen, fx.Node):

@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 
 from chop.dotted import deepgetattr
 from chop.ir.graph import MaseGraph
-from chop.passes.fusion.reading import SURE_TO_HIDE, argument, operation
+from chop.passes.fusion.reading import SURE_TO_HIDE, argument, is_number, operation
 
 Triangle = Literal["lower", "upper"]
 """Where something is true: on and below the diagonal, or strictly above it."""
@@ -37,8 +37,11 @@ def causal_when_added(mg: MaseGraph, numbers: fx.Node) -> bool:
         return torch.equal(square <= SURE_TO_HIDE, ~lower) and not square[lower].any()
     if operation(mg, numbers) != "triu" or argument(numbers, 1, "diagonal", 0) != 1:
         return False
-    filled: Any = numbers.args[0]
-    return _is_square(mg, filled, "full") and argument(filled, 1, "fill_value") <= SURE_TO_HIDE
+    filled: Any = argument(numbers, 0, "input")
+    if not _is_square(mg, filled, "full"):
+        return False
+    fill = argument(filled, 1, "fill_value")
+    return is_number(fill) and fill <= SURE_TO_HIDE
 
 
 def triangle(mg: MaseGraph, node: Any) -> Triangle | None:
@@ -46,10 +49,10 @@ def triangle(mg: MaseGraph, node: Any) -> Triangle | None:
     name = operation(mg, node)
     if not name:
         return None
-    source = node.args[0] if node.args else None
-    if name in ("invert", "logical_not", "__invert__") or (name == "eq" and node.args[1] == 0):
+    source, other = argument(node, 0, "input"), argument(node, 1, "other")
+    if name in ("invert", "logical_not", "__invert__") or (name == "eq" and other == 0):
         return OPPOSITE[triangle(mg, source)]
-    if name in UNCHANGED or (name == "ne" and node.args[1] == 0):
+    if name in UNCHANGED or (name == "ne" and other == 0):
         return triangle(mg, source)
     diagonal = argument(node, 1, "diagonal", 0)
     if name == "tril" and diagonal == 0 and _is_square(mg, source, "ones"):
@@ -65,7 +68,8 @@ def _is_square(mg: MaseGraph, node: Any, name: str) -> bool:
     """True for `ones(n, n)` or `full((n, n), ...)`."""
     if operation(mg, node) != name:
         return False
-    sizes = node.args[0] if isinstance(node.args[0], tuple | list) else node.args[:2]
+    first = argument(node, 0, "size")
+    sizes = first if isinstance(first, tuple | list) else node.args[:2]
     return len(sizes) == 2 and sizes[0] == sizes[1]
 
 

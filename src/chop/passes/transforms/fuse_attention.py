@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -25,8 +26,9 @@ def fuse_attention_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[str, 
 
     softmax(s Q K^T + mask) V becomes `F.scaled_dot_product_attention`, which never stores the
     scores of all queries and keys. Values and gradients stay, up to the order of sums; two things
-    differ: dropout draws other numbers, and where a row of booleans hides every key, the naive
-    result is NaN and the fused one is not. A mask that hides what lies above the diagonal becomes
+    differ: dropout draws other numbers, and rows that hide every key. In these -inf gives
+    NaN written out and zeros fused; finite fills give the same values, but fused their queries and
+    keys have gradients too. A mask that hides what lies above the diagonal becomes
     `is_causal=True`, which does not compute the hidden half; buffers that hold such a triangle are
     taken for constants. Attention weights that something else reads, quantised steps, softmax over
     another axis and modules with hooks are left as they are. Fuse before quantising: the call is
@@ -36,12 +38,14 @@ def fuse_attention_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[str, 
 
     Source: Dao et al. 2022 (FlashAttention), arXiv:2205.14135, algorithm 1.
     """
-    found = dict(attentions(mg))
-    skipped = {node.name: why for node, why in found.items() if isinstance(why, str)}
-    fused = [node.name for node, what in found.items() if isinstance(what, Attention)]
-    for what in found.values():
-        if isinstance(what, Attention):
-            _Rewriter(mg, what).rewrite()
+    fused: list[str] = []
+    skipped: dict[str, str] = {}
+    for softmax, found in attentions(mg):
+        if isinstance(found, str):
+            skipped[softmax.name] = found
+        else:
+            fused.append(softmax.name)
+            _Rewriter(mg, found).rewrite()
     return {"fused": fused, "skipped": skipped}
 
 
@@ -72,9 +76,8 @@ class _Rewriter:
                 "is_causal": found.is_causal,
                 "scale": self._scale(),
             }
-            given = {
-                name: value for name, value in options.items() if value not in (None, 0, False)
-            }
+            usual = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None}
+            given = {name: value for name, value in options.items() if value != usual[name]}
             arguments = (found.query, key, found.value)
             fused = self._new(F.scaled_dot_product_attention, *arguments, **given)
         found.context.replace_all_uses_with(fused)
@@ -116,27 +119,28 @@ class _Rewriter:
         masks = self.found.masks
         if not masks or self.found.is_causal:
             return None
-        booleans = all(mask.kind != "added" and mask.fill == -math.inf for mask in masks)
-        parts = [self._kept(mask) if booleans else self._added(mask) for mask in masks]
-        whole = parts[0]
-        for part in parts[1:]:
-            whole = self._new(torch.logical_and if booleans else torch.add, whole, part)
-        return whole
+        if all(mask.kind != "added" and mask.fill == -math.inf for mask in masks):
+            kept = [self._kept(mask) for mask in masks]
+            return reduce(partial(self._new, torch.logical_and), kept)
+        numbers: Any = 0.0
+        for mask in reversed(masks):
+            numbers = self._hidden(mask, numbers)
+        dtype = result_of(self.found.query).torch_dtype
+        is_it = result_of(numbers).torch_dtype == dtype
+        return numbers if is_it else self._new(torch.Tensor.to, numbers, dtype)
 
     def _kept(self, mask: Mask) -> fx.Node:
         return mask.node if mask.kind == "kept" else self._new(torch.logical_not, mask.node)
 
-    def _added(self, mask: Mask) -> fx.Node:
-        node = mask.node
-        if mask.kind != "added":
-            chosen = (0.0, mask.fill) if mask.kind == "kept" else (mask.fill, 0.0)
-            node = self._new(torch.where, node, *chosen)
-        dtype = result_of(self.found.query).torch_dtype
-        return (
-            node
-            if result_of(node).torch_dtype == dtype
-            else self._new(torch.Tensor.to, node, dtype)
-        )
+    def _hidden(self, mask: Mask, numbers: Any) -> fx.Node:
+        """What is added to the scores, after one more mask; 0.0 before the first.
+
+        A fill takes the place of what was there: two that are added would hide more than one.
+        """
+        if mask.kind == "added":
+            return mask.node if numbers == 0.0 else self._new(torch.add, numbers, mask.node)
+        chosen = (numbers, mask.fill) if mask.kind == "kept" else (mask.fill, numbers)
+        return self._new(torch.where, mask.node, *chosen)
 
     def _dropout(self) -> Any:
         """The probability: a number, or a node that depends on the mode."""
@@ -168,6 +172,8 @@ class _Rewriter:
         """Erases a node without readers, and what only it has read."""
         writes = str(node.target).endswith("_") or node.is_impure()
         if node.users or writes or node.op in ("placeholder", "call_module"):
+            return
+        if node not in self.mg.nodes:  # two paths lead to it
             return
         sources = node.all_input_nodes
         self.mg.fx_graph.erase_node(node)

@@ -58,6 +58,8 @@ def _obstacle(mg: MaseGraph, linear: fx.Node, node: fx.Node, owned: Ownership) -
     ]
     if any(isinstance(module, QuantizedOperator) for module in modules):
         return "it, or its activation, is quantised or pruned"
+    if type(modules[0]) is not nn.Linear:
+        return f"it is a {type(modules[0]).__name__}, no plain nn.Linear"
     if any(has_hooks(module) for module in modules):
         return "it, or its activation, has hooks"
     if len(linear.users) > 1:
