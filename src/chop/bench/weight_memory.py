@@ -16,7 +16,7 @@ from chop.bench.decoding import FORMATS
 from chop.bench.fresh import in_fresh_process
 from chop.bench.peak import peak_bytes, resident_bytes
 from chop.bench.record import spelt_bytes
-from chop.formats import NumberFormat, QuantSpec
+from chop.formats import Float, NumberFormat, QuantSpec
 from chop.ir.capture.inputs import dummy_inputs
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantLinear
@@ -96,16 +96,18 @@ def spelt_memory(rows: Sequence[MemoryRow]) -> list[dict[str, Any]]:
     first = rows[0]
 
     def told(own: int | None, base: int | None) -> str | None:
-        if own is None or not base:
-            return None
-        return (
-            f"{spelt_bytes(own)} ({1 - own / base:.1%} saved)" if own != base else spelt_bytes(own)
-        )
+        if own is None or not base or own == base:
+            return spelt_bytes(own)
+        share = 1 - own / base
+        change = f"{share:.1%} saved" if share > 0 else f"{-share:.1%} more"
+        return f"{spelt_bytes(own)} ({change})"
 
     return [
         {
             "weights": row.format,
-            "theory, per weight": f"{row.bits:.4g} bits ({1 - row.bits / FLOAT_BITS:.1%} saved)",
+            "theory, per weight": f"{row.bits:.4g} bits ({1 - row.bits / FLOAT_BITS:.1%} saved)"
+            if row.bits < FLOAT_BITS
+            else f"{FLOAT_BITS} bits",
             "predicted": told(row.predicted_bytes, first.predicted_bytes),
             "file": told(row.file_bytes, first.file_bytes),
             "loaded": told(row.loaded_bytes, first.loaded_bytes),
@@ -264,6 +266,7 @@ def _warm_up(folder: Path) -> None:
         small.model(**{name: torch.ones(1, TOKENS, dtype=torch.long) for name in _names(small)})
     x, number_format = torch.ones(512, 512), FORMATS["mxint8"]
     packed = number_format.encode(x)
-    shape = [512, 512]
-    torch.ops.chop.decode(packed.codes, packed.scales, None, shape, number_format.key, x.dtype)
+    parts = (packed.codes, packed.scales, None, [512, 512], number_format.key)
+    torch.ops.chop.decode(*parts, x.dtype)
+    torch.ops.chop.packed_linear(x[:TOKENS], Float().key, *parts, None, False)
     nn.functional.linear(x, x)

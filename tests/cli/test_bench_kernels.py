@@ -1,0 +1,41 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHOP = Path(sys.executable).with_name("chop")
+
+
+def chop(*arguments, code=0):
+    run = subprocess.run([CHOP, "bench", *map(str, arguments)], capture_output=True, text=True)
+    assert run.returncode == code, run.stdout + run.stderr
+    return " ".join((run.stdout if code == 0 else run.stderr).split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "cases"),
+    [
+        (["softmax", "--dtype", "float16"], ["64x100-float16"]),
+        (
+            ["dequantize", "--format", "mxint4", "--rows", 3, "--model", "mlp"],
+            ["decode-mxint4", "product-3-rows"],
+        ),
+    ],
+    ids=lambda value: value[0],
+)
+def test_a_command_leaves_its_tables_plots_and_measurements(command, cases, tmp_path):
+    text = chop(*command, "--quick", "--out", tmp_path)
+    assert "in turns, compared by processor time" in text
+    files = {f"{case}.{kind}" for case in cases for kind in ("json", "svg")}
+    assert {file.name for file in tmp_path.iterdir()} == {"tables.md", *files}
+    assert (tmp_path / "tables.md").read_text().count("## ") == (2 if len(cases) == 1 else 4)
+    record = json.loads((tmp_path / f"{cases[0]}.json").read_text())
+    assert record["environment"]["threads"] == 1 and len(record["variants"]) >= 4
+
+
+def test_mistakes_are_one_line():
+    assert "did you mean 'mxint8'" in chop("dequantize", "--format", "mxin8", code=2)
+    assert "expected rows x columns" in chop("softmax", "--shape", "7", code=2)
