@@ -13,13 +13,19 @@ WARM_UP_CALLS = 3
 log = logging.getLogger(__name__)
 
 
-def as_cuda_graph(call: Call) -> Call:
+def as_cuda_graph(call: Call, device: torch.device) -> Call:
     """A call that replays what `call` launches; `call` itself, with a warning, if it cannot be.
 
     What a graph launches reads the tensors that were there when it was recorded and writes the
     same outputs at every call.
     Source: the PyTorch manual, CUDA semantics, "Whole-network capture".
     """
+    # A recording that fails leaves its own stream as the current one.
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream(device)):
+        return _recorded(call)
+
+
+def _recorded(call: Call) -> Call:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -92,7 +92,8 @@ def compare(
         outputs: compares those of the first calls with the baseline's.
         memory: measures what a call takes.
         inference: runs everything under `torch.inference_mode()`.
-        cuda_graph: on a GPU, records each call as a CUDA graph where that works.
+        cuda_graph: on a GPU, records each call as a CUDA graph where that works; the memory is
+            that of the call itself.
         seed: of the order in a sweep, and of the bootstrap.
     Raises:
         ConfigError: a setting is wrong, or outputs cannot be compared.
@@ -105,15 +106,17 @@ def compare(
         found["compiled"].speed_up  # None: no difference shown
     """
     place = torch.device(device)
-    baseline = _check(variants, baseline, seconds, method)
+    baseline = _check(variants, baseline, seconds, method, threads)
     with _surroundings(threads, inference):
         watch = clock_for(place, torch.get_num_threads(), clock if method == "paired" else "wall")
         record = {**environment(place, torch.get_num_threads()), "load_before": load()}
-        ready = [_prepare(v, watch, cuda_graph and place.type == "cuda") for v in variants]
+        ready = [_prepare(v, watch) for v in variants]
         first = [v.name for v in variants].index(baseline)
         differences = [_difference(each, ready[first]) if outputs else None for each in ready]
         with _no_collection():
             calls = [each.call for each in ready]
+            if cuda_graph and place.type == "cuda":
+                calls = [as_cuda_graph(call, place) for call in calls]
             readings = _taken(method, calls, watch, seconds, seed)
         peaks = [peak_bytes(each.call, place) if memory else None for each in ready]
     record |= {"load_after": load(), "kernels": kernels()}
@@ -134,7 +137,13 @@ def compare(
     return Comparison(baseline, method, watch.decides, found, record)
 
 
-def _check(variants: Sequence[Variant], baseline: str | None, seconds: float, method: str) -> str:
+def _check(
+    variants: Sequence[Variant],
+    baseline: str | None,
+    seconds: float,
+    method: str,
+    threads: int | None,
+) -> str:
     names = [variant.name for variant in variants]
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"variants: expected one or more with different names, got {names}.")
@@ -144,6 +153,8 @@ def _check(variants: Sequence[Variant], baseline: str | None, seconds: float, me
         raise ConfigError(f"unknown method '{method}': {did_you_mean(method, METHODS)}")
     if not seconds > 0:
         raise ConfigError(f"seconds: expected more than 0, got {seconds}.")
+    if threads is not None and threads < 1:
+        raise ConfigError(f"threads: expected 1 or more, got {threads}.")
     return baseline or names[0]
 
 
@@ -172,17 +183,20 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _prepare(variant: Variant, clock: Clock, cuda_graph: bool) -> _Ready:
-    begun = time.perf_counter()
-    call = variant.call if variant.prepare is None else variant.prepare()
-    spent = None if variant.prepare is None else time.perf_counter() - begun
+def _prepare(variant: Variant, clock: Clock) -> _Ready:
+    call, spent = variant.call, None
+    if variant.prepare is not None:
+        call, spent = _called_once(variant.prepare, clock)
     assert call is not None
+    returned, first = _called_once(call, clock)
+    return _Ready(variant.name, call, spent, first, copied(returned))
+
+
+def _called_once(call: Call, clock: Clock) -> tuple[Any, float]:
+    """What a call returns, and its seconds by the wall, until the device is done too."""
     returned: list[Any] = []
-    first = clock.time(lambda: returned.append(call()), 1)
-    kept = copied(returned)
-    return _Ready(
-        variant.name, as_cuda_graph(call) if cuda_graph else call, spent, first.wall, kept
-    )
+    reading = clock.time(lambda: returned.append(call()), 1)
+    return returned[0], reading.wall
 
 
 def _taken(
