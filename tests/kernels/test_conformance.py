@@ -9,10 +9,11 @@ import sys
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from chop.errors import ConfigError
 from chop.formats import BinaryResidual, Integer, MXInt, Ternary
-from chop.kernels import KERNELS, fake_quantize
+from chop.kernels import KERNELS, fake_quantize, fake_quantize_directly
 from chop.kernels.cpu import build, measure
 from chop.kernels.cpu.fake_quantize import WORTH_COMPILING
 from chop.kernels.plan import EVERY_BIT, EVERY_MAGNITUDE
@@ -167,6 +168,36 @@ def test_the_operator_is_the_kernel(monkeypatch):
     assert len(seen) == 1
     assert same(y.detach(), MXInt(4).round(x.detach()))
     assert torch.equal(gradient, torch.ones(6, 32))
+
+
+def test_the_direct_way_is_taken_where_nobody_follows():
+    fmt, x = Integer(4, 1), torch.tensor([0.26, 9.0, -0.1, NAN])
+    expected = fmt.round(x)
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            names.append(func.overloadpacket)
+            return func(*args, **(kwargs or {}))
+
+    names = []
+    for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode):
+        with mode():
+            assert same(fake_quantize_directly(x, fmt, "clip"), expected)
+    with Seen():
+        y = fake_quantize_directly(x, fmt, "clip")
+    assert same(y, expected)
+    assert names == [torch.ops.chop.fake_quantize]
+    leaf = x[:2].clone().requires_grad_()
+    fake_quantize_directly(leaf, fmt, "clip").sum().backward()
+    assert leaf.grad.tolist() == [1.0, 0.0]
+    traced = torch.fx.experimental.proxy_tensor.make_fx(
+        lambda t: fake_quantize_directly(t, fmt, "identity")
+    )(x)
+    assert torch.ops.chop.fake_quantize.default in {node.target for node in traced.graph.nodes}
+    compiled = torch.compile(
+        lambda t: fake_quantize_directly(t, fmt, "identity"), fullgraph=True, backend="aot_eager"
+    )
+    assert same(compiled(x), expected)
 
 
 @pytest.mark.parametrize("flags", [(), ("-march=x86-64-v3",)], ids=["baseline", "AVX2"])

@@ -3,7 +3,13 @@
 Importing this package makes them the implementations of chop's operators.
 """
 
-from chop.kernels.base import KERNELS, Kernel, fake_quantize, fake_quantize_marking
+from chop.kernels.base import (
+    KERNELS,
+    Kernel,
+    fake_quantize,
+    fake_quantize_directly,
+    fake_quantize_marking,
+)
 from chop.kernels.cpu.fake_quantize import CPU_FAKE_QUANTIZE
 from chop.kernels.learnt import round_by_learnt
 from chop.kernels.packed import decode, packed_linear

@@ -28,13 +28,18 @@ class _Kept:
     result: Tensor
     version: int
 
-    def holds(self, sources: Sequence[Tensor]) -> bool:
+    def holds(self, state: object) -> bool:
         """Whether the result would be the same again."""
-        return self.state == _state(sources) and self.result._version == self.version
+        return self.state == state and self.result._version == self.version
 
 
-def _state(sources: Sequence[Tensor]) -> object:
-    return [(id(x), x._version, x.data_ptr(), x.dtype, x.device, x.shape) for x in sources]
+def _state(sources: Sequence[Tensor]) -> list[object]:
+    """Of all that have a version: those of inference have none."""
+    return [
+        (id(x), x._version, x.data_ptr(), x.dtype, x.device, x.shape)
+        for x in sources
+        if not x.is_inference()
+    ]
 
 
 @dataclass
@@ -153,14 +158,14 @@ def _from(
     rule: object,
     make: Callable[[], Tensor],
 ) -> Tensor:
-    if any(x.is_inference() for x in sources):  # those have no version
+    state = _state(sources)
+    if len(state) < len(sources):
         return make()
     found = shelf.find(operand, rule)
-    if found is not None and found.holds(sources):
+    if found is not None and found.holds(state):
         if shelf.formats > 1:
             shelf.put(operand, rule, found)
         return found.result
-    state = _state(sources)
     with torch.inference_mode(False), torch.no_grad():
         result = make()
     if type(result) is Tensor:  # a fake one is of use to nobody else

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from ctypes import byref, c_int32, c_int64, c_void_p
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -107,10 +107,15 @@ def run(x: Tensor, number_format: NumberFormat, out: Tensor, mask: Tensor | None
         return False
     if not is_ready() and x.numel() < WORTH_COMPILING:
         return False
+    loops = library().library
+    if loops is None:
+        return False
+    line = _whole_line(loops, number_format, x.dtype) if mask is None else None
+    if line is not None and x.is_contiguous() and out.is_contiguous():
+        return line(x.data_ptr(), out.data_ptr(), x.numel()) == 0
     number_format = number_format.fitted(x)
     plan = plan_of(number_format, x.dtype)
-    loops = library().library
-    if plan is None or loops is None:
+    if plan is None:
         return False
     if mask is not None:
         plan = with_kept_range(plan, number_format)
@@ -249,6 +254,27 @@ def _lines_loop(loops: ctypes.CDLL) -> Callable[..., int]:
     """With declared argument types: building each would take as long as a small tensor."""
     prototype = ctypes.CFUNCTYPE(c_int32, *[c_void_p] * 5, c_int32, c_int64, c_int64, c_int32)
     return prototype(("chop_fake_quantize", loops))
+
+
+@lru_cache(maxsize=4096)
+def _whole_line(
+    loops: ctypes.CDLL, number_format: NumberFormat, dtype: torch.dtype
+) -> Callable[[int, int, int], int] | None:
+    """Rounds so many elements from one address to another, where nothing has to be measured first.
+
+    The short way for small tensors, whose plan would otherwise take longer than they do.
+    """
+    if not number_format.is_fitted or isinstance(number_format, BinaryResidual):
+        return None
+    plan = plan_of(number_format, dtype)
+    if plan is None or plan.scale != NONE:
+        return None
+    loop, kind, reference = _lines_loop(loops), TYPES[dtype], byref(plan)
+
+    def line(x: int, out: int, count: int) -> int:
+        return loop(reference, x, out, None, None, kind, 1, count, torch.get_num_threads())
+
+    return line
 
 
 def _groups(number_format: NumberFormat) -> Groups:

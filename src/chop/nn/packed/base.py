@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-import chop.kernels  # noqa: F401 (registers the operators on codes)
 from chop.errors import ConfigError
 from chop.formats import Encoded, NumberFormat, QuantSpec
+from chop.kernels import fake_quantize_directly
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.weight_cache import decoded_once
 
@@ -131,9 +131,13 @@ class PackedOperator(QuantizedOperator):
         if operand in self.packed_shapes:
             self._refuse_training(operand)
             return x
-        if operand is None or getattr(self.spec, operand).is_identity:
+        if operand is None or not isinstance(x, Tensor) or not x.is_floating_point():
             return x
-        return super().quantize(operand, x)
+        number_format = getattr(self.spec, operand)
+        # What learns its scales, or hides weights by a mask, is not packed.
+        if number_format.is_identity:
+            return x
+        return fake_quantize_directly(x, number_format, self.spec.gradient)
 
     def _refuse_training(self, operand: str) -> None:
         if self.training and torch.is_grad_enabled():
