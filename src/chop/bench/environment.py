@@ -46,7 +46,7 @@ def load() -> float | None:
 
 
 def kernels() -> str:
-    """Which C++ kernels this process has loaded; tensors that stay small never load them."""
+    """Which C++ kernels this process has loaded; tensors that stay small never compile them."""
     return library().detail if is_loaded() else "not loaded"
 
 
