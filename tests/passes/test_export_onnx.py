@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from chop import MaseGraph, passes
-from chop.errors import ConfigError, UnavailableError
+from chop.errors import ConfigError, GraphError, UnavailableError
 from chop.formats import Float, Integer, QuantSpec, ScaleInteger
 from chop.models import get_model
 
@@ -217,6 +217,53 @@ def test_texts_of_any_size_and_one_step_of_the_format(tmp_path):
         got = run(info["path"], input_ids=ids, attention_mask=mask)
         assert torch.equal(got / step, (got / step).round())
         assert (got - expected).abs().max() <= step
+
+
+class Masked(nn.Module):
+    """Attention among rows of numbers, told by booleans which of them are there."""
+
+    def __init__(self):
+        super().__init__()
+        self.proj = nn.Linear(8, 8)
+
+    def forward(self, x, kept):
+        q = self.proj(x)[:, None]
+        y = F.scaled_dot_product_attention(q, q, q, attn_mask=kept[:, None, None, :])[:, 0]
+        return {"y": y, "ends": (y.sum(1), y.amax(1))}
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_axes_vary_whatever_the_example_and_all_outputs_are_named(rows, tmp_path):
+    example = {"x": torch.randn(rows, 5, 8), "kept": torch.ones(rows, 5, dtype=torch.bool)}
+    q = quantized(raised(Masked(), **example), {"linear": {"weight": Integer(8, 6)}})
+    _, info = passes.export_onnx_interface_pass(q, {"path": tmp_path / "masked"})
+    loaded = session(info["path"])
+    shapes = {each.name: each.shape for each in loaded.get_inputs()}
+    assert shapes == {"x": ["batch", "sequence", 8], "kept": ["batch", "sequence"]}
+    assert info["outputs"] == [each.name for each in loaded.get_outputs()]
+    x, kept = torch.randn(3, 7, 8), torch.arange(7) < torch.tensor([[3], [7], [5]])
+    got = loaded.run(None, {"x": x.numpy(), "kept": kept.numpy()})
+    expected = q.model(x=x, kept=kept)
+    assert len(got) == 3
+    for ours, theirs in zip(got, (expected["y"], *expected["ends"]), strict=True):
+        torch.testing.assert_close(torch.from_numpy(ours), theirs, atol=1e-5, rtol=1e-5)
+
+
+class ThreeAxes(nn.Module):
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+def test_what_cannot_be_written_is_named(tmp_path):
+    mg = raised(ThreeAxes(), x=torch.randn(2, 5, 8))
+    with pytest.raises(GraphError, match="only 4D query, key, and value"):
+        passes.export_onnx_interface_pass(mg, {"path": tmp_path / "three"})
+    x = torch.randn(2, 8).bfloat16()
+    mg = raised(nn.Sequential(nn.Linear(8, 4)).bfloat16(), input=x)
+    q = quantized(mg, {"linear": {"weight": Integer(8, 6)}})
+    with pytest.raises(ConfigError, match=r"'0' has torch.bfloat16 parameters; call .*float\(\)"):
+        passes.export_onnx_interface_pass(q, {"path": tmp_path / "half"})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_formats_without_an_onnx_form_are_named_or_fall_back(tmp_path):

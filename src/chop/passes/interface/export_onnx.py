@@ -23,7 +23,8 @@ class ExportOnnxConfig:
         path: the file to write; folders are made, and a missing suffix `.onnx` is added.
         float_fallback: operands whose formats ONNX lacks are exported as floats: weights with
             their rounded values, activations not rounded. Otherwise they are an error.
-        dynamic_axes: batches and texts may have other sizes than the example inputs.
+        dynamic_axes: batches and sequences may have other sizes than the example inputs, where
+            the model allows it.
     """
 
     path: Path
@@ -63,6 +64,7 @@ def export_onnx_interface_pass(mg: MaseGraph, config: ExportOnnxConfig) -> dict[
 
     Raises:
         ConfigError: a format has no 8-bit form in ONNX, or waits for data.
+        GraphError: torch's exporter lacks the ONNX of an operator.
         UnavailableError: onnx or onnxscript are not installed.
 
     Source: the ONNX operators QuantizeLinear and DequantizeLinear, version 13.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -182,6 +183,7 @@ def exported_twin(mg: MaseGraph, float_fallback: bool) -> Twin:
         if isinstance(module, QuantizedOperator):
             twin.replace(node, module.unpack().settled())
     steps = basic_operators(twin.model.cpu().eval())
+    _check_dtypes(steps)
     plans = {name: _plan(step) for name, step in steps.items()}
     missing = [
         f"{name or 'model'}.{operand} ({getattr(steps[name].spec, operand).label})"
@@ -207,6 +209,16 @@ def exported_twin(mg: MaseGraph, float_fallback: bool) -> Twin:
             bias: Any = _integer_bias(module.bias, module.spec) or module.spec.bias
             module.spec = dataclasses.replace(module.spec, bias=bias)
     return Twin(twin, quantized, missing)
+
+
+def _check_dtypes(steps: Mapping[str, QuantizedOperator]) -> None:
+    for name, step in steps.items():
+        others = {x.dtype for x in step.parameters() if x.is_floating_point()} - {torch.float32}
+        if others and not step.spec.is_float:
+            raise ConfigError(
+                f"export_onnx_interface_pass: ONNX rounds float32, and '{name or 'model'}' has "
+                f"{others.pop()} parameters; call mg.model.float() first."
+            )
 
 
 def _explain(missing: list[str]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from chop.errors import GraphError
 from chop.files import replacing
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import example_inputs
@@ -29,13 +30,28 @@ def write(mg: MaseGraph, path: Path, dynamic: bool) -> dict[str, Any]:
         path: the file.
         dynamic: axes may have other sizes than in the example inputs, where the model allows it.
     Returns: `{"inputs": names, "outputs": names}`.
+    Raises:
+        GraphError: torch's exporter lacks the ONNX of an operator.
     """
     outputs = _plain_outputs(mg)
     inputs = _read_inputs(mg)
+    inputs = _several_rows(inputs) if dynamic else inputs
     model = fx.GraphModule(mg.model, mg.fx_graph).eval()
-    shapes = {name: _axes(x, dynamic) for name, x in inputs.items()}
+    shapes = _varying_axes(inputs) if dynamic else None
     with _silence(), torch.no_grad():
         program = torch.export.export(model, (), inputs, dynamic_shapes=shapes, strict=False)
+        proto = _proto(program, outputs)
+    _strip(proto)
+    _one_reader_each(proto)
+    _name_axes(proto)
+    with replacing(path) as temporary:
+        Path(temporary).write_bytes(proto.SerializeToString())
+    ends = {"inputs": proto.graph.input, "outputs": proto.graph.output}
+    return {end: [x.name for x in found] for end, found in ends.items()}
+
+
+def _proto(program: torch.export.ExportedProgram, outputs: list[str] | None) -> Any:
+    try:
         written = torch.onnx.export(
             program,
             custom_translation_table=translations(),
@@ -44,14 +60,15 @@ def write(mg: MaseGraph, path: Path, dynamic: bool) -> dict[str, Any]:
             dynamo=True,
             verbose=False,
         )
+    except torch.onnx.OnnxExporterError as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise GraphError(
+            f"export_onnx_interface_pass: torch cannot write this graph as ONNX: {cause}"
+        ) from error
     assert written is not None
-    proto = written.model_proto
-    _strip(proto)
-    _one_reader_each(proto)
-    _name_axes(proto)
-    with replacing(path) as temporary:
-        Path(temporary).write_bytes(proto.SerializeToString())
-    return {"inputs": [x.name for x in proto.graph.input], "outputs": outputs}
+    return written.model_proto
 
 
 def _plain_outputs(mg: MaseGraph) -> list[str] | None:
@@ -79,11 +96,24 @@ def _read_inputs(mg: MaseGraph) -> dict[str, Tensor]:
     return examples
 
 
-def _axes(x: Tensor, dynamic: bool) -> dict[int, Any]:
-    """Which axes may vary: batches, and the lengths of texts, where the model does not pin them."""
-    count = 2 if x.dtype == torch.int64 else 1
+def _several_rows(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A batch of one, twice: the exporter takes an axis of one for a constant."""
+    if any(x.dim() == 0 or len(x) != 1 for x in inputs.values()):
+        return inputs
+    return {name: torch.cat([x, x]) for name, x in inputs.items()}
+
+
+def _varying_axes(inputs: dict[str, Tensor]) -> dict[str, dict[int, Any]]:
+    """Which axes may vary, where the model does not pin them: batches and lengths.
+
+    The second axis is a length in token ids and boolean masks, and where it is as long in others.
+    """
     auto = torch.export.Dim.AUTO
-    return {axis: auto for axis, _ in zip(range(count), x.shape, strict=False) if dynamic}
+    lengths = {x.shape[1] for x in inputs.values() if x.dim() > 1 and not x.is_floating_point()}
+    return {
+        name: {a: auto for a, size in enumerate(x.shape[:2]) if a == 0 or size in lengths}
+        for name, x in inputs.items()
+    }
 
 
 def _strip(proto: Any) -> None:
@@ -116,16 +146,13 @@ def _one_reader_each(proto: Any) -> None:
 
 
 def _name_axes(proto: Any) -> None:
-    """Calls the first axis `batch` and the second of token ids `sequence`, instead of symbols."""
-    from onnx import TensorProto
-
+    """Calls the first axis `batch` and the second `sequence`, instead of symbols."""
     names: dict[str, str] = {}
     for value in proto.graph.input:
-        tensor = value.type.tensor_type
-        is_text = tensor.elem_type == TensorProto.INT64
-        for name, dim in zip(("batch", "sequence"), tensor.shape.dim, strict=False):
-            if dim.dim_param and (name == "batch" or is_text):
-                names[dim.dim_param] = name
+        dims = value.type.tensor_type.shape.dim
+        for name, dim in zip(("batch", "sequence"), dims, strict=False):
+            if dim.dim_param:
+                names.setdefault(dim.dim_param, name)
     for value in [*proto.graph.input, *proto.graph.output, *proto.graph.value_info]:
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in names:
