@@ -47,6 +47,10 @@ def test_the_model_for_onnx_answers_alike(tmp_path):
     (answers,) = session.run(None, {name: test.columns[name].numpy()})
     right = (torch.from_numpy(answers).argmax(1) == test.labels).float().mean()
     assert float(right) == pytest.approx(found["saved"]["accuracy"], abs=0.006)
+    assert found["onnx"]["quantized"] == ["fc1", "fc2", "fc3"] and not found["onnx"]["fallback"]
+    settings |= {"formats": ("mxint",), "onnx": False}
+    assert compress(CompressConfig(model="mlp", out=tmp_path, **settings))["onnx"] is None
+    assert not (tmp_path / "model.onnx").exists()
 
 
 def test_layers_have_formats_of_their_own(tmp_path):

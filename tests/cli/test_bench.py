@@ -75,6 +75,8 @@ def test_mistakes_are_named(compressed, tmp_path):
         bench_model(BenchModelConfig(compressed=tmp_path))
     with pytest.raises(ConfigError, match="seconds above 0"):
         BenchModelConfig(seconds=0)
+    with pytest.raises(ConfigError, match=r"1 or more, got \[4, 0\]"):
+        BenchModelConfig(batch_sizes=(4, 0))
     with pytest.raises(ConfigError, match=r"batch 10000: the data set has only \d+ test rows"):
         bench_model(BenchModelConfig(compressed=compressed[0], batch_sizes=(10_000,)))
     assert "did you mean 'mlp'" in chop("bench", "model", "--model", "mpl", code=2)

@@ -56,6 +56,8 @@ class BenchModelConfig:
                 f"expected seconds above 0 and 1 or more threads, got {self.seconds} and "
                 f"{self.threads}."
             )
+        if not self.batch_sizes or min(self.batch_sizes) < 1:
+            raise ConfigError(f"batch sizes: expected 1 or more, got {list(self.batch_sizes)}.")
 
 
 def bench_model(config: BenchModelConfig) -> ModelComparison:

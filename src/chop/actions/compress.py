@@ -42,6 +42,7 @@ SAVED_SHARE = 0.5
 """Training has saved a format when it wins back more than this share of what rounding lost."""
 MODEL_FILES = ("model.pt", "model.mz")
 """Tensors, and the graph with all that is known of it."""
+ONNX_FILE = "model.onnx"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class CompressConfig(SubjectConfig):
         max_drop: accuracy, from 0 to 1, that the saved model may lose against float.
         bench_seconds: of measuring the saved model's speed, per model and batch size; 0 leaves it
             out.
-        onnx: also writes `model.onnx`, with the 8-bit integer formats as integers.
+        onnx: also writes `model.onnx`, with the 8-bit integer formats as integers and others as
+            floats; `result.json` lists these.
 
     The other settings are those of `SubjectConfig`.
     """
@@ -244,13 +246,12 @@ def _write(
 ) -> Mapping[str, Any]:
     """Every file is written in one step; `result.json` comes last and vouches for the others."""
     rows = [candidate.row for candidate in candidates]
-    (config.out / "result.json").unlink(missing_ok=True)
+    for name in ("result.json", ONNX_FILE):  # of an earlier run
+        (config.out / name).unlink(missing_ok=True)
     packed = _packed(chosen.graph)
     packed.export(config.out / "model")
     sizes = exported_bytes(candidates[0].graph), _file_bytes(config.out)
-    if config.onnx:
-        settings = {"path": config.out / "model.onnx", "float_fallback": True}
-        passes.export_onnx_interface_pass(chosen.graph, settings)
+    onnx = _write_onnx(chosen.graph, config.out / ONNX_FILE) if config.onnx else None
     packed.draw(config.out / "graph.svg")
     plot_accuracy(
         config.out / "accuracy.svg",
@@ -268,6 +269,7 @@ def _write(
         "layers": [dataclasses.asdict(row) for row in layer_rows(chosen.graph)],
         "float_bytes": sizes[0],
         "saved_bytes": sizes[1],
+        "onnx": onnx,
         "speed": _speed(candidates[0].graph, packed, sizes, subject, config),
         "versions": {"torch": torch.__version__},
     }
@@ -275,6 +277,17 @@ def _write(
     write_text(config.out / "table.md", "\n\n".join(filter(None, parts)) + "\n")
     write_text(config.out / "result.json", json.dumps(result, indent=2) + "\n")
     return result
+
+
+def _write_onnx(mg: MaseGraph, path: Path) -> dict[str, Any]:
+    """Exports a graph, and says what ONNX has as integers and what became floats."""
+    settings = {"path": path, "float_fallback": True}
+    _, info = passes.export_onnx_interface_pass(mg, settings)
+    if info["fallback"]:
+        Console().print(
+            f"{path}: {len(info['fallback'])} operands are floats, ONNX lacks their formats"
+        )
+    return {name: info[name] for name in ("quantized", "fallback", "size_bytes")}
 
 
 def _speed(
