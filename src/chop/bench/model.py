@@ -73,6 +73,10 @@ class ModelRow:
         }
 
 
+SIZES = ("weights", "file", "peak of a call")
+"""Columns about memory."""
+
+
 @dataclass(frozen=True)
 class ModelComparison:
     """Models that were measured together.
@@ -91,9 +95,10 @@ class ModelComparison:
         return [row.spelt(row.model == first) for row in self.rows]
 
     def table(self, title: str) -> None:
-        """Prints the rows; the title says how they were measured."""
-        how = next(iter(self.by_batch.values())).how
-        print_table(f"{title} ({how})", self.spelt())
+        """Prints the rows as two tables, which fit a terminal; the title says how they came."""
+        how, rows = next(iter(self.by_batch.values())).how, self.spelt()
+        print_table(f"{title} ({how})", rows, [name for name in rows[0] if name not in SIZES])
+        print_table("Memory", rows, ("model", "batch", *SIZES))
 
     def save(self, folder: str | Path) -> None:
         """Writes `times-batch-N.json` for every batch size N."""
