@@ -6,6 +6,8 @@ from torch import nn
 
 from chop.bench.model import Contender, compare_models, weight_bytes
 from chop.errors import ConfigError
+from chop.nn.packed import pack
+from chop.nn.quantized import QuantLinear
 
 
 class Wide(nn.Module):
@@ -58,6 +60,16 @@ def test_memory_that_several_share_counts_once():
     model.register_buffer("view", model[0].weight.detach()[:2])
     assert weight_bytes(model) == 256
     assert weight_bytes(nn.ReLU()) == 0
+
+
+def test_what_small_packed_layers_keep_decoded_is_told():
+    layer = QuantLinear(64, 32, config={"weight": {"name": "mxint"}}).eval()
+    contenders = [Contender("float", nn.Linear(64, 32).eval()), Contender("packed", pack(layer))]
+    found = compare_models(
+        contenders, lambda rows: {"input": torch.randn(rows, 64)}, batch_sizes=(1,), seconds=0.05
+    )
+    assert [row.kept_bytes for row in found.rows] == [0, 4 * 64 * 32]
+    assert found.spelt()[1]["kept decoded"] == "8.2 kB"
 
 
 def test_wrong_models_and_sizes_are_named():

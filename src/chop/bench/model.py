@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from chop.bench.record import Comparison, Measured, spelt_bytes, spelt_ratio, spelt_seconds
 from chop.bench.timing import Variant, compare
 from chop.errors import ConfigError
+from chop.nn.weight_cache import kept_bytes
 from chop.tables import print_table
 
 BATCH_SIZES = (1, 16)
@@ -45,6 +46,7 @@ class ModelRow:
         latency_seconds: of a forward, by the wall or the GPU; the median.
         throughput: rows per second, from the latency.
         weight_bytes: that parameters and buffers hold.
+        kept_bytes: of weights that layers keep rounded or decoded beside them, once they ran.
         file_bytes: of its weights' file; None where it was not saved.
         measured: all that was measured.
     """
@@ -54,6 +56,7 @@ class ModelRow:
     latency_seconds: float
     throughput: float
     weight_bytes: int
+    kept_bytes: int
     file_bytes: int | None
     measured: Measured
 
@@ -67,13 +70,14 @@ class ModelRow:
             "times as fast": "1 (baseline)" if is_baseline else spelt_ratio(ratio),
             "rows/s": f"{self.throughput:,.0f}",
             "weights": spelt_bytes(self.weight_bytes),
+            "kept decoded": spelt_bytes(self.kept_bytes),
             "file": spelt_bytes(self.file_bytes),
             "peak of a call": spelt_bytes(self.measured.peak_bytes),
             "largest difference": None if is_baseline else self.measured.largest_difference,
         }
 
 
-SIZES = ("weights", "file", "peak of a call")
+SIZES = ("weights", "kept decoded", "file", "peak of a call")
 """Columns about memory."""
 
 
@@ -163,6 +167,7 @@ def _row(contender: Contender, batch: int, measured: Measured) -> ModelRow:
         measured.seconds,
         batch / measured.seconds,
         weight_bytes(contender.model),
+        kept_bytes(contender.model),
         contender.file_bytes,
         measured,
     )

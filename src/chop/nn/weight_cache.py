@@ -151,6 +151,17 @@ def decoded_once(
     return _from(shelf, operand, sources, rule, make)
 
 
+def kept_bytes(model: nn.Module) -> int:
+    """What the tensors take that are kept of a model's operators, beside its own.
+
+    >>> kept_bytes(nn.Linear(2, 2))
+    0
+    """
+    shelves = [found for m in model.modules() for by in (_kept, _decoded) if (found := by.get(m))]
+    entries = [each for s in shelves for results in s.results.values() for each in results.values()]
+    return sum(entry.result.nbytes for entry in entries)
+
+
 def _from(
     shelf: _Shelf,
     operand: str,

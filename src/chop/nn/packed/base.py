@@ -159,7 +159,9 @@ class PackedOperator(QuantizedOperator):
         twin = self.operator.__new__(self.operator)
         own = {name: x for name, x in vars(self).items() if name not in ATTRIBUTES}
         decoded = {
-            name: nn.Parameter(self._decoded(name), name in self.packed_trainable)
+            name: nn.Parameter(
+                self._decode(name, self.encoded(name)), name in self.packed_trainable
+            )
             for name in self.packed_shapes
         }
         codes = {buffer for name in decoded for buffer in BUFFER_NAMES[name]}
