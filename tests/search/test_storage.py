@@ -55,6 +55,25 @@ def test_a_trial_that_two_workers_took_is_left_to_the_one_that_claimed(tmp_path)
     assert workers_of(storage.get_trial(taken)) == ["worker 1"]
 
 
+def test_what_a_held_trial_notes_twice_is_stored_as_noted_last(tmp_path):
+    store = open_store(storage_url(None, tmp_path))
+    study = optuna.create_study(storage=store.trials)
+    taken = begin_trial(study, "worker 1")
+    with store.trials.holding(taken) as keep:
+        trial = optuna.Trial(study, taken)
+        trial.suggest_int("x", 0, 3)
+        keep()
+        for value in ("cached", "lost"):
+            trial.set_user_attr("outcome", value)
+            store.trials.set_trial_system_attr(taken, "place", value)
+        trial.set_user_attr("worker", "worker 2")  # this one is stored already
+        study.tell(trial, 1.0)
+    (fresh,) = optuna.load_study(study_name=study.study_name, storage=store.url).trials
+    assert fresh.user_attrs == {"outcome": "lost", "worker": "worker 2"}
+    assert fresh.system_attrs["place"] == "lost"
+    assert fresh.params == trial.params and fresh.values == [1.0]
+
+
 def test_names_of_storages(tmp_path):
     assert storage_url(None, tmp_path) == f"sqlite:///{tmp_path}/search.db"
     assert storage_url(str(tmp_path), None) == f"sqlite:///{tmp_path}/search.db"

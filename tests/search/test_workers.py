@@ -207,7 +207,9 @@ def test_a_configuration_that_kills_every_worker_is_given_up(tmp_path):
     search = make(tmp_path, deadly, sampler="grid")
     result = search.run(until=SPACE.size, workers=2, progress=False)
     counts = {name: result.counts[name] for name in ("measured", "failed", "lost")}
-    assert counts == {"measured": SPACE.size - 1, "failed": 1, "lost": 2}
+    # Two that notice a loss at once may both queue it: at most 2 + 4 attempts before the last.
+    assert 2 <= counts.pop("lost") <= 6
+    assert counts == {"measured": SPACE.size - 1, "failed": 1}
     given_up = next(trial for trial in result.trials if trial.outcome == "failed")
     assert given_up.note == "its worker ended 3 times"
     assert given_up.config == {"c0": "2", "c1": "1", "c2": "1"}

@@ -25,8 +25,8 @@ class HoldingStorage(_CachedStorage):
     """Keeps the trial that this process runs at hand: it is read once, and written in two parts."""
 
     _held: FrozenTrial | None = None
-    _rows: dict[type, list[dict[str, Any]]]
-    """What waits, by table."""
+    _rows: dict[type, dict[str, dict[str, Any]]]
+    """What waits, by table and name."""
     _follows: bool
     """No trial of another process lies between the held one and those that are known."""
 
@@ -67,7 +67,8 @@ class HoldingStorage(_CachedStorage):
         trial = models.TrialModel.find_or_raise_by_id(trial_id, session, for_update=True)
         self.check_trial_is_updatable(trial_id, trial.state)
         for table, rows in self._rows.items():
-            session.execute(insert(table), rows)
+            if rows:
+                session.execute(insert(table), list(rows.values()))
         self._rows = {}
 
     def _own(self, trial_id: int) -> FrozenTrial | None:
@@ -95,38 +96,35 @@ class HoldingStorage(_CachedStorage):
         if self._own(trial_id) is None:
             super().set_trial_param(trial_id, param_name, param_value_internal, distribution)
             return
-        self._wait(
-            models.TrialParamModel,
-            trial_id=trial_id,
-            param_name=param_name,
-            param_value=param_value_internal,
-            distribution_json=distribution_to_json(distribution),
-        )
+        self._rows.setdefault(models.TrialParamModel, {})[param_name] = {
+            "trial_id": trial_id,
+            "param_name": param_name,
+            "param_value": param_value_internal,
+            "distribution_json": distribution_to_json(distribution),
+        }
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """As Optuna's; of the held trial it waits, unless it replaces another."""
-        held = self._own(trial_id)
-        if held is None or key in held.user_attrs:
+        """As Optuna's; of the held trial it waits, unless it replaces a stored one."""
+        held, table = self._own(trial_id), models.TrialUserAttributeModel
+        if held is None or not self._waits(table, held.user_attrs, trial_id, key, value):
             super().set_trial_user_attr(trial_id, key, value)
-        else:
-            row = {"trial_id": trial_id, "key": key, "value_json": json.dumps(value)}
-            self._wait(models.TrialUserAttributeModel, **row)
-        if held is not None:
-            held.user_attrs[key] = value
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """As Optuna's; of the held trial it waits, unless it replaces another."""
-        held = self._own(trial_id)
-        if held is None or key in held.system_attrs:
+        """As Optuna's; of the held trial it waits, unless it replaces a stored one."""
+        held, table = self._own(trial_id), models.TrialSystemAttributeModel
+        if held is None or not self._waits(table, held.system_attrs, trial_id, key, value):
             super().set_trial_system_attr(trial_id, key, value)
-        else:
-            row = {"trial_id": trial_id, "key": key, "value_json": json.dumps(value)}
-            self._wait(models.TrialSystemAttributeModel, **row)
-        if held is not None:
-            held.system_attrs[key] = value
 
-    def _wait(self, table: type, **row: Any) -> None:
-        self._rows.setdefault(table, []).append(row)
+    def _waits(
+        self, table: type, known: dict[str, Any], trial_id: int, key: str, value: Any
+    ) -> bool:
+        """Notes an attribute, and lets it wait; False where a stored one has to be replaced."""
+        waiting = self._rows.setdefault(table, {})
+        can_wait = key in waiting or key not in known
+        if can_wait:
+            waiting[key] = {"trial_id": trial_id, "key": key, "value_json": json.dumps(value)}
+        known[key] = value
+        return can_wait
 
     def set_trial_state_values(
         self, trial_id: int, state: TrialState, values: Sequence[float] | None = None

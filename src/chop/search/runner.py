@@ -241,8 +241,9 @@ class Runner:
     def _lose(self, trial: FrozenTrial) -> None:
         """Fails a trial that nobody will finish, and queues its configuration again.
 
-        The queue comes first: a kill in between may queue it twice, which costs nothing, since a
-        configuration is measured once.
+        The queue comes first: a kill in between, or another worker that notices the loss at once,
+        may queue it twice. A configuration is measured once all the same; one that kills its
+        workers may kill a few more.
         """
         from optuna.exceptions import UpdateFinishedTrialError
 
