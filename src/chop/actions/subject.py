@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from chop import passes
-from chop.data import get_tokenized_dataset, load_dataset, num_labels
+from chop.data import check_vocabulary, get_tokenized_dataset, load_dataset, num_labels
 from chop.errors import ConfigError, did_you_mean
 from chop.files import replacing
 from chop.ir.graph import MaseGraph
@@ -42,6 +42,7 @@ class SubjectConfig:
         train_epochs: fine-tunes a model that is not built in before the job begins.
         limit: keeps that many rows of each split, for a quick look.
         max_length: cuts texts to that many tokens.
+        tokenizer: local folder or hub name; None takes the model's own.
         batch_size: rows of a training step.
         seed: of training and of whatever is drawn.
         device: "cpu", "cuda" ...; None takes a GPU where there is one.
@@ -61,6 +62,7 @@ class SubjectConfig:
     train_epochs: int = 0
     limit: int | None = None
     max_length: int | None = None
+    tokenizer: str | None = None
     batch_size: int = 64
     seed: int = 0
     device: str | None = None
@@ -223,5 +225,8 @@ def _checkpoint(config: SubjectConfig) -> tuple[nn.Module, DatasetDict]:
     data = load_dataset(config.dataset, limit=config.limit)
     loaded = load_model(config.model, num_labels=num_labels(data))
     if loaded.main_input_name == "input_ids":
-        data = get_tokenized_dataset(data, config.model, max_length=config.max_length)
+        data, tokenizer = get_tokenized_dataset(
+            data, config.tokenizer or config.model, True, max_length=config.max_length
+        )
+        check_vocabulary(tokenizer, loaded.config.get_text_config().vocab_size)
     return loaded, data

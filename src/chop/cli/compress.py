@@ -27,6 +27,7 @@ mg, _ = pack_transform_pass(mg, {"unpack": True}).
 """
 
 
+@options.with_inputs
 def compress_command(
     model: options.Model = None,
     dataset: options.Dataset = None,
@@ -58,6 +59,7 @@ def compress_command(
     batch_size: options.BatchSize = None,
     seed: options.Seed = None,
     device: options.Device = None,
+    **inputs: Any,
 ) -> None:
     """Quantise a model in several formats, train the hardest one back, and keep the best."""
     _run(locals(), config)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +28,29 @@ MaxLength = Annotated[int | None, typer.Option(help="Cut texts to that many toke
 BatchSize = Annotated[int | None, typer.Option(help="Rows of a training step.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of training.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda ...; default: a GPU if there is one.")]
+INPUTS = {
+    "tokenizer": Annotated[
+        str | None, typer.Option(help="Of texts: local folder or hub name; default, the model's.")
+    ],
+}
+"""Further options that say what a job works on, by setting."""
+
+
+def with_inputs(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with the options of `INPUTS` in the place of its `**inputs`."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+        for name, option in INPUTS.items()
+    ]
+
+    @functools.wraps(command)
+    def wrapped(**given: Any) -> None:
+        command(**given)
+
+    wrapped.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+    return wrapped
 
 
 def settings_from(
@@ -34,7 +59,8 @@ def settings_from(
     """The settings of a file, overridden by the options that were given.
 
     Args:
-        given: every option by name; None where it was not given.
+        given: every option by name, those of `with_inputs` under `inputs`; None where it was not
+            given.
         config: a TOML file, or None.
         lists: options whose text is a list separated by commas.
     Raises:
@@ -42,7 +68,9 @@ def settings_from(
     """
     from chop.config import load_toml
 
-    chosen = {name: value for name, value in given.items() if value is not None}
+    flat = {**given, **given.get("inputs", {})}
+    flat.pop("inputs", None)
+    chosen = {name: value for name, value in flat.items() if value is not None}
     chosen.pop("config", None)
     for name in lists:
         if name in chosen:

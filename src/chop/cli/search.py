@@ -120,6 +120,7 @@ the best models in best/, and plots: best-so-far, front, importance (.svg and .p
 
 
 @search_app.command("nas", help=NAS_HELP)
+@options.with_inputs
 def nas_command(
     model: options.Model = None,
     dataset: options.Dataset = None,
@@ -155,6 +156,7 @@ def nas_command(
     batch_size: options.BatchSize = None,
     seed: options.Seed = None,
     device: options.Device = None,
+    **inputs: Any,
 ) -> None:
     """Search the architecture."""
     given = dict(locals())
@@ -164,6 +166,7 @@ def nas_command(
 
 
 @search_app.command("precision", help=PRECISION_HELP)
+@options.with_inputs
 def precision_command(
     model: options.Model = None,
     dataset: options.Dataset = None,
@@ -190,6 +193,7 @@ def precision_command(
     batch_size: options.BatchSize = None,
     seed: options.Seed = None,
     device: options.Device = None,
+    **inputs: Any,
 ) -> None:
     """Search the format of each layer."""
     given = dict(locals())
@@ -198,6 +202,7 @@ def precision_command(
 
 
 @search_app.command("sensitivity", help=SENSITIVITY_HELP)
+@options.with_inputs
 def sensitivity_command(
     model: options.Model = None,
     dataset: options.Dataset = None,
@@ -219,6 +224,7 @@ def sensitivity_command(
     batch_size: options.BatchSize = None,
     seed: options.Seed = None,
     device: options.Device = None,
+    **inputs: Any,
 ) -> None:
     """Show how much each layer minds each format."""
     given = dict(locals())

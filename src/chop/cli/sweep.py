@@ -47,6 +47,7 @@ PRUNE_HELP = f"""Draw accuracy against sparsity, before and after fine-tuning, p
 
 
 @sweep_app.command("quantize", help=QUANTIZE_HELP)
+@options.with_inputs
 def quantize_command(
     model: options.Model = None,
     dataset: options.Dataset = None,
@@ -70,6 +71,7 @@ def quantize_command(
     batch_size: options.BatchSize = None,
     seed: options.Seed = None,
     device: options.Device = None,
+    **inputs: Any,
 ) -> None:
     """Draw accuracy against bit width."""
     given = dict(locals())
@@ -79,6 +81,7 @@ def quantize_command(
 
 
 @sweep_app.command("prune", help=PRUNE_HELP)
+@options.with_inputs
 def prune_command(
     model: options.Model = None,
     dataset: options.Dataset = None,
@@ -104,6 +107,7 @@ def prune_command(
     batch_size: options.BatchSize = None,
     seed: options.Seed = None,
     device: options.Device = None,
+    **inputs: Any,
 ) -> None:
     """Draw accuracy against sparsity."""
     given = dict(locals())

@@ -15,4 +15,4 @@ from chop.data.load import (
 )
 from chop.data.pixels import with_pixels
 from chop.data.tokenize import get_tokenized_dataset
-from chop.data.tokenizer import BUILTIN_TOKENIZERS, get_tokenizer
+from chop.data.tokenizer import BUILTIN_TOKENIZERS, check_vocabulary, get_tokenizer

@@ -255,7 +255,7 @@ def export(config: PrecisionConfig, chosen: Config) -> dict[str, Any]:
         UnavailableError: the model or the data set is not there.
     """
     rules = problem_of(config, load_subject(config)).pass_args(chosen)
-    same = ("model", "dataset", "train_epochs", "limit", "max_length", "seed")
+    same = ("model", "dataset", "train_epochs", "limit", "max_length", "tokenizer", "seed")
     return {
         **{name: getattr(config, name) for name in same},
         "formats": [],
