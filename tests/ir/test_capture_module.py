@@ -157,6 +157,49 @@ def test_guards_are_arithmetic_on_shapes_and_nothing_else() -> None:
             compile_guard(ShapeGuard(expression, ""))
 
 
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *("x.shape * 9999999999 == 1", "'a' * 9999999999 == 'a'", "1 << 2 == 4"),
+        *("math.factorial(200000000) == 1", "math.comb(9, 3) == 84", "x.shape[0:1] == 3"),
+        *("int('9') == 9", "max(key=1)", "x.shape[x.shape[0]] == 1", "torch.load('x')"),
+        *("-" * 90_000 + "1", "(" * 500, "1+" * 60_000 + "1", "9" * 5000, "x.shape[0].real"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_guards_that_could_build_something_large_are_refused(expression: str) -> None:
+    start = time.process_time()
+    with pytest.raises(CaptureError, match="arithmetic on shapes"):
+        compile_guard(ShapeGuard(expression, ""))
+    assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *("9**9**9**9 > 0", "x.shape[0]**x.shape[1]**99 > 0", "round(12345, -1000000000) == 0"),
+        *("9**600*9**600*9**600 > 0", "2**-99999999 < 1", "2.5**9999 > 0", "1 // 0 == 0"),
+        "x * 9 == x",
+    ],
+)
+def test_numbers_in_guards_stay_small(expression: str) -> None:
+    start = time.process_time()
+    assert not holds(compile_guard(ShapeGuard(expression, "")), {"x": torch.zeros(3, 14)})
+    assert time.process_time() - start < 1
+
+
+class WideEnough(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if x.shape[1] ** 0.5 > 2.5 else x
+
+
+def test_a_guard_may_take_roots_of_sizes() -> None:
+    captured = capture(WideEnough(), {"x": torch.zeros(2, 9)})
+    assert captured(torch.zeros(3, 7)).shape == (3, 7)
+    with pytest.raises(GuardError, match=r"captured for .*0\.5.* > 2\.5"):
+        captured(torch.zeros(3, 6))
+
+
 def test_a_spec_rebuilds_a_dummy() -> None:
     spec = TensorSpec.of(torch.tensor([[3, 9], [5, 4]]))
     dummy = spec.dummy(torch.Generator().manual_seed(0))

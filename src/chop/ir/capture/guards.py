@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from chop.errors import CaptureError
@@ -27,64 +28,156 @@ class ShapeGuard:
     where: str = ""
 
 
-_GUARD_NAMES: Mapping[str, Any] = {
-    "math": math,
+MAX_LENGTH = 100_000
+MAX_BITS = 4096
+"""Of products and powers of integers; sizes have 63."""
+
+
+def _product(a: Any, b: Any) -> Any:
+    if isinstance(a, int) and isinstance(b, int) and a.bit_length() + b.bit_length() > MAX_BITS:
+        raise OverflowError(f"a product of more than {MAX_BITS} bits")
+    return a * b
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    are_integers = isinstance(base, int) and isinstance(exponent, int)
+    if are_integers and base.bit_length() * abs(exponent) > MAX_BITS:
+        raise OverflowError(f"a power of more than {MAX_BITS} bits")
+    return base**exponent
+
+
+def _number(value: Any) -> Any:
+    """An input that is used as it is; text, tensors and sequences would give it other meanings."""
+    if not isinstance(value, int | float | torch.SymInt | torch.SymFloat):
+        raise TypeError(f"expected a number, got {type(value).__name__}")
+    return value
+
+
+def _rounded(value: Any, digits: int = 0) -> Any:
+    if abs(digits) > MAX_BITS:
+        raise OverflowError(f"rounded to {digits} digits")
+    return round(value, digits) if digits else round(value)
+
+
+_MATH = (
+    *("floor", "ceil", "trunc", "sqrt", "log", "log2", "exp"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh"),
+)
+_FUNCTIONS: Mapping[str, Any] = {
     "max": max,
     "min": min,
     "int": int,
     "abs": abs,
     "float": float,
-    "round": round,
+    "round": _rounded,
+    # How torch spells two of them in the conditions that it prints.
+    "torch.sym_float": float,
+    "torch._sym_sqrt": math.sqrt,
+    **{f"math.{name}": getattr(math, name) for name in _MATH},
+}
+_NUMBERS: Mapping[str, float] = {"math.inf": math.inf, "math.nan": math.nan}
+_OPERATORS: Mapping[type[ast.operator], Any] = {ast.Mult: _product, ast.Pow: _power}
+# Dotted names and names with a blank: no input can have such a name.
+_NAMESPACE: dict[str, Any] = {
+    **_FUNCTIONS,
+    **_NUMBERS,
+    **{f"checked {function.__name__}": function for function in (_product, _power, _number)},
     "__builtins__": {},
 }
-
-_GUARD_SYNTAX = (
-    ast.Expression,
-    ast.BoolOp,
-    ast.And,
-    ast.Or,
-    ast.UnaryOp,
-    ast.Not,
-    ast.USub,
-    ast.Compare,
-    ast.cmpop,
-    ast.BinOp,
-    ast.operator,
-    ast.Constant,
-    ast.Name,
-    ast.Load,
-    ast.Subscript,
-    ast.Call,
-    ast.Attribute,
-    ast.IfExp,
+_SYNTAX = (
+    *(ast.Expression, ast.BoolOp, ast.boolop, ast.UnaryOp, ast.unaryop, ast.Compare, ast.cmpop),
+    *(ast.BinOp, ast.Add, ast.Sub, ast.Div, ast.FloorDiv, ast.Mod),
+    *(ast.BitAnd, ast.BitOr, ast.BitXor, ast.IfExp, ast.Load),
 )
+
+
+class _Arithmetic(ast.NodeTransformer):
+    """Lets sizes and arithmetic through, with operands that are checked where numbers grow.
+
+    Raises:
+        SyntaxError: something else.
+    """
+
+    def visit(self, node: ast.AST) -> Any:
+        if not isinstance(node, _SYNTAX) and not hasattr(self, f"visit_{type(node).__name__}"):
+            raise SyntaxError(type(node).__name__)
+        return super().visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if type(node.value) not in (int, float, bool):
+            raise SyntaxError(repr(node.value))
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return _call("checked _number", node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """`x.shape[0]`, `batch['mask'].shape[1]`."""
+        of = node.value
+        if not isinstance(of, ast.Attribute) or of.attr != "shape" or not _is_input(of.value):
+            raise SyntaxError(ast.unparse(node))
+        if not isinstance(ast.literal_eval(node.slice), int):
+            raise SyntaxError(ast.unparse(node))
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        return ast.Name(_one_of(_NUMBERS, node), ast.Load())
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if node.keywords:
+            raise SyntaxError(ast.unparse(node))
+        return _call(_one_of(_FUNCTIONS, node.func), *map(self.visit, node.args))
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        checked = _OPERATORS.get(type(node.op))
+        if checked is None:
+            return self.generic_visit(node)
+        operands = self.visit(node.left), self.visit(node.right)
+        return _call(f"checked {checked.__name__}", *operands)
+
+
+def _call(name: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
+
+
+def _one_of(known: Mapping[str, Any], node: ast.AST) -> str:
+    name = ast.unparse(node)
+    if name not in known:
+        raise SyntaxError(name)
+    return name
+
+
+def _is_input(node: ast.AST) -> bool:
+    """An input, or an entry of one: `x`, `batch['mask']`, `pair[1]`."""
+    while isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        node = node.value
+    return isinstance(node, ast.Name)
 
 
 def compile_guard(guard: ShapeGuard) -> CodeType:
     """The condition as code, after a check that it is arithmetic on shapes and nothing else.
 
+    What runs has bounded operands: no condition can take long or much memory.
+
     Raises:
         CaptureError: the expression does anything else (it may come from a file).
     """
-    tree = ast.parse(guard.expression, mode="eval")
-    for part in ast.walk(tree):
-        harmless = isinstance(part, _GUARD_SYNTAX)
-        if isinstance(part, ast.Attribute):
-            of_math = isinstance(part.value, ast.Name) and part.value.id == "math"
-            harmless = of_math or part.attr == "shape"
-        if isinstance(part, ast.Call):
-            harmless = isinstance(part.func, ast.Name) and part.func.id in _GUARD_NAMES
-            harmless = harmless or isinstance(part.func, ast.Attribute)
-        if not harmless:
-            raise CaptureError(f"expected arithmetic on shapes, got {guard.expression!r}")
-    return compile(tree, "<shape guard>", "eval")
+    text = guard.expression
+    try:
+        if len(text) > MAX_LENGTH:
+            raise SyntaxError(f"{len(text)} characters")
+        tree = _Arithmetic().visit(ast.parse(text, mode="eval"))
+        return compile(ast.fix_missing_locations(tree), "<shape guard>", "eval")
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        shown = text if len(text) <= 200 else f"{text[:200]}..."
+        raise CaptureError(f"expected arithmetic on shapes, got {shown!r} ({error})") from None
 
 
 def holds(code: CodeType, given: Mapping[str, Any]) -> bool:
     """Whether the inputs, by name, meet a compiled condition."""
     try:
-        return bool(eval(code, {**_GUARD_NAMES, **given}))
-    except (AttributeError, IndexError, KeyError, NameError, TypeError):
+        return bool(eval(code, _NAMESPACE, given))
+    except (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError):
         return False
 
 
