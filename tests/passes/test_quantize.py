@@ -178,10 +178,7 @@ def test_mistakes_are_named_and_change_nothing(bert_graph, config, message):
     assert [(node.op, node.target) for node in bert_graph.nodes] == before
 
 
-def test_metadata_is_needed_first(bert_graph):
-    bert_graph.provenance.clear()
-    with pytest.raises(GraphError, match="run add_common_metadata_analysis_pass"):
-        passes.quantize_transform_pass(bert_graph, by_type(linear=integer(8, 4)))
+def test_what_is_no_graph_is_named():
     with pytest.raises(GraphError, match="expected a MaseGraph, got Linear"):
         passes.quantize_transform_pass(torch.nn.Linear(1, 1), {})
 

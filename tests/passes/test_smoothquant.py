@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from chop import MaseGraph, passes
-from chop.errors import ConfigError, GraphError
+from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
 from chop.passes.transforms.smoothquant import smoothing_scale
 
@@ -176,5 +176,3 @@ def test_wrong_settings_are_refused(graph):
         smooth(graph, migration_strength=1.5)
     with pytest.raises(ConfigError, match="at least one batch"):
         smooth(graph, batches=[])
-    with pytest.raises(GraphError, match="run add_common_metadata_analysis_pass"):
-        smooth(MaseGraph(nn.Linear(2, 2), dummy_in={"input": torch.ones(3, 2)}))

@@ -56,13 +56,14 @@ def graph_pass(
 
     Args:
         config: the frozen dataclass of the settings, or a function that makes one of a mapping.
-        requires: names of passes that must have run before.
+        requires: names of passes that must have run before. Analysis passes that have not, run
+            now with their defaults, on the graph that the pass works on; other passes do not.
         takes_packed: whether a transform pass can work on layers whose weights are codes.
 
     Raises (from the pass):
         ConfigError: a setting is wrong.
-        GraphError: something required has not run, what is given is no MaseGraph, or it has
-            packed layers that the pass would have to change.
+        GraphError: a transform pass that is required has not run, what is given is no MaseGraph,
+            or it has packed layers that the pass would have to change.
     """
 
     def decorate(function: Callable[[MaseGraph, C], dict[str, Any]]) -> GraphPass:
@@ -78,12 +79,13 @@ def graph_pass(
             inplace: bool = False,
         ) -> tuple[MaseGraph, dict[str, Any]]:
             given = graph if mg is None else mg
-            check_graph(name, given, requires)
+            check_graph(name, given, [needed for needed in requires if not _is_analysis(needed)])
             assert given is not None
             if transforms and not takes_packed:
                 _refuse_packed(name, given)
             settings = _parse(config, pass_args, name)
             result = given.copy() if transforms and not inplace else given
+            _run_missing(result, requires)
             info = function(result, settings)
             result.provenance.append(Provenance(name, repr(settings)[:MAX_CONFIG_TEXT]))
             verify(result)
@@ -110,6 +112,18 @@ def check_graph(name: str, mg: object, requires: Iterable[str] = ()) -> None:
     for needed in requires:
         if needed not in done:
             raise GraphError(f"{name}: run {needed}(mg) first.")
+
+
+def _is_analysis(name: str) -> bool:
+    return name.endswith("_analysis_pass") and name in PASSES
+
+
+def _run_missing(mg: MaseGraph, requires: Iterable[str]) -> None:
+    """Runs those required analysis passes that `mg` has not been through, with their defaults."""
+    done = {step.name for step in mg.provenance}
+    for needed in requires:
+        if needed not in done and _is_analysis(needed):
+            PASSES[needed](mg)
 
 
 def _refuse_packed(name: str, mg: MaseGraph) -> None:
