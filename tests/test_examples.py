@@ -2,21 +2,19 @@
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from chop import MaseGraph
 from chop.nn.quantized import QuantConv2d
+from tests import programs
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 def run(name, *arguments):
-    command = [sys.executable, EXAMPLES / name, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = programs.run(EXAMPLES / name, *arguments)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -1,21 +1,15 @@
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from chop.actions.bench import BenchModelConfig, bench_model
 from chop.actions.compress import CompressConfig, compress
 from chop.errors import CheckpointError, ConfigError
-
-CHOP = Path(sys.executable).with_name("chop")
+from tests import programs
 
 
 def chop(*arguments, code=0):
-    run = subprocess.run([CHOP, *map(str, arguments)], capture_output=True, text=True, timeout=300)
-    assert run.returncode == code, run.stdout + run.stderr
-    return " ".join((run.stdout if code == 0 else run.stderr).split())
+    return " ".join(programs.chop(*arguments, code=code).split())
 
 
 @pytest.fixture(scope="module")

@@ -1,17 +1,12 @@
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-CHOP = Path(sys.executable).with_name("chop")
+from tests import programs
 
 
 def chop(*arguments, code=0):
-    run = subprocess.run([CHOP, "bench", *map(str, arguments)], capture_output=True, text=True)
-    assert run.returncode == code, run.stdout + run.stderr
-    return " ".join((run.stdout if code == 0 else run.stderr).split())
+    return " ".join(programs.chop("bench", *arguments, code=code).split())
 
 
 @pytest.mark.slow

@@ -1,8 +1,6 @@
 import csv
 import json
 import random
-import subprocess
-import sys
 import time
 
 import pytest
@@ -17,6 +15,8 @@ from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
 from chop.errors import ConfigError
 from chop.models import get_tokenizer
 from chop.train import Rows
+from tests import programs
+from tests.programs import COMMAND
 
 CHANCE = 0.3
 """Accuracy on ten digits that no working model has."""
@@ -189,20 +189,19 @@ def test_at_half_sparsity_l1_holds_and_random_does_not(model, tmp_path):
 def test_a_killed_sweep_ends_with_the_table_of_an_unbroken_one(kind, tmp_path):
     grid = {"quantize": ["--widths", "4:8:2", "--qat-epochs", "3"]}
     grid["prune"] = ["--sparsity", "0.5,0.8", "--finetune-epochs", "3"]
-    command = [sys.executable, "-m", "chop.cli", "sweep", kind, "--model", "mlp", *grid[kind]]
+    command = [COMMAND, "sweep", kind, "--model", "mlp", *grid[kind]]
     whole_run, broken = tmp_path / "whole", tmp_path / "broken"
-    subprocess.run([*command, "--out", whole_run], check=True, capture_output=True)
+    assert programs.run(*command, "--out", whole_run).returncode == 0
     draw = random.Random()
     points = broken / "points.jsonl"
     for wanted in (1, 3):
-        with subprocess.Popen([*command, "--out", broken], stdout=subprocess.DEVNULL) as process:
-            while process.poll() is None and (lines_in(points) < wanted):
+        with programs.started(*command, "--out", broken) as process:
+            while process.is_alive() and lines_in(points) < wanted:
                 time.sleep(0.002)
             time.sleep(draw.uniform(0, 0.1))
-            process.kill()
     before = points.read_text().splitlines()
     assert not (broken / "table.csv").exists()
-    subprocess.run([*command, "--out", broken], check=True, capture_output=True)
+    assert programs.run(*command, "--out", broken).returncode == 0
     assert table(broken) == table(whole_run)
     after = [json.loads(line)["settings"] for line in points.read_text().splitlines()]
     assert len(after) == len({json.dumps(settings) for settings in after}), "measured twice"
@@ -223,22 +222,21 @@ def own_model(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_sweep_of_ones_own_model_goes_on_from_its_fine_tuned_weights(own_model, tmp_path):
-    command = [sys.executable, "-m", "chop.cli", "sweep", "prune", "--model", own_model]
+    command = [COMMAND, "sweep", "prune", "--model", own_model]
     command += ["--dataset", "reviews", "--limit", "200", "--max-length", "24"]
     command += ["--train-epochs", "2", "--sparsity", "0.3,0.6", "--finetune-epochs", "1"]
     whole_run, broken = tmp_path / "whole", tmp_path / "broken"
-    subprocess.run([*command, "--out", whole_run], check=True, capture_output=True)
+    assert programs.run(*command, "--out", whole_run).returncode == 0
     points = broken / "points.jsonl"
-    with subprocess.Popen([*command, "--out", broken], stdout=subprocess.DEVNULL) as process:
-        while process.poll() is None and lines_in(points) < 2:
+    with programs.started(*command, "--out", broken) as process:
+        while process.is_alive() and lines_in(points) < 2:
             time.sleep(0.002)
-        process.kill()
     assert not (broken / "table.csv").exists()
     (weights,) = broken.glob("fine-tuned-*.safetensors")
     written = weights.stat().st_mtime_ns
     elsewhere = broken.rename(tmp_path / "elsewhere")
-    resumed = subprocess.run([*command, "--out", elsewhere], check=True, capture_output=True)
+    resumed = programs.run(*command, "--out", elsewhere)
     assert table(elsewhere) == table(whole_run)
     assert (elsewhere / weights.name).stat().st_mtime_ns == written
     assert lines_in(elsewhere / "points.jsonl") == lines_in(whole_run / "points.jsonl") == 9
-    assert b"of 9 points are there already" in resumed.stdout
+    assert "of 9 points are there already" in resumed.stdout
