@@ -1,7 +1,7 @@
 """Training and evaluation.
 
 `fit(model, dataset, *, epochs=1, lr=1e-3, batch_size=64, ...)` -> loss of each epoch;
-`evaluate(model, dataset, *, batch_size=256, metric="accuracy", ...)` -> float;
+`evaluate(model, dataset, *, batch_size=256, metric=None, task=None, ...)` -> float;
 `get_trainer(model, tokenized_dataset, tokenizer=None, ...)` -> a Hugging Face Trainer;
 `GradualPruning(mg, config)` -> prunes during `fit` or a Trainer's training;
 `load_trained(name, *, seed=0, progress=False)` -> a trained built-in model;
@@ -13,6 +13,7 @@ from chop.train.metrics import METRICS, find_metric
 from chop.train.pruning import PRUNING_SCHEDULES, GradualPruning
 from chop.train.rows import Rows, read_rows
 from chop.train.seeds import seed_everything
+from chop.train.tasks import TASKS, Metric, Task, find_task
 from chop.train.train_loop import SCHEDULES, evaluate, fit
 from chop.train.trained import default_dataset, load_trained
 from chop.train.trainer import get_trainer

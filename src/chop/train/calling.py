@@ -1,4 +1,4 @@
-"""How a classifier is called and read, whatever wrote it: Hugging Face, plain or captured.
+"""How a model is called and read, whatever wrote it: Hugging Face, plain or captured.
 
 Shapes: B rows, C classes.
 """
@@ -9,12 +9,14 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chop.errors import ConfigError
+from chop.train.tasks import CLASSIFICATION, Task
 
 LABELS = "labels"
+POSITION = "input {}"
+"""The name of a column that has none, such as X of `(X, y)`: no parameter can have it."""
 
 
 def input_columns(model: nn.Module, columns: Iterable[str]) -> dict[str, str]:
@@ -22,13 +24,16 @@ def input_columns(model: nn.Module, columns: Iterable[str]) -> dict[str, str]:
 
     A captured graph need not take every column (`token_type_ids`, `attention_mask`), and a
     column that it does not take must not reach it. Columns are matched by name; where none
-    matches, a single input column feeds the first parameter, so that `forward(x)` works.
+    matches, a single input column feeds the first parameter, so that `forward(x)` works. Columns
+    without names (`POSITION`) feed the parameters in their order.
 
     Raises:
         ConfigError: no input of the model can be fed.
     """
     columns = list(columns)
     parameters = inspect.signature(model.forward).parameters
+    if POSITION.format(0) in columns:
+        return _by_position(model, columns, parameters)
     if all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values()):
         return {name: name for name in columns}
     taken = {name: name for name in columns if name in parameters}
@@ -43,21 +48,65 @@ def input_columns(model: nn.Module, columns: Iterable[str]) -> dict[str, str]:
     return taken
 
 
-def loss_and_logits(output: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
+def fed_columns(model: nn.Module, columns: Iterable[str], task: Task) -> dict[str, str]:
+    """The same, of input columns and labels; labels only where the model's own loss counts.
+
+    Raises:
+        ConfigError: no input of the model can be fed.
+    """
+    fed = input_columns(model, [*columns, LABELS])
+    return fed if task.takes_model_loss else {n: c for n, c in fed.items() if c != LABELS}
+
+
+def _by_position(
+    model: nn.Module, columns: list[str], parameters: Mapping[str, inspect.Parameter]
+) -> dict[str, str]:
+    inputs = [name for name in columns if name != LABELS]
+    names = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(names) < len(inputs):
+        raise ConfigError(
+            f"{type(model).__name__}.forward takes {list(parameters)}, but the data have "
+            f"{len(inputs)} inputs: name them by rows that are mappings."
+        )
+    fed = dict(zip(names, inputs, strict=False))
+    return fed if LABELS in fed or LABELS not in parameters else {**fed, LABELS: LABELS}
+
+
+def loss_and_logits(
+    output: Any, labels: Tensor, task: Task = CLASSIFICATION
+) -> tuple[Tensor, Tensor]:
     """The loss and the logits of a model's output.
 
     Args:
         output: a mapping or object with `logits` and perhaps `loss`, a tuple that starts with
-            them, or the logits (B, C) themselves.
-        labels: int64 (B,); the mean cross entropy with them is the loss where none is given.
-    Returns: a scalar, and (B, C).
+            them, or the logits themselves.
+        labels: of these rows; the task's loss with them counts where the output has none, or the
+            task's own wins.
+        task: what the model is asked to do.
+    Returns: a scalar, and the logits.
+    Raises:
+        ConfigError: the output has no logits, or they do not fit the task.
+    """
+    loss, logits = read_output(output)
+    if loss is None or not task.takes_model_loss:
+        loss = task.loss(*task.compare(logits, labels))
+    return loss, logits
+
+
+def read_output(output: Any) -> tuple[Tensor | None, Tensor]:
+    """The model's own loss, if it gives one, and its logits.
+
     Raises:
         ConfigError: the output has no logits.
     """
     loss, logits = _read(output)
     if logits is None:
         raise ConfigError(f"expected an output with 'logits', got {type(output).__name__}.")
-    return (F.cross_entropy(logits, labels) if loss is None else loss), logits
+    return loss, logits
 
 
 def _read(output: Any) -> tuple[Tensor | None, Tensor | None]:

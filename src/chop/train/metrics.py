@@ -1,4 +1,4 @@
-"""Classification metrics that need no network. N rows, C classes."""
+"""Metrics that need no network. N rows, C classes."""
 
 from __future__ import annotations
 
@@ -77,6 +77,68 @@ def matthews_correlation(predictions: Tensor, labels: Tensor) -> float:
 METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {
     function.__name__: function
     for function in (accuracy, precision, recall, f1, matthews_correlation)
+}
+
+
+def r2(predictions: Tensor, labels: Tensor) -> float:
+    """The share of the labels' variance that is explained: 1 - sum (p - t)^2 / sum (t - mean)^2.
+
+    The mean over outputs; 1 is perfect, 0 as good as always answering the mean. Of labels that
+    are all equal it is 1 where they are met, else 0.
+
+    >>> r2(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([1.0, 2.0, 3.0]))
+    0.5
+    """
+    p, t = _by_output(predictions), _by_output(labels)
+    missed, spread = (p - t).square().sum(0), (t - t.mean(0)).square().sum(0)
+    constant = (missed == 0).double()
+    return torch.where(spread > 0, 1 - missed / spread, constant).mean().item()
+
+
+def pearson(predictions: Tensor, labels: Tensor) -> float:
+    """Pearson's correlation, -1 to 1, the mean over outputs; 0 where either is constant.
+
+    >>> round(pearson(torch.tensor([2.0, 4.0, 6.0]), torch.tensor([1.0, 2.0, 3.0])), 6)
+    1.0
+    """
+    p, t = (x - x.mean(0) for x in (_by_output(predictions), _by_output(labels)))
+    spread = (p.square().sum(0) * t.square().sum(0)).sqrt()
+    return torch.where(spread == 0, 0.0, (p * t).sum(0) / spread).mean().item()
+
+
+def mse(predictions: Tensor, labels: Tensor) -> float:
+    """The mean squared error.
+
+    >>> mse(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 1.0]))
+    2.0
+    """
+    return (predictions.double() - labels.double()).square().mean().item()
+
+
+def mae(predictions: Tensor, labels: Tensor) -> float:
+    """The mean absolute error.
+
+    >>> mae(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 1.0]))
+    1.0
+    """
+    return (predictions.double() - labels.double()).abs().mean().item()
+
+
+def _by_output(numbers: Tensor) -> Tensor:
+    return numbers.double().reshape(len(numbers), -1)
+
+
+def perplexity(surprise: Tensor, labels: Tensor) -> float:
+    """exp of the mean cross entropy of each token, in nats.
+
+    >>> round(perplexity(torch.tensor([2.0, 4.0]).log(), torch.zeros(2)), 4)
+    2.8284
+    """
+    return surprise.double().mean().exp().item()
+
+
+REGRESSION_METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {
+    function.__name__: function for function in (r2, pearson, mse, mae)
 }
 
 

@@ -12,16 +12,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from chop.data import label_column
 from chop.errors import ConfigError
 from chop.train.calling import LABELS
+from chop.train.reading import Column, read_columns
+from chop.train.tasks import IGNORED, Task, infer_task
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from torch.utils.data import DataLoader, TensorDataset
 
 # Texts are grouped by length within so many batches, so that batches still differ by epoch.
 BATCHES_PER_POOL = 50
@@ -33,11 +35,16 @@ class Rows:
 
     Attributes:
         columns: a tensor (N, ...) each, or a list of N tensors of differing length.
-        labels: int64 (N,).
+        labels: classes are int64 (N,), those of tokens (N, T) or a list; numbers are floats.
     """
 
-    columns: dict[str, Tensor | list[Tensor]]
-    labels: Tensor
+    columns: dict[str, Column]
+    labels: Column
+
+    @property
+    def task(self) -> Task:
+        """The task that the labels are of, see `chop.train.tasks.infer_task`."""
+        return infer_task(self.columns, self.labels)
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -46,7 +53,7 @@ class Rows:
     def take(self, index: Tensor) -> Rows:
         """The rows of that index, integers (n,), in its order."""
         columns = {name: _take(column, index) for name, column in self.columns.items()}
-        return Rows(columns, self.labels[index])
+        return Rows(columns, _take(self.labels, index))
 
     def batches(
         self, batch_size: int, *, pad_id: int = 0, shuffle: torch.Generator | None = None
@@ -55,17 +62,17 @@ class Rows:
 
         Args:
             batch_size: rows of a batch; the last may have fewer.
-            pad_id: fills `input_ids`; all other token columns are filled with zeros.
+            pad_id: fills `input_ids`; labels are filled with `IGNORED`, and all other token
+                columns with zeros.
             shuffle: draws the order; without it the order is fixed, and for texts by length.
         """
         for index in self._order(batch_size, shuffle):
-            batch = {
+            yield {
                 name: column[index]
                 if isinstance(column, Tensor)
                 else pad(name, [column[i] for i in index], pad_id)
-                for name, column in self.columns.items()
+                for name, column in {**self.columns, LABELS: self.labels}.items()
             }
-            yield {**batch, LABELS: self.labels[index]}
 
     def _order(self, batch_size: int, shuffle: torch.Generator | None) -> list[Tensor]:
         n = len(self)
@@ -90,62 +97,86 @@ def _take(column: Tensor | list[Tensor], index: Tensor) -> Tensor | list[Tensor]
     return column[index] if isinstance(column, Tensor) else [column[i] for i in index]
 
 
-def read_rows(dataset: Dataset | Rows | Any) -> Rows:
+def read_rows(
+    dataset: Dataset | DataLoader | TensorDataset | Rows | Any, task: Task | None = None
+) -> Rows:
     """Reads a data set into memory.
 
+    Labels with fractions stay floats, and all others are int64; whole floats are classes where
+    every class from 0 occurs. A transform that draws at random draws once.
+
     Args:
-        dataset: a `datasets.Dataset`, or anything with a length whose items are mappings; with
-            a column `labels` or `label`. Columns of text or pictures are left out.
+        dataset: a `datasets.Dataset` or anything with a length or an end whose items are
+            mappings, with a column `labels` or `label`; or what has the inputs first and the
+            labels last: `(X, y)` of arrays or tensors, a TensorDataset, a data set of pairs. Or a
+            mapping of columns, or a DataLoader: every row is read, in the order of its data set,
+            whether it shuffles or drops the last. Columns of text are left out.
+        task: one with `labels_from` takes its labels from that column, where there is no label
+            for each token.
     Raises:
-        ConfigError: no label column, no column of numbers, or no rows.
+        ConfigError: no label column, no column of numbers, no rows, or labels that are missing.
     """
     if isinstance(dataset, Rows):
         return dataset
-    table = _columns(dataset)
+    table = read_columns(dataset)
     label = label_column(list(table))
     inputs = {name: column for name, column in table.items() if name != label}
+    source = None if task is None else task.labels_from
+    if source in inputs and (label is None or _is_one_each(table[label])):
+        return Rows(inputs, _own_tokens(inputs, inputs[source]))
     if label is None or not inputs or len(table[label]) == 0:
+        held = f"{len(table[next(iter(table))])} rows" if table else "0 rows"
         raise ConfigError(
             "expected rows with a column 'labels' or 'label' and at least one column of numbers "
-            f"(texts have to be tokenised first), got {len(dataset)} rows with {list(table)}."
+            f"(texts have to be tokenised first), got {held} with {list(table)}."
         )
-    return Rows(inputs, torch.as_tensor(table[label]).long())
+    return Rows(inputs, _labels(table[label]))
 
 
-def _columns(dataset: Any) -> dict[str, Tensor | list[Tensor]]:
-    # A transform of the user's makes its columns row by row, and they are not in the table.
-    if hasattr(dataset, "with_format") and dataset.format["type"] != "custom":
-        names = [name for name in dataset.column_names if _is_numeric(dataset, name)]
-        table = dataset.select_columns(names).with_format("numpy")[:]
-        return {name: _as_tensors(table[name]) for name in names}
-    items = [dataset[i] for i in range(len(dataset))]
-    names = items[0].keys() if items else []
-    return {name: _as_tensors([np.asarray(item[name]) for item in items]) for name in names}
+def _is_one_each(labels: Column) -> bool:
+    return isinstance(labels, Tensor) and labels.dim() < 2
 
 
-def _is_numeric(dataset: Dataset, name: str) -> bool:
-    feature = dataset.features[name]
-    while hasattr(feature, "feature"):
-        feature = feature.feature
-    return str(getattr(feature, "dtype", "")).startswith(("int", "uint", "float", "bool"))
+def _own_tokens(inputs: dict[str, Column], ids: Column) -> Column:
+    """The tokens as labels, `IGNORED` where the attention mask is zero."""
+    mask = inputs.get("attention_mask")
+    if isinstance(ids, Tensor):
+        return ids.long() if mask is None else ids.long().masked_fill(mask == 0, IGNORED)
+    return [
+        _own_tokens({} if mask is None else {"attention_mask": mask[i]}, row)
+        for i, row in enumerate(ids)
+    ]
 
 
-def _as_tensors(values: Any) -> Tensor | list[Tensor]:
-    rows = [np.asarray(row) for row in values]
-    if len({row.shape for row in rows}) <= 1:
-        return torch.from_numpy(np.stack(rows)) if rows else torch.empty(0)
-    return [torch.from_numpy(row) for row in rows]
+def _labels(column: Column) -> Column:
+    if not isinstance(column, Tensor):
+        return [_labels(row) for row in column]
+    if not column.is_floating_point():
+        whole = column.long()
+        return whole.squeeze(-1) if whole.dim() == 2 and whole.shape[1] == 1 else whole
+    missing = int(column.isnan().sum())
+    if missing:
+        raise ConfigError(
+            f"labels: {missing} of {len(column)} rows have none (NaN): leave them out."
+        )
+    return column.long() if _are_classes(column) else column
+
+
+def _are_classes(numbers: Tensor) -> bool:
+    found = numbers.unique()
+    return numbers.dim() == 1 and torch.equal(found, torch.arange(len(found), dtype=found.dtype))
 
 
 def pad(name: str, rows: list[Tensor], pad_id: int) -> Tensor:
     """Stacks the rows of one column, padded to the longest: (B, T, ...).
 
     Args:
-        name: the column's; `input_ids` is filled with `pad_id`, any other with zeros.
+        name: the column's; `input_ids` is filled with `pad_id`, `labels` with `IGNORED`, any other
+            with zeros.
         rows: (T_i, ...) each.
         pad_id: the padding token.
     """
-    value = pad_id if name == "input_ids" else 0
+    value = {"input_ids": pad_id, LABELS: IGNORED}.get(name, 0)
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
 
 

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from chop.errors import ConfigError, did_you_mean
 from chop.nn import cached_weights
-from chop.train.calling import LABELS, input_columns, loss_and_logits
-from chop.train.metrics import find_metric
+from chop.train.calling import LABELS, fed_columns, loss_and_logits, read_output
 from chop.train.rows import Rows, padding_token, read_rows
+from chop.train.tasks import Metric, Task, find_task
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
+SPLITS = {"train", "validation", "test"}
 SCHEDULES = {
     "constant": lambda done: 1.0,
     "linear": lambda done: 1.0 - done,
@@ -41,12 +42,14 @@ def fit(
     device: str | torch.device | None = None,
     progress: str | None = None,
     on_step: Callable[[int, int], None] | None = None,
+    task: str | Task | None = None,
 ) -> list[float]:
     """Trains `model` in place with AdamW; frozen parameters stay as they are.
 
     Args:
-        model: a classifier, see `chop.train.calling`.
-        dataset: rows with labels, texts tokenised; of a DatasetDict, its `train`.
+        model: see `chop.train.calling`.
+        dataset: what `read_rows` takes, with labels, texts tokenised; of a mapping of splits, its
+            `train`.
         epochs: passes over the rows; 0 does nothing.
         lr: the largest learning rate, reached after the share `warmup` of all steps and then
             let down along `schedule`: `constant`, `linear` or `cosine`.
@@ -59,14 +62,16 @@ def fit(
         progress: the label of a progress bar; None shows none.
         on_step: called before each optimiser step, gradients in place, with its number from 1
             and the number of all steps; see `chop.train.GradualPruning`.
+        task: says which loss: a name of `chop.train.TASKS`, or a `Task`; default, that of the
+            labels, see `chop.train.tasks.infer_task`.
     Returns: the mean loss of each epoch. Each module's mode (`train`, `eval`) is restored.
     Raises:
-        ConfigError: wrong columns, an unknown schedule, or nothing to train.
+        ConfigError: wrong columns, an unknown schedule or task, labels that do not fit it, or
+            nothing to train.
     """
     if schedule not in SCHEDULES:
         raise ConfigError(f"unknown schedule '{schedule}': {did_you_mean(schedule, SCHEDULES)}")
-    rows = read_rows(_split(dataset, "train"))
-    feed = _Feed(model, rows, batch_size, device)
+    feed = _feed(model, _split(dataset, "train"), batch_size, device, task)
     trainable = _trainable(model)
     optimizer = torch.optim.AdamW(_parameter_groups(trainable, weight_decay), lr=lr)
     rate = _rate(SCHEDULES[schedule], warmup, max(1, epochs * feed.steps))
@@ -79,7 +84,8 @@ def fit(
     ):
         for epoch in range(epochs):
             total = torch.zeros((), device=feed.device)
-            for step, (loss, logits, _) in enumerate(feed(shuffle=order), epoch * feed.steps + 1):
+            for step, (output, labels) in enumerate(feed(shuffle=order), epoch * feed.steps + 1):
+                loss, logits = loss_and_logits(output, labels, feed.task)
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(trainable, max_grad_norm)
@@ -89,7 +95,7 @@ def fit(
                 scheduler.step()
                 total += loss.detach() * len(logits)
                 tick()
-            losses.append(total.item() / len(rows))
+            losses.append(total.item() / len(feed.rows))
         optimizer.zero_grad()
     return losses
 
@@ -99,27 +105,32 @@ def evaluate(
     dataset: DatasetDict | Dataset | Rows,
     *,
     batch_size: int = 256,
-    metric: str = "accuracy",
+    metric: str | Metric | Callable[..., float] | None = None,
     device: str | torch.device | None = None,
     progress: str | None = None,
+    task: str | Task | None = None,
 ) -> float:
     """The metric of `model` on labelled rows, in evaluation mode and without gradients.
 
     Quantised weights are rounded once, see `chop.nn.cached_weights`.
 
     Args:
-        model: a classifier, see `chop.train.calling`.
-        dataset: rows with labels, texts tokenised; of a DatasetDict, its `test`. `read_rows`
-            of it spares reading it again at every call.
+        model: see `chop.train.calling`.
+        dataset: what `read_rows` takes, with labels, texts tokenised; of a mapping of splits, its
+            `test`. `read_rows` of it spares reading it again at every call.
         batch_size: rows of a step; for texts, neighbours in length.
-        metric: a name of `chop.train.metrics.METRICS`.
+        metric: a name of the task's `metrics`, a `Metric`, or a function of predictions and
+            labels; default, the task's own: accuracy of classes, R2 of numbers, perplexity of
+            text.
         device: where to evaluate; default, where the model is. The model stays there.
         progress: the label of a progress bar; None shows none.
+        task: what the model is asked to do: a name of `chop.train.TASKS`, or a `Task`; default,
+            that of the labels, see `chop.train.tasks.infer_task`.
     Raises:
-        ConfigError: wrong columns or an unknown metric.
+        ConfigError: wrong columns, an unknown metric or task, or labels that do not fit it.
     """
-    score = find_metric(metric)
-    feed = _Feed(model, read_rows(_split(dataset, "test")), batch_size, device)
+    feed = _feed(model, _split(dataset, "test"), batch_size, device, task)
+    judged = feed.task.judged_by(metric)
     predictions, labels = [], []
     with (
         torch.no_grad(),
@@ -127,40 +138,74 @@ def evaluate(
         _in_mode(model, training=False),
         _bar(progress, feed.steps) as tick,
     ):
-        for _, logits_BC, labels_B in feed():
-            predictions.append(logits_BC.argmax(-1))
-            labels.append(labels_B)
+        for output, expected in feed():
+            answers, expected = judged.compare(read_output(output)[1], expected)
+            predictions.append(judged.metric.predict(answers, expected))
+            labels.append(expected)
             tick()
-    return score(torch.cat(predictions).cpu(), torch.cat(labels).cpu())
+    return judged.metric.score(torch.cat(predictions).cpu(), torch.cat(labels).cpu())
+
+
+def _feed(
+    model: nn.Module,
+    dataset: Any,
+    batch_size: int,
+    device: str | torch.device | None,
+    task: str | Task | None,
+) -> _Feed:
+    asked = None if task is None else find_task(task)
+    rows = read_rows(dataset, asked)
+    return _Feed(model, rows, batch_size, device, asked or rows.task)
 
 
 class _Feed:
     """Feeds rows to a model in batches, on one device."""
 
     def __init__(
-        self, model: nn.Module, rows: Rows, batch_size: int, device: str | torch.device | None
+        self,
+        model: nn.Module,
+        rows: Rows,
+        batch_size: int,
+        device: str | torch.device | None,
+        task: Task,
     ):
         if batch_size < 1:
             raise ConfigError(f"batch_size: expected at least 1, got {batch_size}.")
-        self.model, self.rows, self.batch_size = model, rows, batch_size
+        self.model, self.rows, self.batch_size, self.task = model, rows, batch_size, task
         held = next(model.parameters(), torch.empty(0)).device
         self.device = held if device is None else torch.device(device)
         model.to(self.device)
-        self.columns = input_columns(model, [*rows.columns, LABELS])
+        self.columns = fed_columns(model, rows.columns, task)
         self.steps = math.ceil(len(rows) / batch_size)
 
-    def __call__(
-        self, shuffle: torch.Generator | None = None
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        pad_id = padding_token(self.model)
+    def __call__(self, shuffle: torch.Generator | None = None) -> Iterator[tuple[Any, Tensor]]:
+        """The model's output for each batch, and the batch's labels."""
+        pad_id, is_first = padding_token(self.model), True
         for batch in self.rows.batches(self.batch_size, pad_id=pad_id, shuffle=shuffle):
             here = {name: column.to(self.device) for name, column in batch.items()}
-            output = self.model(**{name: here[column] for name, column in self.columns.items()})
-            yield *loss_and_logits(output, here[LABELS]), here[LABELS]
+            output = self._run({name: here[column] for name, column in self.columns.items()})
+            if is_first:
+                self.task.check(read_output(output)[1], self.rows.labels)
+                is_first = False
+            yield output, here[LABELS]
+
+    def _run(self, fed: dict[str, Tensor]) -> Any:
+        try:
+            return self.model(**fed)
+        except IndexError as error:
+            if LABELS not in fed:
+                raise
+            raise ConfigError(
+                f"task '{self.task.name}': the model's own loss refuses the labels: {error}"
+            ) from error
 
 
 def _split(dataset: Any, name: str) -> Any:
-    return dataset[name] if isinstance(dataset, dict) else dataset
+    if not isinstance(dataset, dict) or not dataset.keys() & SPLITS:
+        return dataset
+    if name not in dataset:
+        raise ConfigError(f"expected a split '{name}', got {sorted(dataset)}.")
+    return dataset[name]
 
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:

@@ -1,0 +1,170 @@
+"""What people hold labelled rows in, read once into columns.
+
+Shapes: N rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+)
+
+from chop.data import label_column
+from chop.errors import ConfigError
+from chop.train.calling import LABELS, POSITION
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+Column = Tensor | list[Tensor]
+"""A tensor (N, ...), or N tensors of differing length."""
+
+
+def read_columns(dataset: Any) -> dict[str, Column]:
+    """The columns of a data set by name, those without a name by `POSITION`.
+
+    Args:
+        dataset: see `chop.train.read_rows`.
+    Raises:
+        ConfigError: it is of none of these kinds, or its parts differ in length.
+    """
+    if isinstance(dataset, TensorDataset):
+        return _of_arrays(dataset.tensors)
+    if isinstance(dataset, DataLoader):
+        batched = dataset.batch_sampler is not None
+        with torch.random.fork_rng(devices=[]):  # starting a loader draws a number
+            loaded = _in_order(dataset)
+            return _of_items(row for batch in loaded for row in _rows_of(batch, batched))
+    if isinstance(dataset, tuple):
+        return _of_arrays(dataset)
+    # A transform of the user's makes its columns row by row, and they are not in the table.
+    if hasattr(dataset, "with_format") and hasattr(dataset, "column_names"):
+        form = getattr(dataset, "format", None)
+        return _of_table(dataset) if form and form["type"] != "custom" else _of_items(dataset)
+    if isinstance(dataset, Mapping):
+        return {name: as_column(column) for name, column in dataset.items()}
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        return _of_items(dataset[i] for i in range(len(dataset)))
+    if isinstance(dataset, Iterable):
+        return _of_items(dataset)
+    raise ConfigError(
+        f"expected rows as a data set, a DataLoader, a TensorDataset or (X, y), got "
+        f"{type(dataset).__name__}."
+    )
+
+
+def _of_table(dataset: Dataset) -> dict[str, Column]:
+    names = [name for name in dataset.column_names if _is_numeric(dataset, name)]
+    table = dataset.select_columns(names).with_format("numpy")[:]
+    return {name: as_column(table[name]) for name in names}
+
+
+def _is_numeric(dataset: Dataset, name: str) -> bool:
+    feature = dataset.features[name]
+    while hasattr(feature, "feature"):
+        feature = feature.feature
+    return str(getattr(feature, "dtype", "")).startswith(("int", "uint", "float", "bool"))
+
+
+def _of_items(items: Iterable[Any]) -> dict[str, Column]:
+    rows = [_named(item) for item in items]
+    names = rows[0].keys() if rows else []
+    return {name: as_column([row[name] for row in rows]) for name in names}
+
+
+def _named(item: Any) -> Mapping[str, Any]:
+    if isinstance(item, Mapping):
+        return item
+    if isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], Mapping):
+        return {**item[0], LABELS: item[1]}
+    if isinstance(item, tuple | list) and len(item) > 1:
+        return _by_position(item)
+    raise ConfigError(
+        f"expected each row to be a mapping or (x, label), got {type(item).__name__}."
+    )
+
+
+def _by_position(parts: Sequence[Any]) -> dict[str, Any]:
+    *inputs, labels = parts
+    return {**{POSITION.format(i): part for i, part in enumerate(inputs)}, LABELS: labels}
+
+
+def _of_arrays(arrays: Sequence[Any]) -> dict[str, Column]:
+    lengths = [len(array) for array in arrays]
+    if len(arrays) < 2 or len(set(lengths)) > 1:
+        raise ConfigError(
+            f"expected (X, y) of one length, inputs first and labels last, got {len(arrays)} "
+            f"of {lengths} rows."
+        )
+    return {name: as_column(array) for name, array in _by_position(arrays).items()}
+
+
+def _in_order(loader: DataLoader) -> Iterable[Any]:
+    """Every row once: a loader that merely shuffles or drops is read as its data set stands."""
+    sampler = loader.sampler
+    is_shuffled = (
+        isinstance(sampler, RandomSampler)
+        and not sampler.replacement
+        and sampler.num_samples == len(loader.dataset)
+    )
+    is_plain = is_shuffled or isinstance(sampler, SequentialSampler)
+    if not is_plain or type(loader.batch_sampler) not in (BatchSampler, type(None)):
+        return loader
+    return DataLoader(loader.dataset, loader.batch_size, collate_fn=loader.collate_fn)
+
+
+def _rows_of(loaded: Any, is_batch: bool) -> Iterator[Mapping[str, Any]]:
+    """The rows of what a loader yields: a batch, or without automatic batching either."""
+    named = _named(loaded)
+    dims = {name: np.ndim(column) for name, column in named.items()}
+    if not is_batch and dims.get(label_column(list(named)) or "") == 0:
+        yield named
+        return
+    if not is_batch and set(dims.values()) == {1}:
+        raise ConfigError(
+            "a DataLoader with batch_size=None yields one dimension, a row or a batch of numbers: "
+            "give its data set itself, or a batch size."
+        )
+    count = len(next(iter(named.values())))
+    for i in range(count):
+        yield {name: column[i] for name, column in named.items()}
+
+
+def as_column(values: Any) -> Column:
+    """Rows as one tensor, or where they differ in length as a list.
+
+    NumPy's float64 becomes torch's default dtype, as models have it; tensors keep theirs.
+
+    Raises:
+        ConfigError: text, pictures or other objects, which are no numbers.
+    """
+    if isinstance(values, Tensor):
+        return values.detach().cpu()
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return _numbers(values)
+    rows = [_numbers(row) for row in values]
+    if len({row.shape for row in rows}) <= 1:
+        return torch.stack(rows) if rows else torch.empty(0)
+    return rows
+
+
+def _numbers(value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    is_picture = type(value).__module__.startswith("PIL.")
+    array = np.asarray(None if is_picture else value)
+    if array.dtype.kind not in "biuf":
+        what = "a picture: give tensors, as ToTensor() makes them" if is_picture else repr(value)
+        raise ConfigError(f"expected rows of numbers, got {what:.80}.")
+    halve = array.dtype == np.float64 and torch.get_default_dtype() != torch.float64
+    return torch.from_numpy(np.array(array, np.float32 if halve else array.dtype, order="C"))

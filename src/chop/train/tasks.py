@@ -1,0 +1,278 @@
+"""What a model is asked to do: how answers meet labels, what is trained, and what is measured.
+
+Shapes: B rows, T tokens, C classes, K answers that are compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from chop.errors import ConfigError, did_you_mean
+from chop.train.metrics import METRICS, REGRESSION_METRICS, perplexity
+
+IGNORED = -100
+"""The label of a position that counts neither in a loss nor in a metric."""
+
+Pair = tuple[Tensor, Tensor]
+"""Answers and the labels that they are compared with; the first dimension of both is K."""
+
+
+def classes(answers: Tensor, labels: Tensor) -> Tensor:
+    """The class of the largest logit: (K, C) to (K,)."""
+    return answers.argmax(-1)
+
+
+def values(answers: Tensor, labels: Tensor) -> Tensor:
+    """The answers themselves."""
+    return answers
+
+
+def surprise(answers: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy of each label in nats, float32: (K, C) and (K,) to (K,)."""
+    return F.cross_entropy(answers.float(), labels, reduction="none")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number that says how good answers are.
+
+    Attributes:
+        name: in tables and results.
+        score: (predictions (K, ...), labels (K, ...)) -> the number, over all rows at once.
+        predict: (answers, labels) of a batch -> the predictions that `score` takes.
+        higher_is_better: whether a larger number is a better model.
+        is_share: printed in percent.
+    """
+
+    name: str
+    score: Callable[[Tensor, Tensor], float]
+    predict: Callable[[Tensor, Tensor], Tensor] = values
+    higher_is_better: bool = True
+    is_share: bool = False
+
+    def key(self, value: float) -> float:
+        """Sorts numbers: larger is better, and NaN is worst."""
+        if math.isnan(value):
+            return -math.inf
+        return value if self.higher_is_better else -value
+
+    def gain(self, value: float, reference: float) -> float:
+        """How much better `value` is than `reference`, in the metric's own unit."""
+        return value - reference if self.higher_is_better else reference - value
+
+    def within(self, value: float, reference: float, drop: float) -> bool:
+        """Whether `value` is worse than `reference` by at most `drop`.
+
+        Where higher is better (accuracy, R2) the drop is absolute: value >= reference - drop.
+        Else (perplexity, errors) it is a share: value <= reference * (1 + drop).
+        """
+        if self.higher_is_better:
+            return value >= reference - drop
+        return value <= reference * (1 + drop)
+
+    def spell(self, value: float) -> str:
+        """For a table.
+
+        >>> TASKS["classification"].metric.spell(0.5), TASKS["causal-lm"].metric.spell(20.0)
+        ('50.00%', '20')
+        """
+        return f"{value:.2%}" if self.is_share else f"{value:.5g}"
+
+
+def _as_they_are(answers: Tensor, labels: Tensor) -> Pair:
+    return answers, labels
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model is asked to do.
+
+    Attributes:
+        name: what users call it.
+        metric: what is measured.
+        loss: (answers, labels) -> the mean loss, a scalar; what is trained.
+        compare: (logits, labels) of a batch -> what of them is compared.
+        is_categorical: answers are logits over classes, so that entropies mean something.
+        takes_model_loss: a loss that the model computes itself wins over `loss`.
+        labels_from: the column that stands in for labels where there are none.
+    """
+
+    name: str
+    metric: Metric
+    loss: Callable[[Tensor, Tensor], Tensor]
+    compare: Callable[[Tensor, Tensor], Pair] = _as_they_are
+    is_categorical: bool = False
+    takes_model_loss: bool = False
+    labels_from: str | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict, repr=False)
+    """Further metrics that may be asked for, by name."""
+
+    def judged_by(self, metric: str | Metric | Callable[..., float] | None) -> Task:
+        """The task with another metric.
+
+        Args:
+            metric: a name, a `Metric`, or a function (predictions, labels) -> float of which
+                higher is better and whose predictions are those of the task's own metric.
+        Raises:
+            ConfigError: the task has no metric of that name.
+        """
+        if metric is None:
+            return self
+        if isinstance(metric, str):
+            known = {**self.metrics, self.metric.name: self.metric}
+            if metric not in known:
+                raise ConfigError(f"unknown metric '{metric}': {did_you_mean(metric, known)}")
+            return dataclasses.replace(self, metric=known[metric])
+        if not isinstance(metric, Metric):
+            name = getattr(metric, "__name__", type(metric).__name__)
+            metric = Metric(name, metric, self.metric.predict)
+        return dataclasses.replace(self, metric=metric)
+
+    def check(self, logits: Tensor, labels: Tensor | list[Tensor]) -> None:
+        """Raises ConfigError where some labels are no classes of the logits."""
+        if not self.is_categorical or not len(labels):
+            return
+        rows = [labels] if isinstance(labels, Tensor) else labels
+        numbers = "numbers that are no classes are task 'regression'."
+        if rows[0].is_floating_point():
+            raise ConfigError(f"task '{self.name}': the labels have fractions; {numbers}")
+        largest, count = max(int(row.max()) for row in rows if row.numel()), logits.shape[-1]
+        if largest >= count:
+            raise ConfigError(
+                f"task '{self.name}': got the label {largest}, and the model answers with "
+                f"{count} numbers, for the classes 0 to {count - 1}; {numbers}"
+            )
+
+
+# --- the tasks -----------------------------------------------------------------------------------
+
+
+def _one_class_each(logits: Tensor, labels: Tensor) -> Pair:
+    if logits.dim() != 2 or labels.dim() != 1:
+        raise _unfit("classification", "(B, C) and labels of (B,)", logits, labels)
+    return logits, labels.long()
+
+
+def _numbers(logits: Tensor, labels: Tensor) -> Pair:
+    one = logits.squeeze(-1) if logits.dim() == labels.dim() + 1 else logits
+    wanted = labels.squeeze(-1) if labels.dim() == one.dim() + 1 else labels
+    if one.shape != wanted.shape:
+        raise _unfit("regression", "the shape of the labels", logits, labels)
+    return one, wanted.to(one.dtype)
+
+
+def _one_class_per_token(logits: Tensor, labels: Tensor) -> Pair:
+    if logits.dim() != 3 or logits.shape[:2] != labels.shape:
+        raise _unfit("token-classification", "(B, T, C) and labels of (B, T)", logits, labels)
+    counts = labels != IGNORED
+    return logits[counts], labels[counts].long()
+
+
+def _next_token(logits: Tensor, labels: Tensor) -> Pair:
+    if logits.dim() != 3 or logits.shape[:2] != labels.shape:
+        raise _unfit("causal-lm", "(B, T, C) and labels of (B, T)", logits, labels)
+    return _one_class_per_token(logits[:, :-1], labels[:, 1:])
+
+
+def _unfit(task: str, wanted: str, logits: Tensor, labels: Tensor) -> ConfigError:
+    return ConfigError(
+        f"task '{task}': expected logits of {wanted}, got {tuple(logits.shape)} and "
+        f"{tuple(labels.shape)}; the tasks are {', '.join(TASKS)}."
+    )
+
+
+def cross_entropy(answers: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross entropy in nats, (K, C) and (K,), in the dtype of the answers."""
+    return F.cross_entropy(answers, labels)
+
+
+_OF_CLASSES = {
+    name: Metric(name, score, classes, is_share=name != "matthews_correlation")
+    for name, score in METRICS.items()
+}
+_OF_TOKENS = {
+    **_OF_CLASSES,
+    "perplexity": Metric("perplexity", perplexity, surprise, higher_is_better=False),
+}
+_OF_NUMBERS = {
+    name: Metric(name, score, values, higher_is_better=name not in ("mse", "mae"))
+    for name, score in REGRESSION_METRICS.items()
+}
+_OVER_CLASSES: dict[str, Any] = {"is_categorical": True, "takes_model_loss": True}
+
+_ROWS = (
+    Task(
+        "classification",
+        _OF_CLASSES["accuracy"],
+        cross_entropy,
+        _one_class_each,
+        metrics=_OF_CLASSES,
+        **_OVER_CLASSES,
+    ),
+    Task("regression", _OF_NUMBERS["r2"], F.mse_loss, _numbers, metrics=_OF_NUMBERS),
+    Task(
+        "token-classification",
+        _OF_TOKENS["accuracy"],
+        cross_entropy,
+        _one_class_per_token,
+        metrics=_OF_TOKENS,
+        **_OVER_CLASSES,
+    ),
+    Task(
+        "causal-lm",
+        _OF_TOKENS["perplexity"],
+        cross_entropy,
+        _next_token,
+        labels_from="input_ids",
+        metrics=_OF_TOKENS,
+        **_OVER_CLASSES,
+    ),
+)
+TASKS: dict[str, Task] = {row.name: row for row in _ROWS}
+"""The tasks by name: accuracy of classes, R2 of numbers, accuracy of each token's class, and
+perplexity of the next token."""
+CLASSIFICATION = TASKS["classification"]
+
+
+def find_task(task: str | Task) -> Task:
+    """The task of that name, or the given one.
+
+    Raises:
+        ConfigError: there is none of that name; the message names the nearest.
+    """
+    if isinstance(task, Task):
+        return task
+    if task not in TASKS:
+        raise ConfigError(f"unknown task '{task}': {did_you_mean(task, TASKS)}")
+    return TASKS[task]
+
+
+def infer_task(columns: Mapping[str, Tensor | list[Tensor]], labels: Tensor | list[Tensor]) -> Task:
+    """The task that labels are of.
+
+    Numbers with fractions are regression, one class each is classification; a label for each
+    token is token classification, and causal language modelling where the labels are the tokens.
+    """
+    if isinstance(labels, Tensor) and labels.dim() < 2:
+        return TASKS["regression" if labels.is_floating_point() else "classification"]
+    first = labels[0]
+    if first.is_floating_point():
+        return TASKS["regression"]
+    ids = columns.get("input_ids")
+    return TASKS[
+        "causal-lm" if ids is not None and _are_same(ids, labels) else "token-classification"
+    ]
+
+
+def _are_same(ids: Tensor | list[Tensor], labels: Tensor | list[Tensor]) -> bool:
+    return all(
+        row.shape == label.shape and bool(((row == label) | (label == IGNORED)).all())
+        for row, label in zip(ids, labels, strict=True)
+    )

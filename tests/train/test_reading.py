@@ -1,0 +1,138 @@
+"""Whatever rows are held in, the numbers are the same."""
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from PIL import Image
+from torch import nn
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+from transformers import ViTConfig, ViTForImageClassification
+
+from chop.data import load_dataset
+from chop.errors import ConfigError
+from chop.train import evaluate, fit, read_rows
+
+X = np.random.default_rng(0).normal(size=(50, 6))
+Y = (X[:, 0] > X[:, 1]).astype(np.int64)
+TX, TY = torch.from_numpy(X).float(), torch.from_numpy(Y)
+SET = TensorDataset(TX, TY)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(zip(TX, TY, strict=True))
+
+
+KINDS = {
+    "named": {"x": TX, "labels": TY},
+    "arrays": (X, Y),
+    "lists": (X.tolist(), Y.tolist()),
+    "tensors": (TX, TY),
+    "tensor set": SET,
+    "subset": Subset(SET, range(50)),
+    "pairs": [(x, int(y)) for x, y in SET],
+    "mappings": [{"x": x, "label": y} for x, y in SET],
+    "loader": DataLoader(SET, batch_size=7),
+    "shuffled loader": DataLoader(SET, batch_size=7, shuffle=True, drop_last=True),
+    "loader of one row": DataLoader(SET, batch_size=None),
+    "loader of mappings": DataLoader(
+        Dataset.from_dict({"x": TX, "label": TY}).with_format("torch")
+    ),
+    "stream": DataLoader(Stream(), batch_size=7),
+    "data set": Dataset.from_dict({"x": X, "labels": Y}),
+}
+
+
+def classifier():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_rows_gives_the_same_numbers(kind):
+    model = classifier()
+    with torch.no_grad():
+        expected = (model(TX).argmax(-1) == TY).double().mean().item()
+    state = torch.get_rng_state()
+    assert evaluate(model, KINDS[kind]) == expected
+    assert torch.equal(torch.get_rng_state(), state)
+    fit(model, KINDS[kind], epochs=2, lr=1e-2, batch_size=16)
+    twin = classifier()
+    fit(twin, KINDS["named"], epochs=2, lr=1e-2, batch_size=16)
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True)
+    )
+
+
+def test_a_sampler_that_chooses_rows_is_kept():
+    first = WeightedRandomSampler([1.0] + [0.0] * 49, 12)
+    rows = read_rows(DataLoader(SET, batch_size=5, sampler=first))
+    assert len(rows) == 12 and torch.equal(rows.columns["input 0"][3], TX[0])
+
+
+def test_several_inputs_feed_the_parameters_in_their_order():
+    class Two(nn.Module):
+        def forward(self, left, right, scale=2.0):
+            return torch.stack([left.sum(1), scale * right.sum(1)], 1)
+
+    told = torch.stack([TX[:, :3].sum(1), 2 * TX[:, 3:].sum(1)], 1).argmax(-1)
+    expected = (told == TY).double().mean().item()
+    assert evaluate(Two(), (TX[:, :3], TX[:, 3:], TY)) == expected
+    with pytest.raises(ConfigError, match=r"Linear.forward takes \['input'\], .* 2 inputs"):
+        evaluate(nn.Linear(3, 2), (TX[:, :3], TX[:, 3:], TY))
+
+
+def test_arrays_feed_a_model_of_transformers_by_position():
+    config = ViTConfig(
+        image_size=8, patch_size=4, num_channels=1, hidden_size=8, num_hidden_layers=1,
+        num_attention_heads=1, intermediate_size=8, num_labels=10,
+    )  # fmt: skip
+    model, digits = ViTForImageClassification(config).eval(), load_dataset("digits", limit=40)
+    arrays = digits["test"].with_format("numpy")[:]
+    assert evaluate(model, (arrays["pixel_values"], arrays["labels"])) == evaluate(model, digits)
+
+
+def test_texts_of_a_loader_are_padded_anew():
+    ids = torch.tensor([[5, 6, 7], [8, 9, 0]])
+    batch = {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": torch.tensor([0, 1])}
+    long = {
+        name: torch.nn.functional.pad(x, (0, 2)) if x.dim() > 1 else x for name, x in batch.items()
+    }
+    rows = read_rows(DataLoader([batch, long], batch_size=None))
+    (read,) = rows.batches(4, pad_id=3)
+    assert len(rows) == 4 and read["input_ids"].shape == (4, 5)
+    assert read["attention_mask"].sum(1).tolist() == [3, 2, 3, 2]
+
+
+def test_splits_may_be_of_any_kind():
+    model = classifier()
+    splits = {"train": (X, Y), "test": DataLoader(SET, batch_size=9)}
+    assert evaluate(model, splits) == evaluate(model, SET)
+    with pytest.raises(ConfigError, match=r"expected a split 'test', got \['train'\]"):
+        evaluate(model, {"train": (X, Y)})
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        ((TX, TY[:9]), r"expected \(X, y\) of one length, .* 2 of \[50, 9\] rows"),
+        ((TX,), "inputs first and labels last, got 1"),
+        ([1, 2], "expected each row to be a mapping or .* got int"),
+        (3, "expected rows as a data set, a DataLoader, .* got int"),
+        ([(Image.new("L", (4, 4)), 1)], "got a picture: give tensors, as ToTensor"),
+        ((TX, ["a"] * 50), "expected rows of numbers, got 'a'"),
+        (DataLoader([(TX[0], TX[0])], batch_size=None), "yields one dimension, a row or"),
+        ({"x": TX, "target": TY}, "expected rows with a column 'labels' or 'label'"),
+    ],
+)
+def test_what_is_no_labelled_rows_is_one_sentence(rows, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_rows(rows)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,238 @@
+"""Classes, numbers, tokens and text: each is trained and judged by what it is."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn import metrics as sklearn_metrics
+from torch import nn
+from transformers import BertConfig, BertForTokenClassification, GPT2Config, GPT2LMHeadModel
+
+from chop import MaseGraph
+from chop.errors import ConfigError
+from chop.train import TASKS, Metric, Task, evaluate, find_task, fit, read_rows
+from chop.train.tasks import CLASSIFICATION, infer_task
+
+
+def numbers(outputs=1):
+    x = torch.randn(60, 4)
+    y = x @ torch.randn(4, outputs) + 0.3 * torch.randn(60, outputs)
+    return {"x": x, "labels": y[:, 0] if outputs == 1 else y}
+
+
+def texts(count=7):
+    rows = [torch.randint(1, 50, (3 + i % 4,)) for i in range(count)]
+    return [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in rows]
+
+
+def gpt2():
+    config = GPT2Config(
+        n_layer=1, n_head=2, n_embd=16, vocab_size=50, n_positions=16, bos_token_id=0,
+        eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    return GPT2LMHeadModel(config).eval()
+
+
+# --- regression ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_numbers_are_regression_with_the_usual_metrics(outputs):
+    rows, model = numbers(outputs), nn.Linear(4, outputs)
+    with torch.no_grad():
+        told = model(rows["x"]).numpy().reshape(60, -1)
+    labels = rows["labels"].numpy().reshape(60, -1)
+    expected = {
+        "r2": sklearn_metrics.r2_score(labels, told),
+        "mse": sklearn_metrics.mean_squared_error(labels, told),
+        "mae": sklearn_metrics.mean_absolute_error(labels, told),
+        "pearson": np.mean(
+            [np.corrcoef(a, b)[0, 1] for a, b in zip(labels.T, told.T, strict=True)]
+        ),
+    }
+    for name, value in expected.items():
+        assert evaluate(model, rows, metric=name, batch_size=7) == pytest.approx(value, abs=1e-6)
+    assert evaluate(model, rows) == pytest.approx(expected["r2"], abs=1e-6)
+
+
+def test_a_model_learns_numbers_by_their_mean_squared_error():
+    rows, model = numbers(), nn.Linear(4, 1)
+    with torch.no_grad():
+        before = F.mse_loss(model(rows["x"])[:, 0], rows["labels"]).item()
+    losses = fit(model, rows, epochs=1, lr=0.0, batch_size=60)
+    assert losses == [pytest.approx(before)]
+    fit(model, rows, epochs=60, lr=0.05)
+    assert evaluate(model, rows) > 0.9
+
+
+def test_the_loss_of_numbers_is_not_that_of_a_model_that_takes_them_for_several_classes():
+    class OwnLoss(nn.Linear):
+        def forward(self, x, labels=None):
+            logits = super().forward(x)
+            return {"logits": logits, "loss": None if labels is None else logits.sum() * 0 + 99.0}
+
+    assert fit(OwnLoss(4, 3), numbers(3), lr=0.0)[0] < 90
+
+
+# --- tokens --------------------------------------------------------------------------------------
+
+
+def by_hand(model, rows):
+    """exp of the mean surprise of every token but the first of each text."""
+    told = []
+    with torch.no_grad():
+        for row in rows:
+            ids = row["input_ids"]
+            logits = model(input_ids=ids[None]).logits[0, :-1]
+            told.append(F.cross_entropy(logits, ids[1:], reduction="none"))
+    return torch.cat(told).double().mean().exp().item()
+
+
+def test_a_language_model_is_judged_by_the_perplexity_of_the_next_token():
+    model, rows = gpt2(), texts()
+    expected = by_hand(model, rows)
+    labelled = [{**row, "labels": row["input_ids"]} for row in rows]
+    assert evaluate(model, labelled) == pytest.approx(expected, rel=1e-5)
+    assert evaluate(model, labelled, batch_size=2) == pytest.approx(expected, rel=1e-5)
+    assert evaluate(model, rows, task="causal-lm") == pytest.approx(expected, rel=1e-5)
+    assert evaluate(model, labelled, metric="accuracy") < 0.3
+    mg = MaseGraph(model, dummy_in=rows[3] | {k: v[None] for k, v in rows[3].items()})
+    assert evaluate(mg.model, labelled) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_language_model_trains_on_its_own_tokens():
+    model, rows = gpt2(), texts()
+    own = fit(model, rows, task="causal-lm", lr=0.0, batch_size=7)[0]
+    assert own == pytest.approx(math.log(by_hand(model, rows)), rel=1e-4)
+    before = evaluate(model, rows, task="causal-lm")
+    fit(model, rows, task="causal-lm", epochs=20, lr=1e-2)
+    assert evaluate(model, rows, task="causal-lm") < before / 2
+
+
+def test_padding_is_no_label_of_a_text():
+    ids, mask = torch.tensor([[5, 6, 0]]), torch.tensor([[1, 1, 0]])
+    rows = read_rows({"input_ids": ids, "attention_mask": mask, "label": [1]}, TASKS["causal-lm"])
+    assert rows.labels.tolist() == [[5, 6, -100]]
+    assert rows.task.name == "causal-lm" and set(rows.columns) == {"input_ids", "attention_mask"}
+
+
+def test_the_class_of_each_token_leaves_ignored_ones_out():
+    config = BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, num_labels=3,
+    )  # fmt: skip
+    model, rows = BertForTokenClassification(config).eval(), texts()
+    for row in rows:
+        row["labels"] = torch.randint(0, 3, row["input_ids"].shape)
+        row["labels"][0] = -100
+    right = []
+    with torch.no_grad():
+        for row in rows:
+            told = model(input_ids=row["input_ids"][None]).logits[0].argmax(-1)
+            right.append((told == row["labels"])[1:])
+    assert read_rows(rows).task.name == "token-classification"
+    expected = torch.cat(right).double().mean().item()
+    assert evaluate(model, rows, batch_size=3) == pytest.approx(expected)
+    assert fit(model, rows, epochs=3, lr=1e-2)[-1] < math.log(3)
+
+
+# --- anything else -------------------------------------------------------------------------------
+
+
+def test_any_loss_and_metric():
+    def near(predictions, labels):
+        return ((predictions[:, 0] - labels).abs() < 1).double().mean().item()
+
+    rows, model = numbers(), nn.Linear(4, 1)
+    with torch.no_grad():
+        expected = near(model(rows["x"]), rows["labels"])
+    assert evaluate(model, rows, task=Task("near", Metric("near", near), F.l1_loss)) == expected
+    l1 = Task("l1", Metric("near", near), lambda told, labels: F.l1_loss(told[:, 0], labels))
+    with torch.no_grad():
+        loss = F.l1_loss(model(rows["x"])[:, 0], rows["labels"]).item()
+    assert fit(model, rows, task=l1, lr=0.0, batch_size=60) == [pytest.approx(loss)]
+
+    def misses(predictions, labels):
+        return float((predictions != labels).sum())
+
+    two = nn.Linear(4, 2)
+    classes = {"x": rows["x"], "labels": torch.arange(60) % 2}
+    assert evaluate(two, classes, metric=misses) == pytest.approx(60 * (1 - evaluate(two, classes)))
+
+
+def test_a_drop_is_absolute_for_scores_and_a_share_for_errors():
+    accuracy, perplexity = CLASSIFICATION.metric, TASKS["causal-lm"].metric
+    assert accuracy.within(0.89, 0.90, 0.01 + 1e-12) and not accuracy.within(0.88, 0.90, 0.01)
+    assert perplexity.within(20.2, 20.0, 0.01) and not perplexity.within(20.3, 20.0, 0.01)
+    assert not perplexity.within(math.nan, 20.0, 1.0) and not accuracy.within(math.nan, 0.1, 1.0)
+    assert sorted([3.0, math.nan, 2.0], key=perplexity.key)[-1] == 2.0
+    assert accuracy.gain(0.9, 0.8) > 0 > perplexity.gain(30.0, 20.0)
+    assert accuracy.spell(0.5) == "50.00%" and perplexity.spell(12.3456789) == "12.346"
+
+
+@pytest.mark.parametrize(
+    "labels, task",
+    [
+        (torch.tensor([0, 1]), "classification"),
+        (torch.tensor([0.5, 1.0]), "regression"),
+        (torch.rand(2, 3), "regression"),
+        (torch.tensor([[0, 1], [1, 0]]), "token-classification"),
+        (torch.tensor([[5, 6], [7, -100]]), "causal-lm"),
+    ],
+)
+def test_labels_tell_their_task(labels, task):
+    ids = torch.tensor([[5, 6], [7, 8]])
+    assert infer_task({"input_ids": ids}, labels) is TASKS[task]
+
+
+def test_whole_floats_are_classes_where_every_class_occurs():
+    x = torch.zeros(4, 2)
+    assert read_rows((x, np.array([0.0, 1.0, 2.0, 1.0]))).labels.dtype == torch.int64
+    assert read_rows((x, np.array([12.0, 40.0, 7.0, 7.0]))).labels.dtype == torch.float32
+    assert read_rows((x, torch.tensor([[0], [1], [1], [0]]))).labels.tolist() == [0, 1, 1, 0]
+
+
+CLASSES = {"x": torch.randn(6, 4), "labels": torch.tensor([0, 1, 2, 3, 4, 5])}
+FEW = {**CLASSES, "labels": [0, 1, 2] * 2}
+
+
+@pytest.mark.parametrize(
+    "rows, settings, message",
+    [
+        (CLASSES, {}, "got the label 5, and the model answers with 3 numbers, .* 0 to 2"),
+        (numbers(), {"task": "classification"}, "the labels have fractions; .* 'regression'"),
+        (CLASSES, {"task": "regression"}, "expected logits of the shape of the labels, got"),
+        (
+            {**CLASSES, "labels": [0, 1, 2] * 2},
+            {"task": "causal-lm"},
+            r"\(B, T, C\) and labels of \(B, T\), got \(6, 3\)",
+        ),
+        (CLASSES, {"task": "classificaton"}, "did you mean 'classification'"),
+        (numbers(3), {"metric": "accuracy"}, "unknown metric 'accuracy': choose from: mae, mse"),
+        ({"x": torch.zeros(2, 4), "labels": [0.5, math.nan]}, {}, "1 of 2 rows have none"),
+    ],
+)
+def test_labels_that_do_not_fit_are_one_sentence(rows, settings, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        evaluate(nn.Linear(4, 3), rows, **settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_labels_beyond_a_models_own_loss_are_refused():
+    config = BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, num_labels=2,
+    )  # fmt: skip
+    rows = [{**row, "labels": torch.full_like(row["input_ids"], 7)} for row in texts()]
+    with pytest.raises(ConfigError, match="own loss refuses the labels: Target 7"):
+        fit(BertForTokenClassification(config), rows)
+
+
+def test_tasks_are_found_by_name_and_kept_as_they_are():
+    assert find_task("regression") is TASKS["regression"]
+    mine = dataclasses.replace(CLASSIFICATION, name="mine")
+    assert find_task(mine) is mine
+    assert mine.judged_by("f1").metric.name == "f1" and mine.metric.name == "accuracy"
