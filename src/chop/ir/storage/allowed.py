@@ -102,7 +102,7 @@ class AllowList:
         if found is None:
             found = _operator_overload(reference) or _own_function(reference)
         if found is None:
-            found = _import_from(TRANSFORMERS_HOMES, reference, _is_output_class)
+            found = import_from(TRANSFORMERS_HOMES, reference, _is_output_class)
         if found is None:
             raise CheckpointError(
                 f"the checkpoint calls '{reference}', which is not on the list of functions that "
@@ -167,7 +167,7 @@ class AllowList:
         if found is None:
             found = _own_class(reference)
         if found is None:
-            found = _import_from(TRANSFORMERS_HOMES, reference, _is_module_class)
+            found = import_from(TRANSFORMERS_HOMES, reference, _is_module_class)
         if not _is_module_class(found):
             raise CheckpointError(
                 f"the checkpoint contains a module of class '{reference}', which is not on the "
@@ -272,15 +272,23 @@ def _own_class(reference: str) -> Any:
     for ours in (ByMode, Scope):
         if reference == reference_of(ours):
             return ours
-    return _import_from(CHOP_HOMES, reference, _is_module_class)
+    return import_from(CHOP_HOMES, reference, _is_module_class)
 
 
 def _own_function(reference: str) -> Any:
-    return _import_from(CHOP_FUNCTION_HOMES, reference, inspect.isfunction)
+    return import_from(CHOP_FUNCTION_HOMES, reference, inspect.isfunction)
 
 
-def _import_from(homes: re.Pattern[str], reference: str, fits: Callable[[Any], bool]) -> Any:
-    """A thing that one of `homes` defines itself; what it merely imported does not count."""
+def import_from(homes: re.Pattern[str], reference: str, fits: Callable[[Any], bool]) -> Any:
+    """A thing that one of `homes` defines itself; what it merely imported does not count.
+
+    Args:
+        homes: modules that may be imported.
+        reference: `module:name`.
+        fits: what it has to be.
+
+    Returns: None where there is no such thing.
+    """
     home, _, name = reference.partition(":")
     if not homes.fullmatch(home) or not name.isidentifier():
         return None

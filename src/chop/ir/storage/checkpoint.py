@@ -54,7 +54,7 @@ from chop.ir.storage.tensor_store import (
 )
 
 FORMAT = "chop checkpoint"
-VERSION = 2
+VERSION = 3
 SUFFIXES = (".pt", ".mz")
 # What code that expects a well-formed document raises when it meets another one.
 MALFORMED = (

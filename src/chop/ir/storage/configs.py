@@ -1,16 +1,34 @@
-"""Hugging Face configurations as plain data: a model type and a dict of settings."""
+"""Hugging Face configurations as plain data: a class and its attributes.
+
+They come back with the attributes that they had. Nothing in `transformers` runs for it: its
+constructors refuse settings that a model was changed to, build lists as long as a setting says, and
+may fetch files.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import sys
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from chop.errors import CheckpointError
-from chop.ir.storage.allowed import AllowList, reference_of
-from chop.ir.storage.codec import Encoder, Json
+import torch
 
-ATTENTION = ("eager", "sdpa", "flex_attention", "flash_attention_2")
+from chop.errors import CheckpointError
+from chop.ir.storage.allowed import AllowList, import_from, reference_of
+from chop.ir.storage.codec import Encoder, Json, NotPlainError
+
+HOMES = re.compile(
+    r"transformers\.(models\.\w+\.configuration_\w+|(integrations\.heterogeneity\.)?"
+    r"configuration_utils)"
+)
+# Settings that choose implementations, which transformers may fetch from elsewhere.
+IMPLEMENTATIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "attention": ("_attn_implementation", ("eager", "sdpa", "flex_attention", "flash_attention_2")),
+    "experts": ("_experts_implementation", ("eager", "batched_mm", "grouped_mm")),
+}
 
 
 class ConfigWriter:
@@ -29,19 +47,32 @@ class ConfigWriter:
         transformers = sys.modules.get("transformers.configuration_utils")
         if transformers is not None:
             self.rules = {transformers.PretrainedConfig: self._write}
+        self._encode = Encoder(self.rules, functions=False)
 
     def _write(self, config: Any) -> Json:
         if id(config) not in self._numbers:
-            self._numbers[id(config)] = len(self.plain)
-            self.plain.append(
-                {
-                    "class": reference_of(type(config)),
-                    "model_type": config.model_type,
-                    "attention": getattr(config, "_attn_implementation", None),
-                    "values": Encoder().leniently(config.to_dict()),
-                }
-            )
+            number = self._numbers[id(config)] = len(self.plain)
+            entry: dict[str, Json] = {
+                "class": reference_of(type(config)),
+                "model_type": getattr(config, "model_type", None),
+                **{key: getattr(config, name, None) for key, (name, _) in IMPLEMENTATIONS.items()},
+            }
+            self.plain.append(entry)  # the configurations inside this one come after it
+            entry["attributes"] = dict(self._attributes(config))
+            return {"$config": number}
         return {"$config": self._numbers[id(config)]}
+
+    def _attributes(self, config: Any) -> Iterator[tuple[str, Json]]:
+        for name, value in vars(config).items():
+            if _chooses_implementation(name):
+                continue
+            try:
+                yield name, self._encode(value)
+            except NotPlainError:
+                if _is_record_class(type(value)) and HOMES.fullmatch(type(value).__module__):
+                    yield name, self._write(value)
+                elif callable(getattr(value, "to_dict", None)):
+                    yield name, self._encode.leniently(value.to_dict())
 
 
 class ConfigReader:
@@ -54,27 +85,92 @@ class ConfigReader:
     def __init__(self, plain: list[Json], allowed: AllowList) -> None:
         from chop.ir.storage.codec import Decoder
 
-        decode = Decoder(allowed)
-        self._configs = [_read(entry, allowed, decode) for entry in plain]
-        self.rules: Mapping[str, Callable[[Any], Any]] = {"$config": self._configs.__getitem__}
+        configs = [_bare(entry, allowed) for entry in plain]
+        self.rules: Mapping[str, Callable[[Any], Any]] = {"$config": configs.__getitem__}
+        decode = Decoder(allowed, self.rules)
+        for config, entry in zip(configs, plain, strict=True):
+            given = {key: entry.get(key) for key in IMPLEMENTATIONS}
+            if "attributes" in entry:
+                _fill(config, {n: decode(x) for n, x in entry["attributes"].items()}, given)
+            else:
+                _fill_from_dict(config, decode(entry["values"]), given)
 
 
-def _read(entry: Json, allowed: AllowList, decode: Callable[[Json], Any]) -> Any:
+def _bare(entry: Json, allowed: AllowList) -> Any:
+    cls: Any = _class_of(entry["class"], entry["model_type"], allowed)
+    return cls.__new__(cls)
+
+
+def _class_of(reference: str, model_type: str | None, allowed: AllowList) -> type:
     from transformers import CONFIG_MAPPING, PretrainedConfig
 
-    kind = allowed.own(entry["class"])
-    if kind is None and entry["model_type"] in CONFIG_MAPPING:
-        kind = CONFIG_MAPPING[entry["model_type"]]
-    # Underscored settings choose implementations, which transformers may fetch from elsewhere.
-    values = {
-        name: value
-        for name, value in decode(entry["values"]).items()
-        if name == "_name_or_path" or not (name[0] == "_" or name.endswith("_implementation"))
+    found = allowed.own(reference) or import_from(HOMES, reference, _is_record_class)
+    if found is None and model_type is not None and model_type in CONFIG_MAPPING:
+        found = CONFIG_MAPPING[model_type]
+    if found is None:
+        warnings.warn(
+            f"the configuration class '{reference}' is not there; its settings are kept in a "
+            "plain PretrainedConfig.",
+            stacklevel=6,
+        )
+        return PretrainedConfig
+    if not _is_record_class(found):
+        raise CheckpointError(f"'{reference}' is no class of configurations.")
+    return found
+
+
+def _is_record_class(value: Any) -> bool:
+    """A configuration, or what some hold: a dataclass for the settings of single layers."""
+    return isinstance(value, type) and dataclasses.is_dataclass(value)
+
+
+def _chooses_implementation(name: str) -> bool:
+    return name.endswith(("_implementation", "_implementation_internal"))
+
+
+def _fill(config: Any, attributes: Mapping[str, Any], implementations: Mapping[str, Any]) -> None:
+    # Not `vars`: a configuration of layers that differ asks one that may have no attributes yet.
+    held = object.__getattribute__(config, "__dict__")
+    for name, value in attributes.items():
+        if not name.isidentifier() or name.startswith("__"):
+            raise CheckpointError(f"a configuration has the odd setting {name!r}.")
+        if not _chooses_implementation(name):
+            held[name] = value
+    for key, (name, known) in (
+        IMPLEMENTATIONS.items() if hasattr(type(config), "model_type") else ()
+    ):
+        chosen = implementations.get(key)
+        held[f"{name}_internal"] = chosen if chosen in known else None
+
+
+# --- versions 1 and 2, which have what `to_dict` says ---------------------------------------------
+
+
+def _fill_from_dict(
+    config: Any, values: Mapping[str, Any], implementations: Mapping[str, Any]
+) -> None:
+    from transformers import CONFIG_MAPPING
+
+    attributes: dict[str, Any] = {
+        "transformers_version": None,
+        "_name_or_path": "",
+        "_post_init_done": True,
     }
-    if entry["attention"] in ATTENTION:
-        values["attn_implementation"] = entry["attention"]
-    try:
-        return (kind or PretrainedConfig).from_dict(values)
-    except Exception as error:
-        # Each configuration class checks its settings in its own way.
-        raise CheckpointError(f"the {entry['model_type']} configuration is odd: {error}") from None
+    subclasses = type(config).sub_configs
+    for name, value in values.items():
+        if name == "output_attentions":
+            attributes["_output_attentions"] = value
+        elif name in subclasses and isinstance(value, dict):
+            kind = str(value.get("model_type"))
+            cls = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else subclasses[name]
+            attributes[name] = cls.__new__(cls)
+            _fill_from_dict(attributes[name], value, implementations)
+        elif name == "dtype" and isinstance(value, str):
+            attributes[name] = getattr(torch, value, None)
+        elif name == "id2label" and isinstance(value, dict):
+            attributes[name] = {int(key): label for key, label in value.items()}
+        elif isinstance(getattr(type(config), name, None), property):
+            attributes[f"_{name}"] = value
+        elif name not in ("model_type", "transformers_version"):
+            attributes[name] = value
+    _fill(config, attributes, implementations)
