@@ -129,6 +129,7 @@ def step(model, batch, optimizer):
     return loss.item()
 
 
+@pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")  # see tests/nn
 @pytest.mark.parametrize("cls", CHOICES[1:], ids=lambda cls: cls.__name__)
 def test_every_class_trains_in_place_of_every_linear(bert, batch, cls):
     model = replaced(bert, lambda name: cls).train()

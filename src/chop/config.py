@@ -7,10 +7,11 @@ key was meant; after it, settings are attributes.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -18,6 +19,9 @@ from typing import Any, Literal, TypeVar
 from chop.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
+NA = "NA"
+"""What MASE's TOML files have for None."""
+log = logging.getLogger(__name__)
 
 
 def parse(cls: type[T], settings: Mapping[str, Any] | T | None, where: str = "") -> T:
@@ -103,6 +107,27 @@ def load_toml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"config file '{path}' cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file '{path}' is not valid TOML: {error}.") from None
+
+
+def without_na(settings: Any) -> Any:
+    """The settings with None where MASE writes "NA"; dicts and lists are copied, to any depth.
+
+    >>> without_na({"mean": "NA", "block_size": [1, 16]})
+    {'mean': None, 'block_size': [1, 16]}
+    """
+    if type(settings) is dict:
+        return {key: without_na(value) for key, value in settings.items()}
+    if type(settings) in (list, tuple):
+        return type(settings)(without_na(value) for value in settings)
+    return None if isinstance(settings, str) and settings == NA else settings
+
+
+def ignoring(settings: Mapping[str, Any], keys: Collection[str], where: str) -> dict[str, Any]:
+    """The settings without those of `keys` that they have, which a line of the debug log names."""
+    ignored = [key for key in settings if key in keys]
+    if ignored:
+        log.debug("%s: %s: read by MASE, no effect here.", where, ", ".join(ignored))
+    return {key: value for key, value in settings.items() if key not in keys}
 
 
 def check_fields(instance: Any, where: str) -> None:

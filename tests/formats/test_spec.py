@@ -76,7 +76,7 @@ def test_bypass_none_and_fallback():
         ({"data_in_widht": 8}, "unknown key 'data_in_widht': did you mean 'data_in_width'"),
         ({"name": "integr"}, "unknown number format 'integr': did you mean 'integer'"),
         ({"bias_width": None}, "missing key 'bias_width'"),
-        ({"weight_width": 8.0}, r"weight.width: expected int or 'auto', got 8.0 \(float\)"),
+        ({"weight_width": 8.5}, r"weight.width: expected int or 'auto', got 8.5 \(float\)"),
         ({"weight_width": True}, "expected int"),
         ({"weight_width": -1}, "got -1"),
         ({"weight_frac_width": "atuo"}, "expected int or 'auto'"),

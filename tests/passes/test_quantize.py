@@ -158,7 +158,7 @@ def test_the_default_holds_for_the_rest(bert_graph):
         ({"by": "type"}, "nothing to quantise"),
         (by_type(linear={"name": "integer"}), "expected {'config'"),
         (by_type(linear=integer(-8, 4)), "got -8, expected 1 to 32 bits"),
-        (by_type(linear=integer(8.0, 4)), "expected int or 'auto', got 8.0"),
+        (by_type(linear=integer(8.5, 4)), "expected int or 'auto', got 8.5"),
         (
             by_type(linear=integer(8, 4, "data_in", "weight")),
             r"\['linear'\]: missing key 'bias_width'",

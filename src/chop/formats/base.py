@@ -24,6 +24,8 @@ Gradient = Literal["identity", "clip", "lsq"]
 """How a gradient passes a fake-quantiser: unchanged; zero where the value saturated; or also to
 the scales, where they are learnt (see `chop.formats.learnt`), and unchanged elsewhere."""
 GRADIENTS = get_args(Gradient)
+OPERANDS = ("data_in", "weight", "bias", "data_out")
+"""What an operator can have in a format."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +112,20 @@ class NumberFormat(ABC):
 
     def validate(self) -> None:  # noqa: B027 (formats whose every value is valid have nothing to add)
         """Raises ConfigError where a field is out of range."""
+
+    @classmethod
+    def nearest_valid(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of one of MASE's configs, with what MASE takes and the format cannot replaced.
+
+        What is left out has its default. Only MASE's flat spelling is read so; see
+        `chop.formats.mase_spelling`.
+        """
+        return dict(fields)
+
+    @classmethod
+    def ignores(cls, name: str, value: Any) -> bool:
+        """Whether MASE's configs give the format this field though it says nothing of it."""
+        return False
 
     @abstractmethod
     def round(self, x: Tensor) -> Tensor:
@@ -253,6 +269,12 @@ def even_sample(x: Tensor, count: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     index = torch.randint(flat.numel(), (count,), generator=generator)
     return flat[index.to(flat.device)]
+
+
+def clamped(fields: Mapping[str, Any], name: str, largest: int) -> dict[str, Any]:
+    """The fields, with the integer of that name `largest` at most."""
+    value = fields.get(name)
+    return {**fields, name: largest} if isinstance(value, int) and value > largest else dict(fields)
 
 
 def check_range(where: str, value: Any, allowed: range, unit: str = "bits") -> None:

@@ -81,6 +81,12 @@ class Binary(ScaledFormat, LearnableFormat):
     scaling_factor: bool = False
     scales: tuple[float, ...] | None = None
 
+    @classmethod
+    def ignores(cls, name: str, value: Any) -> bool:
+        """True of widths but one bit, and of a number for a scale, which is measured or 1."""
+        is_scale = name == "scaling_factor" and isinstance(value, float)
+        return name == "frac_width" or is_scale or (name == "width" and value != 1)
+
     def validate(self) -> None:
         """Raises ConfigError unless the width is 1, or where scales do not fit."""
         check_range("binary.width", self.width, range(1, 2), "bit")

@@ -63,6 +63,11 @@ class BinaryResidual(LearnableFormat):
     levels: int = 2
     scales: tuple[float, ...] | None = None
 
+    @classmethod
+    def ignores(cls, name: str, value: Any) -> bool:
+        """True of widths but one bit, that of a level, and of the scale, which is measured."""
+        return name in ("frac_width", "scaling_factor") or (name == "width" and value != 1)
+
     def validate(self) -> None:
         """Raises ConfigError where a number is out of range, or the scales are not L."""
         check_range("binary_residual.width", self.width, range(1, 2), "bit")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from chop.formats.base import check_range
+from chop.formats.base import check_range, clamped
 from chop.formats.elements import Fixed
 from chop.formats.exponents import floor_log2
 from chop.formats.scaled import BlockFormat
 from chop.formats.scaling import SharedExponent
+
+MAX_EXPONENT_WIDTH = 8
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,20 @@ class BlockFP(BlockFormat):
     exponent_width: int = 8
     exponent_bias: int | None = None
 
+    @classmethod
+    def nearest_valid(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Exponents of 8 bits for wider ones: with their bias they reach all of float32's."""
+        taken = clamped(fields, "exponent_width", MAX_EXPONENT_WIDTH)
+        if taken.get("exponent_width") == fields.get("exponent_width"):
+            return taken
+        return clamped(taken, "exponent_bias", 2 ** (MAX_EXPONENT_WIDTH - 1) - 1)
+
     def validate_element(self) -> None:
         """Raises ConfigError where a width or the bias is out of range."""
         check_range("block_fp.width", self.width, range(2, 33))
-        check_range("block_fp.exponent_width", self.exponent_width, range(1, 9))
+        check_range(
+            "block_fp.exponent_width", self.exponent_width, range(1, MAX_EXPONENT_WIDTH + 1)
+        )
         check_range("block_fp.exponent_bias", self.exponent_bias, range(-256, 257), "")
 
     @property

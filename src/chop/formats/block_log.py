@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from chop.formats.base import check_range
+from chop.formats.base import check_range, clamped
 from chop.formats.elements import Log2
 from chop.formats.exponents import ceil_log2
 from chop.formats.scaled import BlockFormat
 from chop.formats.scaling import SharedExponent
+
+MAX_BIAS_WIDTH = 8
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,16 @@ class BlockLog(BlockFormat):
     width: int
     exponent_bias_width: int | None = None
 
+    @classmethod
+    def nearest_valid(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """At most 8 bits of bias."""
+        return clamped(fields, "exponent_bias_width", MAX_BIAS_WIDTH)
+
     def validate_element(self) -> None:
         """Raises ConfigError where a width is out of range."""
         check_range("block_log.width", self.width, range(2, 33))
-        check_range("block_log.exponent_bias_width", self.exponent_bias_width, range(1, 9))
+        biases = range(1, MAX_BIAS_WIDTH + 1)
+        check_range("block_log.exponent_bias_width", self.exponent_bias_width, biases)
 
     @property
     def element(self) -> Log2:

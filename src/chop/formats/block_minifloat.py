@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from chop.formats.base import check_range
+from chop.formats.base import check_range, clamped
 from chop.formats.elements import Minifloat
 from chop.formats.exponents import floor_log2
-from chop.formats.minifloat_ieee import check_float_widths
+from chop.formats.minifloat_ieee import check_float_widths, nearest_float_widths
 from chop.formats.scaled import BlockFormat
 from chop.formats.scaling import SharedExponent
+
+MAX_EXPONENT_WIDTH = 7
+MAX_BIAS_WIDTH = 8
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,18 @@ class BlockMinifloat(BlockFormat):
     exponent_width: int
     exponent_bias_width: int = 8
 
+    @classmethod
+    def nearest_valid(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The widest exponent that fits for wider ones, and at most 8 bits of bias."""
+        exponents = clamped(nearest_float_widths(fields), "exponent_width", MAX_EXPONENT_WIDTH)
+        return clamped(exponents, "exponent_bias_width", MAX_BIAS_WIDTH)
+
     def validate_element(self) -> None:
         """Raises ConfigError where a width is out of range."""
         check_float_widths(self.name, self.width, self.exponent_width)
-        check_range("block_minifloat.exponent_width", self.exponent_width, range(1, 8))
-        check_range("block_minifloat.exponent_bias_width", self.exponent_bias_width, range(1, 9))
+        exponents, biases = range(1, MAX_EXPONENT_WIDTH + 1), range(1, MAX_BIAS_WIDTH + 1)
+        check_range("block_minifloat.exponent_width", self.exponent_width, exponents)
+        check_range("block_minifloat.exponent_bias_width", self.exponent_bias_width, biases)
 
     @property
     def element(self) -> Minifloat:

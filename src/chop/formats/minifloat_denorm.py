@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from chop.formats.base import check_range
 from chop.formats.elements import Denormal
-from chop.formats.minifloat_ieee import BIASES, check_float_widths
+from chop.formats.minifloat_ieee import BIASES, check_float_widths, nearest_float_widths
 from chop.formats.scaled import ElementFormat
 
 
@@ -44,6 +44,11 @@ class MinifloatDenorm(ElementFormat):
     width: int
     exponent_width: int
     exponent_bias: int | None = None
+
+    @classmethod
+    def nearest_valid(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The widest exponent that fits for wider ones."""
+        return nearest_float_widths(fields)
 
     def validate(self) -> None:
         """Raises ConfigError where a width or the bias is out of range."""

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from chop.formats.base import check_range
+from chop.formats.base import check_range, clamped
 from chop.formats.elements import Minifloat, Variant, default_variant
 from chop.formats.scaled import ElementFormat
 
+MIN_WIDTH = 3
 MAX_EXPONENT_WIDTH = 8
 BIASES = range(-256, 257)
 
 
+def largest_exponent_width(width: int) -> int:
+    """The widest exponent that leaves a bit of fraction, and is not wider than float32's."""
+    return min(width - 2, MAX_EXPONENT_WIDTH)
+
+
 def check_float_widths(name: str, width: int, exponent_width: int) -> None:
     """Raises ConfigError unless sign, exponent and at least one bit of fraction fit."""
-    check_range(f"{name}.width", width, range(3, 33))
-    largest = min(width - 2, MAX_EXPONENT_WIDTH)
-    check_range(f"{name}.exponent_width", exponent_width, range(1, largest + 1))
+    check_range(f"{name}.width", width, range(MIN_WIDTH, 33))
+    allowed = range(1, largest_exponent_width(width) + 1)
+    check_range(f"{name}.exponent_width", exponent_width, allowed)
+
+
+def nearest_float_widths(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with an exponent that fits into the width, where that can hold one."""
+    width = fields.get("width")
+    if not isinstance(width, int) or width < MIN_WIDTH:
+        return dict(fields)
+    return clamped(fields, "exponent_width", largest_exponent_width(width))
 
 
 @dataclass(frozen=True)
@@ -57,6 +71,11 @@ class MinifloatIEEE(ElementFormat):
     exponent_width: int
     exponent_bias: int | None = None
     variant: Variant | None = None
+
+    @classmethod
+    def nearest_valid(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The widest exponent that fits for wider ones."""
+        return nearest_float_widths(fields)
 
     def validate(self) -> None:
         """Raises ConfigError where a width or the bias is out of range."""

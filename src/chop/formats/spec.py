@@ -10,11 +10,11 @@ from torch import Tensor
 
 from chop.config import convert
 from chop.errors import ConfigError, did_you_mean
-from chop.formats.base import Gradient, NumberFormat, get_format, parse_format
+from chop.formats.base import OPERANDS, Gradient, NumberFormat, get_format, parse_format
 from chop.formats.float import Float
 from chop.formats.learnt import LearnableFormat, learnable_names, learns
+from chop.formats.mase_spelling import read_config, read_fields, without_spare_keys
 
-OPERANDS = ("data_in", "weight", "bias", "data_out")
 FLOAT = Float()
 MODULE_WIDE = ("name", "bypass", "gradient")
 
@@ -67,6 +67,9 @@ class QuantSpec:
         in MXINT8, `{"name": "binary", "weight_stochastic": True}` has a binary weight only. A key
         that MASE has for the whole module, `binary_training`, holds for the operands chosen so.
 
+        MASE's liberties are taken in this spelling: "NA" is None, 4.0 is 4, 1 is True. A value that
+        MASE takes and the format cannot have becomes the nearest, with a warning.
+
         Nested, any format per operand, operands left out stay float::
 
             {"data_in": {"name": "integer", "width": 8, "frac_width": 4}, "weight": Integer(4, 3)}
@@ -83,9 +86,13 @@ class QuantSpec:
 
         Raises:
             ConfigError: unknown format or key, missing key, wrong type or range.
+            NotBuiltError: a format of MASE's that there is not.
         """
         if isinstance(settings, QuantSpec):
             return settings.only(operands)
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f"{where}: expected a mapping, got {settings!r}.")
+        settings = read_config(settings, where)
         keys = _sort_keys(settings, where)
         bypass = convert(settings.get("bypass"), bool | None, f"{where}.bypass")
         if bypass or (settings.get("name") is None and not keys.nested):
@@ -100,7 +107,7 @@ class QuantSpec:
         for operand in (*operands, "data_out") if kind is not None else ():
             if operand in specified or not keys.speak_of(operand, get_format(kind)):
                 continue
-            values = keys.fields_of(operand)
+            values = read_fields(get_format(kind), keys.fields_of(operand))
             _require_all(get_format(kind), values, operand, where)
             specified[operand] = parse_format({"name": kind, **values}, f"{where}.{operand}")
         spec = cls(**specified, gradient=settings.get("gradient") or "identity")
@@ -197,13 +204,11 @@ class _Keys:
 
 
 def _sort_keys(settings: Mapping[str, Any], where: str) -> _Keys:
-    if not isinstance(settings, Mapping):
-        raise ConfigError(f"{where}: expected a mapping, got {settings!r}.")
     kind = get_format(settings.get("name"))
     fields = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     flat_keys = {f"{operand}_{field}": (operand, field) for operand in OPERANDS for field in fields}
     keys = _Keys()
-    for key, value in settings.items():
+    for key, value in without_spare_keys(kind, settings).items():
         given = {} if value is None else {key: value}
         if key in OPERANDS:
             keys.nested[key] = value

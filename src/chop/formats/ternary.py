@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,6 +22,8 @@ from chop.formats.scaling import FloatScale, GivenScale, Scaling, Unscaled
 SHARE_OF_MEAN = 0.7
 SHARE_OF_MAX = 0.05
 CHANNELS = Whole("channel")
+STATISTICS = ("threshold", "mean", "max", "median")
+"""What a threshold is derived from; of several that MASE's config names, the first holds."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,20 @@ class Ternary(LearnableFormat):
     max: bool | float | None = None
     threshold: float | None = None
     scales: tuple[float, ...] | None = None
+
+    @classmethod
+    def ignores(cls, name: str, value: Any) -> bool:
+        """True of widths but two bits."""
+        return name == "frac_width" or (name == "width" and value != 2)
+
+    @classmethod
+    def nearest_valid(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """A scale if its factor is a number that is not zero, and one statistic."""
+        taken = dict(fields)
+        if isinstance(taken.get("scaling_factor"), float):
+            taken["scaling_factor"] = bool(taken["scaling_factor"])
+        named = [name for name in STATISTICS if taken.get(name) not in (None, False)]
+        return {name: x for name, x in taken.items() if name not in named[1:]}
 
     def validate(self) -> None:
         """Raises ConfigError unless the width is 2, one threshold is named at most, numbers fit."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
-from chop.config import parse
+from chop.config import ignoring, parse, without_na
 from chop.errors import ConfigError, GraphError
 from chop.ir.graph import MaseGraph, Provenance
 from chop.ir.verify import verify
@@ -33,6 +33,17 @@ class GraphPass(Protocol):
         """Runs the pass on `mg` (or `graph`) and returns the graph and what it found."""
 
 
+MASE_KEYS = (
+    "report",
+    "baseline_weight_path",
+    "load_name",
+    "load_type",
+    "input_generator",
+    "dummy_in",
+    "add_value",
+    "force_device_meta",
+)
+"""What MASE's configs tell a pass, or what reads them, and passes here do without."""
 PASSES: dict[str, GraphPass] = {}
 """Every pass made by `graph_pass`, by its name."""
 
@@ -46,6 +57,7 @@ def graph_pass(
     config: type[C] | Callable[[Mapping[str, Any]], C],
     requires: Iterable[str] = (),
     takes_packed: bool = False,
+    ignores: Collection[str] = (),
 ) -> Callable[[Callable[[MaseGraph, C], dict[str, Any]]], GraphPass]:
     """Makes a pass of a function `(mg, config) -> info`.
 
@@ -59,6 +71,8 @@ def graph_pass(
         requires: names of passes that must have run before. Analysis passes that have not, run
             now with their defaults, on the graph that the pass works on; other passes do not.
         takes_packed: whether a transform pass can work on layers whose weights are codes.
+        ignores: keys without an effect, a line of the debug log each call; with some, MASE's "NA"
+            is None.
 
     Raises (from the pass):
         ConfigError: a setting is wrong.
@@ -83,6 +97,8 @@ def graph_pass(
             assert given is not None
             if transforms and not takes_packed:
                 _refuse_packed(name, given)
+            if ignores and isinstance(pass_args, Mapping):
+                pass_args = ignoring(without_na(pass_args), ignores, name)
             settings = _parse(config, pass_args, name)
             result = given.copy() if transforms and not inplace else given
             _run_missing(result, requires)

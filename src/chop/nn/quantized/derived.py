@@ -13,9 +13,18 @@ from functools import cache
 from typing import Any, ClassVar
 
 from chop.errors import ConfigError
-from chop.formats import Float, Integer, NumberFormat, QuantSpec, formats, get_format
+from chop.formats import (
+    OPERANDS,
+    Float,
+    Integer,
+    NumberFormat,
+    QuantSpec,
+    formats,
+    get_format,
+)
 from chop.formats.binary import Binary
 from chop.formats.binary_residual import BinaryResidual
+from chop.formats.mase_spelling import own_keys
 from chop.nn.quantized.base import QuantizedOperator
 
 # What MASE calls otherwise than by the name of a format, and what is preset.
@@ -24,10 +33,20 @@ VARIANTS: dict[str, tuple[type[NumberFormat], dict[str, Any]]] = {
     "BinaryScaling": (Binary, {"binary_training": True}),
     "BinaryResidualSign": (BinaryResidual, {}),
 }
+# What MASE's layers of these names leave float, or do not read, whatever their configs say.
+UNREAD: dict[str, tuple[str, ...]] = {
+    "LinearBinary": ("data_in", "bias", "binary_training"),
+    "LinearBinaryResidualSign": ("bias",),
+    "LinearTernary": ("data_in", "bias"),
+}
 
 
 class BoundOperator(QuantizedOperator):
     """Mixin of an operator whose flat config is of one format; `name` may be left out.
+
+    One config with the keys of every format serves all the classes: what is of other formats is
+    passed over, with one warning for all the layers of a class. A key that no format has is an
+    error.
 
     Args:
         args: what the `torch.nn` class takes, and `config` after it: as `QuantSpec.parse` reads
@@ -60,7 +79,10 @@ class BoundOperator(QuantizedOperator):
                 f"{cls.__name__}: expected a config of format '{cls.format.name}', got one of "
                 f"'{name}'; use {cls.unbound.__name__}, which takes any."
             )
-        return {**config, "name": cls.format.name, **cls.preset}
+        unread = UNREAD.get(cls.__name__, ())
+        floats = {name: config.get(name) for name in unread if name in OPERANDS}
+        own = own_keys(cls.format, config, cls.__name__, unread)
+        return {**own, **floats, "name": cls.format.name, **cls.preset}
 
     def with_spec(self, spec: QuantSpec) -> QuantizedOperator:  # type: ignore[override]
         """The same operator in other formats, which it is then no longer bound to."""

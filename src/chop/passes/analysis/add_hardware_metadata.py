@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from chop.ir.graph import MaseGraph, metadata_of
-from chop.passes.base import NoConfig, graph_pass
+from chop.passes.base import MASE_KEYS, NoConfig, graph_pass
 
 PORTS = frozenset({"placeholder", "get_attr", "output"})
 WIRING = frozenset({"identity", "dropout", "flatten", "view", "reshape", "unsqueeze", "squeeze"})
@@ -13,7 +13,7 @@ QUESTIONS = frozenset({"contiguous", "size", "getattr", "getitem"})
 """These three compute no new number at inference: they carry, rename or describe what exists."""
 
 
-@graph_pass(config=NoConfig, requires=("add_common_metadata_analysis_pass",))
+@graph_pass(config=NoConfig, ignores=MASE_KEYS, requires=("add_common_metadata_analysis_pass",))
 def add_hardware_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
     """Sets `hardware["is_implicit"]`: True where a node needs no logic of its own at inference.
 

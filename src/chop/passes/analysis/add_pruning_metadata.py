@@ -8,13 +8,13 @@ from torch import fx
 
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.nn.sparsity import PruneActivation, hidden_of, note_of
-from chop.passes.base import NoConfig, graph_pass
+from chop.passes.base import MASE_KEYS, NoConfig, graph_pass
 from chop.passes.pruning.layers import Layer, prunable_layers
 
 UNPRUNED = {"method": None, "scope": None, "granularity": None}
 
 
-@graph_pass(config=NoConfig, requires=("init_metadata_analysis_pass",))
+@graph_pass(config=NoConfig, ignores=MASE_KEYS, requires=("init_metadata_analysis_pass",))
 def add_pruning_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
     """Sets `software["pruning"]` of every node that calls a layer which can be pruned.
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import TensorInfo
-from chop.passes.base import NoConfig, graph_pass
+from chop.passes.base import MASE_KEYS, NoConfig, graph_pass
 
 
-@graph_pass(config=NoConfig, requires=("add_common_metadata_analysis_pass",))
+@graph_pass(config=NoConfig, ignores=MASE_KEYS, requires=("add_common_metadata_analysis_pass",))
 def add_software_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
     """Gives every tensor of `common` an entry `{"stat": {}}` under the same name in `software`.
 

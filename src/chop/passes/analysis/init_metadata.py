@@ -6,10 +6,10 @@ from typing import Any
 
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata
-from chop.passes.base import NoConfig, graph_pass
+from chop.passes.base import MASE_KEYS, NoConfig, graph_pass
 
 
-@graph_pass(config=NoConfig)
+@graph_pass(config=NoConfig, ignores=MASE_KEYS)
 def init_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
     """Sets `node.meta["mase"]` of every node to an empty `MaseMetadata`."""
     for node in mg.nodes:

@@ -51,7 +51,7 @@ def quantize_module_transform_pass(
     names = {m: [rows[m].name] if config.by == "type" else p for m, p in by_module.items()}
     twins = {
         module: _twin(rows[module], module, settings, where)
-        for module, (settings, where) in config.choose(names).items()
+        for module, (settings, where) in config.choose(names, found).items()
     }
     return _with_twins(result, twins), {"quantized": len(twins)}
 

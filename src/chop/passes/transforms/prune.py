@@ -31,7 +31,7 @@ from chop.nn.sparsity import (
     sparsity_of,
     take_mask,
 )
-from chop.passes.base import graph_pass
+from chop.passes.base import MASE_KEYS, graph_pass
 from chop.passes.batches import Batches, known_inputs, watch
 from chop.passes.pruning.evidence import gather
 from chop.passes.pruning.layers import (
@@ -51,7 +51,7 @@ from chop.passes.pruning.settings import (
 from chop.passes.pruning.shrink import shrink
 
 
-@graph_pass(config=PruneConfig)
+@graph_pass(config=PruneConfig, ignores=MASE_KEYS)
 def prune_transform_pass(mg: MaseGraph, config: PruneConfig) -> dict[str, Any]:
     """Hides the weights with the lowest scores, and prunes what flows into operators.
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import fx
 
-from chop.config import convert
+from chop.config import convert, ignoring, without_na
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.ops import OPS
 from chop.nn.quantized import QuantCall, QuantizedOperator
+from chop.notices import warn_once
 from chop.passes.analysis.add_common_metadata import record_formats
-from chop.passes.base import graph_pass
+from chop.passes.base import MASE_KEYS, graph_pass
 
 By = Literal["type", "name", "regex_name"]
 Settings = Mapping[str, Any] | QuantSpec
@@ -49,9 +50,14 @@ class QuantizeConfig:
     ) -> QuantizeConfig:
         """From MASE's mapping: `{"by": ..., "default": {"config": ...}, key: {"config": ...}}`.
 
+        "NA" is None, and `MASE_KEYS` have no effect.
+
         Raises:
             ConfigError: `by` is unknown, or an entry is not of the form `{"config": {...}}`.
         """
+        # A node may be called as one of MASE's keys is.
+        options = [key for key in MASE_KEYS if not _is_rule(settings.get(key))]
+        settings = ignoring(without_na(dict(settings)), options, where)
         by = convert(settings.get("by", "type"), By, f"{where}.by")
         if by == "regex_name":
             _check_patterns(settings, where)
@@ -71,18 +77,23 @@ class QuantizeConfig:
             ConfigError: a rule matches no node, or its mapping does not fit the operator.
         """
         candidates = {node: names for node in mg.nodes if (names := self._names(mg, node))}
+        places = {name for node in candidates for name in (node.name, str(node.target))}
         chosen = {
             node: _spec_for(mg, node, settings, where)
-            for node, (settings, where) in self.choose(candidates).items()
+            for node, (settings, where) in self.choose(candidates, places).items()
         }
         _check_shared(mg, chosen)
         return chosen
 
-    def choose(self, candidates: Mapping[T, Sequence[str]]) -> dict[T, tuple[Settings, str]]:
+    def choose(
+        self, candidates: Mapping[T, Sequence[str]], places: Collection[str] = ()
+    ) -> dict[T, tuple[Settings, str]]:
         """The settings of each candidate that has some, and the rule they are from, as text.
 
         Args:
             candidates: what a rule can call each of them by.
+            places: names of the candidates' nodes: rules by type that are called so have no
+                effect, with a warning; MASE's configs have some.
         Raises:
             ConfigError: a rule matches no candidate.
         """
@@ -96,7 +107,12 @@ class QuantizeConfig:
             if settings is not None:
                 chosen[candidate] = settings, f"{self.where}['{rule}']"
         for key in self.rules:
-            if key in unused:
+            if key in unused and self.by == "type" and key in places:
+                warn_once(
+                    f"{self.where}: '{key}' names a node, and rules are by 'type': it has no "
+                    "effect, as in MASE; by 'name' it has."
+                )
+            elif key in unused:
                 raise ConfigError(self._explain_unused(key, candidates.values()))
         return chosen
 
@@ -202,8 +218,12 @@ def _check_shared(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
             )
 
 
+def _is_rule(entry: Any) -> bool:
+    return isinstance(entry, Mapping) and set(entry) == {"config"}
+
+
 def _config_of(key: str, entry: Any, where: str) -> Settings:
-    if isinstance(entry, Mapping) and set(entry) == {"config"}:
+    if _is_rule(entry):
         entry = entry["config"]
         if isinstance(entry, Mapping | QuantSpec):
             return entry

@@ -1,0 +1,27 @@
+"""Warnings that are given once per process, whatever the filters and however many layers."""
+
+from __future__ import annotations
+
+import warnings
+
+
+class AdjustedWarning(UserWarning):
+    """A setting cannot be had as it was given, and was replaced or left out."""
+
+
+_GIVEN: set[str] = set()
+
+
+def warn_once(message: str, category: type[Warning] = AdjustedWarning) -> None:
+    """Warns unless the same message was given before.
+
+    Python's own filter forgets what it has shown whenever a library touches the filters.
+    """
+    if message not in _GIVEN:
+        _GIVEN.add(message)
+        warnings.warn(message, category, stacklevel=2)
+
+
+def forget_notices() -> None:
+    """Lets every message be given again."""
+    _GIVEN.clear()
