@@ -366,3 +366,18 @@ def test_what_is_not_installed_is_named(monkeypatch, tmp_path):
         passes.export_onnx_interface_pass(mg, {"path": tmp_path / "x.onnx"})
     with pytest.raises(ConfigError, match="path"):
         passes.export_onnx_interface_pass(mg, {"file": tmp_path / "x.onnx"})
+
+
+def test_autocast_regions_are_not_written(tmp_path):
+    class Exact(nn.Sequential):
+        def forward(self, x):
+            with torch.autocast("cpu", enabled=False):
+                return super().forward(x) @ x.mT
+
+    x = torch.randn(5, 8)
+    model = Exact(nn.Linear(8, 8))
+    mg = raised(model, x=x)
+    nodes = len(mg.nodes)
+    _, info = passes.export_onnx_interface_pass(mg, {"path": tmp_path / "exact"})
+    torch.testing.assert_close(run(info["path"], x=x), model(x).detach())
+    assert len(mg.nodes) == nodes

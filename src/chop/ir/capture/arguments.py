@@ -89,8 +89,10 @@ class ArgumentWriter:
     def _write_device(self, device: torch.device) -> Any:
         # A device that the model took from its input follows the input, so that a captured graph
         # can be moved.
-        if device != self._device or self._device_source is None:
+        ours = self._device
+        if ours is None or (device.type, device.index or 0) != (ours.type, ours.index or 0):
             return device
+        assert self._device_source is not None
         if self._device_node is None:
             self._device_node = self._graph.call_function(getattr, (self._device_source, "device"))
         return self._device_node

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from chop.ir.capture.captured import CapturedModule, LeafReport, TensorSpec
-from chop.ir.capture.cleanup import drop_dead_code, drop_idle_grad_switches
+from chop.ir.capture.cleanup import drop_dead_code, drop_idle_autocast, drop_idle_grad_switches
 from chop.ir.capture.isolation import untouched
 from chop.ir.capture.ladder import Ladder, Recording, hides_nothing
 from chop.ir.capture.module_tree import add_extras, mirror, qualified_class
@@ -20,6 +20,7 @@ def assemble(ladder: Ladder, recording: Recording) -> CapturedModule:
     """The recording as a module with the tree of the model."""
     recorder, graph = recording.recorder, recording.recorder.graph
     drop_idle_grad_switches(graph, recorder.values)
+    drop_idle_autocast(graph, recorder.values)
     drop_dead_code(graph, ladder.model, recording.extras)
     _describe_nodes(graph, recorder)
     captured = CapturedModule(type(ladder.model).__name__)

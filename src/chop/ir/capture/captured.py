@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from chop.errors import CaptureError, GuardError
 from chop.ir.capture.guards import ShapeGuard, compile_guard, holds, refusal
+from chop.ir.capture.runtime import regions_left
 from chop.ir.capture.targets import function_reference, resolve_reference
 
 
@@ -246,9 +247,9 @@ class CapturedModule(fx.GraphModule):
         if torch.compiler.is_compiling():
             return super().__call__(*args, **accepted)
         self._check_inputs(args, accepted)
-        # A `no_grad` region in the graph ends by a switch; an error on the way must not leave
-        # gradients off, nor may a call inside the caller's own region leave them on.
-        with torch.set_grad_enabled(torch.is_grad_enabled()):
+        # A `no_grad` or autocast region in the graph ends by a node; an error on the way must not
+        # leave gradients off, nor may a call inside the caller's own region leave them on.
+        with torch.set_grad_enabled(torch.is_grad_enabled()), regions_left():
             return super().__call__(*args, **accepted)
 
     def train(self, mode: bool = True) -> CapturedModule:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from chop.ir.capture.module_tree import changes_state
+from chop.ir.capture.runtime import enter_autocast, leave_autocast
 from chop.ir.capture.targets import SET_GRAD_ENABLED, is_impure
 
 
@@ -58,3 +59,43 @@ def _needs_grad(node: fx.Node, values: Mapping[fx.Node, Any]) -> bool:
         return True
     inputs = [values.get(source) for source in node.all_input_nodes]
     return any(isinstance(value, Tensor) and value.requires_grad for value in inputs)
+
+
+def drop_idle_autocast(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> None:
+    """Erases autocast regions in which no floating-point tensor is computed.
+
+    Args:
+        graph: a recording.
+        values: the fake value of each node.
+    """
+    open_regions: set[Any] = set()
+    busy: set[Any] = set()
+    for node in list(graph.nodes):
+        if node.target is enter_autocast:
+            open_regions.add(node)
+        elif node.target is leave_autocast:
+            (entered,) = node.args
+            open_regions.discard(entered)
+            if entered not in busy:
+                _erase_region(graph, node)
+        elif node.op == "call_module" or _is_floating(values.get(node)):
+            busy.update(open_regions)
+
+
+def drop_autocast(graph: fx.Graph) -> None:
+    """Erases all autocast regions, for a program that always runs without autocast."""
+    for node in list(graph.nodes):
+        if node.target is leave_autocast:
+            _erase_region(graph, node)
+
+
+def _erase_region(graph: fx.Graph, leave: fx.Node) -> None:
+    (entered,) = leave.all_input_nodes
+    graph.erase_node(leave)
+    graph.erase_node(entered)
+
+
+def _is_floating(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return any(map(_is_floating, value))
+    return isinstance(value, Tensor) and value.is_floating_point()

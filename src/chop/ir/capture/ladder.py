@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import CaptureError
+from chop.ir.capture.autocast import watched_autocast
 from chop.ir.capture.blocked import Blocked
 from chop.ir.capture.isolation import patched_calls, untouched
 from chop.ir.capture.leaves import LeafRule, Seen
 from chop.ir.capture.modes import ModesDifferError, merge_modes
 from chop.ir.capture.observe import observe_decisions, observe_leaf
-from chop.ir.capture.prepare import broadcast_masks
+from chop.ir.capture.prepare import autocast_regions, broadcast_masks
 from chop.ir.capture.recorder import Recorder
 from chop.ir.capture.symbols import Sizes
 
@@ -134,7 +135,9 @@ class Ladder:
             stack.enter_context(
                 patched_calls(recorder.call_module, recorder.call_autograd_function)
             )
+            stack.enter_context(watched_autocast(recorder))
             stack.enter_context(broadcast_masks())
+            stack.enter_context(autocast_regions())
             # Warnings of a run on fake tensors are about fake values.
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 _LAYER_DROPS = ("layerdrop", "layer_drop", "encoder_layerdrop", "decoder_layerdrop")
@@ -53,6 +54,27 @@ def broadcast_masks() -> Iterator[None]:
 
             _set(changes, masks, "_vmap_expansion_sdpa", expansion)
             _set(changes, masks, "TransformGetItemToIndex", contextlib.nullcontext)
+        yield
+
+
+@contextlib.contextmanager
+def autocast_regions() -> Iterator[None]:
+    """Makes transformers enter autocast regions that have no effect where autocast is off.
+
+    It leaves them out then, and a graph captured without autocast may be trained under it.
+    """
+    generic: Any = sys.modules.get("transformers.utils.generic")
+    with contextlib.ExitStack() as changes:
+        maybe = getattr(generic, "maybe_autocast", None)
+        if maybe is not None:
+
+            def region(device_type: str, *args: Any, **kwargs: Any) -> Any:
+                usual = maybe if device_type == "meta" else torch.autocast
+                return usual(device_type, *args, **kwargs)
+
+            for module in list(sys.modules.values()):
+                if getattr(module, "__dict__", {}).get("maybe_autocast") is maybe:
+                    _set(changes, module, "maybe_autocast", region)
         yield
 
 

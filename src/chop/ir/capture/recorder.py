@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
@@ -19,7 +20,13 @@ from chop.ir.capture.cuts import ask_about_parts, ask_about_slices
 from chop.ir.capture.leaves import LeafRule, Seen, recurrent_outputs
 from chop.ir.capture.observe import DECIDING_READS, Decisions
 from chop.ir.capture.results import distinct, holds_tensor
-from chop.ir.capture.runtime import AutogradCall, expect
+from chop.ir.capture.runtime import (
+    AutogradCall,
+    enter_autocast,
+    expect,
+    expect_autocast,
+    leave_autocast,
+)
 from chop.ir.capture.source import current_line, definition_line, failing_line
 from chop.ir.capture.symbols import FakeTensor, Sizes, constant_of, is_symbolic, outside_fake_mode
 from chop.ir.capture.targets import SET_GRAD_ENABLED, spell
@@ -79,6 +86,7 @@ class Recorder(TorchFunctionMode):
         self._attributes: dict[str, fx.Node] = {}
         self._arguments = ArgumentWriter(self.graph, self.sizes, self._node_of)
         self._running: dict[str, tuple[str, str]] = {}
+        self._regions: list[tuple[object, fx.Node]] = []
         self._paths = {id(module): name for name, module in model.named_modules()}
         self._state_names: dict[int, str] = {}
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -379,3 +387,27 @@ class Recorder(TorchFunctionMode):
             result = original(function, *args, **kwargs)
         self._emit("call_function", AutogradCall(function), args, kwargs, result)
         return result
+
+    # --- autocast
+
+    def enter_autocast(
+        self, region: object, kind: str, dtype: Any, enabled: bool, cache: bool | None
+    ) -> None:
+        """One node, so that what is computed inside keeps its precision under any autocast."""
+        if self._recording:
+            options = (torch.device(kind), dtype, enabled, cache)
+            node = self._emit("call_function", enter_autocast, options, {}, None)
+            self._regions.append((region, node))
+
+    def leave_autocast(self, region: object) -> None:
+        """The end of a recorded region."""
+        if self._recording and self._regions and self._regions[-1][0] is region:
+            _, node = self._regions.pop()
+            leave = self._emit("call_function", leave_autocast, (), {}, None)
+            leave.args = (node,)
+
+    def ask_autocast(self, kind: str, dtype: Any, where: str) -> None:
+        """A decision that the graph checks at run time."""
+        if self._recording:
+            options = (torch.device(kind), dtype, where)
+            self._emit("call_function", expect_autocast, options, {}, None)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.fx.node import has_side_effect
 
 from chop.errors import GuardError
 
@@ -41,6 +46,76 @@ def expect(value: Any, reading: str, expected: Any, where: str) -> None:
             f"captured for inputs on which the model sees {expected} at {where}, got {found}; "
             "capture the model again with such an example"
         )
+
+
+class _OpenRegions(threading.local):
+    """The autocast regions that graphs running in this thread have entered and not yet left."""
+
+    def __init__(self) -> None:
+        self.entered: list[torch.autocast] = []
+
+
+_OPEN_REGIONS = _OpenRegions()
+
+
+def enter_autocast(
+    device: torch.device | str, dtype: torch.dtype | None, enabled: bool, cache_enabled: bool | None
+) -> torch.autocast:
+    """Enters `torch.autocast(device type, dtype, enabled, cache_enabled)`; see `leave_autocast`."""
+    kind = device if isinstance(device, str) else device.type
+    # The class itself is entered by `torch.compile` through this function only.
+    region: torch.autocast = torch.amp.autocast_mode._enter_autocast(
+        kind, dtype, enabled, cache_enabled
+    )
+    if not torch.compiler.is_compiling():
+        _OPEN_REGIONS.entered.append(region)
+    return region
+
+
+def leave_autocast(region: torch.autocast) -> None:
+    """Leaves a region and brings back what `enter_autocast` found."""
+    if not torch.compiler.is_compiling():
+        _OPEN_REGIONS.entered.remove(region)
+    torch.amp.autocast_mode._exit_autocast(region)
+
+
+@contextlib.contextmanager
+def regions_left() -> Iterator[None]:
+    """Leaves what the block has entered, also where an error came between entering and leaving."""
+    depth = len(_OPEN_REGIONS.entered)
+    try:
+        yield
+    finally:
+        while len(_OPEN_REGIONS.entered) > depth:
+            leave_autocast(_OPEN_REGIONS.entered[-1])
+
+
+def expect_autocast(device: torch.device | str, dtype: torch.dtype | None, where: str) -> None:
+    """Checks what a model that asked for autocast was told at capture.
+
+    Args:
+        device: where the model asked about it.
+        dtype: that of autocast at capture; None: it was off.
+        where: `file:line` of the model.
+
+    Raises:
+        GuardError: it would be told something else now.
+    """
+    kind = device if isinstance(device, str) else device.type
+    found = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    if found is not dtype:
+        raise GuardError(
+            f"captured under autocast {_spelt(dtype)}, tested by the model at {where}, got "
+            f"autocast {_spelt(found)}; capture the model again inside such a region"
+        )
+
+
+def _spelt(dtype: torch.dtype | None) -> str:
+    return "off" if dtype is None else f"to {dtype}"
+
+
+for _effect in (expect, expect_autocast, enter_autocast, leave_autocast):
+    has_side_effect(_effect)
 
 
 class AutogradCall:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,11 +14,15 @@ from chop.errors import CaptureError, GuardError
 from chop.ir.capture.captured import CapturedModule
 from chop.ir.capture.isolation import untouched
 from chop.ir.capture.leaves import tensors_in
+from chop.ir.capture.runtime import enter_autocast
 
 MOST_PARAMETERS = 1_000_000_000
 """Larger models are not run: a forward pass would cost more than the capture."""
 
 _TOLERANCE = 1e-3
+
+# Between two roundings to bfloat16 at other places of one formula.
+_AUTOCAST_TOLERANCE = 5e-2
 
 
 def difference(
@@ -26,7 +31,8 @@ def difference(
     """How the outputs of a capture differ from its model's in `eval()`; None if they do not.
 
     A model can notice that it is being recorded (transformers skips an attention mask of ones
-    only when it is not), and no reading of its graph would show it.
+    only when it is not), and no reading of its graph would show it. A graph with autocast regions
+    is compared under bfloat16 autocast too.
 
     Args:
         model: the model; it is left as it was.
@@ -41,6 +47,32 @@ def difference(
     too_large = sum(parameter.numel() for parameter in parameters) > MOST_PARAMETERS
     if too_large or any(parameter.is_meta for parameter in parameters):
         return None
+    wrong = _compare(model, captured, example, fixed, _TOLERANCE)
+    kind = _autocast_device(captured, example)
+    if wrong is None and kind is not None:
+        # A graph that was told that autocast is off refuses to run under it.
+        refused = contextlib.suppress(GuardError)
+        with refused, torch.autocast(kind, dtype=torch.bfloat16):
+            wrong = _compare(model, captured, example, fixed, _AUTOCAST_TOLERANCE)
+        wrong = wrong and f"under bfloat16 autocast, {wrong}"
+    return wrong
+
+
+def _autocast_device(captured: CapturedModule, example: Mapping[str, Any]) -> str | None:
+    """The kind of device on which autocast matters to a graph; None where it has no regions."""
+    if not any(node.target is enter_autocast for node in captured.graph.nodes):
+        return None
+    kind = next((tensor.device.type for tensor in tensors_in(example)), "cpu")
+    return kind if torch.amp.is_autocast_available(kind) else None
+
+
+def _compare(
+    model: nn.Module,
+    captured: CapturedModule,
+    example: Mapping[str, Any],
+    fixed: Mapping[str, Any],
+    tolerance: float,
+) -> str | None:
     try:
         with untouched(model), torch.no_grad():
             expected = _outputs(model, {**example, **fixed})
@@ -61,7 +93,7 @@ def difference(
     if len(found) != len(expected):
         return f"it returns {len(found)} tensors and the model {len(expected)}"
     worst = max(map(_distance, found, expected), default=0.0)
-    if worst <= _TOLERANCE:
+    if worst <= tolerance:
         return None
     return f"on the example inputs its outputs differ from the model's by up to {worst:.2g}"
 

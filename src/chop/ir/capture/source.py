@@ -16,16 +16,17 @@ _MACHINERY = (str(_TORCH), str(_TORCH.parent / "sympy"), str(Path(__file__).pare
 
 
 @functools.cache
-def _is_machinery(filename: str) -> bool:
+def is_model_code(filename: str) -> bool:
+    """Whether code of that file belongs to a model: it is neither torch's, sympy's nor ours."""
     library = filename.endswith(("/contextlib.py", "/functools.py"))
-    return library or filename.startswith(_MACHINERY)
+    return not library and not filename.startswith(_MACHINERY)
 
 
 def current_line() -> str:
     """`file:line` of the innermost running frame that is neither torch's, sympy's nor ours."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not _is_machinery(frame.f_code.co_filename):
+        if is_model_code(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return "unknown"
@@ -43,7 +44,7 @@ def failing_line(error: BaseException) -> str | None:
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
         filename = trace.tb_frame.f_code.co_filename
-        if not _is_machinery(filename):
+        if is_model_code(filename):
             where = f"{filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     return where

@@ -13,7 +13,14 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, fx
 
-from chop.ir.capture.runtime import AutogradCall, expect, set_item
+from chop.ir.capture.runtime import (
+    AutogradCall,
+    enter_autocast,
+    expect,
+    expect_autocast,
+    leave_autocast,
+    set_item,
+)
 
 _OPERATOR_NAMES = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
@@ -42,6 +49,10 @@ _PYTHON_WRITTEN_DUNDERS = {
 }
 
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
+
+_EFFECTS = frozenset(
+    {SET_GRAD_ENABLED, torch._assert, expect, expect_autocast, enter_autocast, leave_autocast}
+)
 
 _IN_PLACE_OPERATORS = frozenset(getattr(operator, name) for name in _IN_PLACE_NAMES)
 
@@ -124,7 +135,7 @@ def is_impure(node: fx.Node) -> bool:
         return node.target._schema.is_mutable
     name = getattr(node.target, "__name__", "")
     return (
-        node.target in (SET_GRAD_ENABLED, torch._assert, expect)
+        node.target in _EFFECTS
         or name in _RANDOM_NAMES
         or changes_its_input(cast(Callable[..., Any], node.target))
     )

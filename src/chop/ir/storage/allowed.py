@@ -25,7 +25,15 @@ from torch import Tensor, nn
 from chop.errors import CheckpointError
 from chop.formats import NumberFormat, QuantSpec
 from chop.ir.capture.module_tree import Scope
-from chop.ir.capture.runtime import AutogradCall, ByMode, expect, set_item
+from chop.ir.capture.runtime import (
+    AutogradCall,
+    ByMode,
+    enter_autocast,
+    expect,
+    expect_autocast,
+    leave_autocast,
+    set_item,
+)
 from chop.ir.capture.targets import PYTHON_OPERATORS, SET_GRAD_ENABLED
 
 
@@ -201,9 +209,9 @@ def _functions() -> dict[str, Callable[..., Any]]:
         "torch._C:_set_grad_enabled": SET_GRAD_ENABLED,
         "torch:_assert": torch._assert,
         "torch:_is_all_true": torch._is_all_true,
-        "chop.ir.capture.runtime:set_item": set_item,
-        "chop.ir.capture.runtime:expect": expect,
     }
+    helpers = (set_item, expect, expect_autocast, enter_autocast, leave_autocast)
+    table |= {reference_of(helper): helper for helper in helpers}
     homes = (torch, F, torch.linalg, torch.fft, torch.special, torch._C._nn)
     for home in homes:
         for name, value in _public_callables(home):

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 
 from chop.errors import GraphError
 from chop.files import replacing
+from chop.ir.capture.cleanup import drop_autocast
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import example_inputs
 from chop.passes.onnx.operators import OPSET, translations
@@ -36,6 +37,7 @@ def write(mg: MaseGraph, path: Path, dynamic: bool) -> dict[str, Any]:
     outputs = _plain_outputs(mg)
     inputs = _read_inputs(mg)
     inputs = _several_rows(inputs) if dynamic else inputs
+    drop_autocast(mg.fx_graph)
     model = fx.GraphModule(mg.model, mg.fx_graph).eval()
     shapes = _varying_axes(inputs) if dynamic else None
     with _silence(), torch.no_grad():
