@@ -62,7 +62,7 @@ def test_outputs_are_those_of_zeroed_weights(bert_graph, bert_inputs):
     assert torch.equal(ours["logits"], theirs["logits"])
     assert not torch.equal(ours["logits"], bert_graph.model(**bert_inputs)["logits"])
     assert not masks(bert_graph), "the caller's graph stays as it was"
-    stored = pruned.modules["classifier"].weight
+    stored = pruned.modules["classifier"].weight_orig
     assert torch.equal(stored, bert_graph.modules["classifier"].weight)
 
 
@@ -192,7 +192,7 @@ def test_float_layers_keep_their_state_and_carry_the_mask(net_graph):
     layer = pruned.modules["fc1"]
     assert type(layer) is QuantLinear and sparsity_of(layer) == 0.5
     added = set(pruned.model.state_dict()) - set(net_graph.model.state_dict())
-    assert added == {"fc1.weight_mask"}
+    assert added == {"fc1.weight_mask", "fc1.weight_orig"}
     assert set(net_graph.model.state_dict()) <= set(pruned.model.state_dict())
     assert layer.pruned_by == {
         "method": "l1-norm",

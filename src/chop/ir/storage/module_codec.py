@@ -17,6 +17,8 @@ from chop.errors import CheckpointError
 from chop.ir.storage.allowed import AllowList, reference_of
 from chop.ir.storage.codec import Decoder, Encoder, NotPlainError
 from chop.ir.storage.tensor_store import TensorStore
+from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized.masks import show_zeros
 
 BOOKKEEPING = frozenset(vars(nn.Module()))
 # Caches that recurrent layers derive from their parameters.
@@ -169,6 +171,8 @@ def _add_tensors(module: nn.Module, record: Record, tensors: Mapping[str, Tensor
                 raise CheckpointError(f"module '{record['path']}': there is no tensor '{key}'.")
             home[name] = None if key is None else tensors[key]
     module._non_persistent_buffers_set = set(record.get("not_persistent", ()))
+    if isinstance(module, QuantizedOperator):
+        show_zeros(module)  # files from before `weight_orig` have a dense weight beside its mask
 
 
 def _parametrize_again(module: Any) -> None:

@@ -12,6 +12,7 @@ from chop.errors import ConfigError
 from chop.formats import Encoded, NumberFormat, QuantSpec
 from chop.kernels import fake_quantize_directly
 from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized.masks import FULL, MASK
 from chop.nn.weight_cache import decoded_once
 
 CODES, SCALES, TENSOR_SCALE = "codes", "scales", "tensor_scale"
@@ -62,7 +63,7 @@ class PackedOperator(QuantizedOperator):
         twin = cls.__new__(cls)
         packed = {name: encoded(layer, name, known) for name in packable_operands(layer)}
         parameters = {name: x for name, x in layer._parameters.items() if name not in packed}
-        buffers = {name: x for name, x in layer._buffers.items() if name != "weight_mask"}
+        buffers = {name: x for name, x in layer._buffers.items() if name not in (MASK, FULL)}
         for name, stored in packed.items():
             parts = zip(
                 BUFFER_NAMES[name], (stored.codes, stored.scales, stored.tensor_scale), strict=True
@@ -167,7 +168,7 @@ class PackedOperator(QuantizedOperator):
         codes = {buffer for name in decoded for buffer in BUFFER_NAMES[name]}
         buffers = {name: x for name, x in self._buffers.items() if name not in codes}
         if self.packed_mask:
-            buffers["weight_mask"] = decoded["weight"].detach() != 0
+            buffers[MASK] = decoded["weight"].detach() != 0
         twin.__dict__.update(own, _parameters={**decoded, **self._parameters}, _buffers=buffers)
         return twin
 

@@ -12,16 +12,13 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from chop.errors import ConfigError
 from chop.formats import OPERANDS, QuantSpec, learnt_fake_quantize, starting_scales
+from chop.nn.quantized.masks import FULL, MASK, hide, note_operator, show_zeros
 from chop.nn.weight_cache import keeps, kept
 
 T = TypeVar("T")
 SCALE_NAMES = {operand: f"{operand}_scale" for operand in OPERANDS}
 """The parameters with learnt scales."""
 _WAITS = "the scales of its {} wait: run the model on a batch, or calibrate_transform_pass,"
-
-
-def _hide(x: Tensor, mask: Tensor) -> Tensor:
-    return torch.where(mask, x, 0)
 
 
 class QuantizedOperator(nn.Module):
@@ -32,8 +29,9 @@ class QuantizedOperator(nn.Module):
 
     With float formats it computes what the `torch.nn` class does. So it is also what carries the
     mask of a pruned weight: a boolean buffer `weight_mask` of the weight's shape, True where a
-    weight is kept. The stored weight stays dense; what the mask hides is zero to the operator, and
-    gets no gradient.
+    weight is kept. What the mask hides is zero to the operator whatever is written there, gets no
+    gradient, and is zero in `weight` after pruning, after loading and after each step of an
+    optimiser; a buffer `weight_orig` of the weight's shape and dtype keeps what was there before.
 
     With `gradient="lsq"` the operator has a parameter for the scales of each operand that learns
     them: `weight_scale`, `data_in_scale` ..., float32 (n,), there from the beginning for the sake
@@ -51,8 +49,17 @@ class QuantizedOperator(nn.Module):
 
     spec: QuantSpec
     weight_mask: Tensor
+    weight_orig: Tensor
     waiting: tuple[str, ...] = ()
     """Operands whose learnt scales have not met the tensor that they start from."""
+
+    def __new__(
+        cls, *args: Any, config: QuantSpec | Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> Self:
+        """Every operator comes by here: made anew, copied, unpickled or loaded."""
+        operator = super().__new__(cls)
+        note_operator(operator)
+        return operator
 
     def __init__(
         self, *args: Any, config: QuantSpec | Mapping[str, Any] | None = None, **kwargs: Any
@@ -126,7 +133,7 @@ class QuantizedOperator(nn.Module):
             return x
         mask = self.weight_mask if operand == "weight" and self.is_pruned else None
         if operand in self.waiting and self.spec.learns(operand):
-            self.start_scales(operand, x if mask is None else _hide(x, mask))
+            self.start_scales(operand, x if mask is None else hide(x, mask))
         if isinstance(x, nn.Parameter) and keeps(self):
             return self._kept(operand, x, mask)
         return self._round(operand, x, mask)
@@ -134,14 +141,14 @@ class QuantizedOperator(nn.Module):
     def _round(self, operand: str, x: Tensor, mask: Tensor | None) -> Tensor:
         number_format = getattr(self.spec, operand)
         # Masked twice: shared scales must not see what is hidden, and not every format has a zero.
-        x = x if mask is None else _hide(x, mask)
+        x = x if mask is None else hide(x, mask)
         if self.spec.learns(operand):
             scales = self._parameters[SCALE_NAMES[operand]]
             is_batch = operand not in self._parameters
             y = learnt_fake_quantize(x, scales, number_format, is_batch)
         else:
             y = number_format(x, self.spec.gradient)
-        return y if mask is None else _hide(y, mask)
+        return y if mask is None else hide(y, mask)
 
     def _kept(self, operand: str, x: Tensor, mask: Tensor | None) -> Tensor:
         number_format = getattr(self.spec, operand)
@@ -207,8 +214,15 @@ class QuantizedOperator(nn.Module):
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Scales that are loaded wait for nothing more, unless they did when they were saved."""
+        """Scales that are loaded wait for nothing more, unless they did when they were saved.
+
+        A dense weight that comes without `weight_orig`, as it was saved beside masks once, is what
+        the mask hides from now on.
+        """
+        if prefix + "weight" in state_dict and prefix + FULL not in state_dict:
+            self._buffers.pop(FULL, None)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        show_zeros(self)
         loaded = {name: state_dict.get(prefix + SCALE_NAMES[name]) for name in self.waiting}
         started = {name for name, x in loaded.items() if x is not None and bool(x.all())}
         if started:
@@ -217,12 +231,12 @@ class QuantizedOperator(nn.Module):
     @property
     def is_pruned(self) -> bool:
         """True when the weight has a mask."""
-        return "weight_mask" in self._buffers
+        return MASK in self._buffers
 
     def effective(self, operand: str) -> Tensor:
         """The parameter of that name as it enters the operator: masked, not yet quantised."""
         x = getattr(self, operand)
-        return _hide(x, self.weight_mask) if operand == "weight" and self.is_pruned else x
+        return hide(x, self.weight_mask) if operand == "weight" and self.is_pruned else x
 
     def extra_repr(self) -> str:
         """The float module's text and the formats."""

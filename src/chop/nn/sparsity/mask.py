@@ -4,45 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized.masks import full_weight, write_mask
 
-MASK = "weight_mask"
 NOTE = "pruned_by"
 
 
-def put_mask(module: QuantizedOperator, hidden: Tensor, note: Mapping[str, str]) -> None:
-    """Hides the weights marked True; a mask that is there already takes the new values.
+def put_mask(
+    module: QuantizedOperator,
+    hidden: Tensor,
+    note: Mapping[str, str],
+    full: Tensor | None = None,
+) -> None:
+    """Hides the weights marked True: they become zero, and `weight_orig` keeps them.
+
+    A mask that is there already takes the new values; what it alone hid comes back.
 
     Args:
         module: a quantised operator with a weight; its formats may all be float.
         hidden: boolean, the weight's shape.
         note: how they were chosen: `method`, `scope`, `granularity`.
+        full: the weight without a mask, for the others that share it; default, the module's own.
     """
     kept = ~hidden.to(module.weight.device)
-    if module.is_pruned:
-        module.weight_mask.copy_(kept)  # in place: a compiled model stays compiled
-    else:
-        module.register_buffer(MASK, kept)
+    write_mask(module, kept, full_weight(module) if full is None else full)
     setattr(module, NOTE, dict(note))
 
 
 def take_mask(module: QuantizedOperator) -> None:
-    """Shows all weights again, as they are stored."""
+    """Shows all weights again: what was hidden has the values from before."""
     if module.is_pruned:
-        delattr(module, MASK)
+        write_mask(module, None, full_weight(module))
     module.__dict__.pop(NOTE, None)
 
 
 def make_permanent(module: QuantizedOperator) -> None:
-    """Writes zeros into the stored weight where it is hidden, and takes the mask off."""
+    """Takes the mask off and leaves the zeros; what was hidden is forgotten."""
     if module.is_pruned:
-        with torch.no_grad():
-            module.weight.masked_fill_(~module.weight_mask, 0)
-    take_mask(module)
+        write_mask(module, None, module.effective("weight"))
+    module.__dict__.pop(NOTE, None)
 
 
 def hidden_of(module: object) -> Tensor | None:

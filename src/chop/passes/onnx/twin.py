@@ -14,6 +14,7 @@ from chop.errors import ConfigError
 from chop.formats import NumberFormat, QuantSpec
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantConv1d, QuantConv2d, QuantizedOperator, QuantLinear
+from chop.nn.quantized.masks import FULL, MASK
 from chop.passes.onnx.grids import CHOICE, Grid, grid_of
 from chop.passes.onnx.operators import onnx_dequantize, onnx_round
 from chop.passes.transforms.calibrate import basic_operators
@@ -199,7 +200,8 @@ def exported_twin(mg: MaseGraph, float_fallback: bool) -> Twin:
         if any(isinstance(stand_in, _Round | _Codes) for stand_in in chosen.values()):
             quantized.append(name)
         step.spec = dataclasses.replace(QuantSpec(), **chosen)
-        step._buffers.pop("weight_mask", None)  # the codes are zero there
+        for name in (MASK, FULL):  # the codes are zero there
+            step._buffers.pop(name, None)
     _round_early(twin)
     for node in twin.nodes:
         module = twin.module_of(node)

@@ -19,6 +19,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from chop.ir.capture.captured import TensorSpec
 from chop.ir.graph import MaseGraph
+from chop.nn.quantized.masks import FULL, MASK
 from chop.passes.pruning.layers import user_besides
 
 Shape = tuple[int, ...]
@@ -56,7 +57,7 @@ class Cut:
         """Keeps the units with the given indices, in their order."""
         axes = dict(self.axes)
         if "weight" in axes:
-            axes["weight_mask"] = axes["weight"]
+            axes |= dict.fromkeys((MASK, FULL), axes["weight"])
         for name, axis in axes.items():
             value = getattr(self.module, name, None)
             if isinstance(value, Tensor):

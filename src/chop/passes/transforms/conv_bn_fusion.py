@@ -14,6 +14,7 @@ from chop.formats import Integer, NumberFormat, QuantSpec
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import TensorInfo
 from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized.masks import FULL, stored_weights
 from chop.passes.analysis.add_common_metadata import record_formats
 from chop.passes.base import graph_pass
 from chop.passes.ownership import Ownership
@@ -98,17 +99,15 @@ def _fuse(mg: MaseGraph, node: fx.Node, config: FusionConfig) -> None:
 
 
 def _fold(convolution: _ConvNd, norm: _BatchNorm) -> None:
-    weight, bias = convolution.weight, convolution.bias
-    new_weight, new_bias = folded(
-        weight.detach().double(),
-        None if bias is None else bias.detach().double(),
-        norm,
-        convolution.transposed,
-        convolution.groups,
-    )
-    trains = weight.requires_grad
-    convolution.weight = nn.Parameter(new_weight.to(weight), requires_grad=trains)
-    convolution.bias = nn.Parameter(new_bias.to(weight), requires_grad=trains)
+    stored, bias = stored_weights(convolution), convolution.bias
+    trains, bias = stored[0].requires_grad, None if bias is None else bias.detach().double()
+    settings = norm, convolution.transposed, convolution.groups
+    new = [folded(weight.detach().double(), bias, *settings) for weight in stored]
+    weights = [weight.to(before) for (weight, _), before in zip(new, stored, strict=True)]
+    convolution.weight = nn.Parameter(weights[0], requires_grad=trains)
+    convolution.bias = nn.Parameter(new[0][1].to(weights[0]), requires_grad=trains)
+    if len(weights) > 1:
+        convolution.register_buffer(FULL, weights[1])
 
 
 def folded(

@@ -16,6 +16,7 @@ from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata
 from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized.masks import full_weight
 from chop.nn.sparsity import (
     SCORES,
     Evidence,
@@ -55,10 +56,11 @@ from chop.passes.pruning.shrink import shrink
 def prune_transform_pass(mg: MaseGraph, config: PruneConfig) -> dict[str, Any]:
     """Hides the weights with the lowest scores, and prunes what flows into operators.
 
-    The stored weights stay dense; a boolean buffer `weight_mask` of each pruned layer says which
-    of them count. Exactly round(sparsity * number) of a layer's weights are hidden, with scope
-    `global` of all weights together. Pruning again chooses from all stored weights anew. Layers
-    that share a weight share the mask.
+    Hidden weights are zero in `weight`, through training too; of each pruned layer a boolean
+    buffer `weight_mask` says which weights count, and a buffer `weight_orig` keeps those that were
+    hidden. Exactly round(sparsity * number) of a layer's weights are hidden, with scope `global`
+    of all weights together. Pruning again chooses from the full weights anew. Layers that share a
+    weight share the mask.
 
     Returns: `{"sparsity": share of the chosen layers' weights that is hidden, "hidden": their
         number, "weights": how many there are, "layers": sparsity by module path, "skipped": reason
@@ -159,8 +161,9 @@ def hide_lowest(
     scored = [_scored(target, score, evidence[target.path], growing) for target in targets]
     marks = lowest_weights(scored, score, Granularity.parse(settings.granularity), settings.scope)
     for target, hidden in zip(targets, marks, strict=True):
+        full = full_weight(target.modules[0])
         for module in target.modules:
-            put_mask(module, hidden, settings.note)
+            put_mask(module, hidden, settings.note, full)
 
 
 def _scored(target: Target, score: Score, evidence: Evidence, growing: bool) -> Scored:

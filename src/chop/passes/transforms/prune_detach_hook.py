@@ -1,4 +1,4 @@
-"""Makes pruning permanent: zeros are written into the weights, masks and pruners go."""
+"""Makes pruning permanent: zeros stay in the weights, masks and pruners go."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chop.passes.transforms.insert_lora_adapter import refuse_adapters
 
 @graph_pass(config=NoConfig)
 def prune_detach_hook_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
-    """Writes zeros where weights are hidden, and takes masks and activation pruners away.
+    """Takes masks, what they hid and activation pruners away; the zeros stay in the weights.
 
     A module whose formats are all float becomes its plain `torch.nn` class again. What the model
     computes stays the same where activations are not pruned; further training may move the zeros.

@@ -14,6 +14,7 @@ from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import MaseMetadata
 from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized.masks import stored_weights
 from chop.passes.analysis.add_common_metadata import describe
 from chop.passes.base import graph_pass
 from chop.passes.batches import Batches, known_inputs, watch
@@ -178,9 +179,11 @@ def _smooth(mg: MaseGraph, site: _Site, config: SmoothQuantConfig) -> None:
     assert site.amax is not None
     scale = smoothing_scale(site.amax, weights, config.migration_strength)
     for reader in readers:
-        reader.weight *= scale
+        for stored in stored_weights(reader):
+            stored *= scale
     source: Any = mg.module_of(site.source)
-    source.weight /= scale[:, None] if source.weight.dim() == 2 else scale
+    for stored in stored_weights(source):
+        stored /= scale[:, None] if stored.dim() == 2 else scale
     if getattr(source, "bias", None) is not None:
         source.bias /= scale
     if site.others:
