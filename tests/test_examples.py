@@ -29,12 +29,12 @@ def test_tutorial_1(tmp_path):
 @pytest.mark.slow
 def test_tutorial_2_on_the_built_in_reviews(tmp_path):
     out = tmp_path / "rows.json"
-    text = run("tutorial_2.py", "--limit", 1000, "--folder", tmp_path, "--out", out)
+    text = run("tutorial_2.py", "--limit", 300, "--folder", tmp_path, "--out", out)
     assert "LoRA trains 13.8 times fewer, on 14 layers" in text
     rows = json.loads(out.read_text())
     assert rows["nodes with input_ids"] < rows["nodes with input_ids, attention_mask, labels"]
     assert rows["trainable"][1:] == [413_314, 29_964]
-    assert rows["not fine-tuned"] == 0.5
+    assert abs(rows["not fine-tuned"] - 0.5) < 0.1
     assert rows["fine-tuned in full"] > 0.9 and rows["fine-tuned with LoRA"] > 0.9
     assert rows["LoRA fused"] == rows["fine-tuned with LoRA"]
     written = {file.name for file in tmp_path.iterdir()}

@@ -26,8 +26,15 @@ def test_the_higher_of_two_floors_holds():
 
 def test_the_fastest_try_counts(monkeypatch):
     monkeypatch.setitem(module.COPIED_BYTES, "cpu", 1000)
-    seconds = [5.0, 4.0, 2.0, 3.0, 9.0, 9.0, 9.0]
-    assert copy_bytes_per_second(torch.device("cpu"), Script(seconds)) == 2 * 1000 / 2.0
+    seconds = [0.05, 0.04, 0.02, 0.03, 0.09, 0.09, 0.09]
+    assert copy_bytes_per_second(torch.device("cpu"), Script(seconds)) == 2 * 1000 / 0.02
+
+
+def test_slow_tries_are_not_repeated_for_minutes(monkeypatch):
+    monkeypatch.setitem(module.COPIED_BYTES, "cpu", 1000)
+    clock = Script([0.7, 0.6, 0.1])
+    assert copy_bytes_per_second(torch.device("cpu"), clock) == 2 * 1000 / 0.6
+    assert next(clock.seconds) == 0.1
 
 
 def test_sixteen_bits_may_be_computed_as_float32(monkeypatch):

@@ -173,7 +173,9 @@ def busy_core():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rows, low, high", [(1, 0.98, 1.02), (512, 0.96, 1.04)])
+@pytest.mark.parametrize(
+    "rows, low, high", [(1, 0.98, 1.02), pytest.param(512, 0.96, 1.04, marks=pytest.mark.long)]
+)
 def test_a_busy_machine_hides_nothing_and_invents_nothing(busy_core, rows, low, high):
     call, slower = products(20, rows), products(22, rows)
     variants = [Variant("a", call), Variant("a again", call), Variant("a tenth slower", slower)]

@@ -31,7 +31,11 @@ def benchmark(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "rows", "width", "gain"), [("resnet20", 300, 5, 0.03), ("bert-tiny-imdb", 120, 3, 0.0)]
+    ("name", "rows", "width", "gain"),
+    [
+        ("resnet20", 300, 5, 0.03),
+        pytest.param("bert-tiny-imdb", 120, 3, 0.0, marks=pytest.mark.long),
+    ],
 )
 def test_mixed_beats_uniform_at_as_many_bits(benchmark, data_folder, name, rows, width, gain):
     subject = benchmark.MODELS[name](Namespace(data=data_folder, rows=rows))

@@ -13,6 +13,8 @@ COPIED_BYTES = {"cpu": 2**27, "cuda": 2**30}
 PRODUCT_SIZE = {"cpu": 1024, "cuda": 8192}
 TRIES = 7
 """The fastest counts: a ceiling is what the device reaches when nothing is in its way."""
+MOST_SECONDS = 1.0
+"""After so long no further try is made: numbers of 16 bits that a CPU has no product for."""
 
 
 @dataclass(frozen=True)
@@ -77,4 +79,7 @@ def _products_per_second(dtype: torch.dtype, device: torch.device, clock: Clock)
 
 def _fastest(call: Call, clock: Clock) -> float:
     call()
-    return min(clock.decisive(clock.time(call, 1)) for _ in range(TRIES))
+    taken: list[float] = []
+    while len(taken) < TRIES and sum(taken) < MOST_SECONDS:
+        taken.append(clock.decisive(clock.time(call, 1)))
+    return min(taken)

@@ -173,7 +173,7 @@ def test_the_width_sweep_shows_ptq_qat_and_float(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["vit", "cnn"])
+@pytest.mark.parametrize("model", [pytest.param("vit", marks=pytest.mark.long), "cnn"])
 def test_at_half_sparsity_l1_holds_and_random_does_not(model, tmp_path):
     config = PruneSweepConfig(model=model, out=tmp_path, sparsity=0.5, finetune_epochs=5)
     rows = {row["method"]: row for row in prune_sweep(config)}
