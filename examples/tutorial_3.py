@@ -65,6 +65,7 @@ def main():
             evaluate_metric="accuracy",
             num_train_epochs=args.epochs,
             learning_rate=args.learning_rate,
+            train_batch_size=16,
         )
 
     def evaluate(graph):

@@ -54,6 +54,9 @@ def main():
             tokenizer=tokenizer,
             evaluate_metric="accuracy",
             num_train_epochs=args.epochs,
+            # Of a model this small; the default, 5e-5, suits those of the size of BERT-base.
+            learning_rate=3e-4,
+            train_batch_size=16,
         )
 
     def evaluate(graph):

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import fx, nn
+from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
 
 from chop.data import get_tokenized_dataset, load_dataset
 from chop.errors import ConfigError, UnavailableError
@@ -81,7 +82,9 @@ def test_text_models_with_and_without_labels_and_masks(reviews, make):
     data, tokenizer = reviews
     model = make()
     metrics = ["accuracy", "f1"]
-    trainer = get_trainer(model, data, tokenizer, evaluate_metric=metrics, **QUIET)
+    trainer = get_trainer(
+        model, data, tokenizer, evaluate_metric=metrics, train_batch_size=16, **QUIET
+    )
     assert trainer.train().global_step == 4
     scores = trainer.evaluate()
     assert scores["eval_accuracy"] == pytest.approx(evaluate(model, data))
@@ -99,15 +102,34 @@ def test_equal_seeds_give_equal_weights(digits):
     assert not torch.equal(first, train(2))
 
 
-def test_the_usual_learning_rate_goes_by_size(digits):
-    large = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    large.register_parameter("rest", nn.Parameter(torch.zeros(20_000_000)))
-    rates = {
-        "small": get_trainer(Plain(), digits, **QUIET).args.learning_rate,
-        "large": get_trainer(large, digits, **QUIET).args.learning_rate,
-        "asked": get_trainer(large, digits, learning_rate=0.5, **QUIET).args.learning_rate,
-    }
-    assert rates == {"small": 3e-4, "large": 5e-5, "asked": 0.5}
+def mases_trainer(model, data, tokenizer, folder):
+    """A Trainer with the arguments that MASE gives it: none but the number of epochs."""
+    arguments = TrainingArguments(
+        folder, report_to="none", num_train_epochs=1, use_cpu=True, dataloader_pin_memory=False
+    )
+    return Trainer(
+        model,
+        arguments,
+        train_dataset=data["train"],
+        data_collator=DataCollatorWithPadding(tokenizer=tokenizer),
+        processing_class=tokenizer,
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="compares on the CPU")
+def test_the_defaults_train_to_the_weights_of_mases_trainer(reviews, tmp_path):
+    data, tokenizer = reviews
+    theirs, ours = load_model("bert-tiny"), load_model("bert-tiny")
+    mases_trainer(theirs, data, tokenizer, tmp_path).train()
+    trainer = get_trainer(ours, data, tokenizer, **QUIET)
+    trainer.train()
+    assert trainer.args.learning_rate == 5e-5 and trainer.state.global_step == 8
+    before = load_model("bert-tiny").state_dict()
+    for name, expected in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], expected, rtol=0, atol=1e-7)
+    assert any(not torch.equal(x, before[name]) for name, x in ours.state_dict().items())
+    asked = get_trainer(ours, data, learning_rate=0.5, train_batch_size=3, seed=1, **QUIET).args
+    assert (asked.learning_rate, asked.train_batch_size, asked.seed) == (0.5, 3, 1)
 
 
 def test_gradient_accumulation_equals_the_large_batch(digits):
