@@ -1,14 +1,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+PRODUCT := $(VENV)/.installed
+TOOLS := $(VENV)/.test-tools
 
 .PHONY: demo test test-long clean
 
-demo: $(STAMP)  ## train, quantise and retrain the built-in model; writes runs/demo
+demo: $(PRODUCT)  ## train, quantise and retrain the built-in model; writes runs/demo
 	$(BIN)/chop demo --out runs/demo
 
-test: $(STAMP)  ## style, types, layers, unit tests, doctests
+test: $(TOOLS)  ## style, types, layers, unit tests, doctests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -18,11 +20,16 @@ test: $(STAMP)  ## style, types, layers, unit tests, doctests
 test-long: $(STAMP)  ## what takes minutes and repeats at length what `make test` shows in short
 	$(BIN)/pytest -n 2 --dist worksteal -m long
 
-$(STAMP): pyproject.toml constraints.txt
+$(PRODUCT): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	touch $(STAMP)
+	$(INSTALL) torch
+	$(INSTALL) -e .
+	touch $@
+
+# What only the tests need; Triton alone is 290 MB to fetch.
+$(TOOLS): $(PRODUCT)
+	$(INSTALL) -e ".[dev]"
+	touch $@
 
 clean:
 	rm -rf $(VENV) runs

@@ -1,0 +1,47 @@
+"""What each of the two commands installs, read from what `make` would run."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+def planned(*arguments):
+    """The commands that `make` would run, none of which it runs."""
+    run = subprocess.run(
+        ["make", "--dry-run", "-C", str(ROOT), *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "MAKEFLAGS": ""},
+    )
+    return run.stdout
+
+
+def test_the_demo_installs_the_product_and_no_test_tools(tmp_path):
+    told = planned("demo", f"VENV={tmp_path}/venv")
+    assert "pip install" in told and "-e ." in told and "chop demo" in told
+    assert "[dev]" not in told
+
+
+def test_the_tests_install_their_tools_on_top_of_the_product(tmp_path):
+    told = planned("test", f"VENV={tmp_path}/venv")
+    assert told.index(" -e .\n") < told.index('-e ".[dev]"') < told.index("/pytest -n")
+
+
+def test_the_tools_alone_are_missing_after_a_demo(tmp_path):
+    (tmp_path / ".installed").touch()
+    told = planned("test", f"VENV={tmp_path}")
+    assert '-e ".[dev]"' in told and "-m venv" not in told
+    (tmp_path / ".test-tools").touch()
+    assert "pip install" not in planned("test", f"VENV={tmp_path}")
+    assert "pip install" not in planned("demo", f"VENV={tmp_path}")
+
+
+def test_another_python_can_be_named(tmp_path):
+    assert "python3.12 -m venv" in planned("demo", "PYTHON=python3.12", f"VENV={tmp_path}/venv")
