@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import signal
 import subprocess
@@ -6,13 +7,34 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset, DatasetDict
+from torch import nn
 
 from chop import MaseGraph, passes
+from chop.actions.bench import BenchModelConfig, bench_model
 from chop.actions.compress import CompressConfig, Row, compress, measure
 from chop.actions.doctor import OK, examine
 from chop.actions.subject import SubjectConfig, load_subject, raise_to_graph
-from chop.errors import ConfigError, UnavailableError
-from chop.train import default_dataset, evaluate, fit, read_rows
+from chop.errors import CheckpointError, ConfigError, UnavailableError
+from chop.train import Rows, default_dataset, evaluate, fit, load_trained, read_rows, split_rows
+
+
+@pytest.fixture
+def own_splits():
+    """Rows of a model of one's own, labels that tell the splits apart."""
+    columns = {"x": [[0.0] * 4] * 10}
+    splits = {"train": [0, 1] * 5, "validation": [1] * 10, "test": [0] * 10}
+    return {
+        name: Dataset.from_dict({**columns, "labels": labels}) for name, labels in splits.items()
+    }
+
+
+def load_subject_of(config, data):
+    """What `load_subject` makes of a data set, with a model that is no matter."""
+    with pytest.MonkeyPatch.context() as patch:
+        loaded = nn.Linear(4, 2), DatasetDict(data)
+        patch.setattr("chop.actions.subject._checkpoint", lambda config: loaded)
+        return load_subject(config)
 
 
 @pytest.fixture(scope="module")
@@ -129,10 +151,102 @@ def test_a_model_without_quantised_weights_is_saved_as_it_is(tmp_path):
 
 def test_the_smallest_good_model_is_saved(result):
     info, _ = result
-    exact = info["rows"][0]["accuracy"]
-    good = [row for row in info["rows"][1:] if row["accuracy"] >= exact - 0.01]
+    exact = info["rows"][0]["validation"]
+    good = [row for row in info["rows"][1:] if row["validation"] >= exact - 0.01]
     assert info["saved"]["bits"] == min(row["bits"] for row in good)
     assert set(info["saved"]) == set(Row.__dataclass_fields__)
+
+
+def quick(out, **settings):
+    usual = {"model": "mlp", "qat_epochs": 0, "bench_seconds": 0}
+    return CompressConfig(out=out, **{**usual, **settings})
+
+
+def test_formats_are_chosen_without_a_look_at_the_test_rows(tmp_path, monkeypatch):
+    subject = load_subject(quick(tmp_path))
+    honest = compress(quick(tmp_path))
+    wrong = Rows(subject.test.columns, (subject.test.labels + 1) % 10)
+    other = dataclasses.replace(subject, test=wrong)
+    monkeypatch.setattr("chop.actions.compress.load_subject", lambda config: other)
+    blind = compress(quick(tmp_path))
+    assert blind["saved"]["format"] == honest["saved"]["format"]
+    assert blind["saved"]["validation"] == honest["saved"]["validation"]
+    assert blind["saved"]["accuracy"] < 0.1 < 0.9 < honest["saved"]["accuracy"]
+
+
+def test_validation_rows_are_in_no_other_split(tmp_path):
+    subject = load_subject(quick(tmp_path))
+    parts = (subject.train, subject.validation, subject.test)
+    pictures = [{x.numpy().tobytes() for x in rows.columns["pixel_values"]} for rows in parts]
+    assert [len(rows) for rows in parts] == [1150, 287, 360]
+    assert not pictures[1] & pictures[0] and not pictures[1] & pictures[2]
+    limited = load_subject(quick(tmp_path, limit=50))
+    assert [len(rows) for rows in (limited.train, limited.validation, limited.test)] == [50] * 3
+    assert torch.equal(limited.model.fc1.weight, subject.model.fc1.weight)
+
+
+def test_a_built_in_model_has_not_been_trained_on_its_validation_rows(tmp_path):
+    rows = read_rows(default_dataset("mlp")["train"])
+    subject = load_subject(quick(tmp_path))
+    assert torch.equal(subject.validation.labels, split_rows(rows)[1].labels)
+    seen = evaluate(load_trained("mlp"), subject.validation)
+    assert evaluate(subject.model, subject.validation) < seen == 1.0
+
+
+def test_a_split_of_validation_rows_is_taken_as_it_is(own_splits, tmp_path):
+    def loaded(data):
+        config = quick(tmp_path, model="own", dataset="own", limit=None)
+        return load_subject_of(config, data)
+
+    given = loaded(own_splits)
+    assert given.validation.labels.tolist() == own_splits["validation"]["labels"]
+    assert not given.has_seen_validation and len(given.train) == len(own_splits["train"])
+    del own_splits["validation"]
+    held = loaded(own_splits)
+    assert held.has_seen_validation
+    assert len(held.train) + len(held.validation) == len(own_splits["train"])
+
+
+def test_without_a_format_within_the_drop_no_model_is_saved(tmp_path, capsys):
+    found = compress(quick(tmp_path, formats=("4.2",)))
+    assert found["saved"] is None and "speed" not in found
+    assert {file.name for file in tmp_path.iterdir()} == {"accuracy.svg", "result.json", "table.md"}
+    told = " ".join(capsys.readouterr().out.split())
+    assert "No format keeps within 1.00% of float" in told and "No QAT: --qat-epochs is 0." in told
+    assert "the nearest, integer 4.2 (PTQ), loses" in told and "--keep-best" in told
+    with pytest.raises(CheckpointError, match="saved no model.*--keep-best"):
+        bench_model(BenchModelConfig(compressed=tmp_path))
+
+
+def test_the_best_is_kept_where_that_is_asked_for(tmp_path, capsys):
+    found = compress(quick(tmp_path, formats=("4.2", "5.2"), keep_best=True))
+    best = max(found["rows"][1:], key=lambda row: row["validation"])
+    assert found["saved"] == best and MaseGraph.from_checkpoint(tmp_path / "model").model
+    assert "because --keep-best asks for it" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_earlier_model_survives_a_run_that_saves_none(tmp_path, capsys):
+    compress(quick(tmp_path, formats=("8.auto",)))
+    before = (tmp_path / "model.pt").read_bytes()
+    compress(quick(tmp_path, formats=("4.2",)))
+    assert (tmp_path / "model.pt").read_bytes() == before
+    assert "the model in it is an earlier run's" in " ".join(capsys.readouterr().out.split())
+
+
+def test_that_nothing_needed_training_is_said(tmp_path, capsys):
+    compress(quick(tmp_path, formats=("8.auto", "16.8"), qat_epochs=1))
+    told = " ".join(capsys.readouterr().out.split())
+    assert "No QAT: all 2 formats are within --max-drop 0.01 of float" in told
+
+
+def test_formats_that_lose_most_weights_are_marked_in_the_table(tmp_path, capsys):
+    found = compress(quick(tmp_path, formats=("8.auto", "4.2"), keep_best=True))
+    assert found["rows"][1]["poor_fit"] is None
+    assert "lose most of their weights" in found["rows"][2]["poor_fit"]
+    told = " ".join(capsys.readouterr().out.split())
+    assert "4.2 *" in told and "* integer 4.2: 2 layers lose most of their weights" in told
+    written = (tmp_path / "table.md").read_text()
+    assert "| PTQ | integer 4.2 * |" in written and "\n* integer 4.2: 2 layers" in written
 
 
 def test_the_same_seed_gives_the_same_table(result, tmp_path):

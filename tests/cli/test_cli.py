@@ -32,12 +32,15 @@ def test_help_teaches():
 
 def test_compress_reads_toml_and_options_win(tmp_path):
     config = tmp_path / "run.toml"
-    config.write_text('model = "mlp"\nformats = ["4.2", "8.auto"]\nqat_epochs = 0\nseed = 3\n')
+    config.write_text(
+        'model = "mlp"\nformats = ["4.2", "8.auto"]\nqat_epochs = 0\nseed = 3\n'
+        "max_drop = 0.1\nbench_seconds = 0\n"
+    )
     out = tmp_path / "out"
-    text = chop("compress", "--config", config, "--out", out, "--formats", "8.5")
+    text = chop("compress", "--config", config, "--out", out, "--formats", "8.6")
     assert "saved" in text
     result = json.loads((out / "result.json").read_text())
-    assert [row["format"] for row in result["rows"]] == ["float", "integer 8.5"]
+    assert [row["format"] for row in result["rows"]] == ["float", "integer 8.6"]
     assert result["config"]["seed"] == 3
 
 
@@ -54,6 +57,16 @@ def test_mistakes_are_one_line(arguments, message, tmp_path):
     assert message in " ".join(error.split())
     assert "Traceback" not in error
     assert not (tmp_path / "out").exists()
+
+
+def test_a_drop_that_no_format_keeps_within_has_an_exit_code_of_its_own(tmp_path):
+    command = ["compress", "--model", "mlp", "--formats", "4.2", "--qat-epochs", 0]
+    command += ["--bench-seconds", 0, "--out", tmp_path]
+    chop(*command, code=3)
+    assert not (tmp_path / "model.pt").exists()
+    told = " ".join(chop(*command, "--keep-best").split())
+    assert "because --keep-best asks for it" in told
+    assert (tmp_path / "model.pt").exists()
 
 
 def test_unknown_keys_of_a_file_are_named(tmp_path):

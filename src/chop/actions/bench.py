@@ -8,7 +8,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from chop.actions.compress import CompressConfig, compress, exported_bytes
+from chop.actions.compress import CompressConfig, compress
+from chop.actions.compress_results import exported_bytes
 from chop.actions.speed import compare_with_float
 from chop.actions.subject import SubjectConfig, load_subject, raise_to_graph
 from chop.bench.model import BATCH_SIZES, ModelComparison
@@ -97,6 +98,7 @@ def _compressed(config: BenchModelConfig, folder: Path) -> Path:
         out=folder,
         formats=(config.format,),
         qat_epochs=0,
+        keep_best=True,
         bench_seconds=0.0,
         device=config.device,
     )
@@ -112,7 +114,13 @@ def _subject_config(config: BenchModelConfig, folder: Path) -> SubjectConfig:
             f"'{folder}' holds no result.json: expected the output folder of chop compress."
         )
     known = {field.name for field in dataclasses.fields(SubjectConfig)}
-    told = json.loads(path.read_text())["config"]
+    result = json.loads(path.read_text())
+    if result["saved"] is None:
+        raise CheckpointError(
+            f"the run in '{folder}' saved no model: no format kept within its max_drop; run chop "
+            "compress again with --keep-best."
+        )
+    told = result["config"]
     given = {"model": config.model, "dataset": config.dataset, "max_length": config.max_length}
     chosen = {name: value for name, value in told.items() if name in known}
     chosen |= {name: value for name, value in given.items() if value is not None}

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from rich.console import Console
 
 from chop import passes
+from chop.actions.compress_results import (
+    MODEL_FILES,
+    Candidate,
+    Row,
+    footnotes,
+    sizes_of,
+    table_of,
+    write_results,
+)
 from chop.actions.rounding import (
     QUANTIZE_RANGES,
     QUANTIZED_OPERATORS,
@@ -23,26 +27,18 @@ from chop.actions.rounding import (
     quantize_after_training,
     quantize_layers,
 )
-from chop.actions.speed import compare_with_float
 from chop.actions.subject import Subject, SubjectConfig, load_subject, raise_to_graph
-from chop.bench.model import BATCH_SIZES
 from chop.errors import ConfigError
-from chop.files import write_text
 from chop.formats import parse_spelling
 from chop.ir.graph import MaseGraph
-from chop.nn.packed import obstacle
 from chop.nn.quantized import QuantizedOperator
-from chop.passes.analysis.summarize_quantization import layer_rows, operator_rows
+from chop.passes.analysis.summarize_quantization import layer_rows, poor_fit
 from chop.passes.interface.export_onnx import check_onnx_is_installed
-from chop.report.plots import Curve, plot_accuracy
-from chop.tables import markdown_table, print_table
+from chop.tables import print_table
 from chop.train import evaluate, fit
 
 SAVED_SHARE = 0.5
 """Training has saved a format when it wins back more than this share of what rounding lost."""
-MODEL_FILES = ("model.pt", "model.mz")
-"""Tensors, and the graph with all that is known of it."""
-ONNX_FILE = "model.onnx"
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,10 @@ class CompressConfig(SubjectConfig):
             15 for built-in models, else 1.
         qat_lr: its largest learning rate; None takes what suits the model and the epochs.
         calibration_rows: training rows that derived fractions are taken from.
-        max_drop: accuracy, from 0 to 1, that the saved model may lose against float.
+        max_drop: accuracy on validation rows, from 0 to 1, that the saved model may lose against
+            float.
+        keep_best: saves the most accurate model where none keeps within `max_drop`; else none is
+            saved then.
         bench_seconds: of measuring the saved model's speed, per model and batch size; 0 leaves it
             out.
         onnx: also writes `model.onnx`, with the 8-bit integer formats as integers and others as
@@ -83,6 +82,7 @@ class CompressConfig(SubjectConfig):
     qat_lr: float | None = None
     calibration_rows: int = 256
     max_drop: float = 0.01
+    keep_best: bool = False
     bench_seconds: float = 0.25
     onnx: bool = False
 
@@ -99,49 +99,24 @@ class CompressConfig(SubjectConfig):
             check_onnx_is_installed()
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the table.
-
-    Attributes:
-        method: `float`, `PTQ` (rounded after training) or `QAT` (trained with rounding).
-        format: of data, weights and biases of the chosen operators.
-        accuracy: share of test rows answered right.
-        bits: average storage per parameter of the whole model.
-        quantized: how many operators are quantised.
-        size_kb: what the parameters take at those widths, in units of 1,000 bytes.
-    """
-
-    method: str
-    format: str
-    accuracy: float
-    bits: float
-    quantized: int
-    size_kb: float
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A measured graph."""
-
-    row: Row
-    graph: MaseGraph
-
-
 def compress(config: CompressConfig) -> dict[str, Any]:
     """Quantises a model in several formats, trains the hardest one back, and writes it all down.
 
+    Formats are chosen by their accuracy on validation rows; that on test rows is only reported.
+
     Writes into `config.out`: `model.pt` and `model.mz` (the smallest model within `max_drop` of
     float, its weights packed: `pack_transform_pass` unpacks them for training), `model.onnx` where
-    it is asked for, `graph.svg`, `accuracy.svg`, `table.md` and, last, `result.json`.
+    it is asked for, `graph.svg`, `accuracy.svg`, `table.md` and, last, `result.json`. Where no
+    format keeps within `max_drop`, and `keep_best` does not ask for one all the same, no model is
+    saved: files of an earlier run's model stay.
 
-    Returns: what is in `result.json`.
+    Returns: what is in `result.json`; its `saved` is None where no model was saved.
     Raises:
         ConfigError: settings that do not fit together.
         UnavailableError: the model, the data set or a library is not there.
     """
     console = Console()
-    subject = load_subject(config)
+    subject = load_subject(config).with_validation()
     console.print(f"[bold]{config.model}[/] on {subject.dataset}: raising the model to a graph")
     mg = raise_to_graph(subject)
     baseline = measure(mg, "float", "float", subject)
@@ -149,26 +124,81 @@ def compress(config: CompressConfig) -> dict[str, Any]:
     rounded += [_round_layers(mg, subject, config)] if config.layers else []
     trained = list(_train_back(baseline, rounded, subject, config))
     candidates = [baseline, *rounded, *trained]
-    chosen = _choose(baseline.row, [*rounded, *trained], config.max_drop)
-    print_table(f"{config.model} on {subject.dataset}", _table(candidates))
-    result = _write(candidates, chosen, subject, config)
-    console.print(
-        f"saved [bold]{chosen.row.format} ({chosen.row.method})[/]: "
-        f"{chosen.row.accuracy:.1%} against {baseline.row.accuracy:.1%} float, "
-        f"{baseline.row.bits / chosen.row.bits:.1f}x fewer bits per weight, in {config.out}/"
-    )
-    console.print(_sizes(result))
+    print_table(f"{config.model} on {subject.dataset}", table_of(candidates))
+    notes = [*footnotes(candidates), _about_training(rounded, trained, config), _about(subject)]
+    console.print("\n".join(filter(None, notes)), highlight=False)
+    chosen = _smallest([*rounded, *trained], baseline.row.validation - config.max_drop)
+    nearest = max([*rounded, *trained], key=lambda c: c.row.validation)
+    saved = chosen or (nearest if config.keep_best else None)
+    result = dict(write_results(candidates, saved, subject, config))
+    if chosen is None:
+        console.print(_nothing_within(nearest.row, baseline.row, config), highlight=False)
+    if saved is not None:
+        console.print(_saved(saved.row, baseline.row, config))
+        console.print(sizes_of(result))
     return result
 
 
+def _saved(row: Row, exact: Row, config: CompressConfig) -> str:
+    return (
+        f"saved [bold]{row.format} ({row.method})[/]: {row.accuracy:.1%} of the test rows against "
+        f"{exact.accuracy:.1%} float, {exact.bits / row.bits:.1f}x fewer bits per weight, in "
+        f"{config.out}/"
+    )
+
+
+def _nothing_within(nearest: Row, exact: Row, config: CompressConfig) -> str:
+    drop = exact.validation - nearest.validation
+    told = (
+        f"No format keeps within {config.max_drop:.2%} of float on the validation rows: the "
+        f"nearest, {nearest.format} ({nearest.method}), loses {drop:.2%}"
+    )
+    if config.keep_best:
+        return f"{told}; it is saved because --keep-best asks for it."
+    kept = "; the model in it is an earlier run's" if (config.out / MODEL_FILES[0]).exists() else ""
+    return (
+        f"{told}. No model was saved in {config.out}/{kept}. Give other --formats, more "
+        "--qat-epochs or a larger --max-drop, or save it all the same with --keep-best."
+    )
+
+
+def _about_training(
+    rounded: Sequence[Candidate], trained: Sequence[Candidate], config: CompressConfig
+) -> str | None:
+    """Why no format was trained back, where none was."""
+    if trained:
+        return None
+    if config.qat_epochs == 0:
+        return "No QAT: --qat-epochs is 0."
+    kept = "the format is" if len(rounded) == 1 else f"all {len(rounded)} formats are"
+    return f"No QAT: {kept} within --max-drop {config.max_drop:g} of float on the validation rows."
+
+
+def _about(subject: Subject) -> str | None:
+    """What there is to know of the validation rows of models that were trained elsewhere."""
+    if not subject.has_seen_validation:
+        return None
+    count = 0 if subject.validation is None else len(subject.validation)
+    return (
+        f"The {count} validation rows are held out of the training rows: a model that was trained "
+        "on them elsewhere loses less there. Rows of a split 'validation' are taken instead."
+    )
+
+
 def measure(mg: MaseGraph, method: str, label: str, subject: Subject) -> Candidate:
-    """A graph with its accuracy on the test rows, its bits and how many operators are quantised."""
-    accuracy = evaluate(mg.model, subject.test, device=subject.device, progress=f"{method} {label}")
+    """A graph with its accuracies, its bits and how many operators are quantised."""
+    subject = subject.with_validation()
+    splits = {"validation": subject.validation, "test": subject.test}
+    shares = (
+        evaluate(mg.model, rows, device=subject.device, progress=f"{method} {label}, {name}")
+        for name, rows in splits.items()
+    )
     _, bits = passes.calculate_avg_bits_mg_analysis_pass(mg)
     operators = map(mg.module_of, mg.nodes)
     count = sum(isinstance(op, QuantizedOperator) and not op.spec.is_float for op in operators)
     size_kb = bits["weight_bytes"] / 1000
-    return Candidate(Row(method, label, accuracy, bits["w_avg_bit"], count, size_kb), mg)
+    lost = poor_fit(layer_rows(mg))
+    return Candidate(Row(method, label, *shares, bits["w_avg_bit"], count, size_kb, lost), mg)
 
 
 def _round(mg: MaseGraph, text: str, subject: Subject, config: CompressConfig) -> Candidate:
@@ -188,9 +218,9 @@ def _train_back(
     baseline: Candidate, rounded: Sequence[Candidate], subject: Subject, config: CompressConfig
 ) -> Iterator[Candidate]:
     """Trains the hardest format that lost accuracy; if that is beyond saving, the next one."""
-    limit = baseline.row.accuracy - config.max_drop
-    lost = [candidate for candidate in rounded if candidate.row.accuracy < limit]
-    lost.sort(key=lambda candidate: (candidate.row.bits, candidate.row.accuracy))
+    exact = baseline.row.validation
+    lost = [c for c in rounded if c.row.validation < exact - config.max_drop]
+    lost.sort(key=lambda candidate: (candidate.row.bits, candidate.row.validation))
     training = subject.tuning(config.qat_epochs, config.qat_lr, config)
     for candidate in lost if training["epochs"] else ():
         graph = candidate.graph.copy()
@@ -199,144 +229,12 @@ def _train_back(
         fit(graph.model, subject.train, **training, device=subject.device, progress=progress)
         trained = measure(graph, "QAT", label, subject)
         yield trained
-        won = trained.row.accuracy - candidate.row.accuracy
-        if won > SAVED_SHARE * (baseline.row.accuracy - candidate.row.accuracy):
+        won = trained.row.validation - candidate.row.validation
+        if won > SAVED_SHARE * (exact - candidate.row.validation):
             return
 
 
-def _choose(baseline: Row, candidates: Sequence[Candidate], max_drop: float) -> Candidate:
-    """The smallest within `max_drop` of float; if there is none, the most accurate."""
-    good = [c for c in candidates if c.row.accuracy >= baseline.accuracy - max_drop]
-    if good:
-        return min(good, key=lambda c: (c.row.bits, -c.row.accuracy))
-    return max(candidates, key=lambda c: c.row.accuracy)
-
-
-def _table(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
-    return [
-        {
-            "method": row.method,
-            "format": row.format,
-            "accuracy": f"{row.accuracy:.2%}",
-            "bits": f"{row.bits:.2f}",
-            "quantised operators": row.quantized,
-            "weights (kB)": f"{row.size_kb:.1f}",
-        }
-        for row in (candidate.row for candidate in candidates)
-    ]
-
-
-def _curves(rows: Sequence[Row]) -> list[Curve]:
-    points: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for row in rows:
-        if row.method != "float":
-            points.setdefault((row.method, _kind(row.format)), []).append((row.bits, row.accuracy))
-    return [Curve(f"{method}, {kind}", found) for (method, kind), found in points.items()]
-
-
-def _kind(label: str) -> str:
-    name = re.split(r"\W", label)[0]
-    if name != "integer":
-        return name
-    return "derived fractions" if label.endswith("auto") else "fixed fractions"
-
-
-def _write(
-    candidates: Sequence[Candidate], chosen: Candidate, subject: Subject, config: CompressConfig
-) -> Mapping[str, Any]:
-    """Every file is written in one step; `result.json` comes last and vouches for the others."""
-    rows = [candidate.row for candidate in candidates]
-    for name in ("result.json", ONNX_FILE):  # of an earlier run
-        (config.out / name).unlink(missing_ok=True)
-    packed = _packed(chosen.graph)
-    packed.export(config.out / "model")
-    sizes = exported_bytes(candidates[0].graph), _file_bytes(config.out)
-    onnx = _write_onnx(chosen.graph, config.out / ONNX_FILE) if config.onnx else None
-    packed.draw(config.out / "graph.svg")
-    plot_accuracy(
-        config.out / "accuracy.svg",
-        _curves(rows),
-        {"float": rows[0].accuracy, "chance": subject.chance},
-        xlabel="average bits per parameter",
-        title=f"{config.model} on {subject.dataset}",
-    )
-    result = {
-        "config": {**dataclasses.asdict(config), "out": str(config.out)},
-        "dataset": subject.dataset,
-        "rows": [dataclasses.asdict(row) for row in rows],
-        "saved": dataclasses.asdict(chosen.row),
-        "operators": [dataclasses.asdict(row) for row in operator_rows(chosen.graph)],
-        "layers": [dataclasses.asdict(row) for row in layer_rows(chosen.graph)],
-        "float_bytes": sizes[0],
-        "saved_bytes": sizes[1],
-        "onnx": onnx,
-        "speed": _speed(candidates[0].graph, packed, sizes, subject, config),
-        "versions": {"torch": torch.__version__},
-    }
-    parts = [markdown_table(_table(candidates)), _sizes(result), markdown_table(result["speed"])]
-    write_text(config.out / "table.md", "\n\n".join(filter(None, parts)) + "\n")
-    write_text(config.out / "result.json", json.dumps(result, indent=2) + "\n")
-    return result
-
-
-def _write_onnx(mg: MaseGraph, path: Path) -> dict[str, Any]:
-    """Exports a graph, and says what ONNX has as integers and what became floats."""
-    settings = {"path": path, "float_fallback": True}
-    _, info = passes.export_onnx_interface_pass(mg, settings)
-    if info["fallback"]:
-        Console().print(
-            f"{path}: {len(info['fallback'])} operands are floats, ONNX lacks their formats"
-        )
-    return {name: info[name] for name in ("quantized", "fallback", "size_bytes")}
-
-
-def _speed(
-    exact: MaseGraph,
-    packed: MaseGraph,
-    sizes: tuple[Mapping[str, int], Mapping[str, int]],
-    subject: Subject,
-    config: CompressConfig,
-) -> list[dict[str, Any]]:
-    """The saved model beside float, as rows; none where it is not to be measured."""
-    batch_sizes = [batch for batch in BATCH_SIZES if batch <= len(subject.test)]
-    if not config.bench_seconds or not batch_sizes:
-        return []
-    found = compare_with_float(
-        subject,
-        exact,
-        packed,
-        file_bytes=(sizes[0]["model.pt"], sizes[1]["model.pt"]),
-        batch_sizes=batch_sizes,
-        seconds=config.bench_seconds,
-    )
-    found.table("The saved model beside float")
-    return found.spelt()
-
-
-def _packed(mg: MaseGraph) -> MaseGraph:
-    """The graph with weights as codes, where it has some in formats."""
-    if not any(obstacle(module) is None for module in mg.model.modules()):
-        return mg
-    return passes.pack_transform_pass(mg, {"silent": True})[0]
-
-
-def exported_bytes(mg: MaseGraph) -> dict[str, int]:
-    """Sizes of the files that a graph is exported to."""
-    with tempfile.TemporaryDirectory() as folder:
-        mg.export(Path(folder) / "model")
-        return _file_bytes(Path(folder))
-
-
-def _file_bytes(folder: Path) -> dict[str, int]:
-    return {name: (folder / name).stat().st_size for name in MODEL_FILES}
-
-
-def _sizes(result: Mapping[str, Any]) -> str:
-    """Both checkpoints' sizes, as one line."""
-    exact, saved = result["float_bytes"], result["saved_bytes"]
-    texts = [
-        f"{name} {saved[name] / 1000:.1f} kB (float {exact[name] / 1000:.1f} kB)"
-        for name in MODEL_FILES
-    ]
-    ratio = exact["model.pt"] / saved["model.pt"]
-    return f"Files: {', '.join(texts)}; the weights' file is {ratio:.1f}x smaller."
+def _smallest(candidates: Sequence[Candidate], least: float) -> Candidate | None:
+    """The smallest that answers so large a share of the validation rows; None if none does."""
+    good = [candidate for candidate in candidates if candidate.row.validation >= least]
+    return min(good, key=lambda c: (c.row.bits, -c.row.validation), default=None)

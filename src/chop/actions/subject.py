@@ -7,7 +7,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -20,7 +20,16 @@ from chop.errors import ConfigError, did_you_mean
 from chop.files import replacing
 from chop.ir.graph import MaseGraph
 from chop.models import BUILTIN_MODELS, load_model
-from chop.train import Rows, calibration_batches, default_dataset, fit, load_trained, read_rows
+from chop.train import (
+    VALIDATION_SHARE,
+    Rows,
+    calibration_batches,
+    default_dataset,
+    fit,
+    load_trained,
+    read_rows,
+    split_rows,
+)
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -85,10 +94,12 @@ class Subject:
         name: what it is called.
         dataset: name of the data set.
         train: rows to train and calibrate on.
-        test: rows to measure on.
+        test: rows to measure on; nothing is chosen by them.
         device: where everything runs.
         tuning_epochs: passes over the training rows that win back what rounding or pruning took.
         tuning_lr: the largest learning rate of so many epochs.
+        validation: rows to choose by, which are not among `train`; None where none were kept.
+        has_seen_validation: the model may have been trained on them, elsewhere.
     """
 
     model: nn.Module
@@ -99,6 +110,15 @@ class Subject:
     device: torch.device
     tuning_epochs: int
     tuning_lr: float
+    validation: Rows | None = None
+    has_seen_validation: bool = False
+
+    def with_validation(self) -> Subject:
+        """The same with rows to choose by: where there are none, a share of the training rows."""
+        if self.validation is not None:
+            return self
+        train, validation = split_rows(self.train)
+        return replace(self, train=train, validation=validation, has_seen_validation=True)
 
     @property
     def chance(self) -> float:
@@ -148,16 +168,40 @@ def load_subject(config: SubjectConfig) -> Subject:
                 f"built-in model '{config.model}' is trained on '{own}', not on "
                 f"'{config.dataset}'; give a model of your own by --model FOLDER."
             )
-        data = default_dataset(config.model, limit=config.limit)
-        trained = load_trained(config.model, seed=config.seed, progress=True).to(place)
-        rows = read_rows(data["train"]), read_rows(data["test"])
-        return Subject(trained, config.model, own, *rows, place, **BUILTIN_TUNING)
+        data = default_dataset(config.model)
+        held_out = {"held_out": VALIDATION_SHARE, "seed": config.seed}
+        trained = load_trained(config.model, progress=True, **held_out).to(place)
+        rows = _limited(_rows_of(data), config.limit)
+        return Subject(trained, config.model, own, device=place, **rows, **BUILTIN_TUNING)
     loaded, data = _checkpoint(config)
-    rows = read_rows(data["train"]), read_rows(data["test"])
+    rows = _rows_of(data)
     if config.train_epochs:
-        _fine_tune(loaded, rows[0], config, place)
-    loaded.to(place).eval()
-    return Subject(loaded, config.model, str(config.dataset), *rows, place, **CHECKPOINT_TUNING)
+        _fine_tune(loaded, rows["train"], config, place)
+    known = {"device": place, "has_seen_validation": "validation" not in data}
+    name = str(config.dataset)
+    return Subject(
+        loaded.to(place).eval(), config.model, name, **known, **rows, **CHECKPOINT_TUNING
+    )
+
+
+def _rows_of(data: DatasetDict) -> dict[str, Rows]:
+    """The splits by name; validation rows are a share of the training rows where there are none.
+
+    The same rows whatever the seed of the training, and the first of them are a random draw.
+    """
+    rows = {name: read_rows(split) for name, split in data.items()}
+    if "validation" not in rows:
+        rows["train"], rows["validation"] = split_rows(rows["train"], VALIDATION_SHARE)
+    return rows
+
+
+def _limited(rows: Mapping[str, Rows], limit: int | None) -> dict[str, Rows]:
+    """So many rows of each split, drawn by a fixed seed."""
+    drawn = {}
+    for name, split in rows.items():
+        order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))
+        drawn[name] = split if limit is None else split.take(order[:limit])
+    return drawn
 
 
 def fingerprint_of_weights(model: nn.Module) -> str:

@@ -9,6 +9,9 @@ import typer
 
 from chop.cli import options
 
+EXIT_NOTHING_SAVED = 3
+"""No format kept within --max-drop, and no model was saved."""
+
 EXAMPLES = """
 [bold]Examples[/]
 
@@ -46,7 +49,12 @@ def compress_command(
     qat_lr: Annotated[float | None, typer.Option(help="Its learning rate.")] = None,
     train_epochs: options.TrainEpochs = None,
     max_drop: Annotated[
-        float | None, typer.Option(help="Accuracy (0 to 1) the saved model may lose.")
+        float | None,
+        typer.Option(help="Accuracy (0 to 1) on validation rows the saved model may lose."),
+    ] = None,
+    keep_best: Annotated[
+        bool | None,
+        typer.Option("--keep-best", help="Save the best where none keeps within --max-drop."),
     ] = None,
     bench_seconds: Annotated[
         float | None, typer.Option(help="Measure the saved model's speed so long; 0: not at all.")
@@ -85,4 +93,6 @@ def _run(given: dict[str, Any], config: Path | None) -> None:
     from chop.config import parse
 
     settings = options.settings_from(given, config, lists=("formats", "operators"))
-    compress(parse(CompressConfig, settings, str(config or "chop compress")))
+    result = compress(parse(CompressConfig, settings, str(config or "chop compress")))
+    if result["saved"] is None:
+        raise typer.Exit(EXIT_NOTHING_SAVED)

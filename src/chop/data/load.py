@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
 HELD_OUT_SHARE = 0.2
+SPLITS = ("train", "validation", "test")
 
 BUILTIN_DATASETS: dict[str, Callable[[], DatasetDict]] = {
     "digits": digits,
@@ -29,7 +30,7 @@ TEXT_DATASETS = frozenset({"reviews"})
 def load_dataset(
     name_or_path: str | Path | DatasetDict, *, limit: int | None = None
 ) -> DatasetDict:
-    """A data set with the splits `train` and `test`, by built-in name, local path or hub name.
+    """A data set with the splits `train`, `test` and, where it has one, `validation`.
 
     Args:
         name_or_path: `digits`, `reviews`, `toy`; `jsc`, which is fetched from OpenML; a folder
@@ -38,8 +39,8 @@ def load_dataset(
         limit: keep that many rows of each split, drawn by a fixed seed (files are often sorted
             by label, so the first rows would be of one class).
     Returns: a `datasets.DatasetDict`; without a labelled `test` split `validation` takes
-        its place, and without either a fixed fifth of the rows is held out. Splits without
-        labels, such as IMDb's `unsupervised`, are dropped.
+        its place, and without either a fixed fifth of the rows is held out. Further splits, such
+        as IMDb's `unsupervised`, are dropped.
     Raises:
         ConfigError: a folder without data files, no `train` split, or a limit below one.
         UnavailableError: neither built in nor a local path, nor reachable on the hub.
@@ -134,9 +135,10 @@ def _train_and_test(splits: DatasetDict, name: str) -> DatasetDict:
             f"data set '{name}' has no labelled split 'train': found {sorted(splits)}, "
             "labels expected in a column 'labels' or 'label', from 0 upwards."
         )
-    for held_out in ("test", "validation"):
-        if held_out in labelled:
-            return DatasetDict(train=labelled["train"], test=labelled[held_out])
+    if "test" in labelled:
+        return DatasetDict({key: labelled[key] for key in SPLITS if key in labelled})
+    if "validation" in labelled:
+        return DatasetDict(train=labelled["train"], test=labelled["validation"])
     return labelled["train"].train_test_split(test_size=HELD_OUT_SHARE, seed=0)
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from chop.errors import ConfigError
 from chop.files import write_text
 from chop.search.compression import Compression, raise_graph, size_bytes
 from chop.search.measure import Report
 from chop.search.space import Config
 from chop.train import Rows, evaluate, fit
+from chop.train import split_rows as split_rows
 
 TRAINING = {"epochs": 5, "lr": 3e-3, "batch_size": 64, "seed": 0}
 """How architectures are trained where nothing else is said: arguments of `chop.train.fit`."""
@@ -81,18 +81,3 @@ class TrainedMeasure:
 
         fit(model, self.train, **training, on_step=after_each_epoch)
         return self.compression.apply(model, self.train, training)
-
-
-def split_rows(rows: Rows, share: float = 0.2, *, seed: int = 0) -> tuple[Rows, Rows]:
-    """Training and validation rows, drawn at random.
-
-    Args:
-        rows: at least two.
-        share: of the rows that are kept for validation, at least one row.
-        seed: of the draw.
-    """
-    if not 0 < share < 1:
-        raise ConfigError(f"share: got {share}, expected more than 0 and less than 1.")
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
-    kept = max(1, round(share * len(rows)))
-    return rows.take(order[kept:]), rows.take(order[:kept])

@@ -4,14 +4,14 @@
 `evaluate(model, dataset, *, batch_size=256, metric=None, task=None, ...)` -> float;
 `get_trainer(model, tokenized_dataset, tokenizer=None, ...)` -> a Hugging Face Trainer;
 `GradualPruning(mg, config)` -> prunes during `fit` or a Trainer's training;
-`load_trained(name, *, seed=0, progress=False)` -> a trained built-in model;
+`load_trained(name, *, seed=0, progress=False, held_out=0.0)` -> a trained built-in model;
 `default_dataset(name)` -> the data set that it was trained on.
 """
 
 from chop.train.calibration import calibration_batches
 from chop.train.metrics import METRICS, find_metric
 from chop.train.pruning import PRUNING_SCHEDULES, GradualPruning
-from chop.train.rows import Rows, read_rows
+from chop.train.rows import VALIDATION_SHARE, Rows, read_rows, split_rows
 from chop.train.seeds import seed_everything
 from chop.train.tasks import TASKS, Metric, Task, find_task
 from chop.train.train_loop import SCHEDULES, evaluate, fit

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from torch.utils.data import DataLoader, TensorDataset
 
+VALIDATION_SHARE = 0.2
+"""Of the training rows, where a data set has no validation rows of its own."""
 # Texts are grouped by length within so many batches, so that batches still differ by epoch.
 BATCHES_PER_POOL = 50
 
@@ -91,6 +93,23 @@ class Rows:
         ragged = (column for column in self.columns.values() if not isinstance(column, Tensor))
         column = next(ragged, None)
         return None if column is None else torch.tensor([len(row) for row in column])
+
+
+def split_rows(rows: Rows, share: float = VALIDATION_SHARE, *, seed: int = 0) -> tuple[Rows, Rows]:
+    """Training and validation rows, drawn at random.
+
+    Args:
+        rows: at least two.
+        share: of the rows that are kept for validation, at least one row.
+        seed: of the draw.
+    Raises:
+        ConfigError: the share is not between 0 and 1.
+    """
+    if not 0 < share < 1:
+        raise ConfigError(f"share: got {share}, expected more than 0 and less than 1.")
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+    kept = max(1, round(share * len(rows)))
+    return rows.take(order[kept:]), rows.take(order[:kept])
 
 
 def _take(column: Tensor | list[Tensor], index: Tensor) -> Tensor | list[Tensor]:

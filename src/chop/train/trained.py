@@ -13,6 +13,7 @@ from chop.errors import ConfigError, did_you_mean
 from chop.files import replacing
 from chop.hub import cache_folder
 from chop.models import BUILTIN_MODELS, load_model
+from chop.train.rows import read_rows, split_rows
 from chop.train.train_loop import fit
 
 if TYPE_CHECKING:
@@ -20,16 +21,20 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def load_trained(name: str, *, seed: int = 0, progress: bool = False) -> nn.Module:
+def load_trained(
+    name: str, *, seed: int = 0, progress: bool = False, held_out: float = 0.0
+) -> nn.Module:
     """A built-in model, trained by its recipe on its data set, in evaluation mode on the CPU.
 
     The weights are kept as safetensors in `chop.hub.cache_folder()`, keyed by model, data set,
-    recipe and seed. A file that cannot be read is replaced by training again.
+    recipe, seed and share held out. A file that cannot be read is replaced by training again.
 
     Args:
         name: `mlp`, `cnn`, `vit` or `bert-tiny`.
         seed: of the initial weights and of training.
         progress: show a bar while training.
+        held_out: share of the training rows that it is not trained on: the second part of
+            `split_rows(rows, held_out)`.
     Raises:
         ConfigError: there is no such built-in model.
     """
@@ -38,12 +43,18 @@ def load_trained(name: str, *, seed: int = 0, progress: bool = False) -> nn.Modu
             f"no built-in model '{name}' to train: {did_you_mean(name, BUILTIN_MODELS)}"
         )
     model = load_model(name, seed=seed)
-    path = _weights_path(name, model, seed)
+    path = _weights_path(name, model, seed, held_out)
     if not _read_into(model, path):
         model = load_model(name, seed=seed)
         builtin = BUILTIN_MODELS[name]
         label = f"training {name} on {builtin.dataset}" if progress else None
-        fit(model, default_dataset(name), seed=seed, progress=label, **asdict(builtin.recipe))
+        rows = read_rows(default_dataset(name)["train"])
+        recipe = asdict(builtin.recipe)
+        if held_out:
+            rows, _ = split_rows(rows, held_out)
+            # As many steps as on all rows: a model that has learnt less is no fair baseline.
+            recipe["epochs"] = round(recipe["epochs"] / (1 - held_out))
+        fit(model, rows, seed=seed, progress=label, **recipe)
         _write(model, path)
     return model.eval()
 
@@ -63,10 +74,11 @@ def default_dataset(name: str, *, limit: int | None = None) -> DatasetDict:
     return load_dataset(dataset, limit=limit)
 
 
-def _weights_path(name: str, model: nn.Module, seed: int) -> Path:
+def _weights_path(name: str, model: nn.Module, seed: int, held_out: float) -> Path:
     builtin = BUILTIN_MODELS[name]
     shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
-    key = json.dumps([name, builtin.dataset, asdict(builtin.recipe), seed, shapes])
+    known = [name, builtin.dataset, asdict(builtin.recipe), seed, shapes]
+    key = json.dumps([*known, held_out] if held_out else known)
     digest = hashlib.sha256(key.encode()).hexdigest()[:12]
     return cache_folder() / "trained" / f"{name}-{builtin.dataset}-seed{seed}-{digest}.safetensors"
 

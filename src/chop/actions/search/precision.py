@@ -259,6 +259,7 @@ def export(config: PrecisionConfig, chosen: Config) -> dict[str, Any]:
     return {
         **{name: getattr(config, name) for name in same},
         "formats": [],
+        "keep_best": True,
         "layers": {
             name: {n: spelling(fmt) for n, fmt in rule["config"].items() if not fmt.is_identity}
             for name, rule in rules.items()

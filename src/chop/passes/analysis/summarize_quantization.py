@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import io
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,9 @@ def summarize_quantization_analysis_pass(mg: MaseGraph, config: SummaryConfig) -
         parameter, "bits_after": the same after}`.
     """
     operators, layers = operator_rows(mg), layer_rows(mg)
-    _warn_of_poor_fit(layers)
+    lost = poor_fit(layers)
+    if lost:
+        warnings.warn(lost, PoorFitWarning, stacklevel=3)
     if not config.silent:
         _print(operators, layers)
     if config.save_dir is not None:
@@ -176,21 +178,20 @@ def _layer_row(parameter: StoredParameter, hidden: Tensor | None) -> LayerRow:
     return LayerRow(layer, number_format.label, weight.numel(), vanished, saturated)
 
 
-def _warn_of_poor_fit(layers: Iterable[LayerRow]) -> None:
+def poor_fit(layers: Sequence[LayerRow]) -> str | None:
+    """One sentence on the layers that lose most of their weights; None where there are none."""
     poor = [
         row
         for row in layers
         if row.share_rounded_to_zero > LARGE_SHARE or row.share_saturated > LARGE_SHARE / 10
     ]
     if not poor:
-        return
+        return None
     worst = max(poor, key=lambda row: max(row.share_rounded_to_zero, row.share_saturated))
-    warnings.warn(
+    return (
         f"{len(poor)} layers lose most of their weights to their format; the worst is "
         f"'{worst.layer}' in {worst.format}: {worst.share_rounded_to_zero:.0%} of its weights "
-        f"round to zero, {worst.share_saturated:.0%} saturate. Try frac_width 'auto'.",
-        PoorFitWarning,
-        stacklevel=4,
+        f"round to zero, {worst.share_saturated:.0%} saturate. Try frac_width 'auto'."
     )
 
 

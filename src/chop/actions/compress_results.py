@@ -1,0 +1,229 @@
+"""What the main job leaves behind: the table, the pictures, and the model in files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+
+from chop import passes
+from chop.actions.speed import compare_with_float
+from chop.actions.subject import Subject
+from chop.bench.model import BATCH_SIZES
+from chop.files import write_text
+from chop.ir.graph import MaseGraph
+from chop.nn.packed import obstacle
+from chop.passes.analysis.summarize_quantization import layer_rows, operator_rows
+from chop.report.plots import Curve, plot_accuracy
+from chop.tables import markdown_table
+
+if TYPE_CHECKING:
+    from chop.actions.compress import CompressConfig
+
+MODEL_FILES = ("model.pt", "model.mz")
+"""Tensors, and the graph with all that is known of it."""
+ONNX_FILE = "model.onnx"
+POOR_FIT = " *"
+"""Behind a format that takes most of the weights of some layers."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        method: `float`, `PTQ` (rounded after training) or `QAT` (trained with rounding).
+        format: of data, weights and biases of the chosen operators.
+        validation: share of validation rows answered right; formats are chosen by it.
+        accuracy: share of test rows answered right; nothing is chosen by it.
+        bits: average storage per parameter of the whole model.
+        quantized: how many operators are quantised.
+        size_kb: what the parameters take at those widths, in units of 1,000 bytes.
+        poor_fit: says which layers lose most of their weights to their format; None if none do.
+    """
+
+    method: str
+    format: str
+    validation: float
+    accuracy: float
+    bits: float
+    quantized: int
+    size_kb: float
+    poor_fit: str | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A measured graph."""
+
+    row: Row
+    graph: MaseGraph
+
+
+def table_of(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
+    """The candidates as people read them; see `footnotes` for the marks."""
+    return [
+        {
+            "method": row.method,
+            "format": row.format + POOR_FIT * bool(row.poor_fit),
+            "validation": f"{row.validation:.2%}",
+            "test": f"{row.accuracy:.2%}",
+            "bits": f"{row.bits:.2f}",
+            "quantised operators": row.quantized,
+            "weights (kB)": f"{row.size_kb:.1f}",
+        }
+        for row in (candidate.row for candidate in candidates)
+    ]
+
+
+def footnotes(candidates: Sequence[Candidate]) -> list[str]:
+    """A sentence for each marked format of the table."""
+    told = {c.row.format: c.row.poor_fit for c in candidates if c.row.method == "PTQ"}
+    return [f"* {name}: {text}" for name, text in told.items() if text]
+
+
+def write_results(
+    candidates: Sequence[Candidate],
+    chosen: Candidate | None,
+    subject: Subject,
+    config: CompressConfig,
+) -> Mapping[str, Any]:
+    """Writes every file in one step each; `result.json` comes last and vouches for the others.
+
+    Args:
+        candidates: what was measured, float first.
+        chosen: is saved; None saves no model.
+        subject: the model and its rows.
+        config: the settings, whose `out` is written to.
+    Returns: what is in `result.json`.
+    """
+    rows = [candidate.row for candidate in candidates]
+    (config.out / "result.json").unlink(missing_ok=True)
+    plot_accuracy(
+        config.out / "accuracy.svg",
+        _curves(rows),
+        {"float": rows[0].accuracy, "chance": subject.chance},
+        xlabel="average bits per parameter",
+        title=f"{config.model} on {subject.dataset}",
+    )
+    result = {
+        "config": {**dataclasses.asdict(config), "out": str(config.out)},
+        "dataset": subject.dataset,
+        "rows": [dataclasses.asdict(row) for row in rows],
+        "saved": None,
+        **(_save(candidates[0], chosen, subject, config) if chosen else {}),
+        "versions": {"torch": torch.__version__},
+    }
+    parts = [markdown_table(table_of(candidates)), *footnotes(candidates)]
+    if chosen:
+        parts += [sizes_of(result), markdown_table(result["speed"])]
+    write_text(config.out / "table.md", "\n\n".join(filter(None, parts)) + "\n")
+    write_text(config.out / "result.json", json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def _save(
+    exact: Candidate, chosen: Candidate, subject: Subject, config: CompressConfig
+) -> dict[str, Any]:
+    """Writes the model and its picture; returns what `result.json` says of them."""
+    (config.out / ONNX_FILE).unlink(missing_ok=True)
+    packed = _packed(chosen.graph)
+    packed.export(config.out / "model")
+    sizes = exported_bytes(exact.graph), _file_bytes(config.out)
+    onnx = _write_onnx(chosen.graph, config.out / ONNX_FILE) if config.onnx else None
+    packed.draw(config.out / "graph.svg")
+    return {
+        "saved": dataclasses.asdict(chosen.row),
+        "operators": [dataclasses.asdict(row) for row in operator_rows(chosen.graph)],
+        "layers": [dataclasses.asdict(row) for row in layer_rows(chosen.graph)],
+        "float_bytes": sizes[0],
+        "saved_bytes": sizes[1],
+        "onnx": onnx,
+        "speed": _speed(exact.graph, packed, sizes, subject, config),
+    }
+
+
+def _write_onnx(mg: MaseGraph, path: Path) -> dict[str, Any]:
+    """Exports a graph, and says what ONNX has as integers and what became floats."""
+    settings = {"path": path, "float_fallback": True}
+    _, info = passes.export_onnx_interface_pass(mg, settings)
+    if info["fallback"]:
+        Console().print(
+            f"{path}: {len(info['fallback'])} operands are floats, ONNX lacks their formats"
+        )
+    return {name: info[name] for name in ("quantized", "fallback", "size_bytes")}
+
+
+def _speed(
+    exact: MaseGraph,
+    packed: MaseGraph,
+    sizes: tuple[Mapping[str, int], Mapping[str, int]],
+    subject: Subject,
+    config: CompressConfig,
+) -> list[dict[str, Any]]:
+    """The saved model beside float, as rows; none where it is not to be measured."""
+    batch_sizes = [batch for batch in BATCH_SIZES if batch <= len(subject.test)]
+    if not config.bench_seconds or not batch_sizes:
+        return []
+    found = compare_with_float(
+        subject,
+        exact,
+        packed,
+        file_bytes=(sizes[0]["model.pt"], sizes[1]["model.pt"]),
+        batch_sizes=batch_sizes,
+        seconds=config.bench_seconds,
+    )
+    found.table("The saved model beside float")
+    return found.spelt()
+
+
+def _packed(mg: MaseGraph) -> MaseGraph:
+    """The graph with weights as codes, where it has some in formats."""
+    if not any(obstacle(module) is None for module in mg.model.modules()):
+        return mg
+    return passes.pack_transform_pass(mg, {"silent": True})[0]
+
+
+def exported_bytes(mg: MaseGraph) -> dict[str, int]:
+    """Sizes of the files that a graph is exported to."""
+    with tempfile.TemporaryDirectory() as folder:
+        mg.export(Path(folder) / "model")
+        return _file_bytes(Path(folder))
+
+
+def _file_bytes(folder: Path) -> dict[str, int]:
+    return {name: (folder / name).stat().st_size for name in MODEL_FILES}
+
+
+def sizes_of(result: Mapping[str, Any]) -> str:
+    """Both checkpoints' sizes, as one line."""
+    exact, saved = result["float_bytes"], result["saved_bytes"]
+    texts = [
+        f"{name} {saved[name] / 1000:.1f} kB (float {exact[name] / 1000:.1f} kB)"
+        for name in MODEL_FILES
+    ]
+    ratio = exact["model.pt"] / saved["model.pt"]
+    return f"Files: {', '.join(texts)}; the weights' file is {ratio:.1f}x smaller."
+
+
+def _curves(rows: Sequence[Row]) -> list[Curve]:
+    points: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for row in rows:
+        if row.method != "float":
+            points.setdefault((row.method, _kind(row.format)), []).append((row.bits, row.accuracy))
+    return [Curve(f"{method}, {kind}", found) for (method, kind), found in points.items()]
+
+
+def _kind(label: str) -> str:
+    name = re.split(r"\W", label)[0]
+    if name != "integer":
+        return name
+    return "derived fractions" if label.endswith("auto") else "fixed fractions"
