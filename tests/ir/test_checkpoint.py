@@ -236,7 +236,7 @@ def test_a_hugging_face_model_keeps_its_outputs_loss_and_configuration(tmp_path:
         torch.manual_seed(0)
         ours = mg.model.train(train)(**inputs)
         torch.manual_seed(0)
-        theirs = again.model.train(train)(**inputs, token_type_ids=inputs["input_ids"])
+        theirs = again.model.train(train)(**inputs, token_type_ids=0 * inputs["input_ids"])
         assert torch.equal(ours.logits, theirs.logits) and torch.equal(ours.loss, theirs.loss)
     assert type(theirs).__name__ == "SequenceClassifierOutput"
     assert again.model.config.to_dict() == config.to_dict()

@@ -10,8 +10,10 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from chop.errors import GraphError, did_you_mean
-from chop.ir.capture.captured import CapturedModule, TensorSpec
+from chop.ir.capture.captured import CapturedModule
 from chop.ir.capture.isolation import untouched
+from chop.ir.capture.module_tree import member_at
+from chop.ir.capture.specs import TensorSpec
 
 
 def propagate(
@@ -49,7 +51,7 @@ def bind_inputs(model: CapturedModule, inputs: Mapping[str, Any]) -> list[Any]:
     """
     names = [str(node.target) for node in model.graph.nodes if node.op == "placeholder"]
     for name in inputs:
-        if name not in names and name not in model.ignored_inputs:
+        if name not in names and name not in model.record.ignored_inputs:
             raise GraphError(f"the graph has no input '{name}': {did_you_mean(name, names)}")
     values = []
     for node in model.graph.nodes:
@@ -75,11 +77,20 @@ def example_inputs(model: CapturedModule) -> dict[str, Any]:
             return type(spec)(draw(item) for item in spec)
         return spec
 
-    return {name: draw(spec) for name, spec in model.example_inputs.items()}
+    return {name: draw(spec) for name, spec in model.record.example_inputs.items()}
 
 
-class _Visitor(fx.Interpreter):
-    """Runs a graph node by node and shows each result."""
+class GraphRunner(fx.Interpreter):
+    """Runs a graph node by node."""
+
+    def fetch_attr(self, target: str) -> Any:
+        """The module, parameter or buffer at a path, also where it is called `graph` or `code`."""
+        found = member_at(self.module, target)
+        return super().fetch_attr(target) if found is None else found
+
+
+class _Visitor(GraphRunner):
+    """Shows each result."""
 
     def __init__(self, model: CapturedModule, visit: Callable[[fx.Node, Any], None]) -> None:
         super().__init__(model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from chop.errors import GraphError
+from chop.ir.capture.module_tree import member_at
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata, TensorInfo, operand_of
 from chop.nn.quantized import QuantizedOperator
@@ -21,7 +22,7 @@ def verify(mg: MaseGraph) -> None:
         GraphError: it names the node and what is wrong with it.
     """
     try:
-        mg.fx_graph.lint()
+        _lint(mg)
     except (RuntimeError, ValueError, AttributeError) as error:
         raise GraphError(f"the graph is not well formed: {error}") from error
     outputs = [node for node in mg.nodes if node.op == "output"]
@@ -30,6 +31,23 @@ def verify(mg: MaseGraph) -> None:
     for node in mg.nodes:
         if "mase" in node.meta:
             _verify_metadata(mg, node)
+
+
+def _lint(mg: MaseGraph) -> None:
+    """FX's own checks."""
+    graph, model = mg.fx_graph, mg.model
+    if not any(model.shadowed_members()):
+        graph.lint()
+        return
+    # FX looks paths up as attributes, and would find its own `graph` for a submodule's.
+    graph.owning_module = None
+    try:
+        graph.lint()
+    finally:
+        graph.owning_module = model
+    for node in graph.nodes:
+        if node.op in ("call_module", "get_attr") and member_at(model, str(node.target)) is None:
+            raise GraphError(f"node '{node.name}' names '{node.target}', which does not exist.")
 
 
 def _verify_metadata(mg: MaseGraph, node: fx.Node) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from chop.errors import ConfigError
 from chop.ir.capture.isolation import untouched
 from chop.ir.graph import MaseGraph
-from chop.ir.propagate import bind_inputs
+from chop.ir.propagate import GraphRunner, bind_inputs
 
 Batches = Iterable[Mapping[str, Any]]
 """One mapping of inputs by name per batch."""
@@ -69,7 +69,7 @@ def watch(mg: MaseGraph, batches: Iterable[Mapping[str, Any]], visit: Visit) -> 
             _Watcher(model, visit).run(*bind_inputs(model, batch))
 
 
-class _Watcher(fx.Interpreter):
+class _Watcher(GraphRunner):
     def __init__(self, model: torch.nn.Module, visit: Visit) -> None:
         super().__init__(model)
         self.visit = visit
@@ -106,7 +106,7 @@ def in_step(
                     del run.env[done]
 
 
-def _started(model: Any, batch: Mapping[str, Any]) -> fx.Interpreter:
-    run = fx.Interpreter(model)
+def _started(model: Any, batch: Mapping[str, Any]) -> GraphRunner:
+    run = GraphRunner(model)
     run.args_iter = iter(bind_inputs(model, batch))
     return run

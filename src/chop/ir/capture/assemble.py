@@ -8,12 +8,14 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from chop.ir.capture.captured import CapturedModule, LeafReport, TensorSpec
+from chop.ir.capture.captured import CapturedModule, CaptureRecord
 from chop.ir.capture.cleanup import drop_dead_code, drop_idle_autocast, drop_idle_grad_switches
+from chop.ir.capture.dropped import plain_defaults
 from chop.ir.capture.isolation import untouched
 from chop.ir.capture.ladder import Ladder, Recording, hides_nothing
 from chop.ir.capture.module_tree import add_extras, mirror, qualified_class
 from chop.ir.capture.recorder import Recorder
+from chop.ir.capture.specs import LeafReport, TensorSpec
 
 
 def assemble(ladder: Ladder, recording: Recording) -> CapturedModule:
@@ -27,21 +29,28 @@ def assemble(ladder: Ladder, recording: Recording) -> CapturedModule:
     called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
     mirror(ladder.model, captured, ladder.leaves, called)
     add_extras(captured, recording.extras, recorder.constants)
-    if hasattr(ladder.model, "config"):
-        captured.config = ladder.model.config
-    captured.example_inputs = {name: _specs(value) for name, value in ladder.example.items()}
-    captured.fixed_inputs = {
+    _note(captured.record, ladder, recording)
+    captured.graph = graph
+    return captured
+
+
+def _note(record: CaptureRecord, ladder: Ladder, recording: Recording) -> None:
+    """What a captured module has to know besides graph and tree."""
+    config = getattr(ladder.model, "config", None)
+    # A layer may be called `config` too.
+    record.config = None if isinstance(config, nn.Module | Tensor) else config
+    record.example_inputs = {name: _specs(value) for name, value in ladder.example.items()}
+    record.fixed_inputs = {
         name: value for name, value in ladder.fixed.items() if not isinstance(value, Tensor)
     }
     parameters = inspect.signature(ladder.model.forward).parameters
-    captured.ignored_inputs = tuple(name for name in parameters if name not in ladder.example)
-    captured.guards = recorder.sizes.guards()
-    captured.auto_leaves = tuple(_reports(ladder, recorder))
-    captured.always_eval = _always_eval(ladder.model)
+    record.ignored_inputs = tuple(name for name in parameters if name not in ladder.example)
+    record.ignored_defaults = plain_defaults(ladder.model, record.ignored_inputs)
+    record.guards = recording.recorder.sizes.guards()
+    record.auto_leaves = tuple(_reports(ladder, recording.recorder))
+    record.always_eval = _always_eval(ladder.model)
     if recording.eval_only is not None:
-        captured.eval_only = str(recording.eval_only)
-    captured.graph = graph
-    return captured
+        record.eval_only = str(recording.eval_only)
 
 
 def _always_eval(model: nn.Module) -> tuple[str, ...]:
@@ -99,16 +108,16 @@ def announced(ladder: Ladder, captured: CapturedModule, notes: Sequence[str]) ->
     lines = [
         f"{report.path} ({report.class_name}) is one node that hides {report.operators} "
         f"operators: {report.reason}"
-        for report in captured.auto_leaves
+        for report in captured.record.auto_leaves
         if not hides_nothing(ladder.model, ladder.given_up[report.path])
     ]
     if "" in ladder.given_up:
         blocked = ladder.given_up[""]
         kept = "decisions on data are" if ladder.symbolic else "decisions on data and sizes are"
         lines.append(f"{kept} those of the example, and checked at run time: {blocked}")
-    if captured.eval_only is not None:
-        lines.append(f"the graph holds eval() only: {captured.eval_only}")
+    if captured.record.eval_only is not None:
+        lines.append(f"the graph holds eval() only: {captured.record.eval_only}")
     lines += notes
     if not lines:
         return None
-    return f"capture of {captured.class_name}: " + "\n  ".join(lines)
+    return f"capture of {captured.record.class_name}: " + "\n  ".join(lines)

@@ -3,193 +3,71 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from chop.errors import CaptureError, GuardError
+from chop.errors import GuardError
+from chop.ir.capture.dropped import refusal_to_drop
 from chop.ir.capture.guards import ShapeGuard, compile_guard, holds, refusal
+from chop.ir.capture.module_tree import member, member_at
+from chop.ir.capture.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
 from chop.ir.capture.runtime import regions_left
-from chop.ir.capture.targets import function_reference, resolve_reference
+from chop.ir.capture.specs import LeafReport, check_form
 
 
-@dataclass(frozen=True)
-class TensorSpec:
-    """What a tensor looks like, without its data.
+@dataclass
+class CaptureRecord:
+    """What a captured module knows besides its graph and its module tree.
 
-    Args:
-        shape: per dimension a size, or an expression of input sizes such as `"x.shape[0]"`.
-        dtype: its element type.
-        low: the smallest element of an example, where it tells which integers are valid.
-        high: the largest.
+    Attributes:
+        class_name: the model's class.
+        config: the model's configuration, if it has one.
+        example_inputs: a `TensorSpec` per captured input (nested like the input).
+        ignored_inputs: the model's other parameters.
+        ignored_defaults: the defaults of those, where they are plain values.
+        fixed_inputs: arguments that were fixed at capture, by name.
+        guards: the conditions on input sizes.
+        auto_leaves: reports on submodules that could not be written down.
+        always_eval: submodules that the model's own `train()` leaves in `eval()`.
+        eval_only: why `train()` is not in the graph; None where it is.
     """
 
-    shape: tuple[int | str, ...]
-    dtype: torch.dtype
-    low: int = 0
-    high: int = 1
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> TensorSpec:
-        """Describes an example."""
-        shape = tuple(tensor.shape)
-        if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() == 0:
-            return cls(shape, tensor.dtype)
-        return cls(shape, tensor.dtype, int(tensor.min()), int(tensor.max()))
-
-    def dummy(self, generator: torch.Generator | None = None) -> Tensor:
-        """A random tensor like the example: normal floats, integers from `low` to `high`.
-
-        Raises:
-            CaptureError: a size is an expression.
-        """
-        sizes = [size for size in self.shape if isinstance(size, int)]
-        if len(sizes) != len(self.shape):
-            raise CaptureError(f"expected sizes that are numbers, got {self.shape}")
-        if self.dtype.is_floating_point or self.dtype.is_complex:
-            return torch.randn(sizes, dtype=self.dtype, generator=generator)
-        values = torch.randint(self.low, self.high + 1, sizes, generator=generator)
-        return values.to(self.dtype)
-
-
-@dataclass(frozen=True)
-class LeafReport:
-    """Why a submodule was made a leaf by the capture itself.
-
-    Args:
-        path: its dotted path.
-        class_name: its class.
-        where: `file:line` of what could not be written down.
-        reason: what that was.
-        operators: how many torch calls the leaf hides.
-    """
-
-    path: str
     class_name: str
-    where: str
-    reason: str
-    operators: int
+    config: Any = None
+    example_inputs: dict[str, Any] = field(default_factory=dict)
+    ignored_inputs: tuple[str, ...] = ()
+    ignored_defaults: dict[str, Any] = field(default_factory=dict)
+    fixed_inputs: dict[str, Any] = field(default_factory=dict)
+    guards: list[ShapeGuard] = field(default_factory=list)
+    auto_leaves: tuple[LeafReport, ...] = ()
+    always_eval: tuple[str, ...] = ()
+    eval_only: str | None = None
 
 
-# --- the node list ------------------------------------------------------------------------------
+class _Recorded:
+    """An entry of a module's record as an attribute; a member of the model by that name wins."""
 
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
 
-@dataclass(frozen=True)
-class NodeRef:
-    """Stands for a node inside the arguments of a `NodeRecord`."""
+    def __get__(self, module: Any, owner: type | None = None) -> Any:
+        if module is None:
+            return self
+        found = member(module, self._name)
+        if found is None:
+            found = getattr(module.record, self._name)
+        if found is None and self._name == "config":
+            raise AttributeError("the model has no configuration")
+        return found
 
-    name: str
+    def __set__(self, module: Any, value: Any) -> None:
+        setattr(module.record, self._name, value)
 
-
-@dataclass(frozen=True)
-class NodeRecord:
-    """One node as plain data.
-
-    Args:
-        op: `placeholder`, `get_attr`, `call_function`, `call_method`, `call_module` or `output`.
-        name: its unique name.
-        target: a dotted path, a method name, or a function as `"module:qualname"`.
-        args: plain values and `NodeRef`s in tuples, lists, dicts and slices.
-        kwargs: the same by keyword.
-    """
-
-    op: str
-    name: str
-    target: str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-
-def graph_to_nodes(graph: fx.Graph) -> list[NodeRecord]:
-    """The nodes of a graph as plain data, in order.
-
-    Raises:
-        ValueError: a function target cannot be imported by name.
-    """
-    return [
-        NodeRecord(
-            node.op,
-            node.name,
-            node.target if isinstance(node.target, str) else function_reference(node.target),
-            _map_arguments(node.args, fx.Node, lambda value: NodeRef(value.name)),
-            _map_arguments(dict(node.kwargs), fx.Node, lambda value: NodeRef(value.name)),
-        )
-        for node in graph.nodes
-    ]
-
-
-def nodes_to_graph(
-    records: Iterable[NodeRecord], resolve: Callable[[str], Any] = resolve_reference
-) -> fx.Graph:
-    """The graph described by a node list.
-
-    Args:
-        records: in an order in which every node comes after those that it reads.
-        resolve: finds a function by `"module:qualname"`; pass an own one to restrict what a file
-            may name.
-    """
-    graph = fx.Graph()
-    nodes: dict[str, fx.Node] = {}
-
-    def node_of(reference: NodeRef) -> fx.Node:
-        return nodes[reference.name]
-
-    for record in records:
-        target = resolve(record.target) if record.op == "call_function" else record.target
-        nodes[record.name] = graph.create_node(
-            record.op,
-            target,
-            _map_arguments(record.args, NodeRef, node_of),
-            _map_arguments(dict(record.kwargs), NodeRef, node_of),
-            name=record.name,
-        )
-    return graph
-
-
-def _map_arguments(value: Any, kind: type, replace: Callable[[Any], Any]) -> Any:
-    """Replaces every value of one kind in nested tuples, lists, dicts and slices."""
-    if isinstance(value, kind):
-        return replace(value)
-    if isinstance(value, slice):
-        parts = (value.start, value.stop, value.step)
-        return slice(*(_map_arguments(part, kind, replace) for part in parts))
-    if isinstance(value, Mapping):
-        return {key: _map_arguments(item, kind, replace) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        items = (_map_arguments(item, kind, replace) for item in value)
-        return tuple(items) if isinstance(value, tuple) else list(items)
-    return value
-
-
-def _check_form(name: str, spec: Any, value: Any) -> None:
-    """Raises GuardError where a value has another form than the example: only sizes are free."""
-    if isinstance(spec, TensorSpec):
-        rank = len(spec.shape)
-        same = isinstance(value, Tensor) and value.dim() == rank
-        expected = f"a tensor with {rank} dimensions"
-    elif isinstance(spec, Mapping):
-        same = isinstance(value, Mapping) and value.keys() == spec.keys()
-        expected = f"the keys {', '.join(map(str, spec))}"
-    elif isinstance(spec, tuple | list):
-        same = isinstance(value, tuple | list) and len(value) == len(spec)
-        expected = f"{len(spec)} values"
-    else:
-        same, expected = spec == value, repr(spec)
-    if not same:
-        came = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-        raise GuardError(
-            f"captured for {name} as {expected}, got {came}; capture the model again with such "
-            "an example"
-        )
-    if isinstance(spec, Mapping | tuple | list):
-        for key in spec if isinstance(spec, Mapping) else range(len(spec)):
-            _check_form(f"{name}[{key!r}]", spec[key], value[key])
-
-
-# --- the module ---------------------------------------------------------------------------------
 
 _NOT_STATE = ("_graph", "_code", "_lineno_map", "_prologue_start", "_compiled_guards")
 _KEPT_META = ("spec", "nn_module_stack", "source")
@@ -198,52 +76,48 @@ _KEPT_META = ("spec", "nn_module_stack", "source")
 class CapturedModule(fx.GraphModule):
     """The graph of a model together with the model's module tree.
 
-    Call it like the model. Inputs of the model that were not captured are accepted by keyword and
-    dropped; inputs of a shape that the graph was not captured for are refused. After a change of
+    Call it like the model. Arguments of the model that were not captured are dropped where they
+    carry nothing (None, the default of the signature, `token_type_ids` of zeros) and refused
+    otherwise; so are inputs of a shape that the graph was not captured for. After a change of
     `graph` call `recompile()`.
 
+    Parameters, buffers and children of the model may have any names. Where one is called like an
+    attribute of `torch.fx.GraphModule` (`graph`, `code`, `meta`), the attribute is that of
+    `torch.fx`, and `get_submodule`, `get_parameter`, `get_buffer` and `state_dict` have the
+    model's.
+
     Attributes:
-        example_inputs: a `TensorSpec` per captured input (nested like the input).
-        ignored_inputs: the model's other parameters.
-        fixed_inputs: arguments that were fixed at capture, by name.
-        guards: the conditions on input sizes.
-        auto_leaves: reports on submodules that could not be written down.
-        always_eval: submodules that the model's own `train()` leaves in `eval()`.
-        eval_only: why `train()` is not in the graph; None where it is.
-        config: the model's configuration, if it has one.
-        class_name: the model's class.
+        record: what was noted at capture. Its entries are attributes of the module too, where no
+            member of the model has their name.
 
     Raises:
         GuardError: from a call, see above.
     """
 
-    example_inputs: dict[str, Any]
-    ignored_inputs: tuple[str, ...]
-    fixed_inputs: dict[str, Any]
-    guards: list[ShapeGuard]
-    auto_leaves: tuple[LeafReport, ...]
-    always_eval: tuple[str, ...]
-    eval_only: str | None
-    class_name: str
+    class_name: Any = _Recorded()
+    config: Any = _Recorded()
+    example_inputs: Any = _Recorded()
+    ignored_inputs: Any = _Recorded()
+    ignored_defaults: Any = _Recorded()
+    fixed_inputs: Any = _Recorded()
+    guards: Any = _Recorded()
+    auto_leaves: Any = _Recorded()
+    always_eval: Any = _Recorded()
+    eval_only: Any = _Recorded()
 
     def __init__(self, class_name: str) -> None:
         super().__init__(nn.Module(), fx.Graph(), class_name)
-        self.class_name = class_name
-        self.example_inputs = {}
-        self.ignored_inputs = ()
-        self.fixed_inputs = {}
-        self.guards = []
-        self.auto_leaves = ()
-        self.always_eval = ()
-        self.eval_only = None
+        self._record = CaptureRecord(class_name)
+
+    @property
+    def record(self) -> CaptureRecord:
+        """What was noted at capture."""
+        record: CaptureRecord = self.__dict__["_record"]
+        return record
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the graph; see the class for what is dropped and what is refused."""
-        accepted = {
-            name: value
-            for name, value in kwargs.items()
-            if name in self.example_inputs or not self._drops(name, value)
-        }
+        accepted = {name: value for name, value in kwargs.items() if not self._drops(name, value)}
         if torch.compiler.is_compiling():
             return super().__call__(*args, **accepted)
         self._check_inputs(args, accepted)
@@ -255,23 +129,32 @@ class CapturedModule(fx.GraphModule):
     def train(self, mode: bool = True) -> CapturedModule:
         """Switches the mode; modules that the model itself keeps in `eval()` stay there."""
         super().train(mode)
-        for path in self.always_eval:
+        for path in self.record.always_eval:
             self.get_submodule(path).eval()
         return self
 
     def _drops(self, name: str, value: Any) -> bool:
-        if name not in self.fixed_inputs:
-            return name in self.ignored_inputs
-        fixed = self.fixed_inputs[name]
-        if not isinstance(value, Tensor) and value != fixed:
-            raise GuardError(
-                f"captured with {name}={fixed!r}, got {name}={value!r}; capture the model again "
-                "with the other value"
-            )
+        record = self.record
+        if name in record.example_inputs:
+            return False
+        if name in record.fixed_inputs:
+            fixed = record.fixed_inputs[name]
+            if not isinstance(value, Tensor) and value != fixed:
+                raise GuardError(
+                    f"captured with {name}={fixed!r}, got {name}={value!r}; capture the model "
+                    "again with the other value"
+                )
+            return True
+        if name not in record.ignored_inputs:
+            return False
+        reason = refusal_to_drop(name, value, record.ignored_defaults, [*record.example_inputs])
+        if reason:
+            raise GuardError(reason)
         return True
 
     def _check_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        names = list(self.example_inputs)
+        record = self.record
+        names = list(record.example_inputs)
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         missing = [name for name in names if name not in given]
         if missing:
@@ -279,19 +162,82 @@ class CapturedModule(fx.GraphModule):
                 f"captured with the inputs {', '.join(names)}; {', '.join(missing)} did not come. "
                 "Pass them, or capture the model without them"
             )
-        for name, spec in self.example_inputs.items():
-            _check_form(name, spec, given[name])
-        if self.training and self.eval_only is not None:
-            raise GuardError(f"captured for eval() only: {self.eval_only}")
-        for guard, code in zip(self.guards, self._guard_codes(), strict=True):
+        for name, spec in record.example_inputs.items():
+            check_form(name, spec, given[name])
+        if self.training and record.eval_only is not None:
+            raise GuardError(f"captured for eval() only: {record.eval_only}")
+        for guard, code in zip(record.guards, self._guard_codes(), strict=True):
             if not holds(code, given):
                 raise GuardError(refusal(guard, given))
 
     def _guard_codes(self) -> list[Any]:
+        guards = self.record.guards
         cached = self.__dict__.get("_compiled_guards")
-        if cached is None or len(cached) != len(self.guards):
-            cached = self.__dict__["_compiled_guards"] = list(map(compile_guard, self.guards))
+        if cached is None or len(cached) != len(guards):
+            cached = self.__dict__["_compiled_guards"] = list(map(compile_guard, guards))
         return cached
+
+    # --- members of any name
+
+    def shadowed_members(self) -> Iterator[str]:
+        """Names of the model's parameters, buffers and children that torch.fx uses for itself."""
+        for members in (self._parameters, self._buffers, self._modules):
+            for name, value in members.items():
+                if value is not None and getattr(self, name) is not value:
+                    yield name
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = name in _NOT_STATE or name in self.__dict__ or hasattr(type(self), name)
+        if own and not isinstance(value, Tensor | nn.Module):
+            # torch would take `self.graph = graph` for an assignment to a child of that name.
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def get_submodule(self, target: str) -> nn.Module:
+        """The module at a dotted path.
+
+        Raises:
+            AttributeError: there is none.
+        """
+        found = member_at(self, target) if target else self
+        if not isinstance(found, nn.Module):
+            raise AttributeError(f"{self.class_name} has no module '{target}'")
+        return found
+
+    def get_parameter(self, target: str) -> nn.Parameter:
+        """The parameter at a dotted path.
+
+        Raises:
+            AttributeError: there is none.
+        """
+        found = member_at(self, target)
+        return found if isinstance(found, nn.Parameter) else super().get_parameter(target)
+
+    def get_buffer(self, target: str) -> Tensor:
+        """The buffer at a dotted path.
+
+        Raises:
+            AttributeError: there is none.
+        """
+        path, _, name = target.rpartition(".")
+        found = self.get_submodule(path)._buffers.get(name)
+        return super().get_buffer(target) if found is None else found
+
+    def recompile(self) -> Any:
+        """Generates the code of `forward` from the graph."""
+        code = super().recompile()
+        if any(self.shadowed_members()):
+            # The generated code reads `self.graph`, which has to be the model's and not torch.fx's.
+            cls: Any = type(self)
+            generated = cls.forward
+
+            @functools.wraps(generated)
+            def forward(self: CapturedModule, *args: Any, **kwargs: Any) -> Any:
+                return generated(_Members(self), *args, **kwargs)
+
+            cls.forward = forward
+        return code
 
     # torch.fx copies and unpickles a graph module by tracing its code again, which renames nodes,
     # loses metadata and fails on sizes; the node list is the graph.
@@ -316,6 +262,16 @@ class CapturedModule(fx.GraphModule):
         twin.__dict__.update(copy.deepcopy(self._plain_state(), memo))
         twin.graph = copy.deepcopy(self.graph)
         return twin
+
+
+class _Members:
+    """The parameters, buffers and children of a module as attributes, and nothing else."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return member(self._module, name)
 
 
 def _plain_class(module: CapturedModule) -> type[CapturedModule]:

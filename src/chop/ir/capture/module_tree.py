@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
-from chop.errors import GraphError
+from chop.errors import CaptureError, GraphError
 from chop.ir.capture.leaves import LeafRule
 
 
@@ -19,7 +20,7 @@ class Scope(nn.Module):
 
     def __init__(self, class_name: str) -> None:
         super().__init__()
-        self.class_name = class_name
+        self._scoped_class = class_name
 
     def forward(self, *args: object, **kwargs: object) -> None:
         """Always an error: the nodes of this module belong to the graph.
@@ -28,12 +29,15 @@ class Scope(nn.Module):
             GraphError: always.
         """
         raise GraphError(
-            f"expected a call of the whole captured model, got one of its {self.class_name}, whose "
-            "nodes are part of the graph; capture it with this class in `leaves` to call it alone"
+            f"expected a call of the whole captured model, got one of its {self._get_name()}, "
+            "whose nodes are part of the graph; capture it with this class in `leaves` to call it "
+            "alone"
         )
 
     def _get_name(self) -> str:
-        return self.class_name
+        # Checkpoints of earlier versions say `class_name`, which a submodule may be called too.
+        own = vars(self)
+        return str(own["_scoped_class"] if "_scoped_class" in own else own["class_name"])
 
 
 def _empty_twin(module: nn.Module) -> nn.Module:
@@ -65,16 +69,52 @@ def mirror(model: nn.Module, root: nn.Module, leaves: LeafRule, called: Collecti
 
     def fill(source: nn.Module, twin: nn.Module, path: str) -> None:
         twin.training = source.training
-        for name, parameter in source._parameters.items():
-            twin.register_parameter(name, parameter)
-        for name, buffer in source._buffers.items():
-            persistent = name not in source._non_persistent_buffers_set
-            twin.register_buffer(name, buffer, persistent=persistent)
+        # A member may be called as an attribute that the twin has and its source has not, `graph`
+        # for example, so members are put where torch looks for them, past the checks of names.
+        twin._parameters.update(source._parameters)
+        twin._buffers.update(source._buffers)
+        twin._non_persistent_buffers_set.update(source._non_persistent_buffers_set)
         for name, child in source._modules.items():
             child_path = f"{path}.{name}" if path else name
-            twin.add_module(name, None if child is None else twin_of(child, child_path))
+            twin._modules[name] = None if child is None else twin_of(child, child_path)
 
     fill(model, root, "")
+
+
+def check_names(model: nn.Module) -> None:
+    """Refuses members that attribute look-up does not find: a graph could not reach them either.
+
+    Raises:
+        CaptureError: a parameter, buffer or child is called as an attribute of its own class.
+    """
+    for path, module in model.named_modules():
+        for members in (module._parameters, module._buffers, module._modules):
+            for name, value in members.items():
+                found = getattr(module, name, None)
+                if value is not None and not isinstance(found, nn.Module | Tensor):
+                    full = f"{path}.{name}" if path else name
+                    raise CaptureError(
+                        f"{full} has the name of an attribute of its class "
+                        f"{type(module).__name__}, which hides it; rename it"
+                    )
+
+
+def member(module: nn.Module, name: str) -> Tensor | nn.Module | None:
+    """The parameter, buffer or child of that name, whatever attributes the module has."""
+    for members in (module._parameters, module._buffers, module._modules):
+        if name in members:
+            return members[name]
+    return None
+
+
+def member_at(module: nn.Module, path: str) -> Tensor | nn.Module | None:
+    """The parameter, buffer or module at a dotted path; None if there is none."""
+    found: Any = module
+    for step in path.split("."):
+        if not isinstance(found, nn.Module):
+            return None
+        found = member(found, step)
+    return found
 
 
 def add_extras(

@@ -91,6 +91,7 @@ class Recorder(TorchFunctionMode):
         self._state_names: dict[int, str] = {}
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             self._state_names.setdefault(id(tensor), name)
+        self._taken_names = {*model._parameters, *model._buffers, *model._modules}
 
     # --- inputs and the run
 
@@ -182,7 +183,10 @@ class Recorder(TorchFunctionMode):
                 f"a tensor of shape {tuple(tensor.shape)} was computed from parameters in an "
                 "earlier call; as a constant it would not follow them"
             )
-        name = f"_tensor_constant{len(self.constants)}"
+        number = len(self.constants)
+        while (name := f"_tensor_constant{number}") in self._taken_names:
+            number += 1
+        self._taken_names.add(name)
         self.constants[name] = constant
         self._state_names[id(tensor)] = name
         self._alive.append(tensor)

@@ -18,6 +18,7 @@ from chop.errors import CaptureError, ConfigError, did_you_mean
 from chop.ir.capture.captured import CapturedModule
 from chop.ir.capture.inputs import dummy_inputs
 from chop.ir.capture.leaves import LeafRule
+from chop.ir.capture.module_tree import check_names
 from chop.ir.capture.prepare import settled
 
 
@@ -57,6 +58,7 @@ def capture(
         >>> [node.target for node in graph.graph.nodes]
         ['input', '0', '1', 'output']
     """
+    check_names(model)
     example = _own(_choose_inputs(model, inputs, input_names))
     # torch's symbolic shapes cost half a second to import; `import chop` does not need them.
     from chop.ir.capture.assemble import announced, assemble
@@ -68,7 +70,7 @@ def capture(
         captured = assemble(ladder, ladder.record())
         wrong = difference(model, captured, example, ladder.fixed)
     if wrong is not None and strict:
-        raise CaptureError(f"the capture of {captured.class_name} is not the model: {wrong}")
+        raise CaptureError(f"the capture of {captured.record.class_name} is not the model: {wrong}")
     news = announced(ladder, captured, [*notes, wrong] if wrong else notes)
     if news:
         warnings.warn(news, CaptureWarning, stacklevel=2)

@@ -78,7 +78,7 @@ def to_svg(mg: MaseGraph, depth: int | None = None) -> str:
     plan = sketch(mg, depth)
     inputs = [n for n, node in enumerate(plan.nodes) if node.op == "placeholder"]
     block = lay_out(plan.root, plan.uses, inputs)
-    title = f"{mg.model.class_name}: {len(mg.nodes)} nodes"
+    title = f"{mg.model.record.class_name}: {len(mg.nodes)} nodes"
     legend = list(_legend(plan))
     width = max(block.width, 640.0)
     rows = _legend_rows(legend, width)

@@ -11,8 +11,8 @@ from typing import Any
 from torch import fx, nn
 
 from chop.errors import ConfigError
-from chop.ir.capture.captured import TensorSpec
 from chop.ir.capture.runtime import ByMode
+from chop.ir.capture.specs import TensorSpec
 from chop.ir.drawing.nesting import Item
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata

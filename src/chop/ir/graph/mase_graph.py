@@ -279,7 +279,7 @@ class MaseGraph:
         return from_checkpoint(checkpoint, propagate_missing_metadata, allow)
 
     def __repr__(self) -> str:
-        return f"MaseGraph({self._model.class_name}, {len(self.nodes)} nodes)"
+        return f"MaseGraph({self._model.record.class_name}, {len(self.nodes)} nodes)"
 
     def _describe(self, node: fx.Node) -> str:
         module = self.module_of(node)

@@ -16,6 +16,7 @@ leaves out (not persistent buffers, constants, statistics) are in the `.mz`. Bot
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -29,7 +30,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.errors import CheckpointError, ChopError, did_you_mean
-from chop.ir.capture.captured import CapturedModule
+from chop.ir.capture.captured import CapturedModule, CaptureRecord
 from chop.ir.capture.guards import compile_guard
 from chop.ir.graph import MaseGraph, Provenance, metadata_of
 from chop.ir.metadata import MaseMetadata, TensorInfo
@@ -151,12 +152,11 @@ def _describe(mg: MaseGraph, store: TensorStore) -> dict[str, Json]:
     model = mg.model
     modules = encode_tree(model, store, encode)
     return {
-        "model": model.class_name,
+        "model": model.record.class_name,
         "torch": torch.__version__,
         "attributes": {
-            name: _encode_attribute(name, getattr(model, name), encode)
+            name: _encode_attribute(name, getattr(model.record, name), encode)
             for name in _root_attributes()
-            if name in vars(model)
         },
         "provenance": [[step.name, step.config] for step in mg.provenance],
         **encode_graph(model.graph, encode, Encoder({Tensor: _where_plain(add)}, functions=False)),
@@ -183,7 +183,7 @@ def _where_plain(add: Callable[[Tensor], Json]) -> Callable[[Tensor], Json]:
 
 
 def _root_attributes() -> list[str]:
-    return [*CapturedModule.__annotations__, "config"]
+    return [field.name for field in dataclasses.fields(CaptureRecord)]
 
 
 def _encode_attribute(name: str, value: Any, encode: Encoder) -> Json:
@@ -209,8 +209,8 @@ def _rebuild(document: Json, stored: Mapping[str, Tensor], allowed: AllowList) -
     decode_tree(model, document["modules"], tensors, allowed, decode)
     for name in _root_attributes():
         if name in document["attributes"]:
-            setattr(model, name, decode(document["attributes"][name]))
-    for guard in model.guards:
+            setattr(model.record, name, decode(document["attributes"][name]))
+    for guard in model.record.guards:
         compile_guard(guard)
     paths = {record["path"]: _tensor_names(model, record["path"]) for record in document["modules"]}
     model.graph = decode_graph(document, paths, allowed, decode)

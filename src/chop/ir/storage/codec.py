@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from chop.errors import CheckpointError
 from chop.formats import OPERANDS, NumberFormat, QuantSpec, from_key, parse_format
-from chop.ir.capture.captured import LeafReport, NodeRef, TensorSpec
 from chop.ir.capture.guards import ShapeGuard
+from chop.ir.capture.node_list import NodeRef
+from chop.ir.capture.specs import LeafReport, TensorSpec
 from chop.ir.capture.targets import function_reference
 from chop.ir.metadata import CommonMetadata, MaseMetadata, OpenRecord, Record, TensorInfo
 from chop.ir.storage.allowed import AllowList

@@ -36,7 +36,7 @@ def report_graph_analysis_pass(mg: MaseGraph, config: ReportGraphConfig) -> dict
         [
             str(mg.fx_graph).strip(),
             "",
-            f"{mg.model.class_name}: {len(mg.nodes)} nodes",
+            f"{mg.model.record.class_name}: {len(mg.nodes)} nodes",
             *(f"  {op}: {count}" for op, count in ops.most_common()),
             "operators:",
             *(f"  {name}: {count}" for name, count in operators.most_common()),

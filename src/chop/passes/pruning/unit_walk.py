@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from chop.ir.capture.captured import TensorSpec
+from chop.ir.capture.specs import TensorSpec
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized.masks import FULL, MASK
 from chop.passes.pruning.layers import user_besides

@@ -92,7 +92,9 @@ def _fuse(mg: MaseGraph, node: fx.Node, config: FusionConfig) -> None:
     _fold(convolution, norm)
     mg.erase(node)
     mg.model.delete_submodule(str(node.target))
-    mg.model.always_eval = tuple(path for path in mg.model.always_eval if path != node.target)
+    mg.model.record.always_eval = tuple(
+        path for path in mg.model.record.always_eval if path != node.target
+    )
     if isinstance(convolution, QuantizedOperator):
         mg.replace(before, convolution.with_spec(_merged(convolution.spec, norm, config)))
     _update_metadata(mg, before)

@@ -1,0 +1,95 @@
+"""What a captured graph remembers of its inputs and of what it could not look into."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chop.errors import CaptureError, GuardError
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a tensor looks like, without its data.
+
+    Args:
+        shape: per dimension a size, or an expression of input sizes such as `"x.shape[0]"`.
+        dtype: its element type.
+        low: the smallest element of an example, where it tells which integers are valid.
+        high: the largest.
+    """
+
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype
+    low: int = 0
+    high: int = 1
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorSpec:
+        """Describes an example."""
+        shape = tuple(tensor.shape)
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() == 0:
+            return cls(shape, tensor.dtype)
+        return cls(shape, tensor.dtype, int(tensor.min()), int(tensor.max()))
+
+    def dummy(self, generator: torch.Generator | None = None) -> Tensor:
+        """A random tensor like the example: normal floats, integers from `low` to `high`.
+
+        Raises:
+            CaptureError: a size is an expression.
+        """
+        sizes = [size for size in self.shape if isinstance(size, int)]
+        if len(sizes) != len(self.shape):
+            raise CaptureError(f"expected sizes that are numbers, got {self.shape}")
+        if self.dtype.is_floating_point or self.dtype.is_complex:
+            return torch.randn(sizes, dtype=self.dtype, generator=generator)
+        values = torch.randint(self.low, self.high + 1, sizes, generator=generator)
+        return values.to(self.dtype)
+
+
+@dataclass(frozen=True)
+class LeafReport:
+    """Why a submodule was made a leaf by the capture itself.
+
+    Args:
+        path: its dotted path.
+        class_name: its class.
+        where: `file:line` of what could not be written down.
+        reason: what that was.
+        operators: how many torch calls the leaf hides.
+    """
+
+    path: str
+    class_name: str
+    where: str
+    reason: str
+    operators: int
+
+
+def check_form(name: str, spec: Any, value: Any) -> None:
+    """Raises GuardError where a value has another form than the example: only sizes are free."""
+    if isinstance(spec, TensorSpec):
+        rank = len(spec.shape)
+        same = isinstance(value, Tensor) and value.dim() == rank
+        expected = f"a tensor with {rank} dimensions"
+    elif isinstance(spec, Mapping):
+        same = isinstance(value, Mapping) and value.keys() == spec.keys()
+        expected = f"the keys {', '.join(map(str, spec))}"
+    elif isinstance(spec, tuple | list):
+        same = isinstance(value, tuple | list) and len(value) == len(spec)
+        expected = f"{len(spec)} values"
+    else:
+        same, expected = spec == value, repr(spec)
+    if not same:
+        came = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise GuardError(
+            f"captured for {name} as {expected}, got {came}; capture the model again with such "
+            "an example"
+        )
+    if isinstance(spec, Mapping | tuple | list):
+        for key in spec if isinstance(spec, Mapping) else range(len(spec)):
+            check_form(f"{name}[{key!r}]", spec[key], value[key])
