@@ -3,6 +3,7 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from chop import MaseGraph
 from chop.errors import ConfigError
 from chop.models import load_model
 from chop.train.calling import input_columns, loss_and_logits
@@ -36,6 +37,19 @@ def test_a_model_that_cannot_be_fed_is_refused():
         input_columns(load_model("mlp"), ["input_ids", "labels"])
     with pytest.raises(ConfigError, match="at least one input in common"):
         input_columns(OfOneInput(), ["a", "b", "labels"])
+
+
+@pytest.mark.parametrize(
+    ("names", "lost"),
+    [(["input_ids"], ["attention_mask"]), (["input_ids", "attention_mask"], [])],
+)
+def test_a_graph_that_leaves_out_what_its_model_reads_says_so(names, lost, recwarn):
+    graph = MaseGraph(load_model("bert-tiny"), hf_input_names=names).model
+    columns = ["input_ids", "attention_mask", "token_type_ids", "labels"]
+    assert list(input_columns(graph, columns)) == names
+    said = [str(warning.message) for warning in recwarn]
+    assert len(said) == len(lost)
+    assert all(f"without {name}, which the data set has" in said[0] for name in lost)
 
 
 LOGITS, LABELS = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0])

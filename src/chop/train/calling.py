@@ -6,12 +6,14 @@ Shapes: B rows, C classes.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from chop.errors import ConfigError
+from chop.ir.capture.captured import CapturedModule
 from chop.train.tasks import CLASSIFICATION, Task
 
 LABELS = "labels"
@@ -26,6 +28,9 @@ def input_columns(model: nn.Module, columns: Iterable[str]) -> dict[str, str]:
     column that it does not take must not reach it. Columns are matched by name; where none
     matches, a single input column feeds the first parameter, so that `forward(x)` works. Columns
     without names (`POSITION`) feed the parameters in their order.
+
+    Warns: a captured graph leaves out a column that its model would read, `attention_mask` for
+        example; labels may be left out, the loss is then computed from the logits.
 
     Raises:
         ConfigError: no input of the model can be fed.
@@ -45,6 +50,8 @@ def input_columns(model: nn.Module, columns: Iterable[str]) -> dict[str, str]:
             f"{type(model).__name__}.forward takes {list(parameters)}, "
             f"but the data set has {columns}: expected at least one input in common."
         )
+    if isinstance(model, CapturedModule):
+        _warn_of_lost_columns(model, [name for name in columns if name not in taken])
     return taken
 
 
@@ -74,6 +81,18 @@ def _by_position(
         )
     fed = dict(zip(names, inputs, strict=False))
     return fed if LABELS in fed or LABELS not in parameters else {**fed, LABELS: LABELS}
+
+
+def _warn_of_lost_columns(model: CapturedModule, left_out: Iterable[str]) -> None:
+    ignored = set(model.record.ignored_inputs) - {LABELS, "token_type_ids"}
+    lost = [name for name in left_out if name in ignored]
+    if lost:
+        names = [*model.record.example_inputs, *lost]
+        warnings.warn(
+            f"the graph was captured without {', '.join(lost)}, which the data set has and its "
+            f"model reads; capture it with MaseGraph(model, hf_input_names={names})",
+            stacklevel=3,
+        )
 
 
 def loss_and_logits(
