@@ -35,6 +35,7 @@ class CaptureRecord:
         auto_leaves: reports on submodules that could not be written down.
         always_eval: submodules that the model's own `train()` leaves in `eval()`.
         eval_only: why `train()` is not in the graph; None where it is.
+        guessed: whether the example inputs were guessed from the first layer.
     """
 
     class_name: str
@@ -47,6 +48,7 @@ class CaptureRecord:
     auto_leaves: tuple[LeafReport, ...] = ()
     always_eval: tuple[str, ...] = ()
     eval_only: str | None = None
+    guessed: bool = False
 
 
 class _Recorded:
@@ -104,6 +106,7 @@ class CapturedModule(fx.GraphModule):
     auto_leaves: Any = _Recorded()
     always_eval: Any = _Recorded()
     eval_only: Any = _Recorded()
+    guessed: Any = _Recorded()
 
     def __init__(self, class_name: str) -> None:
         super().__init__(nn.Module(), fx.Graph(), class_name)
@@ -162,13 +165,24 @@ class CapturedModule(fx.GraphModule):
                 f"captured with the inputs {', '.join(names)}; {', '.join(missing)} did not come. "
                 "Pass them, or capture the model without them"
             )
-        for name, spec in record.example_inputs.items():
-            check_form(name, spec, given[name])
         if self.training and record.eval_only is not None:
             raise GuardError(f"captured for eval() only: {record.eval_only}")
-        for guard, code in zip(record.guards, self._guard_codes(), strict=True):
-            if not holds(code, given):
-                raise GuardError(refusal(guard, given))
+        self.check_inputs(given)
+
+    def check_inputs(self, given: Mapping[str, Any]) -> None:
+        """Raises GuardError where inputs, by name, have a form that the graph does not hold for."""
+        record = self.record
+        try:
+            for name in given:
+                if name in record.example_inputs:
+                    check_form(name, record.example_inputs[name], given[name])
+            for guard, code in zip(record.guards, self._guard_codes(), strict=True):
+                if not holds(code, given):
+                    raise GuardError(refusal(guard, given))
+        except GuardError as error:
+            if not record.guessed:
+                raise
+            raise GuardError(f"the inputs of this graph were guessed: {error}") from None
 
     def _guard_codes(self) -> list[Any]:
         guards = self.record.guards

@@ -22,6 +22,8 @@ def dummy_inputs(
 ) -> dict[str, Any]:
     """Random inputs that a model accepts, by parameter name of its `forward`.
 
+    They are on the device of the model's parameters, and floats have their dtype.
+
     Args:
         model: a Hugging Face model (made from its configuration, without the hub), a module
             with a mapping `dummy_inputs`, or one with one input whose first layer tells its shape.
@@ -40,14 +42,34 @@ def dummy_inputs(
                 f"expected a parameter of {type(model).__name__}.forward, got {name!r}; "
                 f"{did_you_mean(name, parameters)}"
             )
-    config = getattr(model, "config", None)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        if config is None or not hasattr(config, "to_dict"):
-            return _plain_inputs(model, names, batch, length)
-        sizes = InputSizes(model, config, batch, length)
-        chosen = default_names(model) if names is None else names
-        return {name: _make(model, name, sizes) for name in chosen}
+        if not _has_config(model):
+            made = _plain_inputs(model, names, batch, length)
+        else:
+            sizes = InputSizes(model, model.config, batch, length)
+            chosen = default_names(model) if names is None else names
+            made = {name: _make(model, name, sizes) for name in chosen}
+    return {name: _like_parameters(model, value) for name, value in made.items()}
+
+
+def is_guessed(model: nn.Module) -> bool:
+    """Whether `dummy_inputs` goes by the first layer: the model itself does not tell its inputs."""
+    return not _has_config(model) and not isinstance(getattr(model, "dummy_inputs", None), Mapping)
+
+
+def _has_config(model: nn.Module) -> bool:
+    return hasattr(getattr(model, "config", None), "to_dict")
+
+
+def _like_parameters(model: nn.Module, value: Any) -> Any:
+    """A tensor on the device of the parameters, and in their dtype where both are floats."""
+    if not isinstance(value, Tensor):
+        return value
+    parameters = [*model.parameters(), *model.buffers()]
+    floats = (p.dtype for p in parameters if p.is_floating_point() and p.dtype.itemsize > 1)
+    dtype = next(floats, value.dtype) if value.is_floating_point() else value.dtype
+    return value.to(parameters[0].device if parameters else value.device, dtype)
 
 
 def _make(model: nn.Module, name: str, sizes: InputSizes) -> Tensor:

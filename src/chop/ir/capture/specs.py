@@ -32,7 +32,8 @@ class TensorSpec:
     def of(cls, tensor: Tensor) -> TensorSpec:
         """Describes an example."""
         shape = tuple(tensor.shape)
-        if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() == 0:
+        plain = tensor.numel() > 0 and not tensor.is_meta
+        if not plain or tensor.is_floating_point() or tensor.is_complex():
             return cls(shape, tensor.dtype)
         return cls(shape, tensor.dtype, int(tensor.min()), int(tensor.max()))
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from chop.errors import CaptureError, ConfigError, did_you_mean
 from chop.ir.capture.captured import CapturedModule
-from chop.ir.capture.inputs import dummy_inputs
+from chop.ir.capture.inputs import dummy_inputs, is_guessed
 from chop.ir.capture.leaves import LeafRule
 from chop.ir.capture.module_tree import check_names
 from chop.ir.capture.prepare import settled
@@ -68,6 +68,7 @@ def capture(
     ladder = Ladder(model, example, dict(concrete_args or {}), LeafRule(model, leaves), strict)
     with settled(model) as notes:
         captured = assemble(ladder, ladder.record())
+        captured.record.guessed = inputs is None and is_guessed(model)
         wrong = difference(model, captured, example, ladder.fixed)
     if wrong is not None and strict:
         raise CaptureError(f"the capture of {captured.record.class_name} is not the model: {wrong}")

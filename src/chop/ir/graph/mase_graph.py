@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from chop.errors import ConfigError, GraphError, did_you_mean
 from chop.ir.capture.captured import CapturedModule
-from chop.ir.capture.tracer import capture
+from chop.ir.graph.guess import Guess, graph_state, misfit
 from chop.ir.metadata import MaseMetadata
 from chop.ir.ops import Operator, of_node
 
@@ -41,7 +41,10 @@ class MaseGraph:
             `{"modules": {class: ...}}`.
         hf_input_names: which arguments of `forward` become inputs of the graph; by default those
             that the model's main task needs. With `labels` the loss is part of the graph.
-        dummy_in: example inputs by argument name; made up from the model where it says enough.
+        dummy_in: example inputs by argument name. None: a Hugging Face model's are made from its
+            configuration, others are guessed from the first layer, and the graph is captured again
+            from the `dummy_in` of `add_common_metadata_analysis_pass` where it does not hold for
+            that. Where the guess fails, what needs the graph before asks for `dummy_in`.
         strict: raise for what cannot be written down, instead of keeping its module whole.
 
     Raises:
@@ -71,18 +74,60 @@ class MaseGraph:
                 f"MaseGraph: expected an nn.Module, got {type(model).__name__}; to read a "
                 "checkpoint, use MaseGraph.from_checkpoint(path)."
             )
-        if not isinstance(model, CapturedModule):
-            model = capture(
-                model,
-                dummy_in,
-                input_names=hf_input_names,
-                leaves=_leaves(custom_ops),
-                concrete_args=cf_args,
-                strict=strict,
-            )
-        self._model = model
-        self._written = _fingerprint(model.graph)
+        self._guess: Guess | None = None
+        self._held: CapturedModule | None = None
+        self._written: tuple[Any, ...] = ()
         self.provenance: list[Provenance] = []
+        if isinstance(model, CapturedModule):
+            self._hold(model)
+            return
+        fixed = dict(cf_args or {})
+        guess = Guess(model, hf_input_names, _leaves(custom_ops), fixed, strict)
+        if dummy_in is not None:
+            self._hold(guess.again(dummy_in, None))
+            return
+        self._guess = guess
+        self._hold(guess.first())
+
+    def _hold(self, model: CapturedModule | None) -> None:
+        self._held = model
+        self._written = () if model is None else graph_state(model.graph)
+
+    @property
+    def _model(self) -> CapturedModule:
+        if self._held is None:
+            assert self._guess is not None and self._guess.failure is not None
+            raise self._guess.failure
+        return self._held
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether there is a graph yet: inputs that were guessed may not fit the model."""
+        return self._held is not None
+
+    def fit(self, dummy_in: Mapping[str, Any]) -> bool:
+        """Makes the graph hold for an example.
+
+        A graph from guessed inputs that does not hold for the example is captured again from it.
+
+        Args:
+            dummy_in: example inputs by argument name.
+        Returns: whether the graph is a new one, without metadata.
+
+        Raises:
+            GraphError: the graph does not hold for the example, and was not made of guessed
+                inputs or has been changed since.
+        """
+        given = {name: value for name, value in dummy_in.items() if value is not None}
+        if self._guess is None:
+            reason = misfit(self._model, given)
+            if reason is not None:
+                guessed = " from guessed inputs" if self._model.record.guessed else ""
+                raise GraphError(f"dummy_in does not fit the graph, captured{guessed}: {reason}.")
+            return False
+        before = self._held
+        self._hold(self._guess.again(given, before))
+        return self._held is not before
 
     @classmethod
     def from_module(
@@ -98,7 +143,7 @@ class MaseGraph:
     @property
     def model(self) -> CapturedModule:
         """The model that runs the graph; always up to date with its nodes."""
-        written = _fingerprint(self._model.graph)
+        written = graph_state(self._model.graph)
         if written != self._written:
             self._model.recompile()
             self._written = written
@@ -111,7 +156,7 @@ class MaseGraph:
                 f"mg.model: expected a captured model, got {type(model).__name__}; for another "
                 "model make another MaseGraph."
             )
-        self._model = model
+        self._held, self._guess = model, None
         self._written = ()
 
     @property
@@ -122,7 +167,7 @@ class MaseGraph:
     @fx_graph.setter
     def fx_graph(self, graph: fx.Graph) -> None:
         self._model.graph = graph
-        self._written = _fingerprint(graph)
+        self._written = graph_state(graph)
 
     @property
     def nodes(self) -> list[fx.Node]:
@@ -161,6 +206,15 @@ class MaseGraph:
         return copy.deepcopy(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MaseGraph:
+        if self._held is None and self._guess is not None:
+            twin = MaseGraph.__new__(MaseGraph)
+            twin.__dict__ = {
+                "_held": None,
+                "_written": (),
+                "_guess": copy.deepcopy(self._guess, memo),
+            }
+            twin.provenance = list(self.provenance)
+            return twin
         twin = MaseGraph(copy.deepcopy(self.model, memo))
         # FX copies the dict of a node's metadata, not what is in it.
         for node in twin.nodes:
@@ -175,8 +229,8 @@ class MaseGraph:
         return {"model": self.model, "provenance": self.provenance, "metadata": metadata}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._model = state["model"]
-        self._written = _fingerprint(self._model.graph)
+        self._guess = None
+        self._hold(state["model"])
         self.provenance = state["provenance"]
         for node, metadata in zip(self.nodes, state["metadata"], strict=True):
             if metadata is not None:
@@ -279,6 +333,8 @@ class MaseGraph:
         return from_checkpoint(checkpoint, propagate_missing_metadata, allow)
 
     def __repr__(self) -> str:
+        if self._held is None and self._guess is not None:
+            return f"MaseGraph({type(self._guess.model).__name__}, no example inputs yet)"
         return f"MaseGraph({self._model.record.class_name}, {len(self.nodes)} nodes)"
 
     def _describe(self, node: fx.Node) -> str:
@@ -320,10 +376,3 @@ def _leaves(
                 raise ConfigError(f"custom_ops: unknown key '{key}': {did_you_mean(key, choices)}")
         return tuple(custom_ops.get("modules", ()))
     return tuple(custom_ops or ())
-
-
-def _fingerprint(graph: fx.Graph) -> tuple[Any, ...]:
-    """Changes whenever the generated code would."""
-    return tuple(
-        (n.name, n.op, str(n.target), n.args, tuple(n.kwargs.items())) for n in graph.nodes
-    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +12,13 @@ from typing import Any
 from torch import Tensor, fx
 
 from chop.ir.graph import MaseGraph, metadata_of
-from chop.ir.metadata import CommonMetadata, TensorInfo, operand_of
+from chop.ir.metadata import CommonMetadata, MaseMetadata, TensorInfo, operand_of
 from chop.ir.ops import Operator
 from chop.ir.propagate import example_inputs, propagate
 from chop.nn.quantized import QuantizedOperator
 from chop.passes.base import graph_pass
+
+log = logging.getLogger(__name__)
 
 PARAMETERS = ("weight", "bias")
 
@@ -24,7 +28,8 @@ class CommonMetadataConfig:
     """Settings of `add_common_metadata_analysis_pass`.
 
     Attributes:
-        dummy_in: example inputs by name; None takes inputs like those of the capture.
+        dummy_in: example inputs by name; None takes inputs like those of the capture. A graph from
+            guessed inputs that does not hold for them is captured again from them.
         add_value: also keeps the values that flow; this runs the model once.
         force_device_meta: accepted for MASE's sake; shapes never need real memory here.
     """
@@ -42,6 +47,12 @@ def add_common_metadata_analysis_pass(
 
     Shapes come from a run on fake tensors, which costs neither arithmetic nor memory.
     """
+    if config.dummy_in is not None:
+        if mg.fit(config.dummy_in):
+            for node in mg.nodes:
+                node.meta["mase"] = MaseMetadata()
+    elif mg.model.record.guessed:
+        _say_guessed(repr({n: s.shape for n, s in mg.model.record.example_inputs.items()}))
     inputs = example_inputs(mg.model) if config.dummy_in is None else config.dummy_in
     results: dict[fx.Node, Any] = {}
 
@@ -51,6 +62,15 @@ def add_common_metadata_analysis_pass(
 
     propagate(mg.model, inputs, note, with_values=config.add_value)
     return {}
+
+
+@functools.cache
+def _say_guessed(shapes: str) -> None:
+    log.warning(
+        "the inputs of the graph were guessed: %s; for others pass dummy_in={...} to MaseGraph or "
+        "to add_common_metadata_analysis_pass",
+        shapes,
+    )
 
 
 def describe(

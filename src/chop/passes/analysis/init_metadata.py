@@ -11,7 +11,10 @@ from chop.passes.base import MASE_KEYS, NoConfig, graph_pass
 
 @graph_pass(config=NoConfig, ignores=MASE_KEYS)
 def init_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
-    """Sets `node.meta["mase"]` of every node to an empty `MaseMetadata`."""
-    for node in mg.nodes:
+    """Sets `node.meta["mase"]` of every node to an empty `MaseMetadata`.
+
+    A graph that waits for example inputs has no nodes yet; they get theirs with it.
+    """
+    for node in mg.nodes if mg.is_captured else ():
         node.meta["mase"] = MaseMetadata()
     return {}

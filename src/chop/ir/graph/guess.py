@@ -1,0 +1,156 @@
+"""Graphs of inputs that nobody gave: they stand until an example says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from chop.errors import CaptureError, GraphError, GuardError
+from chop.ir.capture.captured import CapturedModule
+from chop.ir.capture.inputs import dummy_inputs
+from chop.ir.capture.isolation import untouched
+from chop.ir.capture.tracer import capture
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+@dataclass
+class Guess:
+    """A model that was raised without example inputs, and how to raise it from some.
+
+    Args:
+        model: the model.
+        names: the inputs that the user chose; None leaves the choice to the example.
+        leaves: see `chop.ir.capture.tracer.capture`.
+        fixed: arguments fixed at capture.
+        strict: see there.
+    """
+
+    model: nn.Module
+    names: Sequence[str] | None
+    leaves: tuple[type[nn.Module] | str, ...]
+    fixed: Mapping[str, Any]
+    strict: bool
+    failure: CaptureError | None = None
+    _made: tuple[Any, ...] = ()
+
+    def first(self) -> CapturedModule | None:
+        """The graph of guessed inputs; None if the model itself fails on them, see `failure`.
+
+        Raises:
+            CaptureError: the model runs on the guessed inputs and cannot be written down.
+        """
+        try:
+            return self._capture(None)
+        except CaptureError as error:
+            blame = self._blame()
+            if blame is None:
+                raise
+            self.failure = CaptureError(
+                f"{blame}; pass example inputs before the graph is needed: "
+                "MaseGraph(model, dummy_in={...}), or add_common_metadata_analysis_pass(mg, "
+                '{"dummy_in": {...}})'
+            )
+            self.failure.__cause__ = error
+        return None
+
+    def again(self, dummy_in: Mapping[str, Any], made: CapturedModule | None) -> CapturedModule:
+        """The graph of an example: `made` where that fits, and otherwise a new one.
+
+        Args:
+            dummy_in: the example, by name.
+            made: what `first` returned, with what passes did to it since.
+
+        Raises:
+            GraphError: a new one is needed, and passes have changed the old one.
+        """
+        given = {name: value for name, value in dummy_in.items() if name not in self.fixed}
+        misfit = None if made is None else self._misfit(made, given)
+        if made is not None and misfit is None:
+            return made
+        if made is not None and self._made != _state(made):
+            raise GraphError(
+                f"the graph was captured from guessed inputs, dummy_in does not fit ({misfit}), "
+                "and the graph has been changed since; capture it from the example first: "
+                "MaseGraph(model, dummy_in={...})."
+            )
+        new = self._capture(given)
+        if made is not None:
+            _copy_modes(made, new)
+        return new
+
+    def _capture(self, dummy_in: Mapping[str, Any] | None) -> CapturedModule:
+        captured = capture(
+            self.model,
+            dummy_in,
+            input_names=self.names,
+            leaves=self.leaves,
+            concrete_args=self.fixed,
+            strict=self.strict,
+        )
+        self._made = _state(captured)
+        return captured
+
+    def _blame(self) -> str | None:
+        """How the guess is at fault for a failed capture; None if the model runs on it."""
+        try:
+            inputs = dummy_inputs(self.model, self.names)
+        except CaptureError as error:
+            return str(error)
+        try:
+            with untouched(self.model), torch.no_grad():
+                self.model(**{**inputs, **self.fixed})
+        except Exception as error:
+            shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in inputs.items())
+            return (
+                f"the inputs of {type(self.model).__name__} were guessed ({shapes}), and it fails "
+                f"on them ({type(error).__name__}: {error})"
+            )
+        return None
+
+    def _misfit(self, made: CapturedModule, given: Mapping[str, Any]) -> str | None:
+        names = list(made.record.example_inputs)
+        if self.names is None and set(given) != set(names):
+            return f"it has {', '.join(given)}, the graph takes {', '.join(names)}"
+        return misfit(made, given)
+
+
+def misfit(model: CapturedModule, given: Mapping[str, Any]) -> str | None:
+    """Why a graph does not hold for an example: rank, sizes or dtype; None if it does."""
+    names = [name for name in model.record.example_inputs if name in given]
+    try:
+        model.check_inputs({name: given[name] for name in names})
+    except GuardError as error:
+        return str(error)
+    for name in names:
+        spec, value = model.record.example_inputs[name], given[name]
+        expected, came = (getattr(each, "dtype", None) for each in (spec, value))
+        if expected != came:
+            return f"{name} has {came}, the graph was captured for {expected}"
+    return None
+
+
+def _state(model: CapturedModule) -> tuple[Any, ...]:
+    """Changes with the nodes of a graph, with its modules and with their hooks."""
+    modules = [
+        (path, module, sum(len(vars(module)[name]) for name in HOOKS))
+        for path, module in model.named_modules()
+    ]
+    return graph_state(model.graph), tuple((path, id(m), hooks) for path, m, hooks in modules)
+
+
+def graph_state(graph: torch.fx.Graph) -> tuple[Any, ...]:
+    """Changes whenever the generated code would."""
+    return tuple(
+        (n.name, n.op, str(n.target), n.args, tuple(n.kwargs.items())) for n in graph.nodes
+    )
+
+
+def _copy_modes(old: CapturedModule, new: CapturedModule) -> None:
+    modes = {path: module.training for path, module in old.named_modules()}
+    for path, module in new.named_modules():
+        module.training = modes.get(path, module.training)
