@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +13,8 @@ from chop.ir.capture.captured import CapturedModule, CaptureRecord
 from chop.ir.capture.cleanup import drop_dead_code, drop_idle_autocast, drop_idle_grad_switches
 from chop.ir.capture.dropped import plain_defaults
 from chop.ir.capture.isolation import untouched
-from chop.ir.capture.ladder import Ladder, Recording, hides_nothing
+from chop.ir.capture.ladder import Free, Ladder, Recording, alike, hides_nothing
+from chop.ir.capture.leaves import GRADIENT_HOOKS
 from chop.ir.capture.module_tree import add_extras, mirror, qualified_class
 from chop.ir.capture.recorder import Recorder
 from chop.ir.capture.specs import LeafReport, TensorSpec
@@ -29,6 +31,9 @@ def assemble(ladder: Ladder, recording: Recording) -> CapturedModule:
     called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
     mirror(ladder.model, captured, ladder.leaves, called)
     add_extras(captured, recording.extras, recorder.constants)
+    captured._is_full_backward_hook = ladder.model._is_full_backward_hook
+    for hooks in GRADIENT_HOOKS:
+        setattr(captured, hooks, copy.copy(getattr(ladder.model, hooks)))
     _note(captured.record, ladder, recording)
     captured.graph = graph
     return captured
@@ -103,21 +108,39 @@ def _reports(ladder: Ladder, recorder: Recorder) -> list[LeafReport]:
     ]
 
 
+_FIXED_SIZES = {
+    Free.ALL: "",
+    Free.BATCH: " and sizes other than the batch's",
+    Free.NONE: " and sizes",
+}
+
+
 def announced(ladder: Ladder, captured: CapturedModule, notes: Sequence[str]) -> str | None:
     """One message for everything in which the capture is less than the model."""
-    lines = [
-        f"{report.path} ({report.class_name}) is one node that hides {report.operators} "
-        f"operators: {report.reason}"
-        for report in captured.record.auto_leaves
-        if not hides_nothing(ladder.model, ladder.given_up[report.path])
-    ]
+    lines = _hidden(ladder, captured.record.auto_leaves)
     if "" in ladder.given_up:
-        blocked = ladder.given_up[""]
-        kept = "decisions on data are" if ladder.symbolic else "decisions on data and sizes are"
-        lines.append(f"{kept} those of the example, and checked at run time: {blocked}")
+        kept = f"decisions on data{_FIXED_SIZES[ladder.free]} are those of the example"
+        lines.append(f"{kept}, and checked at run time: {ladder.given_up['']}")
     if captured.record.eval_only is not None:
         lines.append(f"the graph holds eval() only: {captured.record.eval_only}")
     lines += notes
     if not lines:
         return None
     return f"capture of {captured.record.class_name}: " + "\n  ".join(lines)
+
+
+def _hidden(ladder: Ladder, reports: Sequence[LeafReport]) -> list[str]:
+    """One line per class of modules that became leaves."""
+    told: set[str] = set()
+    lines = []
+    for report in reports:
+        if report.path in told or hides_nothing(ladder.model, ladder.given_up[report.path]):
+            continue
+        same = [path for path, _ in alike(ladder.model, report.path)]
+        told.update(same)
+        others = f", like {len(same) - 1} more of its class," if len(same) > 1 else ""
+        lines.append(
+            f"{report.path} ({report.class_name}){others} is one node that hides "
+            f"{report.operators} operators: {report.reason}"
+        )
+    return lines

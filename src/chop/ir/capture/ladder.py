@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import warnings
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,13 +15,14 @@ from torch import Tensor, nn
 
 from chop.errors import CaptureError
 from chop.ir.capture.autocast import watched_autocast
-from chop.ir.capture.blocked import Blocked
+from chop.ir.capture.blocked import Blocked, NoShapesError
 from chop.ir.capture.isolation import patched_calls, untouched
-from chop.ir.capture.leaves import LeafRule, Seen
+from chop.ir.capture.leaves import GRADIENT_HOOKS, LeafRule, Seen, has_gradient_hooks
 from chop.ir.capture.modes import ModesDifferError, merge_modes
-from chop.ir.capture.observe import observe_decisions, observe_leaf
+from chop.ir.capture.observe import observe_calls, observe_decisions
 from chop.ir.capture.prepare import autocast_regions, broadcast_masks
 from chop.ir.capture.recorder import Recorder
+from chop.ir.capture.size_functions import size_arithmetic
 from chop.ir.capture.symbols import Sizes
 
 _MOST_ATTEMPTS = 40
@@ -36,9 +39,17 @@ def _widened(example: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _is_free(tensor: Tensor, dim: int) -> bool:
-    """Whether a dimension is symbolic. Images keep their size, their sizes cost too much time."""
-    return tensor.shape[dim] > 1 and (dim == 0 or tensor.dim() < 4)
+class Free(enum.Enum):
+    """Which dimensions of the inputs are symbolic."""
+
+    ALL = enum.auto()
+    BATCH = enum.auto()
+    NONE = enum.auto()
+
+    def __call__(self, tensor: Tensor, dim: int) -> bool:
+        """Whether a dimension is free. Images keep their size, their sizes cost too much time."""
+        first_only = self is Free.BATCH or tensor.dim() >= 4
+        return self is not Free.NONE and tensor.shape[dim] > 1 and (dim == 0 or not first_only)
 
 
 class _StoppedError(Exception):
@@ -66,7 +77,7 @@ class Ladder:
     First everything is recorded with symbolic sizes. What stops the recording becomes a leaf,
     together with all modules of its class, and the recording starts again. If the model's own
     `forward` stops it, decisions on data are taken as on the example, and checked at run time; if
-    that is not enough, the sizes are fixed too.
+    that is not enough, all sizes but the batch's are fixed, and then that one too.
 
     Args:
         model: the model.
@@ -81,9 +92,9 @@ class Ladder:
     fixed: dict[str, Any]
     leaves: LeafRule
     strict: bool
-    symbolic: bool = True
+    free: Free = Free.ALL
     by_example: bool = False
-    seen: dict[str, list[Seen]] = field(default_factory=dict)
+    seen: dict[Any, list[Seen]] = field(default_factory=dict)
     given_up: dict[str, Blocked] = field(default_factory=dict)
 
     def record(self) -> Recording:
@@ -127,8 +138,9 @@ class Ladder:
         """One run on fake tensors, after which the model is as before."""
         decisions = None
         if self.by_example:
-            decisions = observe_decisions(self.model, _widened(self.example), self.fixed, training)
-        recorder = Recorder(self.model, self.leaves, self.symbolic, self.seen, decisions)
+            decisions = observe_decisions(self.model, self.example, self.fixed, training)
+        symbolic = self.free is not Free.NONE
+        recorder = Recorder(self.model, self.leaves, symbolic, self.seen, decisions)
         with contextlib.ExitStack() as stack:
             stack.enter_context(untouched(self.model))
             stack.enter_context(torch.enable_grad())
@@ -138,6 +150,10 @@ class Ladder:
             stack.enter_context(watched_autocast(recorder))
             stack.enter_context(broadcast_masks())
             stack.enter_context(autocast_regions())
+            stack.enter_context(size_arithmetic())
+            # Hooks on the gradients of the model itself are the captured module's, not the graph's.
+            for hooks in GRADIENT_HOOKS:
+                setattr(self.model, hooks, OrderedDict())
             # Warnings of a run on fake tensors are about fake values.
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
@@ -145,39 +161,69 @@ class Ladder:
             # would end up in the graph as a constant.
             self.model.train().train(training)
             fakes = {
-                name: recorder.add_input(name, value, _is_free)
-                for name, value in _widened(self.example).items()
+                name: recorder.add_input(name, value, self.free)
+                for name, value in self._recorded_example().items()
             }
             try:
                 recorder.run(self.model, {**fakes, **self.fixed})
             except Exception as error:
                 assert recorder.blocked is not None
+                recorder.blocked.names = {
+                    str(symbol): str(name) for symbol, name in recorder.sizes.names().items()
+                }
                 raise _StoppedError([recorder.blocked], recorder.sizes) from error
         return recorder
 
     def _give_up(self, stop: _StoppedError) -> None:
         """Makes the modules at which a recording stopped leaves, or falls back to fixed sizes."""
         for blocked in stop.blocked:
-            if blocked.needs_shapes and stop.sizes is not None:
-                self.seen[blocked.path] = observe_leaf(
-                    self.model, _widened(self.example), self.fixed, blocked.path, stop.sizes
+            subject = _needs_shapes(blocked)
+            if subject is not None and stop.sizes is not None:
+                self.seen[subject] = observe_calls(
+                    self.model, self._recorded_example(), self.fixed, subject, stop.sizes
                 )
             elif hides_nothing(self.model, blocked):
                 self._add_leaves(blocked)
-            elif self.strict or not (blocked.path or self.symbolic):
+            elif self.strict or not (blocked.path or self.free is not Free.NONE):
                 first = self.given_up.get("", blocked)
                 raise CaptureError(_advice(self.model, first)) from first.error
             elif not blocked.path:
-                self.symbolic = not self.by_example
-                self.by_example = True
+                self._fix_more()
                 self.given_up.setdefault("", blocked)
             else:
                 self._add_leaves(blocked)
 
+    def _fix_more(self) -> None:
+        if self.by_example:
+            self.free = Free.BATCH if self.free is Free.ALL else Free.NONE
+        self.by_example = True
+
+    def _recorded_example(self) -> dict[str, Any]:
+        return dict(self.example) if self.free is Free.NONE else _widened(self.example)
+
     def _add_leaves(self, blocked: Blocked) -> None:
-        cls = type(self.model.get_submodule(blocked.path))
-        self.leaves.add(name for name, m in self.model.named_modules() if type(m) is cls)
+        self.leaves.add(path for path, _ in alike(self.model, blocked.path))
         self.given_up[blocked.path] = blocked
+
+
+def _needs_shapes(blocked: Blocked) -> Any:
+    """The leaf or the operator whose output shapes a real run has to show."""
+    if isinstance(blocked.error, NoShapesError):
+        return blocked.error.operator
+    return blocked.path if blocked.needs_shapes else None
+
+
+def alike(model: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
+    """The submodules that are given up together with one: those of its class.
+
+    Modules with hooks on their gradient stand for themselves.
+    """
+    one = model.get_submodule(path)
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if type(module) is type(one) and has_gradient_hooks(module) == has_gradient_hooks(one)
+    ]
 
 
 def hides_nothing(model: nn.Module, blocked: Blocked) -> bool:

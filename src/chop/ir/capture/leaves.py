@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import CaptureError, ConfigError, did_you_mean
 from chop.nn.quantized.base import QuantizedOperator
 
 if TYPE_CHECKING:
     from chop.ir.capture.symbols import Sizes
+
+GRADIENT_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
+"""Where a module keeps the hooks on its gradients."""
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -26,10 +29,16 @@ class LeafRule:
         leaves: module classes, or dotted paths of single submodules.
 
     Raises:
+        CaptureError: TorchScript has compiled the model.
         ConfigError: a path names no submodule.
     """
 
     def __init__(self, model: nn.Module, leaves: Iterable[type[nn.Module] | str]) -> None:
+        if isinstance(model, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"expected a model with Python to record, got {model.original_name} compiled by "
+                "TorchScript; pass the module that it was compiled from"
+            )
         chosen = list(leaves)
         self._classes = tuple(leaf for leaf in chosen if isinstance(leaf, type))
         self._paths = {leaf for leaf in chosen if isinstance(leaf, str)}
@@ -57,30 +66,25 @@ def is_torch_leaf(module: nn.Module) -> bool:
     return ours and not isinstance(module, _CONTAINERS)
 
 
-def recurrent_outputs(module: nn.RNNBase, x: Tensor, hx: Any = None) -> Any:
-    """The outputs of LSTM, GRU and RNN by rule.
+def has_gradient_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks on the gradients of its inputs and outputs."""
+    return any(getattr(module, hooks) for hooks in GRADIENT_HOOKS)
 
-    Their fake kernels unroll the loop over time and would fix the sequence length.
 
-    Args:
-        module: the layer.
-        x: `[time, batch, features]`, `[batch, time, features]` or `[time, features]`.
-        hx: the initial state; it does not change the shapes.
-    """
-    directions = 2 if module.bidirectional else 1
-    width = module.proj_size or module.hidden_size
-    batch = () if x.dim() == 2 else (x.shape[0] if module.batch_first else x.shape[1],)
+def check_open(module: nn.Module) -> None:
+    """Raises CaptureError for a submodule whose inside can't be written down in any case."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise CaptureError("TorchScript has compiled it, so that there is no Python to record")
+    if has_gradient_hooks(module):
+        raise CaptureError(
+            "its hooks on gradients (register_full_backward_hook) work on the module as a whole"
+        )
 
-    def empty(*shape: Any) -> Tensor:
-        return x.new_empty(shape).requires_grad_(torch.is_grad_enabled())
 
-    def state(features: int) -> Tensor:
-        return empty(module.num_layers * directions, *batch, features)
-
-    output = empty(*x.shape[:-1], directions * width)
-    if isinstance(module, nn.LSTM):
-        return output, (state(width), state(module.hidden_size))
-    return output, state(width)
+def check_runs_on_fakes(module: nn.Module) -> None:
+    """Raises CaptureError for a leaf whose shapes only a real run can show."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise CaptureError("compiled code runs on real tensors only")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,13 +101,15 @@ class Seen:
     grown: Any
     operators: int = 0
 
-    def as_fake(self, sizes: Sizes, module: nn.Module, arguments: Any) -> Any:
-        """The result with fake tensors, whose sizes follow the inputs as they did in the runs."""
-        known = [size for tensor in tensors_in(arguments) for size in tensor.shape]
-        trained = torch.is_grad_enabled() and (
-            any(parameter.requires_grad for parameter in module.parameters())
-            or any(tensor.requires_grad for tensor in tensors_in(arguments))
-        )
+    def as_fake(self, sizes: Sizes, sources: Sequence[Tensor]) -> Any:
+        """The result with fake tensors, whose sizes follow the inputs as they did in the runs.
+
+        Args:
+            sizes: the sizes of the recording.
+            sources: what it was computed from: arguments and parameters.
+        """
+        known = [size for tensor in sources for size in tensor.shape]
+        trained = any(tensor.requires_grad for tensor in sources)
 
         def fake(example: Tensor, grown: Tensor | None) -> Tensor:
             grown_shape = grown.shape if grown is not None else [None] * example.dim()
@@ -112,9 +118,21 @@ class Seen:
                 for a, b in zip(example.shape, grown_shape, strict=True)
             ]
             result = torch.empty(shape, dtype=example.dtype, device=example.device)
-            return result.requires_grad_(trained and example.is_floating_point())
+            return computed(result, trained)
 
         return _map_together(fake, self.example, self.grown)
+
+
+def computed(fake: Tensor, trained: bool) -> Tensor:
+    """A fake tensor as the result of an operation, which may be changed in place.
+
+    Args:
+        fake: a tensor without history.
+        trained: whether it was computed from tensors with gradients.
+    """
+    if trained and torch.is_grad_enabled() and fake.is_floating_point():
+        return fake.requires_grad_().clone()
+    return fake
 
 
 def tensors_in(value: Any) -> list[Tensor]:

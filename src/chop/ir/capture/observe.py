@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from chop.errors import CaptureError
-from chop.ir.capture.isolation import untouched
+from chop.ir.capture.isolation import patched_calls, untouched
 from chop.ir.capture.leaves import Seen
 from chop.ir.capture.source import current_line
 from chop.ir.capture.symbols import Sizes
@@ -64,28 +64,42 @@ class _OperatorCount(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def observe_leaf(
+class _ResultsOf(TorchFunctionMode):
+    """Notes what an operator returns."""
+
+    def __init__(self, operator: Any, results: list[Any]) -> None:
+        super().__init__()
+        self._operator, self._results = operator, results
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is self._operator:
+            self._results.append(result)
+        return result
+
+
+def observe_calls(
     model: nn.Module,
     example: Mapping[str, Any],
     fixed: Mapping[str, Any],
-    path: str,
+    subject: Any,
     sizes: Sizes,
 ) -> list[Seen]:
-    """Runs the model on its example inputs and on larger ones, and returns what a leaf returned.
+    """Runs the model on its example inputs and on larger ones, and returns what a part returned.
 
     Args:
         model: the model; it is left as it was.
         example: its example inputs.
         fixed: further arguments.
-        path: the leaf.
-        sizes: the sizes of the recording that stopped at the leaf; it says which may grow.
-    Returns: one entry per call of the leaf, in order.
+        subject: the path of a leaf, or an operator.
+        sizes: the sizes of the recording that stopped there; it says which may grow.
+    Returns: one entry per call, in order.
 
     Raises:
-        CaptureError: the model itself fails on the example inputs, or never calls the leaf.
+        CaptureError: the model itself fails on the example inputs.
     """
     try:
-        results, operators = _run(model, {**example, **fixed}, path)
+        results, operators = _run(model, {**example, **fixed}, subject)
     except Exception as error:
         raise CaptureError(
             f"the forward of {type(model).__name__} itself fails on the example inputs "
@@ -95,28 +109,32 @@ def observe_leaf(
     with contextlib.suppress(Exception):
         # The larger inputs may be too large for the model; then sizes that depend on the inputs
         # stay unknown until run time.
-        grown, _ = _run(model, {**_grown(example, sizes), **fixed}, path)
+        grown, _ = _run(model, {**_grown(example, sizes), **fixed}, subject)
     if len(grown) != len(results):
         grown = [None] * len(results)
     return [Seen(a, b, operators) for a, b in zip(results, grown, strict=True)]
 
 
-def _run(model: nn.Module, arguments: Mapping[str, Any], path: str) -> tuple[list[Any], int]:
+def _run(model: nn.Module, arguments: Mapping[str, Any], subject: Any) -> tuple[list[Any], int]:
     results: list[Any] = []
     counter = _OperatorCount()
+    leaf = model.get_submodule(subject) if isinstance(subject, str) else None
 
-    def enter(*_: Any) -> None:
-        counter.__enter__()
+    def call(original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if module is not leaf:
+            return original(module, *args, **kwargs)
+        with counter:
+            result = original(module, *args, **kwargs)
+        results.append(result)
+        return result
 
-    def leave(module: nn.Module, inputs: Any, output: Any) -> None:
-        counter.__exit__(None, None, None)
-        results.append(output)
+    def apply(original: Any, function: type, args: Any, kwargs: Any) -> Any:
+        return original(function, *args, **kwargs)
 
-    leaf = model.get_submodule(path)
-    with untouched(model), torch.no_grad(), contextlib.ExitStack() as hooks:
+    # Compiled modules take no hooks.
+    watch = patched_calls(call, apply) if leaf is not None else _ResultsOf(subject, results)
+    with untouched(model), torch.no_grad(), watch:
         model.eval()
-        hooks.callback(leaf.register_forward_pre_hook(enter).remove)
-        hooks.callback(leaf.register_forward_hook(leave).remove)
         model(**arguments)
     return results, counter.count
 

@@ -17,8 +17,10 @@ from chop.errors import CaptureError
 from chop.ir.capture.arguments import ArgumentWriter
 from chop.ir.capture.blocked import Blocked
 from chop.ir.capture.cuts import ask_about_parts, ask_about_slices
-from chop.ir.capture.leaves import LeafRule, Seen, recurrent_outputs
+from chop.ir.capture.leaves import LeafRule, Seen, check_open, check_runs_on_fakes, tensors_in
 from chop.ir.capture.observe import DECIDING_READS, Decisions
+from chop.ir.capture.operators import READS_DATA, from_arrays, run_on_fakes
+from chop.ir.capture.recurrent import Recurrence
 from chop.ir.capture.results import distinct, holds_tensor
 from chop.ir.capture.runtime import (
     AutogradCall,
@@ -29,15 +31,7 @@ from chop.ir.capture.runtime import (
 )
 from chop.ir.capture.source import current_line, definition_line, failing_line
 from chop.ir.capture.symbols import FakeTensor, Sizes, constant_of, is_symbolic, outside_fake_mode
-from chop.ir.capture.targets import SET_GRAD_ENABLED, spell
-
-# These turn a tensor into a Python value, which a recording on fake tensors cannot know.
-_READS_DATA = frozenset(
-    {
-        *("__bool__", "__int__", "__float__", "__complex__", "__index__", "__nonzero__"),
-        *("__contains__", "__array__", "tolist", "numpy"),
-    }
-)
+from chop.ir.capture.targets import SET_GRAD_ENABLED, changes_its_input, spell
 
 _NOT_RECORDED = frozenset({"requires_grad_", "__deepcopy__", "__reduce_ex__"})
 
@@ -54,7 +48,7 @@ class Recorder(TorchFunctionMode):
         model: the model to record.
         leaves: which submodules become one node.
         symbolic: whether sizes of inputs are free.
-        seen: outputs of leaves that cannot run on fake tensors, seen in real runs.
+        seen: outputs of leaves and operators that cannot run on fake tensors, seen in real runs.
         decisions: what the model's Python read from tensors in a real run. With it, a read of data
             gets the same answer, and the graph checks at run time that it still holds.
     """
@@ -64,7 +58,7 @@ class Recorder(TorchFunctionMode):
         model: nn.Module,
         leaves: LeafRule,
         symbolic: bool = True,
-        seen: Mapping[str, list[Seen]] | None = None,
+        seen: Mapping[Any, list[Seen]] | None = None,
         decisions: Decisions | None = None,
     ) -> None:
         super().__init__()
@@ -77,7 +71,8 @@ class Recorder(TorchFunctionMode):
         self.decided: list[str] = []
         self._leaves = leaves
         self._decisions = decisions
-        self._seen = {path: iter(outputs) for path, outputs in (seen or {}).items()}
+        self._seen = {subject: iter(outputs) for subject, outputs in (seen or {}).items()}
+        self._recurrence = Recurrence(self.sizes)
         self._recording = False
         self._operators_passed = 0
         self._nodes: dict[int, fx.Node] = {}
@@ -146,14 +141,21 @@ class Recorder(TorchFunctionMode):
                 self._recording = False
 
     @contextlib.contextmanager
-    def _paused(self) -> Iterator[None]:
-        draws = random.getstate()
+    def _inside_operator(self) -> Iterator[None]:
         self._recording = False
         try:
             with self.sizes.asked_by(model=False):
                 yield
         finally:
             self._recording = True
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        draws = random.getstate()
+        try:
+            with self._inside_operator():
+                yield
+        finally:
             # Draws inside a leaf are its own affair; the modules around it have not drawn.
             random.setstate(draws)
 
@@ -236,7 +238,7 @@ class Recorder(TorchFunctionMode):
             self._operators_passed += 1
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name in _READS_DATA or (name == "item" and self._decisions is not None):
+        if name in READS_DATA or (name == "item" and self._decisions is not None):
             return self._read_data(func, name, args, kwargs)
         if name == "__get__":
             return self._get_attribute(func, args)
@@ -246,8 +248,9 @@ class Recorder(TorchFunctionMode):
             ask_about_slices(*args)
         elif name in ("split", "chunk"):
             ask_about_parts(name, args, kwargs)
-        with self.sizes.asked_by(model=False):
-            returned = func(*args, **kwargs)
+        func, args, kwargs = from_arrays(func, args, kwargs)
+        with self._inside_operator():
+            returned = self._run_operator(func, args, kwargs)
             result = distinct(func, args, kwargs, returned)
         if result is not returned:
             self._unchanged[id(result)] = self._unchanged.get(id(returned), returned)
@@ -257,9 +260,14 @@ class Recorder(TorchFunctionMode):
             self._emit(*spell(func, args, kwargs), args[0])
         elif name == "item":
             self._item_result(args, result)
-        elif holds_tensor(result) and name not in _NOT_RECORDED:
+        elif (holds_tensor(result) or changes_its_input(func)) and name not in _NOT_RECORDED:
             self._emit(*spell(func, args, kwargs), result)
         return result
+
+    def _run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in self._seen:
+            return next(self._seen[func]).as_fake(self.sizes, tensors_in([*args, kwargs]))
+        return run_on_fakes(self._recurrence.rule(func), args, kwargs)
 
     def _item_result(self, args: Any, result: Any) -> None:
         if is_symbolic(result):
@@ -311,6 +319,8 @@ class Recorder(TorchFunctionMode):
         draws = random.getstate()
         buffers = dict(module._buffers)
         try:
+            if path:
+                check_open(module)
             result = original(module, *args, **kwargs)
             self._check_buffers(path, module, buffers)
             if random.getstate() != draws:
@@ -319,7 +329,7 @@ class Recorder(TorchFunctionMode):
         except Exception as error:
             if self.blocked is None or self.blocked.error is not error:
                 where = failing_line(error)
-                self.blocked = Blocked(path, where or definition_line(cls.forward), error)
+                self.blocked = Blocked(path, where or definition_line(cls), error)
             raise
         finally:
             del self._running[path]
@@ -373,10 +383,12 @@ class Recorder(TorchFunctionMode):
         if path in self._seen:
             seen = next(self._seen[path])
             self._operators_passed += seen.operators
-            return seen.as_fake(self.sizes, module, (args, kwargs))
+            sources = [*tensors_in([*args, kwargs]), *module.parameters()]
+            return seen.as_fake(self.sizes, sources)
         if isinstance(module, nn.RNNBase):
-            return recurrent_outputs(module, *args, **kwargs)
+            return self._recurrence.outputs(module, *args, **kwargs)
         try:
+            check_runs_on_fakes(module)
             return original(module, *args, **kwargs)
         except Exception as error:
             where = failing_line(error) or current_line()

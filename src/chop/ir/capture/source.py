@@ -7,7 +7,6 @@ import inspect
 import sys
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
 
 import torch
 
@@ -32,9 +31,12 @@ def current_line() -> str:
     return "unknown"
 
 
-def definition_line(function: Any) -> str:
-    """`file:line` of a Python function's definition."""
-    code = inspect.unwrap(function).__code__
+def definition_line(module: type) -> str:
+    """`file:line` of the `forward` of a module class; the class's name where it is compiled."""
+    forward = inspect.getattr_static(module, "forward")
+    code = getattr(inspect.unwrap(forward), "__code__", None)
+    if code is None:
+        return f"{module.__module__}.{module.__qualname__}"
     return f"{code.co_filename}:{code.co_firstlineno}"
 
 

@@ -29,12 +29,11 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy import functions as size_functions
 from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from chop.errors import CaptureError
 from chop.ir.capture.guards import ShapeGuard
-from chop.ir.capture.size_functions import COMPUTE, PAIRWISE
+from chop.ir.capture.size_functions import COMPUTE, PAIRWISE, SizePrinter
 from chop.ir.capture.source import current_line
 
 _NOISY = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
@@ -79,22 +78,23 @@ class _SizeTests(ShapeEnv):
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
         outcome = super().evaluate_expr(orig_expr, *args, **kwargs)
         if self.asked_by_model and orig_expr.free_symbols:
-            self._note(_as_condition(orig_expr, outcome))
+            self.keep(_as_condition(orig_expr, outcome))
         return outcome
 
     def _set_replacement(self, a: sympy.Symbol, tgt: sympy.Expr, msg: str) -> None:
         super()._set_replacement(a, tgt, msg)
         if self.replacements.get(a) == tgt:
-            self._note(sympy.Eq(a, tgt, evaluate=False))
+            self.keep(sympy.Eq(a, tgt, evaluate=False))
 
-    def _note(self, condition: sympy.Basic) -> None:
+    def keep(self, condition: sympy.Basic) -> None:
+        """Keeps a condition that decided the recording, with the line of the model."""
         if condition not in self.tests:
             self.tests[condition] = current_line()
 
     def _get_stack_summary(
         self, is_debug: bool = False, framework_loc: str | None = None
     ) -> tuple[SLoc, str]:
-        # Stack summaries are a third of the time of a capture, and `_note` has the line.
+        # Stack summaries are a third of the time of a capture, and `keep` has the line.
         return SLoc(None, None), ""
 
     def _log_guard(self, prefix: str, g: Any, forcing_spec: bool) -> None:
@@ -293,7 +293,15 @@ class Sizes:
         return self._described[expression]
 
     def _print(self, expression: sympy.Basic) -> str:
-        return PythonPrinter().doprint(expression.xreplace(self._names))
+        return SizePrinter().doprint(expression.xreplace(self.names()))
+
+    def names(self) -> dict[sympy.Symbol, sympy.Symbol]:
+        """What to call each symbol: `x.shape[0]`, or its node (`nonzero.shape[0]`)."""
+        made = {
+            symbol: sympy.Symbol(node.name if dim is None else f"{node.name}.shape[{dim}]")
+            for symbol, (node, dim) in self._origins.items()
+        }
+        return {**made, **self._names}
 
     def guards(self) -> list[ShapeGuard]:
         """The conditions on input sizes under which the recording holds."""
@@ -309,6 +317,24 @@ class Sizes:
         """Also keeps the conditions of a second recording of the same inputs."""
         if self._env is not None and other._env is not None:
             self._env.tests = {**other._env.tests, **self._env.tests}
+
+    def told_by_data(self, least: int, most: Any) -> Any:
+        """A new size that only the data tells, which some operator's result has to show.
+
+        Args:
+            least: the smallest value that it can have.
+            most: the largest, or None.
+
+        Raises:
+            CaptureError: sizes are plain numbers here, and no number would hold for other data.
+        """
+        if self._env is None:
+            raise CaptureError("a size depends on data, and no size is free")
+        size = self._env.create_unbacked_symint()
+        torch._check(size >= least)
+        if most is not None:
+            torch._check(size <= most)
+        return size
 
     # --- other sizes of the same inputs
 

@@ -48,6 +48,8 @@ _PYTHON_WRITTEN_DUNDERS = {
     if name.startswith("__") and isinstance(function, types.FunctionType)
 }
 
+OVERLOADS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
 
 _EFFECTS = frozenset(
@@ -87,6 +89,8 @@ def spell(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Spelling:
     """One spelling for all the ways in which Python can ask for the same operator."""
+    if isinstance(function, torch._ops.OpOverloadPacket) and len(function.overloads()) == 1:
+        function = getattr(function, function.overloads()[0])
     name = _PYTHON_WRITTEN_DUNDERS.get(id(function), getattr(function, "__name__", ""))
     if name.startswith("__") and name.endswith("__"):
         return _spell_dunder(name, args, kwargs)
@@ -112,12 +116,20 @@ def _spell_dunder(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 def changes_its_input(function: Callable[..., Any]) -> bool:
     """Whether torch's naming says that a call works in place (`relu_`, `__iadd__`, `x[i] = v`)."""
+    if isinstance(function, OVERLOADS):
+        return any(schema.is_mutable for schema in _schemas(function))
     name = getattr(function, "__name__", "")
     if name in ("__setitem__", "set_item") or function in _IN_PLACE_OPERATORS:
         return True
     if name[2:-2] in (*_IN_PLACE_NAMES, "idiv"):
         return True
     return name.endswith("_") and not name.endswith("__")
+
+
+def _schemas(function: Any) -> list[Any]:
+    if isinstance(function, torch._ops.OpOverload):
+        return [function._schema]
+    return list(function._schemas.values())
 
 
 def is_impure(node: fx.Node) -> bool:
@@ -131,8 +143,6 @@ def is_impure(node: fx.Node) -> bool:
         return name in _RANDOM_NAMES or (name.endswith("_") and not name.endswith("__"))
     if node.op != "call_function":
         return False
-    if isinstance(node.target, torch._ops.OpOverload):
-        return node.target._schema.is_mutable
     name = getattr(node.target, "__name__", "")
     return (
         node.target in _EFFECTS
@@ -179,7 +189,7 @@ def function_reference(function: Callable[..., Any]) -> str:
     """
     if isinstance(function, AutogradCall):
         return f"{_own_reference(function.function)}.apply"
-    if isinstance(function, torch._ops.OpOverload):
+    if isinstance(function, OVERLOADS):
         return f"torch.ops:{function}"
     public = _names_by_identity().get(id(function))
     return public if public is not None else _own_reference(function)
