@@ -1,6 +1,19 @@
+import errno
+import os
+from pathlib import Path
+
 import pytest
 
-from chop.files import replacing, write_text
+from chop.errors import ConfigError, WriteError
+from chop.files import latest, make_folder, replacing, replacing_together, write_text
+
+
+def contents(folder):
+    return {file.name: file.read_text() for file in folder.iterdir()}
+
+
+def full(*args, **kwargs):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_file_appears_only_when_it_is_whole(tmp_path):
@@ -12,3 +25,100 @@ def test_a_file_appears_only_when_it_is_whole(tmp_path):
         raise RuntimeError
     assert path.read_text() == "first"
     assert [file.name for file in path.parent.iterdir()] == ["table.md"]
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_the_older_file(tmp_path, monkeypatch):
+    path = tmp_path / "table.md"
+    write_text(path, "first")
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(WriteError, match="table.md' cannot be written: No space left.*free some"):
+        write_text(path, "second")
+    assert contents(tmp_path) == {"table.md": "first"}
+
+
+def test_a_full_disk_is_seen_in_what_rust_says(tmp_path):
+    with pytest.raises(WriteError, match="No space left"), replacing(tmp_path / "model.pt"):
+        raise RuntimeError("I/O error: No space left on device (os error 28)")
+
+
+def test_other_errors_pass_through(tmp_path):
+    for error in (KeyError("a"), FileNotFoundError(errno.ENOENT, "x"), ConfigError("b")):
+        with pytest.raises(type(error)), replacing(tmp_path / "model.pt"):
+            raise error
+
+
+@pytest.mark.parametrize("name", ["file/under", "file", "x" * 300])
+def test_a_folder_that_cannot_be_is_one_sentence(name, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(WriteError, match="cannot be written: .*; choose another folder"):
+        make_folder(tmp_path / name)
+
+
+def test_a_folder_on_a_full_disk_is_refused_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(WriteError, match="No space left"):
+        make_folder(tmp_path / "out")
+    assert contents(tmp_path / "out") == {}
+
+
+def test_making_a_folder_leaves_nothing_in_it(tmp_path):
+    assert contents(make_folder(tmp_path / "a" / "b")) == {}
+
+
+def write_pair(folder, text):
+    with replacing_together(folder, "pair") as fresh:
+        (fresh / "a.pt").write_text(text)
+        (fresh / "a.mz").write_text(text)
+
+
+def test_files_that_belong_together_are_replaced_together(tmp_path):
+    out = tmp_path / "out"
+    write_pair(out, "first")
+    write_pair(out, "second")
+    assert contents(out) == {"a.pt": "second", "a.mz": "second"}
+
+
+def test_a_failure_leaves_all_the_older_files(tmp_path):
+    write_pair(tmp_path, "first")
+    with pytest.raises(RuntimeError), replacing_together(tmp_path, "pair") as fresh:
+        (fresh / "a.pt").write_text("second")
+        raise RuntimeError
+    assert contents(tmp_path) == {"a.pt": "first", "a.mz": "first"}
+
+
+@pytest.mark.parametrize("moved", [0, 1])
+def test_a_kill_between_two_moves_leaves_the_newer_pair_to_readers(tmp_path, moved, monkeypatch):
+    write_pair(tmp_path, "first")
+    moves = iter([True] * moved)
+
+    def replace(self, target, original=Path.replace):
+        return original(self, target) if next(moves, False) else full()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", replace)
+        with pytest.raises(WriteError):
+            write_pair(tmp_path, "second")
+    places = [latest(tmp_path / name) for name in ("a.pt", "a.mz")]
+    assert [place.read_text() for place in places] == ["second", "second"]
+    write_pair(tmp_path, "third")
+    assert contents(tmp_path) == {"a.pt": "third", "a.mz": "third"}
+    assert latest(tmp_path / "a.pt") == tmp_path / "a.pt"
+
+
+def test_what_is_named_is_the_place_and_not_where_it_was_prepared(tmp_path, monkeypatch):
+    with (
+        pytest.raises(WriteError, match=f"'{tmp_path}/a.md' cannot"),
+        replacing_together(tmp_path, "pair") as fresh,
+    ):
+        monkeypatch.setattr(Path, "write_text", full)
+        write_text(fresh / "a.md", "text")
+
+
+def test_a_folder_in_the_way_is_noticed_before_anything_is_replaced(tmp_path):
+    write_pair(tmp_path, "first")
+    (tmp_path / "a.mz").unlink()
+    (tmp_path / "a.mz").mkdir()
+    with pytest.raises(WriteError, match="Is a directory"):
+        write_pair(tmp_path, "second")
+    assert (tmp_path / "a.pt").read_text() == "first"
+    assert {file.name for file in tmp_path.iterdir()} == {"a.pt", "a.mz"}

@@ -9,6 +9,7 @@
     ├── CaptureError       a model cannot be written down    (also a RuntimeError)
     │   └── GuardError     a captured graph got inputs that it was not captured for
     ├── CheckpointError    a file is missing, broken or foreign (also a ValueError)
+    ├── WriteError         a disk is full or read-only   (also an OSError)
     ├── UnavailableError   something has to be installed or fetched first (also an OSError)
     └── NotBuiltError      a part that `chop` lacks      (also a NotImplementedError)
 
@@ -43,6 +44,10 @@ class GuardError(CaptureError):
 
 class CheckpointError(ChopError, ValueError):
     """A checkpoint is missing, truncated, corrupt or names code that is not allowed."""
+
+
+class WriteError(ChopError, OSError):
+    """A file or folder cannot be written: no space left, read-only, or something is in the way."""
 
 
 class UnavailableError(ChopError, OSError):

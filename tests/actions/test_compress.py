@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import json
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from chop.actions.bench import BenchModelConfig, bench_model
 from chop.actions.compress import CompressConfig, Row, compress, measure
 from chop.actions.doctor import OK, examine
 from chop.actions.subject import SubjectConfig, load_subject, raise_to_graph
-from chop.errors import CheckpointError, ConfigError, UnavailableError
+from chop.errors import CheckpointError, ConfigError, UnavailableError, WriteError
 from chop.train import Rows, default_dataset, evaluate, fit, load_trained, read_rows, split_rows
 
 
@@ -231,6 +232,30 @@ def test_an_earlier_model_survives_a_run_that_saves_none(tmp_path, capsys):
     compress(quick(tmp_path, formats=("4.2",)))
     assert (tmp_path / "model.pt").read_bytes() == before
     assert "the model in it is an earlier run's" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_folder_is_made_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setattr("chop.actions.subject.default_dataset", lambda *a: pytest.fail("worked"))
+    (tmp_path / "file").touch()
+    with pytest.raises(WriteError, match="under' cannot be written: Not a directory"):
+        compress(quick(tmp_path / "file" / "under"))
+
+
+@pytest.mark.parametrize("writer", ["safetensors.torch.save_file", "pathlib.Path.write_text"])
+def test_a_disk_that_fills_up_leaves_the_earlier_results(writer, tmp_path, monkeypatch):
+    first = compress(quick(tmp_path, formats=("8.auto",)))
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(writer, full)
+    with pytest.raises(WriteError, match="No space left on device; free some space"):
+        compress(quick(tmp_path, formats=("6.auto",)))
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    reloaded = MaseGraph.from_checkpoint(tmp_path / "model")
+    accuracy = evaluate(reloaded.model, default_dataset("mlp"))
+    assert accuracy == first["saved"]["accuracy"]
 
 
 def test_that_nothing_needed_training_is_said(tmp_path, capsys):

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from chop import passes
-from chop.errors import CheckpointError
+from chop.errors import CheckpointError, WriteError
 from chop.formats import Integer, MXInt, QuantSpec
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata, TensorInfo
@@ -265,6 +265,46 @@ def test_a_failing_export_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         mg.export(tmp_path / "graph")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mg = MaseGraph(nn.Sequential(nn.Linear(2, 2)))
+    mg.export(tmp_path / "graph")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(WriteError, match="graph' cannot be written: No space left on device"):
+        mg.export(tmp_path / "graph")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("moved", [0, 1])
+def test_an_export_that_is_killed_half_way_leaves_a_checkpoint_that_can_be_read(
+    tmp_path: Path, moved: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = (MaseGraph(nn.Sequential(nn.Linear(2, 2))) for _ in range(2))
+    old.export(tmp_path / "graph")
+    moves = iter([True] * moved)
+
+    def replace(self: Path, target: Path, original: Any = Path.replace) -> Path:
+        if next(moves, False):
+            return original(self, target)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", replace)
+        new.export(tmp_path / "graph")
+    read = MaseGraph.from_checkpoint(tmp_path / "graph")
+    assert torch.equal(read.modules["0"].weight, new.modules["0"].weight)
+    old.export(tmp_path / "graph")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["graph.mz", "graph.pt"]
+    read = MaseGraph.from_checkpoint(tmp_path / "graph")
+    assert torch.equal(read.modules["0"].weight, old.modules["0"].weight)
 
 
 def quantized_bits() -> MaseGraph:

@@ -102,6 +102,13 @@ def test_the_suffix_is_added_and_other_dots_stay(tmp_path: Path) -> None:
     assert draw(stack(), str(tmp_path / "graph.svg")) == tmp_path / "graph.svg"
 
 
+@pytest.mark.parametrize("name", ["graph.png", "graph.PDF"])
+def test_pictures_of_another_kind_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the picture is an SVG file.*expected 'graph.svg'"):
+        stack().draw(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_graph_always_gives_the_same_picture() -> None:
     assert to_svg(stack()) == to_svg(stack()) == to_svg(stack().copy())
 

@@ -14,7 +14,7 @@ from chop.actions.speed import compare_with_float
 from chop.actions.subject import SubjectConfig, load_subject, raise_to_graph
 from chop.bench.model import BATCH_SIZES, ModelComparison
 from chop.errors import CheckpointError, ConfigError
-from chop.files import write_text
+from chop.files import latest, make_folder, write_text
 from chop.ir.graph import MaseGraph
 from chop.report.bench_plots import plot_ratios
 from chop.tables import markdown_table
@@ -68,6 +68,7 @@ def bench_model(config: BenchModelConfig) -> ModelComparison:
         ConfigError: settings that do not fit together.
         CheckpointError: the folder holds no compressed model.
     """
+    make_folder(config.out)
     with tempfile.TemporaryDirectory() as name:
         folder = config.compressed or _compressed(config, Path(name))
         subject = load_subject(_subject_config(config, folder))
@@ -108,7 +109,7 @@ def _compressed(config: BenchModelConfig, folder: Path) -> Path:
 
 def _subject_config(config: BenchModelConfig, folder: Path) -> SubjectConfig:
     """What the folder was compressed from; settings that were given win."""
-    path = folder / "result.json"
+    path = latest(folder / "result.json")
     if not path.is_file():
         raise CheckpointError(
             f"'{folder}' holds no result.json: expected the output folder of chop compress."

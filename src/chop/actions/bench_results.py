@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from chop.bench import Comparison
-from chop.files import write_text
+from chop.files import make_folder, write_text
 from chop.report.bench_plots import plot_ratios
 from chop.tables import markdown_table, print_table
 
@@ -21,6 +21,27 @@ class Results(Protocol):
 
     def tables(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
         """Rows by title, spelt for people."""
+
+
+class Settings(Protocol):
+    """What to measure, and where to write it."""
+
+    @property
+    def out(self) -> Path:
+        """The folder for everything that is written."""
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def measure_and_write(measure: Callable[[S], Results], config: S) -> None:
+    """Measures, and writes the results; the folder is made and tried first.
+
+    Raises:
+        WriteError: it cannot be written to.
+    """
+    make_folder(config.out)
+    write_results(measure(config), config.out)
 
 
 def write_results(found: Results, out: Path) -> None:

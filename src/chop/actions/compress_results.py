@@ -18,7 +18,7 @@ from chop import passes
 from chop.actions.speed import compare_with_float
 from chop.actions.subject import Subject
 from chop.bench.model import BATCH_SIZES
-from chop.files import write_text
+from chop.files import replacing_together, write_text
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import obstacle
 from chop.passes.analysis.summarize_quantization import layer_rows, operator_rows
@@ -96,7 +96,7 @@ def write_results(
     subject: Subject,
     config: CompressConfig,
 ) -> Mapping[str, Any]:
-    """Writes every file in one step each; `result.json` comes last and vouches for the others.
+    """Writes the files of a run, all or none: those of an earlier run stay until then.
 
     Args:
         candidates: what was measured, float first.
@@ -104,11 +104,26 @@ def write_results(
         subject: the model and its rows.
         config: the settings, whose `out` is written to.
     Returns: what is in `result.json`.
+    Raises:
+        WriteError: the disk is full or read-only.
     """
+    with replacing_together(config.out, "results") as folder:
+        result = _write(folder, candidates, chosen, subject, config)
+    if chosen and not config.onnx:
+        (config.out / ONNX_FILE).unlink(missing_ok=True)  # of an earlier run
+    return result
+
+
+def _write(
+    folder: Path,
+    candidates: Sequence[Candidate],
+    chosen: Candidate | None,
+    subject: Subject,
+    config: CompressConfig,
+) -> dict[str, Any]:
     rows = [candidate.row for candidate in candidates]
-    (config.out / "result.json").unlink(missing_ok=True)
     plot_accuracy(
-        config.out / "accuracy.svg",
+        folder / "accuracy.svg",
         _curves(rows),
         {"float": rows[0].accuracy, "chance": subject.chance},
         xlabel="average bits per parameter",
@@ -119,27 +134,26 @@ def write_results(
         "dataset": subject.dataset,
         "rows": [dataclasses.asdict(row) for row in rows],
         "saved": None,
-        **(_save(candidates[0], chosen, subject, config) if chosen else {}),
+        **(_save(folder, candidates[0], chosen, subject, config) if chosen else {}),
         "versions": {"torch": torch.__version__},
     }
     parts = [markdown_table(table_of(candidates)), *footnotes(candidates)]
     if chosen:
         parts += [sizes_of(result), markdown_table(result["speed"])]
-    write_text(config.out / "table.md", "\n\n".join(filter(None, parts)) + "\n")
-    write_text(config.out / "result.json", json.dumps(result, indent=2) + "\n")
+    write_text(folder / "table.md", "\n\n".join(filter(None, parts)) + "\n")
+    write_text(folder / "result.json", json.dumps(result, indent=2) + "\n")
     return result
 
 
 def _save(
-    exact: Candidate, chosen: Candidate, subject: Subject, config: CompressConfig
+    folder: Path, exact: Candidate, chosen: Candidate, subject: Subject, config: CompressConfig
 ) -> dict[str, Any]:
     """Writes the model and its picture; returns what `result.json` says of them."""
-    (config.out / ONNX_FILE).unlink(missing_ok=True)
     packed = _packed(chosen.graph)
-    packed.export(config.out / "model")
-    sizes = exported_bytes(exact.graph), _file_bytes(config.out)
-    onnx = _write_onnx(chosen.graph, config.out / ONNX_FILE) if config.onnx else None
-    packed.draw(config.out / "graph.svg")
+    packed.export(folder / "model")
+    sizes = exported_bytes(exact.graph), _file_bytes(folder)
+    onnx = _write_onnx(chosen.graph, folder / ONNX_FILE) if config.onnx else None
+    packed.draw(folder / "graph.svg")
     return {
         "saved": dataclasses.asdict(chosen.row),
         "operators": [dataclasses.asdict(row) for row in operator_rows(chosen.graph)],
@@ -157,7 +171,7 @@ def _write_onnx(mg: MaseGraph, path: Path) -> dict[str, Any]:
     _, info = passes.export_onnx_interface_pass(mg, settings)
     if info["fallback"]:
         Console().print(
-            f"{path}: {len(info['fallback'])} operands are floats, ONNX lacks their formats"
+            f"{path.name}: {len(info['fallback'])} operands are floats, ONNX lacks their formats"
         )
     return {name: info[name] for name in ("quantized", "fallback", "size_bytes")}
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from chop import passes
 from chop.data import check_vocabulary, get_tokenized_dataset, load_dataset, num_labels
 from chop.errors import ConfigError, did_you_mean
-from chop.files import replacing
+from chop.files import make_folder, replacing
 from chop.ir.graph import MaseGraph
 from chop.models import BUILTIN_MODELS, load_model
 from chop.train import (
@@ -159,6 +159,7 @@ def load_subject(config: SubjectConfig) -> Subject:
     Raises:
         ConfigError: model and data set do not go together.
         UnavailableError: model or data set are not there.
+        WriteError: `config.out` cannot be written to.
     """
     place = _device(config.device)
     if config.model in BUILTIN_MODELS:
@@ -168,6 +169,7 @@ def load_subject(config: SubjectConfig) -> Subject:
                 f"built-in model '{config.model}' is trained on '{own}', not on "
                 f"'{config.dataset}'; give a model of your own by --model FOLDER."
             )
+        make_folder(config.out)
         data = default_dataset(config.model)
         held_out = {"held_out": VALIDATION_SHARE, "seed": config.seed}
         trained = load_trained(config.model, progress=True, **held_out).to(place)
@@ -266,6 +268,7 @@ def _checkpoint(config: SubjectConfig) -> tuple[nn.Module, DatasetDict]:
             f"model '{config.model}' is not built in and needs a data set: give --dataset, or for "
             f"a built-in model {did_you_mean(config.model, BUILTIN_MODELS)}"
         )
+    make_folder(config.out)
     data = load_dataset(config.dataset, limit=config.limit)
     loaded = load_model(config.model, num_labels=num_labels(data))
     if loaded.main_input_name == "input_ids":

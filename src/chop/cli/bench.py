@@ -128,12 +128,12 @@ def attention_command(
 ) -> None:
     """See `ATTENTION_HELP`."""
     settings = options.settings_from(locals(), config)
-    from chop.actions.bench_results import write_results
+    from chop.actions.bench_results import measure_and_write
     from chop.bench.attention import BenchAttentionConfig, bench_attention
     from chop.config import parse
 
     chosen = parse(BenchAttentionConfig, settings, str(config or "chop bench attention"))
-    write_results(bench_attention(chosen), chosen.out)
+    measure_and_write(bench_attention, chosen)
 
 
 COMPILE_HELP = """Measure a model against what torch.compile makes of it.
@@ -190,12 +190,12 @@ def compile_command(
 ) -> None:
     """See `COMPILE_HELP`."""
     settings = options.settings_from(locals(), config)
-    from chop.actions.bench_results import write_results
+    from chop.actions.bench_results import measure_and_write
     from chop.bench.compile import BenchCompileConfig, bench_compile
     from chop.config import parse
 
     chosen = parse(BenchCompileConfig, settings, str(config or "chop bench compile"))
-    write_results(bench_compile(chosen), chosen.out)
+    measure_and_write(bench_compile, chosen)
 
 
 SOFTMAX_HELP = """Measure softmax written out against fused softmax.
@@ -233,12 +233,12 @@ def softmax_command(
 ) -> None:
     """See `SOFTMAX_HELP`."""
     settings = options.settings_from(locals(), config)
-    from chop.actions.bench_results import write_results
+    from chop.actions.bench_results import measure_and_write
     from chop.bench.softmax import BenchSoftmaxConfig, bench_softmax
     from chop.config import parse
 
     chosen = parse(BenchSoftmaxConfig, settings, str(config or "chop bench softmax"))
-    write_results(bench_softmax(chosen), chosen.out)
+    measure_and_write(bench_softmax, chosen)
 
 
 DEQUANTIZE_HELP = """Measure packed weights: decoding them, multiplying by them, keeping them.
@@ -281,9 +281,9 @@ def dequantize_command(
 ) -> None:
     """See `DEQUANTIZE_HELP`."""
     settings = options.settings_from(locals(), config)
-    from chop.actions.bench_results import write_results
+    from chop.actions.bench_results import measure_and_write
     from chop.bench.dequantize import BenchDequantizeConfig, bench_dequantize
     from chop.config import parse
 
     chosen = parse(BenchDequantizeConfig, settings, str(config or "chop bench dequantize"))
-    write_results(bench_dequantize(chosen), chosen.out)
+    measure_and_write(bench_dequantize, chosen)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chop.actions.subject import Subject, fingerprint_of_rows, fingerprint_of_weights
+from chop.files import make_folder, writing
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,9 @@ class Journal:
 
     def add(self, settings: Mapping[str, Any], result: Mapping[str, float]) -> dict[str, float]:
         """Notes a result; it is on the disk when this returns."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         line = json.dumps({"settings": settings, "result": result}, sort_keys=True, default=str)
-        with self.path.open("a+b") as file:
+        with writing(self.path), self.path.open("a+b") as file:
             # What a kill left of the last line must not swallow this one.
             size = file.seek(0, os.SEEK_END)
             if size:

@@ -17,6 +17,7 @@ from chop.actions.sweep.journal import Journal, measure_all
 from chop.actions.sweep.record import write_figure, write_table
 from chop.config import convert, parse
 from chop.errors import ConfigError
+from chop.files import make_folder
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
 from chop.passes.pruning.layers import OPERATORS, TABLES
@@ -101,6 +102,7 @@ def prune_sweep(config: PruneSweepConfig, subject: Subject | None = None) -> lis
         UnavailableError: the model or the data set is not there.
     """
     subject = subject or load_subject(config)
+    make_folder(config.out)
     settings = list(dict.fromkeys(itertools.product(config.methods, config.shares())))
     points = _experiment(config, subject).points(subject, settings)
     title = f"{subject.name} on {subject.dataset}"

@@ -19,6 +19,7 @@ from chop.actions.sweep.grid import spread, whole
 from chop.actions.sweep.journal import Journal, measure_all
 from chop.actions.sweep.record import write_figure, write_table
 from chop.errors import ConfigError
+from chop.files import make_folder
 from chop.formats import Integer
 from chop.ir.graph import MaseGraph
 from chop.passes import calculate_avg_bits_mg_analysis_pass
@@ -108,6 +109,7 @@ def quantize_sweep(
         UnavailableError: the model or the data set is not there.
     """
     subject = subject or load_subject(config)
+    make_folder(config.out)
     lines = config.lines()
     settings = list(dict.fromkeys(setting for line in lines.values() for setting in line))
     points = _experiment(config, subject).points(subject, settings)

@@ -7,12 +7,13 @@ be read. Point at a box to see the node's full name and the line of the model th
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
+from chop.errors import ConfigError
+from chop.files import write_text
 from chop.ir.drawing.layout import Block, Line, Placed, lay_out
 from chop.ir.drawing.sketch import (
     COLLAPSED,
@@ -41,6 +42,7 @@ COLOURS = {
     OTHER: ("#f7f7f7", "#9a9a9a"),
     COLLAPSED: ("#ffffff", "#3b6ea8"),
 }
+OTHER_PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".pdf", ".eps")
 FONT = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', 'Liberation Mono', monospace"
 HEADER = 44.0
 ARROW = "M-3.5,-6 L0,0 L3.5,-6 Z"
@@ -59,17 +61,19 @@ def draw(mg: MaseGraph, file: str | Path = "mase_graph.svg", depth: int | None =
     Returns: the path of the file.
 
     Raises:
-        ConfigError: `depth` is no positive number.
+        ConfigError: `depth` is no positive number, or the suffix names another kind of picture.
+        WriteError: the disk is full or read-only.
     """
     path = Path(file).expanduser()
+    if path.suffix.lower() in OTHER_PICTURES:
+        raise ConfigError(
+            f"draw: '{path.name}': the picture is an SVG file, which browsers and word processors "
+            f"show: expected '{path.stem}.svg'."
+        )
     if path.suffix != ".svg":
         path = path.with_name(f"{path.name}.svg")
     text = to_svg(mg, depth)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        written = Path(folder) / path.name
-        written.write_text(text, encoding="utf-8")
-        written.replace(path)
+    write_text(path, text)
     return path
 
 

@@ -294,7 +294,7 @@ class MaseGraph:
         """Draws the graph as an SVG file; see `chop.ir.drawing.draw`.
 
         Args:
-            file: where to; parent folders are made.
+            file: where to, with the suffix `.svg` or none; parent folders are made.
             depth: levels of modules to unfold; None unfolds what stays readable.
         """
         from chop.ir.drawing.draw import draw

@@ -20,8 +20,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -30,6 +28,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.errors import CheckpointError, ChopError, did_you_mean
+from chop.files import latest, replacing_together
 from chop.ir.capture.captured import CapturedModule, CaptureRecord
 from chop.ir.capture.guards import compile_guard
 from chop.ir.graph import MaseGraph, Provenance, metadata_of
@@ -66,7 +65,9 @@ SaveFormat = Literal["full_model", "state_dict"]
 
 
 def export(mg: MaseGraph, fname: str | Path, save_format: SaveFormat = "full_model") -> None:
-    """Writes `fname.pt` and `fname.mz`. Missing folders are made; a failure leaves no half file.
+    """Writes `fname.pt` and `fname.mz`, both or none: killed or failed, it leaves older ones alone.
+
+    Missing folders are made.
 
     Args:
         mg: the graph; it is not changed.
@@ -75,6 +76,7 @@ def export(mg: MaseGraph, fname: str | Path, save_format: SaveFormat = "full_mod
 
     Raises:
         CheckpointError: something in the graph has no plain form; the message names it.
+        WriteError: the disk is full or read-only.
     """
     if save_format not in get_args(SaveFormat):
         choice = did_you_mean(save_format, get_args(SaveFormat))
@@ -89,14 +91,15 @@ def export(mg: MaseGraph, fname: str | Path, save_format: SaveFormat = "full_mod
             name: pack_inline(tensor) for name, tensor in tensors.items() if name not in state
         }
         tensors = state
-    tensor_path.parent.mkdir(parents=True, exist_ok=True)
-    _write_atomically(tensor_path, lambda path: _save_tensors(tensors, path))
-    document["tensor_file"] = {
-        "sha256": _digest(tensor_path),
-        "size_bytes": tensor_path.stat().st_size,
-    }
-    text = _render({"format": FORMAT, "version": VERSION, "save_format": save_format, **document})
-    _write_atomically(graph_path, lambda path: path.write_text(text, encoding="utf-8"))
+    with replacing_together(tensor_path.parent, tensor_path.stem) as folder:
+        written = folder / tensor_path.name
+        _save_tensors(tensors, written)
+        document["tensor_file"] = {
+            "sha256": _digest(written),
+            "size_bytes": written.stat().st_size,
+        }
+        head = {"format": FORMAT, "version": VERSION, "save_format": save_format}
+        (folder / graph_path.name).write_text(_render({**head, **document}), encoding="utf-8")
 
 
 def from_checkpoint(
@@ -119,7 +122,7 @@ def from_checkpoint(
         CheckpointError: a file is missing, cut off, corrupt, foreign or from a later version, or
             names code that is not allowed.
     """
-    tensor_path, graph_path = _paths(checkpoint)
+    tensor_path, graph_path = map(latest, _paths(checkpoint))
     _require(tensor_path, graph_path)
     document = _parse(graph_path)
     _check_tensor_file(tensor_path, graph_path, document)
@@ -342,25 +345,6 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         owners.add(storage.data_ptr())
         apart[name] = tensor.clone() if is_view else tensor
     return apart
-
-
-def _write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Writes beside the target and renames, so that readers see the old file or the new one."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        write(temporary)
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _render(document: Mapping[str, Json]) -> str:
