@@ -44,8 +44,8 @@ def get_trainer(
 ) -> Trainer:
     """A `transformers.Trainer` for a classifier: `.train()`, `.evaluate()["eval_accuracy"]`.
 
-    A script of MASE's trains to the same weights: batch size, learning rate, schedule, seed and the
-    order of rows are those of MASE's trainer, which leaves them to `transformers.TrainingArguments`.
+    A script of MASE's trains to the same weights: batch size, learning rate, schedule, seed and
+    order of rows are those of MASE's trainer, which has `transformers.TrainingArguments`' own.
     Other than there, evaluation takes larger batches, metrics need no network, and no checkpoint is
     written unless it is asked for: none of it changes what is learnt. On texts of unequal lengths
     `train_sampling_strategy="group_by_length"` is faster, in another order; models of a few million
