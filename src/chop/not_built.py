@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NoReturn
 
 from chop.errors import NotBuiltError
@@ -15,15 +16,53 @@ DISTRIBUTED = (
     "no model is sharded over devices yet; mg.model is an ordinary module that "
     "torch.distributed.tensor.parallel.parallelize_module takes."
 )
+TENSORRT = (
+    "no TensorRT engine is built yet; export_onnx_interface_pass writes a file that TensorRT reads."
+)
+SPIKING = (
+    "no spiking networks are built yet; quantize_transform_pass to 'binary' gives one-bit inputs."
+)
+ATTENTION = (
+    "no attention is replaced yet; fuse_attention_transform_pass makes it one fused call, with the "
+    "same numbers."
+)
+RUNTIME = (
+    "no pass measures speed yet; the command 'chop bench model' compares a model with its float "
+    "twin."
+)
+REASONS: dict[str, str] = {
+    HARDWARE: """
+        emit_verilog_top_transform_pass emit_internal_rtl_transform_pass emit_bram_transform_pass
+        emit_cocotb_transform_pass emit_vivado_project_transform_pass simulate
+        run_cosim_analysis_pass get_synthesis_results report_node_hardware_type_analysis_pass
+        patch_metadata_transform_pass
+    """,
+    DISTRIBUTED: """
+        autosharding_analysis_pass resharding_transform_pass AutoPipelineForDistributedInference
+        partition_to_multi_device_transform_pass
+    """,
+    TENSORRT: """
+        tensorrt_calibrate_transform_pass tensorrt_fake_quantize_transform_pass
+        tensorrt_fine_tune_transform_pass tensorrt_engine_interface_pass
+    """,
+    SPIKING: "ann2snn_transform_pass ann2snn_module_transform_pass",
+    ATTENTION: "attention_transform_pass",
+    RUNTIME: "runtime_analysis_pass",
+    "no LogicNets are built yet; quantize_transform_pass to 'integer' has their formats.": (
+        "logicnets_fusion_transform_pass"
+    ),
+    "no runtime is wrapped yet; export_onnx_interface_pass writes a file that onnxruntime takes.": (
+        "onnx_runtime_interface_pass onnx_annotate_transform_pass"
+    ),
+    "no pass trains yet; chop.tools.get_trainer and chop.train.fit take mg.model.": (
+        "training_base_pass"
+    ),
+    "no circuits are emitted yet; mxint_quantizer is the format with its software.": (
+        "mxint_hardware"
+    ),
+}
 NOT_BUILT: dict[str, str] = {
-    "autosharding_analysis_pass": DISTRIBUTED,
-    "resharding_transform_pass": DISTRIBUTED,
-    "AutoPipelineForDistributedInference": DISTRIBUTED,
-    "emit_verilog_top_transform_pass": HARDWARE,
-    "emit_internal_rtl_transform_pass": HARDWARE,
-    "emit_bram_transform_pass": HARDWARE,
-    "emit_cocotb_transform_pass": HARDWARE,
-    "simulate": HARDWARE,
+    name: reason for reason, names in REASONS.items() for name in names.split()
 }
 """What is missing, and what to use meanwhile."""
 
@@ -31,7 +70,11 @@ NOT_BUILT: dict[str, str] = {
 def __getattr__(name: str) -> Callable[..., NoReturn]:
     if name not in NOT_BUILT:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return _refusal(name)
 
+
+@cache
+def _refusal(name: str) -> Callable[..., NoReturn]:
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise NotBuiltError(f"{name}: {NOT_BUILT[name]}")
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from chop.aliases import alias_modules
 from chop.errors import ConfigError
 from chop.formats import (
     MXFP,
@@ -26,6 +27,7 @@ from chop.formats import (
     ScaleInteger,
     Ternary,
 )
+from chop.not_built import mxint_hardware
 
 BlockSize = int | Sequence[int]
 E8M0_WIDTH = 8
@@ -199,6 +201,24 @@ def mxfp_quantizer(
     return MXFP(width, element_exp_bits, block_size=size, block_dim=block_dim)(x)
 
 
+quantizer_map: dict[str, Callable[..., Tensor]] = {
+    "integer": integer_quantizer,
+    "fixed": integer_quantizer,
+    "minifloat_denorm": minifloat_denorm_quantizer,
+    "minifloat_ieee": minifloat_ieee_quantizer,
+    "log": log_quantizer,
+    "block_fp": block_fp_quantizer,
+    "block_minifloat": block_minifloat_quantizer,
+    "block_log": block_log_quantizer,
+    "binary": binary_quantizer,
+    "ternary": ternary_quantizer,
+    "mxint": mxint_quantizer,
+    "mxfp": mxfp_quantizer,
+    "mxint_hardware": mxint_hardware,
+}
+"""The functions by the names of the formats."""
+
+
 def _sizes(block_size: BlockSize) -> int | tuple[int, ...]:
     return tuple(block_size) if isinstance(block_size, Sequence) else block_size
 
@@ -211,3 +231,11 @@ def _check_scales(function: str, argument: str, width: int, quantile_search: boo
             f"{function}.quantile_search: scales follow the largest magnitude; for scales that "
             "leave out a share of them use scale_integer_quantizer with its quantile."
         )
+
+
+alias_modules(
+    __name__,
+    """
+    binary block_fp block_log block_minifloat integer log minifloat mxfp mxint scale_integer ternary
+    """,
+)

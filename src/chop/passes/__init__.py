@@ -1,16 +1,35 @@
 """WHAT CAN BE DONE TO A MODEL: one pass per file; `PASSES` has those that take settings."""
 
 from chop.not_built import (
+    ann2snn_transform_pass,
     autosharding_analysis_pass,
     emit_bram_transform_pass,
     emit_cocotb_transform_pass,
     emit_internal_rtl_transform_pass,
     emit_verilog_top_transform_pass,
+    emit_vivado_project_transform_pass,
+    get_synthesis_results,
+    logicnets_fusion_transform_pass,
+    onnx_annotate_transform_pass,
+    onnx_runtime_interface_pass,
+    partition_to_multi_device_transform_pass,
+    patch_metadata_transform_pass,
+    report_node_hardware_type_analysis_pass,
     resharding_transform_pass,
+    run_cosim_analysis_pass,
+    runtime_analysis_pass,
+    tensorrt_calibrate_transform_pass,
+    tensorrt_engine_interface_pass,
+    tensorrt_fake_quantize_transform_pass,
+    tensorrt_fine_tune_transform_pass,
+    training_base_pass,
 )
 from chop.passes import graph, module
 from chop.passes.analysis.add_common_metadata import add_common_metadata_analysis_pass
 from chop.passes.analysis.add_hardware_metadata import add_hardware_metadata_analysis_pass
+from chop.passes.analysis.add_natural_sparsity_metadata import (
+    add_natural_sparsity_metadata_analysis_pass,
+)
 from chop.passes.analysis.add_pruning_metadata import add_pruning_metadata_analysis_pass
 from chop.passes.analysis.add_software_metadata import add_software_metadata_analysis_pass
 from chop.passes.analysis.calculate_avg_bits import calculate_avg_bits_mg_analysis_pass
@@ -24,12 +43,17 @@ from chop.passes.analysis.report_node_type import report_node_type_analysis_pass
 from chop.passes.analysis.report_sparsity import report_sparsity_analysis_pass
 from chop.passes.analysis.summarize_quantization import summarize_quantization_analysis_pass
 from chop.passes.analysis.verify_common_metadata import verify_common_metadata_analysis_pass
+from chop.passes.analysis.verify_hardware_metadata import verify_hardware_metadata_analysis_pass
+from chop.passes.analysis.verify_metadata import verify_metadata_analysis_pass
+from chop.passes.analysis.verify_software_metadata import verify_software_metadata_analysis_pass
 from chop.passes.base import PASSES, graph_pass
 from chop.passes.interface.export_onnx import export_onnx_interface_pass
 from chop.passes.interface.load_graph import load_mase_graph_interface_pass
 from chop.passes.interface.load_lora_adapter import load_lora_adapter_interface_pass
+from chop.passes.interface.load_node_meta_param import load_node_meta_param_interface_pass
 from chop.passes.interface.save_graph import save_mase_graph_interface_pass
 from chop.passes.interface.save_lora_adapter import save_lora_adapter_interface_pass
+from chop.passes.interface.save_node_meta_param import save_node_meta_param_interface_pass
 from chop.passes.transforms.calibrate import calibrate_transform_pass
 from chop.passes.transforms.conv_bn_fusion import conv_bn_fusion_transform_pass
 from chop.passes.transforms.fuse_attention import fuse_attention_transform_pass
@@ -41,4 +65,5 @@ from chop.passes.transforms.pack import pack_transform_pass
 from chop.passes.transforms.prune import prune_transform_pass
 from chop.passes.transforms.prune_detach_hook import prune_detach_hook_transform_pass
 from chop.passes.transforms.quantize import quantize_transform_pass
+from chop.passes.transforms.raise_granularity import raise_granularity_transform_pass
 from chop.passes.transforms.smoothquant import smoothquant_transform_pass

@@ -6,6 +6,7 @@ and users import a pass from any of them.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import chop.passes
@@ -13,6 +14,8 @@ from chop.errors import did_you_mean
 
 
 def __getattr__(name: str) -> Any:
+    if name == "QUANTIZEABLE_OP":
+        return _quantizable_operators()
     if name in __dir__():
         return getattr(chop.passes, name)
     hint = "" if name.startswith("_") else f": {did_you_mean(name, __dir__())}"
@@ -20,4 +23,13 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [name for name in vars(chop.passes) if name.endswith("_pass")]
+    passes = [name for name in vars(chop.passes) if name.endswith("_pass")]
+    return [*passes, "get_synthesis_results", "QUANTIZEABLE_OP"]
+
+
+@cache
+def _quantizable_operators() -> tuple[str, ...]:
+    """The operators that `quantize_transform_pass` can be told of, by MASE's names."""
+    from chop.ir.ops import OPS
+
+    return tuple(name for name, row in OPS.items() if row.quantized or row.arguments or row.twin)

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from chop.dotted import deepgetattr, deepsetattr
-from chop.errors import GraphError
+from chop.errors import GraphError, did_you_mean
 from chop.ir.graph import MaseGraph, metadata_of
 
 __all__ = [
     "deepcopy_mase_graph",
     "deepgetattr",
     "deepsetattr",
+    "fetch_attr",
+    "get_input_index",
     "get_mase_op",
     "get_mase_type",
+    "get_module_by_name",
+    "get_module_by_target",
     "get_node_actual_target",
+    "get_node_by_name",
     "get_parent_name",
+    "load_arg",
 ]
 
 
@@ -63,3 +70,56 @@ def get_parent_name(target: str) -> tuple[str, str]:
 def deepcopy_mase_graph(mg: MaseGraph) -> MaseGraph:
     """`mg.copy()` by MASE's name."""
     return mg.copy()
+
+
+def get_node_by_name(graph: MaseGraph | fx.Graph, request_name: str) -> fx.Node:
+    """The node of that name.
+
+    Raises:
+        GraphError: there is none; the message names the nearest.
+    """
+    nodes = {node.name: node for node in graph.nodes}
+    if request_name not in nodes:
+        raise GraphError(f"no node '{request_name}': {did_you_mean(request_name, nodes)}")
+    return nodes[request_name]
+
+
+def get_module_by_name(model: nn.Module, request_name: str) -> nn.Module | None:
+    """The module at that dotted path of a model; None where there is none."""
+    return dict(model.named_modules()).get(request_name)
+
+
+def get_module_by_target(model: nn.Module, target: str) -> Any:
+    """The module, parameter or other attribute at that dotted path of a model.
+
+    Raises:
+        GraphError: the path ends early; the message says where.
+    """
+    found: Any = model
+    path = target.split(".")
+    for depth, name in enumerate(path):
+        if not hasattr(found, name):
+            raise GraphError(f"'{target}': '{'.'.join(path[:depth])}' has no '{name}'.")
+        found = getattr(found, name)
+    return found
+
+
+def get_input_index(node: fx.Node, next_node: fx.Node) -> int | None:
+    """Which of the inputs of `next_node`, from 0, the result of `node` is; None if it is none."""
+    inputs = next_node.all_input_nodes
+    return inputs.index(node) if node in inputs else None
+
+
+def fetch_attr(load: nn.Module, target: str) -> Any:
+    """What a `get_attr` node of the module reads: `get_module_by_target`."""
+    return get_module_by_target(load, target)
+
+
+def load_arg(a: Any, env: Mapping[str, Any]) -> Any:
+    """Arguments of a node with the values of the nodes in them, by name, as interpreters hold them.
+
+    Args:
+        a: `node.args` or `node.kwargs`.
+        env: values by the names of nodes.
+    """
+    return fx.node.map_arg(a, lambda node: env[node.name])

@@ -15,7 +15,7 @@ from chop.ir.verify import verify
 from chop.nn.lora import LoraLinear, adapters_of, freeze
 from chop.passes.base import check_graph
 from chop.passes.interface.peft_format import AdapterFile, LayerFile, read_adapter
-from chop.passes.interface.save_graph import folder_of
+from chop.passes.interface.save_graph import path_of
 from chop.passes.transforms.insert_lora_adapter import attach, linears_of
 
 NAME = "load_lora_adapter_interface_pass"
@@ -42,7 +42,7 @@ def load_lora_adapter_interface_pass(
         ConfigError: no folder is named.
     """
     check_graph(NAME, mg)
-    folder = folder_of(pass_args, "load_dir", NAME)
+    folder = path_of(pass_args, "load_dir", NAME)
     adapter = read_adapter(folder)
     result = mg.copy()
     linears = linears_of(result)

@@ -31,13 +31,13 @@ def save_mase_graph_interface_pass(
         CheckpointError: something in the graph cannot be exported.
     """
     check_graph(NAME, graph)
-    path = folder_of(pass_args, "save_dir", NAME) / FILE_NAME
+    path = path_of(pass_args, "save_dir", NAME) / FILE_NAME
     graph.export(path)
     return graph, {"path": path}
 
 
-def folder_of(pass_args: Any, key: str, where: str) -> Path:
-    """The folder that the settings of a pass name, either alone or under `key`.
+def path_of(pass_args: Any, key: str, where: str) -> Path:
+    """The file or folder that the settings of a pass name, either alone or under `key`.
 
     Raises:
         ConfigError: they name none.

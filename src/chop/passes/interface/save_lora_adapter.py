@@ -13,7 +13,7 @@ from chop.ir.graph import MaseGraph
 from chop.nn.lora import ADAPTER_MODULES, LoraLinear, adapters_of
 from chop.passes.base import check_graph
 from chop.passes.interface.peft_format import AdapterFile, LayerFile, targets_for, write_adapter
-from chop.passes.interface.save_graph import folder_of
+from chop.passes.interface.save_graph import path_of
 
 NAME = "save_lora_adapter_interface_pass"
 
@@ -38,7 +38,7 @@ def save_lora_adapter_interface_pass(
         ConfigError: no folder is named.
     """
     check_graph(NAME, mg)
-    folder = folder_of(pass_args, "save_dir", NAME)
+    folder = path_of(pass_args, "save_dir", NAME)
     layers = adapters_of(mg.model)
     if not layers:
         raise GraphError(

@@ -1,7 +1,22 @@
 """Passes on plain modules, for models that are not raised to a graph: `(module, settings)`."""
 
+from chop.aliases import alias_modules
+from chop.not_built import (
+    ann2snn_module_transform_pass,
+    attention_transform_pass,
+    autosharding_analysis_pass,
+    resharding_transform_pass,
+)
 from chop.passes.module.calculate_avg_bits import calculate_avg_bits_module_analysis_pass
 from chop.passes.module.quantize_module import quantize_module_transform_pass
 from chop.passes.module.report_trainable_parameters import (
     report_trainable_parameters_analysis_pass,
+)
+
+alias_modules(
+    __name__,
+    """
+    analysis.quantize.calculate_avg_bits_module analysis.report transforms.attention
+    transforms.autosharding transforms.quantize.quantize transforms.snn.ann2snn
+    """,
 )

@@ -1,0 +1,83 @@
+"""The metadata of a graph's nodes as a JSON file, for the same graph in another process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from chop.errors import CheckpointError, GraphError, did_you_mean
+from chop.files import write_text
+from chop.ir.graph import MaseGraph, Provenance
+from chop.ir.metadata import MaseMetadata
+from chop.ir.storage.allowed import AllowList
+from chop.ir.storage.codec import Decoder, Encoder
+
+FORMAT = "chop metadata"
+VERSION = 1
+
+
+def write_metadata(mg: MaseGraph, path: Path) -> int:
+    """Writes what is noted on every node; tensors among it are left out.
+
+    Returns: the number of nodes with metadata.
+    """
+    noted = {node.name: node.meta["mase"] for node in mg.nodes if "mase" in node.meta}
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "passes": [step.name for step in mg.provenance if step.name.endswith("_analysis_pass")],
+        "nodes": Encoder(functions=False).leniently(noted),
+    }
+    write_text(path, json.dumps(document, indent=1))
+    return len(noted)
+
+
+def read_metadata(mg: MaseGraph, path: Path) -> int:
+    """Notes what was written on the nodes of the same names, in place of what they had.
+
+    Returns: the number of nodes with metadata.
+
+    Raises:
+        CheckpointError: the file is missing, broken or of another kind.
+        GraphError: it is of another graph.
+    """
+    document = _parse(path)
+    decode = Decoder(AllowList(()))
+    found = {name: decode(plain) for name, plain in document["nodes"].items()}
+    by_name = {node.name: node for node in mg.nodes}
+    for name, metadata in found.items():
+        if name not in by_name:
+            raise GraphError(
+                f"'{path}' is of another graph: no node '{name}': {did_you_mean(name, by_name)}"
+            )
+        if not isinstance(metadata, MaseMetadata):
+            raise CheckpointError(f"'{path}' is malformed: node '{name}' has no metadata.")
+    for name, metadata in found.items():
+        by_name[name].meta["mase"] = metadata
+    done = {step.name for step in mg.provenance}
+    mg.provenance += [
+        Provenance(n, f"read from {path}") for n in document["passes"] if n not in done
+    ]
+    return len(found)
+
+
+def _parse(path: Path) -> dict[str, dict[str, object]]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"'{path}' cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise CheckpointError(f"'{path}' is no metadata of chop's: {error}.") from None
+    is_ours = isinstance(document, dict) and document.get("format") == FORMAT
+    if not is_ours or document.get("version") != VERSION:
+        raise CheckpointError(
+            f"'{path}' is no metadata of chop's, version {VERSION}; "
+            "write it with save_node_meta_param_interface_pass."
+        )
+    if not isinstance(document.get("nodes"), dict) or not _are_names(document.get("passes")):
+        raise CheckpointError(f"'{path}' is malformed: expected nodes and passes.")
+    return document
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
