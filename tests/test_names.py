@@ -2,6 +2,8 @@
 
 import importlib
 import inspect
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -17,17 +19,27 @@ PASSES = """
     report_node_shape_analysis_pass report_node_meta_param_analysis_pass
     verify_common_metadata_analysis_pass calculate_avg_bits_mg_analysis_pass
     summarize_quantization_analysis_pass add_pruning_metadata_analysis_pass
-    autosharding_analysis_pass quantize_transform_pass prune_transform_pass
+    add_natural_sparsity_metadata_analysis_pass verify_metadata_analysis_pass
+    verify_software_metadata_analysis_pass verify_hardware_metadata_analysis_pass
+    hook_inspection_analysis_pass report_node_hardware_type_analysis_pass run_cosim_analysis_pass
+    runtime_analysis_pass autosharding_analysis_pass raise_granularity_transform_pass
+    logicnets_fusion_transform_pass onnx_annotate_transform_pass
+    partition_to_multi_device_transform_pass patch_metadata_transform_pass ann2snn_transform_pass
+    tensorrt_calibrate_transform_pass tensorrt_fake_quantize_transform_pass
+    tensorrt_fine_tune_transform_pass emit_vivado_project_transform_pass
+    quantize_transform_pass prune_transform_pass
     prune_detach_hook_transform_pass conv_bn_fusion_transform_pass
     insert_lora_adapter_transform_pass fuse_lora_weights_transform_pass resharding_transform_pass
     emit_verilog_top_transform_pass emit_internal_rtl_transform_pass emit_bram_transform_pass
     emit_cocotb_transform_pass save_mase_graph_interface_pass load_mase_graph_interface_pass
+    save_node_meta_param_interface_pass load_node_meta_param_interface_pass
+    onnx_runtime_interface_pass tensorrt_engine_interface_pass
 """
 QUANTIZERS = """
     integer_quantizer integer_floor_quantizer scale_integer_quantizer minifloat_denorm_quantizer
     minifloat_ieee_quantizer log_quantizer block_fp_quantizer block_minifloat_quantizer
     block_log_quantizer binary_quantizer residual_sign_quantizer ternary_quantizer
-    mxint_quantizer mxfp_quantizer
+    mxint_quantizer mxfp_quantizer mxint_hardware quantizer_map
 """
 LINEARS = """
     LinearInteger LinearMinifloatDenorm LinearMinifloatIEEE LinearLog LinearBlockFP
@@ -39,8 +51,15 @@ MODULE_PASSES = """
 """
 NODE_HELPERS = """
     get_mase_op get_mase_type get_node_actual_target get_parent_name deepcopy_mase_graph
-    deepgetattr deepsetattr
+    deepgetattr deepsetattr get_module_by_name get_module_by_target get_node_by_name
+    get_input_index
 """
+TOOLS = """
+    get_tokenized_dataset get_trainer get_hf_dummy_in get_logger root_logger set_logging_verbosity
+    load_model load_config get_cf_args get_dummy_input copy_weights to_numpy to_numpy_if_tensor
+    to_tensor to_tensor_if_numpy is_tensor deepsetattr deepgetattr
+"""
+ARRAYS = "copy_weights to_numpy to_numpy_if_tensor to_tensor to_tensor_if_numpy is_tensor"
 NAMES = {
     "chop": "MaseGraph passes tools",
     "chop.ir": "MaseGraph",
@@ -54,13 +73,15 @@ NAMES = {
     + " ".join(n for n in PASSES.split() if "_transform_" in n),
     "chop.passes.graph.interface": " ".join(n for n in PASSES.split() if "_interface_" in n),
     "chop.passes.graph.utils": NODE_HELPERS,
-    "chop.passes.module": MODULE_PASSES,
-    "chop.tools": "get_tokenized_dataset get_trainer get_hf_dummy_in get_logger",
-    "chop.tools.utils": "deepsetattr deepgetattr",
-    "chop.tools.logger": "set_logging_verbosity get_logger",
-    "chop.tools.get_input": "InputGenerator get_dummy_input",
+    "chop.passes.module": f"{MODULE_PASSES} attention_transform_pass ann2snn_module_transform_pass",
+    "chop.tools": TOOLS,
+    "chop.tools.utils": f"deepsetattr deepgetattr {ARRAYS}",
+    "chop.tools.logger": "set_logging_verbosity get_logger root_logger",
+    "chop.tools.get_input": "InputGenerator get_dummy_input get_cf_args",
     "chop.tools.checkpoint_load": "load_model",
-    "chop.models": "get_model get_model_info get_tokenizer",
+    "chop.tools.config_load": "load_config",
+    "chop.models": "get_model get_model_info get_tokenizer ModelFactory register_mase_model "
+    "register_mase_checkpoint ToyNet ToyConvNet VGG7",
     "chop.dataset": "MaseDataModule get_dataset_info",
     "chop.pipelines": "CompressionPipeline AutoPipeline AutoPipelineForDistributedInference",
     "chop.nn.modules": "Identity",
@@ -71,7 +92,103 @@ NAMES = {
     "chop.nn.quantized.modules.relu": "ReLUInteger",
     "chop.actions": "simulate",
 }
-PAIRS = [(home, name) for home, names in NAMES.items() for name in names.split()]
+# By the files that MASE has them in.
+DEEP = {
+    "chop.passes.graph": "get_synthesis_results training_base_pass",
+    "chop.passes.graph.analysis.add_metadata": "add_common_metadata_analysis_pass",
+    "chop.passes.graph.analysis.add_metadata.add_common_metadata": (
+        "add_common_metadata_analysis_pass"
+    ),
+    "chop.passes.graph.analysis.add_metadata.add_hardware_metadata": (
+        "add_hardware_metadata_analysis_pass"
+    ),
+    "chop.passes.graph.analysis.add_metadata.add_software_metadata": (
+        "add_software_metadata_analysis_pass"
+    ),
+    "chop.passes.graph.analysis.autosharding": "autosharding_analysis_pass",
+    "chop.passes.graph.analysis.hardware.run_cosim": "run_cosim_analysis_pass",
+    "chop.passes.graph.analysis.init_metadata": "init_metadata_analysis_pass",
+    "chop.passes.graph.analysis.pruning": "add_pruning_metadata_analysis_pass",
+    "chop.passes.graph.analysis.pruning.calculate_natural_sparsity": (
+        "add_natural_sparsity_metadata_analysis_pass"
+    ),
+    "chop.passes.graph.analysis.pruning.calculate_sparsity": "add_pruning_metadata_analysis_pass",
+    "chop.passes.graph.analysis.pruning.hook_inspector": "hook_inspection_analysis_pass",
+    "chop.passes.graph.analysis.quantization": "calculate_avg_bits_mg_analysis_pass",
+    "chop.passes.graph.analysis.quantization.calculate_avg_bits": (
+        "calculate_avg_bits_mg_analysis_pass"
+    ),
+    "chop.passes.graph.analysis.report": "report_graph_analysis_pass",
+    "chop.passes.graph.analysis.report.report_graph": "report_graph_analysis_pass",
+    "chop.passes.graph.analysis.report.report_node": (
+        "report_node_type_analysis_pass report_node_shape_analysis_pass "
+        "report_node_meta_param_analysis_pass report_node_hardware_type_analysis_pass"
+    ),
+    "chop.passes.graph.analysis.runtime.runtime_analysis": "runtime_analysis_pass",
+    "chop.passes.graph.analysis.statistical_profiler": "profile_statistics_analysis_pass",
+    "chop.passes.graph.analysis.statistical_profiler.profile_statistics": (
+        "profile_statistics_analysis_pass"
+    ),
+    "chop.passes.graph.analysis.utils": "fetch_attr load_arg",
+    "chop.passes.graph.analysis.verify": "verify_metadata_analysis_pass",
+    "chop.passes.graph.analysis.verify.verify": (
+        "verify_common_metadata_analysis_pass verify_metadata_analysis_pass"
+    ),
+    "chop.passes.graph.interface.onnxrt": "onnx_runtime_interface_pass",
+    "chop.passes.graph.interface.save_and_load": (
+        "save_mase_graph_interface_pass load_mase_graph_interface_pass "
+        "save_node_meta_param_interface_pass load_node_meta_param_interface_pass"
+    ),
+    "chop.passes.graph.interface.tensorrt": "tensorrt_engine_interface_pass",
+    "chop.passes.graph.transforms.granularity": "raise_granularity_transform_pass",
+    "chop.passes.graph.transforms.lora": (
+        "insert_lora_adapter_transform_pass fuse_lora_weights_transform_pass"
+    ),
+    "chop.passes.graph.transforms.patching": "patch_metadata_transform_pass",
+    "chop.passes.graph.transforms.pruning": "prune_transform_pass prune_detach_hook_transform_pass",
+    "chop.passes.graph.transforms.pruning.prune": "prune_transform_pass",
+    "chop.passes.graph.transforms.pruning.prune_detach_hook": "prune_detach_hook_transform_pass",
+    "chop.passes.graph.transforms.quantize": (
+        "quantize_transform_pass summarize_quantization_analysis_pass QUANTIZEABLE_OP"
+    ),
+    "chop.passes.graph.transforms.quantize.quantize": "quantize_transform_pass QUANTIZEABLE_OP",
+    "chop.passes.graph.transforms.quantize.summary": "summarize_quantization_analysis_pass",
+    "chop.passes.graph.transforms.resharding": "resharding_transform_pass",
+    "chop.passes.graph.transforms.snn.ann2snn": "ann2snn_transform_pass",
+    "chop.passes.graph.transforms.tensorrt": "tensorrt_calibrate_transform_pass",
+    "chop.passes.graph.transforms.training": "training_base_pass",
+    "chop.passes.graph.transforms.utils": "conv_bn_fusion_transform_pass",
+    "chop.passes.graph.transforms.utils.conv_bn_fusion": "conv_bn_fusion_transform_pass",
+    "chop.passes.graph.transforms.utils.logicnets_fusion": "logicnets_fusion_transform_pass",
+    "chop.passes.graph.transforms.verilog": "emit_verilog_top_transform_pass",
+    "chop.passes.graph.transforms.verilog.emit_top": "emit_verilog_top_transform_pass",
+    "chop.passes.module.analysis": "calculate_avg_bits_module_analysis_pass",
+    "chop.passes.module.analysis.report": "report_trainable_parameters_analysis_pass",
+    "chop.passes.module.transforms": "quantize_module_transform_pass resharding_transform_pass",
+    "chop.passes.module.transforms.quantize": "quantize_module_transform_pass",
+    "chop.passes.module.transforms.quantize.quantize": "quantize_module_transform_pass",
+    "chop.nn.quantizers.integer": "integer_quantizer integer_floor_quantizer",
+    "chop.nn.quantizers.binary": "binary_quantizer residual_sign_quantizer",
+    "chop.nn.quantizers.ternary": "ternary_quantizer",
+    "chop.nn.quantizers.log": "log_quantizer",
+    "chop.nn.quantizers.minifloat": "minifloat_denorm_quantizer minifloat_ieee_quantizer",
+    "chop.nn.quantizers.block_fp": "block_fp_quantizer",
+    "chop.nn.quantizers.block_log": "block_log_quantizer",
+    "chop.nn.quantizers.block_minifloat": "block_minifloat_quantizer",
+    "chop.nn.quantizers.scale_integer": "scale_integer_quantizer",
+    "chop.nn.quantizers.mxint": "mxint_quantizer",
+    "chop.nn.quantizers.mxfp": "mxfp_quantizer",
+    "chop.models.utils": "ModelFactory register_mase_model register_mase_checkpoint",
+    "chop.models.toy": "ToyNet ToyConvNet ToyCustomFnNet",
+    "chop.models.toy.toy": "ToyNet ToyConvNet",
+    "chop.models.toy.toy_custom_fn": "ToyCustomFnNet",
+    "chop.models.toys.toy_custom_fn": "ToyCustomFnNet",
+    "chop.models.vgg_cifar": "VGG7",
+    "chop.models.vgg_cifar.vgg_cifar": "VGG7",
+    "chop.tools.huggingface": "get_trainer get_tokenized_dataset get_hf_dummy_in",
+}
+TABLES = (*NAMES.items(), *DEEP.items())
+PAIRS = [(home, name) for home, names in TABLES for name in names.split()]
 
 
 @pytest.mark.parametrize(("home", "name"), PAIRS, ids=lambda text: text)
@@ -106,7 +223,14 @@ SIGNATURES = {
     "max_batches",
     "chop.tools.get_input.get_dummy_input": "model_info data_module task device",
     "chop.tools.checkpoint_load.load_model": "load_name load_type model",
-    "chop.models.get_model": "checkpoint pretrained task dataset_info",
+    "chop.tools.get_input.get_cf_args": "model_info task model",
+    "chop.tools.load_config": "config_path",
+    "chop.tools.utils.copy_weights": "src_weight tgt_weight",
+    "chop.passes.graph.utils.get_node_by_name": "graph request_name",
+    "chop.passes.graph.utils.get_module_by_name": "model request_name",
+    "chop.passes.graph.utils.get_module_by_target": "model target",
+    "chop.passes.graph.utils.get_input_index": "node next_node",
+    "chop.models.get_model": "name pretrained task dataset_info checkpoint",
     "chop.models.get_model_info": "name",
     "chop.models.get_tokenizer": "name checkpoint",
     "chop.dataset.get_dataset_info": "name",
@@ -196,3 +320,26 @@ def test_an_unknown_pass_is_named_with_the_nearest():
     assert "prune_transform_pass" in dir(passes.graph)
     with pytest.raises(ImportError):
         exec("from chop.passes.graph.transforms import no_such_thing")
+
+
+def test_deep_paths_are_other_names_of_one_module():
+    import chop.passes.graph.transforms.quantize.quantize as deep
+
+    assert deep.quantize_transform_pass is passes.quantize_transform_pass
+    assert "prune_transform_pass" in dir(deep) and deep.QUANTIZEABLE_OP[0] == "linear"
+    scope = {}
+    exec("from chop.nn.quantizers.integer import *", scope)
+    assert "integer_quantizer" in scope and "torch" not in scope
+    with pytest.raises(AttributeError, match="did you mean 'prune_transform_pass'"):
+        deep.prun_transform_pass  # noqa: B018
+    with pytest.raises(ImportError):
+        importlib.import_module("chop.passes.graph.transforms.quantize.no_such_file")
+    with pytest.raises(AttributeError, match="has no attribute '__file__'"):
+        deep.__file__  # noqa: B018
+
+
+def test_importing_a_deep_path_first(tmp_path):
+    code = (
+        "from chop.passes.graph.analysis.report.report_node import report_node_type_analysis_pass"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)

@@ -9,9 +9,9 @@ from torch import nn
 
 import chop.data
 import chop.train
-from chop import tools
+from chop import MaseGraph, tools
 from chop.errors import ConfigError
-from chop.models import load_model
+from chop.models import get_model, get_model_info, load_model
 from chop.tools.logger import get_logger, set_logging_verbosity
 from chop.tools.utils import deepgetattr, deepsetattr
 
@@ -80,3 +80,46 @@ def test_importing_the_rooms_imports_no_heavy_library():
         check=True,
     )
     assert found.stdout.strip() == "[]"
+
+
+def test_a_toml_file_is_read_as_mase_reads_it(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(
+        '[passes.quantize]\nby = "type"\nsizes = ["NA", 2]\n[passes.quantize.a]\nb = "NA"\n'
+    )
+    config = tools.load_config(file)
+    assert config["passes"]["quantize"] == {"by": "type", "sizes": [None, 2], "a": {"b": None}}
+    with pytest.raises(ConfigError, match="does not exist"):
+        tools.load_config(tmp_path / "none.toml")
+
+
+def test_the_root_logger_is_the_one_of_all():
+    assert tools.root_logger is logging.getLogger("chop") is get_logger("chop")
+    with pytest.raises(AttributeError, match="no attribute 'rot_logger'"):
+        tools.rot_logger  # noqa: B018
+
+
+def test_tensors_and_arrays():
+    layer = nn.Linear(3, 2)
+    tools.copy_weights(torch.ones(2, 3), layer.weight)
+    assert layer.weight.eq(1).all() and layer.weight.requires_grad
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        tools.copy_weights(torch.ones(5), layer.weight)
+    array = tools.to_numpy(layer.weight)
+    assert array.tolist() == [[1.0] * 3] * 2
+    assert tools.to_numpy(torch.ones(2, dtype=torch.bfloat16)).dtype == "float32"
+    assert tools.is_tensor(tools.to_tensor(array)) and not tools.is_tensor(array)
+    assert tools.to_numpy_if_tensor("text") == tools.to_tensor_if_numpy("text") == "text"
+
+
+def test_arguments_to_fix_at_capture():
+    model = get_model("prajjwal1/bert-tiny")
+    info = get_model_info("prajjwal1/bert-tiny")
+    fixed = tools.get_cf_args(info, "cls", model)
+    assert fixed["token_type_ids"] is None and not {"input_ids", "labels"} & fixed.keys()
+    mg = MaseGraph(model, cf_args=fixed)
+    inputs = [node.name for node in mg.nodes if node.op == "placeholder"]
+    assert inputs == ["input_ids", "attention_mask"]
+    assert tools.get_cf_args(get_model_info("toy"), "cls", get_model("toy")) == {}
+    with pytest.raises(ConfigError, match="task: got 'clss': did you mean 'cls'"):
+        tools.get_cf_args(info, "clss", model)

@@ -11,6 +11,7 @@ from chop.data.catalogue import Kind
 from chop.errors import ConfigError, did_you_mean
 from chop.models.builtin import BUILTIN_MODELS
 from chop.models.plain import MLP, VGG7, JetTagger
+from chop.models.toy import CHANNELS, ToyConvNet, ToyNet
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,6 +79,16 @@ def _vgg7(info: DatasetInfo) -> nn.Module:
     return VGG7(_known(info, info.image_size, "pictures of one size"), info.num_classes)
 
 
+def _toy(info: DatasetInfo) -> nn.Module:
+    size = info.image_size or (info.num_features and (info.num_features,))
+    return ToyNet(_known(info, size, "pictures of one size or vectors"), info.num_classes)
+
+
+def _toy_convnet(info: DatasetInfo) -> nn.Module:
+    channels, side, _ = _known(info, info.image_size, "pictures of one size")
+    return ToyConvNet(info.num_classes, (channels, *CHANNELS[1:]), side)
+
+
 def _known(info: DatasetInfo, size: S | None, wanted: str) -> S:
     if size is None:
         raise ConfigError(f"data set '{info.name}' does not fit the model: it takes {wanted}.")
@@ -114,8 +125,9 @@ _OPT_350M = {"word_embed_proj_dim": 512, "do_layer_norm_before": False}
 _BASIC = {"layer_type": "basic", "hidden_sizes": [64, 128, 256, 512]}
 
 _ROWS = (
-    ModelInfo("toy", "vision", "mnist", _mlp(100, 100)),
+    ModelInfo("toy", "vision", "mnist", _toy),
     ModelInfo("toy-tiny", "vision", "digits", _mlp(4, 4)),
+    ModelInfo("toy-convnet", "vision", "cifar10", _toy_convnet),
     ModelInfo("jsc-tiny", "physical", "jsc", _jet_tagger),
     ModelInfo("vgg7", "vision", "cifar10", _vgg7),
     _image("resnet18", "microsoft/resnet-18", "ResNetConfig", depths=[2, 2, 2, 2], **_BASIC),
@@ -178,6 +190,18 @@ def _plain_name(name: str) -> str:
 MODELS: dict[str, ModelInfo] = {row.name: row for row in _ROWS}
 """Rows by name."""
 _FOUND_BY = {_plain_name(key): row for row in _ROWS for key in (row.name, row.hub) if key}
+_FOUND_BY["vgg7-cifar"] = MODELS["vgg7"]
+
+
+def add_row(row: ModelInfo) -> None:
+    """Adds a model of the user's own.
+
+    Raises:
+        ConfigError: the name is taken.
+    """
+    if _plain_name(row.name) in _FOUND_BY:
+        raise ConfigError(f"a model '{row.name}' is in the catalogue already: choose another name.")
+    MODELS[row.name] = _FOUND_BY[_plain_name(row.name)] = row
 
 
 def get_model_info(name: str) -> ModelInfo:

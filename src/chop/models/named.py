@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +13,8 @@ from chop.errors import ConfigError, UnavailableError, did_you_mean
 from chop.models.builtin import BUILTIN_MODELS
 from chop.models.catalogue import ModelInfo, find_model_info
 from chop.models.load import AUTO_CLASSES, load_model
+from chop.models.registry import ModelFactory
+from chop.models.weights import load_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,36 +29,67 @@ MASKED = ("BertConfig", "RobertaConfig", "DistilBertConfig")
 
 
 def get_model(
-    checkpoint: str,
+    name: str | None = None,
     pretrained: bool = False,
     task: str = "cls",
     dataset_info: DatasetInfo | None = None,
+    checkpoint: str | Path | None = None,
     *,
     seed: int = 0,
 ) -> nn.Module:
     """A model by name, in evaluation mode.
 
     Args:
-        checkpoint: a name of `MODELS`, a local Hugging Face folder, or a name on the hub.
+        name: a name of `MODELS`, a local Hugging Face folder, or a name on the hub.
         pretrained: reads the weights from the hub or the folder; False draws them from `seed`
             and needs no network for the names of `MODELS`.
         task: `cls`, `lm`, or a task of `chop.models.load_model`.
         dataset_info: the data set, for the number of classes and the sizes of a plain model.
+        checkpoint: a file of weights, which the model gets whatever `pretrained` says; or a folder
+            or hub name to take instead of the one that goes by `name`. Without `name`, the name.
         seed: of the drawn weights.
 
     Raises:
         ConfigError: an unknown name or task, data that does not fit the model, or a model without
             trained weights is asked for them.
+        CheckpointError: the file does not fit the model, or is broken.
         UnavailableError: the weights are not in the hub's cache and the hub cannot be reached.
     """
+    if name is None or checkpoint is None:
+        return _named(_one_of(name, checkpoint), pretrained, task, dataset_info, seed)
+    if Path(checkpoint).is_file():
+        return load_weights(_named(name, False, task, dataset_info, seed), checkpoint)
+    info = find_model_info(name)
+    if info is not None and not info.is_nlp_model and info.config is None:
+        raise ConfigError(
+            f"checkpoint '{checkpoint}': expected a file with weights for '{name}', there is none."
+        )
+    return _named(str(checkpoint), pretrained, task, dataset_info, seed)
+
+
+def _one_of(name: str | None, checkpoint: str | Path | None) -> str:
+    if name is None and checkpoint is None:
+        raise ConfigError("get_model: expected the name of a model, got none.")
+    return str(checkpoint if name is None else name)
+
+
+def _named(
+    name: str, pretrained: bool, task: str, dataset_info: DatasetInfo | None, seed: int
+) -> nn.Module:
+    getter = ModelFactory._checkpoint_getter_dict.get(name)
+    if getter is not None:
+        return getter(pretrained=pretrained, dataset_info=dataset_info).eval()
+    if name in ModelFactory._model_cls_dict:
+        raise ConfigError(
+            f"'{name}' is registered without a function that makes it: decorate one with "
+            f"@register_mase_checkpoint('{name}')."
+        )
     labels = None if dataset_info is None else dataset_info.num_classes
-    info = find_model_info(checkpoint)
+    info = find_model_info(name)
     if info is None:
         kind = dataset_info.kind if dataset_info else "nlp"
         auto = None if labels is None and task == "cls" else _auto_task(task, kind)
-        return load_model(
-            checkpoint, num_labels=labels, task=auto, pretrained=pretrained, seed=seed
-        )
+        return load_model(name, num_labels=labels, task=auto, pretrained=pretrained, seed=seed)
     if info.config is not None:
         make = _from_hub if pretrained else _from_config
         return make(info, _auto_task(task, info.kind, info.config), labels, seed).eval()

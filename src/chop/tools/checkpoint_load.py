@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-import torch
 from torch import nn
 
-from chop.errors import CheckpointError, ConfigError, did_you_mean
+from chop.errors import ConfigError, did_you_mean
 from chop.ir.graph import MaseGraph
+from chop.models.weights import load_weights
 
 LoadType = Literal["mz", "pt", "pl"]
 
@@ -40,38 +39,4 @@ def load_model(
         return MaseGraph.from_checkpoint(load_name).model
     if model is None:
         raise ConfigError(f"load_model: '{load_type}' holds weights alone: give model=.")
-    state = _read_state(Path(load_name))
-    if load_type == "pl":
-        state = {name.removeprefix("model."): x for name, x in state.items()}
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise CheckpointError(f"'{load_name}' does not fit the model: {error}") from error
-    return model
-
-
-def _read_state(path: Path) -> Mapping[str, Any]:
-    """The tensors of a file by name, whether they are all of it or its `state_dict`."""
-    found = _read(path)
-    state = found.get("state_dict", found) if isinstance(found, Mapping) else found
-    if not isinstance(state, Mapping):
-        kind = type(state).__name__
-        raise CheckpointError(f"'{path}' holds a {kind}, expected tensors by name.")
-    return state
-
-
-def _read(path: Path) -> Any:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    if not path.is_file():
-        raise CheckpointError(f"there is no file '{path}'.")
-    try:
-        return load_file(path)
-    except SafetensorError:
-        pass  # then it is torch's own kind
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises what its unpickler happens to meet
-        reason = str(error).splitlines()[0]
-        raise CheckpointError(f"'{path}' holds no weights that can be read: {reason}") from error
+    return load_weights(model, load_name, prefix="model." if load_type == "pl" else "")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import nn
 
 from chop.errors import ConfigError, did_you_mean
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 LOADERS = ("train", "val", "test")
 CLASSIFICATION = ("cls", "classification", "text-classification", "image-classification")
 LANGUAGE_MODELING = ("lm", "language_modeling", "text-generation", "fill-mask")
+FED = ("input_ids", "attention_mask", "labels")
+"""What a model of texts is given."""
 IGNORED_LABEL = -100
 """What `torch.nn.functional.cross_entropy` leaves out."""
 
@@ -103,3 +107,27 @@ def get_dummy_input(
     """One training batch as the inputs of a model, on `device`."""
     batch = next(InputGenerator(model_info, data_module, task, "train"))
     return {name: value.to(device) for name, value in batch.items()}
+
+
+def get_cf_args(model_info: ModelInfo, task: str, model: nn.Module) -> dict[str, Any]:
+    """Arguments of `forward` to fix at capture: `MaseGraph(model, cf_args=...)`.
+
+    Args:
+        model_info: of `chop.models.get_model_info`.
+        task: `cls` or `lm`, or what `chop.models.load_model` calls them.
+        model: the model.
+
+    Returns: of a model of texts the defaults of all arguments but `input_ids`, `attention_mask` and
+        `labels`; of others nothing.
+
+    Raises:
+        ConfigError: there is no such task.
+    """
+    if task not in (*LANGUAGE_MODELING, *CLASSIFICATION):
+        hint = did_you_mean(task, (*LANGUAGE_MODELING, *CLASSIFICATION))
+        raise ConfigError(f"task: got '{task}': {hint}")
+    if not model_info.is_nlp_model:
+        return {}
+    empty = inspect.Parameter.empty
+    parameters = inspect.signature(model.forward).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not empty and p.name not in FED}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from chop.errors import ConfigError, did_you_mean
 
@@ -37,6 +38,13 @@ def set_logging_verbosity(level: str | int = "info") -> None:
     if number is None:
         raise ConfigError(f"unknown logging level '{level}': {did_you_mean(level, levels)}")
     get_logger(ROOT).setLevel(number)
+
+
+def __getattr__(name: str) -> Any:
+    # Not a constant: the handler comes with the first who asks, and not with an import.
+    if name == "root_logger":
+        return get_logger(ROOT)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 
 def _handler() -> logging.Handler:
