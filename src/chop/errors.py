@@ -50,6 +50,10 @@ class WriteError(ChopError, OSError):
     """A file or folder cannot be written: no space left, read-only, or something is in the way."""
 
 
+class DerivativeError(ChopError, NotImplementedError):
+    """A derivative is asked for in a way that an operator has no rule for."""
+
+
 class UnavailableError(ChopError, OSError):
     """A package, file or remote resource is needed and not there."""
 

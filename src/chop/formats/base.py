@@ -19,6 +19,7 @@ from torch import Tensor
 
 from chop.config import check_fields, parse
 from chop.errors import ConfigError, did_you_mean
+from chop.formats import transforms
 
 Gradient = Literal["identity", "clip", "lsq"]
 """How a gradient passes a fake-quantiser: unchanged; zero where the value saturated; or also to
@@ -184,10 +185,14 @@ class NumberFormat(ABC):
     def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
         """Fake-quantises: `round(x)` forward, straight-through gradient backward.
 
+        The derivative is the same in forward mode, and under the transforms of `torch.func`.
+
         Source of the estimator: Bengio et al. 2013, arXiv:1308.3432.
         """
         if gradient not in GRADIENTS:
             raise ConfigError(f"gradient '{gradient}': {did_you_mean(gradient, GRADIENTS)}")
+        if transforms.is_transformed():
+            return transforms.fake_quantize(x, self.key, clips=gradient == "clip")
         if gradient == "clip" and x.requires_grad and torch.is_grad_enabled():
             return torch.ops.chop.fake_quantize_marking(x, self.key)[0]
         return torch.ops.chop.fake_quantize(x, self.key)

@@ -21,6 +21,7 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.formats.base import NumberFormat, formats, from_key
 from chop.formats.scaling import TINY
+from chop.formats.transforms import refuse_transforms
 
 
 class LiveScales(tuple[float, ...]):
@@ -214,5 +215,9 @@ def learnt_fake_quantize(
         number_format: one that can learn.
         is_batch: whether the first axis of several counts samples, as that of inputs does.
     Returns: same shape and dtype as `x`.
+
+    Raises:
+        DerivativeError: inside `torch.func` or forward-mode differentiation.
     """
+    refuse_transforms("a format with learnt scales", "use gradient 'identity' or 'clip'")
     return torch.ops.chop.learnt_fake_quantize(x, scales, number_format.key, is_batch)

@@ -11,6 +11,7 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.formats import NumberFormat, from_key
 from chop.formats.base import OPERATORS, Gradient
+from chop.formats.transforms import is_transformed
 from chop.kernels.eager import round_eagerly
 
 
@@ -115,7 +116,7 @@ def _is_followed(x: Tensor) -> bool:
         or torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._len_torch_function_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        or is_transformed()
         or torch._C._get_tracing_state() is not None
         or torch._C._autograd._profiler_enabled()
     )

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from chop.formats.transforms import is_transformed
+
 MIN_PRODUCTS = 2**20
 """Multiplications from which on oneDNN's kernel pays for its call; measured on x86 with AVX-512."""
 
@@ -88,6 +90,7 @@ class LinearActivation(nn.Linear):
         learns = torch.is_grad_enabled() and (
             input.requires_grad or any(p.requires_grad for p in self.parameters(recurse=False))
         )
+        learns = learns or is_transformed()
         return (
             not learns
             and input.dtype == weight.dtype == torch.float32

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from chop.formats import Float
+from chop.formats.transforms import is_transformed
 from chop.nn import quantized as q
 from chop.nn.packed.base import PackedOperator
 from chop.nn.quantized import QuantizedOperator
@@ -27,7 +28,8 @@ class PackedLinear(PackedOperator, q.QuantLinear):
             return super().forward(input)
         self._refuse_training("weight")
         unlike = input.dtype != self.packed_dtype or torch.is_autocast_enabled(input.device.type)
-        if self.packed_exact or unlike:
+        # The operator has a rule for `backward()` only; the way without it has rules for the rest.
+        if self.packed_exact or unlike or is_transformed():
             return super().forward(input)
         spec, buffers, x_format = self.spec, self._buffers, self.spec.data_in
         # Without a gradient to stop, the kernel rounds the input: to integers if it can.
