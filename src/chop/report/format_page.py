@@ -162,6 +162,8 @@ itself (`weight_width`, `data_in_frac_width` ...), and every quantised operator 
 round to nearest and are stored bit-packed by `pack_transform_pass`. In training, gradients pass
 straight through; `"gradient": "clip"` in a config stops them where values saturate (models without
 normalisation may diverge otherwise), and `"lsq"` learns the scales of formats that have float ones.
+Forward-mode derivatives and `torch.func` (`jvp`, `vmap(grad(...))`, `jacrev`) see the same; learnt
+scales have a derivative for `backward()` only and refuse the rest.
 This page is made by `python -m chop.report.format_page`.
 
 `bits` count the element and its part of a shared scale. `smallest step` lies between two
