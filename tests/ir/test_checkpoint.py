@@ -204,10 +204,51 @@ def test_nodes_put_in_after_the_metadata_are_described_on_load(tmp_path: Path) -
     mg.export(tmp_path / "graph")
     found = MaseGraph.from_checkpoint(tmp_path / "graph").node(new.name).meta["mase"].common
     assert (found.mase_op, found.mase_type) == ("relu", "module_related_func")
-    assert found.args["data_in_0"].shape == found.results["data_out_0"].shape == (2, 16, 8)
+    assert found.args["data_in_0"].shape == found.results["data_out_0"].shape == (5, 16, 8)
     bare = MaseGraph.from_checkpoint(tmp_path / "graph", propagate_missing_metadata=False)
     assert "mase" not in bare.node(new.name).meta
     assert "mase" not in reload(net(), tmp_path).nodes[0].meta
+
+
+def common_of(mg: MaseGraph) -> dict[str, Any]:
+    infos = {node.name: node.meta["mase"].common.results for node in mg.nodes}
+    return {
+        name: {key: (info.shape, info.torch_dtype) for key, info in results.items()}
+        for name, results in infos.items()
+        if len(results) == 1  # of several results, the first pass notes more than reading does
+    }
+
+
+@pytest.mark.filterwarnings("error")
+def test_shapes_of_many_nodes_are_derived_on_load(tmp_path: Path) -> None:
+    from chop.passes import add_common_metadata_analysis_pass
+
+    mg, _ = add_common_metadata_analysis_pass(net(), {"dummy_in": {"x": X}})
+    mg.export(tmp_path / "graph")
+
+    def forget(document: dict[str, Any]) -> None:
+        unfold_metadata(document)
+        for entry in document["nodes"][1:-1]:
+            del entry["meta"]["mase"]
+        del document["metadata"]
+
+    edit(tmp_path, forget)
+    again = MaseGraph.from_checkpoint(tmp_path / "graph")
+    assert common_of(again) == common_of(mg)
+    assert all(module.training == mg.model.training for module in again.model.modules())
+
+
+def test_metadata_that_packs_too_well_to_be_unpacked_is_not_packed(tmp_path: Path) -> None:
+    mg = net()
+    for node in mg.nodes:
+        node.meta["mase"] = MaseMetadata()
+    mg.nodes[0].meta["mase"]["software"]["long"] = [0] * 600_000
+    again = reload(mg, tmp_path)
+    assert again.nodes[0].meta["mase"]["software"]["long"] == [0] * 600_000
+    mg.nodes[0].meta["mase"]["software"]["long"] = [0] * 1000
+    again = reload(mg, tmp_path)
+    assert again.nodes[0].meta["mase"]["software"]["long"] == [0] * 1000
+    assert (tmp_path / "graph.mz").stat().st_size < 20_000
 
 
 def test_the_state_dict_alone_loads_into_the_original_model(tmp_path: Path) -> None:

@@ -33,13 +33,23 @@ MAX_BITS = 4096
 """Of products and powers of integers; sizes have 63."""
 
 
-def _product(a: Any, b: Any) -> Any:
+def product(a: Any, b: Any) -> Any:
+    """`a * b`.
+
+    Raises:
+        OverflowError: an integer of more than `MAX_BITS` bits.
+    """
     if isinstance(a, int) and isinstance(b, int) and a.bit_length() + b.bit_length() > MAX_BITS:
         raise OverflowError(f"a product of more than {MAX_BITS} bits")
     return a * b
 
 
-def _power(base: Any, exponent: Any) -> Any:
+def power(base: Any, exponent: Any) -> Any:
+    """`base**exponent`.
+
+    Raises:
+        OverflowError: an integer of more than `MAX_BITS` bits.
+    """
     are_integers = isinstance(base, int) and isinstance(exponent, int)
     if are_integers and base.bit_length() * abs(exponent) > MAX_BITS:
         raise OverflowError(f"a power of more than {MAX_BITS} bits")
@@ -76,12 +86,12 @@ _FUNCTIONS: Mapping[str, Any] = {
     **{f"math.{name}": getattr(math, name) for name in _MATH},
 }
 _NUMBERS: Mapping[str, float] = {"math.inf": math.inf, "math.nan": math.nan}
-_OPERATORS: Mapping[type[ast.operator], Any] = {ast.Mult: _product, ast.Pow: _power}
+_OPERATORS: Mapping[type[ast.operator], Any] = {ast.Mult: product, ast.Pow: power}
 # Dotted names and names with a blank: no input can have such a name.
 _NAMESPACE: dict[str, Any] = {
     **_FUNCTIONS,
     **_NUMBERS,
-    **{f"checked {function.__name__}": function for function in (_product, _power, _number)},
+    **{f"checked {function.__name__}": function for function in (product, power, _number)},
     "__builtins__": {},
 }
 _SYNTAX = (

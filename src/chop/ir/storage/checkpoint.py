@@ -5,7 +5,9 @@ can read: the nodes, the module tree, number formats and conditions on inputs. O
 noted of the nodes is compressed: of a small model it would be most of the file.
 
 Reading runs no code that a file brings: functions and classes are looked up by name in a closed
-list (`chop.ir.storage.allowed`), and modules are put together from their attributes.
+list (`chop.ir.storage.allowed`), and modules are put together from their attributes. Nor does it
+compute what a file asks for: the graph is not run, and time and memory follow the size of the
+files. Only shapes that nodes lack are derived, on tensors without data (`chop.ir.storage.shapes`).
 
 There are two kinds. `full_model` stores every tensor once. `state_dict` keeps to the names and
 contents of `model.state_dict()`, so that the `.pt` alone loads into the original model:
@@ -15,25 +17,23 @@ leaves out (not persistent buffers, constants, statistics) are in the `.mz`. Bot
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
-from chop.errors import CheckpointError, ChopError, did_you_mean
+from chop.errors import CheckpointError, did_you_mean
 from chop.files import latest, replacing_together
 from chop.ir.capture.captured import CapturedModule, CaptureRecord
 from chop.ir.capture.guards import compile_guard
-from chop.ir.graph import MaseGraph, Provenance, metadata_of
-from chop.ir.metadata import MaseMetadata, TensorInfo
-from chop.ir.propagate import example_inputs, propagate
+from chop.ir.graph import MaseGraph, Provenance
 from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError
 from chop.ir.storage.configs import ConfigReader, ConfigWriter
@@ -44,6 +44,7 @@ from chop.ir.storage.graph_codec import (
     unfold_metadata,
 )
 from chop.ir.storage.module_codec import decode_tree, encode_tree
+from chop.ir.storage.shapes import describe_missing
 from chop.ir.storage.tensor_store import (
     TensorStore,
     as_stored,
@@ -56,11 +57,8 @@ from chop.ir.storage.tensor_store import (
 FORMAT = "chop checkpoint"
 VERSION = 3
 SUFFIXES = (".pt", ".mz")
-# What code that expects a well-formed document raises when it meets another one.
-MALFORMED = (
-    *(LookupError, TypeError, ValueError, AttributeError, RuntimeError, SyntaxError),
-    *(AssertionError, ChopError),
-)
+MAX_MESSAGE = 600
+LONG_WORD = re.compile(r"\S{200,}")
 SaveFormat = Literal["full_model", "state_dict"]
 
 
@@ -124,19 +122,25 @@ def from_checkpoint(
     """
     tensor_path, graph_path = map(latest, _paths(checkpoint))
     _require(tensor_path, graph_path)
-    document = _parse(graph_path)
-    _check_tensor_file(tensor_path, graph_path, document)
     try:
+        document = _parse(graph_path)
+        _check_tensor_file(tensor_path, graph_path, document)
         mg = _rebuild(document, read_file(tensor_path), AllowList(allow))
-    except CheckpointError:
-        raise
-    except MALFORMED as error:
-        raise CheckpointError(
-            f"'{graph_path}' is malformed ({type(error).__name__}: {error})."
-        ) from error
+    except CheckpointError as error:
+        raise CheckpointError(_sentence(str(error))) from error.__cause__
+    except Exception as error:
+        # Code that expects a well-formed document can raise anything when it meets another one.
+        text = _sentence(f"'{graph_path}' is malformed ({type(error).__name__}: {error}).")
+        raise CheckpointError(text) from error
     if propagate_missing_metadata:
-        _fill_metadata(mg)
+        describe_missing(mg)
     return mg
+
+
+def _sentence(text: str) -> str:
+    """A message that may quote a file: short, and without what a terminal would act upon."""
+    text = LONG_WORD.sub(lambda word: f"{word[0][:60]}...{word[0][-20:]}", text)[:MAX_MESSAGE]
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 # --- the document ------------------------------------------------------------------------------
@@ -222,29 +226,6 @@ def _rebuild(document: Json, stored: Mapping[str, Tensor], allowed: AllowList) -
     return mg
 
 
-def _fill_metadata(mg: MaseGraph) -> None:
-    """Describes the nodes that were put in after the others had been described."""
-    noted = [node for node in mg.nodes if "mase" in node.meta]
-    described = {node for node in noted if metadata_of(node).common.mase_op}
-    missing = set(mg.nodes) - described
-    if not described or not missing:
-        return
-    results: dict[fx.Node, TensorInfo] = {}
-
-    def note(node: fx.Node, result: Any) -> None:
-        if isinstance(result, Tensor):
-            results[node] = TensorInfo.of(result)
-        if node in missing:
-            node.meta["mase"] = MaseMetadata()
-            common, row = metadata_of(node).common, mg.operator(node)
-            common.mase_op, common.mase_type = row.name, row.mase_type
-            inputs = [results[n] for n in node.all_input_nodes if n in results]
-            common.args = {f"data_in_{i}": copy.copy(info) for i, info in enumerate(inputs)}
-            common.results = {"data_out_0": results[node]} if node in results else {}
-
-    propagate(mg.model, example_inputs(mg.model), note)
-
-
 def _tensor_names(model: nn.Module, path: str) -> set[str]:
     """What `get_attr` may read of a module."""
     module = model.get_submodule(path)
@@ -284,7 +265,7 @@ def _parse(path: Path) -> dict[str, Json]:
         )
     try:
         document = json.loads(data)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"'{path}' is cut off or corrupt: {error}.") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise CheckpointError(f"'{path}' is no chop checkpoint: it does not say '{FORMAT}'.")

@@ -188,7 +188,7 @@ class Decoder:
             "$spec": _spec,
             "$ellipsis": lambda _: Ellipsis,
             "$function": allowed.function_value,
-            "$namespace": lambda items: SimpleNamespace(**self(items)),
+            "$namespace": lambda items: _namespace(self(items)),
             **(special or {}),
         }
 
@@ -208,6 +208,8 @@ class Decoder:
         try:
             return self._tagged(tag, content)
         except CheckpointError:
+            raise
+        except RecursionError:
             raise
         except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
             raise CheckpointError(
@@ -235,6 +237,13 @@ def _settings_of(number_format: NumberFormat) -> Json:
     settings = json.loads(number_format.key)
     defaults = {field.name: field.default for field in dataclasses.fields(number_format)}  # type: ignore[arg-type]
     return {name: x for name, x in settings.items() if name == "name" or x != defaults[name]}
+
+
+def _namespace(items: Mapping[str, Any]) -> SimpleNamespace:
+    for name in items:
+        if not name.isidentifier():
+            raise CheckpointError(f"the checkpoint has a setting of odd name {name!r}.")
+    return SimpleNamespace(**items)
 
 
 def _format(content: Json) -> NumberFormat:

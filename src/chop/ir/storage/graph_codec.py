@@ -22,7 +22,10 @@ from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError
 
 KEPT_METADATA = ("spec", "source")
-METADATA_LIMIT = 2**30
+# Metadata may unpack to so many bytes, and to so many for each byte that is packed: a small file
+# cannot fill the memory. Real metadata packs 10 to 50 times.
+METADATA_FREE = 2**20
+METADATA_RATIO = 64
 INPUT = re.compile(r"\*{0,2}(?P<name>\w+)")
 
 
@@ -73,11 +76,23 @@ def _encode_node(
 
 
 def fold_metadata(document: dict[str, Json]) -> dict[str, Json]:
-    """The document with the metadata of all nodes as one compressed entry, `metadata`."""
-    nodes = document["nodes"]
-    noted = {n["name"]: n["meta"].pop("mase") for n in nodes if "mase" in n.get("meta", {})}
-    text = json.dumps(noted, ensure_ascii=False, allow_nan=False)
-    return {**document, "metadata": base64.b64encode(zlib.compress(text.encode(), 9)).decode()}
+    """The document with the metadata of all nodes as one compressed entry, `metadata`.
+
+    What packs so well that no reader would unpack it stays with the nodes.
+    """
+    nodes = [node for node in document["nodes"] if "mase" in node.get("meta", {})]
+    noted = {node["name"]: node["meta"]["mase"] for node in nodes}
+    text = json.dumps(noted, ensure_ascii=False, allow_nan=False).encode()
+    packed = zlib.compress(text, 9)
+    if len(text) > _room(packed):
+        return document
+    for node in nodes:
+        del node["meta"]["mase"]
+    return {**document, "metadata": base64.b64encode(packed).decode()}
+
+
+def _room(packed: bytes) -> int:
+    return METADATA_FREE + METADATA_RATIO * len(packed)
 
 
 def unfold_metadata(document: dict[str, Json]) -> None:
@@ -90,8 +105,14 @@ def unfold_metadata(document: dict[str, Json]) -> None:
     if not packed:
         return
     try:
-        # The bound keeps a tampered file from unpacking into all of memory.
-        noted = json.loads(zlib.decompressobj().decompress(packed, max_length=METADATA_LIMIT))
+        unpacking = zlib.decompressobj()
+        text = unpacking.decompress(packed, max_length=_room(packed))
+        if unpacking.unconsumed_tail:
+            raise CheckpointError(
+                f"the checkpoint's metadata unpacks to more than {len(text)} bytes, too much for "
+                "its size."
+            )
+        noted = json.loads(text)
     except (zlib.error, RecursionError) as error:
         raise CheckpointError(f"the checkpoint's metadata cannot be unpacked: {error}.") from None
     for node in document["nodes"]:

@@ -25,6 +25,9 @@ BOOKKEEPING = frozenset(vars(nn.Module()))
 DERIVED = frozenset({"_flat_weights", "_flat_weight_refs"})
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 Record = dict[str, Any]
+MAX_DEPTH = 128
+FREE_PATHS = 10_000
+PATHS_PER_RECORD = 16
 
 
 def encode_tree(root: nn.Module, store: TensorStore, encode: Encoder) -> list[Record]:
@@ -134,12 +137,39 @@ def decode_tree(
         module = made[path]
         if module is not None and "same_as" not in record:
             _add_tensors(module, record, tensors)
+    _check_tree(root, len(records))
     for record in records:
         module = made[record["path"]]
         if record.get("parametrized"):
             _parametrize_again(module)
         if isinstance(module, nn.RNNBase):
             module._init_flat_weights()
+
+
+def _check_tree(root: nn.Module, records: int) -> None:
+    """Raises CheckpointError for a tree that goes in circles, is deep, or has countless paths.
+
+    Modules that share modules that share modules have a path for every way through them, and
+    `train` and `state_dict` take every way.
+    """
+    paths: dict[int, int] = {}
+    above: set[int] = set()
+
+    def count(module: nn.Module) -> int:
+        if id(module) in above or len(above) >= MAX_DEPTH:
+            raise CheckpointError(
+                f"the checkpoint has modules that contain themselves, or more than {MAX_DEPTH} "
+                "levels of them."
+            )
+        if id(module) not in paths:
+            above.add(id(module))
+            children = (child for child in module._modules.values() if child is not None)
+            paths[id(module)] = 1 + sum(map(count, children))
+            above.remove(id(module))
+        return paths[id(module)]
+
+    if count(root) > FREE_PATHS + PATHS_PER_RECORD * records:
+        raise CheckpointError("the checkpoint's modules share modules in too many ways.")
 
 
 def _decode_module(
@@ -153,9 +183,13 @@ def _decode_module(
     module = cls.__new__(cls)
     nn.Module.__init__(module)
     for name, plain in record["attributes"].items():
-        if not name.isidentifier() or name in BOOKKEEPING or name.startswith("__"):
+        value = decode(plain)
+        # A function in the place of a method would be called in its stead.
+        is_method = callable(value) and callable(getattr(nn.Module, name, None))
+        odd = not name.isidentifier() or name in BOOKKEEPING or name.startswith("__")
+        if odd or is_method:
             raise CheckpointError(f"module '{record['path']}' has the odd attribute {name!r}.")
-        module.__dict__[name] = decode(plain)
+        module.__dict__[name] = value
     return module
 
 

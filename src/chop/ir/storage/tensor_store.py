@@ -25,6 +25,8 @@ STORABLE = frozenset(
     }
 )
 
+MAX_DIMENSIONS = 64
+
 
 class TensorStore:
     """Collects tensors under names, and describes each in a table of plain data.
@@ -110,10 +112,17 @@ def pack_inline(tensor: Tensor) -> str:
 
 
 def unpack_inline(text: str, entry: Mapping[str, Any]) -> Tensor:
-    """The bytes of a tensor that `pack_inline` wrote, one-dimensional."""
-    size = math.prod(entry["shape"]) * _dtype(entry["dtype"]).itemsize
-    # The bound keeps a tampered file from unpacking into all of memory.
-    data = zlib.decompressobj().decompress(base64.b64decode(text), max_length=max(size, 1))
+    """The bytes of a tensor that `pack_inline` wrote, one-dimensional.
+
+    Raises:
+        CheckpointError: the text is not that.
+    """
+    size = math.prod(_shape(entry)) * _dtype(entry["dtype"]).itemsize
+    try:
+        # The bound keeps a tampered file from unpacking into all of memory.
+        data = zlib.decompressobj().decompress(base64.b64decode(text), max_length=max(size, 1))
+    except (zlib.error, ValueError) as error:
+        raise CheckpointError(f"a tensor cannot be unpacked: {error}.") from None
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0).byte()
 
 
@@ -128,7 +137,14 @@ def read_file(path: Path) -> dict[str, Tensor]:
 
     try:
         return load_file(path)
-    except (SafetensorError, ValueError, KeyError, RuntimeError, OSError) as error:
+    except (
+        SafetensorError,
+        ArithmeticError,
+        LookupError,
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:
         raise CheckpointError(f"'{path}' is no readable safetensors file: {error}") from None
 
 
@@ -161,7 +177,7 @@ def restore(
 def _restore_one(name: str, entry: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Tensor:
     if name not in stored:
         raise CheckpointError(f"the checkpoint lacks the data of tensor '{name}'.")
-    data, dtype, shape = stored[name], _dtype(entry["dtype"]), tuple(entry["shape"])
+    data, dtype, shape = stored[name], _dtype(entry["dtype"]), _shape(entry)
     is_bytes = data.dtype == torch.uint8 and dtype != torch.uint8
     if is_bytes and data.numel() == math.prod(shape) * dtype.itemsize:
         data = data.clone().view(dtype).reshape(shape)
@@ -173,7 +189,31 @@ def _restore_one(name: str, entry: Mapping[str, Any], stored: Mapping[str, Tenso
     # Fresh memory: the file's own may be unaligned, and kernels may then sum in another order.
     if "strides" not in entry:
         return data.clone()
-    return torch.empty_strided(shape, entry["strides"], dtype=dtype).copy_(data)
+    strides = tuple(entry["strides"])
+    if not _is_dense(shape, strides):
+        raise CheckpointError(f"tensor '{name}': strides {strides} do not fit the shape {shape}.")
+    return torch.empty_strided(shape, strides, dtype=dtype).copy_(data)
+
+
+def _shape(entry: Mapping[str, Any]) -> tuple[int, ...]:
+    """The shape that a table says: sizes of a tensor that memory can address."""
+    shape = tuple(entry["shape"])
+    are_sizes = all(type(size) is int and 0 <= size < 2**63 for size in shape)
+    if not are_sizes or len(shape) > MAX_DIMENSIONS or math.prod(shape) >= 2**60:
+        raise CheckpointError(f"the checkpoint has a tensor of the odd shape {str(shape)[:200]}.")
+    return shape
+
+
+def _is_dense(shape: tuple[int, ...], strides: tuple[Any, ...]) -> bool:
+    """Whether the strides are those of a permuted contiguous tensor: no gaps that take memory."""
+    if len(strides) != len(shape) or not all(type(stride) is int for stride in strides):
+        return False
+    expected = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _dtype(name: str) -> torch.dtype:
