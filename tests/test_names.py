@@ -90,10 +90,11 @@ NAMES = {
     "chop.nn.quantized.modules.conv1d": "Conv1dInteger Conv1dBlockFP",
     "chop.nn.quantized.modules.conv2d": "Conv2dInteger Conv2dBlockFP Conv2dBinary",
     "chop.nn.quantized.modules.relu": "ReLUInteger",
-    "chop.actions": "simulate",
+    "chop.actions": "simulate train test transform",
 }
 # By the files that MASE has them in.
 DEEP = {
+    "chop.ir.graph.mase_metadata": "MaseMetadata",
     "chop.passes.graph": "get_synthesis_results training_base_pass",
     "chop.passes.graph.analysis.add_metadata": "add_common_metadata_analysis_pass",
     "chop.passes.graph.analysis.add_metadata.add_common_metadata": (

@@ -3,6 +3,9 @@
 import re
 from pathlib import Path
 
+from chop import passes
+from chop.not_built import NOT_BUILT
+
 README = Path(__file__).resolve().parents[1] / "README.md"
 
 
@@ -28,3 +31,21 @@ def test_every_file_that_the_readme_names_exists():
     paths = [path for pair in named for path in pair if path]
     assert len(paths) >= 5
     assert [path for path in paths if not (README.parent / path).exists()] == []
+
+
+def test_what_it_calls_not_built_is_not_and_the_rest_is():
+    text = README.read_text()
+    table = text[text.index("is **not built**") : text.index("What **differs on purpose**")]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| ")][2:]
+    names = [re.findall(r"`(\w+?)`", cell) for row in rows for cell in row]
+    missing, meanwhile = ({n for cell in names[side::2] for n in cell} for side in (0, 1))
+    assert {name for name in missing if name.endswith("_pass")} <= NOT_BUILT.keys()
+    assert {
+        "simulate",
+        "train",
+        "test",
+        "transform",
+        "mxint_hardware",
+    } <= missing & NOT_BUILT.keys()
+    assert meanwhile and not meanwhile & NOT_BUILT.keys()
+    assert all(hasattr(passes, name) for name in meanwhile if name.endswith("_pass"))

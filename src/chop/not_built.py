@@ -54,8 +54,11 @@ REASONS: dict[str, str] = {
     "no runtime is wrapped yet; export_onnx_interface_pass writes a file that onnxruntime takes.": (
         "onnx_runtime_interface_pass onnx_annotate_transform_pass"
     ),
-    "no pass trains yet; chop.tools.get_trainer and chop.train.fit take mg.model.": (
-        "training_base_pass"
+    "no pass or action trains yet; chop.tools.get_trainer and chop.train.fit take mg.model.": (
+        "training_base_pass train test"
+    ),
+    "no action runs passes yet; chop.pipelines.Pipeline runs those that a TOML file lists.": (
+        "transform"
     ),
     "no circuits are emitted yet; mxint_quantizer is the format with its software.": (
         "mxint_hardware"

@@ -1,3 +1,3 @@
 """What the commands do: whole jobs made of the rooms below."""
 
-from chop.not_built import simulate
+from chop.not_built import simulate, test, train, transform
