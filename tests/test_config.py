@@ -2,10 +2,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 
+from chop.actions.sweep.grid import spread
 from chop.config import load_toml, parse
 from chop.errors import ConfigError
+from chop.formats import Integer
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,20 @@ def test_nested_values_become_what_the_hints_say():
     assert settings == Settings(3, "fast", Inner(1), (1, 2), Path("x"), None, {"a": 1})
     assert given == before
     assert parse(Settings, settings) is settings
+
+
+def test_numbers_of_numpy_become_plain_ones():
+    given = {"width": np.int64(3), "inner": {"rate": np.float32(0.5)}, "sizes": list(np.arange(3))}
+    settings = parse(Settings, given)
+    assert settings == Settings(3, "fast", Inner(0.5), (0, 1, 2))
+    kinds = {type(settings.width), type(settings.inner.rate), *map(type, settings.sizes)}
+    assert kinds == {int, float}
+    made = Integer(np.int64(8), np.int32(4))
+    assert made == Integer(8, 4) and type(made.width) is int and made.key == Integer(8, 4).key
+    assert spread(np.int64(8), "widths") == (8,) and spread(np.arange(2, 4), "widths") == (2, 3)
+    for value in (np.bool_(True), np.float64(3.0), np.array([3])):
+        with pytest.raises(ConfigError, match="width: expected int, got"):
+            parse(Settings, {"width": value})
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import numbers
 import tomllib
 import types
 import typing
@@ -89,7 +90,7 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     if origin in (dict, Mapping) and isinstance(value, Mapping):
         return {key: convert(item, arguments[1], f"{where}.{key}") for key, item in value.items()}
     if _fits(value, hint, origin):
-        return Path(value) if hint is Path else value
+        return _plain(value, hint)
     raise ConfigError(f"{where}: expected {_spell(hint)}, got {_describe(value)}.")
 
 
@@ -133,12 +134,17 @@ def ignoring(settings: Mapping[str, Any], keys: Collection[str], where: str) -> 
 def check_fields(instance: Any, where: str) -> None:
     """Checks the types of a dataclass's values, for instances that were not made by `parse`.
 
+    NumPy's numbers are put in as Python's.
+
     Raises:
         ConfigError: a value has the wrong type.
     """
     hints = _type_hints(type(instance))  # type: ignore[arg-type]
     for field in dataclasses.fields(instance):
-        convert(getattr(instance, field.name), hints[field.name], f"{where}.{field.name}")
+        value = getattr(instance, field.name)
+        found = convert(value, hints[field.name], f"{where}.{field.name}")
+        if isinstance(value, numbers.Number) and type(found) is not type(value):
+            object.__setattr__(instance, field.name, found)
 
 
 @cache
@@ -166,14 +172,23 @@ def _fits(value: Any, hint: Any, origin: Any) -> bool:
     if hint is Any:
         return True
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return isinstance(value, numbers.Real) and not isinstance(value, bool)
     if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if hint is Path:
         return isinstance(value, str | Path)
     if hint is None:
         return value is None
     return isinstance(value, origin or hint)
+
+
+def _plain(value: Any, hint: Any) -> Any:
+    """Paths as such, and NumPy's numbers as Python's, which formats compare and JSON writes."""
+    if hint is Path:
+        return Path(value)
+    if hint is int and not isinstance(value, int):
+        return int(value)
+    return float(value) if hint is float and not isinstance(value, int | float) else value
 
 
 def _describe(value: Any) -> str:

@@ -17,7 +17,16 @@ from chop.actions.compress import CompressConfig, Row, compress, measure
 from chop.actions.doctor import OK, examine
 from chop.actions.subject import SubjectConfig, load_subject, raise_to_graph
 from chop.errors import CheckpointError, ConfigError, UnavailableError, WriteError
-from chop.train import Rows, default_dataset, evaluate, fit, load_trained, read_rows, split_rows
+from chop.train import (
+    TASKS,
+    Rows,
+    default_dataset,
+    evaluate,
+    fit,
+    load_trained,
+    read_rows,
+    split_rows,
+)
 
 
 @pytest.fixture
@@ -33,8 +42,8 @@ def own_splits():
 def load_subject_of(config, data):
     """What `load_subject` makes of a data set, with a model that is no matter."""
     with pytest.MonkeyPatch.context() as patch:
-        loaded = nn.Linear(4, 2), DatasetDict(data)
-        patch.setattr("chop.actions.subject._checkpoint", lambda config: loaded)
+        loaded = nn.Linear(4, 2), DatasetDict(data), TASKS["classification"]
+        patch.setattr("chop.actions.subject.load_checkpoint", lambda config: loaded)
         return load_subject(config)
 
 

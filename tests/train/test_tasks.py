@@ -195,6 +195,12 @@ def test_whole_floats_are_classes_where_every_class_occurs():
     assert read_rows((x, torch.tensor([[0], [1], [1], [0]]))).labels.tolist() == [0, 1, 1, 0]
 
 
+def test_whole_floats_are_classes_where_the_task_says_so():
+    rows = {"x": torch.randn(4, 4), "labels": torch.tensor([1.0, 1.0, 3.0, 1.0])}
+    model, whole = nn.Linear(4, 4), {**rows, "labels": rows["labels"].long()}
+    assert evaluate(model, rows, task="classification") == evaluate(model, whole)
+
+
 CLASSES = {"x": torch.randn(6, 4), "labels": torch.tensor([0, 1, 2, 3, 4, 5])}
 FEW = {**CLASSES, "labels": [0, 1, 2] * 2}
 

@@ -15,21 +15,24 @@ import torch
 from torch import Tensor, nn
 
 from chop import passes
-from chop.data import check_vocabulary, get_tokenized_dataset, load_dataset, num_labels
-from chop.errors import ConfigError, did_you_mean
+from chop.actions.checkpoint import load_checkpoint
+from chop.errors import ConfigError
 from chop.files import make_folder, replacing
 from chop.ir.graph import MaseGraph
-from chop.models import BUILTIN_MODELS, load_model
+from chop.models import BUILTIN_MODELS
 from chop.train import (
     VALIDATION_SHARE,
     Rows,
+    Task,
     calibration_batches,
     default_dataset,
+    find_task,
     fit,
     load_trained,
     read_rows,
     split_rows,
 )
+from chop.train.tasks import CLASSIFICATION
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -38,6 +41,8 @@ BUILTIN_TUNING = {"tuning_lr": 3e-3, "tuning_epochs": 15}
 CHECKPOINT_LR = 1e-4
 CHECKPOINT_TUNING = {"tuning_lr": CHECKPOINT_LR, "tuning_epochs": 1}
 EXAMPLE_ROWS = 3
+OF_CHECKPOINTS = ("tokenizer", "text_column", "label_column", "weights", "task")
+"""Settings of models that are not built in."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +50,21 @@ class SubjectConfig:
     """What a job works on. The settings of every job begin with these.
 
     Attributes:
-        model: built-in name, local Hugging Face folder or hub name.
-        dataset: built-in name, local folder or hub name; None takes the built-in model's own.
+        model: built-in name, local Hugging Face folder or hub name, `file.py:Net` (a class or
+            function of that file, which is run) or `timm:NAME`.
+        dataset: built-in name, hub name, or a local file or folder, of tables or of pictures in a
+            folder for each class; None takes the built-in model's own.
         out: folder for everything that is written.
         train_epochs: fine-tunes a model that is not built in before the job begins.
         limit: keeps that many rows of each split, for a quick look.
         max_length: cuts texts to that many tokens.
         tokenizer: local folder or hub name; None takes the model's own.
+        text_column: the column with the texts; None finds `text`, `sentence` and the like.
+        label_column: the column with the labels; None finds `labels` or `label`.
+        weights: of `file.py:Net` and `timm:NAME`: a state dict as .safetensors or .pt.
+        task: classification, regression, token-classification or causal-lm (text alone, judged by
+            perplexity); None takes what the labels are.
+        metric: what the model is judged by; None takes the task's own: accuracy, r2, perplexity.
         batch_size: rows of a training step.
         seed: of training and of whatever is drawn.
         device: "cpu", "cuda" ...; None takes a GPU where there is one.
@@ -72,6 +85,11 @@ class SubjectConfig:
     limit: int | None = None
     max_length: int | None = None
     tokenizer: str | None = None
+    text_column: str | None = None
+    label_column: str | None = None
+    weights: str | None = None
+    task: str | None = None
+    metric: str | None = None
     batch_size: int = 64
     seed: int = 0
     device: str | None = None
@@ -83,6 +101,8 @@ class SubjectConfig:
                 raise ConfigError(f"{name}: got {value}, expected {least:g} to {most:g}.")
         if self.out.is_file():
             raise ConfigError(f"out: '{self.out}' is a file, expected a folder.")
+        if self.task is not None:
+            find_task(self.task).judged_by(self.metric)
 
 
 @dataclass(frozen=True)
@@ -100,6 +120,7 @@ class Subject:
         tuning_lr: the largest learning rate of so many epochs.
         validation: rows to choose by, which are not among `train`; None where none were kept.
         has_seen_validation: the model may have been trained on them, elsewhere.
+        task: what the model is asked to do.
     """
 
     model: nn.Module
@@ -112,6 +133,7 @@ class Subject:
     tuning_lr: float
     validation: Rows | None = None
     has_seen_validation: bool = False
+    task: Task = CLASSIFICATION
 
     def with_validation(self) -> Subject:
         """The same with rows to choose by: where there are none, a share of the training rows."""
@@ -121,10 +143,19 @@ class Subject:
         return replace(self, train=train, validation=validation, has_seen_validation=True)
 
     @property
-    def chance(self) -> float:
-        """Accuracy of always answering the commonest class of the test rows."""
-        counts = Counter(self.test.labels.tolist())
+    def chance(self) -> float | None:
+        """Accuracy of always answering the commonest class of the test rows; None of others."""
+        labels = self.test.labels
+        is_accuracy = self.task.metric.name == "accuracy"
+        if not is_accuracy or not isinstance(labels, Tensor) or labels.dim() != 1:
+            return None
+        counts = Counter(labels.tolist())
         return max(counts.values()) / len(self.test)
+
+    @property
+    def baselines(self) -> dict[str, float]:
+        """What is drawn as a line beside the float model."""
+        return {} if self.chance is None else {"chance": self.chance}
 
     def tuning(
         self, epochs: int | None, lr: float | None, config: SubjectConfig
@@ -163,6 +194,8 @@ def load_subject(config: SubjectConfig) -> Subject:
     """
     place = _device(config.device)
     if config.model in BUILTIN_MODELS:
+        _check_is_of_builtin(config)
+        task = CLASSIFICATION.judged_by(config.metric)
         own = BUILTIN_MODELS[config.model].dataset
         if config.dataset not in (None, own):
             raise ConfigError(
@@ -173,25 +206,26 @@ def load_subject(config: SubjectConfig) -> Subject:
         data = default_dataset(config.model)
         held_out = {"held_out": VALIDATION_SHARE, "seed": config.seed}
         trained = load_trained(config.model, progress=True, **held_out).to(place)
-        rows = _limited(_rows_of(data), config.limit)
-        return Subject(trained, config.model, own, device=place, **rows, **BUILTIN_TUNING)
-    loaded, data = _checkpoint(config)
-    rows = _rows_of(data)
+        rows = _limited(_rows_of(data, task), config.limit)
+        known = {"device": place, "task": task}
+        return Subject(trained, config.model, own, **known, **rows, **BUILTIN_TUNING)
+    loaded, data, task = load_checkpoint(config)
+    rows = _rows_of(data, task)
     if config.train_epochs:
-        _fine_tune(loaded, rows["train"], config, place)
-    known = {"device": place, "has_seen_validation": "validation" not in data}
+        _fine_tune(loaded, rows["train"], config, place, task)
+    known = {"device": place, "task": task, "has_seen_validation": "validation" not in data}
     name = str(config.dataset)
     return Subject(
         loaded.to(place).eval(), config.model, name, **known, **rows, **CHECKPOINT_TUNING
     )
 
 
-def _rows_of(data: DatasetDict) -> dict[str, Rows]:
+def _rows_of(data: DatasetDict, task: Task) -> dict[str, Rows]:
     """The splits by name; validation rows are a share of the training rows where there are none.
 
     The same rows whatever the seed of the training, and the first of them are a random draw.
     """
-    rows = {name: read_rows(split) for name, split in data.items()}
+    rows = {name: read_rows(split, task) for name, split in data.items()}
     if "validation" not in rows:
         rows["train"], rows["validation"] = split_rows(rows["train"], VALIDATION_SHARE)
     return rows
@@ -215,10 +249,10 @@ def fingerprint_of_rows(rows: Rows) -> str:
     """Text that is another where a column or label is: rows cut elsewhere are other rows."""
     listed = [
         (name, value)
-        for name, column in sorted(rows.columns.items())
+        for name, column in [*sorted(rows.columns.items()), ("labels", rows.labels)]
         for value in ([column] if isinstance(column, Tensor) else column)
     ]
-    return _fingerprint([*listed, ("labels", rows.labels)])
+    return _fingerprint(listed)
 
 
 def _fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
@@ -237,7 +271,19 @@ def raise_to_graph(subject: Subject) -> MaseGraph:
     return mg
 
 
-def _fine_tune(loaded: nn.Module, train: Rows, config: SubjectConfig, place: torch.device) -> None:
+def _check_is_of_builtin(config: SubjectConfig) -> None:
+    """Raises ConfigError where settings are given that say how to read a model of one's own."""
+    for name in OF_CHECKPOINTS:
+        if getattr(config, name) is not None:
+            raise ConfigError(
+                f"{name}: built-in model '{config.model}' has data, weights and a task of its "
+                "own; give a model of your own by --model."
+            )
+
+
+def _fine_tune(
+    loaded: nn.Module, train: Rows, config: SubjectConfig, place: torch.device, task: Task
+) -> None:
     from safetensors.torch import load_model, save_model
 
     training = {"epochs": config.train_epochs, "lr": CHECKPOINT_LR}
@@ -248,7 +294,7 @@ def _fine_tune(loaded: nn.Module, train: Rows, config: SubjectConfig, place: tor
     if path.is_file():
         load_model(loaded, path)
         return
-    fit(loaded, train, **training, device=place, progress="fine-tuning")
+    fit(loaded, train, **training, device=place, progress="fine-tuning", task=task)
     with replacing(path) as temporary:
         save_model(loaded, str(temporary))
 
@@ -260,20 +306,3 @@ def _device(name: str | None) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"device '{chosen}' cannot be used here: {reason}") from None
-
-
-def _checkpoint(config: SubjectConfig) -> tuple[nn.Module, DatasetDict]:
-    if config.dataset is None:
-        raise ConfigError(
-            f"model '{config.model}' is not built in and needs a data set: give --dataset, or for "
-            f"a built-in model {did_you_mean(config.model, BUILTIN_MODELS)}"
-        )
-    make_folder(config.out)
-    data = load_dataset(config.dataset, limit=config.limit)
-    loaded = load_model(config.model, num_labels=num_labels(data))
-    if loaded.main_input_name == "input_ids":
-        data, tokenizer = get_tokenized_dataset(
-            data, config.tokenizer or config.model, True, max_length=config.max_length
-        )
-        check_vocabulary(tokenizer, loaded.config.get_text_config().vocab_size)
-    return loaded, data

@@ -12,10 +12,12 @@ import typer
 
 Model = Annotated[
     str | None,
-    typer.Option(help="Built-in (vit, cnn, mlp, bert-tiny), local folder or hub name."),
+    typer.Option(
+        help="Built-in (vit, cnn, mlp, bert-tiny), local folder, hub name, file.py:Net, timm:NAME."
+    ),
 ]
 Dataset = Annotated[
-    str | None, typer.Option(help="Built-in (digits, reviews), local folder or hub name.")
+    str | None, typer.Option(help="Built-in (digits, reviews), local file or folder, or hub name.")
 ]
 Config = Annotated[
     Path | None, typer.Option(help="TOML file with settings; options given here win.")
@@ -31,6 +33,21 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda ...; default: a GPU 
 INPUTS = {
     "tokenizer": Annotated[
         str | None, typer.Option(help="Of texts: local folder or hub name; default, the model's.")
+    ],
+    "text_column": Annotated[str | None, typer.Option(help="Column of the data with the texts.")],
+    "label_column": Annotated[str | None, typer.Option(help="Column of the data with the labels.")],
+    "weights": Annotated[
+        str | None, typer.Option(help="Of file.py:Net or timm:NAME: .safetensors or .pt.")
+    ],
+    "task": Annotated[
+        str | None,
+        typer.Option(
+            help="classification, regression, token-classification or causal-lm; default, what "
+            "the labels are."
+        ),
+    ],
+    "metric": Annotated[
+        str | None, typer.Option(help="accuracy, f1, r2, mse, perplexity ...; default, the task's.")
     ],
 }
 """Further options that say what a job works on, by setting."""

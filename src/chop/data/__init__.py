@@ -5,7 +5,14 @@
 `get_dataset_info(name)` -> what a model has to know of a data set.
 """
 
-from chop.data.catalogue import DATASETS, DatasetInfo, describe_dataset, get_dataset_info
+from chop.data.catalogue import (
+    DATASETS,
+    DatasetInfo,
+    describe_dataset,
+    get_dataset_info,
+    picture_column,
+)
+from chop.data.labels import class_names, with_numbered_labels
 from chop.data.load import (
     BUILTIN_DATASETS,
     TEXT_DATASETS,
@@ -14,5 +21,6 @@ from chop.data.load import (
     num_labels,
 )
 from chop.data.pixels import with_pixels
+from chop.data.table import with_vectors
 from chop.data.tokenize import get_tokenized_dataset
 from chop.data.tokenizer import BUILTIN_TOKENIZERS, check_vocabulary, get_tokenizer

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from chop.data.digits import digits
 from chop.data.points import jets, toy
 from chop.data.reviews import reviews
@@ -27,17 +29,32 @@ FETCHED_DATASETS: dict[str, Callable[[], DatasetDict]] = {"jsc": jets}
 TEXT_DATASETS = frozenset({"reviews"})
 
 
+FILE_KINDS = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".parquet": "parquet",
+}
+
+
 def load_dataset(
-    name_or_path: str | Path | DatasetDict, *, limit: int | None = None
+    name_or_path: str | Path | DatasetDict,
+    *,
+    limit: int | None = None,
+    label: str | None = None,
+    labelled: bool = True,
 ) -> DatasetDict:
     """A data set with the splits `train`, `test` and, where it has one, `validation`.
 
     Args:
-        name_or_path: `digits`, `reviews`, `toy`; `jsc`, which is fetched from OpenML; a folder
-            of parquet, csv or json files or one written by `save_to_disk`; a name on the hub; or
-            a DatasetDict.
+        name_or_path: `digits`, `reviews`, `toy`; `jsc`, which is fetched from OpenML; a parquet,
+            csv, tsv, json or jsonl file; a folder of them, of pictures in a folder for each class,
+            or one written by `save_to_disk`; a name on the hub; or a DatasetDict.
         limit: keep that many rows of each split, drawn by a fixed seed (files are often sorted
             by label, so the first rows would be of one class).
+        label: the column with the labels, which becomes `labels`; default, `labels` or `label`.
+        labelled: False takes rows without labels, as text for language modelling.
     Returns: a `datasets.DatasetDict`; without a labelled `test` split `validation` takes
         its place, and without either a fixed fifth of the rows is held out. Further splits, such
         as IMDb's `unsupervised`, are dropped.
@@ -48,16 +65,19 @@ def load_dataset(
     if limit is not None and limit < 1:
         raise ConfigError(f"limit: expected at least one row, got {limit}.")
     if isinstance(name_or_path, dict):
-        return _shorten(_train_and_test(name_or_path, "as given"), limit)
+        given = _with_label(name_or_path, label)
+        return _shorten(_train_and_test(given, "as given", labelled), limit)
     name = str(name_or_path)
     known = BUILTIN_DATASETS | FETCHED_DATASETS
     if name in known:
         splits = known[name]()
     elif Path(name).is_dir():
         splits = _from_folder(Path(name))
+    elif Path(name).is_file():
+        splits = _from_file(Path(name))
     else:
         splits = _from_hub(name)
-    return _shorten(_train_and_test(splits, name), limit)
+    return _shorten(_train_and_test(_with_label(splits, label), name, labelled), limit)
 
 
 def label_column(columns: list[str]) -> str | None:
@@ -91,18 +111,56 @@ def num_labels(splits: DatasetDict) -> int:
     return int(largest) + 1
 
 
+def _with_label(splits: DatasetDict, label: str | None) -> DatasetDict:
+    """The same with the labels in a column `labels`; what had that name is left out."""
+    from datasets import DatasetDict
+
+    if label is None or label == "labels":
+        return splits
+    columns = splits[next(iter(splits))].column_names
+    if label not in columns:
+        raise ConfigError(f"label column '{label}': {did_you_mean(label, columns)}")
+    others = [name for name in ("labels", "label") if name in columns and name != label]
+    named = {k: s.remove_columns(others).rename_column(label, "labels") for k, s in splits.items()}
+    return DatasetDict(named)
+
+
+def _from_file(path: Path) -> DatasetDict:
+    import datasets
+
+    kind = FILE_KINDS.get(path.suffix.lower())
+    if kind is None:
+        raise ConfigError(
+            f"file '{path}': expected one of {', '.join(FILE_KINDS)}, or a folder of them."
+        )
+    settings = {"sep": "\t"} if path.suffix.lower() == ".tsv" else {}
+    try:
+        return datasets.load_dataset(
+            kind,
+            data_files={"train": str(path.absolute())},
+            cache_dir=str(cache_folder() / "datasets"),
+            **settings,
+        )
+    except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise ConfigError(f"file '{path}' cannot be read as {kind}: {reason}") from error
+
+
 def _from_folder(folder: Path) -> DatasetDict:
     import datasets
 
     if (folder / "dataset_dict.json").is_file():
         return datasets.load_from_disk(folder)
+    if (folder / "state.json").is_file():
+        return datasets.DatasetDict(train=datasets.load_from_disk(folder))
     try:
         # In the hub's own cache a folder called `imdb` would pass for the hub's `imdb` later.
         return datasets.load_dataset(str(folder), cache_dir=str(cache_folder() / "datasets"))
     except (FileNotFoundError, ValueError) as error:
+        reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"folder '{folder}' holds no data set: expected parquet, csv or json files, "
-            f"or what save_to_disk writes ({str(error).splitlines()[0]})."
+            f"folder '{folder}' holds no data set: expected parquet, csv or json files, pictures "
+            f"in a folder for each class, or what save_to_disk writes ({reason})."
         ) from error
 
 
@@ -123,17 +181,21 @@ def _from_hub(name: str) -> DatasetDict:
 
 def _is_labelled(split: Dataset) -> bool:
     column = label_column(split.column_names)
-    return column is not None and len(split) > 0 and split[0][column] not in (None, -1)
+    if column is None or not len(split):
+        return False
+    first = split[0][column]
+    return first is not None and (np.ndim(first) > 0 or isinstance(first, str) or first != -1)
 
 
-def _train_and_test(splits: DatasetDict, name: str) -> DatasetDict:
+def _train_and_test(splits: DatasetDict, name: str, needs_labels: bool = True) -> DatasetDict:
     from datasets import DatasetDict
 
-    labelled = {key: split for key, split in splits.items() if _is_labelled(split)}
+    labelled = {k: s for k, s in splits.items() if _is_labelled(s) or not needs_labels}
     if "train" not in labelled:
         raise ConfigError(
             f"data set '{name}' has no labelled split 'train': found {sorted(splits)}, "
-            "labels expected in a column 'labels' or 'label', from 0 upwards."
+            "labels expected in a column 'labels' or 'label' (for a command, or what "
+            "--label-column names), from 0 upwards."
         )
     if "test" in labelled:
         return DatasetDict({key: labelled[key] for key in SPLITS if key in labelled})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chop.data.load import label_column, load_dataset
 from chop.data.tokenizer import MODEL_LIMIT, get_tokenizer
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TEXT_COLUMNS = ("text", "sentence", "review", "content", "question", "premise", "sentence1")
+WORD_COLUMNS = ("tokens", "words")
+NO_LABEL = -100
 SECOND_COLUMNS = {"premise": "hypothesis", "sentence1": "sentence2"}
 
 
@@ -25,6 +28,7 @@ def get_tokenized_dataset(
     max_length: int | None = None,
     limit: int | None = None,
     text_column: str | None = None,
+    labelled: bool = True,
 ) -> DatasetDict | tuple[DatasetDict, PreTrainedTokenizerBase]:
     """The labelled texts of a data set as token columns, cut to length and not yet padded.
 
@@ -35,7 +39,11 @@ def get_tokenized_dataset(
         return_tokenizer: also return the tokenizer.
         max_length: tokens of a row at most; default, the model's limit and at most 512.
         limit: keep that many rows of each split, drawn by a fixed seed.
-        text_column: the column with the text; default, `text`, `sentence` and the like.
+        text_column: the column with the text; default, `text`, `sentence` and the like. Where it
+            holds lists of words (by default `tokens` or `words`), labels are of words, and become
+            those of the first token of each; others have -100, which counts nowhere.
+        labelled: False leaves labels out, for language modelling, and texts of less than two
+            tokens.
     Returns: a DatasetDict with `train` and `test`; columns `labels` (int64) and the
         tokenizer's, `input_ids`, `attention_mask` and for BERT `token_type_ids`. Batches are
         padded when they are drawn, which `chop.train` does.
@@ -44,33 +52,80 @@ def get_tokenized_dataset(
         UnavailableError: data set or tokenizer can neither be found nor fetched.
     """
     tokenizer = get_tokenizer(checkpoint)
-    splits = load_dataset(dataset, limit=limit)
+    splits = load_dataset(dataset, limit=limit, labelled=labelled)
     columns = _text_columns(splits["train"], text_column)
     length = min(tokenizer.model_max_length, MODEL_LIMIT) if max_length is None else max_length
     if length < 1:
         raise ConfigError(f"max_length: expected at least one token, got {length}.")
 
-    def tokenize(rows: dict[str, list]) -> dict[str, list]:
-        return dict(
-            tokenizer(*(rows[name] for name in columns), truncation=True, max_length=length)
-        )
-
-    label = label_column(splits["train"].column_names)
-    unused = [name for name in splits["train"].column_names if name != label]
+    label = label_column(splits["train"].column_names) if labelled else None
+    settings = {"truncation": True, "max_length": length}
+    if hasattr(splits["train"].features[columns[0]], "feature"):
+        tokenize = _OfWords(tokenizer, columns[0], label, settings)
+        unused = splits["train"].column_names
+    else:
+        tokenize = _OfTexts(tokenizer, columns, settings)
+        unused = [name for name in splits["train"].column_names if name != label]
     tokenized = splits.map(tokenize, batched=True, remove_columns=unused)
-    if label != "labels":
+    if not labelled:
+        tokenized = tokenized.filter(_has_two_tokens)
+    elif "labels" not in tokenized["train"].column_names:
         tokenized = tokenized.rename_column(label, "labels")
     return (tokenized, tokenizer) if return_tokenizer else tokenized
+
+
+def _has_two_tokens(row: dict[str, Any]) -> bool:
+    return len(row["input_ids"]) > 1
+
+
+@dataclass(frozen=True)
+class _OfTexts:
+    """Rows of texts -> rows of tokens."""
+
+    tokenizer: PreTrainedTokenizerBase
+    columns: list[str]
+    settings: dict[str, Any]
+
+    def __call__(self, rows: dict[str, list]) -> dict[str, list]:
+        return dict(self.tokenizer(*(rows[name] for name in self.columns), **self.settings))
+
+
+@dataclass(frozen=True)
+class _OfWords:
+    """Rows of words with a label each -> rows of tokens with a label each."""
+
+    tokenizer: PreTrainedTokenizerBase
+    column: str
+    label: str | None
+    settings: dict[str, Any]
+
+    def __call__(self, rows: dict[str, list]) -> dict[str, list]:
+        found = self.tokenizer(rows[self.column], is_split_into_words=True, **self.settings)
+        if self.label is None:
+            return dict(found)
+        labels = [
+            _of_first_tokens(found.word_ids(i), of_words)
+            for i, of_words in enumerate(rows[self.label])
+        ]
+        return {**found, "labels": labels}
+
+
+def _of_first_tokens(words: list[int | None], labels: list[int]) -> list[int]:
+    before = [None, *words[:-1]]
+    return [
+        NO_LABEL if word is None or word == last else labels[word]
+        for word, last in zip(words, before, strict=True)
+    ]
 
 
 def _text_columns(split: Dataset, wanted: str | None) -> list[str]:
     """One column of text, or the two of a sentence pair."""
     names = split.column_names
-    first = wanted or next((name for name in TEXT_COLUMNS if name in names), None)
+    first = wanted or next((n for n in (*TEXT_COLUMNS, *WORD_COLUMNS) if n in names), None)
     if first not in names:
         raise ConfigError(
             f"no column of text: expected {wanted or ' or '.join(TEXT_COLUMNS)}, found {names}; "
-            "name it with text_column=."
+            "name it with text_column= (--text-column)."
         )
     second = SECOND_COLUMNS.get(first)
     return [first, second] if second in names else [first]

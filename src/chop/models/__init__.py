@@ -9,8 +9,9 @@
 from chop.aliases import alias_modules
 from chop.models.builtin import BUILTIN_MODELS, BuiltinModel, Recipe
 from chop.models.catalogue import MODELS, ModelInfo, find_model_info, get_model_info
-from chop.models.load import AUTO_CLASSES, load_model
+from chop.models.load import AUTO_CLASSES, load_model, read_config
 from chop.models.named import get_model, get_tokenizer
+from chop.models.own import is_own
 from chop.models.plain import VGG7
 from chop.models.registry import ModelFactory, register_mase_checkpoint, register_mase_model
 from chop.models.toy import ToyConvNet, ToyCustomFnNet, ToyNet

@@ -11,6 +11,7 @@ import torch
 from chop.errors import CheckpointError, ConfigError, UnavailableError, did_you_mean
 from chop.hub import hub_is_reachable
 from chop.models.builtin import BUILTIN_MODELS
+from chop.models.own import build_own, is_own
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,6 +23,7 @@ AUTO_CLASSES = {
     "text-classification": "AutoModelForSequenceClassification",
     "image-classification": "AutoModelForImageClassification",
     "text-generation": "AutoModelForCausalLM",
+    "token-classification": "AutoModelForTokenClassification",
     "fill-mask": "AutoModelForMaskedLM",
     "feature-extraction": "AutoModel",
 }
@@ -33,20 +35,28 @@ def load_model(
     num_labels: int | None = None,
     task: str | None = None,
     pretrained: bool = True,
+    weights: str | Path | None = None,
     seed: int = 0,
 ) -> nn.Module:
     """A model by built-in name, local Hugging Face folder or hub name, in evaluation mode.
 
+    Or one from elsewhere: `file.py:Net` runs that file and builds the class or function `Net` of
+    it, and `timm:NAME` is a model of timm; see `chop.models.own`.
+
     Args:
         name_or_path: `mlp`, `cnn`, `vit`, `bert-tiny` (untrained: `chop.train.load_trained`
-            trains them), a folder written by `save_pretrained`, or a name on the hub.
+            trains them), a folder written by `save_pretrained`, a name on the hub,
+            `file.py:Net` or `timm:NAME`.
         num_labels: classes of the classification head; default, what the model has.
-        task: `text-classification`, `image-classification`, `text-generation`, `fill-mask` or
-            `feature-extraction`; default, the class that the checkpoint names, or a
-            classifier where `num_labels` is given. Built-in models are classifiers.
+        task: `text-classification`, `image-classification`, `token-classification`,
+            `text-generation`, `fill-mask` or `feature-extraction`; default, the class that the
+            checkpoint names, or a classifier where `num_labels` is given. Built-in models are
+            classifiers.
         pretrained: False draws fresh weights from `seed` and reads the configuration only.
+        weights: of `file.py:Net` and `timm:NAME`, a state dict as .safetensors or .pt.
         seed: of whatever weights have to be drawn; the global generator is left as it was.
-    Returns: a module called with keywords, whose output has `logits`, and `loss` with labels.
+    Returns: a module called with keywords, whose output has `logits`, and `loss` with labels; one
+        from elsewhere is as it was written.
         Weights that the checkpoint lacks, such as a new head's, are named in a warning of the
         logger `chop.models`.
     Raises:
@@ -57,11 +67,15 @@ def load_model(
     if task is not None and task not in AUTO_CLASSES:
         raise ConfigError(f"unknown task '{task}': {did_you_mean(task, AUTO_CLASSES)}")
     name = str(name_or_path)
+    if weights is not None and not is_own(name):
+        raise ConfigError(f"weights: '{name}' has its own; they go with file.py:Net or timm:NAME.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if name in BUILTIN_MODELS:
             builtin = BUILTIN_MODELS[name]
             return builtin.build(builtin.num_labels if num_labels is None else num_labels).eval()
+        if is_own(name):
+            return build_own(name, num_labels, weights, pretrained).eval()
         return _from_checkpoint(name, num_labels, task, pretrained).eval()
 
 
@@ -69,7 +83,7 @@ def _from_checkpoint(
     name: str, num_labels: int | None, task: str | None, pretrained: bool
 ) -> nn.Module:
 
-    config = _read_config(name, num_labels)
+    config = read_config(name, num_labels)
     model_class = _model_class(config, task, wants_labels=num_labels is not None)
     if not pretrained:
         return getattr(model_class, "from_config", model_class)(config)
@@ -106,7 +120,13 @@ def _read_weights(
     return model
 
 
-def _read_config(name: str, num_labels: int | None) -> PreTrainedConfig:
+def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
+    """The configuration of a local folder or hub name.
+
+    Raises:
+        ConfigError: the folder holds none, or an unknown one.
+        UnavailableError: a hub name that is neither in the local cache nor reachable.
+    """
     from transformers import AutoConfig
 
     is_folder = Path(name).is_dir()

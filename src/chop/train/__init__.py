@@ -11,7 +11,7 @@
 from chop.train.calibration import calibration_batches
 from chop.train.metrics import METRICS, find_metric
 from chop.train.pruning import PRUNING_SCHEDULES, GradualPruning
-from chop.train.rows import VALIDATION_SHARE, Rows, read_rows, split_rows
+from chop.train.rows import VALIDATION_SHARE, Rows, read_label_column, read_rows, split_rows
 from chop.train.seeds import seed_everything
 from chop.train.tasks import TASKS, Metric, Task, find_task
 from chop.train.train_loop import SCHEDULES, evaluate, fit

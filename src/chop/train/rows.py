@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from chop.data import label_column
 from chop.errors import ConfigError
 from chop.train.calling import LABELS
-from chop.train.reading import Column, read_columns
+from chop.train.reading import Column, as_column, read_columns
 from chop.train.tasks import IGNORED, Task, infer_task
 
 if TYPE_CHECKING:
@@ -150,6 +150,13 @@ def read_rows(
             f"(texts have to be tokenised first), got {held} with {list(table)}."
         )
     return Rows(inputs, _labels(table[label]))
+
+
+def read_label_column(dataset: Dataset) -> tuple[Column, Task]:
+    """The labels alone, as `read_rows` reads them, and the task that they are of."""
+    label = label_column(dataset.column_names)
+    labels = _labels(as_column(dataset.with_format("numpy")[label][:]))
+    return labels, infer_task({}, labels)
 
 
 def _is_one_each(labels: Column) -> bool:

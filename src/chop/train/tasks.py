@@ -141,7 +141,7 @@ class Task:
             return
         rows = [labels] if isinstance(labels, Tensor) else labels
         numbers = "numbers that are no classes are task 'regression'."
-        if rows[0].is_floating_point():
+        if any(row.is_floating_point() and bool((row != row.round()).any()) for row in rows):
             raise ConfigError(f"task '{self.name}': the labels have fractions; {numbers}")
         largest, count = max(int(row.max()) for row in rows if row.numel()), logits.shape[-1]
         if largest >= count:

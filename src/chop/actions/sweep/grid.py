@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
+from numbers import Real
 
 from chop.errors import ConfigError
 
@@ -26,7 +27,7 @@ def spread(text: str | float | Iterable[float], where: str) -> tuple[float, ...]
     >>> spread("0.1:0.3:0.1", "sparsity")
     (0.1, 0.2, 0.3)
     """
-    if isinstance(text, int | float):
+    if isinstance(text, Real):
         return (text,)
     if isinstance(text, str):
         parts = [part.strip() for part in text.split(",") if part.strip()]

@@ -1,0 +1,195 @@
+"""A model of the user's own and its data: what belongs together, by settings.
+
+Shapes: C channels, H rows, W columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from chop.data import (
+    DatasetInfo,
+    check_vocabulary,
+    class_names,
+    describe_dataset,
+    get_tokenized_dataset,
+    label_column,
+    load_dataset,
+    picture_column,
+    with_numbered_labels,
+    with_pixels,
+    with_vectors,
+)
+from chop.errors import ConfigError, did_you_mean
+from chop.files import make_folder
+from chop.models import BUILTIN_MODELS, is_own, load_model, read_config
+from chop.train import TASKS, Task, find_task, read_label_column
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
+
+    from chop.actions.subject import SubjectConfig
+
+AUTO_TASKS = {"token-classification": "token-classification", "causal-lm": "text-generation"}
+"""Tasks whose model is of another class than the classifiers'."""
+
+
+def load_checkpoint(config: SubjectConfig) -> tuple[nn.Module, DatasetDict, Task]:
+    """The model, its data as numbers, and what it is asked to do.
+
+    Raises:
+        ConfigError: model, data set and settings do not go together.
+        UnavailableError: one of them is not there.
+    """
+    if config.dataset is None:
+        raise ConfigError(
+            f"model '{config.model}' is not built in and needs a data set: give --dataset, or for "
+            f"a built-in model {did_you_mean(config.model, BUILTIN_MODELS)}"
+        )
+    make_folder(config.out)
+    data = _load_data(config)
+    task = _task_of(config, data)
+    model = load_model(
+        config.model,
+        num_labels=_num_labels(config.model, data, task),
+        task=None if is_own(config.model) else AUTO_TASKS.get(task.name),
+        weights=config.weights,
+    )
+    if task.name == "classification":
+        known = getattr(getattr(model, "config", None), "label2id", None)
+        data = with_numbered_labels(data, known)
+    return model, _as_numbers(config, model, data, task), task.judged_by(config.metric)
+
+
+def _load_data(config: SubjectConfig) -> DatasetDict:
+    """With labels, unless the task or the model asks for text alone."""
+    asked = None if config.task is None else find_task(config.task)
+    settings = {"limit": config.limit, "label": config.label_column}
+    if asked is None and config.label_column is None and _is_language_model(config.model):
+        data = load_dataset(config.dataset, limit=config.limit, labelled=False)
+        if label_column(data["train"].column_names) is None:
+            return data
+    labelled = asked is None or asked.labels_from is None
+    return load_dataset(config.dataset, labelled=labelled, **settings)
+
+
+def _is_language_model(name: str) -> bool:
+    if is_own(name):
+        return False
+    architectures = read_config(name).architectures or [""]
+    return architectures[0].endswith(("ForCausalLM", "LMHeadModel"))
+
+
+def _task_of(config: SubjectConfig, data: DatasetDict) -> Task:
+    if config.task is not None:
+        return find_task(config.task)
+    column = label_column(data["train"].column_names)
+    if column is None:
+        return TASKS["causal-lm"]
+    if class_names(data) is not None:
+        return TASKS["classification"]
+    return read_label_column(data["train"])[1]
+
+
+def _num_labels(name: str, data: DatasetDict, task: Task) -> int | None:
+    """What the model has to answer with; None leaves it as it is.
+
+    A trained head with more classes than the labels happen to show stays.
+    """
+    if task.labels_from is not None or task.name not in TASKS:
+        return None
+    names = class_names(data) if task.name == "classification" else None
+    if names is not None:
+        return len(names)
+    labels, _ = read_label_column(data["train"])
+    first = labels[0]
+    if task.name == "regression":
+        return max(1, first.numel())
+    needed = max(int(row.max()) for row in labels if row.numel()) + 1
+    return max(needed, _own_classes(name))
+
+
+def _own_classes(name: str) -> int:
+    """The classes of a checkpoint that was saved as a classifier."""
+    if is_own(name):
+        return 0
+    config = read_config(name)
+    is_classifier = (config.architectures or [""])[0].endswith("Classification")
+    return config.num_labels if is_classifier else 0
+
+
+def _as_numbers(
+    config: SubjectConfig, model: nn.Module, data: DatasetDict, task: Task
+) -> DatasetDict:
+    if picture_column(data) is not None:
+        info, size = _pixels(config.model, model, describe_dataset(str(config.dataset), data))
+        return with_pixels(data, info, size)
+    reads_tokens = getattr(model, "main_input_name", None) == "input_ids"
+    if not reads_tokens and config.tokenizer is None:
+        if config.text_column is not None:
+            raise ConfigError("text_column: a model of your own needs --tokenizer beside it.")
+        return with_vectors(data, [*inspect.signature(model.forward).parameters])
+    data, tokenizer = get_tokenized_dataset(
+        data,
+        config.tokenizer or config.model,
+        True,
+        max_length=config.max_length,
+        text_column=config.text_column,
+        labelled=task.labels_from is None,
+    )
+    own = getattr(model, "config", None)
+    check_vocabulary(tokenizer, own.get_text_config().vocab_size if reads_tokens and own else None)
+    return data
+
+
+def _pixels(
+    name: str, model: nn.Module, info: DatasetInfo
+) -> tuple[DatasetInfo, tuple[int, int, int] | None]:
+    """How the model wants pictures: mean and deviation of pixels, and (C, H, W).
+
+    Of Hugging Face's from `preprocessor_config.json`, of others from `default_cfg`, a mapping with
+    `input_size`, `mean` and `std` as timm's models have it; else as the data set is.
+    """
+    config = getattr(model, "config", None)
+    if config is None:
+        told: Mapping[str, Any] = getattr(model, "default_cfg", None) or {}
+        mean, std, size = told.get("mean"), told.get("std"), told.get("input_size")
+    else:
+        told = _preprocessor(name)
+        mean, std = told.get("image_mean"), told.get("image_std")
+        if not told.get("do_normalize", True):
+            mean, std = (0.0,), (1.0,)
+        size = _picture_size(config, told)
+    if mean and std:
+        info = dataclasses.replace(info, pixel_mean=tuple(mean), pixel_std=tuple(std))
+    return info, None if size is None else tuple(size)
+
+
+def _picture_size(config: Any, told: Mapping[str, Any]) -> tuple[int, int, int] | None:
+    size = getattr(config, "image_size", None) or told.get("crop_size") or told.get("size")
+    if isinstance(size, Mapping):
+        edge = size.get("shortest_edge")
+        size = (size.get("height", edge), size.get("width", edge))
+    if size is None:
+        return None
+    height, width = (size, size) if isinstance(size, int) else size
+    return getattr(config, "num_channels", 3), height, width
+
+
+def _preprocessor(name: str) -> dict[str, Any]:
+    from transformers.utils import cached_file
+
+    path = cached_file(
+        name,
+        "preprocessor_config.json",
+        local_files_only=True,
+        _raise_exceptions_for_missing_entries=False,
+    )
+    return json.loads(Path(path).read_text(encoding="utf-8")) if path else {}

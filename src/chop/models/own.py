@@ -1,0 +1,177 @@
+"""Models from elsewhere: a class in a file of the user's, and those of timm."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from chop.errors import CheckpointError, ConfigError, UnavailableError, did_you_mean
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+TIMM = "timm:"
+OF_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
+CLASSES = ("num_classes", "num_labels")
+"""Arguments that a model's class may need, and the data tell."""
+MOST_NAMED = 5
+
+
+def is_own(name: str) -> bool:
+    """True for `file.py:Net` and `timm:NAME`, which take their weights from a file."""
+    return name.startswith(TIMM) or OF_FILE.fullmatch(name) is not None
+
+
+def build_own(
+    name: str, num_labels: int | None, weights: str | Path | None, pretrained: bool
+) -> nn.Module:
+    """The model that `is_own` says yes to.
+
+    Args:
+        name: `file.py:Net`: the file is run, and its class or function `Net` is called without
+            arguments, or with the number of classes where it needs one. Or `timm:NAME`.
+        num_labels: classes of the data.
+        weights: a state dict as .safetensors, or .pt that holds tensors alone; None takes what the
+            class draws, or timm's.
+        pretrained: False draws timm's weights.
+    Raises:
+        ConfigError: there is no such file, name or model, or it cannot be built like that.
+        CheckpointError: weights that cannot be read or are another model's.
+        UnavailableError: timm or its weights are not there.
+    """
+    if name.startswith(TIMM):
+        model = _of_timm(name.removeprefix(TIMM), num_labels, pretrained and weights is None)
+    else:
+        model = _of_file(name, num_labels)
+    if weights is not None:
+        read_weights(model, Path(weights))
+    return model
+
+
+def read_weights(model: nn.Module, path: Path) -> None:
+    """Reads a state dict into a model; no code in the file is run.
+
+    Raises:
+        CheckpointError: the file is missing, broken, or of another model.
+    """
+    state = _state(path)
+    own = model.state_dict()
+    missing, unexpected = own.keys() - state.keys(), state.keys() - own.keys()
+    others = {key for key in own.keys() & state.keys() if own[key].shape != state[key].shape}
+    found = {"missing": missing, "unexpected": unexpected, "of another shape": others}
+    told = [f"{what} {_few(names)}" for what, names in found.items() if names]
+    if told:
+        raise CheckpointError(
+            f"'{path}' holds no weights of {type(model).__name__}: {'; '.join(told)}."
+        )
+    model.load_state_dict(state)
+
+
+def _state(path: Path) -> dict[str, Any]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"weights '{path}': there is no such file.") from None
+    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError) as error:
+        raise CheckpointError(f"weights '{path}' cannot be read: {_line(error)}") from error
+    except Exception as error:  # pickle.UnpicklingError and what a broken pickle raises
+        raise CheckpointError(
+            f"weights '{path}': expected tensors alone, as torch.save(model.state_dict(), ...) or "
+            f"safetensors write them: {_line(error)}"
+        ) from error
+    inner = next((state[key] for key in ("state_dict", "model") if key in state), state)
+    return {key.removeprefix("module."): value for key, value in inner.items()}
+
+
+def _of_file(name: str, num_labels: int | None) -> nn.Module:
+    found = OF_FILE.fullmatch(name)
+    assert found is not None
+    path = Path(found["file"])
+    module = _run_file(path)
+    build = getattr(module, found["name"], None)
+    if build is None:
+        own = [key for key, value in vars(module).items() if callable(value)]
+        raise ConfigError(f"'{path}' has no '{found['name']}': {did_you_mean(found['name'], own)}")
+    is_built = isinstance(build, nn.Module) or not callable(build)
+    model = build if is_built else build(**_arguments(build, name, num_labels))
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"'{name}': expected a torch.nn.Module, got {type(model).__name__}.")
+    return model
+
+
+def _run_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"model file '{path}' does not exist.")
+    title = f"chop_model_{path.stem}"
+    spec = importlib.util.spec_from_file_location(title, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[title] = module
+    sys.path.insert(0, str(path.parent.absolute()))  # its neighbors, as when it is run itself
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"'{path}' cannot be run: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+def _arguments(build: Callable[..., Any], name: str, num_labels: int | None) -> dict[str, int]:
+    needed = [
+        parameter.name
+        for parameter in inspect.signature(build).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    told = {key: num_labels for key in needed if key in CLASSES and num_labels is not None}
+    unknown = [key for key in needed if key not in told]
+    if unknown:
+        raise ConfigError(
+            f"'{name}' needs {', '.join(unknown)}: name a function without arguments that builds "
+            "the model."
+        )
+    return told
+
+
+def _of_timm(name: str, num_labels: int | None, pretrained: bool) -> nn.Module:
+    try:
+        import timm
+    except ImportError:
+        raise UnavailableError(
+            f"'{TIMM}{name}' needs the package timm: pip install timm."
+        ) from None
+    if not timm.is_model(name.split(".")[0]):
+        raise ConfigError(f"timm has no model '{name}': {did_you_mean(name, timm.list_models())}")
+    classes = {} if num_labels is None else {"num_classes": num_labels}
+    try:
+        return timm.create_model(name, pretrained=pretrained, **classes)
+    except Exception as error:  # whatever the download raises: its client's errors differ
+        if not pretrained:
+            raise
+        raise UnavailableError(
+            f"'{TIMM}{name}': the weights cannot be fetched ({_line(error)}); give --weights FILE."
+        ) from error
+
+
+def _few(names: set[str]) -> str:
+    listed = sorted(names)
+    more = f" and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else ""
+    return ", ".join(listed[:MOST_NAMED]) + more
+
+
+def _line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
