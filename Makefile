@@ -17,7 +17,7 @@ test: $(TOOLS)  ## style, types, layers, unit tests, doctests
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 --dist worksteal
 
-test-long: $(STAMP)  ## what takes minutes and repeats at length what `make test` shows in short
+test-long: $(TOOLS)  ## what takes minutes and repeats at length what `make test` shows in short
 	$(BIN)/pytest -n 2 --dist worksteal -m long
 
 $(PRODUCT): pyproject.toml constraints.txt

@@ -43,5 +43,9 @@ def test_the_tools_alone_are_missing_after_a_demo(tmp_path):
     assert "pip install" not in planned("demo", f"VENV={tmp_path}")
 
 
+def test_the_long_tests_have_their_tools_too(tmp_path):
+    assert '-e ".[dev]"' in planned("test-long", f"VENV={tmp_path}/venv")
+
+
 def test_another_python_can_be_named(tmp_path):
     assert "python3.12 -m venv" in planned("demo", "PYTHON=python3.12", f"VENV={tmp_path}/venv")

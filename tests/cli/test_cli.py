@@ -1,10 +1,13 @@
+import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from chop.cli import main
 from tests.programs import chop
 
 
@@ -67,6 +70,64 @@ def test_a_drop_that_no_format_keeps_within_has_an_exit_code_of_its_own(tmp_path
     told = " ".join(chop(*command, "--keep-best").split())
     assert "because --keep-best asks for it" in told
     assert (tmp_path / "model.pt").exists()
+
+
+@pytest.fixture
+def main_ends(monkeypatch, capsys):
+    """Runs a command in this process: its exit code, and what it printed."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["chop", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return ended.value.code, " ".join((printed.out + printed.err).split())
+
+    return run
+
+
+def stop(*args, **kwargs):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "command, where, kept",
+    [
+        (["compress", "--qat-epochs", 0], "compress.measure", "no results were written to"),
+        (
+            ["sweep", "quantize"],
+            "sweep.experiment.fit",
+            r"2 finished points are kept in .*jsonl; t",
+        ),
+        (["sweep", "prune"], "sweep.experiment.raise_to_graph", "0 finished points are kept in"),
+        (["search", "nas"], "search.job.find_job", "nothing was written"),
+        (["search", "precision"], "search.precision.load_subject", "or chop search resume"),
+        (["search", "sensitivity"], "search.sensitivity.load_subject", "nothing was written"),
+        (["bench", "model"], "bench.load_subject", "nothing was written"),
+    ],
+)
+def test_what_is_stopped_by_hand_says_what_is_kept(
+    command, where, kept, tmp_path, monkeypatch, main_ends
+):
+    job = importlib.import_module(f"chop.actions.{where.rpartition('.')[0]}")
+    monkeypatch.setattr(job, where.rpartition(".")[2], stop)
+    code, printed = main_ends(*command, "--model", "mlp", "--out", tmp_path)
+    assert code == 130
+    assert re.search(f"Interrupted: {kept}|Interrupted: .*{kept}", printed)
+    assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize("command", ["compress", "sweep quantize", "search nas", "bench softmax"])
+def test_a_line_is_there_before_anything_is_imported(command, monkeypatch, main_ends, capsys):
+    monkeypatch.setitem(sys.modules, "chop.config", None)
+    with pytest.raises(ImportError):
+        main_ends(*command.split())
+    assert capsys.readouterr().err == "loading PyTorch and transformers ...\n"
+
+
+def test_exit_codes_are_in_the_help():
+    told = " ".join(chop("--help").split())
+    assert "Exit codes" in told and "3 no format kept within" in told and "130 stopped" in told
 
 
 def test_unknown_keys_of_a_file_are_named(tmp_path):

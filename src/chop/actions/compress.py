@@ -19,6 +19,7 @@ from chop.actions.compress_results import (
     table_of,
     write_results,
 )
+from chop.actions.interrupt import told_when_interrupted
 from chop.actions.rounding import (
     QUANTIZE_RANGES,
     QUANTIZED_OPERATORS,
@@ -115,6 +116,16 @@ def compress(config: CompressConfig) -> dict[str, Any]:
         ConfigError: settings that do not fit together.
         UnavailableError: the model, the data set or a library is not there.
     """
+    with told_when_interrupted(
+        lambda: (
+            f"no results were written to {config.out}/, those of an earlier run are as they were; "
+            "the same command starts again."
+        )
+    ):
+        return _compress(config)
+
+
+def _compress(config: CompressConfig) -> dict[str, Any]:
     console = Console()
     subject = load_subject(config).with_validation()
     console.print(f"[bold]{config.model}[/] on {subject.dataset}: raising the model to a graph")

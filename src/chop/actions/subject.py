@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from chop import passes
@@ -193,6 +194,7 @@ def load_subject(config: SubjectConfig) -> Subject:
         WriteError: `config.out` cannot be written to.
     """
     place = _device(config.device)
+    Console().print(f"loading {config.model} and its rows", highlight=False)
     if config.model in BUILTIN_MODELS:
         _check_is_of_builtin(config)
         task = CLASSIFICATION.judged_by(config.metric)

@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Entry point of `chop`: an error raised on purpose is one line, exit code 2."""
+    """Entry point of `chop`: an error raised on purpose is one sentence, exit code 2."""
     from chop.cli.app import app
     from chop.errors import ChopError
 

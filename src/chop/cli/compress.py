@@ -89,10 +89,10 @@ def demo_command(
 
 
 def _run(given: dict[str, Any], config: Path | None) -> None:
+    settings = options.settings_from(given, config, lists=("formats", "operators"))
     from chop.actions.compress import CompressConfig, compress
     from chop.config import parse
 
-    settings = options.settings_from(given, config, lists=("formats", "operators"))
     result = compress(parse(CompressConfig, settings, str(config or "chop compress")))
     if result["saved"] is None:
         raise typer.Exit(EXIT_NOTHING_SAVED)

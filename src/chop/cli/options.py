@@ -70,6 +70,11 @@ def with_inputs(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+def say_that_it_begins() -> None:
+    """A line at once: importing PyTorch and transformers takes seconds, and nothing else shows."""
+    typer.echo("loading PyTorch and transformers ...", err=True)
+
+
 def settings_from(
     given: Mapping[str, Any], config: Path | None, lists: Iterable[str] = ()
 ) -> dict[str, Any]:
@@ -83,6 +88,7 @@ def settings_from(
     Raises:
         ConfigError: the file is missing or is not TOML.
     """
+    say_that_it_begins()
     from chop.config import load_toml
 
     flat = {**given, **given.get("inputs", {})}

@@ -228,11 +228,11 @@ def sensitivity_command(
 ) -> None:
     """Show how much each layer minds each format."""
     given = dict(locals())
+    lists = ("formats", "operators", "operands", "metrics")
+    settings = options.settings_from(given, config, lists)
     from chop.actions.search.sensitivity import SensitivityConfig, measure_sensitivity
     from chop.config import parse
 
-    lists = ("formats", "operators", "operands", "metrics")
-    settings = options.settings_from(given, config, lists)
     measure_sensitivity(parse(SensitivityConfig, settings, str(config or "chop search")))
 
 
@@ -253,6 +253,7 @@ def resume_command(
 
       chop search resume runs/search-nas --trials 200 --workers 2
     """
+    options.say_that_it_begins()
     from chop.actions.search.manage import resume_search
 
     resume_search(where, name, trials, workers)
@@ -308,17 +309,19 @@ def worker_command(
 
       chop search worker postgresql://chop:secret@db/chop --name nas
     """
+    options.say_that_it_begins()
     from chop.actions.search.manage import work_for
 
     work_for(url, name)
 
 
 def _run(job_name: str, given: dict[str, Any], lists: tuple[str, ...]) -> None:
+    file = given["config"]
+    settings = options.settings_from(given, file, lists)
     from chop.actions.search.job import find_job, run_job
     from chop.config import parse
 
-    job, file = find_job(job_name), given["config"]
-    settings = options.settings_from(given, file, lists)
+    job = find_job(job_name)
     run_job(job, parse(job.config, settings, str(file or f"chop search {job_name}")))
 
 

@@ -74,10 +74,11 @@ def quantize_command(
     **inputs: Any,
 ) -> None:
     """Draw accuracy against bit width."""
-    given = dict(locals())
+    settings = options.settings_from(locals(), config, ("operators",))
     from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
+    from chop.config import parse
 
-    quantize_sweep(_parse(QuantizeSweepConfig, given, ("operators",)))
+    quantize_sweep(parse(QuantizeSweepConfig, settings, str(config or "chop sweep")))
 
 
 @sweep_app.command("prune", help=PRUNE_HELP)
@@ -110,14 +111,8 @@ def prune_command(
     **inputs: Any,
 ) -> None:
     """Draw accuracy against sparsity."""
-    given = dict(locals())
+    settings = options.settings_from(locals(), config, ("methods", "operators"))
     from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
-
-    prune_sweep(_parse(PruneSweepConfig, given, ("methods", "operators")))
-
-
-def _parse(cls: type, given: dict[str, Any], lists: tuple[str, ...]) -> Any:
     from chop.config import parse
 
-    file = given["config"]
-    return parse(cls, options.settings_from(given, file, lists), str(file or "chop sweep"))
+    prune_sweep(parse(PruneSweepConfig, settings, str(config or "chop sweep")))

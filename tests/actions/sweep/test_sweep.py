@@ -10,6 +10,7 @@ from transformers import BertConfig, BertModel
 from chop.actions.subject import SubjectConfig, fingerprint_of_rows, load_subject
 from chop.actions.sweep.grid import spread, whole
 from chop.actions.sweep.journal import Journal, Point, identity_of, measure_all
+from chop.actions.sweep.progress import Estimate, TimeLeft, sweep_bar
 from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
 from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
 from chop.errors import ConfigError
@@ -94,6 +95,39 @@ def test_a_point_is_measured_once_and_a_torn_line_is_measured_again(tmp_path):
     assert measured == [1, 2, 2]
     assert measure_all("t", points, Journal(path)) == first
     assert measured == [1, 2, 2]
+
+
+class Clock:
+    def __init__(self):
+        self.seconds = 0.0
+
+    def __call__(self):
+        return self.seconds
+
+
+def test_the_time_left_is_that_of_each_kind_of_point():
+    clock = Clock()
+    estimate = Estimate(["float", *["PTQ", "QAT"] * 3], clock)
+    for kind, seconds in (("float", 0.5), ("PTQ", 1.0)):
+        estimate.begin(kind)
+        clock.seconds += seconds
+        estimate.end()
+    assert estimate.seconds is None, "no training has been seen"
+    estimate.begin("QAT")
+    clock.seconds += 100
+    estimate.end()
+    assert estimate.seconds == 2 * 1 + 2 * 100
+    estimate.begin("PTQ")
+    clock.seconds += 3
+    assert estimate.seconds == 1 + 200, "one that takes longer than usual is over any moment"
+    estimate.end()
+    estimate.begin("QAT")
+    clock.seconds += 40
+    assert estimate.seconds == 60 + 2 + 100
+    (column,) = (c for c in sweep_bar(estimate).columns if isinstance(c, TimeLeft))
+    assert str(column.render(None)) == "0:02:42 left"
+    assert str(TimeLeft(Estimate(["QAT"])).render(None)) == "-:--:-- left"
+    assert Estimate([]).seconds == 0
 
 
 def changed(before, after):

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from chop.actions.interrupt import told_when_interrupted
 from chop.actions.subject import SubjectConfig
 from chop.config import parse
 from chop.errors import ConfigError, did_you_mean
 from chop.search.choosers import make_pruner, sampler_row
-from chop.search.storage import storage_url
+from chop.search.storage import storage_url, without_password
 
 if TYPE_CHECKING:
     from chop.search.result import Result
@@ -104,11 +105,20 @@ def run_job(job: Job, config: SearchConfig) -> Result:
 
     Called again with the same settings it goes on where the last run stopped.
     """
-    search = job.prepare(config)
-    search.note_job(job.name, settings_of(config))
-    result = search.run(until=config.trials, workers=config.workers)
-    job.write(config, search, result)
+    with told_when_interrupted(lambda: _kept(config)):
+        search = job.prepare(config)
+        search.note_job(job.name, settings_of(config))
+        result = search.run(until=config.trials, workers=config.workers)
+        job.write(config, search, result)
     return result
+
+
+def _kept(config: SearchConfig) -> str:
+    where = without_password(config.storage) if config.storage else str(config.out)
+    return (
+        f"finished trials are kept; the same command, or chop search resume {where}, goes on "
+        "from there."
+    )
 
 
 def settings_of(config: SearchConfig) -> dict[str, Any]:

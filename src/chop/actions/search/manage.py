@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chop.actions.interrupt import told_when_interrupted
 from chop.actions.search.job import find_job, rebuild, run_job
 from chop.errors import ConfigError, did_you_mean
 from chop.files import write_text
@@ -107,7 +108,10 @@ def resume_search(
 def work_for(url: str, name: str | None = None) -> Result:
     """Measures for a job that runs elsewhere until its total is reached; writes no tables."""
     job, config = _rebuilt(url, name, {"workers": 1, "out": _worker_folder(url)})
-    return job.prepare(config).run(until=config.trials)
+    with told_when_interrupted(
+        lambda: "finished trials are kept; any worker goes on with the rest."
+    ):
+        return job.prepare(config).run(until=config.trials)
 
 
 def export_best(

@@ -61,16 +61,19 @@ class Experiment(Generic[S]):
         before, after = self.stages
         known = identity_of(subject)
         points: dict[tuple[str, S | None], Point] = {
-            ("float", None): Point("float", known, lambda: result_of(raised()))
+            ("float", None): Point("float", known, lambda: result_of(raised()), "float")
         }
         for setting in settings:
             about, label = {**known, **self.settings_of(setting)}, self.label(setting)
             points[before, setting] = Point(
-                f"{label} {before}", about, lambda setting=setting: result_of(changed(setting))
+                f"{label} {before}",
+                about,
+                lambda setting=setting: result_of(changed(setting)),
+                before,
             )
             if self.training["epochs"]:
                 about = {**about, "training": self.training}
                 points[after, setting] = Point(
-                    f"{label} {after}", about, lambda setting=setting: trained(setting)
+                    f"{label} {after}", about, lambda setting=setting: trained(setting), after
                 )
         return points

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chop.actions.interrupt import points_are_kept, told_when_interrupted
 from chop.actions.subject import Subject, fingerprint_of_rows, fingerprint_of_weights
+from chop.actions.sweep.progress import Estimate, sweep_bar
 from chop.files import make_folder, writing
 
 
@@ -22,11 +24,13 @@ class Point:
         label: what the progress bar calls it.
         settings: all that its result depends on; equal settings, equal result.
         measure: does the work; returns plain numbers by name.
+        kind: points of one kind take about as long; the time left is told by it.
     """
 
     label: str
     settings: Mapping[str, Any]
     measure: Callable[[], Mapping[str, float]]
+    kind: str = ""
 
 
 class Journal:
@@ -51,6 +55,10 @@ class Journal:
         """What was measured with these settings, if it was."""
         return self._known.get(_digest(settings))
 
+    def get(self, settings: Mapping[str, Any]) -> dict[str, float]:
+        """What was measured with these settings; KeyError if nothing was."""
+        return self._known[_digest(settings)]
+
     def add(self, settings: Mapping[str, Any], result: Mapping[str, float]) -> dict[str, float]:
         """Notes a result; it is on the disk when this returns."""
         make_folder(self.path.parent)
@@ -73,28 +81,24 @@ def measure_all(title: str, points: Sequence[Point], journal: Journal) -> list[d
 
     Returns: one mapping per point, in their order.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as TimeLeft
-
-    known = [journal.find(point.settings) for point in points]
-    done = sum(result is not None for result in known)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeLeft())
-    with Progress(*columns) as bar:
+    # Equal settings, equal result: each is measured once.
+    todo = {_digest(p.settings): p for p in points if journal.find(p.settings) is None}
+    done = sum(journal.find(point.settings) is not None for point in points)
+    estimate = Estimate(point.kind for point in todo.values())
+    with told_when_interrupted(lambda: points_are_kept(journal.path)), sweep_bar(estimate) as bar:
         if done:
             bar.console.print(f"{done} of {len(points)} points are there already: {journal.path}")
-        task = bar.add_task(title, total=len(points) - done)
-        for i, point in enumerate(points):
-            if known[i] is not None:
-                continue
+        task = bar.add_task(title, total=len(todo))
+        for point in todo.values():
             bar.update(task, description=f"{title}: {point.label}")
-            # A point may turn out to be the same as an earlier one of this run.
-            found = journal.find(point.settings)
-            known[i] = result = found or journal.add(point.settings, point.measure())
+            estimate.begin(point.kind)
+            result = journal.add(point.settings, point.measure())
+            estimate.end()
             if "accuracy" in result:
                 bar.console.print(f"{point.label}: {result['accuracy']:.1%}", highlight=False)
             bar.advance(task)
         bar.update(task, description=title)
-    return [result for result in known if result is not None]
+    return [journal.get(point.settings) for point in points]
 
 
 def identity_of(subject: Subject) -> dict[str, str]:
