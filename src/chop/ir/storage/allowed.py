@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import importlib.metadata
+import importlib.util
 import inspect
 import math
 import operator
@@ -16,6 +18,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,8 +75,12 @@ TORCH_HOMES = ("torch.nn.modules.", "torch.nn.utils.parametriz")
 TRANSFORMERS_HOMES = re.compile(
     r"transformers\.(activations|modeling_outputs|pytorch_utils|models\.\w+\.modeling_\w+)"
 )
+# Packages that models come from and that need not be installed; see `_is_installed`.
+LAYER_HOMES = re.compile(r"(timm\.(layers|models)|torchvision\.(models|ops))(\.\w+)*")
 CHOP_HOMES = re.compile(r"chop\.nn(\.\w+)*")
 CHOP_FUNCTION_HOMES = re.compile(r"chop\.nn\.quantized(\.\w+)*")
+# Importing takes a while; no model is made of the layers of so many files.
+MAX_IMPORTS = 64
 
 
 def reference_of(thing: Any) -> str:
@@ -90,6 +97,7 @@ class AllowList:
 
     def __init__(self, extra: Iterable[Any] = ()) -> None:
         self._extra = {reference_of(thing): thing for thing in extra}
+        self._imports: set[str] = set()
 
     def own(self, reference: str) -> Any:
         """What the caller passed under that name, or None."""
@@ -108,9 +116,11 @@ class AllowList:
             return AutogradCall(owner)
         found = _functions().get(reference)
         if found is None:
-            found = _operator_overload(reference) or _own_function(reference)
+            found = _operator_overload(reference)
         if found is None:
-            found = import_from(TRANSFORMERS_HOMES, reference, _is_output_class)
+            found = self.imported(CHOP_FUNCTION_HOMES, reference, inspect.isfunction)
+        if found is None:
+            found = self.imported(TRANSFORMERS_HOMES, reference, _is_output_class)
         if found is None:
             raise CheckpointError(
                 f"the checkpoint calls '{reference}', which is not on the list of functions that "
@@ -171,17 +181,55 @@ class AllowList:
         Raises:
             CheckpointError: it is not on the list.
         """
-        found = self._extra.get(reference) or _torch_classes().get(reference)
+        found: Any = self._extra.get(reference) or _torch_classes().get(reference)
         if found is None:
-            found = _own_class(reference)
-        if found is None:
-            found = import_from(TRANSFORMERS_HOMES, reference, _is_module_class)
+            found = next((cls for cls in (ByMode, Scope) if reference == reference_of(cls)), None)
+        for homes in (CHOP_HOMES, TRANSFORMERS_HOMES, LAYER_HOMES):
+            found = found or self.imported(homes, reference, _is_module_class)
         if not _is_module_class(found):
+            home, _, _ = reference.partition(":")
+            package = home.partition(".")[0]
+            absent = LAYER_HOMES.fullmatch(home) and not _is_installed(package)
+            way = (
+                f"install {package}"
+                if absent
+                else f"if it is yours, pass allow=[{_last(reference)}]"
+            )
             raise CheckpointError(
                 f"the checkpoint contains a module of class '{reference}', which is not on the "
-                f"list of classes; if it is yours, pass allow=[{_last(reference)}]."
+                f"list of classes; {way}."
             )
         return found
+
+    def imported(
+        self, homes: re.Pattern[str], reference: str, fits: Callable[[Any], bool]
+    ) -> Any | None:
+        """A thing that one of `homes` defines itself; what it merely imported does not count.
+
+        Args:
+            homes: modules that may be imported.
+            reference: `module:name`.
+            fits: what it has to be.
+
+        Returns: None where there is no such thing, or its package is not installed.
+
+        Raises:
+            CheckpointError: the file has had too many modules imported.
+        """
+        home, _, name = reference.partition(":")
+        if not homes.fullmatch(home) or not name.isidentifier():
+            return None
+        if home not in sys.modules:
+            self._imports.add(home)
+        if len(self._imports) > MAX_IMPORTS:
+            raise CheckpointError(f"the checkpoint names classes of over {MAX_IMPORTS} modules.")
+        try:
+            installed = homes is not LAYER_HOMES or _is_installed(home.partition(".")[0])
+            found = vars(importlib.import_module(home)).get(name) if installed else None
+        except (ImportError, RuntimeError):
+            # torchvision raises the second where it does not fit torch.
+            return None
+        return found if fits(found) and found.__module__ == home else None
 
 
 def _owners() -> tuple[type, ...]:
@@ -276,32 +324,19 @@ def _is_output_class(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, ModelOutput)
 
 
-def _own_class(reference: str) -> Any:
-    for ours in (ByMode, Scope):
-        if reference == reference_of(ours):
-            return ours
-    return import_from(CHOP_HOMES, reference, _is_module_class)
+def _is_installed(package: str) -> bool:
+    """Whether a package is imported already, or lies where its distribution was installed.
 
-
-def _own_function(reference: str) -> Any:
-    return import_from(CHOP_FUNCTION_HOMES, reference, inspect.isfunction)
-
-
-def import_from(homes: re.Pattern[str], reference: str, fits: Callable[[Any], bool]) -> Any:
-    """A thing that one of `homes` defines itself; what it merely imported does not count.
-
-    Args:
-        homes: modules that may be imported.
-        reference: `module:name`.
-        fits: what it has to be.
-
-    Returns: None where there is no such thing.
+    A folder of that name in the working directory, which may have come with the file, does not
+    count: importing it would run what is in it.
     """
-    home, _, name = reference.partition(":")
-    if not homes.fullmatch(home) or not name.isidentifier():
-        return None
+    if package in sys.modules:
+        return True
+    spec = importlib.util.find_spec(package)
     try:
-        found = vars(importlib.import_module(home)).get(name)
-    except ImportError:
-        return None
-    return found if fits(found) and found.__module__ == home else None
+        home = Path(str(importlib.metadata.distribution(package).locate_file(package)))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    places = map(Path, (spec and spec.submodule_search_locations) or ())
+    here = Path.cwd().resolve()
+    return any(x.resolve() == home.resolve() and x.resolve().parent != here for x in places)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from chop.errors import CheckpointError
-from chop.ir.storage.allowed import AllowList, import_from, reference_of
+from chop.ir.storage.allowed import AllowList, reference_of
 from chop.ir.storage.codec import Encoder, Json, NotPlainError
 
 HOMES = re.compile(
@@ -104,7 +104,7 @@ def _bare(entry: Json, allowed: AllowList) -> Any:
 def _class_of(reference: str, model_type: str | None, allowed: AllowList) -> type:
     from transformers import CONFIG_MAPPING, PretrainedConfig
 
-    found = allowed.own(reference) or import_from(HOMES, reference, _is_record_class)
+    found = allowed.own(reference) or allowed.imported(HOMES, reference, _is_record_class)
     if found is None and model_type is not None and model_type in CONFIG_MAPPING:
         found = CONFIG_MAPPING[model_type]
     if found is None:
