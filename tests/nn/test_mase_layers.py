@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from chop.errors import ConfigError
-from chop.formats import Binary, BinaryResidual, Integer, QuantSpec, Ternary
+from chop.formats import Binary, BinaryResidual, Integer, Log, QuantSpec, Ternary
 from chop.nn.quantized.modules import conv2d, linear
 from chop.nn.quantized.modules.relu import ReLUBinary
 from chop.notices import AdjustedWarning, forget_notices
@@ -117,6 +117,11 @@ def test_operands_that_are_named_whole_are_rounded_still():
     assert linear.LinearBinary(4, 2, config=config).spec == QuantSpec(Integer(8, 4), Binary())
     spec = QuantSpec.uniform(Binary())
     assert linear.LinearBinary(4, 2, config=spec).spec == spec
+
+
+def test_none_is_written_na():
+    config = {"name": "NA", "width": 8, "exponent_bias": "NA", "bypass": "NA"}
+    assert linear.LinearLog(4, 2, config=config).spec == QuantSpec.uniform(Log(8))
 
 
 @pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")

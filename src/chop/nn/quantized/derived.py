@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, ClassVar
 
+from chop.config import without_na
 from chop.errors import ConfigError
 from chop.formats import (
     OPERANDS,
@@ -72,7 +73,7 @@ class BoundOperator(QuantizedOperator):
     ) -> QuantSpec | Mapping[str, Any]:
         if config is not None and not isinstance(config, Mapping):
             return config
-        config = dict(config or {})
+        config = without_na(dict(config or {}))
         name = config.get("name")
         if name is not None and get_format(name) is not cls.format:
             raise ConfigError(
