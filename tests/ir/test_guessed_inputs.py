@@ -155,6 +155,10 @@ def test_an_example_that_fits_keeps_the_graph_and_its_metadata() -> None:
     mg, _ = passes.add_common_metadata_analysis_pass(mg, {"dummy_in": {"input": torch.ones(7, 4)}})
     assert mg.model is before and mg.fx_graph is graph
     assert mg.fit({"input": torch.ones(2, 4)}) is False
+    mg.erase(mg.node("_1"))
+    assert mg.fit({"input": torch.ones(2, 4)}) is False
+    x = torch.randn(2, 4)
+    assert torch.equal(mg.model(x), model[0](x)) and not torch.equal(mg.model(x), model(x))
 
 
 def test_modes_survive() -> None:

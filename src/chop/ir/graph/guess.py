@@ -116,21 +116,21 @@ class Guess:
         names = list(made.record.example_inputs)
         if self.names is None and set(given) != set(names):
             return f"it has {', '.join(given)}, the graph takes {', '.join(names)}"
+        for name in names:
+            expected = getattr(made.record.example_inputs[name], "dtype", None)
+            came = getattr(given.get(name), "dtype", None)
+            if name in given and expected != came:
+                return f"{name} has {came}, the graph was captured for {expected}"
         return misfit(made, given)
 
 
 def misfit(model: CapturedModule, given: Mapping[str, Any]) -> str | None:
-    """Why a graph does not hold for an example: rank, sizes or dtype; None if it does."""
-    names = [name for name in model.record.example_inputs if name in given]
+    """Why a graph does not hold for an example: its form or its sizes; None if it does."""
+    known = {name: given[name] for name in model.record.example_inputs if name in given}
     try:
-        model.check_inputs({name: given[name] for name in names})
+        model.check_inputs(known)
     except GuardError as error:
         return str(error)
-    for name in names:
-        spec, value = model.record.example_inputs[name], given[name]
-        expected, came = (getattr(each, "dtype", None) for each in (spec, value))
-        if expected != came:
-            return f"{name} has {came}, the graph was captured for {expected}"
     return None
 
 

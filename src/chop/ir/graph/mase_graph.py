@@ -125,9 +125,11 @@ class MaseGraph:
                 guessed = " from guessed inputs" if self._model.record.guessed else ""
                 raise GraphError(f"dummy_in does not fit the graph, captured{guessed}: {reason}.")
             return False
-        before = self._held
-        self._hold(self._guess.again(given, before))
-        return self._held is not before
+        made = self._guess.again(given, self._held)
+        if made is self._held:
+            return False
+        self._hold(made)
+        return True
 
     @classmethod
     def from_module(
