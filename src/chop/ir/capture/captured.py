@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +14,12 @@ from torch import Tensor, fx, nn
 
 from chop.errors import GuardError
 from chop.ir.capture.dropped import refusal_to_drop
+from chop.ir.capture.dtypes import float_dtypes, follow, may_follow
 from chop.ir.capture.guards import ShapeGuard, compile_guard, holds, refusal
 from chop.ir.capture.module_tree import member, member_at
 from chop.ir.capture.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
 from chop.ir.capture.runtime import regions_left
-from chop.ir.capture.specs import LeafReport, check_form
+from chop.ir.capture.specs import LeafReport, cast_floats, check_form
 
 
 @dataclass
@@ -36,6 +38,9 @@ class CaptureRecord:
         always_eval: submodules that the model's own `train()` leaves in `eval()`.
         eval_only: why `train()` is not in the graph; None where it is.
         guessed: whether the example inputs were guessed from the first layer.
+        constants: buffers that hold tensors which are no state of the model.
+        follows_dtype: which constants in the graph follow the dtype of the model, see
+            `chop.ir.capture.dtypes.follow`; None where that is not known.
     """
 
     class_name: str
@@ -49,6 +54,8 @@ class CaptureRecord:
     always_eval: tuple[str, ...] = ()
     eval_only: str | None = None
     guessed: bool = False
+    constants: tuple[str, ...] = ()
+    follows_dtype: dict[str, Any] | None = None
 
 
 class _Recorded:
@@ -107,6 +114,8 @@ class CapturedModule(fx.GraphModule):
     always_eval: Any = _Recorded()
     eval_only: Any = _Recorded()
     guessed: Any = _Recorded()
+    constants: Any = _Recorded()
+    follows_dtype: Any = _Recorded()
 
     def __init__(self, class_name: str) -> None:
         super().__init__(nn.Module(), fx.Graph(), class_name)
@@ -135,6 +144,48 @@ class CapturedModule(fx.GraphModule):
         for path in self.record.always_eval:
             self.get_submodule(path).eval()
         return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> CapturedModule:
+        """Moves or casts the module; constants that follow the dtype of the model go along."""
+        constants = {name: self._buffers[name] for name in self.record.constants}
+        own = float_dtypes(self)
+        super()._apply(fn, recurse)
+        for name, constant in constants.items():
+            # The model made it, or keeps it as a plain attribute: `.to(dtype)` leaves it alone.
+            moved = self._buffers[name]
+            if constant is not None and moved is not None and moved.dtype != constant.dtype:
+                self._buffers[name] = constant.to(moved.device)
+
+        def cast(dtype: torch.dtype) -> torch.dtype:
+            found: torch.dtype = fn(torch.empty(0, dtype=dtype)).dtype
+            return found
+
+        self._follow_dtype(functools.cache(cast), own)
+        return self
+
+    def _follow_dtype(
+        self, cast: Callable[[torch.dtype], torch.dtype], own: Iterable[torch.dtype]
+    ) -> None:
+        record = self.record
+        record.example_inputs = {
+            name: cast_floats(spec, cast) for name, spec in record.example_inputs.items()
+        }
+        if record.follows_dtype is None:
+            recorded = [dtype for dtype in own if cast(dtype) != dtype]
+            if may_follow(self.graph, recorded):
+                warnings.warn(
+                    f"the graph of {record.class_name} has constants of {recorded[0]}, and which "
+                    "of them follow the model to another dtype is not known; capture the model "
+                    "after the change",
+                    stacklevel=4,
+                )
+            return
+        before, record.follows_dtype = (
+            record.follows_dtype,
+            follow(self.graph, record.follows_dtype, cast),
+        )
+        if record.follows_dtype != before:
+            self.recompile()
 
     def _drops(self, name: str, value: Any) -> bool:
         record = self.record

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from chop.errors import CaptureError
 from chop.ir.capture.autocast import watched_autocast
 from chop.ir.capture.blocked import Blocked, NoShapesError
+from chop.ir.capture.dtypes import Probe, UnclearError, float_dtypes, may_follow, probes_of
 from chop.ir.capture.isolation import patched_calls, untouched
 from chop.ir.capture.leaves import GRADIENT_HOOKS, LeafRule, Seen, has_gradient_hooks
 from chop.ir.capture.modes import ModesDifferError, merge_modes
@@ -96,6 +97,10 @@ class Ladder:
     by_example: bool = False
     seen: dict[Any, list[Seen]] = field(default_factory=dict)
     given_up: dict[str, Blocked] = field(default_factory=dict)
+    probes: list[Probe] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.probes = probes_of(self.model)
 
     def record(self) -> Recording:
         """Records both modes, giving up one more class of submodules after each failure.
@@ -116,8 +121,7 @@ class Ladder:
     def _record_both(self) -> Recording:
         recorder = self._record_one(training=False)
         try:
-            in_train = self._record_one(training=True)
-            extras = merge_modes(recorder.graph, in_train.graph)
+            in_train, extras = self._record_training(recorder)
         except ModesDifferError as error:
             blocked = [Blocked(path, error.where, error) for path in sorted(error.paths)]
         except _StoppedError as stop:
@@ -134,8 +138,38 @@ class Ladder:
             raise CaptureError(_advice(self.model, blocked[0])) from blocked[0].error
         return Recording(recorder, {}, blocked[0])
 
-    def _record_one(self, training: bool) -> Recorder:
-        """One run on fake tensors, after which the model is as before."""
+    def _record_training(self, recorder: Recorder) -> tuple[Recorder, dict[str, nn.Module]]:
+        """The recording in `train()`, made one with that in `eval()`, and the modules it adds.
+
+        It is made in another dtype where that tells which constants follow the model's.
+        """
+        if not may_follow(recorder.graph, float_dtypes(self.model)):
+            in_train = self._record_one(training=True)
+            return in_train, merge_modes(recorder.graph, in_train.graph)
+        for probe in self.probes:
+            try:
+                in_train = self._record_one(training=True, probe=probe)
+                merged = merge_modes(recorder.graph, in_train.graph, probe, recorder.values)
+                return in_train, merged
+            except ModesDifferError as error:
+                blocked = [Blocked(path, error.where, error) for path in error.paths]
+                if all(hides_nothing(self.model, block) for block in blocked):
+                    raise
+                break
+            except (_StoppedError, UnclearError):
+                continue
+        in_train = self._record_one(training=True)
+        merged = merge_modes(recorder.graph, in_train.graph)
+        self.probes = []
+        return in_train, merged
+
+    def _record_one(self, training: bool, probe: Probe | None = None) -> Recorder:
+        """One run on fake tensors, after which the model is as before.
+
+        Args:
+            training: the mode.
+            probe: another dtype to run in.
+        """
         decisions = None
         if self.by_example:
             decisions = observe_decisions(self.model, self.example, self.fixed, training)
@@ -160,9 +194,12 @@ class Ladder:
             # Some models keep what they computed in eval() until the next train(); such a leftover
             # would end up in the graph as a constant.
             self.model.train().train(training)
+            example = self._recorded_example()
+            if probe is not None:
+                stack.enter_context(probe.stand_ins(self.model, recorder.stand_in))
+                example = probe.cast(example)
             fakes = {
-                name: recorder.add_input(name, value, self.free)
-                for name, value in self._recorded_example().items()
+                name: recorder.add_input(name, value, self.free) for name, value in example.items()
             }
             try:
                 recorder.run(self.model, {**fakes, **self.fixed})

@@ -9,6 +9,16 @@ from typing import Any
 import torch.nn.functional as F
 from torch import fx, nn
 
+from chop.ir.capture.dtypes import (
+    FOLLOWS,
+    MissingCast,
+    Probe,
+    UnclearError,
+    insert_casts,
+    is_cast,
+    replaced,
+    source_of,
+)
 from chop.ir.capture.runtime import ByMode
 
 _DROPOUTS: Mapping[Callable[..., Any], type[nn.Module]] = {
@@ -23,6 +33,8 @@ _DROPOUTS: Mapping[Callable[..., Any], type[nn.Module]] = {
 
 # Where in (args, kwargs) a constant is, its value in eval() and its value in train().
 _Difference = tuple[tuple[Any, ...], Any, Any]
+# A node, its twin in the other recording, and how they differ.
+_Pair = tuple[fx.Node, fx.Node, list[_Difference]]
 
 
 class _UnlikeError(Exception):
@@ -43,7 +55,12 @@ def owner_of(node: fx.Node) -> str:
     return next(reversed(node.meta.get("nn_module_stack") or {"": None}))
 
 
-def merge_modes(graph: fx.Graph, training: fx.Graph) -> dict[str, nn.Module]:
+def merge_modes(
+    graph: fx.Graph,
+    training: fx.Graph,
+    probe: Probe | None = None,
+    values: dict[fx.Node, Any] | None = None,
+) -> dict[str, nn.Module]:
     """Makes the `eval()` graph follow `train()` and `eval()`.
 
     A functional dropout that only works in training becomes an `nn.Dropout` module, any other
@@ -53,13 +70,22 @@ def merge_modes(graph: fx.Graph, training: fx.Graph) -> dict[str, nn.Module]:
     Args:
         graph: the recording in `eval()`; it is changed.
         training: the recording in `train()`.
+        probe: the dtype of that recording, where it is another one. The constants that differ
+            because of it are noted in the metadata of their nodes, and casts that only that
+            recording has are added, where they change nothing in the model's own dtype.
+        values: the values of nodes in the recording in `eval()`; those of added nodes are added.
     Returns: the new modules by path.
 
     Raises:
         ModesDifferError: the recordings do not have the same nodes in the same order.
+        UnclearError: with `probe`, why a constant differs is unclear; the graph is unchanged.
     """
     extras: dict[str, nn.Module] = {}
-    for node, twin, differences in _align(graph, training):
+    aligned, casts = _align(graph, training, probe)
+    if probe is not None:
+        aligned = _without_dtypes(aligned, probe)
+        insert_casts(graph, casts, {twin: node for node, twin, _ in aligned}, probe, values or {})
+    for node, twin, differences in aligned:
         if node.op == "call_function" and node.target in _DROPOUTS:
             _dropout_module(graph, node, twin, differences, extras)
         else:
@@ -67,18 +93,59 @@ def merge_modes(graph: fx.Graph, training: fx.Graph) -> dict[str, nn.Module]:
     return extras
 
 
-def _align(graph: fx.Graph, training: fx.Graph) -> list[tuple[fx.Node, fx.Node, list[_Difference]]]:
+def _without_dtypes(aligned: list[_Pair], probe: Probe) -> list[_Pair]:
+    """The differences that the mode makes; the others are noted."""
+    kept: list[_Pair] = []
+    notes: list[tuple[fx.Node, list[Any]]] = []
+    for node, twin, differences in aligned:
+        found = [(probe.of_dtype(a, b), place, a, b) for place, a, b in differences]
+        by_mode = [(place, a, b) for what, place, a, b in found if what is None]
+        if not all(_is_of_mode(node, place, value) for place, value, _ in by_mode):
+            raise UnclearError
+        kept.append((node, twin, by_mode))
+        notes.append(
+            (node, [(place, what, probe.dtype_of(a)) for what, place, a, _ in found if what])
+        )
+    for node, entries in notes:
+        if entries:
+            node.meta[FOLLOWS] = entries
+    return kept
+
+
+def _is_of_mode(node: fx.Node, place: tuple[Any, ...], value: Any) -> bool:
+    return (
+        node.target in _DROPOUTS
+        or isinstance(value, bool)
+        or place[-1] in ("p", "dropout_p", "dropout")
+        or (node.target is F.scaled_dot_product_attention and place == (0, 4))
+    )
+
+
+def _align(
+    graph: fx.Graph, training: fx.Graph, probe: Probe | None
+) -> tuple[list[_Pair], list[MissingCast]]:
+    """Pairs of nodes, and the casts that only the recording in another dtype has."""
     ours, theirs = list(graph.nodes), list(training.nodes)
     twins: dict[fx.Node, fx.Node] = {}
-    pairs: list[tuple[fx.Node, fx.Node, list[_Difference]]] = []
-    for node, twin in zip(ours, theirs, strict=False):
-        differences = _differences(node, twin, twins)
-        if differences is None:
+    pairs: list[_Pair] = []
+    casts: dict[fx.Node, MissingCast] = {}
+    position = 0
+    for twin in theirs:
+        node = ours[min(position, len(ours) - 1)]
+        differences = _differences(node, twin, twins, casts) if position < len(ours) else None
+        if differences is not None:
+            twins[node] = twin
+            pairs.append((node, twin, [d for d in differences if d[2] not in casts]))
+            for place, _, cast in differences:
+                if cast in casts:
+                    casts[cast].readers.append((node, place))
+            position += 1
+        elif probe is not None and is_cast(twin):
+            casts[twin] = MissingCast(twin, before=node)
+        else:
             break
-        twins[node] = twin
-        pairs.append((node, twin, differences))
-    if len(twins) == len(ours) == len(theirs):
-        return pairs
+    if len(twins) == len(ours) and len(twins) + len(casts) == len(theirs):
+        return pairs, list(casts.values())
     stop = ours[min(len(twins), len(ours) - 1)]
     # Modules with the same calls may still differ in which results these read.
     paths = _differing_modules(graph, training) or {owner_of(stop)}
@@ -139,28 +206,37 @@ def _switch_constants(
         with graph.inserting_before(node):
             switch = graph.call_module(path)
         switch.meta.update(node.meta)
-        args, kwargs = _replaced((node.args, node.kwargs), place, switch)
+        args, kwargs = replaced((node.args, node.kwargs), place, switch)
         node.args, node.kwargs = tuple(args), kwargs
 
 
 def _differences(
-    node: fx.Node, twin: fx.Node, twins: Mapping[fx.Node, fx.Node]
+    node: fx.Node,
+    twin: fx.Node,
+    twins: Mapping[fx.Node, fx.Node],
+    casts: Mapping[fx.Node, MissingCast],
 ) -> list[_Difference] | None:
     """The constants in which two calls differ; None: they differ in more than constants."""
     if (node.op, node.target) != (twin.op, twin.target):
         return None
     try:
-        return list(_walk((node.args, node.kwargs), (twin.args, twin.kwargs), (), twins))
+        return list(_walk((node.args, node.kwargs), (twin.args, twin.kwargs), (), twins, casts))
     except _UnlikeError:
         return None
 
 
 def _walk(
-    ours: Any, theirs: Any, place: tuple[Any, ...], twins: Mapping[fx.Node, fx.Node]
+    ours: Any,
+    theirs: Any,
+    place: tuple[Any, ...],
+    twins: Mapping[fx.Node, fx.Node],
+    casts: Mapping[fx.Node, MissingCast],
 ) -> Iterator[_Difference]:
     if isinstance(ours, fx.Node) or isinstance(theirs, fx.Node):
-        if not isinstance(ours, fx.Node) or twins.get(ours) is not theirs:
+        if not isinstance(ours, fx.Node) or twins.get(ours) is not source_of(theirs, casts):
             raise _UnlikeError
+        if theirs in casts:
+            yield place, ours, theirs
         return
     inside, inside_theirs = _parts(ours), _parts(theirs)
     if inside is None and inside_theirs is None:
@@ -173,7 +249,7 @@ def _walk(
     if list(inside) != list(inside_theirs):
         raise _UnlikeError
     for key, item in inside.items():
-        yield from _walk(item, inside_theirs[key], (*place, key), twins)
+        yield from _walk(item, inside_theirs[key], (*place, key), twins, casts)
 
 
 def _parts(value: Any) -> dict[Any, Any] | None:
@@ -189,22 +265,6 @@ def _parts(value: Any) -> dict[Any, Any] | None:
 def _same_constant(ours: Any, theirs: Any) -> bool:
     both_nan = ours != ours and theirs != theirs
     return type(ours) is type(theirs) and (both_nan or bool(ours == theirs))
-
-
-def _replaced(value: Any, place: tuple[Any, ...], new: Any) -> Any:
-    if not place:
-        return new
-    first, *rest = place
-    if isinstance(value, Mapping):
-        return {k: _replaced(v, tuple(rest), new) if k == first else v for k, v in value.items()}
-    if isinstance(value, slice):
-        parts = _replaced(_parts(value), place, new)
-        return slice(parts["start"], parts["stop"], parts["step"])
-    kind = tuple if isinstance(value, tuple) else list
-    return kind(
-        _replaced(item, tuple(rest), new) if index == first else item
-        for index, item in enumerate(value)
-    )
 
 
 def _free_path(owner: str, name: str, taken: Mapping[str, Any]) -> str:

@@ -88,6 +88,18 @@ class Recorder(TorchFunctionMode):
             self._state_names.setdefault(id(tensor), name)
         self._taken_names = {*model._parameters, *model._buffers, *model._modules}
 
+    def stand_in(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """A fake of another dtype that is known by the name of a parameter or buffer."""
+        with self.sizes.fake_mode():
+            fake = torch.empty_strided(
+                tensor.size(), tensor.stride(), dtype=dtype, device=tensor.device
+            )
+            if isinstance(tensor, nn.Parameter):
+                fake = nn.Parameter(fake, tensor.requires_grad)
+        self._state_names[id(fake)] = self._state_names[id(tensor)]
+        self._alive.append(fake)
+        return fake
+
     # --- inputs and the run
 
     def add_input(self, name: str, value: Any, free: Callable[[Tensor, int], bool]) -> Any:

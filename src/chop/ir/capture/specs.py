@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,3 +95,15 @@ def check_form(name: str, spec: Any, value: Any) -> None:
     if isinstance(spec, Mapping | tuple | list):
         for key in spec if isinstance(spec, Mapping) else range(len(spec)):
             check_form(f"{name}[{key!r}]", spec[key], value[key])
+
+
+def cast_floats(spec: Any, cast: Callable[[torch.dtype], torch.dtype]) -> Any:
+    """The description of an input after a change of dtype, which leaves integers alone."""
+    if isinstance(spec, TensorSpec):
+        floats = spec.dtype.is_floating_point
+        return dataclasses.replace(spec, dtype=cast(spec.dtype)) if floats else spec
+    if isinstance(spec, Mapping):
+        return {key: cast_floats(item, cast) for key, item in spec.items()}
+    if isinstance(spec, tuple | list):
+        return type(spec)(cast_floats(item, cast) for item in spec)
+    return spec
