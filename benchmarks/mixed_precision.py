@@ -126,7 +126,7 @@ def run(name: str, args: argparse.Namespace) -> None:
         out / "accuracy",
         plot_accuracy,
         curves,
-        {"float": rows[0]["test accuracy"], "chance": subject.chance},
+        {"float": rows[0]["test accuracy"], **subject.baselines},
         xlabel="bits per weight of the searched layers",
         title=f"{subject.name} on {subject.dataset}",
     )

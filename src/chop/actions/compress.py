@@ -28,7 +28,7 @@ from chop.actions.rounding import (
     quantize_after_training,
     quantize_layers,
 )
-from chop.actions.subject import Subject, SubjectConfig, load_subject, raise_to_graph
+from chop.actions.subject import Subject, SubjectConfig, raise_to_graph, subject_for
 from chop.errors import ConfigError
 from chop.formats import parse_spelling
 from chop.ir.graph import MaseGraph
@@ -36,7 +36,7 @@ from chop.nn.quantized import QuantizedOperator
 from chop.passes.analysis.summarize_quantization import layer_rows, poor_fit
 from chop.passes.interface.export_onnx import check_onnx_is_installed
 from chop.tables import print_table
-from chop.train import evaluate, fit
+from chop.train import Metric, evaluate, fit
 
 SAVED_SHARE = 0.5
 """Training has saved a format when it wins back more than this share of what rounding lost."""
@@ -57,8 +57,9 @@ class CompressConfig(SubjectConfig):
         qat_lr: its largest learning rate; None takes what suits the model and the epochs.
         calibration_rows: training rows that derived fractions are taken from.
         max_drop: accuracy on validation rows, from 0 to 1, that the saved model may lose against
-            float.
-        keep_best: saves the most accurate model where none keeps within `max_drop`; else none is
+            float; of a metric where lower is better (perplexity, mse), the share of float's by
+            which it may be larger.
+        keep_best: saves the best model where none keeps within `max_drop`; else none is
             saved then.
         bench_seconds: of measuring the saved model's speed, per model and batch size; 0 leaves it
             out.
@@ -100,17 +101,21 @@ class CompressConfig(SubjectConfig):
             check_onnx_is_installed()
 
 
-def compress(config: CompressConfig) -> dict[str, Any]:
+def compress(config: CompressConfig, subject: Subject | None = None) -> dict[str, Any]:
     """Quantises a model in several formats, trains the hardest one back, and writes it all down.
 
     Formats are chosen by their accuracy on validation rows; that on test rows is only reported.
 
     Writes into `config.out`: `model.pt` and `model.mz` (the smallest model within `max_drop` of
     float, its weights packed: `pack_transform_pass` unpacks them for training), `model.onnx` where
-    it is asked for, `graph.svg`, `accuracy.svg`, `table.md` and, last, `result.json`. Where no
-    format keeps within `max_drop`, and `keep_best` does not ask for one all the same, no model is
-    saved: files of an earlier run's model stay.
+    it is asked for, `graph.svg`, `accuracy.svg` (named by the metric), `table.md` and, last,
+    `result.json`. Where no format keeps within `max_drop`, and `keep_best` does not ask for one
+    all the same, no model is saved: files of an earlier run's model stay.
 
+    Args:
+        config: the settings.
+        subject: a trained model and rows of your own, see `Subject.of`; default, what `config`
+            names.
     Returns: what is in `result.json`; its `saved` is None where no model was saved.
     Raises:
         ConfigError: settings that do not fit together.
@@ -122,47 +127,54 @@ def compress(config: CompressConfig) -> dict[str, Any]:
             "the same command starts again."
         )
     ):
-        return _compress(config)
+        return _compress(config, subject)
 
 
-def _compress(config: CompressConfig) -> dict[str, Any]:
+def _compress(config: CompressConfig, subject: Subject | None) -> dict[str, Any]:
     console = Console()
-    subject = load_subject(config).with_validation()
-    console.print(f"[bold]{config.model}[/] on {subject.dataset}: raising the model to a graph")
+    subject = subject_for(config, subject).with_validation()
+    title, metric = f"{subject.name} on {subject.dataset}", subject.task.metric
+    console.print(f"[bold]{subject.name}[/] on {subject.dataset}: raising the model to a graph")
     mg = raise_to_graph(subject)
     baseline = measure(mg, "float", "float", subject)
     rounded = [_round(mg, text, subject, config) for text in config.formats]
     rounded += [_round_layers(mg, subject, config)] if config.layers else []
     trained = list(_train_back(baseline, rounded, subject, config))
     candidates = [baseline, *rounded, *trained]
-    print_table(f"{config.model} on {subject.dataset}", table_of(candidates))
+    print_table(f"{title}: {metric.name}", table_of(candidates, metric))
     notes = [*footnotes(candidates), _about_training(rounded, trained, config), _about(subject)]
     console.print("\n".join(filter(None, notes)), highlight=False)
-    chosen = _smallest([*rounded, *trained], baseline.row.validation - config.max_drop)
-    nearest = max([*rounded, *trained], key=lambda c: c.row.validation)
+    chosen = _smallest([*rounded, *trained], baseline, config.max_drop, metric)
+    nearest = max([*rounded, *trained], key=lambda c: metric.key(c.row.validation))
     saved = chosen or (nearest if config.keep_best else None)
     result = dict(write_results(candidates, saved, subject, config))
     if chosen is None:
-        console.print(_nothing_within(nearest.row, baseline.row, config), highlight=False)
+        console.print(_nothing_within(nearest.row, baseline.row, config, metric), highlight=False)
     if saved is not None:
-        console.print(_saved(saved.row, baseline.row, config))
+        console.print(_saved(saved.row, baseline.row, config, metric))
         console.print(sizes_of(result))
     return result
 
 
-def _saved(row: Row, exact: Row, config: CompressConfig) -> str:
+def _saved(row: Row, exact: Row, config: CompressConfig, metric: Metric) -> str:
+    if metric.name == "accuracy":
+        told = f"{row.test:.1%} of the test rows against {exact.test:.1%} float"
+    else:
+        told = (
+            f"{metric.name} {metric.spell(row.test)} on the test rows against "
+            f"{metric.spell(exact.test)} float"
+        )
     return (
-        f"saved [bold]{row.format} ({row.method})[/]: {row.accuracy:.1%} of the test rows against "
-        f"{exact.accuracy:.1%} float, {exact.bits / row.bits:.1f}x fewer bits per weight, in "
-        f"{config.out}/"
+        f"saved [bold]{row.format} ({row.method})[/]: {told}, {exact.bits / row.bits:.1f}x fewer "
+        f"bits per weight, in {config.out}/"
     )
 
 
-def _nothing_within(nearest: Row, exact: Row, config: CompressConfig) -> str:
-    drop = exact.validation - nearest.validation
+def _nothing_within(nearest: Row, exact: Row, config: CompressConfig, metric: Metric) -> str:
+    drop = metric.spell_drop(metric.drop(nearest.validation, exact.validation))
     told = (
-        f"No format keeps within {config.max_drop:.2%} of float on the validation rows: the "
-        f"nearest, {nearest.format} ({nearest.method}), loses {drop:.2%}"
+        f"No format keeps within {metric.spell_drop(config.max_drop)} of float on the validation "
+        f"rows: the nearest, {nearest.format} ({nearest.method}), loses {drop}"
     )
     if config.keep_best:
         return f"{told}; it is saved because --keep-best asks for it."
@@ -197,11 +209,12 @@ def _about(subject: Subject) -> str | None:
 
 
 def measure(mg: MaseGraph, method: str, label: str, subject: Subject) -> Candidate:
-    """A graph with its accuracies, its bits and how many operators are quantised."""
+    """A graph with its metric, its bits and how many operators are quantised."""
     subject = subject.with_validation()
     splits = {"validation": subject.validation, "test": subject.test}
-    shares = (
-        evaluate(mg.model, rows, device=subject.device, progress=f"{method} {label}, {name}")
+    settings = {"device": subject.device, "task": subject.task}
+    found = (
+        evaluate(mg.model, rows, **settings, progress=f"{method} {label}, {name}")
         for name, rows in splits.items()
     )
     _, bits = passes.calculate_avg_bits_mg_analysis_pass(mg)
@@ -209,7 +222,7 @@ def measure(mg: MaseGraph, method: str, label: str, subject: Subject) -> Candida
     count = sum(isinstance(op, QuantizedOperator) and not op.spec.is_float for op in operators)
     size_kb = bits["weight_bytes"] / 1000
     lost = poor_fit(layer_rows(mg))
-    return Candidate(Row(method, label, *shares, bits["w_avg_bit"], count, size_kb, lost), mg)
+    return Candidate(Row(method, label, *found, bits["w_avg_bit"], count, size_kb, lost), mg)
 
 
 def _round(mg: MaseGraph, text: str, subject: Subject, config: CompressConfig) -> Candidate:
@@ -228,24 +241,27 @@ def _round_layers(mg: MaseGraph, subject: Subject, config: CompressConfig) -> Ca
 def _train_back(
     baseline: Candidate, rounded: Sequence[Candidate], subject: Subject, config: CompressConfig
 ) -> Iterator[Candidate]:
-    """Trains the hardest format that lost accuracy; if that is beyond saving, the next one."""
-    exact = baseline.row.validation
-    lost = [c for c in rounded if c.row.validation < exact - config.max_drop]
-    lost.sort(key=lambda candidate: (candidate.row.bits, candidate.row.validation))
+    """Trains the hardest format that lost too much; if that is beyond saving, the next one."""
+    exact, metric = baseline.row.validation, subject.task.metric
+    lost = [c for c in rounded if not metric.within(c.row.validation, exact, config.max_drop)]
+    lost.sort(key=lambda candidate: (candidate.row.bits, metric.key(candidate.row.validation)))
     training = subject.tuning(config.qat_epochs, config.qat_lr, config)
     for candidate in lost if training["epochs"] else ():
         graph = candidate.graph.copy()
         label = candidate.row.format
-        progress = f"QAT {label}"
-        fit(graph.model, subject.train, **training, device=subject.device, progress=progress)
+        settings = {"device": subject.device, "task": subject.task, "progress": f"QAT {label}"}
+        fit(graph.model, subject.train, **training, **settings)
         trained = measure(graph, "QAT", label, subject)
         yield trained
-        won = trained.row.validation - candidate.row.validation
-        if won > SAVED_SHARE * (exact - candidate.row.validation):
+        won = metric.gain(trained.row.validation, candidate.row.validation)
+        if won > SAVED_SHARE * metric.gain(exact, candidate.row.validation):
             return
 
 
-def _smallest(candidates: Sequence[Candidate], least: float) -> Candidate | None:
-    """The smallest that answers so large a share of the validation rows; None if none does."""
-    good = [candidate for candidate in candidates if candidate.row.validation >= least]
-    return min(good, key=lambda c: (c.row.bits, -c.row.validation), default=None)
+def _smallest(
+    candidates: Sequence[Candidate], exact: Candidate, max_drop: float, metric: Metric
+) -> Candidate | None:
+    """The smallest that is not much worse than float on validation rows; None if none is."""
+    least = exact.row.validation
+    good = [c for c in candidates if metric.within(c.row.validation, least, max_drop)]
+    return min(good, key=lambda c: (c.row.bits, -metric.key(c.row.validation)), default=None)

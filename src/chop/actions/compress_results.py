@@ -24,6 +24,7 @@ from chop.nn.packed import obstacle
 from chop.passes.analysis.summarize_quantization import layer_rows, operator_rows
 from chop.report.plots import Curve, plot_accuracy
 from chop.tables import markdown_table
+from chop.train import Metric
 
 if TYPE_CHECKING:
     from chop.actions.compress import CompressConfig
@@ -42,8 +43,9 @@ class Row:
     Attributes:
         method: `float`, `PTQ` (rounded after training) or `QAT` (trained with rounding).
         format: of data, weights and biases of the chosen operators.
-        validation: share of validation rows answered right; formats are chosen by it.
-        accuracy: share of test rows answered right; nothing is chosen by it.
+        validation: the metric on validation rows; formats are chosen by it.
+        test: that on test rows, called by the metric's name in `result.json`; nothing is chosen
+            by it.
         bits: average storage per parameter of the whole model.
         quantized: how many operators are quantised.
         size_kb: what the parameters take at those widths, in units of 1,000 bytes.
@@ -53,7 +55,7 @@ class Row:
     method: str
     format: str
     validation: float
-    accuracy: float
+    test: float
     bits: float
     quantized: int
     size_kb: float
@@ -68,20 +70,27 @@ class Candidate:
     graph: MaseGraph
 
 
-def table_of(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
+def table_of(candidates: Sequence[Candidate], metric: Metric) -> list[dict[str, Any]]:
     """The candidates as people read them; see `footnotes` for the marks."""
+    about = "" if metric.name == "accuracy" else f" {metric.name}"
     return [
         {
             "method": row.method,
             "format": row.format + POOR_FIT * bool(row.poor_fit),
-            "validation": f"{row.validation:.2%}",
-            "test": f"{row.accuracy:.2%}",
+            f"validation{about}": metric.spell(row.validation),
+            f"test{about}": metric.spell(row.test),
             "bits": f"{row.bits:.2f}",
             "quantised operators": row.quantized,
             "weights (kB)": f"{row.size_kb:.1f}",
         }
         for row in (candidate.row for candidate in candidates)
     ]
+
+
+def told_of(row: Row, metric: Metric) -> dict[str, Any]:
+    """A row for `result.json`."""
+    fields = dataclasses.asdict(row)
+    return {metric.name if name == "test" else name: value for name, value in fields.items()}
 
 
 def footnotes(candidates: Sequence[Candidate]) -> list[str]:
@@ -121,23 +130,27 @@ def _write(
     subject: Subject,
     config: CompressConfig,
 ) -> dict[str, Any]:
-    rows = [candidate.row for candidate in candidates]
+    rows, metric = [candidate.row for candidate in candidates], subject.task.metric
     plot_accuracy(
-        folder / "accuracy.svg",
+        folder / f"{metric.name}.svg",
         _curves(rows),
-        {"float": rows[0].accuracy, "chance": subject.chance},
+        {"float": rows[0].test, **subject.baselines},
         xlabel="average bits per parameter",
-        title=f"{config.model} on {subject.dataset}",
+        title=f"{subject.name} on {subject.dataset}",
+        metric=metric,
     )
+    settings = {**dataclasses.asdict(config), "out": str(config.out), "model": subject.name}
     result = {
-        "config": {**dataclasses.asdict(config), "out": str(config.out)},
+        "config": settings,
         "dataset": subject.dataset,
-        "rows": [dataclasses.asdict(row) for row in rows],
+        "task": subject.task.name,
+        "metric": {"name": metric.name, "higher_is_better": metric.higher_is_better},
+        "rows": [told_of(row, metric) for row in rows],
         "saved": None,
         **(_save(folder, candidates[0], chosen, subject, config) if chosen else {}),
         "versions": {"torch": torch.__version__},
     }
-    parts = [markdown_table(table_of(candidates)), *footnotes(candidates)]
+    parts = [markdown_table(table_of(candidates, metric)), *footnotes(candidates)]
     if chosen:
         parts += [sizes_of(result), markdown_table(result["speed"])]
     write_text(folder / "table.md", "\n\n".join(filter(None, parts)) + "\n")
@@ -155,7 +168,7 @@ def _save(
     onnx = _write_onnx(chosen.graph, folder / ONNX_FILE) if config.onnx else None
     packed.draw(folder / "graph.svg")
     return {
-        "saved": dataclasses.asdict(chosen.row),
+        "saved": told_of(chosen.row, subject.task.metric),
         "operators": [dataclasses.asdict(row) for row in operator_rows(chosen.graph)],
         "layers": [dataclasses.asdict(row) for row in layer_rows(chosen.graph)],
         "float_bytes": sizes[0],
@@ -232,7 +245,7 @@ def _curves(rows: Sequence[Row]) -> list[Curve]:
     points: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for row in rows:
         if row.method != "float":
-            points.setdefault((row.method, _kind(row.format)), []).append((row.bits, row.accuracy))
+            points.setdefault((row.method, _kind(row.format)), []).append((row.bits, row.test))
     return [Curve(f"{method}, {kind}", found) for (method, kind), found in points.items()]
 
 

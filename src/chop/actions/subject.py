@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from rich.console import Console
@@ -23,6 +24,7 @@ from chop.ir.graph import MaseGraph
 from chop.models import BUILTIN_MODELS
 from chop.train import (
     VALIDATION_SHARE,
+    Metric,
     Rows,
     Task,
     calibration_batches,
@@ -96,6 +98,7 @@ class SubjectConfig:
     device: str | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "out", Path(self.out))
         for name, (least, most) in self.RANGES.items():
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
@@ -135,6 +138,50 @@ class Subject:
     validation: Rows | None = None
     has_seen_validation: bool = False
     task: Task = CLASSIFICATION
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        train: Any,
+        test: Any,
+        *,
+        validation: Any = None,
+        task: str | Task | None = None,
+        metric: str | Metric | Callable[..., float] | None = None,
+        name: str | None = None,
+        dataset: str = "own data",
+        device: str | None = None,
+    ) -> Subject:
+        """A trained model of your own with its data, for every job that takes a `subject`.
+
+        Args:
+            model: stays as it is; the subject has a copy.
+            train: rows to calibrate and train on, as `chop.train.read_rows` takes them: `(X, y)`,
+                a TensorDataset, a DataLoader, a data set.
+            test: rows to report on.
+            validation: rows to choose by; default, a share of `train` where a job needs some.
+            task: a name of `chop.train.TASKS` or a `Task`; default, what the labels are.
+            metric: what the model is judged by; default, the task's own.
+            name: of the model in tables; default, its class.
+            dataset: name of the data in tables.
+            device: default, a GPU where there is one.
+        Raises:
+            ConfigError: rows that cannot be read, an unknown task or metric.
+        """
+        asked = None if task is None else find_task(task)
+        given = {"train": train, "test": test, "validation": validation}
+        rows = {k: read_rows(split, asked) for k, split in given.items() if split is not None}
+        place = _device(device)
+        return cls(
+            copy.deepcopy(model).to(place).eval(),
+            name or type(model).__name__,
+            dataset,
+            **rows,
+            device=place,
+            **CHECKPOINT_TUNING,
+            task=(asked or rows["train"].task).judged_by(metric),
+        )
 
     def with_validation(self) -> Subject:
         """The same with rows to choose by: where there are none, a share of the training rows."""
@@ -180,6 +227,18 @@ class Subject:
         """A few rows as the model takes them, without labels."""
         batch = next(calibration_batches(self.model, self.train, rows=EXAMPLE_ROWS))
         return {name: column for name, column in batch.items() if name != "labels"}
+
+
+def subject_for(config: SubjectConfig, subject: Subject | None) -> Subject:
+    """The given subject, judged as `config` says; what `config` names where there is none.
+
+    Raises:
+        ConfigError: settings, model and data set do not go together.
+        UnavailableError: model or data set are not there.
+    """
+    if subject is None:
+        return load_subject(config)
+    return replace(subject, task=subject.task.judged_by(config.metric))
 
 
 def load_subject(config: SubjectConfig) -> Subject:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chop.files import replacing
+from chop.train.tasks import CLASSIFICATION, Metric
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+ACCURACY = CLASSIFICATION.metric
 Point = tuple[float, float]
 MARKERS = "osD^vP*X"
 MAX_CURVES_INSIDE = 4
@@ -43,8 +46,9 @@ def plot_accuracy(
     xlabel: str,
     title: str,
     ticks: Sequence[float] | None = None,
+    metric: Metric = ACCURACY,
 ) -> Path:
-    """Draws accuracies as lines.
+    """Draws accuracies, or another metric, as lines.
 
     Args:
         path: the file; its suffix (.svg, .png, .pdf) picks the kind.
@@ -53,6 +57,7 @@ def plot_accuracy(
         xlabel: what the lines run over.
         title: above the plot.
         ticks: marks of the horizontal axis; default, matplotlib's choice.
+        metric: what the points are; shares are drawn in percent.
     Returns: `path`.
     """
     from matplotlib.figure import Figure
@@ -60,24 +65,27 @@ def plot_accuracy(
     inches = 6.4 if len(curves) <= MAX_CURVES_INSIDE else 8.4
     figure = Figure(figsize=(inches, 4.0), layout="constrained")
     axes = figure.subplots()
+    factor = 100 if metric.is_share else 1
     for (label, accuracy), (colour, style) in zip(
         (baselines or {}).items(), BASELINES, strict=False
     ):
-        axes.axhline(100 * accuracy, color=colour, linestyle=style, linewidth=1, label=label)
+        axes.axhline(factor * accuracy, color=colour, linestyle=style, linewidth=1, label=label)
     families = list(dict.fromkeys(curve.family or curve.label for curve in curves))
     for curve in curves:
         position = families.index(curve.family or curve.label)
         x, accuracy = zip(*sorted(curve.points), strict=True)
         axes.plot(
             x,
-            [100 * value for value in accuracy],
+            [factor * value for value in accuracy],
             color=f"C{position % 10}",
             marker=MARKERS[position % len(MARKERS)],
             markerfacecolor="white" if curve.dashed else None,
             linestyle="--" if curve.dashed else "-",
             label=curve.label,
         )
-    axes.set(xlabel=xlabel, ylabel="accuracy (%)", title=title, ylim=(0, 103))
+    axes.set(xlabel=xlabel, ylabel=_axis(metric), title=title)
+    if metric.is_share:
+        axes.set_ylim(0, 103)
     if ticks is not None:
         axes.set_xticks(ticks)
     axes.grid(alpha=0.3)
@@ -95,8 +103,9 @@ def plot_heat_map(
     xlabel: str,
     ylabel: str,
     title: str,
+    metric: Metric = ACCURACY,
 ) -> Path:
-    """Draws accuracies over two settings, each cell with its number.
+    """Draws accuracies, or another metric, over two settings, each cell with its number.
 
     Args:
         path: the file; its suffix picks the kind.
@@ -104,26 +113,41 @@ def plot_heat_map(
         xlabel: the setting that x is.
         ylabel: the setting that y is.
         title: above the plot.
+        metric: what the cells are; shares are drawn in percent.
     Returns: `path`.
     """
     from matplotlib.figure import Figure
 
     columns = sorted({x for x, _ in cells})
     rows = sorted({y for _, y in cells})
-    values = [[100 * cells.get((x, y), float("nan")) for x in columns] for y in rows]
+    factor = 100 if metric.is_share else 1
+    values = [[factor * cells.get((x, y), float("nan")) for x in columns] for y in rows]
+    least, most = (0, 100) if metric.is_share else _bounds(values)
     figure = Figure(figsize=(1.6 + 0.7 * len(columns), 1.4 + 0.5 * len(rows)), layout="constrained")
     axes = figure.subplots()
-    image = axes.imshow(values, origin="lower", cmap="viridis", vmin=0, vmax=100, aspect="auto")
+    image = axes.imshow(
+        values, origin="lower", cmap="viridis", vmin=least, vmax=most, aspect="auto"
+    )
     axes.set_xticks(range(len(columns)), [f"{x:g}" for x in columns])
     axes.set_yticks(range(len(rows)), [f"{y:g}" for y in rows])
     for i, row in enumerate(values):
         for j, value in enumerate(row):
             if value == value:
-                ink = "white" if value < 60 else "black"
-                axes.text(j, i, f"{value:.1f}", ha="center", va="center", color=ink, fontsize=8)
+                ink = "white" if value < least + 0.6 * (most - least) else "black"
+                told = f"{value:.1f}" if metric.is_share else f"{value:.3g}"
+                axes.text(j, i, told, ha="center", va="center", color=ink, fontsize=8)
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
-    figure.colorbar(image, label="accuracy (%)")
+    figure.colorbar(image, label=_axis(metric))
     return save_figure(figure, Path(path))
+
+
+def _axis(metric: Metric) -> str:
+    return f"{metric.name} (%)" if metric.is_share else metric.name
+
+
+def _bounds(values: Sequence[Sequence[float]]) -> tuple[float, float]:
+    found = [value for row in values for value in row if math.isfinite(value)]
+    return min(found, default=0.0), max(found, default=1.0)
 
 
 def save_figure(figure: Figure, path: Path) -> Path:

@@ -77,6 +77,15 @@ class Metric:
             return value >= reference - drop
         return value <= reference * (1 + drop)
 
+    def drop(self, value: float, reference: float) -> float:
+        """How much worse `value` is than `reference`, in the unit of `within`."""
+        worse = -self.gain(value, reference)
+        return worse if self.higher_is_better or not reference else worse / reference
+
+    def spell_drop(self, drop: float) -> str:
+        """A drop for a message: in percent where it is a share."""
+        return f"{drop:.2%}" if self.is_share or not self.higher_is_better else f"{drop:.4g}"
+
     def spell(self, value: float) -> str:
         """For a table.
 

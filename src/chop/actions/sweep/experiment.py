@@ -22,7 +22,7 @@ class Experiment(Generic[S]):
     Attributes:
         stages: what the model is called after the change, and after further training.
         change: float graph, setting -> a new graph.
-        describe: graph -> numbers to keep beside its accuracy.
+        describe: graph -> numbers to keep beside its metric.
         settings_of: setting -> all that the change depends on, model and rows aside.
         label: setting -> a word for the progress bar.
         training: arguments of `chop.train.fit`; no epochs, no second stage.
@@ -50,12 +50,13 @@ class Experiment(Generic[S]):
             return self.change(raised(), setting)
 
         def result_of(mg: MaseGraph) -> dict[str, float]:
-            accuracy = evaluate(mg.model, subject.test, device=subject.device)
-            return {"accuracy": accuracy, **self.describe(mg)}
+            value = evaluate(mg.model, subject.test, device=subject.device, task=subject.task)
+            return {subject.task.metric.name: value, **self.describe(mg)}
 
         def trained(setting: S) -> dict[str, float]:
             graph = changed(setting).copy()
-            fit(graph.model, subject.train, **self.training, device=subject.device)
+            settings = {"device": subject.device, "task": subject.task}
+            fit(graph.model, subject.train, **self.training, **settings)
             return result_of(graph)
 
         before, after = self.stages

@@ -14,6 +14,7 @@ from chop.actions.interrupt import points_are_kept, told_when_interrupted
 from chop.actions.subject import Subject, fingerprint_of_rows, fingerprint_of_weights
 from chop.actions.sweep.progress import Estimate, sweep_bar
 from chop.files import make_folder, writing
+from chop.train.tasks import CLASSIFICATION, Metric
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,12 @@ class Journal:
         return dict(result)
 
 
-def measure_all(title: str, points: Sequence[Point], journal: Journal) -> list[dict[str, float]]:
+def measure_all(
+    title: str, points: Sequence[Point], journal: Journal, metric: Metric = CLASSIFICATION.metric
+) -> list[dict[str, float]]:
     """The result of every point, measured or remembered, with a progress bar.
+
+    The metric of each is printed as it is there.
 
     Returns: one mapping per point, in their order.
     """
@@ -94,16 +99,20 @@ def measure_all(title: str, points: Sequence[Point], journal: Journal) -> list[d
             estimate.begin(point.kind)
             result = journal.add(point.settings, point.measure())
             estimate.end()
-            if "accuracy" in result:
-                bar.console.print(f"{point.label}: {result['accuracy']:.1%}", highlight=False)
+            if metric.name in result:
+                told = metric.spell(result[metric.name])
+                bar.console.print(f"{point.label}: {told}", highlight=False)
             bar.advance(task)
         bar.update(task, description=title)
     return [journal.get(point.settings) for point in points]
 
 
 def identity_of(subject: Subject) -> dict[str, str]:
-    """What tells this model and these rows from any other: names and contents."""
+    """What tells this model, these rows and their metric from any other."""
+    metric = subject.task.metric.name
+    judged = {} if metric == "accuracy" else {"task": subject.task.name, "metric": metric}
     return {
+        **judged,
         "model": subject.name,
         "dataset": subject.dataset,
         "weights": fingerprint_of_weights(subject.model),

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from chop import passes
 from chop.actions.rounding import check_operators, present_operators
-from chop.actions.subject import Subject, SubjectConfig, load_subject
+from chop.actions.subject import Subject, SubjectConfig, subject_for
 from chop.actions.sweep.experiment import Experiment
 from chop.actions.sweep.grid import spread
 from chop.actions.sweep.journal import Journal, measure_all
@@ -20,6 +20,7 @@ from chop.errors import ConfigError
 from chop.files import make_folder
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
+from chop.nn.sparsity import SCORES
 from chop.passes.pruning.layers import OPERATORS, TABLES
 from chop.passes.pruning.settings import PruneConfig
 from chop.report.plots import Curve, plot_accuracy
@@ -89,34 +90,40 @@ def prune_sweep(config: PruneSweepConfig, subject: Subject | None = None) -> lis
     """Measures every method and sparsity after pruning, and fine-tuned after that.
 
     Writes into `config.out`: `points.jsonl` (each point as it is finished; run again, the sweep
-    goes on from there), `table.csv`, `table.md`, `accuracy.svg` and `.png`.
+    goes on from there), `table.csv`, `table.md`, `accuracy.svg` and `.png` (named by the metric).
 
     Args:
         config: the settings.
-        subject: a trained model and rows of your own; default, what `config` names.
+        subject: a trained model and rows of your own, see `Subject.of`; default, what `config`
+            names.
     Returns: one mapping per method and sparsity: `method`, `sparsity` (asked), `actual sparsity`
         of the chosen layers after everything, `float`, `pruned` and `fine-tuned` (accuracies from
-        0 to 1).
+        0 to 1, or what the task's metric is).
     Raises:
         ConfigError: settings that do not fit together.
         UnavailableError: the model or the data set is not there.
     """
-    subject = subject or load_subject(config)
+    subject = subject_for(config, subject)
+    _check_methods(config, subject)
+    metric = subject.task.metric
     make_folder(config.out)
     settings = list(dict.fromkeys(itertools.product(config.methods, config.shares())))
     points = _experiment(config, subject).points(subject, settings)
     title = f"{subject.name} on {subject.dataset}"
-    results = measure_all(title, list(points.values()), Journal(config.out / "points.jsonl"))
+    journal = Journal(config.out / "points.jsonl")
+    results = measure_all(title, list(points.values()), journal, metric)
     measured = dict(zip(points, results, strict=True))
-    rows = [_row(measured, setting) for setting in settings]
-    write_table(config.out, f"{title}: accuracy against sparsity", rows)
+    rows = [_row(measured, setting, metric.name) for setting in settings]
+    columns = dict.fromkeys(("float", "pruned", "fine-tuned"), metric)
+    write_table(config.out, f"{title}: {metric.name} against sparsity", rows, columns)
     write_figure(
-        config.out / "accuracy",
+        config.out / metric.name,
         plot_accuracy,
         _curves(config, rows),
-        {"float": rows[0]["float"], "chance": subject.chance},
+        {"float": rows[0]["float"], **subject.baselines},
+        metric=metric,
         xlabel="sparsity",
-        title=f"{title}: accuracy against sparsity",
+        title=f"{title}: {metric.name} against sparsity",
         ticks=sorted({row["sparsity"] for row in rows}),
     )
     return rows
@@ -148,14 +155,26 @@ def _sparsity(mg: MaseGraph) -> float:
     return hidden / max(1, sum(layer.weight.numel() for layer in layers))
 
 
-def _row(measured: Mapping[Any, Mapping[str, float]], setting: Setting) -> dict[str, Any]:
+def _check_methods(config: PruneSweepConfig, subject: Subject) -> None:
+    """Raises ConfigError where a method needs a loss that pruning does not know."""
+    needy = [name for name in config.methods if SCORES[name].needs == "gradients"]
+    if needy and subject.task.name != "classification":
+        raise ConfigError(
+            f"methods: {', '.join(needy)} looks at gradients of a classifier's loss, the task is "
+            f"'{subject.task.name}': take l1-norm, random or wanda."
+        )
+
+
+def _row(
+    measured: Mapping[Any, Mapping[str, float]], setting: Setting, metric: str
+) -> dict[str, Any]:
     stages = [name for name in ("pruned", "fine-tuned") if (name, setting) in measured]
     return {
         "method": setting[0],
         "sparsity": setting[1],
         "actual sparsity": measured[stages[-1], setting]["sparsity"],
-        "float": measured["float", None]["accuracy"],
-        **{name: measured[name, setting]["accuracy"] for name in stages},
+        "float": measured["float", None][metric],
+        **{name: measured[name, setting][metric] for name in stages},
     }
 
 

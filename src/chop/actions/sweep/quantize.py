@@ -13,7 +13,7 @@ from chop.actions.rounding import (
     check_operators,
     quantize_after_training,
 )
-from chop.actions.subject import Subject, SubjectConfig, load_subject
+from chop.actions.subject import Subject, SubjectConfig, subject_for
 from chop.actions.sweep.experiment import Experiment
 from chop.actions.sweep.grid import spread, whole
 from chop.actions.sweep.journal import Journal, measure_all
@@ -96,28 +96,33 @@ def quantize_sweep(
     """Measures every width and fraction after training, and trained with rounding.
 
     Writes into `config.out`: `points.jsonl` (each point as it is finished; run again, the sweep
-    goes on from there), `table.csv`, `table.md`, `accuracy.svg` and `.png`, and, where widths and
-    fractions both vary, `heatmap-ptq` and `heatmap-qat`.
+    goes on from there), `table.csv`, `table.md`, `accuracy.svg` and `.png` (named by the metric),
+    and, where widths and fractions both vary, `heatmap-ptq` and `heatmap-qat`.
 
     Args:
         config: the settings.
-        subject: a trained model and rows of your own; default, what `config` names.
+        subject: a trained model and rows of your own, see `Subject.of`; default, what `config`
+            names.
     Returns: one mapping per width and fraction: `width`, `frac_width`, `bits` (average storage
-        per parameter of the whole model), `float`, `PTQ` and `QAT` (accuracies from 0 to 1).
+        per parameter of the whole model), `float`, `PTQ` and `QAT` (accuracies from 0 to 1, or
+        what the task's metric is).
     Raises:
         ConfigError: settings that do not fit together.
         UnavailableError: the model or the data set is not there.
     """
-    subject = subject or load_subject(config)
+    subject = subject_for(config, subject)
+    metric = subject.task.metric
     make_folder(config.out)
     lines = config.lines()
     settings = list(dict.fromkeys(setting for line in lines.values() for setting in line))
     points = _experiment(config, subject).points(subject, settings)
     title = f"{subject.name} on {subject.dataset}"
-    results = measure_all(title, list(points.values()), Journal(config.out / "points.jsonl"))
+    journal = Journal(config.out / "points.jsonl")
+    results = measure_all(title, list(points.values()), journal, metric)
     measured = dict(zip(points, results, strict=True))
-    rows = [_row(measured, setting) for setting in settings]
-    write_table(config.out, f"{title}: accuracy against width", rows)
+    rows = [_row(measured, setting, metric.name) for setting in settings]
+    columns = dict.fromkeys(("float", "PTQ", "QAT"), metric)
+    write_table(config.out, f"{title}: {metric.name} against width", rows, columns)
     _draw(config, subject, lines, rows)
     return rows
 
@@ -141,12 +146,14 @@ def _experiment(config: QuantizeSweepConfig, subject: Subject) -> Experiment[Set
     )
 
 
-def _row(measured: Mapping[Any, Mapping[str, float]], setting: Setting) -> dict[str, Any]:
+def _row(
+    measured: Mapping[Any, Mapping[str, float]], setting: Setting, metric: str
+) -> dict[str, Any]:
     row: dict[str, Any] = {"width": setting[0], "frac_width": setting[1]}
     row["bits"] = measured["PTQ", setting]["bits"]
-    row["float"] = measured["float", None]["accuracy"]
+    row["float"] = measured["float", None][metric]
     found = {name: measured.get((name, setting)) for name in ("PTQ", "QAT")}
-    return row | {name: result["accuracy"] for name, result in found.items() if result}
+    return row | {name: result[metric] for name, result in found.items() if result}
 
 
 def _draw(
@@ -157,7 +164,7 @@ def _draw(
 ) -> None:
     found = {(row["width"], row["frac_width"]): row for row in rows}
     methods = [name for name in ("PTQ", "QAT") if name in rows[0]]
-    title = f"{subject.name} on {subject.dataset}"
+    title, metric = f"{subject.name} on {subject.dataset}", subject.task.metric
     curves = []
     for label, settings in lines.items():
         for method in methods:
@@ -166,12 +173,13 @@ def _draw(
             family = method if len(lines) == 1 else label
             curves.append(Curve(name, points, family, method == "PTQ" and len(lines) > 1))
     write_figure(
-        config.out / "accuracy",
+        config.out / metric.name,
         plot_accuracy,
         curves,
-        {"float": rows[0]["float"], "chance": subject.chance},
+        {"float": rows[0]["float"], **subject.baselines},
+        metric=metric,
         xlabel="width (bits)",
-        title=f"{title}: accuracy against width",
+        title=f"{title}: {metric.name} against width",
         ticks=sorted({row["width"] for row in rows}),
     )
     fixed = set(lines) - {"half", *DERIVED}
@@ -185,4 +193,5 @@ def _draw(
                 xlabel="width (bits)",
                 ylabel="fraction (bits)",
                 title=f"{title}: {method}",
+                metric=metric,
             )

@@ -10,18 +10,32 @@ from typing import Any
 
 from chop.files import write_text
 from chop.tables import markdown_table, print_table
+from chop.train import Metric
 
 FIGURE_SUFFIXES = (".svg", ".png")
 
 
-def write_table(folder: Path, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Prints rows; writes `table.csv` with full precision, and `table.md` as printed."""
+def write_table(
+    folder: Path,
+    title: str,
+    rows: Sequence[Mapping[str, Any]],
+    measured: Mapping[str, Metric] | None = None,
+) -> None:
+    """Prints rows; writes `table.csv` with full precision, and `table.md` as printed.
+
+    Args:
+        folder: where to.
+        title: above the printed table.
+        rows: equal columns each; fractions are printed in percent, but for `bits`.
+        measured: column -> its metric, which says how its numbers are printed.
+    """
+    metrics = measured or {}
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     write_text(folder / "table.csv", text.getvalue())
-    spelt = [{name: _spell(name, value) for name, value in row.items()} for row in rows]
+    spelt = [{n: _spell(n, value, metrics.get(n)) for n, value in row.items()} for row in rows]
     write_text(folder / "table.md", markdown_table(spelt) + "\n")
     print_table(title, spelt)
 
@@ -32,6 +46,8 @@ def write_figure(path: Path, plot: Callable[..., Path], *args: Any, **kwargs: An
         plot(path.with_name(path.name + suffix), *args, **kwargs)
 
 
-def _spell(name: str, value: Any) -> Any:
+def _spell(name: str, value: Any, metric: Metric | None) -> Any:
     """Shares as percentages; settings and bits as they are."""
+    if metric is not None and isinstance(value, float):
+        return metric.spell(value)
     return f"{value:.2%}" if isinstance(value, float) and name != "bits" else value
