@@ -141,6 +141,30 @@ def test_parametrised_modules_survive(tmp_path: Path) -> None:
     assert set(again.model.state_dict()) == set(model.state_dict())
 
 
+class Parametrized(nn.Module):
+    """Also has a place for a module that is empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.utils.parametrizations.weight_norm(nn.LSTM(3, 4), "weight_ih_l0")
+        self.register_module("none", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rnn(x)[0]
+
+
+def test_parametrised_recurrent_modules_and_empty_places_survive(tmp_path: Path) -> None:
+    mg = MaseGraph(Parametrized(), dummy_in={"x": X[0]})
+    again = reload(mg, tmp_path)
+    assert again.model._modules["none"] is None
+    assert torch.equal(again.copy().model(X[0].T), mg.model(X[0].T))
+    assert torch.equal(again.model(X[0].T), mg.model(X[0].T))
+    for graph in (mg, again):
+        with torch.no_grad():
+            graph.model.rnn.parametrizations.weight_ih_l0.original0.mul_(2)
+    assert torch.equal(again.model(X[0].T), mg.model(X[0].T))
+
+
 def test_metadata_provenance_and_conditions_survive(tmp_path: Path) -> None:
     mg = net()
     for node in mg.nodes:

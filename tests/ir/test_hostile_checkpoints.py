@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 import zlib
 from collections.abc import Callable
@@ -135,6 +136,34 @@ def both(*changes: Callable[[Document], None]) -> Callable[[Document], None]:
     return lambda document: [change(document) for change in changes] and None
 
 
+def parametrized(path: str, tensor: str, shapes: list[list[int]]) -> Callable[[Document], None]:
+    """Derives a tensor of a module from two that broadcast to something huge."""
+
+    def change(document: Document) -> None:
+        (record,) = (record for record in document["modules"] if record["path"] == path)
+        key = record["parameters"].pop(tensor)
+        place = f"{path}.parametrizations"
+        names = [f"{place}.{tensor}.original{i}" for i in range(2)]
+        entry = {**document["tensors"].pop(key), "parameter": True}
+        for name, shape in zip(names, shapes, strict=True):
+            document["tensors"][name] = {**entry, "shape": shape}
+            zeros = zlib.compress(bytes(4 * math.prod(shape)), 9)
+            document.setdefault("inline", {})[name] = base64.b64encode(zeros).decode()
+        record["parametrized"] = True
+        parts = {"original0": names[0], "original1": names[1]}
+        home = "torch.nn.utils.parametrize:ParametrizationList"
+        settings = {"is_tensor": False, "ntensors": 2, "unsafe": False}
+        norm = "torch.nn.utils.parametrizations:_WeightNorm"
+        document["modules"] += [
+            container(place) | {"class": "torch.nn.modules.container:ModuleDict"},
+            container(f"{place}.{tensor}")
+            | {"class": home, "attributes": settings, "parameters": parts},
+            container(f"{place}.{tensor}.0") | {"class": norm, "attributes": {"dim": 0}},
+        ]
+
+    return change
+
+
 def undescribed(document: Document) -> None:
     """Takes the notes of the first node away, and makes the example of the input huge."""
     document["nodes"][0]["meta"].pop("mase")
@@ -187,6 +216,12 @@ LOADED: dict[str, Callable[[Document], None]] = {
     "many-layers": both(module("rnn", num_layers=BIG), node("call_module", "rnn", X)),
     "huge-example": undescribed,
     "huge-linear": module("linear", in_features=BIG, out_features=BIG),
+    "parametrised": parametrized("linear", "weight", [[300_000, 1], [1, 300_000]]),
+    "parametrised-recurrent": parametrized("rnn", "weight_ih_l0", [[300_000, 1], [1, 300_000]]),
+    "parametrised-and-run": both(
+        parametrized("linear", "weight", [[300_000, 1], [1, 300_000]]),
+        node("call_module", "linear", X),
+    ),
     "power-in-guard": guard("9**9**9**9 == 1"),
     "range": attribute({"$range": [0, 10**18, 1]}),
 }
@@ -232,6 +267,20 @@ REFUSED: dict[str, tuple[Callable[[Document], None], str]] = {
     "deep-modules": (
         modules(*(container(".".join("m" * i)) for i in range(1, 500))),
         "more than 128 levels",
+    ),
+    "parametrised-twice": (
+        both(
+            parametrized("linear", "weight", [[4, 1], [4, 4]]),
+            modules(container("linear.weight")),
+        ),
+        "parametrised tensor 'weight' twice",
+    ),
+    "always-eval": (
+        both(
+            lambda document: document["attributes"].update(always_eval=["nobody"]),
+            node("call_method", "relu", X),
+        ),
+        "malformed .*nobody",
     ),
     "namespace": (attribute({"$namespace": {"a=print(1), b": 1}}), "odd name"),
     "endless-width": (

@@ -126,14 +126,14 @@ def from_checkpoint(
         document = _parse(graph_path)
         _check_tensor_file(tensor_path, graph_path, document)
         mg = _rebuild(document, read_file(tensor_path), AllowList(allow))
+        if propagate_missing_metadata:
+            describe_missing(mg)
     except CheckpointError as error:
         raise CheckpointError(_sentence(str(error))) from error.__cause__
     except Exception as error:
         # Code that expects a well-formed document can raise anything when it meets another one.
         text = _sentence(f"'{graph_path}' is malformed ({type(error).__name__}: {error}).")
         raise CheckpointError(text) from error
-    if propagate_missing_metadata:
-        describe_missing(mg)
     return mg
 
 
@@ -213,23 +213,16 @@ def _rebuild(document: Json, stored: Mapping[str, Tensor], allowed: AllowList) -
     configs = ConfigReader(document["configs"], allowed)
     decode = Decoder(allowed, {"$tensor": tensors.__getitem__, **configs.rules})
     model = CapturedModule(str(document["model"]))
-    decode_tree(model, document["modules"], tensors, allowed, decode)
+    paths = decode_tree(model, document["modules"], tensors, allowed, decode)
     for name in _root_attributes():
         if name in document["attributes"]:
             setattr(model.record, name, decode(document["attributes"][name]))
     for guard in model.record.guards:
         compile_guard(guard)
-    paths = {record["path"]: _tensor_names(model, record["path"]) for record in document["modules"]}
     model.graph = decode_graph(document, paths, allowed, decode)
     mg = MaseGraph(model)
     mg.provenance = [Provenance(str(name), str(config)) for name, config in document["provenance"]]
     return mg
-
-
-def _tensor_names(model: nn.Module, path: str) -> set[str]:
-    """What `get_attr` may read of a module."""
-    module = model.get_submodule(path)
-    return {*module._parameters, *module._buffers}
 
 
 # --- the files ---------------------------------------------------------------------------------

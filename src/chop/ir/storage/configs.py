@@ -109,7 +109,7 @@ def _class_of(reference: str, model_type: str | None, allowed: AllowList) -> typ
         found = CONFIG_MAPPING[model_type]
     if found is None:
         warnings.warn(
-            f"the configuration class '{reference}' is not there; its settings are kept in a "
+            f"the configuration class {reference[:200]!r} is not there; its settings are kept in a "
             "plain PretrainedConfig.",
             stacklevel=6,
         )

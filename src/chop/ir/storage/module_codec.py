@@ -118,8 +118,10 @@ def decode_tree(
     tensors: Mapping[str, Tensor],
     allowed: AllowList,
     decode: Decoder,
-) -> None:
+) -> dict[str, set[str]]:
     """Fills `root` with the tree that `encode_tree` wrote.
+
+    Returns: per path of a module the names of its parameters and buffers.
 
     Raises:
         CheckpointError: a class is not on the list, or a path or tensor does not fit together.
@@ -143,7 +145,9 @@ def decode_tree(
         if record.get("parametrized"):
             _parametrize_again(module)
         if isinstance(module, nn.RNNBase):
-            module._init_flat_weights()
+            _collect_weights(module)
+    present = {path: module for path, module in made.items() if module is not None}
+    return {path: {*module._parameters, *module._buffers} for path, module in present.items()}
 
 
 def _check_tree(root: nn.Module, records: int) -> None:
@@ -209,7 +213,23 @@ def _add_tensors(module: nn.Module, record: Record, tensors: Mapping[str, Tensor
         show_zeros(module)  # files from before `weight_orig` have a dense weight beside its mask
 
 
+def _collect_weights(module: Any) -> None:
+    if parametrize.is_parametrized(module):
+        # The weights would have to be computed. The next run sees that they are gone, and does it.
+        module._flat_weights = []
+        module._flat_weight_refs = [_gone for _ in module._flat_weights_names]
+    else:
+        module._init_flat_weights()
+
+
+def _gone() -> None:
+    """Looks like a weak reference to a tensor that is no more."""
+
+
 def _parametrize_again(module: Any) -> None:
+    for name in module.parametrizations:
+        if name in {*module._modules, *module._parameters, *module._buffers, *vars(module)}:
+            raise CheckpointError(f"the checkpoint has a parametrised tensor '{name}' twice.")
     parametrize._inject_new_class(module)
     for name in module.parametrizations:
         parametrize._inject_property(module, name)

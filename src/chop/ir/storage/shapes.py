@@ -157,7 +157,7 @@ def _noted(node: fx.Node) -> TensorInfo | None:
 def _empty(info: TensorInfo) -> Any:
     try:
         return torch.empty(info.shape, dtype=info.torch_dtype)
-    except (RuntimeError, TypeError):
+    except (ArithmeticError, RuntimeError, TypeError, ValueError):
         return UNKNOWN
 
 
@@ -203,7 +203,7 @@ class _Runner:
         if node.op == "placeholder":
             return self._fake(self._mg.model.record.example_inputs[str(node.target)])
         if node.op == "get_attr":
-            return self._mode.from_tensor(_attribute(self._mg.model, str(node.target)))
+            return self._mode.from_tensor(_tensor(self._mg.model, str(node.target)))
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: values[n])
         leaves = list(_leaves((args, kwargs)))
         if any(leaf is UNKNOWN for leaf in leaves):
@@ -247,9 +247,11 @@ class _Runner:
         return spec
 
 
-def _attribute(model: nn.Module, target: str) -> Any:
-    owner, _, name = target.rpartition(".")
-    return getattr(model.get_submodule(owner), name)
+def _tensor(model: nn.Module, target: str) -> Any:
+    """A parameter or buffer as it is stored: what is parametrised is not computed."""
+    path, _, name = target.rpartition(".")
+    owner = model.get_submodule(path)
+    return owner._parameters[name] if name in owner._parameters else owner._buffers[name]
 
 
 def _leaves(value: Any) -> Iterator[Any]:
