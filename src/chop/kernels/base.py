@@ -103,12 +103,12 @@ def fake_quantize_directly(x: Tensor, number_format: NumberFormat, gradient: Gra
         number_format: the format.
         gradient: how a gradient passes, where there is one.
     """
-    if _is_followed(x):
+    if is_followed(x):
         return number_format(x, gradient)
     return _rounded(x, number_format, torch.empty_like(x))
 
 
-def _is_followed(x: Tensor) -> bool:
+def is_followed(x: Tensor) -> bool:
     """Whether a gradient, a compiler, a tracer, a mode or a transform has to see what is called."""
     return (
         type(x) is not Tensor

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from chop.errors import ConfigError
 from chop.nn.sparsity import PruneActivation
@@ -75,6 +76,36 @@ def test_torch_compiles_and_exports_it(method):
     rows = torch.export.Dim("rows")
     program = torch.export.export(layer, (x,), dynamic_shapes=({0: rows},))
     torch.testing.assert_close(program.module()(larger), layer(larger))
+
+
+class Called(TorchDispatchMode):
+    """Notes the operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.add(function.name())
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("settings", [{}, {"method": "random"}, {"threshold": 0.5}])
+def test_nothing_is_sorted_in_a_forward(settings):
+    pruner, x = PruneActivation(0.5, **settings), torch.randn(30, 40)
+    pruner(x)  # what is random is drawn once
+    with Called() as called:
+        pruner(x)
+    assert called.names and not any("sort" in name for name in called.names)
+
+
+def test_copies_of_another_size_or_seed_draw_anew():
+    pruner = PruneActivation(0.5, "random")
+    small, large = pruner(torch.ones(10)), pruner(torch.ones(30))
+    assert small.sum() == 5 and large.sum() == 15
+    assert torch.equal(pruner(torch.ones(10)), small)
+    pruner.seed = 3
+    assert not torch.equal(pruner(torch.ones(30)), large)
 
 
 def test_not_a_number_is_kept():

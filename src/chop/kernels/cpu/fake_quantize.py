@@ -290,7 +290,8 @@ def _lies_in_place(plan: Plan, grid: Grid) -> bool:
     return grid.block_rows == 1 or grid.block_columns <= WIDEST_BLOCK
 
 
-def _clip_gradient(grad: Tensor, mask: Tensor) -> Tensor:
+def clip_gradient(grad: Tensor, mask: Tensor) -> Tensor:
+    """`grad`, but zero where `mask` is True; nothing else knows of it, a gradient neither."""
     out = torch.empty_like(grad)
     in_order = grad.is_contiguous() and mask.is_contiguous() and out.is_contiguous()
     loops = library().library if in_order and is_ready() and grad.dtype in TYPES else None
@@ -301,5 +302,5 @@ def _clip_gradient(grad: Tensor, mask: Tensor) -> Tensor:
     return out
 
 
-torch.library.register_kernel("chop::clip_gradient", "cpu", _clip_gradient)
+torch.library.register_kernel("chop::clip_gradient", "cpu", clip_gradient)
 CPU_FAKE_QUANTIZE = register(Kernel("C++ fake-quantise", "cpu", run, run))

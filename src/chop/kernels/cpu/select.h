@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <functional>
 #include <vector>
 
 #include "scales.h"
@@ -77,9 +76,39 @@ Between between(const float* x, int64_t n, int32_t mask, int32_t low, int32_t hi
     return all;
 }
 
-int32_t from_the_top(std::vector<int32_t>& keys, int64_t rank) {
-    std::nth_element(keys.begin(), keys.begin() + rank, keys.end(), std::greater<int32_t>());
-    return keys[rank];
+CLONES int64_t count_from(const int32_t* keys, int64_t n, int32_t least) {
+    int32_t found = 0;
+    for (int64_t i = 0; i < n; i++) found += keys[i] >= least;
+    return found;
+}
+
+CLONES void range_of(const int32_t* keys, int64_t n, int32_t& low, int32_t& high) {
+    int32_t smallest = INFINITE, largest = 0;
+    for (int64_t i = 0; i < n; i++) {
+        smallest = std::min(smallest, keys[i]);
+        largest = std::max(largest, keys[i]);
+    }
+    low = smallest;
+    high = largest;
+}
+
+// The key with `rank` larger ones. Counting is so fast that halving the range, some twenty times,
+// takes a quarter of what std::nth_element does.
+int32_t from_the_top(const std::vector<int32_t>& keys, int64_t rank) {
+    const int64_t n = keys.size();
+    int32_t low, high;
+    range_of(keys.data(), n, low, high);
+    while (low < high) {
+        const int32_t middle = high - (high - low) / 2;
+        int64_t found = 0;
+        for (int64_t i = 0; i < n; i += TILE)
+            found += count_from(keys.data() + i, std::min(TILE, n - i), middle);
+        if (found > rank)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
 }
 
 // Keys that the one looked for most likely lies between: five standard deviations of the rank that

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import ConfigError, did_you_mean
+from chop.kernels import drop, drop_lowest, lowest_magnitudes
+from chop.nn.weight_cache import decoded_once
 
 METHODS = ("l1-norm", "random")
 FINEST_SHARE = 10**6
@@ -45,17 +47,32 @@ class PruneActivation(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Any shape and floating dtype; the same comes out."""
-        if self.threshold is not None:
-            return torch.where(input.abs() <= self.threshold, 0, input)
         flat = input.reshape(-1)
-        scores = flat.abs() if self.method == "l1-norm" else self._draw(flat)
-        ranks = torch.arange(flat.shape[0], device=flat.device)
-        # A slice of the lowest would put a bound on the size into an exported program.
-        is_kept = ranks >= self._count(flat.shape[0])
-        kept = torch.ones_like(flat, dtype=torch.bool).scatter(
-            0, scores.argsort(stable=True), is_kept
-        )
-        return torch.where(kept, flat, 0).view(input.shape)
+        if torch.compiler.is_exporting():  # to a program that is read without chop
+            return torch.where(self._dropped(flat), 0, flat).view(input.shape)
+        if self.threshold is None and self.method == "l1-norm":
+            return drop_lowest(flat, self._count(flat.shape[0])).view(input.shape)
+        return drop(flat, self._dropped(flat)).view(input.shape)
+
+    def _dropped(self, flat: Tensor) -> Tensor:
+        """Boolean, True where the input becomes zero."""
+        if self.threshold is not None:
+            return flat.abs() <= self.threshold
+        count = self._count(flat.shape[0])
+        if self.method == "random":
+            return self._drawn(flat, count)
+        return lowest_magnitudes(flat, count)
+
+    def _drawn(self, flat: Tensor, count: int) -> Tensor:
+        """The lowest of what is drawn: the same for all inputs of a size, and kept for the next."""
+
+        def mark() -> Tensor:
+            return lowest_magnitudes(self._draw(flat), count)
+
+        if torch.compiler.is_compiling() or type(flat) is not Tensor:
+            return mark()
+        rule = flat.shape[0], count, self.seed, flat.device
+        return decoded_once(self, "data_in", (), rule, mark)
 
     def _count(self, size: int) -> int:
         """sparsity * size to the nearest integer, also where the size is a symbol."""

@@ -1,0 +1,100 @@
+"""Which elements of a tensor have the lowest magnitudes: what activation pruning drops."""
+
+from __future__ import annotations
+
+from ctypes import c_int64
+
+import torch
+from torch import Tensor
+
+from chop.kernels.base import is_followed
+from chop.kernels.cpu.build import is_ready, library
+from chop.kernels.cpu.fake_quantize import TYPES, WORTH_COMPILING, clip_gradient
+from chop.kernels.cpu.measure import pointer
+
+OPERATORS = torch.library.Library("chop", "FRAGMENT")
+OPERATORS.define(
+    "lowest_magnitudes(Tensor x, SymInt count) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+)
+
+
+def lowest_magnitudes(x: Tensor, count: int) -> Tensor:
+    """Marks the `count` elements of lowest magnitude: the readable reference.
+
+    Of equal ones the first are taken; NaN counts as larger than infinity.
+
+    Args:
+        x: any shape, floating.
+        count: 0 to the number of elements.
+    Returns: boolean, the shape of `x`.
+    """
+    order = x.abs().reshape(-1).argsort(stable=True)
+    # A slice of the order would put a bound on the size into an exported program.
+    is_low = torch.arange(x.numel(), device=x.device) < count
+    return torch.zeros_like(order, dtype=torch.bool).scatter(0, order, is_low).view(x.shape)
+
+
+def _by_selection(x: Tensor, count: int) -> Tensor:
+    """The same, many times faster: nothing is sorted."""
+    magnitudes = x.abs().reshape(-1)
+    if count == 0 or not magnitudes.numel():
+        return torch.zeros(x.shape, dtype=torch.bool, device=x.device)
+    threshold = magnitudes.kthvalue(count).values
+    has_nan, is_nan = threshold.isnan(), magnitudes.isnan()
+    below = torch.where(has_nan, ~is_nan, magnitudes < threshold)
+    tied = torch.where(has_nan, is_nan, magnitudes == threshold)
+    missing = count - torch.count_nonzero(below)
+    return (below | (tied & (tied.cumsum(0) <= missing))).view(x.shape)
+
+
+def _select(x: Tensor, count: int, out: Tensor | None) -> Tensor | None:
+    """The same in C++, and what is left of `x` written to `out`; None where that cannot be.
+
+    Args:
+        x: on the CPU.
+        count: see `lowest_magnitudes`.
+        out: float32 and contiguous, as `x` is then; or None.
+    """
+    if x.dtype not in TYPES or count == 0 or not x.numel():
+        return None
+    loops = library().library if is_ready() or x.numel() >= WORTH_COMPILING else None
+    if loops is None:
+        return None
+    values = x.float().contiguous()
+    marks = torch.empty(x.shape, dtype=torch.bool, device="cpu")
+    sizes = c_int64(x.numel()), c_int64(count), torch.get_num_threads()
+    has_infinite = loops.chop_lowest_magnitudes(*map(pointer, (values, marks, out)), *sizes)
+    return None if has_infinite else marks
+
+
+def _on_cpu(x: Tensor, count: int) -> Tensor:
+    marks = _select(x, count, None)
+    return _by_selection(x, count) if marks is None else marks
+
+
+def drop(x: Tensor, marks: Tensor) -> Tensor:
+    """`x` with zeros where `marks` is True, which stop gradients too."""
+    is_direct = x.device.type == "cpu" and not is_followed(x)
+    return clip_gradient(x, marks) if is_direct else torch.ops.chop.clip_gradient(x, marks)
+
+
+def drop_lowest(x: Tensor, count: int) -> Tensor:
+    """`x` with zeros for the `count` elements of lowest magnitude, which stop gradients too.
+
+    Past PyTorch's dispatcher where nobody would notice, as `fake_quantize_directly`.
+    """
+    is_direct = x.device.type == "cpu" and x.dtype == torch.float32 and not is_followed(x)
+    if is_direct and x.is_contiguous():
+        out = torch.empty_like(x)
+        if _select(x, count, out) is not None:
+            return out
+    return drop(x, torch.ops.chop.lowest_magnitudes(x.detach(), count))
+
+
+OPERATORS.impl("lowest_magnitudes", _by_selection, "CompositeExplicitAutograd")
+OPERATORS.impl("lowest_magnitudes", _on_cpu, "CPU")
+
+
+@torch.library.register_fake("chop::lowest_magnitudes", lib=OPERATORS)
+def _(x: Tensor, count: int) -> Tensor:
+    return torch.empty(x.shape, dtype=torch.bool, device=x.device)
