@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from chop.errors import GraphError, did_you_mean
 from chop.ir.capture.captured import CapturedModule
 from chop.ir.capture.isolation import untouched
 from chop.ir.capture.module_tree import member_at
-from chop.ir.capture.specs import TensorSpec
+from chop.ir.capture.specs import FieldsSpec, TensorSpec
 
 
 def propagate(
@@ -71,6 +72,8 @@ def example_inputs(model: CapturedModule) -> dict[str, Any]:
     def draw(spec: Any) -> Any:
         if isinstance(spec, TensorSpec):
             return spec.dummy(generator).to(parameter.device)
+        if isinstance(spec, FieldsSpec):
+            return SimpleNamespace(**{name: draw(item) for name, item in spec.fields.items()})
         if isinstance(spec, Mapping):
             return {key: draw(item) for key, item in spec.items()}
         if isinstance(spec, tuple | list):

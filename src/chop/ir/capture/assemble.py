@@ -18,7 +18,8 @@ from chop.ir.capture.ladder import Free, Ladder, Recording, alike, hides_nothing
 from chop.ir.capture.leaves import GRADIENT_HOOKS
 from chop.ir.capture.module_tree import add_extras, mirror, qualified_class
 from chop.ir.capture.recorder import Recorder
-from chop.ir.capture.specs import LeafReport, TensorSpec
+from chop.ir.capture.specs import FieldsSpec, LeafReport, TensorSpec
+from chop.ir.capture.structure import has_fields, parts_of
 
 
 def assemble(ladder: Ladder, recording: Recording) -> CapturedModule:
@@ -91,11 +92,15 @@ def _describe_nodes(graph: fx.Graph, recorder: Recorder) -> None:
 def _specs(value: Any) -> Any:
     if isinstance(value, Tensor):
         return TensorSpec.of(value)
+    parts = parts_of(value)
+    if parts is None:
+        return value
+    specs = {key: _specs(part) for key, part in parts.items()}
+    if has_fields(value):
+        return FieldsSpec(qualified_class(value), specs)
     if isinstance(value, Mapping):
-        return {key: _specs(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(_specs(item) for item in value)
-    return value
+        return specs
+    return list(specs.values()) if isinstance(value, list) else tuple(specs.values())
 
 
 def _reports(ladder: Ladder, recorder: Recorder) -> list[LeafReport]:

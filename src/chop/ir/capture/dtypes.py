@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
+
+from chop.ir.capture.structure import map_leaves
 
 # Models treat half precision specially; not every operator has it.
 _PROBES = (torch.bfloat16, torch.float64, torch.float32)
@@ -82,7 +84,7 @@ class Probe:
             floats = isinstance(value, Tensor) and value.is_floating_point()
             return value.to(self.dtype) if floats else value
 
-        return tree_map(cast, dict(example))
+        return {name: map_leaves(cast, value) for name, value in example.items()}
 
     @contextlib.contextmanager
     def stand_ins(

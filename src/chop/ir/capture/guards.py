@@ -158,10 +158,14 @@ def _one_of(known: Mapping[str, Any], node: ast.AST) -> str:
 
 
 def _is_input(node: ast.AST) -> bool:
-    """An input, or an entry of one: `x`, `batch['mask']`, `pair[1]`."""
-    while isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-        node = node.value
-    return isinstance(node, ast.Name)
+    """An input, or a part of one: `x`, `batch['mask']`, `pair[1]`, `point.x`."""
+    while not isinstance(node, ast.Name):
+        entry = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
+        field = isinstance(node, ast.Attribute) and not node.attr.startswith("_")
+        if not (entry or field):
+            return False
+        node = node.value  # type: ignore[attr-defined]
+    return True
 
 
 def compile_guard(guard: ShapeGuard) -> CodeType:

@@ -30,6 +30,7 @@ from chop.ir.capture.runtime import (
     leave_autocast,
 )
 from chop.ir.capture.source import current_line, definition_line, failing_line
+from chop.ir.capture.structure import part_name, parts_of, reader_of, rebuilt
 from chop.ir.capture.symbols import FakeTensor, Sizes, constant_of, is_symbolic, outside_fake_mode
 from chop.ir.capture.targets import SET_GRAD_ENABLED, changes_its_input, spell
 
@@ -116,20 +117,14 @@ class Recorder(TorchFunctionMode):
             self._arguments.follow_device(value.device, node)
             self._bind(fake, node)
             return fake
-        if isinstance(value, Mapping):
-            return {
-                key: self._fake_input(f"{name}[{key!r}]", item, self._item(node, key), free)
-                for key, item in value.items()
-            }
-        if isinstance(value, list | tuple):
-            return type(value)(
-                self._fake_input(f"{name}[{index}]", item, self._item(node, index), free)
-                for index, item in enumerate(value)
-            )
-        return value
-
-    def _item(self, node: fx.Node, key: Any) -> fx.Node:
-        return self.graph.call_function(operator.getitem, (node, key))
+        parts = parts_of(value)
+        if parts is None:
+            return value
+        fakes = {}
+        for key, part in parts.items():
+            reader = self.graph.call_function(reader_of(value), (node, key))
+            fakes[key] = self._fake_input(part_name(value, name, key), part, reader, free)
+        return rebuilt(value, fakes)
 
     def run(self, model: nn.Module, arguments: Mapping[str, Any]) -> None:
         """Runs the model on fake arguments and closes the graph with its result.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,6 +25,27 @@ def set_item(tensor: Tensor, index: Any, value: Any) -> Tensor:
     """
     tensor[index] = value
     return tensor
+
+
+def field_of(value: Any, name: str) -> Any:
+    """A field of a dataclass that is an input, or of a namespace in its place.
+
+    Not `getattr`: a file names the field, and no method or property may be read by it.
+
+    Raises:
+        GuardError: there is no such field.
+
+    >>> field_of(SimpleNamespace(scale=2.0), "scale")
+    2.0
+    """
+    if isinstance(value, SimpleNamespace):
+        names = set(vars(value))
+    else:
+        is_object = dataclasses.is_dataclass(value)
+        names = {field.name for field in dataclasses.fields(value)} if is_object else set()
+    if name not in names:
+        raise GuardError(f"expected an input with the field '{name}', got {value!r}")
+    return getattr(value, name)
 
 
 def expect(value: Any, reading: str, expected: Any, where: str) -> None:

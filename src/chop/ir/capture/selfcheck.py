@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from chop.errors import CaptureError, GuardError
 from chop.ir.capture.captured import CapturedModule
 from chop.ir.capture.isolation import untouched
 from chop.ir.capture.leaves import tensors_in
 from chop.ir.capture.runtime import enter_autocast
+from chop.ir.capture.structure import map_leaves
 
 MOST_PARAMETERS = 1_000_000_000
 """Larger models are not run: a forward pass would cost more than the capture."""
@@ -98,11 +98,15 @@ def _compare(
     return f"on the example inputs its outputs differ from the model's by up to {worst:.2g}"
 
 
+def _own(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
 def _outputs(model: nn.Module, arguments: Mapping[str, Any]) -> list[Tensor]:
     model.eval()
     torch.manual_seed(0)
     # The model may write into its inputs, and they are for two runs.
-    own = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, dict(arguments))
+    own = {name: map_leaves(_own, value) for name, value in arguments.items()}
     return tensors_in(model(**own))
 
 

@@ -54,6 +54,19 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class FieldsSpec:
+    """What a dataclass that is an input looks like.
+
+    Args:
+        class_name: its class.
+        fields: a description per field.
+    """
+
+    class_name: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class LeafReport:
     """Why a submodule was made a leaf by the capture itself.
 
@@ -78,6 +91,9 @@ def check_form(name: str, spec: Any, value: Any) -> None:
         rank = len(spec.shape)
         same = isinstance(value, Tensor) and value.dim() == rank
         expected = f"a tensor with {rank} dimensions"
+    elif isinstance(spec, FieldsSpec):
+        same = all(hasattr(value, field) for field in spec.fields)
+        expected = f"a {spec.class_name}"
     elif isinstance(spec, Mapping):
         same = isinstance(value, Mapping) and value.keys() == spec.keys()
         expected = f"the keys {', '.join(map(str, spec))}"
@@ -92,18 +108,31 @@ def check_form(name: str, spec: Any, value: Any) -> None:
             f"captured for {name} as {expected}, got {came}; capture the model again with such "
             "an example"
         )
-    if isinstance(spec, Mapping | tuple | list):
+    if isinstance(spec, FieldsSpec):
+        for field, inner in spec.fields.items():
+            check_form(f"{name}.{field}", inner, getattr(value, field))
+    elif isinstance(spec, Mapping | tuple | list):
         for key in spec if isinstance(spec, Mapping) else range(len(spec)):
             check_form(f"{name}[{key!r}]", spec[key], value[key])
 
 
 def cast_floats(spec: Any, cast: Callable[[torch.dtype], torch.dtype]) -> Any:
     """The description of an input after a change of dtype, which leaves integers alone."""
-    if isinstance(spec, TensorSpec):
-        floats = spec.dtype.is_floating_point
-        return dataclasses.replace(spec, dtype=cast(spec.dtype)) if floats else spec
+
+    def of_tensor(tensor: Any) -> Any:
+        floats = isinstance(tensor, TensorSpec) and tensor.dtype.is_floating_point
+        return dataclasses.replace(tensor, dtype=cast(tensor.dtype)) if floats else tensor
+
+    return map_specs(of_tensor, spec)
+
+
+def map_specs(function: Callable[[Any], Any], spec: Any) -> Any:
+    """A nested description with a function applied to what describes single values."""
+    if isinstance(spec, FieldsSpec):
+        fields = {name: map_specs(function, item) for name, item in spec.fields.items()}
+        return FieldsSpec(spec.class_name, fields)
     if isinstance(spec, Mapping):
-        return {key: cast_floats(item, cast) for key, item in spec.items()}
+        return {key: map_specs(function, item) for key, item in spec.items()}
     if isinstance(spec, tuple | list):
-        return type(spec)(cast_floats(item, cast) for item in spec)
-    return spec
+        return type(spec)(map_specs(function, item) for item in spec)
+    return function(spec)

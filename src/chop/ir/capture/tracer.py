@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from chop.errors import CaptureError, ConfigError, did_you_mean
 from chop.ir.capture.captured import CapturedModule
@@ -20,6 +19,7 @@ from chop.ir.capture.inputs import dummy_inputs, is_guessed
 from chop.ir.capture.leaves import LeafRule
 from chop.ir.capture.module_tree import check_names
 from chop.ir.capture.prepare import settled
+from chop.ir.capture.structure import map_leaves
 
 
 class CaptureWarning(UserWarning):
@@ -86,7 +86,7 @@ def _own(inputs: dict[str, Any]) -> dict[str, Any]:
             return value
         return value.detach().clone().requires_grad_(value.requires_grad)
 
-    return tree_map(copy, inputs)
+    return {name: map_leaves(copy, value) for name, value in inputs.items()}
 
 
 def _choose_inputs(

@@ -34,6 +34,7 @@ from chop.ir.capture.runtime import (
     enter_autocast,
     expect,
     expect_autocast,
+    field_of,
     leave_autocast,
     set_item,
 )
@@ -258,7 +259,7 @@ def _functions() -> dict[str, Callable[..., Any]]:
         "torch:_assert": torch._assert,
         "torch:_is_all_true": torch._is_all_true,
     }
-    helpers = (set_item, expect, expect_autocast, enter_autocast, leave_autocast)
+    helpers = (set_item, field_of, expect, expect_autocast, enter_autocast, leave_autocast)
     table |= {reference_of(helper): helper for helper in helpers}
     homes = (torch, F, torch.linalg, torch.fft, torch.special, torch._C._nn)
     for home in homes:

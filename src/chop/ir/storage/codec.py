@@ -21,7 +21,7 @@ from chop.errors import CheckpointError
 from chop.formats import OPERANDS, NumberFormat, QuantSpec, from_key, parse_format
 from chop.ir.capture.guards import ShapeGuard
 from chop.ir.capture.node_list import NodeRef
-from chop.ir.capture.specs import LeafReport, TensorSpec
+from chop.ir.capture.specs import FieldsSpec, LeafReport, TensorSpec
 from chop.ir.capture.targets import function_reference
 from chop.ir.metadata import CommonMetadata, MaseMetadata, OpenRecord, Record, TensorInfo
 from chop.ir.storage.allowed import AllowList
@@ -36,7 +36,7 @@ def _by_tag(*kinds: type) -> dict[str, Any]:
 
 SEQUENCES = _by_tag(tuple, torch.Size, set, frozenset)
 TORCH_CONSTANTS = _by_tag(torch.dtype, torch.layout, torch.memory_format)
-FIELDS = _by_tag(TensorSpec, ShapeGuard, LeafReport)
+FIELDS = _by_tag(TensorSpec, FieldsSpec, ShapeGuard, LeafReport)
 NO_DEFAULT = object()
 METADATA: Mapping[str, type[Record]] = _by_tag(TensorInfo, CommonMetadata, OpenRecord, MaseMetadata)
 
