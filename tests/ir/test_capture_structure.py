@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 from chop import MaseGraph, passes
-from chop.errors import CaptureError, GuardError
+from chop.errors import CaptureError, CheckpointError, GuardError
 from chop.ir.capture.tracer import capture
 
 
@@ -115,3 +115,23 @@ def test_packed_sequences_are_refused_by_name() -> None:
 
     with pytest.raises(CaptureError, match="got a PackedSequence; pass the padded tensor and"):
         capture(Packed(), {"p": pack_sequence([torch.ones(3, 4), torch.ones(2, 4)])})
+
+
+def test_sparse_buffers_are_captured() -> None:
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("adjacency", torch.eye(4).to_sparse())
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sparse.mm(self.adjacency, self.layer(x).to(torch.float32))
+
+    model, x = Graph().eval(), torch.randn(4, 4)
+    with pytest.warns(UserWarning, match="an operator has no rule for the shapes"):
+        captured = capture(model, {"x": x})
+    assert torch.equal(captured(x), model(x))
+    assert torch.equal(copy.deepcopy(captured)(x), model(x))
+    assert captured.adjacency.is_sparse and captured.adjacency is model.adjacency
+    with pytest.raises(CheckpointError, match="tensor 'adjacency' cannot be exported"):
+        MaseGraph(captured).export("nowhere")

@@ -101,13 +101,19 @@ class Probe:
             for module in model.modules():
                 for members in (module._parameters, module._buffers):
                     for name, tensor in members.items():
-                        if tensor is None or not tensor.is_floating_point():
+                        if not _is_plain_float(tensor):
                             continue
+                        assert tensor is not None
                         changes.callback(members.__setitem__, name, tensor)  # type: ignore[arg-type]
                         if id(tensor) not in made:
                             made[id(tensor)] = make(tensor, self.dtype)
                         members[name] = made[id(tensor)]  # type: ignore[assignment]
             yield
+
+
+def _is_plain_float(tensor: Tensor | None) -> bool:
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided  # type: ignore[union-attr]
+    return plain and tensor.is_floating_point()  # type: ignore[union-attr]
 
 
 def float_dtypes(model: nn.Module) -> frozenset[torch.dtype]:

@@ -57,7 +57,7 @@ def patched_calls(
 def untouched(model: nn.Module) -> Iterator[None]:
     """Puts back what running a model may change: attributes, buffers, modes and random states."""
     attributes = [(module, _snapshot(module)) for module in model.modules()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    buffers = [(x, x.detach().clone(), x._version) for x in model.buffers()]
     draws = random.getstate()
     numpy_draws = np.random.get_state()
     with torch.random.fork_rng():
@@ -69,10 +69,17 @@ def untouched(model: nn.Module) -> Iterator[None]:
             for module, snapshot in attributes:
                 _restore(module, snapshot)
             with torch.no_grad():
-                for buffer, value in buffers:
+                for buffer, value, version in buffers:
                     # A meta buffer has no data to compare or to put back.
-                    if not buffer.is_meta and not torch.equal(buffer, value):
+                    if not buffer.is_meta and not _is_same(buffer, value, version):
                         buffer.copy_(value)
+
+
+def _is_same(buffer: torch.Tensor, value: torch.Tensor, version: int) -> bool:
+    if buffer.layout is not torch.strided:
+        # torch compares dense tensors only.
+        return buffer._version == version
+    return torch.equal(buffer, value)
 
 
 def _snapshot(module: nn.Module) -> dict[str, tuple[Any, Any]]:
