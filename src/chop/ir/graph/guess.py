@@ -125,8 +125,13 @@ class Guess:
 
 
 def misfit(model: CapturedModule, given: Mapping[str, Any]) -> str | None:
-    """Why a graph does not hold for an example: its form or its sizes; None if it does."""
+    """Why a graph does not hold for an example: its form or its sizes; None if it does.
+
+    Inputs that are missing or not known are left to `bind_inputs`, which names them.
+    """
     known = {name: given[name] for name in model.record.example_inputs if name in given}
+    if len(known) < len(model.record.example_inputs):
+        return None
     try:
         model.check_inputs(known)
     except GuardError as error:
