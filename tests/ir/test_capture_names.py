@@ -123,3 +123,24 @@ def test_constants_of_a_captured_graph_do_not_take_each_others_names() -> None:
     assert torch.equal(captured(x), model(x))
     assert isinstance(captured, CapturedModule)
     assert captured.state_dict().keys() == model.state_dict().keys()
+
+
+def test_modules_that_the_graph_adds_do_not_take_the_place_of_the_models_own() -> None:
+    class Switching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.functional_dropout_0 = nn.Linear(4, 4)
+            self.by_mode_0 = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = nn.functional.dropout(self.functional_dropout_0(x), 0.5, self.training)
+            return self.by_mode_0(x) * (2.0 if self.training else 1.0)
+
+    model, x = Switching().eval(), torch.randn(3, 4)
+    captured = capture(model, {"x": x})
+    for train in (False, True):
+        torch.manual_seed(0)
+        expected = model.train(train)(x)
+        torch.manual_seed(0)
+        assert torch.equal(captured.train(train)(x), expected)
+    assert captured.state_dict().keys() == model.state_dict().keys()

@@ -52,6 +52,6 @@ def refusal_to_drop(
         else f"fix it at capture with cf_args={{'{name}': {value!r}}}"
     )
     return (
-        f"captured without {name}, got {name}={came}, which would change the result and not the "
-        f"graph's; {way_out} in MaseGraph, or leave it out"
+        f"captured without {name}, got {name}={came}: the model would use it, and the graph does "
+        f"not have it; {way_out} in MaseGraph, or leave it out"
     )

@@ -20,6 +20,7 @@ from chop.ir.capture.dtypes import Probe, UnclearError, float_dtypes, may_follow
 from chop.ir.capture.isolation import patched_calls, untouched
 from chop.ir.capture.leaves import GRADIENT_HOOKS, LeafRule, Seen, has_gradient_hooks
 from chop.ir.capture.modes import ModesDifferError, merge_modes
+from chop.ir.capture.module_tree import member_paths
 from chop.ir.capture.observe import observe_calls, observe_decisions
 from chop.ir.capture.prepare import autocast_regions, broadcast_masks
 from chop.ir.capture.recorder import Recorder
@@ -145,11 +146,11 @@ class Ladder:
         """
         if not may_follow(recorder.graph, float_dtypes(self.model)):
             in_train = self._record_one(training=True)
-            return in_train, merge_modes(recorder.graph, in_train.graph)
+            return in_train, self._merged(recorder, in_train)
         for probe in self.probes:
             try:
                 in_train = self._record_one(training=True, probe=probe)
-                merged = merge_modes(recorder.graph, in_train.graph, probe, recorder.values)
+                merged = self._merged(recorder, in_train, probe)
                 return in_train, merged
             except ModesDifferError as error:
                 blocked = [Blocked(path, error.where, error) for path in error.paths]
@@ -159,9 +160,15 @@ class Ladder:
             except (_StoppedError, UnclearError):
                 continue
         in_train = self._record_one(training=True)
-        merged = merge_modes(recorder.graph, in_train.graph)
+        merged = self._merged(recorder, in_train)
         self.probes = []
         return in_train, merged
+
+    def _merged(
+        self, recorder: Recorder, in_train: Recorder, probe: Probe | None = None
+    ) -> dict[str, nn.Module]:
+        taken = member_paths(self.model)
+        return merge_modes(recorder.graph, in_train.graph, probe, recorder.values, taken)
 
     def _record_one(self, training: bool, probe: Probe | None = None) -> Recorder:
         """One run on fake tensors, after which the model is as before.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch.nn.functional as F
@@ -41,6 +41,28 @@ class _UnlikeError(Exception):
     """Two calls differ in more than constants."""
 
 
+class _Extras:
+    """The modules that a graph adds to its model, at paths that are free.
+
+    Args:
+        taken: the paths that are not.
+    """
+
+    def __init__(self, taken: Iterable[str]) -> None:
+        self.modules: dict[str, nn.Module] = {}
+        self._taken = set(taken)
+
+    def add(self, owner: str, name: str, module: nn.Module) -> str:
+        """Puts a module below another one and returns its path."""
+        prefix = f"{owner}." if owner else ""
+        number = 0
+        while (path := f"{prefix}{name}_{number}") in self._taken:
+            number += 1
+        self._taken.add(path)
+        self.modules[path] = module
+        return path
+
+
 class ModesDifferError(Exception):
     """The two recordings have different nodes; `paths` are the modules that differ."""
 
@@ -60,6 +82,7 @@ def merge_modes(
     training: fx.Graph,
     probe: Probe | None = None,
     values: dict[fx.Node, Any] | None = None,
+    taken: Iterable[str] = (),
 ) -> dict[str, nn.Module]:
     """Makes the `eval()` graph follow `train()` and `eval()`.
 
@@ -74,13 +97,14 @@ def merge_modes(
             because of it are noted in the metadata of their nodes, and casts that only that
             recording has are added, where they change nothing in the model's own dtype.
         values: the values of nodes in the recording in `eval()`; those of added nodes are added.
+        taken: paths of the model's own members, which the new modules must not have.
     Returns: the new modules by path.
 
     Raises:
         ModesDifferError: the recordings do not have the same nodes in the same order.
         UnclearError: with `probe`, why a constant differs is unclear; the graph is unchanged.
     """
-    extras: dict[str, nn.Module] = {}
+    extras = _Extras(taken)
     aligned, casts = _align(graph, training, probe)
     if probe is not None:
         aligned = _without_dtypes(aligned, probe)
@@ -90,7 +114,7 @@ def merge_modes(
             _dropout_module(graph, node, twin, differences, extras)
         else:
             _switch_constants(graph, node, differences, extras)
-    return extras
+    return extras.modules
 
 
 def _without_dtypes(aligned: list[_Pair], probe: Probe) -> list[_Pair]:
@@ -173,7 +197,7 @@ def _dropout_module(
     node: fx.Node,
     twin: fx.Node,
     differences: list[_Difference],
-    extras: dict[str, nn.Module],
+    extras: _Extras,
 ) -> None:
     signature = inspect.signature(node.target)  # type: ignore[arg-type]
     in_eval = signature.bind(*node.args, **node.kwargs)
@@ -185,8 +209,7 @@ def _dropout_module(
         _switch_constants(graph, node, differences, extras)
         return
     module = _DROPOUTS[node.target](theirs["p"], theirs["inplace"])  # type: ignore[index]
-    path = _free_path(owner_of(node), "functional_dropout", extras)
-    extras[path] = module
+    path = extras.add(owner_of(node), "functional_dropout", module)
     with graph.inserting_before(node):
         call = graph.call_module(path, (ours["input"],))
     call.meta.update(node.meta)
@@ -198,11 +221,10 @@ def _switch_constants(
     graph: fx.Graph,
     node: fx.Node,
     differences: list[_Difference],
-    extras: dict[str, nn.Module],
+    extras: _Extras,
 ) -> None:
     for place, when_eval, when_training in differences:
-        path = _free_path(owner_of(node), "by_mode", extras)
-        extras[path] = ByMode(when_training, when_eval)
+        path = extras.add(owner_of(node), "by_mode", ByMode(when_training, when_eval))
         with graph.inserting_before(node):
             switch = graph.call_module(path)
         switch.meta.update(node.meta)
@@ -265,11 +287,3 @@ def _parts(value: Any) -> dict[Any, Any] | None:
 def _same_constant(ours: Any, theirs: Any) -> bool:
     both_nan = ours != ours and theirs != theirs
     return type(ours) is type(theirs) and (both_nan or bool(ours == theirs))
-
-
-def _free_path(owner: str, name: str, taken: Mapping[str, Any]) -> str:
-    prefix = f"{owner}." if owner else ""
-    number = 0
-    while f"{prefix}{name}_{number}" in taken:
-        number += 1
-    return f"{prefix}{name}_{number}"

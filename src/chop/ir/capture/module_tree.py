@@ -117,6 +117,16 @@ def member_at(module: nn.Module, path: str) -> Tensor | nn.Module | None:
     return found
 
 
+def member_paths(model: nn.Module) -> set[str]:
+    """The paths of all parameters, buffers and submodules."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for members in (module._parameters, module._buffers, module._modules)
+        for name in members
+    }
+
+
 def add_extras(
     root: nn.Module, modules: Mapping[str, nn.Module], constants: Mapping[str, Tensor]
 ) -> None:
