@@ -27,7 +27,7 @@ def subject(monkeypatch):
     data = load_dataset("digits", limit=120)
     rows = read_rows(data["train"]), read_rows(data["test"])
     found = Subject(load_model("vit"), "vit", "digits", *rows, torch.device("cpu"), 1, 1e-3)
-    monkeypatch.setattr("chop.actions.search.nas.load_subject", lambda config: found)
+    monkeypatch.setattr("chop.actions.subject.load_subject", lambda config: found)
     return found
 
 

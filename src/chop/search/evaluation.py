@@ -5,6 +5,7 @@ Shapes: N rows, B rows of a batch, C classes.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chop.errors import ConfigError
-from chop.train.calling import LABELS, input_columns, loss_and_logits
+from chop.train.calling import LABELS, fed_columns, read_output
 from chop.train.rows import Rows, padding_token, read_rows
+from chop.train.tasks import Task, find_task
 
 BATCH_SIZE = 64
 """Rows of a batch; of texts, the most."""
@@ -30,12 +32,18 @@ class Scores:
     """What a model is worth on the rows.
 
     Attributes:
-        accuracy: share of rows answered right.
-        loss: mean cross entropy with the labels, in nats; infinite where an answer is no number.
+        value: the task's metric: of classes the accuracy. Where it is no number, the worst.
+        loss: the task's mean loss, of classes the cross entropy in nats; infinite where an answer
+            is no number.
     """
 
-    accuracy: float
+    value: float
     loss: float
+
+    @property
+    def accuracy(self) -> float:
+        """`value`, of a classifier."""
+        return self.value
 
 
 class Evaluator:
@@ -45,36 +53,56 @@ class Evaluator:
     The model runs in evaluation mode under `torch.inference_mode`.
 
     Args:
-        model: a classifier, see `chop.train.calling`.
+        model: see `chop.train.calling`.
         rows: with labels, texts tokenised; what `chop.train.read_rows` takes.
         batch_size: rows of a step; None takes what is fast: `BATCH_SIZE`, of long texts fewer.
+        task: what the model is asked to do: a name of `chop.train.TASKS` or a `Task`; None takes
+            what the labels are.
     Raises:
         ConfigError: no input of the model can be fed, no rows, or a batch size below 1.
 
     Attributes:
-        labels: int64 (N,), in the order of the batches, which is that of `logits`.
+        task: what the model is asked to do.
+        labels: int64 (N,), in the order of the batches, which is that of `logits`; of tokens,
+            those that count, once the model has run.
     """
 
-    def __init__(self, model: nn.Module, rows: Any, *, batch_size: int | None = None) -> None:
-        table = read_rows(rows)
+    def __init__(
+        self,
+        model: nn.Module,
+        rows: Any,
+        *,
+        batch_size: int | None = None,
+        task: str | Task | None = None,
+    ) -> None:
+        asked = None if task is None else find_task(task)
+        table = read_rows(rows, asked)
+        self.task = asked or table.task
         batch_size = _usual_size(table) if batch_size is None else batch_size
         if batch_size < 1:
             raise ConfigError(f"batch_size: expected at least 1, got {batch_size}.")
-        columns = input_columns(model, [*table.columns, LABELS])
+        columns = fed_columns(model, table.columns, self.task)
         device = next(model.parameters(), torch.empty(0)).device
         self.model = model
         self.batches: list[tuple[dict[str, Tensor], Tensor]] = []
         for batch in table.batches(batch_size, pad_id=padding_token(model)):
             fed = {name: batch[column].to(device) for name, column in columns.items()}
             self.batches.append((fed, batch[LABELS].to(device)))
-        self.labels = torch.cat([labels for _, labels in self.batches])
+        self._rows = len(table)
+        is_one_each = self.batches[0][1].dim() == 1
+        self._compared = {i: y for i, (_, y) in enumerate(self.batches) if is_one_each}
+
+    @property
+    def labels(self) -> Tensor:
+        """What answers are compared with; see the class."""
+        return torch.cat(list(self._compared.values()))
 
     def __len__(self) -> int:
         """The number of rows."""
-        return len(self.labels)
+        return self._rows
 
     def logits(self, on_batch: Callable[[list[Tensor]], None] | None = None) -> Tensor:
-        """The model's answers, (N, C) in the dtype of the model.
+        """The model's answers, (N, C) in the dtype of the model; of numbers, as the labels are.
 
         Args:
             on_batch: called after each batch with the answers of every batch so far; what it
@@ -82,22 +110,24 @@ class Evaluator:
         """
         answers: list[Tensor] = []
         with torch.inference_mode(), evaluating(self.model):
-            for inputs, labels in self.batches:
-                _, logits_BC = loss_and_logits(self.model(**inputs), labels)
-                answers.append(logits_BC)
+            for i, (inputs, labels) in enumerate(self.batches):
+                _, logits = read_output(self.model(**inputs))
+                compared, self._compared[i] = self.task.compare(logits, labels)
+                answers.append(compared)
                 if on_batch is not None:
                     on_batch(answers)
         return torch.cat(answers)
 
     def scores(self, logits_NC: Tensor) -> Scores:  # noqa: N803 (shape suffix)
-        """Accuracy and loss of answers in the order of `logits`; of the first rows, if fewer."""
-        labels = self.labels[: len(logits_NC)]
-        right = (logits_NC.argmax(-1) == labels).double().mean().item()
-        loss = F.cross_entropy(logits_NC.float(), labels).item()
-        return Scores(right, loss if loss == loss else float("inf"))
+        """Metric and loss of answers in the order of `logits`; of the first rows, if fewer."""
+        labels, metric = self.labels[: len(logits_NC)], self.task.metric
+        value = metric.score(metric.predict(logits_NC, labels), labels)
+        loss = float(self.task.loss(logits_NC.float(), labels))
+        worst = -math.inf if metric.higher_is_better else math.inf
+        return Scores(value if value == value else worst, loss if loss == loss else math.inf)
 
     def __call__(self) -> Scores:
-        """Accuracy and loss of the model as it is now."""
+        """Metric and loss of the model as it is now."""
         return self.scores(self.logits())
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,15 +25,19 @@ from chop.search.layers import FLOAT, Formats, Layers
 from chop.search.measure import Goal, Report
 from chop.search.options import Ranges, Rule, format_options
 from chop.search.space import Choice, Config, SearchSpace
-from chop.train import calibration_batches, read_rows
+from chop.train import Task, calibration_batches, find_task, read_rows
 
 Cost = Callable[[MaseGraph], float]
 """A number of a quantised graph: its latency, what it takes on a chip ..."""
 
 PER = ("layer", "operand")
 OPERANDS = ("data_in", "weight", "bias")
-Score = Literal["accuracy", "loss", "kl"]
-SCORES: tuple[Score, ...] = get_args(Score)
+Score = str
+"""The name of the task's metric, "loss" or "kl"."""
+METRIC = "metric"
+"""Stands for the name of the task's metric."""
+SCORES = ("loss", "kl")
+"""What is measured beside the task's metric; kl of classes alone."""
 MEMORY_BYTES = 2**31
 """What rounded weights that are kept may take."""
 REPORTS = 4
@@ -64,9 +68,11 @@ class PrecisionProblem:
         rule: how scales are derived.
         calibration_rows: how many of `train`.
         batch_size: rows of a step; None takes what is fast.
-        goal: the score that is reported during a trial, for pruners; None reports nothing.
+        goal: the score that is reported during a trial, for pruners: "metric" for the task's,
+            "loss" or "kl"; None reports nothing.
         plugs: functions of the quantised graph, by the name of the number that they give. They
             run in every trial, on a copy.
+        task: what the model is asked to do; None takes what the labels are.
     Raises:
         ConfigError: an unknown name or field, or nothing to choose.
 
@@ -91,24 +97,35 @@ class PrecisionProblem:
         rule: Rule = "mse",
         calibration_rows: int = 256,
         batch_size: int | None = None,
-        goal: Score | None = "accuracy",
+        goal: Score | None = METRIC,
         plugs: Mapping[str, Cost] | None = None,
+        task: str | Task | None = None,
     ) -> None:
-        _check_words(operands, per, goal)
+        _check_words(operands, per)
         self.options = format_options(formats, ranges, rule)
-        table = read_rows(train["train"] if isinstance(train, dict) else train)
+        asked = None if task is None else find_task(task)
+        table = read_rows(train["train"] if isinstance(train, dict) else train, asked)
         batches = calibration_batches(mg.model, table, rows=calibration_rows)
         self.layers = Layers(mg, batches, operators, rule)
         self.costs = Costs(self.layers)
         self.bias = parse_spelling(bias) if isinstance(bias, str) else bias
-        self.goal, self.plugs = goal, dict(plugs or {})
+        self.plugs = dict(plugs or {})
         self._targets = self._find_targets(operands, per)
         self._fixed = self._find_fixed()
         self.space = SearchSpace(tuple(self._choice(name) for name in self._targets))
         self._keep_weights()
-        self.evaluator = Evaluator(self.layers.mg.model, rows, batch_size=batch_size)
+        self.evaluator = Evaluator(self.layers.mg.model, rows, batch_size=batch_size, task=task)
+        self.goal = self.scores[0] if goal == METRIC else goal
+        if self.goal is not None and self.goal not in self.scores:
+            raise ConfigError(f"goal: got '{goal}': {did_you_mean(goal, self.scores)}")
         self.layers.switch({})
         self.reference = self.evaluator.logits()
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """What is measured of answers, by name."""
+        task = self.evaluator.task
+        return (task.metric.name, *SCORES) if task.is_categorical else (task.metric.name, "loss")
 
     def _find_targets(
         self, operands: Sequence[str], per: str
@@ -226,8 +243,9 @@ class PrecisionProblem:
     def measure(self, config: Config, report: Report) -> dict[str, float]:
         """What a configuration is worth and what it costs.
 
-        Returns: `accuracy`, `loss` (mean cross entropy, nats), `kl` (mean divergence from the
-            float model's answers, nats), what `chop.search.costs.Costs` gives, and each plug's
+        Returns: the task's metric by its name (`accuracy`), `loss` (of classes the mean cross
+            entropy, nats), of classes `kl` (mean divergence from the float model's answers,
+            nats), what `chop.search.costs.Costs` gives, and each plug's
             number.
         """
         formats = self.formats(config)
@@ -240,15 +258,17 @@ class PrecisionProblem:
     def score(
         self, formats: Mapping[str, Formats], report: Report | None = None
     ) -> dict[str, float]:
-        """Accuracy, loss and divergence of a model in these formats."""
+        """Metric, loss and divergence of a model in these formats."""
         self.layers.switch(formats)
         return self._scores(self.evaluator.logits(self._reporter(report)))
 
     def _scores(self, logits: Tensor) -> dict[str, float]:
         """Of the first rows, if there are fewer answers."""
-        found = self.evaluator.scores(logits)
-        divergence = kl_divergence(self.reference[: len(logits)], logits)
-        return {"accuracy": found.accuracy, "loss": found.loss, "kl": divergence}
+        found, task = self.evaluator.scores(logits), self.evaluator.task
+        told = {task.metric.name: found.value, "loss": found.loss}
+        if task.is_categorical:
+            told["kl"] = kl_divergence(self.reference[: len(logits)], logits)
+        return told
 
     def _reporter(self, report: Report | None) -> Callable[[list[Tensor]], None] | None:
         """Reports the score so far a few times; short trials have nothing to save."""
@@ -266,7 +286,7 @@ class PrecisionProblem:
 
     def check_goals(self, goals: Sequence[Goal]) -> None:
         """Raises ConfigError where a goal's number is not measured."""
-        known = (*SCORES, *COSTS, *self.plugs)
+        known = (*self.scores, *COSTS, *self.plugs)
         for goal in goals:
             if goal.name in known:
                 continue
@@ -278,10 +298,9 @@ class PrecisionProblem:
             raise ConfigError(f"goal '{goal.name}': {did_you_mean(goal.name, known)}")
 
 
-def _check_words(operands: Sequence[str], per: str, goal: str | None) -> None:
+def _check_words(operands: Sequence[str], per: str) -> None:
     for operand in operands:
         if operand not in OPERANDS:
             raise ConfigError(f"operands: unknown '{operand}': {did_you_mean(operand, OPERANDS)}")
-    for where, word, words in (("per", per, PER), ("goal", goal, SCORES)):
-        if word is not None and word not in words:
-            raise ConfigError(f"{where}: got '{word}': {did_you_mean(word, words)}")
+    if per not in PER:
+        raise ConfigError(f"per: got '{per}': {did_you_mean(per, PER)}")

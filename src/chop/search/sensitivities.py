@@ -5,6 +5,7 @@ Each number is about one layer in one format while everything else is float.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -20,7 +21,7 @@ from chop.ir.graph import MaseGraph
 from chop.search.evaluation import Evaluator, evaluating, kl_divergence
 from chop.search.precision import PrecisionProblem
 from chop.train import read_rows
-from chop.train.calling import loss_and_logits
+from chop.train.calling import read_output
 
 METRICS = ("kl", "mse", "weight_error", "fisher", "hessian", "activation_variance")
 """See `Sensitivity`."""
@@ -34,9 +35,9 @@ GRADIENT_BATCH = 32
 class Sensitivity:
     """Measures a problem's choices one by one. W is a layer's weight, Q(W) the rounded one.
 
-    `kl`: mean over the rows of KL(float answer || answer), in nats. `mse`: mean squared change of
-    a logit. Both see whatever the choice rounds; the others see weights only, and are NaN for a
-    choice of inputs:
+    `kl`: mean over the rows of KL(float answer || answer), in nats, NaN where answers are no
+    classes. `mse`: mean squared change of a logit. Both see whatever the choice rounds; the others
+    see weights only, and are NaN for a choice of inputs:
 
     `weight_error`: |Q(W) - W|^2 / |W|^2. `fisher`: 1/2 sum_i F_ii (Q(W) - W)_i^2, the increase of
     the loss in nats that the diagonal of the empirical Fisher information predicts; F_ii is the
@@ -77,7 +78,7 @@ class Sensitivity:
         self._gradient_rows = table.take(index)
 
     def measure(self, name: str, text: str) -> dict[str, float]:
-        """The metrics of one choice and option, and `accuracy`, where outputs are compared."""
+        """The metrics of one choice and option, and the task's, where outputs are compared."""
         layers = self.problem.layers
         layers.switch(self.problem.only(name, text))
         found: dict[str, float] = {}
@@ -85,15 +86,15 @@ class Sensitivity:
             found = self._of_outputs()
         found |= self._of_weights(name)
         layers.switch({})
-        kept = ("accuracy", *self.metrics)
+        kept = (self.problem.evaluator.task.metric.name, *self.metrics)
         return {metric: found[metric] for metric in kept if metric in found}
 
     def _of_outputs(self) -> dict[str, float]:
         evaluator, reference = self.problem.evaluator, self.problem.reference
         logits = evaluator.logits()
         return {
-            "accuracy": evaluator.scores(logits).accuracy,
-            "kl": kl_divergence(reference, logits),
+            evaluator.task.metric.name: evaluator.scores(logits).value,
+            "kl": kl_divergence(reference, logits) if evaluator.task.is_categorical else math.nan,
             "mse": F.mse_loss(logits.double(), reference.double()).item(),
         }
 
@@ -123,7 +124,8 @@ class Sensitivity:
 
     @cached_property
     def _batches(self) -> Evaluator:
-        return Evaluator(self.model, self._gradient_rows, batch_size=GRADIENT_BATCH)
+        task = self.problem.evaluator.task
+        return Evaluator(self.model, self._gradient_rows, batch_size=GRADIENT_BATCH, task=task)
 
     @cached_property
     def _fisher(self) -> dict[str, Tensor]:
@@ -160,8 +162,9 @@ class Sensitivity:
         return traces
 
     def _loss(self, inputs: dict[str, Tensor], labels: Tensor) -> Tensor:
-        _, logits = loss_and_logits(self.model(**inputs), labels)
-        return F.cross_entropy(logits, labels)
+        _, logits = read_output(self.model(**inputs))
+        task = self.problem.evaluator.task
+        return task.loss(*task.compare(logits, labels))
 
     @contextmanager
     def _differentiable(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ from chop.search.measure import Report
 from chop.search.space import Config
 from chop.train import Rows, evaluate, fit
 from chop.train import split_rows as split_rows
+from chop.train.tasks import CLASSIFICATION, Task
 
 TRAINING = {"epochs": 5, "lr": 3e-3, "batch_size": 64, "seed": 0}
 """How architectures are trained where nothing else is said: arguments of `chop.train.fit`."""
@@ -27,8 +28,8 @@ TRAINING = {"epochs": 5, "lr": 3e-3, "batch_size": 64, "seed": 0}
 class TrainedMeasure:
     """Trains what a configuration describes, and judges it on rows that it was not trained on.
 
-    A measure of `chop.search.Search`, which gives `accuracy` (0 to 1), `parameters` and
-    `size_bytes`. With a pruner, accuracy is reported after each epoch.
+    A measure of `chop.search.Search`, which gives the task's metric by its name (`accuracy`, 0 to
+    1), `parameters` and `size_bytes`. With a pruner, the metric is reported after each epoch.
 
     Attributes:
         build: configuration -> an untrained model, the same each time.
@@ -37,6 +38,7 @@ class TrainedMeasure:
         training: arguments of `chop.train.fit`; the seed is fixed unless it says otherwise.
         compression: what is done to the trained model before it is judged: see `Compression`.
         device: where to train; None leaves the model where it was built.
+        task: what the model is asked to do.
         last: the model that was measured last, for `save`.
     """
 
@@ -46,16 +48,20 @@ class TrainedMeasure:
     training: Mapping[str, Any] = field(default_factory=dict)
     compression: Compression = field(default_factory=Compression)
     device: torch.device | str | None = None
+    task: Task = CLASSIFICATION
     last: nn.Module | None = field(default=None, init=False, repr=False)
 
     def __call__(self, config: Config, report: Report) -> dict[str, float]:
         """Measures one configuration; what `report` raises passes through."""
         self.last = model = self.trained(config, report)
         return {
-            "accuracy": evaluate(model, self.validation, device=self.device),
+            self.task.metric.name: self._value(model),
             "parameters": float(sum(p.numel() for p in model.parameters())),
             "size_bytes": size_bytes(model),
         }
+
+    def _value(self, model: nn.Module) -> float:
+        return evaluate(model, self.validation, device=self.device, task=self.task)
 
     def save(self, config: Config, folder: Path) -> None:
         """Writes the model that was just measured, for `chop.search.Search(save=...)`.
@@ -70,14 +76,13 @@ class TrainedMeasure:
     def trained(self, config: Config, report: Report | None = None) -> nn.Module:
         """The trained, and perhaps compressed, model of a configuration."""
         model = self.build(config)
-        training = {**TRAINING, "device": self.device, **self.training}
+        training = {**TRAINING, "device": self.device, "task": self.task, **self.training}
         steps = math.ceil(len(self.train) / training["batch_size"])
 
         def after_each_epoch(step: int, of: int) -> None:
             # Called before a step: the first of an epoch sees what the one before has learnt.
             if report is not None and step > 1 and (step - 1) % steps == 0:
-                accuracy = evaluate(model, self.validation, device=self.device)
-                report((step - 1) // steps, accuracy)
+                report((step - 1) // steps, self._value(model))
 
         fit(model, self.train, **training, on_step=after_each_epoch)
         return self.compression.apply(model, self.train, training)

@@ -33,7 +33,7 @@ def subject():
 
 @pytest.fixture
 def no_training(monkeypatch):
-    monkeypatch.setattr(precision, "load_subject", lambda config: subject())
+    monkeypatch.setattr("chop.actions.subject.load_subject", lambda config: subject())
 
 
 def test_a_search_finds_formats_that_compress_builds(tmp_path, no_training):

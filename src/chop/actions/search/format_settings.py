@@ -14,7 +14,7 @@ from chop.actions.sweep.grid import spread, whole
 from chop.errors import ConfigError
 from chop.formats import parse_spelling
 from chop.search.options import Rule, fields_of, format_options
-from chop.search.precision import PrecisionProblem, Score
+from chop.search.precision import METRIC, PrecisionProblem, Score
 from chop.train import Rows
 
 FORMAT_RANGES: Mapping[str, tuple[float, float]] = {
@@ -73,7 +73,7 @@ class FormatSettings:
         return {**usual, **self.ranges}
 
     def problem(
-        self, subject: Subject, rows: Rows, goal: Score | None = "accuracy"
+        self, subject: Subject, rows: Rows, goal: Score | None = METRIC
     ) -> PrecisionProblem:
         """What these settings leave to choose for a subject, measured on `rows`."""
         return PrecisionProblem(
@@ -90,6 +90,7 @@ class FormatSettings:
             calibration_rows=self.calibration_rows,
             batch_size=self.eval_batch_size,
             goal=goal,
+            task=subject.task,
         )
 
     def told(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from chop.actions.search.figures import draw_search
 from chop.actions.search.job import Job, SearchConfig
-from chop.actions.subject import Subject, fingerprint_of_rows, load_subject
+from chop.actions.subject import Subject, fingerprint_of_rows, subject_for
 from chop.actions.sweep.record import write_table
 from chop.errors import ConfigError, did_you_mean
 from chop.files import write_text
@@ -135,7 +135,11 @@ def prepare(config: NasConfig, subject: Subject | None = None) -> Search:
         ConfigError: settings that do not fit the model.
         UnavailableError: the model or the data set is not there.
     """
-    subject = subject or load_subject(config)
+    subject = subject_for(config, subject)
+    if subject.task.metric.name != "accuracy":
+        raise ConfigError(
+            f"chop search nas judges classifiers by accuracy, not by {subject.task.metric.name}."
+        )
     found = architectures(config, subject)
     measure = _measure(config, found, subject)
     return Search(
@@ -177,7 +181,13 @@ def _measure(config: NasConfig, found: Architectures, subject: Subject) -> Train
     training |= {"batch_size": config.batch_size, "seed": config.seed}
     compression = config.how_compressed()
     return TrainedMeasure(
-        found.build, train, validation, training, compression, device=subject.device
+        found.build,
+        train,
+        validation,
+        training,
+        compression,
+        device=subject.device,
+        task=subject.task,
     )
 
 
@@ -208,7 +218,7 @@ def write(
     if result.best is None:
         Console().print("none keeps within the budgets; the nearest come first in the table")
         return
-    noted = _describe(config, search, result, result.best, subject or load_subject(config))
+    noted = _describe(config, search, result, result.best, subject_for(config, subject))
     write_text(config.out / "best.json", json.dumps(noted, indent=2) + "\n")
     about = f"{config.model}: architectures"
     draw_search(config, result, search.space, about, PERCENT)

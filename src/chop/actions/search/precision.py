@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from chop.actions.search.format_settings import FORMAT_RANGES, FormatSettings, s
 from chop.actions.search.job import Job, SearchConfig
 from chop.actions.subject import (
     Subject,
+    SubjectConfig,
     fingerprint_of_rows,
     fingerprint_of_weights,
-    load_subject,
+    subject_for,
 )
 from chop.actions.sweep.record import write_figure, write_table
 from chop.errors import ConfigError, did_you_mean
@@ -26,13 +28,16 @@ from chop.formats import spelling
 from chop.report.layer_maps import plot_layer_map
 from chop.report.plots import Curve, plot_accuracy
 from chop.search import Config, Goal, Result, Search, Tried
+from chop.search.costs import COSTS
 from chop.search.evaluation import Evaluator
 from chop.search.layers import Formats
 from chop.search.measure import objectives_of
 from chop.search.precision import SCORES, PrecisionProblem
+from chop.train import TASKS
 
+METRICS = {name: metric for task in TASKS.values() for name, metric in task.metrics.items()}
 DIRECTIONS = {
-    "accuracy": "maximize",
+    **{name: "maximize" if m.higher_is_better else "minimize" for name, m in METRICS.items()},
     "loss": "minimize",
     "kl": "minimize",
     "bits": "minimize",
@@ -41,7 +46,7 @@ DIRECTIONS = {
     "bit_operations": "minimize",
 }
 """What a trial measures, and which way is better."""
-PERCENT = ("accuracy",)
+PERCENT = tuple(name for name, metric in METRICS.items() if metric.is_share)
 
 
 @dataclass(frozen=True)
@@ -49,10 +54,11 @@ class PrecisionConfig(FormatSettings, SearchConfig):
     """Settings of `chop search precision`; a TOML file has the same keys.
 
     Attributes:
-        goals: what is searched for: accuracy, loss, kl, bits, activation_bits, bytes,
-            bit_operations. Several give a Pareto front. Most models answer all their training
-            rows right in 4 bits, so accuracy tells little there; kl, the divergence from the
-            float model's answers, still tells which formats disturb it least.
+        goals: what is searched for: accuracy (or the metric of another task), loss, kl, bits,
+            activation_bits, bytes, bit_operations. Several give a Pareto front. Most models answer
+            all their training rows right in 4 bits, so accuracy tells little there; kl, the
+            divergence from the float model's answers, still tells which formats disturb it least.
+            Answers that are no classes have no kl: take loss.
         per: "operand", since inputs and weights need different widths and cost differently; or
             "layer", for the same format for both.
         budgets: the most that each of them may be, the least accuracy. None: 4 bits per weight
@@ -89,7 +95,8 @@ class PrecisionConfig(FormatSettings, SearchConfig):
 
     def all_goals(self) -> tuple[Goal, ...]:
         """Objectives, then budgets."""
-        usual = {"bits": 4.0} if self.goals in (("accuracy",), ("loss",), ("kl",)) else {}
+        is_one_score = len(self.goals) == 1 and self.goals[0] not in COSTS
+        usual = {"bits": 4.0} if is_one_score else {}
         budgets = usual if self.budgets is None else self.budgets
         objectives = [Goal(name, DIRECTIONS[name]) for name in self.goals]  # type: ignore[arg-type]
         limits = [Goal(name, DIRECTIONS[name], most) for name, most in budgets.items()]  # type: ignore[arg-type]
@@ -103,8 +110,9 @@ def prepare(config: PrecisionConfig, subject: Subject | None = None) -> Search:
         ConfigError: settings that do not fit the model.
         UnavailableError: the model or the data set is not there.
     """
-    subject = subject or load_subject(config)
+    subject = subject_for(config, subject)
     found, goals = problem_of(config, subject), config.all_goals()
+    found.check_goals(goals)
     plain = found.plain(goals)
     return Search(
         found.space,
@@ -131,7 +139,8 @@ def problem_of(config: PrecisionConfig, subject: Subject) -> PrecisionProblem:
     """What is searched over, measured on training rows."""
     rows = spread_evenly(subject.train, config.search_rows)
     # A pruner compares what is reported with the objective's own direction.
-    goal = next((score for score in SCORES if config.goals[0] == score), None)
+    scores = (subject.task.metric.name, *SCORES)
+    goal = next((score for score in scores if config.goals[0] == score), None)
     return config.problem(subject, rows, goal)
 
 
@@ -140,23 +149,26 @@ def write(
 ) -> None:
     """Writes `table.csv`, `table.md`, `best.json` and the figures.
 
-    `accuracy`: accuracy on the test rows against average bits, of what was found, beside the same
-    format everywhere; `formats`: the bits of each layer; and those of `draw_search`.
+    `accuracy` (named by the metric): that on the test rows against average bits, of what was
+    found, beside the same format everywhere; `formats`: the bits of each layer; and those of
+    `draw_search`.
 
     Raises:
         ConfigError: nothing was measured.
     """
     if not result.measured:
         raise ConfigError("no configuration was measured.")
-    subject = subject or load_subject(config)
-    found = problem_of(config, subject)
-    unseen = Evaluator(found.layers.mg.model, subject.test, batch_size=config.eval_batch_size)
+    subject = subject_for(config, subject)
+    found, metric = problem_of(config, subject), subject.task.metric
+    settings = {"batch_size": config.eval_batch_size, "task": subject.task}
+    unseen = Evaluator(found.layers.mg.model, subject.test, **settings)
     told = {text: found.uniform(text) for text in found.options}
     told |= {f"trial {trial.number}": trial.config for trial in _told(result)}
     rows = [_row(found, unseen, "float", {})]
     rows += [_row(found, unseen, name, found.formats(chosen)) for name, chosen in told.items()]
     title = f"{subject.name} on {subject.dataset}"
-    write_table(config.out, f"{title}: mixed precision beside uniform", rows)
+    columns = dict.fromkeys((metric.name, f"test {metric.name}"), metric)
+    write_table(config.out, f"{title}: mixed precision beside uniform", rows, columns)
     _draw(config, found, result, rows, title)
     best = result.best
     if best is None:
@@ -165,17 +177,17 @@ def write(
     noted = {
         "choices": dict(best.config),
         "values": dict(best.values),
-        "test_accuracy": next(r for r in rows if r["formats"] == f"trial {best.number}")[
-            "test accuracy"
+        f"test_{metric.name}": next(r for r in rows if r["formats"] == f"trial {best.number}")[
+            f"test {metric.name}"
         ],
         "measured": len(result.measured),
         "configurations": search.space.size,
     }
     write_text(config.out / "best.json", json.dumps(noted, indent=2) + "\n")
     Console().print(
-        f"best: {best.values['bits']:.2f} bits per weight, accuracy "
-        f"{best.values['accuracy']:.2%} on the rows of the search and "
-        f"{noted['test_accuracy']:.2%} on test rows; {config.out}",
+        f"best: {best.values['bits']:.2f} bits per weight, {metric.name} "
+        f"{metric.spell(best.values[metric.name])} on the rows of the search and "
+        f"{metric.spell(noted[f'test_{metric.name}'])} on test rows; {config.out}",
         highlight=False,
     )
 
@@ -198,14 +210,15 @@ def _row(
 ) -> dict[str, Any]:
     numbers = found.score(formats) | found.costs(formats)
     found.layers.switch(formats)
+    metric = found.evaluator.task.metric.name
     return {
         "formats": label,
         "bits": numbers["bits"],
         "activation_bits": f"{numbers['activation_bits']:.2f}",
         "kilobytes": f"{numbers['bytes'] / 1000:.1f}",
-        "accuracy": numbers["accuracy"],
+        metric: numbers[metric],
         "loss": f"{numbers['loss']:.4f}",
-        "test accuracy": unseen().accuracy,
+        f"test {metric}": unseen().value,
     }
 
 
@@ -216,18 +229,21 @@ def _draw(
     rows: list[dict[str, Any]],
     title: str,
 ) -> None:
+    metric = found.evaluator.task.metric
+    test = f"test {metric.name}"
     uniform, mixed = rows[1 : 1 + len(found.options)], rows[1 + len(found.options) :]
     curves = [
-        Curve(label, [(row["bits"], row["test accuracy"]) for row in part])
+        Curve(label, [(row["bits"], row[test]) for row in part])
         for label, part in (("the same everywhere", uniform), ("mixed", mixed))
     ]
     write_figure(
-        config.out / "accuracy",
+        config.out / metric.name,
         plot_accuracy,
         curves,
-        {"float": rows[0]["test accuracy"]},
+        {"float": rows[0][test]},
         xlabel="bits per weight",
-        title=f"{title}: accuracy on test rows",
+        title=f"{title}: {metric.name} on test rows",
+        metric=metric,
     )
     told = _told(result)
     cells = {
@@ -254,8 +270,9 @@ def export(config: PrecisionConfig, chosen: Config) -> dict[str, Any]:
         ConfigError: settings that do not fit the model.
         UnavailableError: the model or the data set is not there.
     """
-    rules = problem_of(config, load_subject(config)).pass_args(chosen)
-    same = ("model", "dataset", "train_epochs", "limit", "max_length", "tokenizer", "seed")
+    rules = problem_of(config, subject_for(config, None)).pass_args(chosen)
+    own = {"out", "batch_size", "device"}
+    same = [field.name for field in dataclasses.fields(SubjectConfig) if field.name not in own]
     return {
         **{name: getattr(config, name) for name in same},
         "formats": [],

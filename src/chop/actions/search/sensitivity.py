@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from chop.actions.search.format_settings import FORMAT_RANGES, FormatSettings
-from chop.actions.subject import Subject, SubjectConfig, load_subject
+from chop.actions.subject import Subject, SubjectConfig, subject_for
 from chop.actions.sweep.journal import Journal, Point, identity_of, measure_all
 from chop.actions.sweep.record import write_figure, write_table
 from chop.files import make_folder, write_text
 from chop.report.layer_maps import plot_layer_map
 from chop.search.sensitivities import METRICS, Sensitivity, check_metrics, line, pairs
+from chop.train import Metric
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def measure_sensitivity(
         ConfigError: settings that do not fit together.
         UnavailableError: the model or the data set is not there.
     """
-    subject = subject or load_subject(config)
+    subject = subject_for(config, subject)
     make_folder(config.out)
     problem = config.problem(subject, subject.test)
     probe = Sensitivity(
@@ -77,18 +78,21 @@ def measure_sensitivity(
         for name, text in pairs(problem)
     ]
     title = f"{subject.name} on {subject.dataset}"
-    results = measure_all(title, points, Journal(config.out / "points.jsonl"))
+    results = measure_all(title, points, Journal(config.out / "points.jsonl"), subject.task.metric)
     rows = [
         {**line(problem, *pair), **found}
         for pair, found in zip(pairs(problem), results, strict=True)
     ]
-    _write(config, f"{title}: each layer alone in each format", rows)
+    _write(config, f"{title}: each layer alone in each format", rows, subject.task.metric)
     return rows
 
 
-def _write(config: SensitivityConfig, title: str, rows: list[dict[str, Any]]) -> None:
-    told = [{name: _spell(name, value) for name, value in row.items()} for row in rows]
-    write_table(config.out, title, told)
+def _write(
+    config: SensitivityConfig, title: str, rows: list[dict[str, Any]], metric: Metric
+) -> None:
+    plain = ("bits", metric.name)
+    told = [{n: x if n in plain else _spell(x) for n, x in row.items()} for row in rows]
+    write_table(config.out, title, told, {metric.name: metric})
     plain = [{n: None if v != v else v for n, v in row.items()} for row in rows]
     write_text(config.out / "sensitivity.json", json.dumps(plain, indent=2) + "\n")
     for metric in config.metrics:
@@ -105,8 +109,8 @@ def _write(config: SensitivityConfig, title: str, rows: list[dict[str, Any]]) ->
             )
 
 
-def _spell(name: str, value: Any) -> Any:
-    """Accuracies stay shares, bits numbers; sensitivities span many powers of ten."""
-    if name in ("accuracy", "bits") or not isinstance(value, float):
+def _spell(value: Any) -> Any:
+    """Sensitivities span many powers of ten."""
+    if not isinstance(value, float):
         return value
     return "-" if value != value else f"{value:.3g}"

@@ -1,0 +1,101 @@
+"""Searches judge a model by its task."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from chop.actions.search.precision import PrecisionConfig, prepare, write
+from chop.actions.subject import Subject, raise_to_graph
+from chop.errors import ConfigError
+from chop.search.evaluation import Evaluator
+from chop.search.precision import PrecisionProblem
+from chop.search.sensitivities import sensitivity
+from chop.search.training import TrainedMeasure
+from chop.train import TASKS, evaluate, fit, read_rows
+
+
+class Bigram(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(16, 8), nn.Linear(8, 16)
+
+    def forward(self, input_ids):
+        return self.head(self.embedding(input_ids))
+
+
+@pytest.fixture(scope="module")
+def text():
+    torch.manual_seed(0)
+    rows = [{"input_ids": torch.arange(i % 5, i % 5 + 6 + i % 3)} for i in range(40)]
+    model = Bigram()
+    fit(model, rows, task="causal-lm", epochs=15, lr=3e-2, batch_size=10)
+    return Subject.of(model, rows[:30], rows[30:], task="causal-lm")
+
+
+@pytest.fixture(scope="module")
+def line():
+    torch.manual_seed(0)
+    x = torch.randn(200, 6)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
+    y = x[:, 0] - x[:, 1]
+    fit(model, (x, y), epochs=30, lr=2e-2)
+    return Subject.of(model, (x[:150], y[:150]), (x[150:], y[150:]))
+
+
+def test_an_evaluator_agrees_with_evaluate(text, line):
+    for subject in (text, line):
+        found = Evaluator(subject.model, subject.test, batch_size=3)
+        assert found.task is subject.task
+        scores = found()
+        assert scores.value == pytest.approx(evaluate(subject.model, subject.test), rel=1e-5)
+    assert math.exp(Evaluator(text.model, text.test)().loss) == pytest.approx(
+        evaluate(text.model, text.test), rel=1e-5
+    )
+    mse = evaluate(line.model, line.test, metric="mse")
+    assert Evaluator(line.model, line.test)().loss == pytest.approx(mse)
+
+
+def test_the_text_of_a_problem_has_a_divergence_for_each_token(text):
+    found = PrecisionProblem(raise_to_graph(text), text.train, text.test, ranges={"width": (2, 8)})
+    assert len(found.reference) == sum(len(ids) - 1 for ids in text.test.labels)
+    rough, fine = (found.measure(found.uniform(o), lambda *_: None) for o in found.options)
+    assert 0 <= fine["kl"] < rough["kl"] and fine["perplexity"] < rough["perplexity"]
+    assert found.goal == "perplexity"
+
+
+def test_numbers_have_no_divergence(line):
+    mg = raise_to_graph(line)
+    rows = sensitivity(mg, line.train, line.test, formats=("8.mse",))
+    assert all(math.isnan(row["kl"]) and row["mse"] >= 0 for row in rows)
+    assert all(row["fisher"] >= 0 and row["r2"] <= 1 for row in rows)
+    with pytest.raises(ConfigError, match="goal: got 'kl': choose from: loss, r2"):
+        PrecisionProblem(mg, line.train, line.test, goal="kl")
+
+
+def test_the_job_finds_formats_of_a_regression(line, tmp_path):
+    config = PrecisionConfig(
+        out=tmp_path, goals=("mse",), metric="mse", trials=4, widths="3,8", sampler="random", keep=0
+    )
+    search = prepare(config, line)
+    result = search.run(until=4)
+    write(config, search, result, line)
+    best = json.loads((tmp_path / "best.json").read_text())
+    assert best["values"]["mse"] == min(
+        trial.values["mse"] for trial in result.measured if trial.values["bits"] <= 4
+    )
+    assert best["test_mse"] > 0 and (tmp_path / "mse.svg").is_file()
+    with pytest.raises(ConfigError, match="goal: got 'kl': choose from: loss, r2"):
+        prepare(PrecisionConfig(out=tmp_path / "kl"), line)
+
+
+def test_trained_models_are_judged_by_their_task():
+    x = torch.randn(60, 4)
+    rows = read_rows((x, x.sum(1) + 0.5))
+    measure = TrainedMeasure(
+        lambda config: nn.Linear(4, 1), rows, rows, {"epochs": 1}, task=TASKS["regression"]
+    )
+    found = measure({}, lambda *_: None)
+    assert found["r2"] == evaluate(measure.last, rows) and found["parameters"] == 5
