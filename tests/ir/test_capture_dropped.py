@@ -113,3 +113,12 @@ def test_a_reloaded_graph_refuses_the_same(captured, tmp_path) -> None:
     assert torch.equal(again(IDS, scale=1.0)["logits"], captured(IDS)["logits"])
     with pytest.raises(GuardError, match="captured without scale"):
         again(IDS, scale=0.5)
+
+
+def test_an_argument_fixed_at_capture_takes_no_other_value() -> None:
+    given = {"input_ids": IDS}
+    graph = MaseGraph(Classifier().eval(), cf_args={"scale": 2.0}, dummy_in=given).model
+    assert torch.equal(graph(IDS, scale=2.0)["logits"], graph(IDS)["logits"])
+    for other in (3.0, torch.tensor(3.0)):
+        with pytest.raises(GuardError, match="captured with scale=2.0, got scale="):
+            graph(IDS, scale=other)

@@ -226,8 +226,33 @@ def test_names_of_the_example_choose_the_inputs_unless_the_user_did() -> None:
     mg = MaseGraph(model)
     mg.fit(inputs)
     assert torch.equal(mg.model(**inputs).loss, model(**inputs).loss)
+    with pytest.raises(GraphError, match="the graph has no input 'lables': did you mean 'labels'"):
+        mg.fit({"input_ids": inputs["input_ids"], "lables": inputs["labels"]})
     chosen = MaseGraph(model, hf_input_names=["input_ids"])
     assert chosen.fit(inputs) is False
+
+
+def test_a_configuration_that_says_nonsense_waits_for_an_example() -> None:
+    class Settings:
+        main_input_name, image_size = "pixel_values", {"height": "tall"}
+
+        def to_dict(self) -> dict[str, object]:
+            return {}
+
+    class Pictures(Flattening):
+        main_input_name = "pixel_values"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = Settings()
+
+        def forward(self, pixel_values: Tensor) -> Tensor:
+            return super().forward(pixel_values)
+
+    mg = MaseGraph(Pictures())
+    with pytest.raises(CaptureError, match="cannot guess the inputs pixel_values of Pictures"):
+        _ = mg.model
+    assert mg.fit({"pixel_values": torch.randn(2, 3, 4, 4)}) is True
 
 
 # --- where inputs are made -----------------------------------------------------------------------

@@ -193,7 +193,7 @@ class CapturedModule(fx.GraphModule):
             return False
         if name in record.fixed_inputs:
             fixed = record.fixed_inputs[name]
-            if not isinstance(value, Tensor) and value != fixed:
+            if isinstance(value, Tensor) or value != fixed:
                 raise GuardError(
                     f"captured with {name}={fixed!r}, got {name}={value!r}; capture the model "
                     "again with the other value"

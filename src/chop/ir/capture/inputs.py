@@ -75,7 +75,11 @@ def _like_parameters(model: nn.Module, value: Any) -> Any:
 def _make(model: nn.Module, name: str, sizes: InputSizes) -> Tensor:
     if name not in INPUT_MAKERS:
         raise CaptureError(_ask(model, [name]))
-    return INPUT_MAKERS[name](sizes)
+    try:
+        return INPUT_MAKERS[name](sizes)
+    except Exception as error:
+        # Configurations name and nest their sizes as they like.
+        raise CaptureError(_ask(model, [name])) from error
 
 
 def _ask(model: nn.Module, names: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from chop.errors import CaptureError, GraphError, GuardError
+from chop.errors import CaptureError, GraphError, GuardError, did_you_mean
 from chop.ir.capture.captured import CapturedModule
 from chop.ir.capture.inputs import dummy_inputs
 from chop.ir.capture.isolation import untouched
@@ -114,6 +114,10 @@ class Guess:
 
     def _misfit(self, made: CapturedModule, given: Mapping[str, Any]) -> str | None:
         names = list(made.record.example_inputs)
+        known = {*names, *made.record.ignored_inputs}
+        for name in given:
+            if name not in known:
+                raise GraphError(f"the graph has no input '{name}': {did_you_mean(name, known)}")
         if self.names is None and set(given) != set(names):
             return f"it has {', '.join(given)}, the graph takes {', '.join(names)}"
         for name in names:
