@@ -11,6 +11,7 @@ from chop.errors import ConfigError, UnavailableError
 from chop.ir.graph import MaseGraph
 from chop.models import load_model
 from chop.train import evaluate, get_trainer
+from chop.train.classification import Collator
 
 QUIET = {"disable_tqdm": True}
 
@@ -196,3 +197,13 @@ def test_bad_arguments_are_named(digits, reviews):
 def test_an_absent_gpu_is_named(digits):
     with pytest.raises(UnavailableError, match="no Apple GPU"):
         get_trainer(load_model("mlp"), digits, use_mps_device=True)
+
+
+@pytest.mark.parametrize("label, told", [(0.37, "the label 0.37"), ([0, 1], "of shape")])
+def test_labels_that_are_no_classes_are_refused_and_not_cut(label, told):
+    rows = [{"x": torch.zeros(3), "labels": label}] * 2
+    collator = Collator({"x": "x"}, "labels", 0)
+    with pytest.raises(ConfigError, match=f"trains classifiers, got .*{told}.* chop.train.fit"):
+        collator(rows)
+    whole = [{"x": torch.zeros(3), "labels": torch.tensor(2.0)}] * 2
+    assert collator(whole)["labels"].tolist() == [2, 2]

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
+from chop.errors import ConfigError
 from chop.nn import cached_weights
 from chop.nn.quantized.base import SCALE_NAMES
 from chop.train.calling import LABELS, loss_and_logits
@@ -23,7 +25,7 @@ from chop.train.rows import pad
 
 @dataclass(frozen=True)
 class Collator:
-    """Rows of a data set -> a batch with the inputs of a model, and always `labels`.
+    """Rows of a data set -> a batch with the inputs of a model, and always `labels`, classes.
 
     Attributes:
         columns: parameter of the model -> column of the data set.
@@ -42,7 +44,17 @@ class Collator:
             rows = [torch.as_tensor(item[column]) for item in items]
             same = len({row.shape for row in rows}) == 1
             batch[parameter] = torch.stack(rows) if same else pad(parameter, rows, self.pad_id)
-        return {**batch, LABELS: torch.tensor([int(item[self.label]) for item in items])}
+        return {**batch, LABELS: torch.tensor([_class_of(item[self.label]) for item in items])}
+
+
+def _class_of(label: Any) -> int:
+    """Raises ConfigError where a label is a fraction, or several."""
+    if np.ndim(label) > 0 or int(label) != label:
+        told = f"labels of shape {np.shape(label)}" if np.ndim(label) else f"the label {label}"
+        raise ConfigError(
+            f"get_trainer trains classifiers, got {told}: chop.train.fit takes the other tasks."
+        )
+    return int(label)
 
 
 class ClassificationTrainer(Trainer):

@@ -70,7 +70,8 @@ def get_trainer(
         seed: of the order of rows and of dropout; the global generators are seeded with it.
         training_arguments: any further field of `transformers.TrainingArguments`.
     Raises:
-        ConfigError: an unknown metric or argument, a missing split or wrong columns.
+        ConfigError: an unknown metric or argument, a missing split or wrong columns; in training,
+            labels that are no classes: `chop.train.fit` takes those.
         UnavailableError: `use_mps_device` without an Apple GPU.
     """
     if not isinstance(model, nn.Module):
