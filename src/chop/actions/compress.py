@@ -141,7 +141,7 @@ def _compress(config: CompressConfig, subject: Subject | None) -> dict[str, Any]
     rounded += [_round_layers(mg, subject, config)] if config.layers else []
     trained = list(_train_back(baseline, rounded, subject, config))
     candidates = [baseline, *rounded, *trained]
-    print_table(f"{title}: {metric.name}", table_of(candidates, metric))
+    print_table(f"{title}: {metric.title}", table_of(candidates, metric))
     notes = [*footnotes(candidates), _about_training(rounded, trained, config), _about(subject)]
     console.print("\n".join(filter(None, notes)), highlight=False)
     chosen = _smallest([*rounded, *trained], baseline, config.max_drop, metric)

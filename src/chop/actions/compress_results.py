@@ -72,13 +72,12 @@ class Candidate:
 
 def table_of(candidates: Sequence[Candidate], metric: Metric) -> list[dict[str, Any]]:
     """The candidates as people read them; see `footnotes` for the marks."""
-    about = "" if metric.name == "accuracy" else f" {metric.name}"
     return [
         {
             "method": row.method,
             "format": row.format + POOR_FIT * bool(row.poor_fit),
-            f"validation{about}": metric.spell(row.validation),
-            f"test{about}": metric.spell(row.test),
+            "validation": metric.spell(row.validation),
+            "test": metric.spell(row.test),
             "bits": f"{row.bits:.2f}",
             "quantised operators": row.quantized,
             "weights (kB)": f"{row.size_kb:.1f}",
@@ -150,7 +149,8 @@ def _write(
         **(_save(folder, candidates[0], chosen, subject, config) if chosen else {}),
         "versions": {"torch": torch.__version__},
     }
-    parts = [markdown_table(table_of(candidates, metric)), *footnotes(candidates)]
+    about = None if metric.name == "accuracy" else f"{metric.title}:"
+    parts = [about, markdown_table(table_of(candidates, metric)), *footnotes(candidates)]
     if chosen:
         parts += [sizes_of(result), markdown_table(result["speed"])]
     write_text(folder / "table.md", "\n\n".join(filter(None, parts)) + "\n")

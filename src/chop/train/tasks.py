@@ -57,6 +57,11 @@ class Metric:
     higher_is_better: bool = True
     is_share: bool = False
 
+    @property
+    def title(self) -> str:
+        """The name, and which way is better where it is the unusual one."""
+        return self.name if self.higher_is_better else f"{self.name} (lower is better)"
+
     def key(self, value: float) -> float:
         """Sorts numbers: larger is better, and NaN is worst."""
         if math.isnan(value):
