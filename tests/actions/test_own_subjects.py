@@ -15,6 +15,7 @@ from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
 from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
 from chop.errors import ConfigError
 from chop.train import evaluate, fit
+from tests.search import subjects
 
 
 def settings(out, **more):
@@ -98,24 +99,9 @@ def test_the_users_model_stays_as_it_is(line, tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-class Bigram(nn.Module):
-    """Tells the next token by the last one."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(16, 8), nn.Linear(8, 16)
-
-    def forward(self, input_ids):
-        return self.head(self.embedding(input_ids))
-
-
 @pytest.fixture(scope="module")
 def language():
-    torch.manual_seed(0)
-    rows = [{"input_ids": torch.arange(i % 5, i % 5 + 6 + i % 3)} for i in range(60)]
-    model = Bigram()
-    fit(model, rows, task="causal-lm", epochs=20, lr=3e-2, batch_size=10)
-    return Subject.of(model, rows[:40], rows[40:], task="causal-lm")
+    return subjects.language()
 
 
 def test_the_main_job_on_text(language, tmp_path):

@@ -1,4 +1,4 @@
-"""A small trained classifier and its rows, for tests of mixed precision."""
+"""Small trained models and their rows, for tests of mixed precision and of other tasks."""
 
 from functools import cache
 
@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from chop import MaseGraph, passes
+from chop.actions.subject import Subject
 from chop.data.points import toy
 from chop.train import Rows, fit, read_rows
 
@@ -55,3 +56,23 @@ def plain() -> Classifier:
 def graph() -> MaseGraph:
     """The trained model with metadata; each caller gets a copy."""
     return _graph().copy()
+
+
+class Bigram(nn.Module):
+    """Tells the next token by the last one."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(16, 8), nn.Linear(8, 16)
+
+    def forward(self, input_ids):
+        return self.head(self.embedding(input_ids))
+
+
+def language():
+    """A trained language model of counting texts: 40 to train on, 20 to test on."""
+    torch.manual_seed(0)
+    rows = [{"input_ids": torch.arange(i % 5, i % 5 + 6 + i % 3)} for i in range(60)]
+    model = Bigram()
+    fit(model, rows, task="causal-lm", epochs=15, lr=3e-2, batch_size=10)
+    return Subject.of(model, rows[:40], rows[40:], task="causal-lm")

@@ -15,24 +15,12 @@ from chop.search.precision import PrecisionProblem
 from chop.search.sensitivities import sensitivity
 from chop.search.training import TrainedMeasure
 from chop.train import TASKS, evaluate, fit, read_rows
-
-
-class Bigram(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(16, 8), nn.Linear(8, 16)
-
-    def forward(self, input_ids):
-        return self.head(self.embedding(input_ids))
+from tests.search import subjects
 
 
 @pytest.fixture(scope="module")
 def text():
-    torch.manual_seed(0)
-    rows = [{"input_ids": torch.arange(i % 5, i % 5 + 6 + i % 3)} for i in range(40)]
-    model = Bigram()
-    fit(model, rows, task="causal-lm", epochs=15, lr=3e-2, batch_size=10)
-    return Subject.of(model, rows[:30], rows[30:], task="causal-lm")
+    return subjects.language()
 
 
 @pytest.fixture(scope="module")
