@@ -128,3 +128,5 @@ def test_configurations_of_version_2_are_read(tmp_path: Path) -> None:
     assert again.id2label == {0: "bad", 1: "good"}
     assert type(again.text_config) is type(config.text_config)
     assert again._attn_implementation == "sdpa"
+    edit(tmp_path, lambda document: document["configs"][0]["values"].update(dtype="load"))
+    assert MaseGraph.from_checkpoint(tmp_path / "graph").model.config.dtype is None

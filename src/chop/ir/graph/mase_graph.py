@@ -320,7 +320,9 @@ class MaseGraph:
         propagate_missing_metadata: bool = True,
         allow: Iterable[Any] = (),
     ) -> MaseGraph:
-        """Reads what `export` wrote; see `chop.ir.storage.checkpoint`. No code in the files is run.
+        """Reads what `export` wrote; see `chop.ir.storage.checkpoint`.
+
+        No code in the files is run, nor the graph.
 
         Args:
             checkpoint: the name given to `export`, with or without a suffix.

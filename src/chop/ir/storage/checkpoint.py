@@ -130,6 +130,8 @@ def from_checkpoint(
             describe_missing(mg)
     except CheckpointError as error:
         raise CheckpointError(_sentence(str(error))) from error.__cause__
+    except (MemoryError, OSError):
+        raise
     except Exception as error:
         # Code that expects a well-formed document can raise anything when it meets another one.
         text = _sentence(f"'{graph_path}' is malformed ({type(error).__name__}: {error}).")

@@ -166,7 +166,8 @@ def _fill_from_dict(
             attributes[name] = cls.__new__(cls)
             _fill_from_dict(attributes[name], value, implementations)
         elif name == "dtype" and isinstance(value, str):
-            attributes[name] = getattr(torch, value, None)
+            dtype = getattr(torch, value, None)
+            attributes[name] = dtype if isinstance(dtype, torch.dtype) else None
         elif name == "id2label" and isinstance(value, dict):
             attributes[name] = {int(key): label for key, label in value.items()}
         elif isinstance(getattr(type(config), name, None), property):

@@ -205,7 +205,8 @@ class _Runner:
         if node.op == "get_attr":
             return self._mode.from_tensor(_tensor(self._mg.model, str(node.target)))
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: values[n])
-        leaves = list(_leaves((args, kwargs)))
+        leaves: list[Any] = []
+        fx.node.map_aggregate((args, kwargs), leaves.append)
         if any(leaf is UNKNOWN for leaf in leaves):
             return UNKNOWN
         if node.op == "output":
@@ -252,19 +253,6 @@ def _tensor(model: nn.Module, target: str) -> Any:
     path, _, name = target.rpartition(".")
     owner = model.get_submodule(path)
     return owner._parameters[name] if name in owner._parameters else owner._buffers[name]
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        for item in value.values():
-            yield from _leaves(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _leaves(item)
-    elif isinstance(value, slice):
-        yield from (value.start, value.stop, value.step)
-    else:
-        yield value
 
 
 def _is_elementwise(name: str) -> bool:
