@@ -275,6 +275,9 @@ REFUSED: dict[str, tuple[Callable[[Document], None], str]] = {
         ),
         "parametrised tensor 'weight' twice",
     ),
+    "settings-as-argument": (call("torch:add", X, {"$config": 0}), "odd kind '.config'"),
+    "names-as-argument": (call("torch:add", X, [{"$namespace": {"a": 1}}]), "odd kind"),
+    "tensor-as-argument": (call("torch:add", X, {"a": {"$tensor": "linear.bias"}}), "odd kind"),
     "always-eval": (
         both(
             lambda document: document["attributes"].update(always_eval=["nobody"]),

@@ -26,6 +26,11 @@ KEPT_METADATA = ("spec", "source")
 # cannot fill the memory. Real metadata packs 10 to 50 times.
 METADATA_FREE = 2**20
 METADATA_RATIO = 64
+ARGUMENTS = (
+    *("$node", "$function", "$tuple", "$size", "$set", "$frozenset", "$slice", "$range", "$dict"),
+    *("$dtype", "$layout", "$memory_format", "$device", "$float", "$complex", "$ellipsis"),
+)
+"""Kinds of values that a node may be given."""
 INPUT = re.compile(r"\*{0,2}(?P<name>\w+)")
 
 
@@ -150,7 +155,24 @@ def decode_graph(
     return graph
 
 
+def _check_argument(plain: Json) -> None:
+    """Raises CheckpointError for a value whose text would be no Python in the generated code.
+
+    torch.fx writes the text of whatever an argument is, and takes as long as that takes.
+    """
+    if isinstance(plain, list):
+        for item in plain:
+            _check_argument(item)
+    elif isinstance(plain, dict):
+        tag = next(iter(plain), "")
+        if len(plain) == 1 and tag.startswith("$") and tag not in ARGUMENTS:
+            raise CheckpointError(f"the checkpoint has an argument of the odd kind '{tag}'.")
+        for item in plain.values():
+            _check_argument(item)
+
+
 def _decode_node(entry: Json, decode: Decoder) -> NodeRecord:
+    _check_argument([entry.get("args"), entry.get("kwargs")])
     args = tuple(decode(value) for value in entry.get("args", ()))
     kwargs = {name: decode(value) for name, value in entry.get("kwargs", {}).items()}
     return NodeRecord(str(entry["op"]), str(entry["name"]), str(entry["target"]), args, kwargs)
