@@ -38,6 +38,7 @@ SEQUENCES = _by_tag(tuple, torch.Size, set, frozenset)
 TORCH_CONSTANTS = _by_tag(torch.dtype, torch.layout, torch.memory_format)
 FIELDS = _by_tag(TensorSpec, FieldsSpec, ShapeGuard, LeafReport)
 NO_DEFAULT = object()
+MAX_RANGE = 2**20
 METADATA: Mapping[str, type[Record]] = _by_tag(TensorInfo, CommonMetadata, OpenRecord, MaseMetadata)
 
 
@@ -144,7 +145,7 @@ class Encoder:
             return {"$slice": [self(part) for part in (value.start, value.stop, value.step)]}
         if isinstance(value, complex):
             return {"$complex": [self(value.real), self(value.imag)]}
-        if isinstance(value, range):
+        if isinstance(value, range) and len(value[: MAX_RANGE + 1]) <= MAX_RANGE:
             return {"$range": [value.start, value.stop, value.step]}
         if isinstance(value, torch.device):
             return {"$device": str(value)}
@@ -181,7 +182,7 @@ class Decoder:
             "$node": NodeRef,
             "$complex": lambda parts: complex(*(self(part) for part in parts)),
             "$slice": lambda parts: slice(*(self(part) for part in parts)),
-            "$range": lambda parts: range(*parts),
+            "$range": lambda parts: _range(*parts),
             "$dict": lambda items: {self(key): self(item) for key, item in items},
             "$device": torch.device,
             "$format": _format,
@@ -237,6 +238,14 @@ def _settings_of(number_format: NumberFormat) -> Json:
     settings = json.loads(number_format.key)
     defaults = {field.name: field.default for field in dataclasses.fields(number_format)}  # type: ignore[arg-type]
     return {name: x for name, x in settings.items() if name == "name" or x != defaults[name]}
+
+
+def _range(start: int, stop: int, step: int) -> range:
+    """A range that code which searches it, or goes through it, is soon done with."""
+    found = range(start, stop, step)
+    if len(found[: MAX_RANGE + 1]) > MAX_RANGE:
+        raise CheckpointError(f"the checkpoint has a range of more than {MAX_RANGE} numbers.")
+    return found
 
 
 def _namespace(items: Mapping[str, Any]) -> SimpleNamespace:
