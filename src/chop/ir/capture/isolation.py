@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-# Hooks are kept in ordered ones; transformers adds some in the first forward pass.
-CONTAINERS = (dict, OrderedDict, list, set)
+from chop.ir.capture.attributes import Attributes
+from chop.ir.capture.tensor_values import TensorValues
 
 
 @contextlib.contextmanager
@@ -53,52 +53,35 @@ def patched_calls(
         torch.from_numpy = from_numpy
 
 
+@dataclass
+class Run:
+    """What a model was before a block of `untouched`."""
+
+    attributes: Attributes
+    tensors: TensorValues
+
+
 @contextlib.contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Puts back what running a model may change: attributes, buffers, modes and random states."""
-    attributes = [(module, _snapshot(module)) for module in model.modules()]
-    buffers = [(x, x.detach().clone(), x._version) for x in model.buffers()]
+def untouched(model: nn.Module, thorough: bool = False) -> Iterator[Run]:
+    """Puts back what running a model may change: attributes, tensors, modes and random states.
+
+    Args:
+        model: the model.
+        thorough: also parameters, and what is inside the objects that modules hold. Observers and
+            the like are such objects, and are filled on purpose.
+    Yields: what the model was.
+    """
+    attributes = Attributes(model, deep=thorough)
+    run = Run(attributes, TensorValues(attributes.tensors.values()))
     draws = random.getstate()
     numpy_draws = np.random.get_state()
+    kept = run.tensors.keep_parameters() if thorough else contextlib.nullcontext()
     with torch.random.fork_rng():
         try:
-            yield
+            with kept:
+                yield run
         finally:
             random.setstate(draws)
             np.random.set_state(numpy_draws)
-            for module, snapshot in attributes:
-                _restore(module, snapshot)
-            with torch.no_grad():
-                for buffer, value, version in buffers:
-                    # A meta buffer has no data to compare or to put back.
-                    if not buffer.is_meta and not _is_same(buffer, value, version):
-                        buffer.copy_(value)
-
-
-def _is_same(buffer: torch.Tensor, value: torch.Tensor, version: int) -> bool:
-    if buffer.layout is not torch.strided:
-        # torch compares dense tensors only.
-        return buffer._version == version
-    return torch.equal(buffer, value)
-
-
-def _snapshot(module: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """Per attribute the object and, for containers that may be filled in place, a copy."""
-    return {
-        name: (value, value.copy() if type(value) in CONTAINERS else None)
-        for name, value in module.__dict__.items()
-    }
-
-
-def _restore(module: nn.Module, snapshot: dict[str, tuple[Any, Any]]) -> None:
-    for name in module.__dict__.keys() - snapshot.keys():
-        del module.__dict__[name]
-    for name, (value, content) in snapshot.items():
-        module.__dict__[name] = value
-        if content is None:
-            continue
-        if isinstance(value, list):
-            value[:] = content
-        else:
-            value.clear()
-            value.update(content)
+            attributes.restore()
+            run.tensors.restore()

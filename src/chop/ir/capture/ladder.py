@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from chop.errors import CaptureError
+from chop.ir.capture.attributes import Attributes, Key
 from chop.ir.capture.autocast import watched_autocast
 from chop.ir.capture.blocked import Blocked, NoShapesError
+from chop.ir.capture.draws import NumpyDrawsError
 from chop.ir.capture.dtypes import Probe, UnclearError, float_dtypes, may_follow, probes_of
 from chop.ir.capture.isolation import patched_calls, untouched
 from chop.ir.capture.leaves import GRADIENT_HOOKS, LeafRule, Seen, has_gradient_hooks
@@ -69,6 +71,7 @@ class Recording:
 
     recorder: Recorder
     extras: dict[str, nn.Module]
+    graphs: tuple[fx.Graph, ...]
     eval_only: Blocked | None = None
 
 
@@ -87,6 +90,9 @@ class Ladder:
         fixed: further arguments of `forward`.
         leaves: the modules not to look into; it grows.
         strict: raise instead of giving anything up.
+        stateful: modules that keep state in attributes, with the reason why no graph can hold them.
+        moving: buffers that the model's Python reads and its forward writes.
+        changed_in_training: attributes that the recording in `train()` has changed.
     """
 
     model: nn.Module
@@ -99,6 +105,10 @@ class Ladder:
     seen: dict[Any, list[Seen]] = field(default_factory=dict)
     given_up: dict[str, Blocked] = field(default_factory=dict)
     probes: list[Probe] = field(default_factory=list)
+    stateful: dict[str, str] = field(default_factory=dict)
+    moving: set[str] = field(default_factory=set)
+    changed_in_training: set[Key] = field(default_factory=set)
+    watch_numpy: bool = False
 
     def __post_init__(self) -> None:
         self.probes = probes_of(self.model)
@@ -131,13 +141,13 @@ class Ladder:
             blocked = list(stop.blocked)
         else:
             recorder.sizes.add_tests(in_train.sizes)
-            return Recording(recorder, extras)
+            return Recording(recorder, extras, (recorder.graph, in_train.graph))
         inner = [block for block in blocked if block.path]
         if inner:
             raise _StoppedError(inner)
         if self.strict:
             raise CaptureError(_advice(self.model, blocked[0])) from blocked[0].error
-        return Recording(recorder, {}, blocked[0])
+        return Recording(recorder, {}, (recorder.graph,), blocked[0])
 
     def _record_training(self, recorder: Recorder) -> tuple[Recorder, dict[str, nn.Module]]:
         """The recording in `train()`, made one with that in `eval()`, and the modules it adds.
@@ -182,13 +192,15 @@ class Ladder:
             decisions = observe_decisions(self.model, self.example, self.fixed, training)
         symbolic = self.free is not Free.NONE
         recorder = Recorder(self.model, self.leaves, symbolic, self.seen, decisions)
+        recorder.stateful, recorder.moving = self.stateful, self.moving
+        recorder.watch_numpy = self.watch_numpy
         with contextlib.ExitStack() as stack:
-            stack.enter_context(untouched(self.model))
+            stack.enter_context(untouched(self.model, thorough=True))
             stack.enter_context(torch.enable_grad())
             stack.enter_context(
                 patched_calls(recorder.call_module, recorder.call_autograd_function)
             )
-            stack.enter_context(watched_autocast(recorder))
+            stack.enter_context(watched_autocast(recorder.regions))
             stack.enter_context(broadcast_masks())
             stack.enter_context(autocast_regions())
             stack.enter_context(size_arithmetic())
@@ -205,6 +217,8 @@ class Ladder:
             if probe is not None:
                 stack.enter_context(probe.stand_ins(self.model, recorder.stand_in))
                 example = probe.cast(example)
+            before = Attributes(self.model)
+            recorder.held = before.tensors
             fakes = {
                 name: recorder.add_input(name, value, self.free) for name, value in example.items()
             }
@@ -212,11 +226,17 @@ class Ladder:
                 recorder.run(self.model, {**fakes, **self.fixed})
             except Exception as error:
                 assert recorder.blocked is not None
-                recorder.blocked.names = {
-                    str(symbol): str(name) for symbol, name in recorder.sizes.names().items()
-                }
-                raise _StoppedError([recorder.blocked], recorder.sizes) from error
-        return recorder
+                if self.watch_numpy or not isinstance(error, NumpyDrawsError):
+                    recorder.blocked.names = {
+                        str(symbol): str(name) for symbol, name in recorder.sizes.names().items()
+                    }
+                    raise _StoppedError([recorder.blocked], recorder.sizes) from error
+                self.watch_numpy = True
+            else:
+                self.changed_in_training |= before.changed() if training else set()
+                return recorder
+        # The next recording looks for the module that draws.
+        return self._record_one(training, probe)
 
     def _give_up(self, stop: _StoppedError) -> None:
         """Makes the modules at which a recording stopped leaves, or falls back to fixed sizes."""

@@ -47,7 +47,7 @@ def observe_decisions(
     A model that fails half-way (some need labels in training) has its decisions up to there.
     """
     decisions = Decisions()
-    with untouched(model), torch.no_grad(), contextlib.suppress(Exception):
+    with untouched(model, thorough=True), torch.no_grad(), contextlib.suppress(Exception):
         model.train(training)
         with decisions:
             model(**{**example, **fixed})
@@ -133,7 +133,7 @@ def _run(model: nn.Module, arguments: Mapping[str, Any], subject: Any) -> tuple[
 
     # Compiled modules take no hooks.
     watch = patched_calls(call, apply) if leaf is not None else _ResultsOf(subject, results)
-    with untouched(model), torch.no_grad(), watch:
+    with untouched(model, thorough=True), torch.no_grad(), watch:
         model.eval()
         model(**arguments)
     return results, counter.count

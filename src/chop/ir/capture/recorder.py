@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import operator
-import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,24 +14,25 @@ from torch.overrides import TorchFunctionMode
 
 from chop.errors import CaptureError
 from chop.ir.capture.arguments import ArgumentWriter
+from chop.ir.capture.autocast import AutocastRegions
 from chop.ir.capture.blocked import Blocked
 from chop.ir.capture.cuts import ask_about_parts, ask_about_slices
+from chop.ir.capture.draws import HostDraws
 from chop.ir.capture.leaves import LeafRule, Seen, check_open, check_runs_on_fakes, tensors_in
 from chop.ir.capture.observe import DECIDING_READS, Decisions
 from chop.ir.capture.operators import READS_DATA, from_arrays, run_on_fakes
 from chop.ir.capture.recurrent import Recurrence
 from chop.ir.capture.results import distinct, holds_tensor
-from chop.ir.capture.runtime import (
-    AutogradCall,
-    enter_autocast,
-    expect,
-    expect_autocast,
-    leave_autocast,
-)
+from chop.ir.capture.runtime import AutogradCall, expect, retain_grad
 from chop.ir.capture.source import current_line, definition_line, failing_line
-from chop.ir.capture.structure import part_name, parts_of, reader_of, rebuilt
+from chop.ir.capture.structure import check_single, part_name, parts_of, reader_of, rebuilt
 from chop.ir.capture.symbols import FakeTensor, Sizes, constant_of, is_symbolic, outside_fake_mode
 from chop.ir.capture.targets import SET_GRAD_ENABLED, changes_its_input, spell
+
+# Most readings of more numbers than these are tables, which a node should not hold.
+_MOST_NUMBERS = 1024
+
+_GRADIENT_HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
 
 _NOT_RECORDED = frozenset({"requires_grad_", "__deepcopy__", "__reduce_ex__"})
 
@@ -52,6 +52,12 @@ class Recorder(TorchFunctionMode):
         seen: outputs of leaves and operators that cannot run on fake tensors, seen in real runs.
         decisions: what the model's Python read from tensors in a real run. With it, a read of data
             gets the same answer, and the graph checks at run time that it still holds.
+
+    Attributes:
+        stateful: modules that keep state in attributes, with the reason: none may be recorded.
+        moving: buffers that the model's Python reads and its forward writes.
+        held: the tensors that the model holds.
+        watch_numpy: whether to find the module that draws from `np.random`.
     """
 
     def __init__(
@@ -70,6 +76,10 @@ class Recorder(TorchFunctionMode):
         self.hidden_operators: dict[str, int] = {}
         self.blocked: Blocked | None = None
         self.decided: list[str] = []
+        self.stateful: Mapping[str, str] = {}
+        self.moving: Collection[str] = ()
+        self.held: Mapping[int, Tensor] = {}
+        self.watch_numpy = False
         self._leaves = leaves
         self._decisions = decisions
         self._seen = {subject: iter(outputs) for subject, outputs in (seen or {}).items()}
@@ -80,9 +90,9 @@ class Recorder(TorchFunctionMode):
         self._alive: list[Any] = []
         self._unchanged: dict[int, Any] = {}
         self._attributes: dict[str, fx.Node] = {}
+        self.regions = AutocastRegions(self._emit, lambda: self._recording)
         self._arguments = ArgumentWriter(self.graph, self.sizes, self._node_of)
         self._running: dict[str, tuple[str, str]] = {}
-        self._regions: list[tuple[object, fx.Node]] = []
         self._paths = {id(module): name for name, module in model.named_modules()}
         self._state_names: dict[int, str] = {}
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -119,6 +129,7 @@ class Recorder(TorchFunctionMode):
             return fake
         parts = parts_of(value)
         if parts is None:
+            check_single(name, value)
             return value
         fakes = {}
         for key, part in parts.items():
@@ -135,8 +146,10 @@ class Recorder(TorchFunctionMode):
         with self.sizes.fake_mode(), self, self.sizes.asked_by(model=True):
             self._recording = True
             before = {name: dict(part._buffers) for name, part in self._inside(model)}
+            draws = HostDraws(numpy=True)
             try:
                 result = model(**arguments)
+                draws.check_unmoved()
                 for name, part in self._inside(model):
                     self._check_buffers(name, part, before[name])
                 self.graph.output(self._arguments.write(result))
@@ -158,13 +171,13 @@ class Recorder(TorchFunctionMode):
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
-        draws = random.getstate()
+        draws = HostDraws(self.watch_numpy)
         try:
             with self._inside_operator():
                 yield
         finally:
             # Draws inside a leaf are its own affair; the modules around it have not drawn.
-            random.setstate(draws)
+            draws.restore()
 
     # --- tensors as nodes
 
@@ -251,6 +264,8 @@ class Recorder(TorchFunctionMode):
             return self._get_attribute(func, args)
         if name == "__set__":
             return self._set_attribute(func, args)
+        if name in _GRADIENT_HOOKS:
+            raise CaptureError(f"the model hooks the gradient of a tensor ({name})")
         if name == "__getitem__":
             ask_about_slices(*args)
         elif name in ("split", "chunk"):
@@ -267,7 +282,9 @@ class Recorder(TorchFunctionMode):
             self._emit(*spell(func, args, kwargs), args[0])
         elif name == "item":
             self._item_result(args, result)
-        elif (holds_tensor(result) or changes_its_input(func)) and name not in _NOT_RECORDED:
+        elif func is Tensor.retain_grad:
+            self._emit("call_function", retain_grad, args, {}, None)
+        elif name not in _NOT_RECORDED and (holds_tensor(result) or changes_its_input(func)):
             self._emit(*spell(func, args, kwargs), result)
         return result
 
@@ -297,7 +314,31 @@ class Recorder(TorchFunctionMode):
         if constant is None:
             return self._decide(args[0], name)
         with outside_fake_mode():
-            return func(constant, *args[1:], **kwargs)
+            value = func(constant, *args[1:], **kwargs)
+        if constant is args[0] and id(constant) in self.held:
+            self._expect_state(constant, name, value)
+        return value
+
+    def _expect_state(self, tensor: Tensor, reading: str, value: Any) -> None:
+        """A value that the model's Python read from a buffer, checked at run time."""
+        node = self._node_of(tensor)
+        if str(node.target) in self.moving and self._decisions is None:
+            raise CaptureError(
+                f"the model's Python needs the value of its buffer {node.target}, which its "
+                "forward writes"
+            )
+        if reading not in DECIDING_READS:
+            if tensor.numel() > _MOST_NUMBERS:
+                raise CaptureError(
+                    f"the model's Python reads the {tensor.numel()} values of {node}"
+                )
+            with outside_fake_mode():
+                reading, value = "tolist", tensor.tolist()
+        where = current_line()
+        self._emit(
+            "call_function", expect, (tensor, reading, value, where, str(node.target)), {}, None
+        )
+        self.decided.append(where)
 
     def _decide(self, tensor: Tensor, reading: str) -> Any:
         """The value that the model's Python read here in a real run, checked at run time."""
@@ -323,15 +364,16 @@ class Recorder(TorchFunctionMode):
             return self._call_leaf(original, module, path, args, kwargs)
         cls = type(module)
         self._running[path] = (path, f"{cls.__module__}.{cls.__qualname__}")
-        draws = random.getstate()
+        draws = HostDraws(self.watch_numpy)
         buffers = dict(module._buffers)
         try:
             if path:
                 check_open(module)
+            if path in self.stateful:
+                raise CaptureError(self.stateful[path])
             result = original(module, *args, **kwargs)
             self._check_buffers(path, module, buffers)
-            if random.getstate() != draws:
-                raise CaptureError("the model draws from Python's `random` while it runs")
+            draws.check_unmoved()
             self._check_recorded(result)
         except Exception as error:
             if self.blocked is None or self.blocked.error is not error:
@@ -410,27 +452,3 @@ class Recorder(TorchFunctionMode):
             result = original(function, *args, **kwargs)
         self._emit("call_function", AutogradCall(function), args, kwargs, result)
         return result
-
-    # --- autocast
-
-    def enter_autocast(
-        self, region: object, kind: str, dtype: Any, enabled: bool, cache: bool | None
-    ) -> None:
-        """One node, so that what is computed inside keeps its precision under any autocast."""
-        if self._recording:
-            options = (torch.device(kind), dtype, enabled, cache)
-            node = self._emit("call_function", enter_autocast, options, {}, None)
-            self._regions.append((region, node))
-
-    def leave_autocast(self, region: object) -> None:
-        """The end of a recorded region."""
-        if self._recording and self._regions and self._regions[-1][0] is region:
-            _, node = self._regions.pop()
-            leave = self._emit("call_function", leave_autocast, (), {}, None)
-            leave.args = (node,)
-
-    def ask_autocast(self, kind: str, dtype: Any, where: str) -> None:
-        """A decision that the graph checks at run time."""
-        if self._recording:
-            options = (torch.device(kind), dtype, where)
-            self._emit("call_function", expect_autocast, options, {}, None)

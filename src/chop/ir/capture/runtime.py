@@ -48,7 +48,13 @@ def field_of(value: Any, name: str) -> Any:
     return getattr(value, name)
 
 
-def expect(value: Any, reading: str, expected: Any, where: str) -> None:
+def retain_grad(tensor: Tensor) -> None:
+    """Makes a result keep its gradient; without gradients there is none to keep."""
+    if tensor.requires_grad:
+        tensor.retain_grad()
+
+
+def expect(value: Any, reading: str, expected: Any, where: str, name: str = "") -> None:
     """Checks a decision that the model's Python made on the data of its example inputs.
 
     Args:
@@ -56,6 +62,7 @@ def expect(value: Any, reading: str, expected: Any, where: str) -> None:
         reading: how it did: `"__bool__"`, `"__int__"`, `"tolist"`.
         expected: what it saw at capture.
         where: `file:line` of the model.
+        name: the buffer or parameter that the tensor is; "": it was computed from inputs.
 
     Raises:
         GuardError: it would see something else now, so that the graph does not hold.
@@ -64,11 +71,18 @@ def expect(value: Any, reading: str, expected: Any, where: str) -> None:
     >>> expect(torch.tensor(True), "__bool__", True, "model.py:3")
     """
     found = getattr(value, reading)()
-    if found != expected:
+    if found == expected:
+        return
+    if name:
         raise GuardError(
-            f"captured for inputs on which the model sees {expected} at {where}, got {found}; "
-            "capture the model again with such an example"
+            f"captured while {name} was {expected}, which the model's Python reads at {where}, got "
+            f"{found}; capture the model again, or keep the module that reads it as one node with "
+            "leaves=[...] (custom_ops in MaseGraph)"
         )
+    raise GuardError(
+        f"captured for inputs on which the model sees {expected} at {where}, got {found}; "
+        "capture the model again with such an example"
+    )
 
 
 class _OpenRegions(threading.local):
@@ -137,7 +151,7 @@ def _spelt(dtype: torch.dtype | None) -> str:
     return "off" if dtype is None else f"to {dtype}"
 
 
-for _effect in (expect, expect_autocast, enter_autocast, leave_autocast):
+for _effect in (retain_grad, expect, expect_autocast, enter_autocast, leave_autocast):
     has_side_effect(_effect)
 
 

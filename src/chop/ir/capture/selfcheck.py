@@ -1,4 +1,4 @@
-"""Runs a fresh capture and its model once on the example inputs, and compares."""
+"""Runs a fresh capture as its model was run, and compares."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from chop.errors import CaptureError, GuardError
 from chop.ir.capture.captured import CapturedModule
 from chop.ir.capture.isolation import untouched
 from chop.ir.capture.leaves import tensors_in
+from chop.ir.capture.rehearse import Call, Rehearsal, distance, rehearse, run_once
 from chop.ir.capture.runtime import enter_autocast
-from chop.ir.capture.structure import map_leaves
-
-MOST_PARAMETERS = 1_000_000_000
-"""Larger models are not run: a forward pass would cost more than the capture."""
 
 _TOLERANCE = 1e-3
 
@@ -26,9 +23,9 @@ _AUTOCAST_TOLERANCE = 5e-2
 
 
 def difference(
-    model: nn.Module, captured: CapturedModule, example: Mapping[str, Any], fixed: Mapping[str, Any]
+    model: nn.Module, captured: CapturedModule, example: Mapping[str, Any], rehearsal: Rehearsal
 ) -> str | None:
-    """How the outputs of a capture differ from its model's in `eval()`; None if they do not.
+    """How a capture differs from its model in `eval()`; None if it does not.
 
     A model can notice that it is being recorded (transformers skips an attention mask of ones
     only when it is not), and no reading of its graph would show it. A graph with autocast regions
@@ -38,22 +35,20 @@ def difference(
         model: the model; it is left as it was.
         captured: its capture.
         example: the example inputs.
-        fixed: further arguments of the model.
+        rehearsal: what the model itself has returned and written.
 
     Raises:
-        CaptureError: the model runs and its capture fails.
+        CaptureError: the model runs and its capture fails, or forgets what the model keeps.
     """
-    parameters = list(model.parameters())
-    too_large = sum(parameter.numel() for parameter in parameters) > MOST_PARAMETERS
-    if too_large or any(parameter.is_meta for parameter in parameters):
-        return None
-    wrong = _compare(model, captured, example, fixed, _TOLERANCE)
+    wrong = _compare(captured, example, rehearsal, _TOLERANCE)
     kind = _autocast_device(captured, example)
     if wrong is None and kind is not None:
         # A graph that was told that autocast is off refuses to run under it.
         refused = contextlib.suppress(GuardError)
         with refused, torch.autocast(kind, dtype=torch.bfloat16):
-            wrong = _compare(model, captured, example, fixed, _AUTOCAST_TOLERANCE)
+            lowered = rehearse(model, rehearsal.calls[0].arguments, probe=False)
+            if lowered is not None:
+                wrong = _compare(captured, example, lowered, _AUTOCAST_TOLERANCE)
         wrong = wrong and f"under bfloat16 autocast, {wrong}"
     return wrong
 
@@ -67,21 +62,13 @@ def _autocast_device(captured: CapturedModule, example: Mapping[str, Any]) -> st
 
 
 def _compare(
-    model: nn.Module,
-    captured: CapturedModule,
-    example: Mapping[str, Any],
-    fixed: Mapping[str, Any],
-    tolerance: float,
+    captured: CapturedModule, example: Mapping[str, Any], rehearsal: Rehearsal, tolerance: float
 ) -> str | None:
-    try:
-        with untouched(model), torch.no_grad():
-            expected = _outputs(model, {**example, **fixed})
-    except Exception:
-        # A model that cannot run here (its device or kernels are elsewhere) can be captured.
-        return None
-    with untouched(captured), untouched(model), torch.no_grad():
+    first, *later = rehearsal.calls
+    with untouched(captured, thorough=True) as run, torch.no_grad():
+        captured.eval()
         try:
-            found = _outputs(captured, example)
+            found = run_once(captured, _taken(first, example), run)
         except GuardError:
             raise
         except Exception as error:
@@ -90,35 +77,30 @@ def _compare(
                 f"({type(error).__name__}: {error}): it takes another path while it is recorded; "
                 "keep the part that fails as one node with leaves=[...] (custom_ops in MaseGraph)"
             ) from error
-    if len(found) != len(expected):
-        return f"it returns {len(found)} tensors and the model {len(expected)}"
-    worst = max(map(_distance, found, expected), default=0.0)
-    if worst <= tolerance:
-        return None
-    return f"on the example inputs its outputs differ from the model's by up to {worst:.2g}"
+        wrong = _first_difference(found, first, tolerance)
+        if wrong is not None:
+            return wrong
+        for call in later:
+            found = run_once(captured, _taken(call, example), run)
+            if _first_difference(found, call, tolerance) is not None:
+                raise CaptureError(
+                    "in a second call the capture does not return what the model returns: "
+                    + "; ".join(rehearsal.stateful.values())
+                )
+    return None
 
 
-def _own(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
+def _taken(call: Call, example: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: call.arguments[name] for name in example}
 
 
-def _outputs(model: nn.Module, arguments: Mapping[str, Any]) -> list[Tensor]:
-    model.eval()
-    torch.manual_seed(0)
-    # The model may write into its inputs, and they are for two runs.
-    own = {name: map_leaves(_own, value) for name, value in arguments.items()}
-    return tensors_in(model(**own))
-
-
-def _distance(found: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to the largest expected value above one."""
-    if found.shape != expected.shape or found.dtype != expected.dtype:
-        return float("inf")
-    if torch.equal(found, expected) or found.numel() == 0:
-        return 0.0
-    ours, theirs = found.double(), expected.double()
-    if not torch.equal(ours.isnan(), theirs.isnan()):
-        return float("inf")
-    gap = torch.where(ours == theirs, 0.0, ours - theirs).abs().nan_to_num(0.0)
-    finite = theirs[theirs.isfinite()].abs()
-    return float(gap.max()) / max(1.0, float(finite.max()) if finite.numel() else 1.0)
+def _first_difference(found: Call, expected: Call, tolerance: float) -> str | None:
+    if len(found.outputs) != len(expected.outputs):
+        return f"it returns {len(found.outputs)} tensors and the model {len(expected.outputs)}"
+    worst = max(map(distance, found.outputs, expected.outputs), default=0.0)
+    if worst > tolerance:
+        return f"on the example inputs its outputs differ from the model's by up to {worst:.2g}"
+    for name, value in expected.written.items():
+        if name not in found.written or distance(found.written[name], value) > tolerance:
+            return f"the model writes to {name}, and its capture writes something else or nothing"
+    return None

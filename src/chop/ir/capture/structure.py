@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 import operator
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from torch.nn.utils.rnn import PackedSequence
@@ -32,6 +34,22 @@ def parts_of(value: Any) -> dict[Any, Any] | None:
     if has_fields(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return None
+
+
+def check_single(name: str, value: Any) -> None:
+    """Checks an input that is not made of parts: a graph would not see it change.
+
+    Raises:
+        CaptureError: it is an object whose attributes a model reads.
+    """
+    plain = not hasattr(value, "__dict__") or callable(value) or isinstance(value, enum.Enum)
+    by_value = type(value).__eq__ is not object.__eq__ and not isinstance(value, SimpleNamespace)
+    if not plain and not by_value:
+        raise CaptureError(
+            f"expected tensors, numbers, tuples, dicts or dataclasses of these as the input "
+            f"{name}, got a {type(value).__qualname__}, whose attributes a graph cannot follow; "
+            "make it a dataclass"
+        )
 
 
 def has_fields(value: Any) -> bool:

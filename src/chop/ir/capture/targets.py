@@ -19,6 +19,7 @@ from chop.ir.capture.runtime import (
     expect,
     expect_autocast,
     leave_autocast,
+    retain_grad,
     set_item,
 )
 
@@ -53,7 +54,15 @@ OVERLOADS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
 
 _EFFECTS = frozenset(
-    {SET_GRAD_ENABLED, torch._assert, expect, expect_autocast, enter_autocast, leave_autocast}
+    {
+        SET_GRAD_ENABLED,
+        torch._assert,
+        expect,
+        expect_autocast,
+        enter_autocast,
+        leave_autocast,
+        retain_grad,
+    }
 )
 
 _IN_PLACE_OPERATORS = frozenset(getattr(operator, name) for name in _IN_PLACE_NAMES)

@@ -62,14 +62,18 @@ def capture(
     example = _own(_choose_inputs(model, inputs, input_names))
     # torch's symbolic shapes cost half a second to import; `import chop` does not need them.
     from chop.ir.capture.assemble import announced, assemble
+    from chop.ir.capture.effects import record, told
     from chop.ir.capture.ladder import Ladder
     from chop.ir.capture.selfcheck import difference
 
     ladder = Ladder(model, example, dict(concrete_args or {}), LeafRule(model, leaves), strict)
     with settled(model) as notes:
-        captured = assemble(ladder, ladder.record())
+        recording, rehearsals = record(ladder)
+        captured = assemble(ladder, recording)
         captured.record.guessed = inputs is None and is_guessed(model)
-        wrong = difference(model, captured, example, ladder.fixed)
+        wrong = difference(model, captured, example, rehearsals[0]) if rehearsals else None
+        called = {str(node.target) for node in captured.graph.nodes if node.op == "call_module"}
+        notes += told(ladder, recording, rehearsals, called)
     if wrong is not None and strict:
         raise CaptureError(f"the capture of {captured.record.class_name} is not the model: {wrong}")
     news = announced(ladder, captured, [*notes, wrong] if wrong else notes)

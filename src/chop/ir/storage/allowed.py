@@ -36,6 +36,7 @@ from chop.ir.capture.runtime import (
     expect_autocast,
     field_of,
     leave_autocast,
+    retain_grad,
     set_item,
 )
 from chop.ir.capture.targets import PYTHON_OPERATORS, SET_GRAD_ENABLED
@@ -259,8 +260,9 @@ def _functions() -> dict[str, Callable[..., Any]]:
         "torch:_assert": torch._assert,
         "torch:_is_all_true": torch._is_all_true,
     }
-    helpers = (set_item, field_of, expect, expect_autocast, enter_autocast, leave_autocast)
-    table |= {reference_of(helper): helper for helper in helpers}
+    values = (set_item, field_of, retain_grad)
+    checks = (expect, expect_autocast, enter_autocast, leave_autocast)
+    table |= {reference_of(helper): helper for helper in (*values, *checks)}
     homes = (torch, F, torch.linalg, torch.fft, torch.special, torch._C._nn)
     for home in homes:
         for name, value in _public_callables(home):
