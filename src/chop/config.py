@@ -160,6 +160,10 @@ def _convert_union(value: Any, members: tuple[Any, ...], hint: Any, where: str) 
     tables = [member for member in members if dataclasses.is_dataclass(member)]
     if len(tables) == 1 and isinstance(value, Mapping):
         return convert(value, tables[0], where)
+    # What is wrong inside a mapping is said better by its own values than by the union.
+    mappings = [member for member in members if typing.get_origin(member) in (dict, Mapping)]
+    if len(mappings) == 1 and isinstance(value, Mapping):
+        return convert(value, mappings[0], where)
     for member in members:
         try:
             return convert(value, member, where)

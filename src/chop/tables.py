@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chop.files import write_text
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 TEXT_COLUMNS = 160
+LONGEST_WORD = 20
+"""Longer words without a digit at their start, such as paths, may be broken."""
+MOST_KEYS = 2
+"""Columns that are repeated where a table is cut into several."""
+FRAME = 3
+"""Characters that each column adds to its text; the table adds one more."""
+NUMBER = re.compile(r"[-+~<>±(\[]*\d")
+ONLY_NUMBER = re.compile(r"-|[-+~<>±]*[\d.,]+(e[-+]?\d+)?( ?[%a-zA-Zµ/]+)?")
 
 
 def print_table(
@@ -20,6 +33,9 @@ def print_table(
 ) -> None:
     """Prints rows to the terminal, and to a text file too if `save_path` is given.
 
+    No number is broken over two lines: where the columns do not fit beside one another, several
+    tables are printed, each with the first columns again.
+
     Args:
         title: above the table.
         rows: one mapping per row; nothing is printed when there is none.
@@ -27,23 +43,101 @@ def print_table(
         save_path: a text file; its folder is made.
     """
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     if not rows:
         return
-    columns = list(rows[0]) if columns is None else columns
-    table = Table(title=title)
-    for column in columns:
-        left = isinstance(rows[0][column], str)
-        table.add_column(column, justify="left" if left else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_spell(row[column])) for column in columns))
-    Console().print(table)
+    names = list(rows[0]) if columns is None else columns
+    found = [_Column(name, tuple(_spell(row[name]) for row in rows)) for name in names]
+    console = Console()
+    for table in _tables(title, found, console.width):
+        console.print(table)
     if save_path is not None:
         text = io.StringIO()
-        Console(file=text, width=TEXT_COLUMNS).print(table)
+        for table in _tables(title, found, TEXT_COLUMNS):
+            Console(file=text, width=TEXT_COLUMNS).print(table)
         write_text(save_path, text.getvalue())
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column's name, and its cells as texts."""
+
+    name: str
+    cells: tuple[str, ...]
+
+    @property
+    def widest(self) -> int:
+        """Characters of the longest cell."""
+        return max(map(len, self.cells))
+
+    @property
+    def least(self) -> int:
+        """Characters of the longest word that stays whole; a number stays with its unit."""
+        whole = (cell for cell in self.cells if ONLY_NUMBER.fullmatch(cell))
+        words = (word for text in (self.name, *self.cells) for word in text.split())
+        return max([1, *map(len, whole), *map(_least, words)])
+
+    @property
+    def is_numeric(self) -> bool:
+        return all(ONLY_NUMBER.fullmatch(cell) for cell in self.cells)
+
+
+def _least(word: str) -> int:
+    return len(word) if NUMBER.match(word) else min(len(word), LONGEST_WORD)
+
+
+def _tables(title: str, columns: Sequence[_Column], width: int) -> Iterator[Table]:
+    """The columns as one table, or as several where they do not fit beside one another."""
+    from rich.table import Table
+    from rich.text import Text
+
+    parts = _parts(columns, width - 1)
+    for number, part in enumerate(parts, 1):
+        table = Table(title=title if len(parts) == 1 else f"{title} ({number} of {len(parts)})")
+        for column, characters in zip(part, _widths(part, width - 1), strict=True):
+            justify = "right" if column.is_numeric else "left"
+            table.add_column(column.name, justify=justify, overflow="fold", width=characters)
+        for row in zip(*(column.cells for column in part), strict=True):
+            table.add_row(*map(Text, row))
+        yield table
+
+
+def _parts(columns: Sequence[_Column], width: int) -> list[list[_Column]]:
+    """Columns in as few groups as fit; each group begins with those that tell rows apart."""
+    if _taken(columns) <= width:
+        return [list(columns)]
+    keys = list(columns[:1])
+    while len(keys) < MOST_KEYS and not _tell_apart(keys):
+        keys.append(columns[len(keys)])
+    while len(keys) > 1 and any(_taken([*keys, each]) > width for each in columns[len(keys) :]):
+        keys.pop()
+    parts = [keys[:]]
+    for column in columns[len(keys) :]:
+        if _taken([*parts[-1], column]) > width and len(parts[-1]) > len(keys):
+            parts.append(keys[:])
+        parts[-1].append(column)
+    return parts
+
+
+def _taken(columns: Sequence[_Column]) -> int:
+    return sum(column.least + FRAME for column in columns)
+
+
+def _tell_apart(columns: Sequence[_Column]) -> bool:
+    rows = list(zip(*(column.cells for column in columns), strict=True))
+    return len(set(rows)) == len(rows)
+
+
+def _widths(columns: Sequence[_Column], width: int) -> list[int]:
+    """Characters of each column: the least; then cells on one line, then names, while they fit."""
+    found = [column.least for column in columns]
+    spare = width - _taken(columns)
+    for wanted in ([c.widest for c in columns], [len(c.name) for c in columns]):
+        for i in sorted(range(len(columns)), key=lambda i: wanted[i] - found[i]):
+            given = min(max(0, wanted[i] - found[i]), max(0, spare))
+            found[i] += given
+            spare -= given
+    return found
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -345,7 +345,7 @@ def test_doctor_finds_what_is_here():
     assert findings["torch"].detail == torch.__version__
     assert findings["python"].state == findings["import chop"].state == OK
     assert not any(finding.is_fatal for finding in findings.values())
-    assert "apt-get install" in findings["verilator"].detail or findings["verilator"].state == OK
+    assert "pip install -e '.[onnx]'" in findings["onnx"].detail or findings["onnx"].state == OK
 
 
 def test_doctor_sees_a_package_that_shadows_chop(tmp_path):

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from chop.actions.doctor import examine
 from chop.cli import main
+from chop.cli.app import app
 from tests.programs import chop
 
 
@@ -125,6 +127,62 @@ def test_a_line_is_there_before_anything_is_imported(command, monkeypatch, main_
     assert capsys.readouterr().err == "loading PyTorch and transformers ...\n"
 
 
+def all_commands(commands=app, path=()):
+    for command in commands.registered_commands:
+        yield " ".join((*path, command.name)), command.help
+    for group in commands.registered_groups:
+        yield group.name, group.typer_instance.info.help
+        yield from all_commands(group.typer_instance, (*path, group.name))
+
+
+def test_help_wraps_by_the_width_of_the_terminal():
+    told = dict(all_commands())
+    assert {"compress", "demo", "sweep prune", "search resume", "bench softmax"} < set(told)
+    by_hand = re.compile(r"(?<!\n)\n(?!\n)")
+    assert [name for name, text in told.items() if by_hand.search(text)] == []
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_help_fills_its_lines_and_no_more(width, monkeypatch, main_ends, capsys):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys, "argv", ["chop", "search", "precision", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    first = next(line for line in lines if "Only formats" in line)
+    assert len(first.rstrip()) > width - 15
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("compress --seed 99999999999999999999", "seed: got 99999999999999999999, expected 0 to"),
+        ("compress --seed -1", "seed: got -1, expected 0 to"),
+        ("compress --device meta", "device 'meta' cannot be used here: choose from: cpu"),
+        ("sweep prune --device mps", "device 'mps' cannot be used here: choose from: cpu"),
+        ("bench softmax --device meta --quick", "device 'meta' cannot be used here"),
+        ("search precision --budget bits=abc", "budgets.bits: expected float, got 'abc'"),
+        ("search precision --budget bits=0", "budgets: bits: got 0, expected more than 0"),
+        ("search precision --budget bits=0.1", "budgets: bits=0.1 cannot be kept: with the small"),
+        ("search precision --budget activation_bits=1", "activation_bits=1 cannot be kept"),
+        ("search nas --budget accuracy=1.5", "accuracy: got 1.5, expected 0 to 1"),
+        (
+            "search nas --model vit --field hidden_size=-32",
+            "hidden_size: expected 0 or more, as 48",
+        ),
+    ],
+)
+def test_values_that_cannot_be_are_one_sentence_before_anything_runs(
+    arguments, message, main_ends, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("chop.search.study.Search.run", lambda *a, **k: pytest.fail("it ran"))
+    model = [] if "vit" in arguments or "bench" in arguments else ["--model", "mlp"]
+    code, printed = main_ends(*arguments.split(), *model, "--out", tmp_path / "out")
+    assert code == 2 and "Traceback" not in printed
+    assert message in printed.partition("ConfigError: ")[2]
+
+
 def test_exit_codes_are_in_the_help():
     told = " ".join(chop("--help").split())
     assert "Exit codes" in told and "3 no format kept within" in told and "130 stopped" in told
@@ -136,10 +194,13 @@ def test_unknown_keys_of_a_file_are_named(tmp_path):
     assert "did you mean 'model'" in " ".join(chop("compress", "--config", config, code=2).split())
 
 
-def test_doctor_lists_packages():
-    text = chop("doctor")
-    assert "torch" in text
-    assert "ok" in text
+def test_doctor_lists_what_a_user_needs_once():
+    findings = [finding.what for finding in examine()]
+    assert {"torch", "transformers", "onnx", "triton", "postgres"} < set(findings)
+    assert len(findings) == len(set(findings))
+    assert not {"pytest", "ruff", "mypy", "mase-chop", "verilator"} & set(findings)
+    told = chop("doctor")
+    assert all(f"│ {what} " in told for what in findings)
 
 
 @pytest.mark.parametrize(

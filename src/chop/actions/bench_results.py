@@ -10,6 +10,7 @@ from chop.bench import Comparison
 from chop.files import make_folder, write_text
 from chop.report.bench_plots import plot_ratios
 from chop.tables import markdown_table, print_table
+from chop.train import usable_device
 
 
 class Results(Protocol):
@@ -30,16 +31,22 @@ class Settings(Protocol):
     def out(self) -> Path:
         """The folder for everything that is written."""
 
+    @property
+    def device(self) -> str:
+        """Where to measure."""
+
 
 S = TypeVar("S", bound=Settings)
 
 
 def measure_and_write(measure: Callable[[S], Results], config: S) -> None:
-    """Measures, and writes the results; the folder is made and tried first.
+    """Measures, and writes the results; device and folder are tried first.
 
     Raises:
+        ConfigError: the device cannot be used here.
         WriteError: it cannot be written to.
     """
+    usable_device(config.device)
     make_folder(config.out)
     write_results(measure(config), config.out)
 

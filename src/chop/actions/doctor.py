@@ -6,18 +6,19 @@ import importlib.machinery
 import importlib.metadata
 import platform
 import re
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import chop
 
 DISTRIBUTION = "mase-chop"
-SYSTEM_TOOLS = {
-    "verilator": "simulates the emitted hardware: apt-get install verilator",
-    "iverilog": "a second opinion on the emitted hardware: apt-get install iverilog",
-    "yosys": "synthesises the emitted hardware: apt-get install yosys",
+EXTRAS = {
+    "onnx": "chop compress --onnx",
+    "postgres": "searches by workers on several machines",
+    "triton": "kernels for NVIDIA GPUs",
+    "dashboard": "looking at searches in a browser",
 }
+"""What each optional part is for; those for chop's own tests are no concern of a user."""
 OK, MISSING, OPTIONAL, WRONG = "ok", "missing", "not installed (optional)", "wrong"
 
 
@@ -54,7 +55,6 @@ def examine() -> list[Finding]:
         _accelerator(),
         _compiler(),
         _cpu_kernels(),
-        *map(_tool, SYSTEM_TOOLS),
     ]
 
 
@@ -78,23 +78,45 @@ def _import_name() -> Finding:
 
 
 def _packages() -> list[Finding]:
+    """The packages that are needed, then the optional parts; each once."""
     try:
         requirements = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
         return [Finding(DISTRIBUTION, MISSING, "pip install -e .")]
-    return [_package(requirement) for requirement in requirements]
+    needed = [text for text in requirements if _extra(text) is None]
+    parts = {name: [text for text in requirements if _extra(text) == name] for name in EXTRAS}
+    return [*map(_package, needed), *map(_part, parts, parts.values())]
+
+
+def _extra(requirement: str) -> str | None:
+    found = re.search(r"""extra == ['"](\w+)""", requirement)
+    return found[1] if found else None
 
 
 def _package(requirement: str) -> Finding:
-    name = re.match(r"[\w.-]+", requirement)[0]
-    extra = re.search(r"""extra == ['"](\w+)""", requirement)
-    try:
-        return Finding(name, OK, importlib.metadata.version(name))
-    except importlib.metadata.PackageNotFoundError:
-        if extra:
-            return Finding(name, OPTIONAL, f"pip install '{DISTRIBUTION}[{extra[1]}]'")
+    version = _version(requirement)
+    if version is None:
         wanted = requirement.split(";")[0].strip()
-        return Finding(name, MISSING, f"pip install '{wanted}'")
+        return Finding(_name(requirement), MISSING, f"pip install '{wanted}'")
+    return Finding(_name(requirement), OK, version)
+
+
+def _part(extra: str, requirements: list[str]) -> Finding:
+    versions = {_name(text): _version(text) for text in requirements}
+    if versions and all(versions.values()):
+        return Finding(extra, OK, ", ".join(f"{name} {found}" for name, found in versions.items()))
+    return Finding(extra, OPTIONAL, f"for {EXTRAS[extra]}: pip install -e '.[{extra}]'")
+
+
+def _name(requirement: str) -> str:
+    return re.match(r"[\w.-]+", requirement)[0]
+
+
+def _version(requirement: str) -> str | None:
+    try:
+        return importlib.metadata.version(_name(requirement))
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _accelerator() -> Finding:
@@ -122,10 +144,3 @@ def _cpu_kernels() -> Finding:
     if build.library:
         return Finding("CPU kernels", OK, build.detail)
     return Finding("CPU kernels", OPTIONAL, f"same results from PyTorch alone: {build.detail}")
-
-
-def _tool(name: str) -> Finding:
-    path = shutil.which(name)
-    if path:
-        return Finding(name, OK, path)
-    return Finding(name, OPTIONAL, SYSTEM_TOOLS[name])

@@ -34,6 +34,7 @@ from chop.train import (
     load_trained,
     read_rows,
     split_rows,
+    usable_device,
 )
 from chop.train.tasks import CLASSIFICATION
 
@@ -78,6 +79,7 @@ class SubjectConfig:
         "limit": (1, 10**9),
         "max_length": (1, 10**6),
         "batch_size": (1, 10**6),
+        "seed": (0, 2**32 - 1),
     }
     """Least and largest value of each number among the settings."""
 
@@ -172,7 +174,7 @@ class Subject:
         asked = None if task is None else find_task(task)
         given = {"train": train, "test": test, "validation": validation}
         rows = {k: read_rows(split, asked) for k, split in given.items() if split is not None}
-        place = _device(device)
+        place = usable_device(device)
         return cls(
             copy.deepcopy(model).to(place).eval(),
             name or type(model).__name__,
@@ -235,9 +237,11 @@ def subject_for(config: SubjectConfig, subject: Subject | None) -> Subject:
     Raises:
         ConfigError: settings, model and data set do not go together.
         UnavailableError: model or data set are not there.
+        WriteError: `config.out` cannot be written to.
     """
     if subject is None:
         return load_subject(config)
+    make_folder(config.out)
     return replace(subject, task=subject.task.judged_by(config.metric))
 
 
@@ -252,7 +256,7 @@ def load_subject(config: SubjectConfig) -> Subject:
         UnavailableError: model or data set are not there.
         WriteError: `config.out` cannot be written to.
     """
-    place = _device(config.device)
+    place = usable_device(config.device)
     Console().print(f"loading {config.model} and its rows", highlight=False)
     if config.model in BUILTIN_MODELS:
         _check_is_of_builtin(config)
@@ -358,12 +362,3 @@ def _fine_tune(
     fit(loaded, train, **training, device=place, progress="fine-tuning", task=task)
     with replacing(path) as temporary:
         save_model(loaded, str(temporary))
-
-
-def _device(name: str | None) -> torch.device:
-    chosen = name or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.empty(0, device=chosen).device
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"device '{chosen}' cannot be used here: {reason}") from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Any
 
 import typer
@@ -50,3 +52,25 @@ app.command("doctor")(doctor_command)
 app.add_typer(bench_app, name="bench")
 app.add_typer(search_app, name="search")
 app.add_typer(sweep_app, name="sweep")
+
+
+def _flowing(text: str | None) -> str | None:
+    """Help whose paragraphs are one line each, for the terminal to wrap; examples stay as typed."""
+    if text is None:
+        return None
+    paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(text))
+    return "\n\n".join(p if p.startswith("  ") else " ".join(p.split()) for p in paragraphs)
+
+
+def _let_help_flow(commands: typer.Typer) -> None:
+    """Does so for all commands below."""
+    for command in commands.registered_commands:
+        command.help = _flowing(command.help or inspect.getdoc(command.callback))
+    for group in commands.registered_groups:
+        assert group.typer_instance is not None
+        group.typer_instance.info.help = _flowing(group.typer_instance.info.help)
+        _let_help_flow(group.typer_instance)
+
+
+app.info.epilog = _flowing(app.info.epilog)
+_let_help_flow(app)

@@ -23,8 +23,13 @@ EXAMPLES = """
 
   chop compress --config run.toml        (the same keys: model, dataset, formats, qat_epochs ...)
 
-[bold]What it writes[/] into --out: model.pt and model.mz (the smallest model within --max-drop of
-float, its weights packed), graph.svg, accuracy.svg, table.md, result.json. To use the model:
+[bold]How it chooses[/]: the smallest model within --max-drop of float on validation rows, which are
+the split 'validation' or a fifth of the training rows; test rows are only reported. Where none is
+within it, no model is saved and the exit code is 3, unless --keep-best is given.
+
+[bold]What it writes[/] into --out: model.pt and model.mz (the chosen model, its weights packed),
+graph.svg, accuracy.svg, table.md, result.json; all at once, so that a run that is killed or fails
+leaves those of an earlier run. To use the model:
 mg = MaseGraph.from_checkpoint("OUT/model"); to train it on, unpack it first:
 mg, _ = pack_transform_pass(mg, {"unpack": True}).
 """

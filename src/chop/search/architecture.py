@@ -280,6 +280,8 @@ def _check_types(where: str, present: Any, values: Sequence[Any]) -> None:
             raise ConfigError(
                 f"{where}: expected {kinds[-1].__name__}, as {present!r}, got {value!r}."
             )
+        if type(present) is int and type(value) is int and value < 0 < present:
+            raise ConfigError(f"{where}: expected 0 or more, as {present}, got {value}.")
 
 
 def _uneven_heads(config: PreTrainedConfig) -> str | None:

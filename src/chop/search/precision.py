@@ -228,6 +228,37 @@ class PrecisionProblem:
                 found.setdefault((costs["bits"], costs["activation_bits"]), config)
         return found[max(found)] if found else None
 
+    def check_budgets(self, goals: Sequence[Goal]) -> None:
+        """Makes sure that some configuration can keep within each budget of a cost.
+
+        Raises:
+            ConfigError: none can, whatever is chosen.
+        """
+        smallest = {
+            name: min(self.options, key=lambda text: self.bits(name, text))
+            for name in self._targets
+        }
+        for goal in goals:
+            if goal.name in COSTS and goal.excess(self._cost(goal.name, smallest)) > 0:
+                least = self._least(goal.name, smallest)
+                if goal.excess(least) > 0:
+                    raise ConfigError(
+                        f"budgets: {goal.name}={goal.budget:g} cannot be kept: with the smallest "
+                        f"of the formats in every layer it is {least:.4g}."
+                    )
+
+    def _cost(self, cost: str, config: Config) -> float:
+        return self.costs(self.formats(config))[cost]
+
+    def _least(self, cost: str, config: Config) -> float:
+        """The cost with each choice in turn at its cheapest: each adds a part of its own."""
+        found = dict(config)
+        for name in found:
+            found[name] = min(
+                self.options, key=lambda text: self._cost(cost, {**found, name: text})
+            )
+        return self._cost(cost, found)
+
     def graph(self, config: Config) -> MaseGraph:
         """The quantised graph of a configuration, scales derived, with metadata."""
         return self.layers.graph(self.formats(config))

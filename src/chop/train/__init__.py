@@ -9,6 +9,7 @@
 """
 
 from chop.train.calibration import calibration_batches
+from chop.train.device import usable_device
 from chop.train.metrics import METRICS, find_metric
 from chop.train.pruning import PRUNING_SCHEDULES, GradualPruning
 from chop.train.rows import VALIDATION_SHARE, Rows, read_label_column, read_rows, split_rows

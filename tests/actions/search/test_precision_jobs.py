@@ -205,10 +205,22 @@ def test_ranges_may_name_widths():
 
 
 def test_a_budget_that_nobody_meets_names_the_nearest(tmp_path, no_training, capsys):
-    config = PrecisionConfig(out=tmp_path, widths="2,8", trials=4, budgets={"bits": 0.5})
+    config = PrecisionConfig(out=tmp_path, widths="2,8", trials=4, budgets={"accuracy": 1.0})
     result = run_job(JOB, config)
-    least = min(trial.values["bits"] for trial in result.measured)
-    assert result.best is None and result.ranked[0].values["bits"] == least
+    best = max(trial.values["accuracy"] for trial in result.measured)
+    assert best < 1 and result.best is None and result.ranked[0].values["accuracy"] == best
     printed = " ".join(capsys.readouterr().out.split())
     assert f"the nearest, trial {result.ranked[0].number}, has" in printed
-    assert f"bits {least:.4g}" in printed and not (tmp_path / "best.json").exists()
+    assert f"accuracy {best:.4g}" in printed and not (tmp_path / "best.json").exists()
+
+
+@pytest.mark.parametrize("per", ["layer", "operand"])
+def test_a_budget_below_the_smallest_formats_is_refused_before_anything_is_tried(
+    per, tmp_path, no_training
+):
+    told = {"out": tmp_path, "widths": "2,8", "trials": 4, "per": per}
+    with pytest.raises(ConfigError, match="bits=0.5 cannot be kept: .* in every layer it is 2"):
+        run_job(JOB, PrecisionConfig(**told, budgets={"bits": 0.5}))
+    assert not (tmp_path / "search.db").exists()
+    smallest = run_job(JOB, PrecisionConfig(**told, budgets={"bits": 2.6})).best
+    assert smallest is not None and smallest.values["bits"] <= 2.6

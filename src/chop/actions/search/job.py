@@ -18,12 +18,15 @@ from chop.actions.subject import SubjectConfig
 from chop.config import parse
 from chop.errors import ConfigError, did_you_mean
 from chop.search.choosers import make_pruner, sampler_row
+from chop.search.costs import COSTS
 from chop.search.storage import storage_url, without_password
 
 if TYPE_CHECKING:
     from chop.search.result import Result
     from chop.search.study import Search
 
+SIZES = (*COSTS, "parameters", "size_bytes")
+"""What every model has some of."""
 JOB_MODULES = {
     "nas": "chop.actions.search.nas",
     "precision": "chop.actions.search.precision",
@@ -66,6 +69,15 @@ class SearchConfig(SubjectConfig):
         sampler_row(self.sampler)
         make_pruner(self.pruner)
         storage_url(self.storage, self.out)
+
+
+def check_budgets(budgets: Mapping[str, float]) -> None:
+    """Raises ConfigError where a budget is a number that what it bounds can never have."""
+    for name, number in budgets.items():
+        if name in SIZES and not number > 0:
+            raise ConfigError(f"budgets: {name}: got {number:g}, expected more than 0.")
+        if name == "accuracy" and not 0 <= number <= 1:
+            raise ConfigError(f"budgets: accuracy: got {number:g}, expected 0 to 1.")
 
 
 @dataclass(frozen=True)

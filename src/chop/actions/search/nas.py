@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rich.console import Console
 
 from chop.actions.search.figures import draw_search
-from chop.actions.search.job import Job, SearchConfig
+from chop.actions.search.job import Job, SearchConfig, check_budgets
 from chop.actions.subject import Subject, fingerprint_of_rows, subject_for
 from chop.actions.sweep.record import write_table
 from chop.errors import ConfigError, did_you_mean
@@ -104,6 +104,7 @@ class NasConfig(SearchConfig):
             for name in names:
                 if name not in known:
                     raise ConfigError(f"{where}: unknown '{name}': {did_you_mean(name, known)}")
+        check_budgets(self.budgets)
         self.how_compressed()
 
     def how_compressed(self) -> Compression:

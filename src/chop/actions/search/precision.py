@@ -13,7 +13,7 @@ from rich.console import Console
 
 from chop.actions.search.figures import draw_search
 from chop.actions.search.format_settings import FORMAT_RANGES, FormatSettings, spread_evenly
-from chop.actions.search.job import Job, SearchConfig
+from chop.actions.search.job import Job, SearchConfig, check_budgets
 from chop.actions.subject import (
     Subject,
     SubjectConfig,
@@ -91,6 +91,7 @@ class PrecisionConfig(FormatSettings, SearchConfig):
                 if name not in DIRECTIONS:
                     nearest = did_you_mean(name, DIRECTIONS)
                     raise ConfigError(f"{where}: unknown '{name}': {nearest}")
+        check_budgets(self.budgets or {})
         objectives_of(self.all_goals())
 
     def all_goals(self) -> tuple[Goal, ...]:
@@ -113,6 +114,7 @@ def prepare(config: PrecisionConfig, subject: Subject | None = None) -> Search:
     subject = subject_for(config, subject)
     found, goals = problem_of(config, subject), config.all_goals()
     found.check_goals(goals)
+    found.check_budgets(goals)
     plain = found.plain(goals)
     return Search(
         found.space,

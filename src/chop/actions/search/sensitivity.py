@@ -13,7 +13,7 @@ from chop.actions.search.format_settings import FORMAT_RANGES, FormatSettings
 from chop.actions.subject import Subject, SubjectConfig, subject_for
 from chop.actions.sweep.journal import Journal, Point, identity_of, measure_all
 from chop.actions.sweep.record import write_figure, write_table
-from chop.files import make_folder, write_text
+from chop.files import write_text
 from chop.report.layer_maps import plot_layer_map
 from chop.search.sensitivities import METRICS, Sensitivity, check_metrics, line, pairs
 from chop.train import Metric
@@ -62,7 +62,6 @@ def measure_sensitivity(
         UnavailableError: the model or the data set is not there.
     """
     subject = subject_for(config, subject)
-    make_folder(config.out)
     problem = config.problem(subject, subject.test)
     probe = Sensitivity(
         problem, subject.train, config.metrics, vectors=config.vectors, seed=config.seed

@@ -17,7 +17,6 @@ from chop.actions.sweep.journal import Journal, measure_all
 from chop.actions.sweep.record import write_figure, write_table
 from chop.config import convert, parse
 from chop.errors import ConfigError
-from chop.files import make_folder
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import SCORES
@@ -106,7 +105,6 @@ def prune_sweep(config: PruneSweepConfig, subject: Subject | None = None) -> lis
     subject = subject_for(config, subject)
     _check_methods(config, subject)
     metric = subject.task.metric
-    make_folder(config.out)
     settings = list(dict.fromkeys(itertools.product(config.methods, config.shares())))
     points = _experiment(config, subject).points(subject, settings)
     title = f"{subject.name} on {subject.dataset}"

@@ -19,7 +19,6 @@ from chop.actions.sweep.grid import spread, whole
 from chop.actions.sweep.journal import Journal, measure_all
 from chop.actions.sweep.record import write_figure, write_table
 from chop.errors import ConfigError
-from chop.files import make_folder
 from chop.formats import Integer
 from chop.ir.graph import MaseGraph
 from chop.passes import calculate_avg_bits_mg_analysis_pass
@@ -112,7 +111,6 @@ def quantize_sweep(
     """
     subject = subject_for(config, subject)
     metric = subject.task.metric
-    make_folder(config.out)
     lines = config.lines()
     settings = list(dict.fromkeys(setting for line in lines.values() for setting in line))
     points = _experiment(config, subject).points(subject, settings)

@@ -1,0 +1,91 @@
+import random
+import re
+
+import pytest
+
+from chop.actions.compress_results import Candidate, Row, table_of
+from chop.tables import print_table
+from chop.train.tasks import CLASSIFICATION
+
+ROWS = [
+    Row("float", "float", 0.9547, 0.9611, 32.0, 0, 232.936),
+    Row("PTQ", "integer 8.5", 0.9443, 0.9444, 8.5463, 14, 62.211),
+    Row("PTQ", "mxfp width=4:exponent_width=2", 0.0836, 0.1, 4.6523, 14, 33.865, "lost"),
+    Row("QAT", "integer 4.2", 0.8885, 0.9, 4.6523, 14, 33.865, "lost"),
+]
+COMPRESSED = table_of([Candidate(row, None) for row in ROWS], CLASSIFICATION.metric)
+SPEED = [
+    {
+        "model": name,
+        "batch": batch,
+        "latency": f"{latency} ms",
+        "times as fast": "no difference shown (0.93 to 1.12)",
+        "rows/s": f"{1000 * batch:,}",
+        "weights": "232.9 kB",
+        "kept decoded": "227.6 kB",
+        "file": "1,236.8 kB",
+        "largest difference": 1.234e-7,
+    }
+    for name in ("float", "float graph", "compressed")
+    for batch, latency in ((1, 8.73), (16, 5.2))
+]
+STATISTICS = [
+    {"node": f"vit_encoder_layers_{i}_attention_output_dense", "operand": "data_in"}
+    | {name: random.Random(i).gauss(0, 1e4) for name in ("mean", "variance", "least", "largest")}
+    for i in range(3)
+]
+
+
+def printed(rows, width, monkeypatch, capsys, columns=None):
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_table("A title", rows, columns)
+    return capsys.readouterr().out
+
+
+def numbers(rows):
+    texts = (f"{v:.4g}" if isinstance(v, float) else str(v) for row in rows for v in row.values())
+    return {word for text in texts for word in text.split() if re.match(r"[(-]?\d", word)}
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+@pytest.mark.parametrize("rows", [COMPRESSED, SPEED, STATISTICS], ids=["main", "speed", "long"])
+def test_no_number_is_broken_over_two_lines(rows, width, monkeypatch, capsys):
+    told = printed(rows, width, monkeypatch, capsys)
+    assert numbers(rows) <= set(told.split())
+    assert max(map(len, told.splitlines())) <= width
+
+
+def test_a_table_that_fits_is_one_and_its_cells_take_one_line(monkeypatch, capsys):
+    told = printed(COMPRESSED, 120, monkeypatch, capsys)
+    assert told.count("┏") == 1 and "of 2" not in told
+    assert sum("│" in line for line in told.splitlines()) == len(COMPRESSED)
+
+
+def test_a_table_that_is_cut_repeats_what_tells_its_rows_apart(monkeypatch, capsys):
+    told = printed(SPEED, 60, monkeypatch, capsys)
+    assert "A title (1 of 3)" in told and "A title (3 of 3)" in told
+    assert told.count("model ") == told.count("batch ") == 3
+    assert all(name in " ".join(told.split()) for name in ("rows/s", "weights", "latency"))
+
+
+def test_two_columns_that_do_not_fit_are_printed_all_the_same(monkeypatch, capsys):
+    rows = [{"a": "x" * 30, "b": "y" * 30}] * 2
+    told = printed(rows, 20, monkeypatch, capsys)
+    assert "x" in told and "y" in told and max(map(len, told.splitlines())) <= 20
+
+
+def test_numbers_stand_under_one_another(monkeypatch, capsys):
+    lines = printed(COMPRESSED, 100, monkeypatch, capsys).splitlines()
+    ends = {line.index("%") for line in lines if "%" in line}
+    assert len(ends) == 1
+
+
+def test_columns_are_those_that_are_named(monkeypatch, capsys):
+    told = printed(SPEED, 80, monkeypatch, capsys, ["batch", "model"])
+    assert "latency" not in told and told.index("batch") < told.index("model")
+
+
+def test_a_file_is_as_wide_as_it_likes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "60")
+    print_table("A title", SPEED, save_path=tmp_path / "table.txt")
+    assert (tmp_path / "table.txt").read_text().count("┏") == 1
