@@ -29,6 +29,7 @@ from chop.formats import (
 )
 from chop.kernels.codes import Packed
 from chop.kernels.cpu import build, int8, packed, reader
+from chop.kernels.cpu.measure import pointer
 from chop.nn import quantized as q
 from chop.nn.packed import pack
 
@@ -389,3 +390,16 @@ def test_a_packed_layer_agrees_with_its_layer_in_every_setting(rows):
         assert twin(x[:0].bfloat16()).shape == (0, 256)
     with pytest.raises(RuntimeError, match="dtype"):
         twin(x)
+
+
+def test_the_code_of_nan_is_zero_as_the_reference_stores_it(loops):
+    x = torch.tensor([[torch.nan, 3.0, -torch.nan, torch.inf, -2.0, -torch.inf, 0.4, torch.nan]])
+    codes, scales = torch.full(x.shape, 99, dtype=torch.int8), torch.empty(1)
+    ends = map(ctypes.c_double, (-128, 127))
+    rest = map(ctypes.c_float, (1.0, 1e-30, 1.0))
+    found = loops.library.chop_int8_codes(
+        *map(pointer, (x, codes, scales)), ctypes.c_int64(1), ctypes.c_int64(8), *ends, *rest, 1
+    )
+    assert found == 1
+    stored = Integer(8, 0).decode(Integer(8, 0).encode(x))
+    assert codes.tolist() == stored.int().tolist() == [[0, 3, 0, 127, -2, -128, 0, 0]]

@@ -1,5 +1,7 @@
 """WHAT A NUMBER IS: one file per number format; everything else is derived from it."""
 
+from types import ModuleType as _Module
+
 from chop.formats.base import (
     REGISTRY,
     Encoded,
@@ -29,3 +31,6 @@ from chop.formats.scale_integer import ScaleInteger
 from chop.formats.spec import OPERANDS, QuantSpec
 from chop.formats.spelling import parse_spelling, spelling
 from chop.formats.ternary import Ternary
+
+# Without the modules: `from chop.formats import *` would put that of `float` for the builtin.
+__all__ = [name for name, x in globals().items() if name[0] != "_" and not isinstance(x, _Module)]

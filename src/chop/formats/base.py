@@ -20,6 +20,7 @@ from torch import Tensor
 from chop.config import check_fields, parse
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import transforms
+from chop.formats.inputs import TAKING_TENSORS, check_tensor, checking
 
 Gradient = Literal["identity", "clip", "lsq"]
 """How a gradient passes a fake-quantiser: unchanged; zero where the value saturated; or also to
@@ -100,6 +101,8 @@ class NumberFormat(ABC):
                 "which codes and kernels rely on: derive it from NumberFormat, or give it an "
                 "element of its own."
             )
+        for name in TAKING_TENSORS & vars(cls).keys():
+            setattr(cls, name, checking(vars(cls)[name]))
         for name in (cls.name, *cls.aliases) if "name" in vars(cls) else ():
             if REGISTRY.get(name, cls).__qualname__ != cls.__qualname__:
                 raise ConfigError(f"two number formats are called '{name}'.")
@@ -165,6 +168,7 @@ class NumberFormat(ABC):
     def saturates(self, x: Tensor) -> Tensor:
         """Boolean, shape of `x`: True where the value lies beyond the largest representable one."""
 
+    @checking
     def fitted(self, samples: Tensor) -> Self:
         """This format with every `"auto"` field replaced by what suits `samples`.
 
@@ -187,8 +191,12 @@ class NumberFormat(ABC):
 
         The derivative is the same in forward mode, and under the transforms of `torch.func`.
 
+        Raises:
+            ConfigError: `x` is no dense floating tensor, or there is no such gradient.
+
         Source of the estimator: Bengio et al. 2013, arXiv:1308.3432.
         """
+        check_tensor(x, self.name)
         if gradient not in GRADIENTS:
             raise ConfigError(f"gradient '{gradient}': {did_you_mean(gradient, GRADIENTS)}")
         if transforms.is_transformed():
@@ -201,13 +209,16 @@ class NumberFormat(ABC):
     def label(self) -> str:
         """Short text for tables and pictures: the width, and what differs from the defaults."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}  # type: ignore[arg-type]
         told = [
             f"{name}={_shortened(value)}"
             for name, value in values.items()
-            if name == "width" or value != defaults[name]
+            if name == "width" or value != self.default_of(name)
         ]
         return f"{self.name}({', '.join(told)})" if told else self.name
+
+    def default_of(self, field: str) -> Any:
+        """What a field is when it is left out and the others are as here, or `MISSING`."""
+        return type(self).__dataclass_fields__[field].default  # type: ignore[attr-defined]
 
 
 def _shortened(value: Any) -> str:

@@ -47,7 +47,7 @@ def spelling(number_format: NumberFormat) -> str:
     given = {
         field.name: getattr(number_format, field.name)
         for field in fields
-        if getattr(number_format, field.name) != field.default
+        if getattr(number_format, field.name) != number_format.default_of(field.name)
     }
     if isinstance(number_format, Integer) and given.keys() == {"width", "frac_width"}:
         return f"{number_format.width}.{number_format.frac_width}"

@@ -78,6 +78,15 @@ def test_torch_compiles_and_exports_it(method):
     torch.testing.assert_close(program.module()(larger), layer(larger))
 
 
+@pytest.mark.parametrize("settings", [{}, {"method": "random"}, {"threshold": 0.5}])
+def test_forward_mode_and_vmap_see_what_is_kept(settings):
+    pruner, x = PruneActivation(0.5, **settings), torch.randn(6, 5)
+    y, tangent = torch.func.jvp(pruner, (x,), (torch.full((6, 5), 2.0),))
+    assert torch.equal(y, pruner(x)) and torch.equal(tangent, torch.where(y != 0, 2.0, 0.0))
+    rows = torch.func.vmap(pruner)(x)
+    assert torch.equal(rows, torch.stack([pruner(row) for row in x]))
+
+
 class Called(TorchDispatchMode):
     """Notes the operators that run."""
 

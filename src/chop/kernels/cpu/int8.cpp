@@ -9,14 +9,14 @@
 
 namespace {
 
-// Returns whether there is a NaN, which has no code.
+// Returns whether there is a NaN, which has no code: it becomes 0, as the reference stores it.
 CLONES bool codes_of(const float* x, int8_t* codes, int64_t n, double divisor, double low,
                      double high) {
     int32_t found = 0;
     for (int64_t i = 0; i < n; i++) {
         const double v = clamp(std::rint(x[i] / divisor), low, high);
         found |= x[i] != x[i];
-        codes[i] = static_cast<int8_t>(static_cast<int32_t>(v));
+        codes[i] = static_cast<int8_t>(static_cast<int32_t>(v == v ? v : 0));
     }
     return found;
 }

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import ConfigError, did_you_mean
+from chop.formats.transforms import is_transformed
 from chop.kernels import drop, drop_lowest, lowest_magnitudes
 from chop.nn.weight_cache import decoded_once
 
@@ -48,7 +49,8 @@ class PruneActivation(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """Any shape and floating dtype; the same comes out."""
         flat = input.reshape(-1)
-        if torch.compiler.is_exporting():  # to a program that is read without chop
+        # Plain PyTorch: programs are read without chop, and transforms differentiate in all ways.
+        if torch.compiler.is_exporting() or is_transformed():
             return torch.where(self._dropped(flat), 0, flat).view(input.shape)
         if self.threshold is None and self.method == "l1-norm":
             return drop_lowest(flat, self._count(flat.shape[0])).view(input.shape)
@@ -69,7 +71,7 @@ class PruneActivation(nn.Module):
         def mark() -> Tensor:
             return lowest_magnitudes(self._draw(flat), count)
 
-        if torch.compiler.is_compiling() or type(flat) is not Tensor:
+        if torch.compiler.is_compiling() or is_transformed() or type(flat) is not Tensor:
             return mark()
         rule = flat.shape[0], count, self.seed, flat.device
         return decoded_once(self, "data_in", (), rule, mark)
