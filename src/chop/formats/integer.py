@@ -37,9 +37,10 @@ class Integer(NumberFormat):
         width: bits per element, 1 to 32. `"auto"` waits for `fitted`: the fewest bits that
             saturate nothing, 32 if none do; it needs a `frac_width` that is a number.
         frac_width: binary places; may be negative, or above `width`. The others wait for `fitted`
-            (and follow each tensor's own range until then): `"minmax"` is the finest grid that
-            saturates nothing, `"percentile"` the finest that saturates few values, `"mse"` the
-            one with the least squared error. `"auto"` is `"mse"`.
+            (and follow each tensor's own range until then; in an operator that is trained, the
+            training tensor with the largest magnitude so far, also in evaluation): `"minmax"` is
+            the finest grid that saturates nothing, `"percentile"` the finest that saturates few
+            values, `"mse"` the one with the least squared error. `"auto"` is `"mse"`.
         is_signed: False for 0 .. 2^width - 1.
         floor: rounds down instead of to nearest.
         percentile: of the values that are not zero, the percentage that `"percentile"` keeps from

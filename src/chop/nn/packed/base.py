@@ -134,7 +134,7 @@ class PackedOperator(QuantizedOperator):
             return x
         if operand is None or not isinstance(x, Tensor) or not x.is_floating_point():
             return x
-        number_format = getattr(self.spec, operand)
+        number_format = self.format_of(operand)
         # What learns its scales, or hides weights by a mask, is not packed.
         if number_format.is_identity:
             return x

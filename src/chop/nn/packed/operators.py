@@ -31,7 +31,7 @@ class PackedLinear(PackedOperator, q.QuantLinear):
         # The operator has a rule for `backward()` only; the way without it has rules for the rest.
         if self.packed_exact or unlike or is_transformed():
             return super().forward(input)
-        spec, buffers, x_format = self.spec, self._buffers, self.spec.data_in
+        spec, buffers, x_format = self.spec, self._buffers, self.format_of("data_in")
         # Without a gradient to stop, the kernel rounds the input: to integers if it can.
         if torch.is_grad_enabled() and not x_format.is_identity:
             input, x_format = self.quantize("data_in", input), FLOAT

@@ -11,8 +11,9 @@ from torch._guards import detect_fake_mode
 from torch.nn.utils.parametrize import is_parametrized
 
 from chop.errors import ConfigError
-from chop.formats import OPERANDS, QuantSpec, learnt_fake_quantize, starting_scales
+from chop.formats import OPERANDS, NumberFormat, QuantSpec, learnt_fake_quantize, starting_scales
 from chop.nn.quantized.masks import FULL, MASK, hide, note_operator, show_zeros
+from chop.nn.quantized.running import Running, observed
 from chop.nn.weight_cache import keeps, kept
 
 T = TypeVar("T")
@@ -38,6 +39,13 @@ class QuantizedOperator(nn.Module):
     of optimisers. A weight has as many as its format gives it, inputs and results have those of
     one row, whatever the batch. Until the first forward, `waiting` names the operand: then the
     scales start from the weight as it is, and from the first inputs. `settled` ends the learning.
+
+    A format with a field to derive (`frac_width="auto"`) that was not calibrated follows the
+    training data, as an observer does: in training mode it is fitted to the tensor with the
+    largest magnitude that has reached the operand so far. In evaluation that fit stays; without
+    any training, every tensor is rounded by a fit of its own, which takes many times as long.
+    `running` is that state: a part of copies, pickles and exported graphs, not of state dicts. A
+    compiled operator uses the fit that was there when it was compiled.
     """
 
     operands: tuple[str, ...] = ("data_in",)
@@ -52,6 +60,8 @@ class QuantizedOperator(nn.Module):
     weight_orig: Tensor
     waiting: tuple[str, ...] = ()
     """Operands whose learnt scales have not met the tensor that they start from."""
+    running: Mapping[str, Running] = {}
+    """By operand what training has shown of a format that was not calibrated; never changed."""
 
     def __new__(
         cls, *args: Any, config: QuantSpec | Mapping[str, Any] | None = None, **kwargs: Any
@@ -138,10 +148,24 @@ class QuantizedOperator(nn.Module):
             return self._kept(operand, x, mask)
         return self._round(operand, x, mask)
 
+    def format_of(self, operand: str) -> NumberFormat:
+        """The format of an operand as it is used: fitted, where training has shown to what."""
+        number_format: NumberFormat = getattr(self.spec, operand)
+        found = self.running.get(operand)
+        return found[2] if found is not None and found[0] == number_format else number_format
+
+    def _observe(self, operand: str, x: Tensor) -> None:
+        before = self.running.get(operand)
+        after = observed(before, getattr(self.spec, operand), x)
+        if after is not before and after is not None:
+            self.running = {**self.running, operand: after}
+
     def _round(self, operand: str, x: Tensor, mask: Tensor | None) -> Tensor:
-        number_format = getattr(self.spec, operand)
         # Masked twice: shared scales must not see what is hidden, and not every format has a zero.
         x = x if mask is None else hide(x, mask)
+        if self.training and not getattr(self.spec, operand).is_fitted:
+            self._observe(operand, x)
+        number_format = self.format_of(operand)
         if self.spec.learns(operand):
             scales = self._parameters[SCALE_NAMES[operand]]
             is_batch = operand not in self._parameters
@@ -151,7 +175,7 @@ class QuantizedOperator(nn.Module):
         return y if mask is None else hide(y, mask)
 
     def _kept(self, operand: str, x: Tensor, mask: Tensor | None) -> Tensor:
-        number_format = getattr(self.spec, operand)
+        number_format = self.format_of(operand)
         if not number_format.is_deterministic or (number_format.is_identity and mask is None):
             return self._round(operand, x, mask)
         scales = self._parameters.get(SCALE_NAMES[operand])

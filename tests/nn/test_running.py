@@ -1,0 +1,122 @@
+"""Formats that were not calibrated follow the training data, and cost what calibrated ones do."""
+
+import pytest
+import torch
+from torch import nn
+
+from chop.formats import Integer, QuantSpec
+from chop.nn.quantized import QuantCall, QuantLinear
+
+AUTO = Integer(8, "auto")
+SPEC = QuantSpec(data_in=AUTO, weight=Integer(8, 6))
+
+
+@pytest.fixture
+def layer():
+    return QuantLinear.from_float(nn.Linear(6, 4), SPEC).train()
+
+
+def fraction(layer):
+    return layer.format_of("data_in").frac_width
+
+
+def test_the_fit_is_to_the_largest_training_tensor_so_far(layer):
+    x = torch.randn(32, 6)
+    assert layer.format_of("data_in") == AUTO
+    layer(x)
+    assert layer.format_of("data_in") == AUTO.fitted(x)
+    layer(x / 64)
+    assert layer.format_of("data_in") == AUTO.fitted(x)
+    layer(x * 64)
+    assert layer.format_of("data_in") == AUTO.fitted(x * 64) != AUTO.fitted(x)
+
+
+def test_what_is_computed_is_what_a_calibrated_layer_computes(layer):
+    x, y = torch.randn(32, 6), torch.randn(32, 6) / 16
+    layer(x)
+    calibrated = layer.with_spec(QuantSpec(AUTO.fitted(x), Integer(8, 6)))
+    for model in (layer, layer.eval()):
+        assert torch.equal(model(y), calibrated(y))
+
+
+def test_evaluation_keeps_the_fit_and_without_training_there_is_none(layer):
+    x = torch.randn(32, 6)
+    layer.eval()
+    own = [layer(x), layer(x * 64)]
+    for y, seen in zip(own, (x, x * 64), strict=True):
+        fitted = layer.with_spec(QuantSpec(AUTO.fitted(seen), Integer(8, 6)))
+        assert torch.equal(y, fitted(seen))
+    assert not layer.running
+    layer.train()(x)
+    layer.eval()(x * 64)
+    assert layer.format_of("data_in") == AUTO.fitted(x)
+
+
+@pytest.mark.parametrize("rule", ["auto", "minmax", "percentile"])
+def test_nothing_is_fitted_twice_for_steady_data(layer, rule, monkeypatch):
+    layer = layer.with_spec(QuantSpec(data_in=Integer(8, rule))).train()
+    calls, fitted = [], Integer.fitted
+    monkeypatch.setattr(
+        Integer, "fitted", lambda self, x: calls.append(self.is_fitted) or fitted(self, x)
+    )
+    x = torch.randn(32, 6)
+    for scale in (1.0, 0.5, 1.0, 0.9, 0.1):
+        layer(x * scale).sum().backward()
+    assert calls.count(False) == 1
+
+
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_does_not_count(layer, odd):
+    x = torch.randn(32, 6)
+    layer(x)
+    broken = x.clone()
+    broken[0, 0] = odd
+    layer(broken)
+    layer(torch.full((2, 6), odd))
+    assert layer.format_of("data_in") == AUTO.fitted(x)
+
+
+def test_zeros_and_empty_tensors_say_nothing(layer):
+    layer(torch.zeros(3, 6))
+    layer(torch.zeros(0, 6))
+    assert not layer.running
+
+
+def test_another_format_starts_anew(layer):
+    x = torch.randn(32, 6)
+    layer(x)
+    other = layer.with_spec(QuantSpec(data_in=Integer(4, "auto"))).train()
+    assert other.format_of("data_in") == Integer(4, "auto")
+    other(x / 8)
+    assert other.format_of("data_in") == Integer(4, "auto").fitted(x / 8)
+    assert layer.format_of("data_in") == AUTO.fitted(x)
+
+
+def test_a_weight_that_was_not_fitted_follows_too():
+    layer = QuantLinear(6, 4, config={"weight": AUTO}).train()
+    x = torch.randn(3, 6)
+    layer(x)
+    before = layer.weight.detach().clone()
+    assert layer.format_of("weight") == AUTO.fitted(before)
+    with torch.no_grad():
+        layer.weight *= 100
+    layer(x)
+    assert layer.format_of("weight") == AUTO.fitted(before * 100)
+
+
+def test_calls_of_functions_have_one_format_per_operand():
+    call = QuantCall(torch.add, {"input": "data_in", "other": "data_in"}, {"data_in": AUTO}).train()
+    small, large = torch.randn(8) / 64, torch.randn(8)
+    call(small, large)
+    call(small, large)
+    assert call.format_of("data_in") == AUTO.fitted(large)
+
+
+def test_a_compiled_layer_uses_what_is_known(layer):
+    x = torch.randn(32, 6)
+    fresh = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    fresh(x)
+    assert not layer.running
+    layer(x)
+    compiled = torch.compile(layer.eval(), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x / 16), layer(x / 16))
