@@ -22,6 +22,7 @@ from chop.ir.capture.leaves import LeafRule, Seen, check_open, check_runs_on_fak
 from chop.ir.capture.observe import DECIDING_READS, Decisions
 from chop.ir.capture.operators import READS_DATA, from_arrays, run_on_fakes
 from chop.ir.capture.recurrent import Recurrence
+from chop.ir.capture.repeats import Repeats
 from chop.ir.capture.results import distinct, holds_tensor
 from chop.ir.capture.runtime import AutogradCall, expect, retain_grad
 from chop.ir.capture.source import current_line, definition_line, failing_line
@@ -84,6 +85,7 @@ class Recorder(TorchFunctionMode):
         self._decisions = decisions
         self._seen = {subject: iter(outputs) for subject, outputs in (seen or {}).items()}
         self._recurrence = Recurrence(self.sizes)
+        self._repeats = Repeats()
         self._recording = False
         self._operators_passed = 0
         self._nodes: dict[int, fx.Node] = {}
@@ -291,7 +293,8 @@ class Recorder(TorchFunctionMode):
     def _run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in self._seen:
             return next(self._seen[func]).as_fake(self.sizes, tensors_in([*args, kwargs]))
-        return run_on_fakes(self._recurrence.rule(func), args, kwargs)
+        rule = self._recurrence.rule(func)
+        return self._repeats.call(func, args, kwargs, lambda: run_on_fakes(rule, args, kwargs))
 
     def _item_result(self, args: Any, result: Any) -> None:
         if is_symbolic(result):
@@ -438,7 +441,9 @@ class Recorder(TorchFunctionMode):
             return self._recurrence.outputs(module, *args, **kwargs)
         try:
             check_runs_on_fakes(module)
-            return original(module, *args, **kwargs)
+            return self._repeats.call_module(
+                module, args, kwargs, lambda: original(module, *args, **kwargs)
+            )
         except Exception as error:
             where = failing_line(error) or current_line()
             self.blocked = Blocked(path, where, error, needs_shapes=True)
