@@ -123,7 +123,8 @@ def member_paths(model: nn.Module) -> set[str]:
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
         for members in (module._parameters, module._buffers, module._modules)
-        for name in members
+        # Those of a compiled module are no dicts: they only have items.
+        for name, _ in members.items()
     }
 
 
