@@ -564,6 +564,25 @@ def test_a_result_that_keeps_its_gradient_keeps_it() -> None:
     torch.testing.assert_close(y.grad, 2 * y.detach())
 
 
+@pytest.mark.parametrize("path", ["", "0", "0.1", "0.1.inner", "1"])
+@pytest.mark.parametrize("backward", [False, True])
+def test_hooks_added_after_a_capture_run_or_are_refused(path: str, backward: bool) -> None:
+    inner = Made(lambda self, x: self.inner(x) * self.weight, inner=nn.Linear(4, 4))
+    model = nn.Sequential(nn.Sequential(nn.ReLU(), inner), nn.Linear(4, 4))
+    captured = capture(model, {"input": draws()}, strict=True)
+    module, calls = captured.get_submodule(path), []
+    add = module.register_full_backward_hook if backward else module.register_forward_hook
+    handle = add(lambda *_: calls.append(path))
+    if path in ("0", "0.1"):
+        with pytest.raises(GuardError, match=rf"got some on {path}, .*leaves=\['{path}'\]"):
+            captured(draws())
+    else:
+        captured(draws().requires_grad_()).sum().backward()
+        assert calls == [path]
+    handle.remove()
+    captured(draws())
+
+
 # --- inputs -------------------------------------------------------------------------------------
 
 

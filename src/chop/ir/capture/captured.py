@@ -16,7 +16,7 @@ from chop.errors import GuardError
 from chop.ir.capture.dropped import refusal_to_drop
 from chop.ir.capture.dtypes import float_dtypes, follow, may_follow
 from chop.ir.capture.guards import ShapeGuard, compile_guard, holds, refusal
-from chop.ir.capture.module_tree import member, member_at
+from chop.ir.capture.module_tree import hooked_scopes, member, member_at
 from chop.ir.capture.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
 from chop.ir.capture.runtime import regions_left
 from chop.ir.capture.specs import LeafReport, cast_floats, check_form
@@ -133,6 +133,7 @@ class CapturedModule(fx.GraphModule):
         if torch.compiler.is_compiling():
             return super().__call__(*args, **accepted)
         self._check_inputs(args, accepted)
+        self._check_hooks()
         # A `no_grad` or autocast region in the graph ends by a node; an error on the way must not
         # leave gradients off, nor may a call inside the caller's own region leave them on.
         with torch.set_grad_enabled(torch.is_grad_enabled()), regions_left():
@@ -205,6 +206,15 @@ class CapturedModule(fx.GraphModule):
         if reason:
             raise GuardError(reason)
         return True
+
+    def _check_hooks(self) -> None:
+        for path in hooked_scopes(self):
+            if not any(n.op == "call_module" and n.target == path for n in self.graph.nodes):
+                raise GuardError(
+                    f"expected hooks on modules that the graph calls, got some on {path}, whose "
+                    "nodes are part of the graph; remove them, or capture the model with "
+                    f"leaves=[{path!r}] (custom_ops in MaseGraph)"
+                )
 
     def _check_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         record = self.record

@@ -62,20 +62,22 @@ class Run:
 
 
 @contextlib.contextmanager
-def untouched(model: nn.Module, thorough: bool = False) -> Iterator[Run]:
+def untouched(model: nn.Module, thorough: bool = False, on_fakes: bool = False) -> Iterator[Run]:
     """Puts back what running a model may change: attributes, tensors, modes and random states.
 
     Args:
         model: the model.
         thorough: also parameters, and what is inside the objects that modules hold. Observers and
             the like are such objects, and are filled on purpose.
+        on_fakes: a recording, which calls `keep` of the tensors itself: to watch each operator
+            would cost a fifth of it.
     Yields: what the model was.
     """
     attributes = Attributes(model, deep=thorough)
     run = Run(attributes, TensorValues(attributes.tensors.values()))
     draws = random.getstate()
     numpy_draws = np.random.get_state()
-    kept = run.tensors.keep_parameters() if thorough else contextlib.nullcontext()
+    kept = run.tensors.keep_parameters() if thorough and not on_fakes else contextlib.nullcontext()
     with torch.random.fork_rng():
         try:
             with kept:

@@ -192,10 +192,11 @@ class Ladder:
             decisions = observe_decisions(self.model, self.example, self.fixed, training)
         symbolic = self.free is not Free.NONE
         recorder = Recorder(self.model, self.leaves, symbolic, self.seen, decisions)
-        recorder.stateful, recorder.moving = self.stateful, self.moving
+        recorder.stateful, recorder.reads.moving = self.stateful, self.moving
         recorder.watch_numpy = self.watch_numpy
         with contextlib.ExitStack() as stack:
-            stack.enter_context(untouched(self.model, thorough=True))
+            run = stack.enter_context(untouched(self.model, thorough=True, on_fakes=True))
+            recorder.keep = run.tensors.keep
             stack.enter_context(torch.enable_grad())
             stack.enter_context(
                 patched_calls(recorder.call_module, recorder.call_autograd_function)
@@ -218,7 +219,7 @@ class Ladder:
                 stack.enter_context(probe.stand_ins(self.model, recorder.stand_in))
                 example = probe.cast(example)
             before = Attributes(self.model)
-            recorder.held = before.tensors
+            recorder.reads.held = before.tensors
             fakes = {
                 name: recorder.add_input(name, value, self.free) for name, value in example.items()
             }

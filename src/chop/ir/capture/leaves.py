@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,6 +54,14 @@ class LeafRule:
         if path in self._paths or isinstance(module, self._classes):
             return True
         return is_torch_leaf(module) or isinstance(module, QuantizedOperator)
+
+    def outside(self, model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+        """A model and its submodules, without leaves and what is in these."""
+        yield path, model
+        for name, child in model.named_children():
+            inner = f"{path}.{name}" if path else name
+            if not self.is_leaf(child, inner):
+                yield from self.outside(child, inner)
 
     def add(self, paths: Iterable[str]) -> None:
         """Makes more submodules leaves."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -40,8 +40,23 @@ class Scope(nn.Module):
         return str(own["_scoped_class"] if "_scoped_class" in own else own["class_name"])
 
 
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def hooked_scopes(module: nn.Module, path: str = "") -> Iterator[str]:
+    """The paths of modules below one whose calls are part of the graph, and that have hooks."""
+    for name, child in module._modules.items():
+        if child is None or not (isinstance(child, Scope) or type(child) in _CONTAINERS):
+            continue
+        inner = f"{path}.{name}" if path else name
+        if any(child.__dict__[hooks] for hooks in _HOOKS):
+            yield inner
+        yield from hooked_scopes(child, inner)
+
+
 def _empty_twin(module: nn.Module) -> nn.Module:
-    for container in (nn.Sequential, nn.ModuleList, nn.ModuleDict):
+    for container in _CONTAINERS:
         if type(module) is container:
             return container()
     return Scope(type(module).__name__)

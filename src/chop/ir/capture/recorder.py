@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,19 +19,17 @@ from chop.ir.capture.blocked import Blocked
 from chop.ir.capture.cuts import ask_about_parts, ask_about_slices
 from chop.ir.capture.draws import HostDraws
 from chop.ir.capture.leaves import LeafRule, Seen, check_open, check_runs_on_fakes, tensors_in
-from chop.ir.capture.observe import DECIDING_READS, Decisions
+from chop.ir.capture.observe import Decisions
 from chop.ir.capture.operators import READS_DATA, from_arrays, run_on_fakes
+from chop.ir.capture.reads import DataReads
 from chop.ir.capture.recurrent import Recurrence
 from chop.ir.capture.repeats import Repeats
 from chop.ir.capture.results import distinct, holds_tensor
-from chop.ir.capture.runtime import AutogradCall, expect, retain_grad
+from chop.ir.capture.runtime import AutogradCall, retain_grad
 from chop.ir.capture.source import current_line, definition_line, failing_line
 from chop.ir.capture.structure import check_single, part_name, parts_of, reader_of, rebuilt
-from chop.ir.capture.symbols import FakeTensor, Sizes, constant_of, is_symbolic, outside_fake_mode
+from chop.ir.capture.symbols import FakeTensor, Sizes, constant_of, is_symbolic
 from chop.ir.capture.targets import SET_GRAD_ENABLED, changes_its_input, spell
-
-# Most readings of more numbers than these are tables, which a node should not hold.
-_MOST_NUMBERS = 1024
 
 _GRADIENT_HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
 
@@ -56,8 +54,7 @@ class Recorder(TorchFunctionMode):
 
     Attributes:
         stateful: modules that keep state in attributes, with the reason: none may be recorded.
-        moving: buffers that the model's Python reads and its forward writes.
-        held: the tensors that the model holds.
+        keep: is told of each parameter that is about to be written.
         watch_numpy: whether to find the module that draws from `np.random`.
     """
 
@@ -76,10 +73,8 @@ class Recorder(TorchFunctionMode):
         self.constants: dict[str, Tensor] = {}
         self.hidden_operators: dict[str, int] = {}
         self.blocked: Blocked | None = None
-        self.decided: list[str] = []
         self.stateful: Mapping[str, str] = {}
-        self.moving: Collection[str] = ()
-        self.held: Mapping[int, Tensor] = {}
+        self.keep: Callable[[Tensor], None] | None = None
         self.watch_numpy = False
         self._leaves = leaves
         self._decisions = decisions
@@ -92,6 +87,7 @@ class Recorder(TorchFunctionMode):
         self._alive: list[Any] = []
         self._unchanged: dict[int, Any] = {}
         self._attributes: dict[str, fx.Node] = {}
+        self.reads = DataReads(self._emit, self._node_of, decisions)
         self.regions = AutocastRegions(self._emit, lambda: self._recording)
         self._arguments = ArgumentWriter(self.graph, self.sizes, self._node_of)
         self._running: dict[str, tuple[str, str]] = {}
@@ -147,12 +143,12 @@ class Recorder(TorchFunctionMode):
         """
         with self.sizes.fake_mode(), self, self.sizes.asked_by(model=True):
             self._recording = True
-            before = {name: dict(part._buffers) for name, part in self._inside(model)}
+            before = {name: dict(part._buffers) for name, part in self._leaves.outside(model)}
             draws = HostDraws(numpy=True)
             try:
                 result = model(**arguments)
                 draws.check_unmoved()
-                for name, part in self._inside(model):
+                for name, part in self._leaves.outside(model):
                     self._check_buffers(name, part, before[name])
                 self.graph.output(self._arguments.write(result))
             except Exception as error:
@@ -256,12 +252,16 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.keep is not None and (changes_its_input(func) or "out" in kwargs):
+            # Fake mode runs an operator for real when none of its inputs is fake.
+            for tensor in tensors_in([*args[:1], *kwargs.values()]):
+                self.keep(tensor)
         if not self._recording:
             self._operators_passed += 1
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if name in READS_DATA or (name == "item" and self._decisions is not None):
-            return self._read_data(func, name, args, kwargs)
+            return self.reads.value(func, name, args, kwargs)
         if name == "__get__":
             return self._get_attribute(func, args)
         if name == "__set__":
@@ -283,7 +283,8 @@ class Recorder(TorchFunctionMode):
         elif name == "__setitem__":
             self._emit(*spell(func, args, kwargs), args[0])
         elif name == "item":
-            self._item_result(args, result)
+            if is_symbolic(result):
+                self._emit("call_method", "item", args, {}, result)
         elif func is Tensor.retain_grad:
             self._emit("call_function", retain_grad, args, {}, None)
         elif name not in _NOT_RECORDED and (holds_tensor(result) or changes_its_input(func)):
@@ -296,10 +297,6 @@ class Recorder(TorchFunctionMode):
         rule = self._recurrence.rule(func)
         return self._repeats.call(func, args, kwargs, lambda: run_on_fakes(rule, args, kwargs))
 
-    def _item_result(self, args: Any, result: Any) -> None:
-        if is_symbolic(result):
-            self._emit("call_method", "item", args, {}, result)
-
     def _get_attribute(self, getter: Any, args: Any) -> Any:
         value = getter(*args)
         name = getattr(getattr(getter, "__self__", None), "__name__", "")
@@ -311,50 +308,6 @@ class Recorder(TorchFunctionMode):
         if getattr(getattr(setter, "__self__", None), "__name__", "") == "data":
             raise CaptureError("the model replaces the data of a tensor (tensor.data = ...)")
         return setter(*args)
-
-    def _read_data(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        constant = constant_of(args[0])
-        if constant is None:
-            return self._decide(args[0], name)
-        with outside_fake_mode():
-            value = func(constant, *args[1:], **kwargs)
-        if constant is args[0] and id(constant) in self.held:
-            self._expect_state(constant, name, value)
-        return value
-
-    def _expect_state(self, tensor: Tensor, reading: str, value: Any) -> None:
-        """A value that the model's Python read from a buffer, checked at run time."""
-        node = self._node_of(tensor)
-        if str(node.target) in self.moving and self._decisions is None:
-            raise CaptureError(
-                f"the model's Python needs the value of its buffer {node.target}, which its "
-                "forward writes"
-            )
-        if reading not in DECIDING_READS:
-            if tensor.numel() > _MOST_NUMBERS:
-                raise CaptureError(
-                    f"the model's Python reads the {tensor.numel()} values of {node}"
-                )
-            with outside_fake_mode():
-                reading, value = "tolist", tensor.tolist()
-        where = current_line()
-        self._emit(
-            "call_function", expect, (tensor, reading, value, where, str(node.target)), {}, None
-        )
-        self.decided.append(where)
-
-    def _decide(self, tensor: Tensor, reading: str) -> Any:
-        """The value that the model's Python read here in a real run, checked at run time."""
-        where = current_line()
-        answer = self._decisions.answer(where) if self._decisions is not None else None
-        if answer is None or reading not in DECIDING_READS:
-            raise CaptureError(
-                f"the model's Python needs the value of a tensor computed from its inputs: "
-                f"{reading.strip('_')}() of {self._nodes.get(id(tensor), 'an unrecorded tensor')}"
-            )
-        self._emit("call_function", expect, (tensor, reading, answer, where), {}, None)
-        self.decided.append(where)
-        return answer
 
     # --- module and autograd-function calls
 
@@ -386,14 +339,6 @@ class Recorder(TorchFunctionMode):
         finally:
             del self._running[path]
         return result
-
-    def _inside(self, model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-        """The model and its submodules, without leaves and what is in these."""
-        yield path, model
-        for name, child in model.named_children():
-            inner = f"{path}.{name}" if path else name
-            if not self._leaves.is_leaf(child, inner):
-                yield from self._inside(child, inner)
 
     def _check_buffers(self, path: str, module: nn.Module, before: Mapping[str, Any]) -> None:
         # A graph has no node that binds a name of a module; its state would never move.

@@ -71,7 +71,7 @@ def expect(value: Any, reading: str, expected: Any, where: str, name: str = "") 
     >>> expect(torch.tensor(True), "__bool__", True, "model.py:3")
     """
     found = getattr(value, reading)()
-    if found == expected:
+    if found == expected or (found != found and expected != expected):
         return
     if name:
         raise GuardError(

@@ -35,6 +35,10 @@ class TensorValues:
         """Copies parameters before an operator inside the block writes into them."""
         return self._kept
 
+    def keep(self, written: Any) -> None:
+        """Copies what shares memory with a tensor that is about to be written."""
+        self._kept.keep(written)
+
     def changed(self) -> list[Tensor]:
         """The tensors that were written into, or given other memory."""
         moved = [tensor for tensor, memory in self._same_memory if _moved(tensor, memory)]
@@ -85,10 +89,10 @@ class _Kept(TorchDispatchMode):
         for index, name in _written_arguments(func):
             written = args[index] if index < len(args) else kwargs.get(name)
             for tensor in written if isinstance(written, list | tuple) else [written]:
-                self._keep(tensor)
+                self.keep(tensor)
         return func(*args, **kwargs)
 
-    def _keep(self, written: Any) -> None:
+    def keep(self, written: Any) -> None:
         if type(written) not in (Tensor, nn.Parameter) or written.layout is not torch.strided:
             return
         for tensor in self._owners.get(written.untyped_storage().data_ptr(), ()):
