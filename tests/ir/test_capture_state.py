@@ -226,6 +226,23 @@ def test_state_set_by_the_module_around_makes_that_one_a_leaf() -> None:
     assert_same_calls(model, captured)
 
 
+def test_fixed_arguments_stay_the_same_while_state_is_looked_for() -> None:
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Made(counts, pos=0)
+
+        def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+            return self.inner(x) + bias
+
+    model, bias = Adds(), torch.arange(4.0)
+    with pytest.warns(CaptureWarning, match=r"keeps state .*inner\.pos"):
+        captured = capture(model, {"x": draws()}, concrete_args={"bias": bias})
+    x = draws()
+    expected = copy.deepcopy(model)(x, bias)
+    assert torch.equal(captured(x), expected)
+
+
 def test_state_that_two_modules_share_follows_the_model_or_is_refused() -> None:
     shared = Slots()
     model = nn.Sequential(*(Made(updates_an_object, cache=shared) for _ in range(2)))

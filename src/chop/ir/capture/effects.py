@@ -28,14 +28,13 @@ def record(ladder: Ladder) -> tuple[Recording, list[Rehearsal]]:
     Returns: the recording, and what the runs in `eval()` and, where they were needed, in `train()`
     have shown; none where the model cannot run here.
     """
-    arguments = {**ladder.example, **ladder.fixed}
-    rehearsals = [found for found in [rehearse(ladder.model, arguments)] if found is not None]
-    for rehearsal in rehearsals:
-        ladder.stateful.update(rehearsal.stateful)
+    first = rehearse(ladder.model, ladder.example, ladder.fixed)
+    rehearsals = [] if first is None else [first]
+    ladder.stateful.update({} if first is None else first.stateful)
     recording = ladder.record()
     known = len(ladder.stateful) + len(ladder.moving)
-    if rehearsals and ladder.changed_in_training - rehearsals[0].changed:
-        in_train = rehearse(ladder.model, arguments, training=True)
+    if first is not None and ladder.changed_in_training - first.changed:
+        in_train = rehearse(ladder.model, ladder.example, ladder.fixed, training=True)
         if in_train is not None:
             rehearsals.append(in_train)
             ladder.stateful.update(in_train.stateful)

@@ -55,13 +55,18 @@ class Rehearsal:
 
 
 def rehearse(
-    model: nn.Module, arguments: Mapping[str, Any], training: bool = False, probe: bool = True
+    model: nn.Module,
+    example: Mapping[str, Any],
+    fixed: Mapping[str, Any],
+    training: bool = False,
+    probe: bool = True,
 ) -> Rehearsal | None:
     """Runs a model on its example inputs, and leaves it as it was.
 
     Args:
         model: the model.
-        arguments: its example inputs and further arguments.
+        example: its example inputs.
+        fixed: further arguments, the same in every call.
         training: the mode.
         probe: whether to find out what later calls make of the attributes that it changes.
     Returns: None if the model cannot run here.
@@ -75,10 +80,10 @@ def rehearse(
         model.train(training)
         # Some models change attributes when they change their mode.
         before = Attributes(model)
-        rehearsal = Rehearsal([run_once(model, arguments, run)])
+        rehearsal = Rehearsal([run_once(model, {**example, **fixed}, run)])
         rehearsal.changed = before.changed()
         if rehearsal.changed and probe:
-            _Probe(model, before).look(rehearsal, arguments)
+            _Probe(model, before).look(rehearsal, {**_other(example), **fixed})
         return rehearsal
     return None
 
@@ -115,7 +120,7 @@ def distance(found: Tensor, expected: Tensor) -> float:
     return float(gap.max()) / max(1.0, float(finite.max()) if finite.numel() else 1.0)
 
 
-def _other_inputs(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _other(example: Mapping[str, Any]) -> dict[str, Any]:
     """Inputs of the same shapes and other data: each tensor back to front."""
 
     def flipped(value: Any) -> Any:
@@ -123,7 +128,7 @@ def _other_inputs(arguments: Mapping[str, Any]) -> dict[str, Any]:
             return value
         return value.flip(1 if value.dim() > 1 and value.shape[1] > 1 else 0)
 
-    return {name: map_leaves(flipped, value) for name, value in arguments.items()}
+    return {name: map_leaves(flipped, value) for name, value in example.items()}
 
 
 class _Probe:
@@ -140,12 +145,16 @@ class _Probe:
         self._after = Attributes(model)
         self._moving: set[Key] = set()
 
-    def look(self, rehearsal: Rehearsal, arguments: Mapping[str, Any]) -> None:
-        """Runs second calls with and without what the first one has left in attributes."""
-        other = _other_inputs(arguments)
+    def look(self, rehearsal: Rehearsal, other: Mapping[str, Any]) -> None:
+        """Runs second calls with and without what the first one has left in attributes.
+
+        Args:
+            rehearsal: the first call; what is found goes there.
+            other: arguments for the second call; those of the first where the model fails on them.
+        """
         fresh = self._second_call(other, ())
         if fresh is None:
-            other = dict(arguments)
+            other = rehearsal.calls[0].arguments
             fresh = self._second_call(other, ())
         later = self._second_call(other, None)
         changed = rehearsal.changed
@@ -161,7 +170,7 @@ class _Probe:
         writers = self._writers(other)
         self._blame(rehearsal, guilty, writers)
         rehearsal.idle = [(key[0], f"{self._name(key)} ({writers[key][1]})") for key in idle]
-        if later is not None:
+        if guilty and later is not None:
             rehearsal.calls.append(later)
 
     def _second_call(self, arguments: Mapping[str, Any], kept: Collection[Key] | None) -> Any:
