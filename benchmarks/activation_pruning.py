@@ -64,14 +64,20 @@ def row_of(mg: MaseGraph, name: str, inputs: Mapping[str, Any], seconds: float) 
     return {"model": name, **{name: f"{ratio:.2f}" for name, ratio in ratios.items()}}
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def prepared(text: str) -> argparse.Namespace:
+    """Settings from the command line, whose number of threads holds from now on."""
+    parser = argparse.ArgumentParser(description=text.splitlines()[0])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=5.0, help="of measuring, per variant")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
+    return options
+
+
+def main() -> None:
+    """The command line."""
+    options = prepared(__doc__)
     bert = MaseGraph(BertForSequenceClassification(BERT_TINY).eval(), dummy_in=tokens(2))
     vit = MaseGraph(ViTForImageClassification(VIT_TINY).eval(), dummy_in=pictures(2))
     rows = [

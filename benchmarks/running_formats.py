@@ -7,11 +7,10 @@ python benchmarks/running_formats.py [--threads 1] [--seconds 5]
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 
 import torch
-from activation_pruning import BERT_TINY, tokens
+from activation_pruning import BERT_TINY, prepared, tokens
 from transformers import BertForSequenceClassification
 
 from chop import MaseGraph, passes
@@ -36,12 +35,7 @@ def step(mg: MaseGraph, batch: int) -> Callable[[], object]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of measuring, per variant")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
+    options = prepared(__doc__)
     mg = MaseGraph(BertForSequenceClassification(BERT_TINY), dummy_in=tokens(2))
     waiting, _ = passes.quantize_transform_pass(mg, LINEAR)
     fixed, _ = passes.calibrate_transform_pass(waiting, {"batches": [tokens(2)]})
