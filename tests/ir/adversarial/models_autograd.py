@@ -56,7 +56,7 @@ class EnableGradInside(WithLinear):
         return z + y
 
 
-@case(reason="gradients flow where inference_mode cut them")
+@case()
 class InferenceMode(WithLinear):
     def forward(self, x: Tensor) -> Tensor:
         with torch.inference_mode():
@@ -177,7 +177,7 @@ class ParameterHook(WithLinear):
         self.fc.weight.register_hook(lambda grad: grad * 0.5)
 
 
-@case(reason="lists that a hook fills keep what the capture put there")
+@case(copies=False)
 class HookStoresFeatures(WithLinear):
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class GradInForward(WithLinear):
         return x + grad
 
 
-@case(reason="the capture adds to the gradients of parameters")
+@case()
 class BackwardInForward(WithLinear):
     def forward(self, x: Tensor) -> Tensor:
         with torch.enable_grad():

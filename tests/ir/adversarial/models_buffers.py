@@ -200,7 +200,7 @@ class FrozenNorm(nn.Module):
         return self.norm(self.fc(x))
 
 
-@case(reason="a mode that forward sets on a child is lost in training")
+@case()
 class NormSetToEvalInForward(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -61,7 +61,7 @@ class OrderedOut(nn.Module):
         return collections.OrderedDict(b=x, a=x + 1)
 
 
-@case(reason="text made of a size keeps the size of the capture")
+@case()
 class StringOut(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, str]:
         return x, f"{x.shape[0]} rows"
@@ -121,20 +121,14 @@ class DictIn(nn.Module):
         return sum(v * (i + 1) for i, v in enumerate(d.values())) + d["b"]
 
 
-@case(
-    inputs=lambda b: {"d": {"a": torch.randn(b, 2)}},
-    reason="entries added to an input dictionary are lost",
-)
+@case(inputs=lambda b: {"d": {"a": torch.randn(b, 2)}})
 class DictInWritten(nn.Module):
     def forward(self, d: dict[str, Tensor]) -> Tensor:
         d["c"] = d["a"] * 2
         return d["c"]
 
 
-@case(
-    inputs=lambda b: {"d": {"a": torch.randn(b, 2)}},
-    reason="entries taken from an input dictionary stay in it",
-)
+@case(inputs=lambda b: {"d": {"a": torch.randn(b, 2)}})
 class DictPopped(nn.Module):
     def forward(self, d: dict[str, Tensor]) -> Tensor:
         return d.pop("a") + 1

@@ -160,7 +160,7 @@ class GradEnabledBranch(nn.Module):
         return x * 2 if torch.is_grad_enabled() else x * 3
 
 
-@case(reason="branches on requires_grad keep the answer of the capture")
+@case()
 class RequiresGradBranch(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 2 if x.requires_grad else x * 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,6 +29,9 @@ _PLAIN = (
     torch.layout,
     torch.memory_format,
 )
+
+# How torch spells a size that is not known; most texts have no such word.
+_SYMBOL = re.compile(r"s\d+")
 
 _PYTHON_DTYPES = {float: torch.float64, int: torch.int64, bool: torch.bool}
 
@@ -68,6 +72,8 @@ class ArgumentWriter:
             return value.value
         if isinstance(value, np.generic):
             return value.item()
+        if isinstance(value, str):
+            self._check_text(value)
         if isinstance(value, _PLAIN):
             return value
         if isinstance(value, torch.device):
@@ -85,6 +91,11 @@ class ArgumentWriter:
         if isinstance(value, type) and value in _PYTHON_DTYPES:
             return _PYTHON_DTYPES[value]
         raise CaptureError(f"a value of type {type(value).__qualname__} cannot be a graph argument")
+
+    def _check_text(self, text: str) -> None:
+        found = set(_SYMBOL.findall(text))
+        if found and found & set(map(str, self._sizes.names())):
+            raise CaptureError("text that the model makes of a size cannot be a graph argument")
 
     def _write_device(self, device: torch.device) -> Any:
         # A device that the model took from its input follows the input, so that a captured graph

@@ -47,7 +47,7 @@ def record(ladder: Ladder) -> tuple[Recording, list[Rehearsal]]:
 def told(
     ladder: Ladder, recording: Recording, rehearsals: Iterable[Rehearsal], leaves: Iterable[str]
 ) -> list[str]:
-    """A sentence each on parameters that forward writes, and on attributes that it leaves behind.
+    """A sentence each on parameters that forward writes, answers kept, and attributes left behind.
 
     Args:
         ladder: the capture.
@@ -63,6 +63,11 @@ def told(
         notes.append(
             f"forward writes to its parameters {_listed(written)}; the graph does so too, and the "
             "capture has put their values back"
+        )
+    if recording.recorder.asked_for_gradients:
+        notes.append(
+            "the model asks whether a tensor requires a gradient, and the graph keeps the answer, "
+            f"at {_listed(set(recording.recorder.asked_for_gradients))}"
         )
     inside = tuple(leaves)
     idle = {

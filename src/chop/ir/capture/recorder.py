@@ -30,6 +30,7 @@ from chop.ir.capture.source import current_line, definition_line, failing_line
 from chop.ir.capture.structure import check_single, part_name, parts_of, reader_of, rebuilt
 from chop.ir.capture.symbols import FakeTensor, Sizes, constant_of, is_symbolic
 from chop.ir.capture.targets import SET_GRAD_ENABLED, changes_its_input, spell
+from chop.ir.capture.unfollowed import Unfollowed
 
 _GRADIENT_HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
 
@@ -54,6 +55,8 @@ class Recorder(TorchFunctionMode):
 
     Attributes:
         stateful: modules that keep state in attributes, with the reason: none may be recorded.
+        asked_for_gradients: the lines that ask whether a computed tensor requires a gradient, and
+            are told that it does not.
         keep: is told of each parameter that is about to be written.
         watch_numpy: whether to find the module that draws from `np.random`.
     """
@@ -73,6 +76,7 @@ class Recorder(TorchFunctionMode):
         self.constants: dict[str, Tensor] = {}
         self.hidden_operators: dict[str, int] = {}
         self.blocked: Blocked | None = None
+        self.asked_for_gradients: list[str] = []
         self.stateful: Mapping[str, str] = {}
         self.keep: Callable[[Tensor], None] | None = None
         self.watch_numpy = False
@@ -82,6 +86,7 @@ class Recorder(TorchFunctionMode):
         self._recurrence = Recurrence(self.sizes)
         self._repeats = Repeats()
         self._recording = False
+        self._unfollowed: Unfollowed | None = None
         self._operators_passed = 0
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[Any] = []
@@ -145,9 +150,11 @@ class Recorder(TorchFunctionMode):
             self._recording = True
             before = {name: dict(part._buffers) for name, part in self._leaves.outside(model)}
             draws = HostDraws(numpy=True)
+            self._unfollowed = Unfollowed(self._leaves.outside(model), arguments)
             try:
                 result = model(**arguments)
                 draws.check_unmoved()
+                self._unfollowed.check()
                 for name, part in self._leaves.outside(model):
                     self._check_buffers(name, part, before[name])
                 self.graph.output(self._arguments.write(result))
@@ -224,6 +231,8 @@ class Recorder(TorchFunctionMode):
         return node
 
     def _bind(self, value: Any, node: fx.Node) -> None:
+        if self._unfollowed is not None:
+            self._unfollowed.check_mode()
         self.values.setdefault(node, value)
         if isinstance(value, Tensor):
             self._nodes[id(value)] = node
@@ -302,6 +311,9 @@ class Recorder(TorchFunctionMode):
         name = getattr(getattr(getter, "__self__", None), "__name__", "")
         if isinstance(value, Tensor) and value is not args[0] and name != "grad":
             self._emit("call_function", getattr, (args[0], name), {}, value)
+        # Real runs without gradients check what was recorded for a tensor that requires one.
+        if name == "requires_grad" and not value and id(args[0]) in self._nodes:
+            self.asked_for_gradients.append(current_line())
         return value
 
     def _set_attribute(self, setter: Any, args: Any) -> Any:

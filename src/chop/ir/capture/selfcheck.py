@@ -40,7 +40,9 @@ def difference(
     Raises:
         CaptureError: the model runs and its capture fails, or forgets what the model keeps.
     """
-    wrong = _compare(captured, example, rehearsal, _TOLERANCE)
+    # Hooks of the model that the graph runs too may fill attributes of the model.
+    with untouched(model):
+        wrong = _compare(captured, example, rehearsal, _TOLERANCE)
     kind = _autocast_device(captured, example)
     if wrong is None and kind is not None:
         # A graph that was told that autocast is off refuses to run under it.

@@ -27,7 +27,10 @@ class TensorValues:
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         usable = [x for x in tensors if not (x.is_meta or is_lazy(x) or x.is_inference())]
         self._same_memory = [(x, x.detach()) for x in usable if x.layout is torch.strided]
-        self._kept = _Kept(x for x in usable if isinstance(x, nn.Parameter))
+        parameters = [x for x in usable if isinstance(x, nn.Parameter)]
+        self._grads = [(x, x.grad) for x in parameters]
+        grads = [grad for _, grad in self._grads if grad is not None]
+        self._kept = _Kept([*parameters, *grads])
         self._versions = {id(x): x._version for x in usable}
         self._values = [(x, x.detach().clone()) for x in usable if not isinstance(x, nn.Parameter)]
 
@@ -63,6 +66,9 @@ class TensorValues:
         with torch.no_grad():
             for tensor, value in self._written():
                 tensor.data.copy_(value)
+        for parameter, grad in self._grads:
+            if parameter.grad is not grad:
+                parameter.grad = grad
 
 
 def _moved(tensor: Tensor, memory: Tensor) -> bool:

@@ -20,6 +20,7 @@ from chop.ir.capture.leaves import LeafRule
 from chop.ir.capture.module_tree import check_names
 from chop.ir.capture.prepare import settled
 from chop.ir.capture.structure import map_leaves
+from chop.ir.capture.unfollowed import check_initialized
 
 
 class CaptureWarning(UserWarning):
@@ -59,6 +60,7 @@ def capture(
         ['input', '0', '1', 'output']
     """
     check_names(model)
+    check_initialized(model)
     example = _own(_choose_inputs(model, inputs, input_names))
     # torch's symbolic shapes cost half a second to import; `import chop` does not need them.
     from chop.ir.capture.assemble import announced, assemble
