@@ -1,4 +1,4 @@
-"""Models with torch.func, scripts, custom operators, compiled parts, and checks of types."""
+"""Models with torch.func, scripts, custom operators and checks of types."""
 
 from __future__ import annotations
 
@@ -113,37 +113,11 @@ class CustomOperatorInplace(nn.Module):
 
 
 @case()
-class CompiledChild(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = torch.compile(nn.Linear(WIDTH, WIDTH), backend="eager")
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(x)
-
-
-@case()
-class CompiledFunction(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = torch.compile(lambda t: t.sin() + 1, backend="eager")
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(x)
-
-
-@case()
 class CompilingBranch(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return x * 0
         return F.relu(x)
-
-
-@case(reason="torch.cond fails in the model once it was captured")
-class Cond(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cond(x.sum() > 0, lambda t: t * 2, lambda t: t - 1, (x,))
 
 
 @case()
