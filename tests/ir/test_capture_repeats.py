@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from chop.ir.capture.ladder import Free
 from chop.ir.capture.repeats import Repeats
-from chop.ir.capture.symbols import Sizes
+from chop.ir.capture.symbols import FakeTensor, Sizes
 from chop.ir.capture.tracer import capture
 
 
@@ -159,6 +159,27 @@ class Blocks(nn.Module):
         return self.dropout(torch.stack(parts).sum(0)) * scale
 
 
+class Drops(nn.Module):
+    """Drops whole rows in training, by a draw."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        return x * torch.bernoulli(torch.full_like(x[:, :1], 0.8))
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.drop = Drops()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == 3 and x.shape[1] > 9:
+            x = F.interpolate(x.transpose(1, 2), scale_factor=0.5).repeat(1, 1, 2).transpose(1, 2)
+        return x + self.drop(self.layer(x))
+
+
 def bert() -> nn.Module:
     config = BertConfig(
         hidden_size=16,
@@ -171,6 +192,10 @@ def bert() -> nn.Module:
 
 
 CASES = {
+    "modes differ": (
+        lambda: nn.Sequential(Residual(), Residual()),
+        {"input": torch.randn(3, 14, 8)},
+    ),
     "blocks": (Blocks, {"x": torch.randn(3, 14, 8)}),
     "bert": (
         bert,
@@ -198,6 +223,25 @@ def test_a_graph_is_the_same_without_answers(case: str, monkeypatch: pytest.Monk
         lambda graph: [node.meta.get("spec") for node in graph.graph.nodes],
     ):
         assert told(graphs[0]) == told(graphs[1])
+
+
+def test_a_second_attempt_takes_over_the_answers_of_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs: list[bool] = []
+    forward = nn.Linear.forward
+
+    def counted(self: nn.Linear, x: Tensor) -> Tensor:
+        runs.append(isinstance(x, FakeTensor))
+        return forward(self, x)
+
+    model = nn.Sequential(Residual(), Residual(), Residual())
+    monkeypatch.setattr(nn.Linear, "forward", counted)
+    captured = capture(model, {"input": torch.randn(3, 4, 5, 8)})
+    called = [node.target for node in captured.graph.nodes if node.op == "call_module"]
+    assert called == [f"{block}.{part}" for block in range(3) for part in ("layer", "drop")]
+    # Per mode one without a gradient of the input, and one with it.
+    assert sum(runs) == 4
 
 
 def test_gradients_and_writes_are_those_of_the_model() -> None:

@@ -92,6 +92,7 @@ class Ladder:
         strict: raise instead of giving anything up.
         stateful: modules that keep state in attributes, with the reason why no graph can hold them.
         moving: buffers that the model's Python reads and its forward writes.
+        before: the last recording of each kind.
         changed_in_training: attributes that the recording in `train()` has changed.
     """
 
@@ -109,6 +110,7 @@ class Ladder:
     moving: set[str] = field(default_factory=set)
     changed_in_training: set[Key] = field(default_factory=set)
     watch_numpy: bool = False
+    before: dict[Any, Recorder] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.probes = probes_of(self.model)
@@ -191,7 +193,11 @@ class Ladder:
         if self.by_example:
             decisions = observe_decisions(self.model, self.example, self.fixed, training)
         symbolic = self.free is not Free.NONE
-        recorder = Recorder(self.model, self.leaves, symbolic, self.seen, decisions)
+        alike = (training, self.free, probe)
+        recorder = Recorder(
+            self.model, self.leaves, symbolic, self.seen, decisions, self.before.get(alike)
+        )
+        self.before[alike] = recorder
         recorder.stateful, recorder.reads.moving = self.stateful, self.moving
         recorder.watch_numpy = self.watch_numpy
         with contextlib.ExitStack() as stack:

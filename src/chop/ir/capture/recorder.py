@@ -52,6 +52,7 @@ class Recorder(TorchFunctionMode):
         seen: outputs of leaves and operators that cannot run on fake tensors, seen in real runs.
         decisions: what the model's Python read from tensors in a real run. With it, a read of data
             gets the same answer, and the graph checks at run time that it still holds.
+        before: an earlier recording of the same inputs in the same mode; its answers hold here too.
 
     Attributes:
         stateful: modules that keep state in attributes, with the reason: none may be recorded.
@@ -68,10 +69,11 @@ class Recorder(TorchFunctionMode):
         symbolic: bool = True,
         seen: Mapping[Any, list[Seen]] | None = None,
         decisions: Decisions | None = None,
+        before: Recorder | None = None,
     ) -> None:
         super().__init__()
         self.graph = fx.Graph()
-        self.sizes = Sizes(self.graph, symbolic)
+        self.sizes: Sizes = Sizes(self.graph, symbolic, before.sizes if before else None)
         self.values: dict[fx.Node, Any] = {}
         self.constants: dict[str, Tensor] = {}
         self.hidden_operators: dict[str, int] = {}
@@ -84,7 +86,7 @@ class Recorder(TorchFunctionMode):
         self._decisions = decisions
         self._seen = {subject: iter(outputs) for subject, outputs in (seen or {}).items()}
         self._recurrence = Recurrence(self.sizes)
-        self._repeats = Repeats()
+        self._repeats: Repeats = before._repeats if before and self.sizes.continues else Repeats()
         self._recording = False
         self._unfollowed: Unfollowed | None = None
         self._operators_passed = 0

@@ -2,7 +2,7 @@
 
 Layers repeat, and most of the time of a recording is torch's arithmetic on symbolic shapes. A call
 whose function, arguments and modes are those of an earlier one returns new tensors with the shapes
-that it returned. Only the private API of fake tensors makes such tensors without that arithmetic.
+that it returned.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
 
 from chop.ir.capture.leaves import is_torch_leaf, tensors_in
+from chop.ir.capture.symbols import FakeTensor, another, elements_of
 from chop.ir.capture.targets import changes_its_input
 
 _PLAIN = (
@@ -39,13 +39,9 @@ class _Like:
 
     def again(self) -> FakeTensor:
         """A tensor like the first, without history."""
-        fake = self.first
         if self.elements is None:
-            with in_kernel_invocation_manager(fake.fake_mode):
-                self.elements = torch.empty_strided(
-                    fake.shape, fake.stride(), dtype=fake.dtype, device="meta"
-                )
-        return FakeTensor(fake.fake_mode, self.elements, fake.device)
+            self.elements = elements_of(self.first)
+        return another(self.first, self.elements)
 
 
 class _Computed(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Symbolic sizes: all of torch's private symbolic-shape API is used here and nowhere else.
+"""Symbolic sizes: torch's private symbolic-shape API is used in the `size` files and here only.
 
 While a model runs on fake tensors, every free input dimension is a symbol. Three things are asked
 of this file: fake inputs with such dimensions, the graph nodes that compute a size written as an
@@ -19,11 +19,13 @@ import torch
 from sympy.logic.boolalg import BooleanAtom
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    in_kernel_invocation_manager,
+)
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
-    ShapeEnv,
-    SLoc,
     StatelessSymbolicContext,
 )
 from torch.utils._python_dispatch import _disable_current_modes
@@ -34,7 +36,7 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from chop.errors import CaptureError
 from chop.ir.capture.guards import ShapeGuard
 from chop.ir.capture.size_functions import COMPUTE, PAIRWISE, SizePrinter
-from chop.ir.capture.source import current_line
+from chop.ir.capture.size_tests import SizeTests
 
 _NOISY = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 
@@ -58,55 +60,21 @@ def outside_fake_mode() -> contextlib.AbstractContextManager[Any]:
     return _disable_current_modes()
 
 
-class _SizeTests(ShapeEnv):
-    """Notes which size tests decided the recording.
+def elements_of(fake: FakeTensor) -> Tensor:
+    """What a fake tensor is made of."""
+    with in_kernel_invocation_manager(fake.fake_mode):
+        return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")
 
-    A test asked by the model's own Python chose what was recorded, so it is kept with its line.
-    A test asked inside an operator belongs to the operator's fake kernel, and the real kernel will
-    ask again; it matters only when it made two sizes, or a size and a number, the same.
+
+def another(fake: FakeTensor, elements: Tensor | None = None) -> FakeTensor:
+    """A tensor like a fake one, without its history.
+
+    Args:
+        fake: a strided tensor.
+        elements: what `elements_of` it returned, which takes time.
     """
-
-    def __init__(self) -> None:
-        super().__init__(
-            duck_shape=False,
-            specialize_zero_one=True,
-            prefer_deferred_runtime_asserts_over_guards=False,
-        )
-        self.asked_by_model = False
-        self.tests: dict[sympy.Basic, str] = {}
-
-    def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
-        outcome = super().evaluate_expr(orig_expr, *args, **kwargs)
-        if self.asked_by_model and orig_expr.free_symbols:
-            self.keep(_as_condition(orig_expr, outcome))
-        return outcome
-
-    def _set_replacement(self, a: sympy.Symbol, tgt: sympy.Expr, msg: str) -> None:
-        super()._set_replacement(a, tgt, msg)
-        if self.replacements.get(a) == tgt:
-            self.keep(sympy.Eq(a, tgt, evaluate=False))
-
-    def keep(self, condition: sympy.Basic) -> None:
-        """Keeps a condition that decided the recording, with the line of the model."""
-        if condition not in self.tests:
-            self.tests[condition] = current_line()
-
-    def _get_stack_summary(
-        self, is_debug: bool = False, framework_loc: str | None = None
-    ) -> tuple[SLoc, str]:
-        # Stack summaries are a third of the time of a capture, and `keep` has the line.
-        return SLoc(None, None), ""
-
-    def _log_guard(self, prefix: str, g: Any, forcing_spec: bool) -> None:
-        """Structured logging of every test costs time and is read by nobody here."""
-
-
-def _as_condition(expression: sympy.Basic, outcome: Any) -> sympy.Basic:
-    if outcome is sympy.true or outcome is True:
-        return expression
-    if outcome is sympy.false or outcome is False:
-        return sympy.Not(expression)
-    return sympy.Eq(expression, outcome, evaluate=False)
+    made_of = elements_of(fake) if elements is None else elements
+    return FakeTensor(fake.fake_mode, made_of, fake.device)
 
 
 class Sizes:
@@ -116,14 +84,24 @@ class Sizes:
         graph: the graph that the size nodes go into.
         symbolic: without it every size is a plain number, and a recording holds for the example
             sizes only. It is several times faster and needs none of the private API.
+        before: the sizes of an earlier recording of the same inputs, which may share its symbols.
     """
 
-    def __init__(self, graph: fx.Graph, symbolic: bool = True) -> None:
+    def __init__(self, graph: fx.Graph, symbolic: bool = True, before: Sizes | None = None) -> None:
         self._graph = graph
-        self._env = _SizeTests() if symbolic else None
-        self._mode = FakeTensorMode(
-            shape_env=self._env, allow_non_fake_inputs=True, static_shapes=not symbolic
+        self._inputs: dict[str, FakeTensor] = {}
+        self._env: SizeTests | None
+        self._mode: FakeTensorMode
+        self.continues: bool = before is not None and (
+            before._env is None or before._env.start_again()
         )
+        if before is not None and self.continues:
+            self._env, self._mode, self._inputs = before._env, before._mode, before._inputs
+        else:
+            self._env = SizeTests() if symbolic else None
+            self._mode = FakeTensorMode(
+                shape_env=self._env, allow_non_fake_inputs=True, static_shapes=not symbolic
+            )
         self._origins: dict[sympy.Symbol, tuple[fx.Node, int | None]] = {}
         self._names: dict[sympy.Symbol, sympy.Symbol] = {}
         self._written: dict[sympy.Basic, fx.Node] = {}
@@ -131,6 +109,9 @@ class Sizes:
         self._fixed: list[ShapeGuard] = []
         self._examples: dict[str, tuple[int, ...]] = {}
         self._fakes: list[Tensor] = []
+
+    def _can_continue(self) -> bool:
+        return self._env is None or self._env.start_again()
 
     @contextlib.contextmanager
     def fake_mode(self) -> Iterator[None]:
@@ -176,15 +157,13 @@ class Sizes:
             DimDynamic.DYNAMIC if free(tensor, dim) else DimDynamic.STATIC
             for dim in range(tensor.dim())
         ]
-        # Imported here since it costs a second, once per process.
-        from torch._dynamo.source import ConstantSource
-
-        context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
-            dynamic_sizes=dims, constraint_sizes=[None] * tensor.dim()
-        )
-        fake = self._mode.from_tensor(
-            tensor.detach(), source=ConstantSource(name), symbolic_context=context
-        ).requires_grad_(tensor.requires_grad)
+        if name not in self._inputs:
+            self._inputs[name] = self._with_symbols(name, tensor, dims)
+        fake = self._inputs[name]
+        if fake.layout is torch.strided:
+            # The model may write into it, and the next recording shares it.
+            fake = another(fake)
+        fake.requires_grad_(tensor.requires_grad)
         self._fix(name, tensor, [d for d, kind in enumerate(dims) if kind is DimDynamic.STATIC])
         self._examples[name] = tuple(tensor.shape)
         self._fakes.append(fake)
@@ -192,6 +171,17 @@ class Sizes:
             if isinstance(size, torch.SymInt):
                 self._names[size.node.expr] = sympy.Symbol(f"{name}.shape[{dim}]")
         return fake
+
+    def _with_symbols(self, name: str, tensor: Tensor, dims: list[DimDynamic]) -> FakeTensor:
+        # Imported here since it costs a second, once per process.
+        from torch._dynamo.source import ConstantSource
+
+        context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
+            dynamic_sizes=dims, constraint_sizes=[None] * tensor.dim()
+        )
+        return self._mode.from_tensor(
+            tensor.detach(), source=ConstantSource(name), symbolic_context=context
+        )
 
     def _fix(self, name: str, tensor: Tensor, dims: Any) -> None:
         for dim in dims:
