@@ -204,6 +204,10 @@ def converted(x: Tensor) -> Tensor:
     return torch.as_tensor(TABLE.astype(np.float64), dtype=x.dtype, device=x.device)
 
 
+def by_keyword(x: Tensor) -> Tensor:
+    return torch.tensor(data=TABLE, dtype=x.dtype)
+
+
 def from_numpy(x: Tensor) -> Tensor:
     return torch.from_numpy(TABLE)
 
@@ -222,7 +226,7 @@ def like_input(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     "make",
-    [shared, converted, from_numpy, copied, as_array, like_input],
+    [shared, converted, by_keyword, from_numpy, copied, as_array, like_input],
     ids=lambda function: function.__name__,
 )
 def test_arrays_become_constants(make: Callable[[Tensor], Tensor]) -> None:
@@ -320,6 +324,21 @@ def test_the_gradient_of_a_custom_operator_is_its_own() -> None:
         module(**inputs).square().sum().backward()
         gradients.append(model.layer.weight.grad.clone())
     assert torch.equal(*gradients)
+
+
+class WidensInTraining(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return doubled_width(x.detach()) if self.training else torch.cat([x, x], -1)
+
+
+def test_an_operator_that_only_training_calls_leaves_a_graph_of_the_rest() -> None:
+    model = WidensInTraining()
+    with pytest.warns(CaptureWarning, match=r"eval\(\) only: the operator .*register_fake"):
+        captured = capture(model, example())
+    given = example(5, 9)
+    assert torch.equal(captured.eval()(**given), model.eval()(**given))
+    with pytest.raises(GuardError, match="only"):
+        captured.train()(**given)
 
 
 def test_a_list_operator_without_a_result_is_recorded() -> None:

@@ -110,7 +110,7 @@ class Ladder:
     moving: set[str] = field(default_factory=set)
     changed_in_training: set[Key] = field(default_factory=set)
     watch_numpy: bool = False
-    before: dict[Any, Recorder] = field(default_factory=dict)
+    before: dict[Any, Recorder] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.probes = probes_of(self.model)

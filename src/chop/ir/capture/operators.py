@@ -52,8 +52,13 @@ def from_arrays(
     `torch.as_tensor` shares its memory with the array and the others copy it, as they do outside of
     a recording.
     """
-    if function not in _CONSTRUCTORS or not any(isinstance(arg, np.ndarray) for arg in args):
+    if function not in _CONSTRUCTORS:
         return function, args, kwargs
+    named = [name for name in ("data", "obj") if isinstance(kwargs.get(name), np.ndarray)]
+    args = (*args, *(kwargs[name] for name in named))
+    if not any(isinstance(arg, np.ndarray) for arg in args):
+        return function, args, kwargs
+    kwargs = {name: value for name, value in kwargs.items() if name not in named}
     with outside_fake_mode():
         args = tuple(torch.as_tensor(a) if isinstance(a, np.ndarray) else a for a in args)
     if function is Tensor.new_tensor:

@@ -302,9 +302,18 @@ class Recorder(TorchFunctionMode):
             self._emit(*spell(func, args, kwargs), result)
         return result
 
+    def _next_seen(self, subject: Any) -> Seen:
+        seen = next(self._seen[subject], None)
+        if seen is None:
+            raise CaptureError(
+                f"{subject} is called more often than in a real run in eval(), which had to show "
+                "the shapes that it returns"
+            )
+        return seen
+
     def _run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in self._seen:
-            return next(self._seen[func]).as_fake(self.sizes, tensors_in([*args, kwargs]))
+            return self._next_seen(func).as_fake(self.sizes, tensors_in([*args, kwargs]))
         rule = self._recurrence.rule(func)
         return self._repeats.call(func, args, kwargs, lambda: run_on_fakes(rule, args, kwargs))
 
@@ -392,7 +401,7 @@ class Recorder(TorchFunctionMode):
         self, original: Any, module: nn.Module, path: str, args: Any, kwargs: Any
     ) -> Any:
         if path in self._seen:
-            seen = next(self._seen[path])
+            seen = self._next_seen(path)
             self._operators_passed += seen.operators
             sources = [*tensors_in([*args, kwargs]), *module.parameters()]
             return seen.as_fake(self.sizes, sources)
