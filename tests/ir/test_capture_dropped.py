@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from chop import MaseGraph
 from chop.errors import GuardError
@@ -122,3 +123,24 @@ def test_an_argument_fixed_at_capture_takes_no_other_value() -> None:
     for other in (3.0, torch.tensor(3.0)):
         with pytest.raises(GuardError, match="captured with scale=2.0, got scale="):
             graph(IDS, scale=other)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> CapturedModule:
+    torch.manual_seed(0)
+    config = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=32, n_positions=16)
+    return MaseGraph(GPT2LMHeadModel(config).eval(), hf_input_names=["input_ids"]).model
+
+
+@pytest.mark.parametrize("flag", [{"use_cache": False}, {"output_attentions": False}])
+def test_flags_that_the_configuration_has_too_are_dropped(decoder, flag) -> None:
+    assert torch.equal(decoder(IDS, **flag).logits, decoder(IDS).logits)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("use_cache", True), ("output_attentions", True), ("return_dict", False), ("beam", 3)],
+)
+def test_what_came_by_keyword_alone_is_refused_by_name(decoder, name, value) -> None:
+    with pytest.raises(GuardError, match=f"captured without {name}, got {name}={value}: .*cf_args"):
+        decoder(IDS, **{name: value})

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from chop.ir.capture.captured import CapturedModule, CaptureRecord
 from chop.ir.capture.cleanup import drop_dead_code, drop_idle_autocast, drop_idle_grad_switches
-from chop.ir.capture.dropped import plain_defaults
+from chop.ir.capture.dropped import plain_defaults, takes_any_keyword
 from chop.ir.capture.dtypes import followers
 from chop.ir.capture.isolation import untouched
 from chop.ir.capture.ladder import Free, Ladder, Recording, alike, hides_nothing
@@ -55,6 +55,7 @@ def _note(record: CaptureRecord, ladder: Ladder, recording: Recording) -> None:
     parameters = inspect.signature(ladder.model.forward).parameters
     record.ignored_inputs = tuple(name for name in parameters if name not in ladder.example)
     record.ignored_defaults = plain_defaults(ladder.model, record.ignored_inputs)
+    record.takes_any_keyword = takes_any_keyword(ladder.model)
     record.constants = tuple(recording.recorder.constants)
     record.guards = recording.recorder.sizes.guards()
     record.auto_leaves = tuple(_reports(ladder, recording.recorder))

@@ -31,7 +31,8 @@ class CaptureRecord:
         config: the model's configuration, if it has one.
         example_inputs: a `TensorSpec` per captured input (nested like the input).
         ignored_inputs: the model's other parameters.
-        ignored_defaults: the defaults of those, where they are plain values.
+        ignored_defaults: what those are where they are left out, if plain values.
+        takes_any_keyword: whether the model's `forward` has a `**kwargs`.
         fixed_inputs: arguments that were fixed at capture, by name.
         guards: the conditions on input sizes.
         auto_leaves: reports on submodules that could not be written down.
@@ -48,6 +49,7 @@ class CaptureRecord:
     example_inputs: dict[str, Any] = field(default_factory=dict)
     ignored_inputs: tuple[str, ...] = ()
     ignored_defaults: dict[str, Any] = field(default_factory=dict)
+    takes_any_keyword: bool = False
     fixed_inputs: dict[str, Any] = field(default_factory=dict)
     guards: list[ShapeGuard] = field(default_factory=list)
     auto_leaves: tuple[LeafReport, ...] = ()
@@ -108,6 +110,7 @@ class CapturedModule(fx.GraphModule):
     example_inputs: Any = _Recorded()
     ignored_inputs: Any = _Recorded()
     ignored_defaults: Any = _Recorded()
+    takes_any_keyword: Any = _Recorded()
     fixed_inputs: Any = _Recorded()
     guards: Any = _Recorded()
     auto_leaves: Any = _Recorded()
@@ -200,7 +203,7 @@ class CapturedModule(fx.GraphModule):
                     "again with the other value"
                 )
             return True
-        if name not in record.ignored_inputs:
+        if name not in record.ignored_inputs and not record.takes_any_keyword:
             return False
         reason = refusal_to_drop(name, value, record.ignored_defaults, [*record.example_inputs])
         if reason:

@@ -12,11 +12,30 @@ from torch import Tensor, nn
 _PLAIN = (bool, int, float, str, type(None))
 
 
+# What models of transformers take from their configuration where the argument is left out.
+_FLAGS = ("return_dict", "output_attentions", "output_hidden_states", "use_cache")
+
+
 def plain_defaults(model: nn.Module, names: Iterable[str]) -> dict[str, Any]:
-    """The defaults that the signature of a model's `forward` gives, where they are plain values."""
+    """What arguments of a model's `forward` are where they are left out, if plain values.
+
+    That is the default of the signature, or the flag of that name in the configuration.
+    """
     parameters = inspect.signature(model.forward).parameters
-    defaults = {name: parameters[name].default for name in names}
-    return {name: value for name, value in defaults.items() if isinstance(value, _PLAIN)}
+    given = {name: parameters[name].default for name in names}
+    defaults = {name: value for name, value in given.items() if isinstance(value, _PLAIN)}
+    config = getattr(model, "config", None)
+    for name in _FLAGS:
+        flag = getattr(config, name, None)
+        if isinstance(flag, bool) and defaults.get(name) is None:
+            defaults[name] = flag
+    return defaults
+
+
+def takes_any_keyword(model: nn.Module) -> bool:
+    """Whether `forward` has a `**kwargs`."""
+    kinds = [p.kind for p in inspect.signature(model.forward).parameters.values()]
+    return inspect.Parameter.VAR_KEYWORD in kinds
 
 
 def refusal_to_drop(
@@ -24,14 +43,14 @@ def refusal_to_drop(
 ) -> str | None:
     """Why a graph that does not take an argument must not be called with it; None if it may be.
 
-    None, the default of the signature and `token_type_ids` of zeros, which tokenizers add for
-    models that have one type only, change nothing. While torch compiles a call the values of
-    tensors are not known, and `token_type_ids` are taken to be zeros.
+    None, what the argument is where it is left out, and `token_type_ids` of zeros, which tokenizers
+    add for models that have one type only, change nothing. While torch compiles a call the values
+    of tensors are not known, and `token_type_ids` are taken to be zeros.
 
     Args:
         name: the argument.
         value: what came.
-        defaults: plain defaults of the model's `forward`.
+        defaults: what the arguments of the model's `forward` are by default, see `plain_defaults`.
         captured: the arguments that the graph takes.
     """
     if value is None:
