@@ -38,9 +38,10 @@ class Integer(NumberFormat):
             saturate nothing, 32 if none do; it needs a `frac_width` that is a number.
         frac_width: binary places; may be negative, or above `width`. The others wait for `fitted`
             (and follow each tensor's own range until then; in an operator that is trained, the
-            training tensor with the largest magnitude so far, also in evaluation): `"minmax"` is
-            the finest grid that saturates nothing, `"percentile"` the finest that saturates few
-            values, `"mse"` the one with the least squared error. `"auto"` is `"mse"`.
+            training tensor with the largest magnitude so far, also in evaluation; copies and
+            exports keep that, a `state_dict` does not): `"minmax"` is the finest grid that
+            saturates nothing, `"percentile"` the finest that saturates few values, `"mse"` the one
+            with the least squared error. `"auto"` is `"mse"`.
         is_signed: False for 0 .. 2^width - 1.
         floor: rounds down instead of to nearest.
         percentile: of the values that are not zero, the percentage that `"percentile"` keeps from
