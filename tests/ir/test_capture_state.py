@@ -535,6 +535,59 @@ def test_draws_of_numpy_make_their_module_a_leaf(kind: str, only_training: bool)
         capture(Made(noisy), {"x": draws()}, strict=True)
 
 
+def seeds(self: Any, x: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    return x + torch.randn(4)
+
+
+def seeds_in_a_fork(self: Any, x: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return x + torch.randn(4)
+
+
+def forks(self: Any, x: Tensor) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        noise = torch.randn(4)
+    return x + noise - torch.randn(4)
+
+
+def draws_again(self: Any, x: Tensor) -> Tensor:
+    state = torch.random.get_rng_state()
+    noise = torch.randn(4)
+    torch.random.set_rng_state(state)
+    return x + noise - 2 * torch.randn(4)
+
+
+def seeds_the_generator(self: Any, x: Tensor) -> Tensor:
+    torch.default_generator.manual_seed(0)
+    return x + torch.randn(4)
+
+
+@pytest.mark.parametrize("only_training", [False, True])
+@pytest.mark.parametrize("kind", [seeds, seeds_in_a_fork, forks, draws_again, seeds_the_generator])
+def test_seeds_set_in_forward_make_their_module_a_leaf(kind: Forward, only_training: bool) -> None:
+    def seeded(self: Any, x: Tensor) -> Tensor:
+        return kind(self, x) if self.training or not only_training else x
+
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), Made(seeded)), nn.Linear(4, 4))
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    example = torch.ones(3, 4)
+    with pytest.warns(
+        CaptureWarning, match=r"sets torch's random generators .*state\.py:"
+    ) as caught:
+        captured = capture(model, {"input": example})
+    assert len(caught) == 1
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [report.path for report in captured.auto_leaves] == ["0.1"]
+    assert_same_calls(model, captured, training=True)
+    assert_same_calls(model, captured)
+    with pytest.raises(CaptureError, match=r"itself \(Made\) .* sets torch's random generators"):
+        capture(Made(seeded), {"x": example}, strict=True)
+    assert torch.random.default_generator is torch.default_generator
+
+
 def test_a_capture_does_not_move_the_generators_of_numpy_and_python() -> None:
     np.random.seed(3)
     random.seed(3)

@@ -17,7 +17,7 @@ from chop.ir.capture.arguments import ArgumentWriter
 from chop.ir.capture.autocast import AutocastRegions
 from chop.ir.capture.blocked import Blocked
 from chop.ir.capture.cuts import ask_about_parts, ask_about_slices
-from chop.ir.capture.draws import HostDraws
+from chop.ir.capture.draws import HostDraws, TorchSeeds
 from chop.ir.capture.leaves import LeafRule, Seen, check_open, check_runs_on_fakes, tensors_in
 from chop.ir.capture.observe import Decisions
 from chop.ir.capture.operators import READS_DATA, from_arrays, run_on_fakes
@@ -88,6 +88,7 @@ class Recorder(TorchFunctionMode):
         self._recurrence = Recurrence(self.sizes)
         self._repeats: Repeats = before._repeats if before and self.sizes.continues else Repeats()
         self._recording = False
+        self._seeds = TorchSeeds(lambda: self._recording)
         self._unfollowed: Unfollowed | None = None
         self._operators_passed = 0
         self._nodes: dict[int, fx.Node] = {}
@@ -148,7 +149,7 @@ class Recorder(TorchFunctionMode):
         Raises:
             Exception: whatever stopped the run; `blocked` then says where.
         """
-        with self.sizes.fake_mode(), self, self.sizes.asked_by(model=True):
+        with self._seeds.watched(), self.sizes.fake_mode(), self, self.sizes.asked_by(model=True):
             self._recording = True
             before = {name: dict(part._buffers) for name, part in self._leaves.outside(model)}
             draws = HostDraws(numpy=True)
@@ -156,6 +157,7 @@ class Recorder(TorchFunctionMode):
             try:
                 result = model(**arguments)
                 draws.check_unmoved()
+                self._seeds.check_unset()
                 self._unfollowed.check()
                 for name, part in self._leaves.outside(model):
                     self._check_buffers(name, part, before[name])
@@ -185,6 +187,7 @@ class Recorder(TorchFunctionMode):
         finally:
             # Draws inside a leaf are its own affair; the modules around it have not drawn.
             draws.restore()
+            self._seeds.accept()
 
     # --- tensors as nodes
 
@@ -353,6 +356,7 @@ class Recorder(TorchFunctionMode):
             result = original(module, *args, **kwargs)
             self._check_buffers(path, module, buffers)
             draws.check_unmoved()
+            self._seeds.check_unset()
             self._check_recorded(result)
         except Exception as error:
             if self.blocked is None or self.blocked.error is not error:

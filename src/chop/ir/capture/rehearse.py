@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.ir.capture.attributes import Attributes, Key
+from chop.ir.capture.draws import UNUSUAL_SEED
 from chop.ir.capture.isolation import Run, patched_calls, untouched
 from chop.ir.capture.leaves import tensors_in
 from chop.ir.capture.source import current_line, definition_line
@@ -90,7 +91,7 @@ def rehearse(
 
 def run_once(model: nn.Module, arguments: Mapping[str, Any], run: Run) -> Call:
     """Calls a model from a fixed seed, on copies of its inputs."""
-    torch.manual_seed(0)
+    torch.manual_seed(UNUSUAL_SEED)
     # The model may write into its inputs, and they are for several runs.
     own = {name: map_leaves(_copied, value) for name, value in arguments.items()}
     outputs = tensors_in(model(**own))
