@@ -208,6 +208,94 @@ def test_state_that_only_training_changes_is_found_too() -> None:
     assert_same_calls(model, captured)
 
 
+class Warm(nn.Module):
+    """Counts the calls in `train()`, and reads the counter as given.
+
+    Args:
+        read: the factor at a value of the counter.
+        counts_first: whether it counts before it reads.
+        step: the counter.
+    """
+
+    def __init__(
+        self, read: Callable[[float], float], counts_first: bool = True, step: float = 0
+    ) -> None:
+        super().__init__()
+        self.read, self.counts_first, self.step = read, counts_first, step
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.counts_first:
+            self.step += 1
+        y = x * self.read(self.step)
+        if self.training and not self.counts_first:
+            self.step += 1
+        return y
+
+
+READS_LATER: dict[str, Callable[[float], float]] = {
+    "threshold": lambda step: 1 if step < 3 else 2,
+    "far": lambda step: 1 if step < 100_000 else 2,
+    "window": lambda step: 2 if 500 <= step < 2_000 else 1,
+    "every": lambda step: 2 if step > 2 and step % 300 == 0 else 1,
+    "before": lambda step: 2 if step % 7 == 6 else 1,
+}
+
+
+@pytest.mark.parametrize("counts_first", [False, True])
+@pytest.mark.parametrize("kind", READS_LATER)
+def test_a_counter_that_only_a_later_call_reads_is_state(kind: str, counts_first: bool) -> None:
+    model = within(Warm(READS_LATER[kind], counts_first))
+    with pytest.warns(CaptureWarning, match=r"keeps state .*1\.step \(.*state\.py") as caught:
+        captured = capture(model, {"input": draws()})
+    assert len(caught) == 1
+    assert [report.path for report in captured.auto_leaves] == ["1"]
+    assert model[1].step == 0 and type(model[1].step) is int
+    assert_same_calls(model, captured, training=True, calls=8)
+    with pytest.raises(CaptureError, match=r"keeps state .*in step .*register_buffer"):
+        capture(Warm(READS_LATER[kind], counts_first), {"x": draws()})
+
+
+@pytest.mark.parametrize(
+    "warm",
+    [
+        Warm(lambda step: 2 if step == 5 else 1),
+        # The calls of the warm-up are over.
+        Warm(lambda step: 1 if step < 100 else 2, step=5_000),
+        # A pointer that would fail further ahead.
+        Warm(lambda step: 1 / (step < 50)),
+    ],
+    ids=["equal", "over", "bounded"],
+)
+def test_a_counter_that_altered_nothing_is_told_as_no_more_than_that(warm: Warm) -> None:
+    with pytest.warns(CaptureWarning) as caught:
+        captured = capture(within(warm), {"input": draws()})
+    assert len(caught) == 1
+    text = str(caught[0].message)
+    assert "forward also sets Warm.step" in text and "further calls gave the same results" in text
+    assert "make it a buffer" in text and "leaves=[...]" in text
+    assert captured.auto_leaves == ()
+
+
+def test_what_a_closure_holds_is_put_back_and_kept_by_a_leaf() -> None:
+    seen, total = [0], 0
+
+    def scale(x: Tensor) -> Tensor:
+        nonlocal total
+        seen[0] += 1
+        total += 2
+        return x * seen[0] + total
+
+    model = within(Made(lambda self, x: self.scale(x), scale=scale))
+    with pytest.warns(CaptureWarning, match=r"keeps state .*1\.scale"):
+        captured = capture(model, {"input": draws()})
+    assert (seen, total) == ([0], 0)
+    assert [report.path for report in captured.auto_leaves] == ["1"]
+    x = draws()
+    found = [captured(x), captured(x)]
+    seen[0] = total = 0
+    torch.testing.assert_close([model(x), model(x)], found, rtol=0, atol=0)
+
+
 def test_state_set_by_the_module_around_makes_that_one_a_leaf() -> None:
     class Outer(nn.Module):
         def __init__(self) -> None:

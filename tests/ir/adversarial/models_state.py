@@ -237,7 +237,7 @@ class SwapsLayers(nn.Module):
         return self.a(x)
 
 
-@case(reason="a variable of a closure that the capture has changed cannot be put back")
+@case()
 class ClosureCounter(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -28,6 +28,9 @@ _OWN_FIELDS = vars(nn.Module()).keys() - {"_parameters", "_modules"}
 # Objects of these have no state of a model, or a state that only they know how to copy.
 _OPAQUE_HOMES = ("numpy", "sympy", "torch")
 
+_EMPTY = object()
+"""What a variable of a closure holds before it is assigned."""
+
 _MOST_ITEMS = 4096
 """Larger containers are put back, and not looked into."""
 
@@ -102,6 +105,26 @@ def _write_draws(draws: np.random.Generator, state: Any) -> None:
     draws.bit_generator.state = state
 
 
+def _read_cells(function: types.FunctionType) -> list[Any]:
+    return [_content_of(cell) for cell in function.__closure__ or ()]
+
+
+def _content_of(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _EMPTY
+
+
+def _write_cells(function: types.FunctionType, contents: list[Any]) -> None:
+    for cell, content in zip(function.__closure__ or (), contents, strict=True):
+        if content is not _EMPTY:
+            cell.cell_contents = content
+        elif _content_of(cell) is not _EMPTY:
+            del cell.cell_contents
+
+
+_CELLS = _Kind(_read_cells, _write_cells, _same_sequences)
 _FIELDS = _Kind(lambda thing: dict(vars(thing)), _write_fields, _same_mappings)
 _MAPPING = _Kind(dict, _write_mapping, _same_mappings)
 _SEQUENCE = _Kind(list, _write_sequence, _same_sequences)
@@ -126,6 +149,9 @@ def _kind_of(thing: Any) -> _Kind | None:
         return _GENERATORS[cls]
     if isinstance(thing, nn.Module):
         return _FIELDS
+    if isinstance(thing, types.FunctionType):
+        opaque = str(thing.__module__).partition(".")[0] in _OPAQUE_HOMES
+        return _CELLS if thing.__closure__ and not opaque else None
     if isinstance(thing, type | Mapping) or not hasattr(thing, "__dict__"):
         return None
     home = cls.__module__.partition(".")[0]
@@ -146,8 +172,8 @@ class _Held:
 class Attributes:
     """A snapshot of the Python state of a model.
 
-    It covers the attributes of modules, and what is inside the containers, generators and plain
-    objects that they hold.
+    It covers the attributes of modules, and what is inside the containers, generators, closures
+    and plain objects that they hold.
 
     Args:
         model: the model.
@@ -178,7 +204,7 @@ class Attributes:
             for item in thing:
                 self._visit(item, key, known)
         elif id(thing) not in known and (kind := _kind_of(thing)) is not None:
-            if kind is _FIELDS and not self._deep:
+            if kind in (_FIELDS, _CELLS) and not self._deep:
                 return
             known.add(id(thing))
             content = kind.read(thing)
@@ -201,6 +227,11 @@ class Attributes:
         for held in self._held.values():
             if keys is None or held.key in keys:
                 held.kind.write(held.thing, held.content)
+
+    def value(self, key: Key) -> Any:
+        """An attribute's value in the snapshot; None where it had none."""
+        path, name = key
+        return self._fields.get(path, {}).get(name)
 
     def changed(self) -> set[Key]:
         """The attributes that are not what they were, or hold something else."""

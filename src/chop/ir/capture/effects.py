@@ -78,7 +78,9 @@ def told(
     }
     if idle:
         notes.append(
-            f"forward also sets {_listed(idle)}, which no later call reads; the graph does not"
+            f"forward also sets {_listed(idle)}; further calls gave the same results, and the "
+            "graph does not set it; where a later call reads it, make it a buffer or keep its "
+            "module whole with leaves=[...] (custom_ops in MaseGraph)"
         )
     return notes
 

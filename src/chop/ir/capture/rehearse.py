@@ -7,8 +7,10 @@ with real tensors, before a recording could fill them with fake ones.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +28,10 @@ MOST_PARAMETERS = 1_000_000_000
 """Larger models are not run: a forward pass would cost more than the capture."""
 
 _SAME = 1e-5
+
+_CALLS_AHEAD = (10, 1_000, 1_007_998, 1_007_999, 1_008_000)
+"""How far ahead a counter is set: past usual thresholds; the last is a multiple of 1-10, 128 and
+1000, so that `counter % n` meets its ends, whether forward counts before it reads or after."""
 
 
 @dataclass
@@ -46,7 +52,8 @@ class Rehearsal:
             other inputs.
         changed: attributes that the first call changed.
         stateful: per module the reason why no graph can hold it: it keeps state in attributes.
-        idle: attributes that every call changes and none reads: path and a name with its line.
+        idle: attributes that every call changes and that altered no result of the calls that were
+            tried: path and a name with its line.
     """
 
     calls: list[Call]
@@ -145,6 +152,7 @@ class _Probe:
         self._before = before
         self._after = Attributes(model)
         self._moving: set[Key] = set()
+        self._last = self._after
 
     def look(self, rehearsal: Rehearsal, other: Mapping[str, Any]) -> None:
         """Runs second calls with and without what the first one has left in attributes.
@@ -162,10 +170,13 @@ class _Probe:
         built = {key for key in changed if key[1] in ("_parameters", "_modules")}
         guilty = built
         if _differ(fresh, later):
-            groups = self._groups(changed - built)
-            alone = [keys for keys in groups if _differ(fresh, self._second_call(other, keys))]
-            guilty = guilty.union(*(alone or groups))
+            guilty |= self._guilty(
+                changed - built, lambda keys: _differ(fresh, self._second_call(other, keys))
+            )
         idle = (changed & self._moving) - guilty
+        if later is not None:
+            guilty |= self._read_later(idle, other, later)
+        idle -= guilty
         if not guilty and not idle:
             return
         writers = self._writers(other)
@@ -174,16 +185,67 @@ class _Probe:
         if guilty and later is not None:
             rehearsal.calls.append(later)
 
-    def _second_call(self, arguments: Mapping[str, Any], kept: Collection[Key] | None) -> Any:
-        """A call with these attributes as the first call left them (None: all); None: it fails."""
+    def _read_later(self, idle: set[Key], other: Mapping[str, Any], later: Call) -> set[Key]:
+        """The counters among these that alter the result of a call further ahead than the second.
+
+        Args:
+            idle: attributes that alter nothing in the second call.
+            other: the arguments of that call.
+            later: that call.
+        """
+        steps = {key: step for key in idle if (step := self._step(key))}
+
+        def alters(calls: int, keys: Collection[Key]) -> bool:
+            ahead = {key: self._before.value(key) + calls * steps[key] for key in keys}
+            far = self._second_call(other, None, ahead)
+            # A call that fails tells nothing: the counter may never come that far.
+            return far is not None and _differ(later, far)
+
+        for calls in _CALLS_AHEAD if steps else ():
+            if alters(calls, steps.keys()):
+                return self._guilty(steps.keys(), functools.partial(alters, calls))
+        return set()
+
+    def _step(self, key: Key) -> float:
+        """By how much each call moves a number; 0 where it is none or moves otherwise."""
+        first, second, third = (
+            attributes.value(key) for attributes in (self._before, self._after, self._last)
+        )
+        if not all(type(value) in (int, float) for value in (first, second, third)):
+            return 0
+        step = second - first
+        return step if math.isclose(third - second, step) else 0
+
+    def _second_call(
+        self,
+        arguments: Mapping[str, Any],
+        kept: Collection[Key] | None,
+        ahead: Mapping[Key, float] | None = None,
+    ) -> Any:
+        """A call after the first; None: it fails.
+
+        Args:
+            arguments: its arguments.
+            kept: the attributes that are as the first call left them; None: all.
+            ahead: attributes with the values of a call that comes later.
+        """
         with contextlib.suppress(Exception), untouched(self._model, thorough=True) as run:
             self._before.restore()
             self._after.restore(kept)
+            for (path, name), value in (ahead or {}).items():
+                vars(self._model.get_submodule(path))[name] = value
             call = run_once(self._model, arguments, run)
-            if kept is None:
+            if kept is None and ahead is None:
                 self._moving = self._after.changed()
+                self._last = Attributes(self._model, deep=False)
             return call
         return None
+
+    def _guilty(self, keys: Iterable[Key], alters: Callable[[set[Key]], bool]) -> set[Key]:
+        """Those of the attributes that alter a result; all, where only several together do."""
+        groups = self._groups(keys)
+        alone = [group for group in groups if alters(group)]
+        return set().union(*(alone or groups))
 
     def _groups(self, keys: Iterable[Key]) -> list[set[Key]]:
         groups: dict[str, set[Key]] = {}
