@@ -1,11 +1,19 @@
 import errno
+import multiprocessing
 import os
 from pathlib import Path
 
 import pytest
 
 from chop.errors import ConfigError, WriteError
-from chop.files import latest, make_folder, replacing, replacing_together, write_text
+from chop.files import (
+    latest,
+    make_folder,
+    reading_together,
+    replacing,
+    replacing_together,
+    write_text,
+)
 
 
 def contents(folder):
@@ -122,3 +130,108 @@ def test_a_folder_in_the_way_is_noticed_before_anything_is_replaced(tmp_path):
         write_pair(tmp_path, "second")
     assert (tmp_path / "a.pt").read_text() == "first"
     assert {file.name for file in tmp_path.iterdir()} == {"a.pt", "a.mz"}
+
+
+def leave(folder, name, text):
+    """What a kill leaves after the rename that decides, before the first move."""
+    (folder / f".{name}.new").mkdir(parents=True)
+    for file in ("a.pt", "a.mz"):
+        (folder / f".{name}.new" / file).write_text(text)
+
+
+def test_a_set_that_a_kill_left_gives_way_to_a_newer_one_of_another_name(tmp_path):
+    leave(tmp_path, "results", "old")
+    write_pair(tmp_path, "new")
+    assert contents(tmp_path) == {"a.pt": "new", "a.mz": "new"}
+    assert latest(tmp_path / "a.pt") == tmp_path / "a.pt"
+
+
+def test_a_set_that_a_kill_left_gives_way_to_a_newer_file(tmp_path):
+    leave(tmp_path, "results", "old")
+    write_text(tmp_path / "a.pt", "new")
+    assert contents(tmp_path) == {"a.pt": "new", "a.mz": "old"}
+
+
+def test_of_several_sets_that_kills_left_the_newest_wins(tmp_path):
+    for age, name in enumerate("cab"):
+        leave(tmp_path, name, name)
+        os.utime(tmp_path / f".{name}.new", (1000 + age, 1000 + age))
+    assert latest(tmp_path / "a.pt").read_text() == "b"
+    write_text(tmp_path / "a.pt", "text")
+    assert contents(tmp_path) == {"a.pt": "text", "a.mz": "b"}
+
+
+def test_a_set_that_a_kill_left_gives_way_to_other_files_of_its_name(tmp_path):
+    leave(tmp_path, "pair", "old")
+    with replacing_together(tmp_path, "pair") as fresh:
+        (fresh / "b.pt").write_text("new")
+    assert contents(tmp_path) == {"a.pt": "old", "a.mz": "old", "b.pt": "new"}
+
+
+def test_a_folder_that_has_none_of_the_files_stays_as_it_is(tmp_path):
+    (tmp_path / ".mine.new").mkdir()
+    (tmp_path / ".mine.new" / "notes").write_text("mine")
+    write_text(tmp_path / "a.md", "text")
+    with replacing_together(tmp_path, "one") as fresh:
+        (fresh / "a.pt").write_text("text")
+    assert (tmp_path / ".mine.new" / "notes").read_text() == "mine"
+    assert not (tmp_path / "notes").exists() and len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_writer_inside_another_of_one_name_has_files_of_its_own(tmp_path):
+    with replacing_together(tmp_path, "pair") as outer:
+        (outer / "a.pt").write_text("outer")
+        write_pair(tmp_path, "inner")
+        with replacing(tmp_path / "a.md") as text:
+            text.write_text("outer")
+            write_text(tmp_path / "a.md", "inner")
+            assert text.read_text() == "outer"
+    assert contents(tmp_path) == {"a.pt": "outer", "a.mz": "inner", "a.md": "outer"}
+
+
+def write_many(folder, who):
+    for i in range(50):
+        write_pair(folder, f"{who} {i}")
+        write_text(folder / "a.md", f"{who} {i}")
+
+
+@pytest.fixture(params=["folder", "file"])
+def lockable(request, monkeypatch):
+    """Where folders cannot be locked, as on NFS, a file in them is."""
+    if request.param == "file":
+        import fcntl
+
+        def refuse(handle, how, original=fcntl.flock):
+            if Path(f"/proc/self/fd/{handle}").is_dir():
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            return original(handle, how)
+
+        monkeypatch.setattr(fcntl, "flock", refuse)
+    return request.param
+
+
+def test_two_processes_write_one_folder_and_readers_see_whole_pairs(tmp_path, lockable):
+    write_pair(tmp_path, "first")
+    fork = multiprocessing.get_context("fork")
+    writers = [fork.Process(target=write_many, args=(tmp_path, who)) for who in "ab"]
+    for writer in writers:
+        writer.start()
+    seen = set()
+    while any(writer.is_alive() for writer in writers):
+        with reading_together(tmp_path):
+            pair = {latest(tmp_path / name).read_text() for name in ("a.pt", "a.mz")}
+        assert len(pair) == 1
+        seen |= pair
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0] and len(seen) > 1
+    left = contents(tmp_path)
+    assert left.pop(".lock", "") == "" and left["a.pt"] == left["a.mz"]
+    assert {left["a.pt"], left["a.md"]} <= {"a 49", "b 49"} and len(left) == 3
+
+
+def test_reading_what_is_not_there_or_no_folder_is_left_to_the_reader(tmp_path):
+    (tmp_path / "file").touch()
+    for name in ("none", "file"):
+        with reading_together(tmp_path / name):
+            assert latest(tmp_path / name / "a.pt") == tmp_path / name / "a.pt"

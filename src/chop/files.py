@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from chop.errors import ChopError, WriteError
@@ -22,6 +24,10 @@ ADVICE = {
 """By the code of an operating system's error."""
 UNFINISHED = r"\..*\.part"
 """Names of folders whose files are not in their places yet."""
+DECIDED = ".*.new"
+"""Names of folders of files that belong together, are all written, and are not all moved yet."""
+NO_LOCKS_ON_FOLDERS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What file systems such as NFS say, which lock files that are open for writing alone."""
 PROBE_BYTES = 4096
 
 
@@ -50,17 +56,20 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """Yields a temporary path beside `path`; renames it to `path` when the block succeeds.
 
     Parent folders are made. If the block fails the temporary file is removed and an older file at
-    `path` stays as it was.
+    `path` stays as it was. Of several writers of one path, the last to finish wins.
 
     Raises:
         WriteError: the disk is full or read-only, or `path` can be no file.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = _unfinished(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
+            if latest(path) != path:
+                with _locked(path.parent, fcntl.LOCK_EX):
+                    _move_into_place(*_decided(path.parent))
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -71,43 +80,95 @@ def replacing_together(folder: str | Path, name: str) -> Iterator[Path]:
     """Yields a folder whose files replace those of `folder` if the block succeeds: all or none.
 
     One rename, of the new folder to `.{name}.new`, decides. Then its files are moved to their
-    places; where a kill stops that, `latest` finds them, and the next writer moves them.
+    places; where a kill stops that, `latest` finds them, and the next writer of a file of theirs,
+    whatever the `name`, moves them before its own. Writers move one after the other, in whatever
+    process or thread, and wait for readers inside `reading_together`.
 
     Args:
         folder: is made, with its parents.
-        name: of what the files are together; two writers of one name take turns.
+        name: of what the files are together.
     Raises:
         WriteError: the disk is full or read-only, or one of the files can be none.
     """
     folder = Path(folder)
-    fresh, decided = folder / f".{name}.{os.getpid()}.part", folder / f".{name}.new"
+    fresh, decided = _unfinished(folder / name), folder / f".{name}.new"
     with writing(folder / name):
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(fresh, ignore_errors=True)
         try:
             fresh.mkdir()
             yield fresh
-            for file in fresh.iterdir():
-                if (folder / file.name).is_dir():
-                    raise IsADirectoryError(errno.EISDIR, "a folder is in the way", file.name)
-            _move_into_place(decided)
-            fresh.rename(decided)
-            _move_into_place(decided)
+            with _locked(folder, fcntl.LOCK_EX):
+                places = [folder / file.name for file in fresh.iterdir()]
+                if decided.is_dir() or any(latest(place) != place for place in places):
+                    _move_into_place(*_decided(folder))
+                for place in places:
+                    if place.is_dir():
+                        raise IsADirectoryError(errno.EISDIR, "a folder is in the way", place.name)
+                fresh.rename(decided)
+                _move_into_place(decided)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
 
 
+@contextmanager
+def reading_together(folder: str | Path) -> Iterator[None]:
+    """Inside, `replacing_together` moves no files of `folder`: what `latest` finds is one set.
+
+    Where the folder cannot be locked, on a read-only disk without locks, it is read as it is.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError):
+            stack.enter_context(_locked(Path(folder), fcntl.LOCK_SH))
+        yield
+
+
 def latest(path: Path) -> Path:
     """Where the newest of what `replacing_together` wrote to `path` is: mostly `path` itself."""
-    unmoved = (folder / path.name for folder in path.parent.glob(".*.new"))
-    return next((file for file in unmoved if file.is_file()), path)
+    unmoved = [folder / path.name for folder in _decided(path.parent)]
+    return next((file for file in reversed(unmoved) if file.is_file()), path)
 
 
-def _move_into_place(decided: Path) -> None:
-    for file in list(decided.iterdir()) if decided.is_dir() else ():
-        file.replace(decided.parent / file.name)
-    if decided.is_dir():
+def _unfinished(path: Path) -> Path:
+    """A name beside `path` that no other writer has; `UNFINISHED` matches it."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+
+
+def _decided(folder: Path) -> list[Path]:
+    """The sets of files that wait to be moved to `folder`, oldest first."""
+    ages = {}
+    for path in folder.glob(DECIDED):
+        with suppress(FileNotFoundError):  # moved by another writer since
+            ages[path] = path.stat().st_mtime_ns
+    return sorted((path for path in ages if path.is_dir()), key=ages.__getitem__)
+
+
+def _move_into_place(*sets: Path) -> None:
+    for decided in sets:
+        for file in list(decided.iterdir()):
+            file.replace(decided.parent / file.name)
         decided.rmdir()
+
+
+@contextmanager
+def _locked(folder: Path, how: int) -> Iterator[None]:
+    """Holds a lock of `fcntl.flock` on a folder; of a file `.lock` in it where folders have none.
+
+    The lock ends with the process, however that ends.
+    """
+    with ExitStack() as stack:
+
+        def lock(path: Path, flags: int) -> None:
+            handle = os.open(path, flags, 0o666)
+            stack.callback(os.close, handle)
+            fcntl.flock(handle, how)
+
+        try:
+            lock(folder, os.O_RDONLY)
+        except OSError as error:
+            if error.errno not in NO_LOCKS_ON_FOLDERS:
+                raise
+            lock(folder / ".lock", os.O_RDWR | os.O_CREAT)
+        yield
 
 
 def make_folder(path: str | Path) -> Path:

@@ -14,7 +14,7 @@ from chop.actions.speed import compare_with_float
 from chop.actions.subject import SubjectConfig, load_subject, raise_to_graph
 from chop.bench.model import BATCH_SIZES, ModelComparison
 from chop.errors import CheckpointError, ConfigError
-from chop.files import latest, make_folder, write_text
+from chop.files import latest, make_folder, reading_together, write_text
 from chop.ir.graph import MaseGraph
 from chop.report.bench_plots import plot_ratios
 from chop.tables import markdown_table
@@ -77,7 +77,7 @@ def bench_model(config: BenchModelConfig) -> ModelComparison:
             subject,
             exact,
             packed,
-            file_bytes=(exported_bytes(exact)[WEIGHTS], (folder / WEIGHTS).stat().st_size),
+            file_bytes=(exported_bytes(exact)[WEIGHTS], latest(folder / WEIGHTS).stat().st_size),
             batch_sizes=config.batch_sizes,
             seconds=config.seconds,
             threads=config.threads,
@@ -109,13 +109,14 @@ def _compressed(config: BenchModelConfig, folder: Path) -> Path:
 
 def _subject_config(config: BenchModelConfig, folder: Path) -> SubjectConfig:
     """What the folder was compressed from; settings that were given win."""
-    path = latest(folder / "result.json")
-    if not path.is_file():
-        raise CheckpointError(
-            f"'{folder}' holds no result.json: expected the output folder of chop compress."
-        )
+    with reading_together(folder):
+        path = latest(folder / "result.json")
+        if not path.is_file():
+            raise CheckpointError(
+                f"'{folder}' holds no result.json: expected the output folder of chop compress."
+            )
+        result = json.loads(path.read_text())
     known = {field.name for field in dataclasses.fields(SubjectConfig)}
-    result = json.loads(path.read_text())
     if result["saved"] is None:
         raise CheckpointError(
             f"the run in '{folder}' saved no model: no format kept within its max_drop; run chop "

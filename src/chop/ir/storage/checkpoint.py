@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import CheckpointError, did_you_mean
-from chop.files import latest, replacing_together
+from chop.files import latest, reading_together, replacing_together
 from chop.ir.capture.captured import CapturedModule, CaptureRecord
 from chop.ir.capture.guards import compile_guard
 from chop.ir.graph import MaseGraph, Provenance
@@ -120,12 +120,10 @@ def from_checkpoint(
         CheckpointError: a file is missing, cut off, corrupt, foreign or from a later version, or
             names code that is not allowed.
     """
-    tensor_path, graph_path = map(latest, _paths(checkpoint))
-    _require(tensor_path, graph_path)
+    tensor_path, graph_path = _paths(checkpoint)
     try:
-        document = _parse(graph_path)
-        _check_tensor_file(tensor_path, graph_path, document)
-        mg = _rebuild(document, read_file(tensor_path), AllowList(allow))
+        document, tensors = _read(tensor_path, graph_path)
+        mg = _rebuild(document, tensors, AllowList(allow))
         if propagate_missing_metadata:
             describe_missing(mg)
     except CheckpointError as error:
@@ -236,6 +234,16 @@ def _paths(name: str | Path) -> tuple[Path, Path]:
         path = path.with_suffix("")
     tensor_path, graph_path = (path.with_name(path.name + suffix) for suffix in SUFFIXES)
     return tensor_path, graph_path
+
+
+def _read(tensor_path: Path, graph_path: Path) -> tuple[dict[str, Json], dict[str, Tensor]]:
+    """Both files, of one export: another cannot put its own in their places meanwhile."""
+    with reading_together(tensor_path.parent):
+        tensor_path, graph_path = latest(tensor_path), latest(graph_path)
+        _require(tensor_path, graph_path)
+        document = _parse(graph_path)
+        _check_tensor_file(tensor_path, graph_path, document)
+        return document, read_file(tensor_path)
 
 
 def _require(tensor_path: Path, graph_path: Path) -> None:
