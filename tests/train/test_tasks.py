@@ -227,6 +227,57 @@ def test_labels_that_do_not_fit_are_one_sentence(rows, settings, message):
     assert "\n" not in str(caught.value)
 
 
+UNLABELED = {**CLASSES, "labels": [0, 1, -1, 2, -1, 0]}
+REFUSED = "row 2 has the label -1, one of 2 negative .* leave rows without a label out"
+
+
+@pytest.mark.parametrize("call", [evaluate, fit])
+@pytest.mark.parametrize(
+    "labels, message",
+    [
+        (UNLABELED["labels"], f"task 'classification': {REFUSED}"),
+        ([-100] * 6, "every label is -100"),
+        (torch.tensor([[0, 1], [2, -100], [1, 1], [0, 0], [0, -7], [-1, 0]]), "row 4 .* label -7"),
+    ],
+)
+def test_labels_that_are_missing_are_refused_before_the_model_runs(call, labels, message):
+    model = nn.Linear(4, 3)
+    model.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
+    with pytest.raises(ConfigError, match=message) as caught:
+        call(model, {"x": CLASSES["x"], "labels": labels})
+    assert "\n" not in str(caught.value)
+
+
+def test_the_row_of_a_missing_label_is_told_of_texts_that_differ_in_length():
+    rows = [{**row, "labels": torch.ones_like(row["input_ids"])} for row in texts()]
+    rows[5]["labels"][-1] = -1
+    with pytest.raises(ConfigError, match="row 5 has the label -1"):
+        evaluate(gpt2(), rows)
+
+
+def test_ignored_rows_count_neither_in_the_loss_nor_in_the_metric():
+    model = nn.Linear(4, 3)
+    labels = model(CLASSES["x"]).argmax(-1)
+    labels[0], labels[2], labels[4] = (labels[0] + 1) % 3, -100, -100
+    rows = {**CLASSES, "labels": labels}
+    kept = rows["labels"] != -100
+    left = {"x": rows["x"][kept], "labels": rows["labels"][kept]}
+    assert evaluate(model, rows) == 0.75
+    for metric in ("accuracy", "f1"):
+        assert evaluate(model, rows, metric=metric) == evaluate(model, left, metric=metric)
+    losses = fit(model, rows, lr=0.0, batch_size=6), fit(model, left, lr=0.0, batch_size=6)
+    assert losses[0] == pytest.approx(losses[1])
+    assert math.isfinite(fit(model, rows, batch_size=1)[0]) and model.weight.isfinite().all()
+
+
+def test_a_loss_where_float_makes_no_error_is_told_as_it_is():
+    mse, accuracy = TASKS["regression"].metrics["mse"], CLASSIFICATION.metric
+    told = mse.spell_loss(3e-5, 0.0)
+    assert told == "3e-05 where float's mse is 0, of which a share allows nothing"
+    assert mse.spell_loss(1.5, 1.0) == "50.00%" and accuracy.spell_loss(0.5, 0.75) == "25.00%"
+    assert accuracy.spell_drop(0.00001) == "0.001%" and accuracy.spell_drop(0.0) == "0.00%"
+
+
 def test_labels_beyond_a_models_own_loss_are_refused():
     config = BertConfig(
         vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,

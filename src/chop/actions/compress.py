@@ -171,10 +171,10 @@ def _saved(row: Row, exact: Row, config: CompressConfig, metric: Metric) -> str:
 
 
 def _nothing_within(nearest: Row, exact: Row, config: CompressConfig, metric: Metric) -> str:
-    drop = metric.spell_drop(metric.drop(nearest.validation, exact.validation))
+    lost = metric.spell_loss(nearest.validation, exact.validation)
     told = (
         f"No format keeps within {metric.spell_drop(config.max_drop)} of float on the validation "
-        f"rows: the nearest, {nearest.format} ({nearest.method}), loses {drop}"
+        f"rows: the nearest, {nearest.format} ({nearest.method}), loses {lost}"
     )
     if config.keep_best:
         return f"{told}; it is saved because --keep-best asks for it."

@@ -78,6 +78,7 @@ class Evaluator:
         asked = None if task is None else find_task(task)
         table = read_rows(rows, asked)
         self.task = asked or table.task
+        self.task.check_labels(table.labels)
         batch_size = _usual_size(table) if batch_size is None else batch_size
         if batch_size < 1:
             raise ConfigError(f"batch_size: expected at least 1, got {batch_size}.")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -19,6 +20,10 @@ from chop.train.metrics import METRICS, REGRESSION_METRICS, perplexity
 
 IGNORED = -100
 """The label of a position that counts neither in a loss nor in a metric."""
+
+NUMBERS = "numbers that are no classes are task 'regression'."
+LEAST_SHARE = 0.00005
+"""Smaller ones are 0.00% with two decimals."""
 
 Pair = tuple[Tensor, Tensor]
 """Answers and the labels that they are compared with; the first dimension of both is K."""
@@ -88,8 +93,24 @@ class Metric:
         return worse if self.higher_is_better or not reference else worse / reference
 
     def spell_drop(self, drop: float) -> str:
-        """A drop for a message: in percent where it is a share."""
-        return f"{drop:.2%}" if self.is_share or not self.higher_is_better else f"{drop:.4g}"
+        """A drop for a message: in percent where it is a share.
+
+        >>> TASKS["classification"].metric.spell_drop(0.0125)
+        '1.25%'
+        """
+        if not self.is_share and self.higher_is_better:
+            return f"{drop:.4g}"
+        return f"{100 * drop:.2g}%" if 0 < abs(drop) < LEAST_SHARE else f"{drop:.2%}"
+
+    def spell_loss(self, value: float, reference: float) -> str:
+        """How much worse `value` is than float's `reference`, for a message.
+
+        Of an error of 0 there is no share: the difference itself is told.
+        """
+        drop = self.drop(value, reference)
+        if self.higher_is_better or reference:
+            return self.spell_drop(drop)
+        return f"{drop:.4g} where float's {self.name} is 0, of which a share allows nothing"
 
     def spell(self, value: float) -> str:
         """For a table.
@@ -149,20 +170,51 @@ class Task:
             metric = Metric(name, metric, self.metric.predict)
         return dataclasses.replace(self, metric=metric)
 
-    def check(self, logits: Tensor, labels: Tensor | list[Tensor]) -> None:
-        """Raises ConfigError where some labels are no classes of the logits."""
+    def check_labels(self, labels: Tensor | list[Tensor]) -> None:
+        """Raises ConfigError where some labels are no classes, whatever the model.
+
+        Labels are whole and count from 0; `IGNORED` is none, but not all of them may be that.
+        """
         if not self.is_categorical or not len(labels):
             return
-        rows = [labels] if isinstance(labels, Tensor) else labels
-        numbers = "numbers that are no classes are task 'regression'."
-        if any(row.is_floating_point() and bool((row != row.round()).any()) for row in rows):
-            raise ConfigError(f"task '{self.name}': the labels have fractions; {numbers}")
-        largest, count = max(int(row.max()) for row in rows if row.numel()), logits.shape[-1]
+        flat = _flat(labels)
+        if flat.is_floating_point() and bool((flat != flat.round()).any()):
+            raise ConfigError(f"task '{self.name}': the labels have fractions; {NUMBERS}")
+        if not len(flat) or int(flat.min()) >= 0:
+            return
+        is_ignored = flat == IGNORED
+        wrong = ((flat < 0) & ~is_ignored).nonzero()[:, 0]
+        if len(wrong):
+            ends = torch.tensor([row.numel() for row in labels]).cumsum(0)
+            row = int(torch.searchsorted(ends, wrong[0].cpu(), right=True))
+            raise ConfigError(
+                f"task '{self.name}': row {row} has the label {int(flat[wrong[0]])}, one of "
+                f"{len(wrong)} negative labels, and classes count from 0: leave rows without a "
+                f"label out, or label them {IGNORED}, which neither loss nor metric counts."
+            )
+        if bool(is_ignored.all()):
+            raise ConfigError(
+                f"task '{self.name}': every label is {IGNORED}, which neither loss nor metric "
+                "counts: expected some classes, counted from 0."
+            )
+
+    def check(self, logits: Tensor, labels: Tensor | list[Tensor]) -> None:
+        """Raises ConfigError where some labels are beyond the classes of the logits."""
+        if not self.is_categorical or not len(labels):
+            return
+        flat, count = _flat(labels), logits.shape[-1]
+        largest = int(flat.max()) if len(flat) else 0
         if largest >= count:
             raise ConfigError(
                 f"task '{self.name}': got the label {largest}, and the model answers with "
-                f"{count} numbers, for the classes 0 to {count - 1}; {numbers}"
+                f"{count} numbers, for the classes 0 to {count - 1}; {NUMBERS}"
             )
+
+
+def _flat(labels: Tensor | list[Tensor]) -> Tensor:
+    if isinstance(labels, Tensor):
+        return labels.flatten()
+    return torch.cat([row.flatten() for row in labels])
 
 
 # --- the tasks -----------------------------------------------------------------------------------
@@ -171,7 +223,11 @@ class Task:
 def _one_class_each(logits: Tensor, labels: Tensor) -> Pair:
     if logits.dim() != 2 or labels.dim() != 1:
         raise _unfit("classification", "(B, C) and labels of (B,)", logits, labels)
-    return logits, labels.long()
+    return _counted(logits, labels, labels != IGNORED)
+
+
+def _counted(logits: Tensor, labels: Tensor, counts: Tensor) -> Pair:
+    return logits[counts], labels[counts].long()
 
 
 def _numbers(logits: Tensor, labels: Tensor) -> Pair:
@@ -185,8 +241,7 @@ def _numbers(logits: Tensor, labels: Tensor) -> Pair:
 def _one_class_per_token(logits: Tensor, labels: Tensor) -> Pair:
     if logits.dim() != 3 or logits.shape[:2] != labels.shape:
         raise _unfit("token-classification", "(B, T, C) and labels of (B, T)", logits, labels)
-    counts = labels != IGNORED
-    return logits[counts], labels[counts].long()
+    return _counted(logits, labels, labels != IGNORED)
 
 
 def _next_token(logits: Tensor, labels: Tensor) -> Pair:
@@ -203,7 +258,9 @@ def _unfit(task: str, wanted: str, logits: Tensor, labels: Tensor) -> ConfigErro
 
 
 def cross_entropy(answers: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross entropy in nats, (K, C) and (K,), in the dtype of the answers."""
+    """Mean cross entropy in nats, (K, C) and (K,), in the dtype of the answers; 0 of no labels."""
+    if not len(labels):  # a batch of ignored rows: the mean of none, NaN, would become the weights
+        return answers.sum()
     return F.cross_entropy(answers, labels)
 
 

@@ -171,6 +171,7 @@ class _Feed:
     ):
         if batch_size < 1:
             raise ConfigError(f"batch_size: expected at least 1, got {batch_size}.")
+        task.check_labels(rows.labels)
         self.model, self.rows, self.batch_size, self.task = model, rows, batch_size, task
         held = next(model.parameters(), torch.empty(0)).device
         self.device = held if device is None else torch.device(device)
