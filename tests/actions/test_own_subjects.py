@@ -1,6 +1,7 @@
 """Jobs on models and rows of one's own, whatever the task."""
 
 import csv
+import dataclasses
 import json
 
 import pytest
@@ -10,11 +11,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from chop import MaseGraph
 from chop.actions.compress import CompressConfig, compress
+from chop.actions.compress_results import Row
 from chop.actions.subject import Subject
 from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
 from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
 from chop.errors import ConfigError
-from chop.train import evaluate, fit
+from chop.train import Metric, evaluate, fit
 from tests.search import subjects
 
 
@@ -131,3 +133,49 @@ def test_sweeps_name_the_metric(line, language, tmp_path):
     snip = PruneSweepConfig(out=tmp_path / "s", methods=("snip",), **pruning)
     with pytest.raises(ConfigError, match="snip looks at gradients .* the task is 'regression'"):
         prune_sweep(snip, subject)
+
+
+def test_one_training_row_is_one_sentence_where_validation_rows_are_a_share_of_them(line, tmp_path):
+    model, (x, y), test = line
+    subject = Subject.of(model, (x[:1], y[:1]), test)
+    told = "got 1 training row, .* at least two, or validation rows of their own"
+    with pytest.raises(ConfigError, match=told):
+        compress(settings(tmp_path), subject)
+    two = Subject.of(model, (x[:2], y[:2]), test).with_validation()
+    assert (len(two.train), len(two.validation)) == (1, 1)
+
+
+def score(predictions, labels):
+    return 0.0
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("<lambda>", "expected a name of letters, digits, _ and -"),
+        ("a/b", "expected a name of letters"),
+        ("", "expected a name of letters"),
+        ("graph", "something else by that name"),
+        *((field.name, "something else by that name") for field in dataclasses.fields(Row)),
+    ],
+)
+def test_a_metric_is_called_what_columns_and_files_can_be_called(line, name, message):
+    with pytest.raises(ConfigError, match=f"metric '{name}': .*{message}"):
+        Subject.of(*line, metric=Metric(name, score))
+
+
+def test_a_metric_of_ones_own_names_its_column_and_picture(line, tmp_path):
+    subject = Subject.of(*line, metric=Metric("my-score_2", score))
+    rows = compress(settings(tmp_path), subject)["rows"]
+    assert rows[0]["my-score_2"] == 0.0 and (tmp_path / "my-score_2.svg").is_file()
+
+
+def test_no_format_keeps_an_error_of_zero(tmp_path, capsys):
+    model = nn.Linear(8, 1, bias=False)
+    x = torch.randn(60, 8)
+    with torch.no_grad():
+        rows = (x, model(x)[:, 0])
+    compress(settings(tmp_path), Subject.of(model, rows, rows, metric="mse"))
+    told = " ".join(capsys.readouterr().out.split())
+    assert "No format keeps within 1.00% of float" in told
+    assert "where float's mse is 0" in told and "loses 0.00%" not in told

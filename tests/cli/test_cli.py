@@ -158,7 +158,7 @@ def test_help_fills_its_lines_and_no_more(width, monkeypatch, main_ends, capsys)
     "arguments, message",
     [
         ("compress --seed 99999999999999999999", "seed: got 99999999999999999999, expected 0 to"),
-        ("compress --seed -1", "seed: got -1, expected 0 to"),
+        ("compress --seed -1", "seed: got -1, expected 0 to 4294967295."),
         ("compress --device meta", "device 'meta' cannot be used here: choose from: cpu"),
         ("sweep prune --device mps", "device 'mps' cannot be used here: choose from: cpu"),
         ("bench softmax --device meta --quick", "device 'meta' cannot be used here"),

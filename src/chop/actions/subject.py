@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from chop.train import (
     split_rows,
     usable_device,
 )
-from chop.train.tasks import CLASSIFICATION
+from chop.train.tasks import CLASSIFICATION, IGNORED
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -47,6 +48,13 @@ CHECKPOINT_TUNING = {"tuning_lr": CHECKPOINT_LR, "tuning_epochs": 1}
 EXAMPLE_ROWS = 3
 OF_CHECKPOINTS = ("tokenizer", "text_column", "label_column", "weights", "task")
 """Settings of models that are not built in."""
+
+COLUMNS = (
+    *("method", "format", "validation", "test", "bits", "quantized", "size_kb", "poor_fit"),
+    *("width", "frac_width", "float", "PTQ", "QAT", "sparsity", "pruned", "fine-tuned"),
+    *("loss", "kl", "parameters", "size_bytes", "graph"),
+)
+"""What else the jobs' tables, results and pictures have, so that no metric can be called it."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +112,7 @@ class SubjectConfig:
         for name, (least, most) in self.RANGES.items():
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
-                raise ConfigError(f"{name}: got {value}, expected {least:g} to {most:g}.")
+                raise ConfigError(f"{name}: got {value}, expected {least} to {most}.")
         if self.out.is_file():
             raise ConfigError(f"out: '{self.out}' is a file, expected a folder.")
         if self.task is not None:
@@ -141,6 +149,20 @@ class Subject:
     has_seen_validation: bool = False
     task: Task = CLASSIFICATION
 
+    def __post_init__(self) -> None:
+        """Raises ConfigError where the metric's name can be that of no column and file."""
+        name = self.task.metric.name
+        if not re.fullmatch(r"[\w-]+", name):
+            raise ConfigError(
+                f"metric '{name}': expected a name of letters, digits, _ and -, which columns and "
+                "files get; give chop.train.Metric(name, score)."
+            )
+        if name in COLUMNS:
+            raise ConfigError(
+                f"metric '{name}': tables and files have something else by that name; give "
+                "chop.train.Metric(name, score) with another."
+            )
+
     @classmethod
     def of(
         cls,
@@ -164,12 +186,14 @@ class Subject:
             test: rows to report on.
             validation: rows to choose by; default, a share of `train` where a job needs some.
             task: a name of `chop.train.TASKS` or a `Task`; default, what the labels are.
-            metric: what the model is judged by; default, the task's own.
+            metric: what the model is judged by; default, the task's own. Its name is that of
+                columns and files: letters, digits, `_` and `-`.
             name: of the model in tables; default, its class.
             dataset: name of the data in tables.
             device: default, a GPU where there is one.
         Raises:
-            ConfigError: rows that cannot be read, an unknown task or metric.
+            ConfigError: rows that cannot be read, an unknown task or metric, or one with a name
+                that no column and file can have.
         """
         asked = None if task is None else find_task(task)
         given = {"train": train, "test": test, "validation": validation}
@@ -199,8 +223,8 @@ class Subject:
         is_accuracy = self.task.metric.name == "accuracy"
         if not is_accuracy or not isinstance(labels, Tensor) or labels.dim() != 1:
             return None
-        counts = Counter(labels.tolist())
-        return max(counts.values()) / len(self.test)
+        counts = Counter(labels[labels != IGNORED].tolist())
+        return max(counts.values()) / counts.total()
 
     @property
     def baselines(self) -> dict[str, float]:

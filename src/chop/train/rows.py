@@ -100,15 +100,20 @@ def split_rows(rows: Rows, share: float = VALIDATION_SHARE, *, seed: int = 0) ->
 
     Args:
         rows: at least two.
-        share: of the rows that are kept for validation, at least one row.
+        share: of the rows that are kept for validation; either part has at least one row.
         seed: of the draw.
     Raises:
-        ConfigError: the share is not between 0 and 1.
+        ConfigError: the share is not between 0 and 1, or there are fewer than two rows.
     """
     if not 0 < share < 1:
         raise ConfigError(f"share: got {share}, expected more than 0 and less than 1.")
+    if len(rows) < 2:
+        raise ConfigError(
+            f"got {len(rows)} training row, and some are kept for validation: expected at least "
+            "two, or validation rows of their own."
+        )
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
-    kept = max(1, round(share * len(rows)))
+    kept = min(max(1, round(share * len(rows))), len(rows) - 1)
     return rows.take(order[kept:]), rows.take(order[:kept])
 
 
