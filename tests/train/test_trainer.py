@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset, DatasetDict
 from torch import fx, nn
 from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
 
@@ -207,3 +208,17 @@ def test_labels_that_are_no_classes_are_refused_and_not_cut(label, told):
         collator(rows)
     whole = [{"x": torch.zeros(3), "labels": torch.tensor(2.0)}] * 2
     assert collator(whole)["labels"].tolist() == [2, 2]
+
+
+def test_negative_labels_are_refused_and_ignored_ones_count_in_no_metric():
+    collator = Collator({"x": "x"}, "labels", 0)
+    with pytest.raises(ConfigError, match="got the label -1, and classes count from 0: leave rows"):
+        collator([{"x": torch.zeros(3), "labels": -1}])
+    rows = [{"x": torch.eye(3)[i % 3], "labels": i % 3 if i < 3 else -100} for i in range(6)]
+    model = nn.Linear(3, 3)
+    with torch.no_grad():
+        model.weight.copy_(torch.eye(3))
+        model.bias.zero_()
+    rows = Dataset.from_list([{**row, "x": row["x"].tolist()} for row in rows])
+    trainer = get_trainer(model, DatasetDict(train=rows, test=rows))
+    assert trainer.evaluate()["eval_accuracy"] == 1.0

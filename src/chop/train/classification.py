@@ -21,6 +21,7 @@ from chop.nn import cached_weights
 from chop.nn.quantized.base import SCALE_NAMES
 from chop.train.calling import LABELS, loss_and_logits
 from chop.train.rows import pad
+from chop.train.tasks import IGNORED, LEAVE_OUT
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,14 @@ class Collator:
 
 
 def _class_of(label: Any) -> int:
-    """Raises ConfigError where a label is a fraction, or several."""
+    """Raises ConfigError where a label is a fraction, negative, or several."""
     if np.ndim(label) > 0 or int(label) != label:
         told = f"labels of shape {np.shape(label)}" if np.ndim(label) else f"the label {label}"
         raise ConfigError(
             f"get_trainer trains classifiers, got {told}: chop.train.fit takes the other tasks."
         )
+    if label < 0 and label != IGNORED:
+        raise ConfigError(f"get_trainer: got the label {int(label)}, and {LEAVE_OUT}")
     return int(label)
 
 

@@ -21,6 +21,10 @@ from chop.train.metrics import METRICS, REGRESSION_METRICS, perplexity
 IGNORED = -100
 """The label of a position that counts neither in a loss nor in a metric."""
 
+LEAVE_OUT = (
+    f"classes count from 0: leave rows without a label out, or label them {IGNORED}, which "
+    "neither loss nor metric counts."
+)
 NUMBERS = "numbers that are no classes are task 'regression'."
 LEAST_SHARE = 0.00005
 """Smaller ones are 0.00% with two decimals."""
@@ -189,8 +193,7 @@ class Task:
             row = int(torch.searchsorted(ends, wrong[0].cpu(), right=True))
             raise ConfigError(
                 f"task '{self.name}': row {row} has the label {int(flat[wrong[0]])}, one of "
-                f"{len(wrong)} negative labels, and classes count from 0: leave rows without a "
-                f"label out, or label them {IGNORED}, which neither loss nor metric counts."
+                f"{len(wrong)} negative labels, and {LEAVE_OUT}"
             )
         if bool(is_ignored.all()):
             raise ConfigError(

@@ -5,23 +5,24 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from chop.data import label_column, load_dataset
 from chop.errors import ConfigError, UnavailableError, did_you_mean
 from chop.train.calling import LABELS, input_columns
 from chop.train.metrics import find_metric
 from chop.train.rows import padding_token
+from chop.train.tasks import IGNORED
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
-    from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
+    from transformers import EvalPrediction, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
     from chop.train.classification import Collator
 
@@ -102,17 +103,21 @@ def get_trainer(
         train_dataset=splits["train"],
         eval_dataset=splits["test"],
         processing_class=tokenizer,
-        compute_metrics=lambda prediction: {
-            name: score(
-                torch.as_tensor(prediction.predictions), torch.as_tensor(prediction.label_ids)
-            )
-            for name, score in scores.items()
-        },
+        compute_metrics=lambda prediction: _scored(prediction, scores),
         preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
     )
     if output_dir is None:
         weakref.finalize(trainer, shutil.rmtree, arguments.output_dir, ignore_errors=True)
     return trainer
+
+
+def _scored(
+    prediction: EvalPrediction, scores: Mapping[str, Callable[[Tensor, Tensor], float]]
+) -> dict[str, float]:
+    labels = torch.as_tensor(prediction.label_ids)
+    counts = labels != IGNORED
+    predicted, labels = torch.as_tensor(prediction.predictions)[counts], labels[counts]
+    return {name: score(predicted, labels) for name, score in scores.items()}
 
 
 def _collator(
