@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
-from tests.ir.adversarial import (
-    models_autograd,
-    models_buffers,
-    models_containers,
-    models_control,
-    models_dtypes,
-    models_functional,
-    models_inplace,
-    models_random,
-    models_sizes,
-    models_state,
-)
 from tests.ir.adversarial.cases import Case, check
 
-FILES = (
-    models_autograd,
-    models_buffers,
-    models_containers,
-    models_control,
-    models_dtypes,
-    models_functional,
-    models_inplace,
-    models_random,
-    models_sizes,
-    models_state,
+KINDS = (
+    *("autograd", "buffers", "containers", "control", "dtypes", "functional", "inplace"),
+    *("random", "sizes", "state"),
 )
+FILES = [importlib.import_module(f"tests.ir.adversarial.models_{kind}") for kind in KINDS]
 
 
 def parameters() -> list[object]:
