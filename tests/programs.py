@@ -20,6 +20,8 @@ from pathlib import Path
 COMMAND = "chop.cli"
 """The module behind the command `chop`."""
 
+ROOT = str(Path(__file__).resolve().parents[1])
+
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     [
@@ -112,5 +114,10 @@ def _start(program: str | Path, arguments: tuple[object, ...], out: str) -> Base
     environ = {**os.environ, "COLUMNS": os.environ.get("COLUMNS", "80")}
     texts = [str(argument) for argument in arguments]
     process = _FORKS.Process(target=_execute, args=(str(program), texts, environ, out))
-    process.start()
+    # The new process finds this module on the path that it is given, which pytest leaves as it is.
+    sys.path.append(ROOT)
+    try:
+        process.start()
+    finally:
+        sys.path.remove(ROOT)
     return process
