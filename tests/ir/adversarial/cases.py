@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import CaptureError, ConfigError, GuardError
+from chop.ir.capture.questions import OtherInputWarning
 from chop.ir.capture.tracer import CaptureWarning, capture
 
 Inputs = dict[str, Any]
@@ -182,10 +183,14 @@ def call(module: nn.Module, case: Case, training: bool, batch: int, seed: int) -
     try:
         with warnings.catch_warnings(), torch.set_grad_enabled(training):
             warnings.simplefilter("ignore")
+            # An announcement at the call counts as a refusal does.
+            warnings.simplefilter("error", OtherInputWarning)
             result = module(**given)
             loss = sum(t.abs().sum() for t in tensors(result) if t.grad_fn is not None)
             if training and isinstance(loss, Tensor):
                 loss.backward()
+    except OtherInputWarning as warning:
+        return GuardError(str(warning))
     except Exception as error:
         return error
     grads = {k: copy.copy(p.grad) for k, p in module.named_parameters()}

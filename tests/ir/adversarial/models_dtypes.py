@@ -34,10 +34,7 @@ class BranchOnDevice(nn.Module):
         return x * 2 if x.device.type == "cpu" and not x.is_cuda else x * 3
 
 
-@case(
-    inputs=lambda b: {"x": torch.randn(b, WIDTH, dtype=torch.float64 if b > 3 else None)},
-    reason="branches on the dtype of an input keep the answer of the capture",
-)
+@case(inputs=lambda b: {"x": torch.randn(b, WIDTH, dtype=torch.float64 if b > 3 else None)})
 class OtherDtypeAtRun(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 2 if x.dtype == torch.float32 else x * 3

@@ -17,6 +17,7 @@ from chop.ir.capture.isolation import untouched
 from chop.ir.capture.ladder import Free, Ladder, Recording, alike, hides_nothing
 from chop.ir.capture.leaves import GRADIENT_HOOKS
 from chop.ir.capture.module_tree import add_extras, mirror, qualified_class
+from chop.ir.capture.questions import contiguous
 from chop.ir.capture.recorder import Recorder
 from chop.ir.capture.specs import FieldsSpec, LeafReport, TensorSpec
 from chop.ir.capture.structure import has_fields, parts_of
@@ -57,6 +58,8 @@ def _note(record: CaptureRecord, ladder: Ladder, recording: Recording) -> None:
     record.ignored_defaults = plain_defaults(ladder.model, record.ignored_inputs)
     record.takes_any_keyword = takes_any_keyword(ladder.model)
     record.constants = tuple(recording.recorder.constants)
+    record.asked = dict(recording.recorder.asked)
+    record.contiguous_inputs = contiguous(ladder.example)
     record.guards = recording.recorder.sizes.guards()
     record.auto_leaves = tuple(_reports(ladder, recording.recorder))
     record.always_eval = _always_eval(ladder.model)

@@ -18,6 +18,7 @@ from chop.ir.capture.dtypes import float_dtypes, follow, may_follow
 from chop.ir.capture.guards import ShapeGuard, compile_guard, holds, refusal
 from chop.ir.capture.module_tree import hooked_scopes, member, member_at
 from chop.ir.capture.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
+from chop.ir.capture.questions import warn_of_other_answers
 from chop.ir.capture.runtime import regions_left
 from chop.ir.capture.specs import LeafReport, cast_floats, check_form
 
@@ -32,6 +33,8 @@ class CaptureRecord:
         example_inputs: a `TensorSpec` per captured input (nested like the input).
         ignored_inputs: the model's other parameters.
         ignored_defaults: what those are where they are left out, if plain values.
+        asked: the line of the model that asked for what of a tensor, see `questions`.
+        contiguous_inputs: the inputs that were contiguous.
         takes_any_keyword: whether the model's `forward` has a `**kwargs`.
         fixed_inputs: arguments that were fixed at capture, by name.
         guards: the conditions on input sizes.
@@ -49,6 +52,8 @@ class CaptureRecord:
     example_inputs: dict[str, Any] = field(default_factory=dict)
     ignored_inputs: tuple[str, ...] = ()
     ignored_defaults: dict[str, Any] = field(default_factory=dict)
+    asked: dict[str, str] = field(default_factory=dict)
+    contiguous_inputs: tuple[str, ...] = ()
     takes_any_keyword: bool = False
     fixed_inputs: dict[str, Any] = field(default_factory=dict)
     guards: list[ShapeGuard] = field(default_factory=list)
@@ -110,6 +115,8 @@ class CapturedModule(fx.GraphModule):
     example_inputs: Any = _Recorded()
     ignored_inputs: Any = _Recorded()
     ignored_defaults: Any = _Recorded()
+    asked: Any = _Recorded()
+    contiguous_inputs: Any = _Recorded()
     takes_any_keyword: Any = _Recorded()
     fixed_inputs: Any = _Recorded()
     guards: Any = _Recorded()
@@ -232,6 +239,9 @@ class CapturedModule(fx.GraphModule):
         if self.training and record.eval_only is not None:
             raise GuardError(f"captured for eval() only: {record.eval_only}")
         self.check_inputs(given)
+        if record.asked:
+            examples, were_contiguous = record.example_inputs, record.contiguous_inputs
+            warn_of_other_answers(record.asked, examples, were_contiguous, given)
 
     def check_inputs(self, given: Mapping[str, Any]) -> None:
         """Raises GuardError where inputs, by name, have a form that the graph does not hold for."""

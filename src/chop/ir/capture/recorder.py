@@ -21,6 +21,7 @@ from chop.ir.capture.draws import HostDraws, TorchSeeds
 from chop.ir.capture.leaves import LeafRule, Seen, check_open, check_runs_on_fakes, tensors_in
 from chop.ir.capture.observe import Decisions
 from chop.ir.capture.operators import READS_DATA, from_arrays, run_on_fakes
+from chop.ir.capture.questions import ABOUT_LAYOUT, DTYPE, LAYOUT
 from chop.ir.capture.reads import DataReads
 from chop.ir.capture.recurrent import Recurrence
 from chop.ir.capture.repeats import Repeats
@@ -55,6 +56,7 @@ class Recorder(TorchFunctionMode):
         before: an earlier recording of the same inputs in the same mode; its answers hold here too.
 
     Attributes:
+        asked: the first line that asks for the dtype or the memory layout of a computed tensor.
         stateful: modules that keep state in attributes, with the reason: none may be recorded.
         asked_for_gradients: the lines that ask whether a computed tensor requires a gradient, and
             are told that it does not.
@@ -79,6 +81,7 @@ class Recorder(TorchFunctionMode):
         self.hidden_operators: dict[str, int] = {}
         self.blocked: Blocked | None = None
         self.asked_for_gradients: list[str] = []
+        self.asked: dict[str, str] = {}
         self.stateful: Mapping[str, str] = {}
         self.keep: Callable[[Tensor], None] | None = None
         self.watch_numpy = False
@@ -280,6 +283,8 @@ class Recorder(TorchFunctionMode):
             return self._get_attribute(func, args)
         if name == "__set__":
             return self._set_attribute(func, args)
+        if name in ABOUT_LAYOUT and id(args[0]) in self._nodes:
+            self.asked.setdefault(LAYOUT, current_line())
         if name in _GRADIENT_HOOKS:
             raise CaptureError(f"the model hooks the gradient of a tensor ({name})")
         if name == "__getitem__":
@@ -325,6 +330,8 @@ class Recorder(TorchFunctionMode):
         name = getattr(getattr(getter, "__self__", None), "__name__", "")
         if isinstance(value, Tensor) and value is not args[0] and name != "grad":
             self._emit("call_function", getattr, (args[0], name), {}, value)
+        if name == DTYPE and id(args[0]) in self._nodes:
+            self.asked.setdefault(DTYPE, current_line())
         # Real runs without gradients check what was recorded for a tensor that requires one.
         if name == "requires_grad" and not value and id(args[0]) in self._nodes:
             self.asked_for_gradients.append(current_line())
