@@ -92,7 +92,7 @@ def test_tutorial_4_on_the_built_in_reviews(tmp_path):
 @pytest.mark.slow
 def test_lab_1_draws_both_figures(tmp_path):
     text = run("lab_1.py", "--quick", "--out", tmp_path)
-    assert "narrowest within a point: 4.auto" in text
+    assert "narrowest within a point: 8.auto" in text
     assert "sparsest within a point: l1-norm" in text
     assert "both together: 9" in text
     both = MaseGraph.from_checkpoint(tmp_path / "both").modules.values()

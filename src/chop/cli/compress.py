@@ -72,7 +72,7 @@ def compress_command(
     batch_size: options.BatchSize = None,
     seed: options.Seed = None,
     device: options.Device = None,
-    **inputs: Any,
+    **subject: Any,
 ) -> None:
     """Quantise a model in several formats, train the hardest one back, and keep the best."""
     _run(locals(), config)

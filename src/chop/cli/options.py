@@ -54,7 +54,7 @@ INPUTS = {
 
 
 def with_inputs(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the options of `INPUTS` in the place of its `**inputs`."""
+    """A command with the options of `INPUTS` in the place of its `**subject`."""
     signature = inspect.signature(command, eval_str=True)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     more = [
@@ -81,7 +81,7 @@ def settings_from(
     """The settings of a file, overridden by the options that were given.
 
     Args:
-        given: every option by name, those of `with_inputs` under `inputs`; None where it was not
+        given: every option by name, those of `with_inputs` under `subject`; None where it was not
             given.
         config: a TOML file, or None.
         lists: options whose text is a list separated by commas.
@@ -91,8 +91,8 @@ def settings_from(
     say_that_it_begins()
     from chop.config import load_toml
 
-    flat = {**given, **given.get("inputs", {})}
-    flat.pop("inputs", None)
+    flat = {**given, **given.get("subject", {})}
+    flat.pop("subject", None)
     chosen = {name: value for name, value in flat.items() if value is not None}
     chosen.pop("config", None)
     for name in lists:

@@ -156,7 +156,7 @@ def nas_command(
     batch_size: options.BatchSize = None,
     seed: options.Seed = None,
     device: options.Device = None,
-    **inputs: Any,
+    **subject: Any,
 ) -> None:
     """Search the architecture."""
     given = dict(locals())
@@ -193,7 +193,7 @@ def precision_command(
     batch_size: options.BatchSize = None,
     seed: options.Seed = None,
     device: options.Device = None,
-    **inputs: Any,
+    **subject: Any,
 ) -> None:
     """Search the format of each layer."""
     given = dict(locals())
@@ -224,7 +224,7 @@ def sensitivity_command(
     batch_size: options.BatchSize = None,
     seed: options.Seed = None,
     device: options.Device = None,
-    **inputs: Any,
+    **subject: Any,
 ) -> None:
     """Show how much each layer minds each format."""
     given = dict(locals())

@@ -71,7 +71,7 @@ def quantize_command(
     batch_size: options.BatchSize = None,
     seed: options.Seed = None,
     device: options.Device = None,
-    **inputs: Any,
+    **subject: Any,
 ) -> None:
     """Draw accuracy against bit width."""
     settings = options.settings_from(locals(), config, ("operators",))
@@ -108,7 +108,7 @@ def prune_command(
     batch_size: options.BatchSize = None,
     seed: options.Seed = None,
     device: options.Device = None,
-    **inputs: Any,
+    **subject: Any,
 ) -> None:
     """Draw accuracy against sparsity."""
     settings = options.settings_from(locals(), config, ("methods", "operators"))
