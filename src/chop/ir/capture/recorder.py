@@ -283,8 +283,8 @@ class Recorder(TorchFunctionMode):
             return self._get_attribute(func, args)
         if name == "__set__":
             return self._set_attribute(func, args)
-        if name in ABOUT_LAYOUT and id(args[0]) in self._nodes:
-            self.asked.setdefault(LAYOUT, current_line())
+        if name in ABOUT_LAYOUT:
+            self._note_question(LAYOUT, args[0])
         if name in _GRADIENT_HOOKS:
             raise CaptureError(f"the model hooks the gradient of a tensor ({name})")
         if name == "__getitem__":
@@ -330,12 +330,17 @@ class Recorder(TorchFunctionMode):
         name = getattr(getattr(getter, "__self__", None), "__name__", "")
         if isinstance(value, Tensor) and value is not args[0] and name != "grad":
             self._emit("call_function", getattr, (args[0], name), {}, value)
-        if name == DTYPE and id(args[0]) in self._nodes:
-            self.asked.setdefault(DTYPE, current_line())
+        if name == DTYPE:
+            self._note_question(DTYPE, args[0])
         # Real runs without gradients check what was recorded for a tensor that requires one.
         if name == "requires_grad" and not value and id(args[0]) in self._nodes:
             self.asked_for_gradients.append(current_line())
         return value
+
+    def _note_question(self, what: str, tensor: Tensor) -> None:
+        # Models ask often, and finding the line takes a walk up the stack.
+        if what not in self.asked and id(tensor) in self._nodes:
+            self.asked[what] = current_line()
 
     def _set_attribute(self, setter: Any, args: Any) -> Any:
         if getattr(getattr(setter, "__self__", None), "__name__", "") == "data":
