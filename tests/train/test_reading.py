@@ -18,6 +18,7 @@ from transformers import ViTConfig, ViTForImageClassification
 from chop.data import load_dataset
 from chop.errors import ConfigError
 from chop.train import evaluate, fit, read_rows
+from chop.train.reading import read_columns
 
 X = np.random.default_rng(0).normal(size=(50, 6))
 Y = (X[:, 0] > X[:, 1]).astype(np.int64)
@@ -136,3 +137,12 @@ def test_what_is_no_labelled_rows_is_one_sentence(rows, message):
     with pytest.raises(ConfigError, match=message) as caught:
         read_rows(rows)
     assert "\n" not in str(caught.value)
+
+
+def test_a_tuple_of_pairs_is_rows_as_a_list_of_them_is():
+    x = torch.randn(2, 4)
+    pairs = [(x[0], 0), (x[1], 1)]
+    expected, found = read_columns(pairs), read_columns(tuple(pairs))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert torch.equal(found["labels"], torch.tensor([0, 1]))

@@ -46,7 +46,8 @@ def read_columns(dataset: Any) -> dict[str, Column]:
             loaded = _in_order(dataset)
             return _of_items(row for batch in loaded for row in _rows_of(batch, batched))
     if isinstance(dataset, tuple):
-        return _of_arrays(dataset)
+        are_rows = all(isinstance(part, tuple) for part in dataset)
+        return _of_items(dataset) if are_rows else _of_arrays(dataset)
     # A transform of the user's makes its columns row by row, and they are not in the table.
     if hasattr(dataset, "with_format") and hasattr(dataset, "column_names"):
         form = getattr(dataset, "format", None)
