@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from chop.errors import ConfigError
-from chop.report.plots import save_figure
+from chop.report.figures import save_figure
 
 
 class Ratio(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from chop.errors import ConfigError
-from chop.report.plots import save_figure
+from chop.report.figures import save_figure
 
 MOST_TOLD = 12
 """Columns up to which cells have their numbers written in."""

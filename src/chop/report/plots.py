@@ -6,13 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from chop.files import replacing
+from chop.report.figures import save_figure
 from chop.train.tasks import CLASSIFICATION, Metric
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ACCURACY = CLASSIFICATION.metric
 Point = tuple[float, float]
@@ -148,10 +144,3 @@ def _axis(metric: Metric) -> str:
 def _bounds(values: Sequence[Sequence[float]]) -> tuple[float, float]:
     found = [value for row in values for value in row if math.isfinite(value)]
     return min(found, default=0.0), max(found, default=1.0)
-
-
-def save_figure(figure: Figure, path: Path) -> Path:
-    """Writes a figure in one step; the suffix of the path picks the kind."""
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format=path.suffix.lstrip("."), dpi=160)
-    return path

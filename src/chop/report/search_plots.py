@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import median
 
 from chop.errors import ConfigError
-from chop.report.plots import MAX_CURVES_INSIDE, save_figure
+from chop.report.figures import save_figure
+from chop.report.plots import MAX_CURVES_INSIDE
 
 Run = Sequence[tuple[int, float]]
 """(configurations measured, best value so far): a value holds until the next one."""

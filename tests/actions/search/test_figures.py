@@ -1,0 +1,56 @@
+"""The figures of search jobs: the same after a kill."""
+
+import multiprocessing
+import os
+import signal
+
+import pytest
+import torch
+
+from chop.actions.search.job import run_job
+from chop.actions.search.precision import JOB, PrecisionConfig
+from chop.actions.subject import Subject
+from chop.search.precision import PrecisionProblem
+from tests.search.subjects import plain, rows
+
+
+def subject():
+    return Subject(plain(), "classifier", "points", *rows(), torch.device("cpu"), 1, 1e-3)
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    monkeypatch.setattr("chop.actions.subject.load_subject", lambda config: subject())
+
+
+def killed_at(call, config):
+    measure, calls = PrecisionProblem.measure, []
+
+    def killing(self, *given):
+        calls.append(given)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return measure(self, *given)
+
+    PrecisionProblem.measure = killing
+    run_job(JOB, config)
+
+
+def figures(out):
+    """Name -> bytes. `formats` names trials by number, and a trial that was lost has one too."""
+    found = {file.name: file for file in out.rglob("*.*g") if file.stem != "formats"}
+    return {name: file.read_bytes() for name, file in found.items()}
+
+
+def test_a_killed_search_draws_the_figures_of_an_unbroken_one(tmp_path, no_training):
+    told = {"widths": "2,4,8", "trials": 8, "goals": ("accuracy",), "search_rows": 400}
+    config = PrecisionConfig(out=tmp_path / "killed", **told)
+    process = multiprocessing.get_context("fork").Process(target=killed_at, args=(4, config))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    run_job(JOB, config)
+    run_job(JOB, PrecisionConfig(out=tmp_path / "unbroken", **told))
+    killed, unbroken = (figures(tmp_path / name) for name in ("killed", "unbroken"))
+    assert {"accuracy.svg", "best-so-far.svg", "front.png"} <= unbroken.keys() == killed.keys()
+    assert [name for name in unbroken if killed[name] != unbroken[name]] == []

@@ -1,0 +1,34 @@
+"""Draws each plot of the project as .svg, .png and .pdf into a folder: `every_plot.py FOLDER`."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from chop.report.bench_plots import plot_ratios
+from chop.report.layer_maps import plot_layer_map
+from chop.report.plots import Curve, plot_accuracy, plot_heat_map
+from chop.report.search_plots import Cloud, plot_best_so_far, plot_front, plot_importances
+
+
+def draw(folder, suffix):
+    def path(name):
+        return folder / f"{name}{suffix}"
+
+    runs = {label: [[(1, 0.5), (3, 0.8)], [(1, 0.4)]] for label in {"tpe", "random", "gp"}}
+    runs = dict(sorted(runs.items()))
+    plot_best_so_far(path("best"), runs, ylabel="a", title="T", baselines={"float": 0.9})
+    points = [(4.0, 0.9), (2.0, 0.5)]
+    plot_front(path("front"), [Cloud("bits", points, points, 5)], ylabel="a", title="T")
+    plot_importances(path("importances"), {"fc1": 0.7, "fc0": 0.3}, title="T")
+    curves = [Curve("PTQ", points, dashed=True), Curve("QAT", points)]
+    plot_accuracy(path("accuracy"), curves, {"float": 0.9}, xlabel="bits", title="T")
+    plot_heat_map(path("heat"), {(4, 2): 0.1, (8, 2): 0.5}, xlabel="w", ylabel="f", title="T")
+    cells = {("fc1", "4"): 0.1, ("fc2", "4"): 2.0}
+    plot_layer_map(path("layers"), cells, xlabel="bits", measure="kl", title="T", log=True)
+    ratio = SimpleNamespace(median=1.3, low=1.2, high=1.5, spans_one=False, is_known=True)
+    plot_ratios(path("ratios"), [SimpleNamespace(name="compiled", ratio=ratio)], "T")
+
+
+if __name__ == "__main__":
+    for suffix in (".svg", ".png", ".pdf"):
+        draw(Path(sys.argv[1]), suffix)
