@@ -158,3 +158,12 @@ def _spell(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def printable(text: str) -> str:
+    r"""A text of somebody else's for a terminal or one line of a file: no control characters.
+
+    >>> printable("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

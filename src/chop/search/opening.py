@@ -1,0 +1,339 @@
+"""Opening a storage, and what its errors say."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import re
+import secrets
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chop.errors import ChopError, UnavailableError, WriteError
+from chop.search.location import MEMORY, secrets_of, storage_file, without_password
+from chop.tables import printable
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+LOCK_SECONDS = 60
+"""How long a writer waits for another one of the same SQLite file."""
+CONNECT_SECONDS = 10
+"""How long a server is waited for."""
+APPLICATION_ID = int.from_bytes(b"chop", "big")
+"""Marks SQLite files as ours (`PRAGMA application_id`)."""
+SQLITE_MAGIC = b"SQLite format 3\0"
+HEADER_BYTES = 100
+WAL_HEADER_BYTES = 32
+APPLICATION_ID_AT = slice(68, 72)
+STUDIES = "chop_studies"
+CLAIMS = "chop_claims"
+"""A table of the earlier layout, which kept trials in Optuna's tables."""
+EARLIER = (
+    "storage {} was begun by an earlier version of chop, which kept trials in other tables: finish "
+    "it with that version, or name another folder or database."
+)
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What file systems without hard links say."""
+DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR_READ", "SQLITE_IOERR_SHORT_READ")
+UNWRITABLE = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN")
+
+
+def open_engine(url: str, *, create: bool = True, read_only: bool = False) -> sa.Engine:
+    """Opens a storage; the caller makes its tables.
+
+    A new SQLite file appears with its header or not at all, so that one of 0 bytes is never ours.
+
+    Args:
+        url: from `storage_url`.
+        create: False: a SQLite file that is not there is an error.
+        read_only: the storage as it is now, also where nothing can be written: of a SQLite file a
+            copy in memory, of a server a session that cannot write.
+    Raises:
+        UnavailableError: the file or server is not there, refuses, or is none of ours; a driver
+            is missing.
+        WriteError: the file cannot be made.
+    """
+    import sqlalchemy as sa
+
+    if url == MEMORY:
+        return sa.create_engine(
+            "sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False}
+        )
+    file = storage_file(url)
+    try:
+        with storage_errors(url, begun=False):
+            if file is None:
+                return _server_engine(url, read_only)
+            return _file_engine(file, create and not read_only, read_only)
+    except sqlite3.Error as error:
+        raise _told(url, error, begun=False) from None
+
+
+def _server_engine(url: str, read_only: bool) -> sa.Engine:
+    """A server's tables are looked at: other programs may have theirs beside ours."""
+    import sqlalchemy as sa
+
+    if find_spec("psycopg") is None:
+        raise UnavailableError("PostgreSQL needs a driver: pip install 'mase-chop[postgres]'.")
+    given = sa.make_url(url).query
+    options = {"connect_timeout": given.get("connect_timeout", CONNECT_SECONDS)}
+    if read_only:
+        options["options"] = f"{given.get('options', '')} -c default_transaction_read_only=on"
+    engine = sa.create_engine(url, pool_pre_ping=True, connect_args=options)
+    try:
+        tables = sa.inspect(engine).get_table_names()
+    except UnicodeError:
+        raise UnavailableError(f"storage {without_password(url)}: no host has this name.") from None
+    if CLAIMS in tables:
+        engine.dispose()
+        raise UnavailableError(EARLIER.format(without_password(url)))
+    return engine
+
+
+def _file_engine(file: Path, create: bool, read_only: bool) -> sa.Engine:
+    import sqlalchemy as sa
+
+    try:
+        file = file.resolve()  # SQLite keeps its log beside the file that a link means
+        _check_file(file, create)
+    except ChopError:
+        raise
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or "its links run in a circle"
+        raise UnavailableError(f"storage {_shown(file)} cannot be opened: {reason}.") from None
+    if read_only:
+        copy = _copy_in_memory(file)
+        return sa.create_engine("sqlite://", creator=lambda: copy, poolclass=sa.StaticPool)
+    engine = sa.create_engine(
+        "sqlite://", creator=functools.partial(_connect, file), poolclass=sa.QueuePool
+    )
+    _tune(engine)
+    _refuse_another_file(engine, file)
+    with engine.connect() as connection:
+        connection.execute(sa.text("SELECT COUNT(*) FROM sqlite_master"))
+    return engine
+
+
+def _connect(file: Path) -> sqlite3.Connection:
+    """A connection to a file that is there."""
+    uri = f"{file.as_uri()}?mode=rw"
+    return sqlite3.connect(uri, uri=True, timeout=LOCK_SECONDS, check_same_thread=False)
+
+
+def _check_file(file: Path, create: bool) -> None:
+    """Makes sure that a SQLite file is there, and of ours."""
+    logs = [log for log in _logs(file) if log.exists()]
+    if not file.exists():  # looked at after its logs, which another worker may make meanwhile
+        if not create:
+            raise UnavailableError(f"there is no search in {_shown(file)}.")
+        if logs:
+            raise UnavailableError(
+                f"storage {_shown(file)} is gone, but its log {_shown(logs[0])} is there: put "
+                "the file back, or delete the log to begin anew."
+            )
+        _make_file(file)
+    if file.is_dir():
+        raise UnavailableError(f"storage {_shown(file)} is a folder, expected a file.")
+    if not file.is_file():
+        raise UnavailableError(f"storage {_shown(file)} is a device or pipe, expected a file.")
+    with file.open("rb") as handle:
+        header = handle.read(HEADER_BYTES)
+    if not header:
+        raise UnavailableError(
+            f"storage {_shown(file)} is empty (0 bytes), which no search leaves: restore it from "
+            "a copy, or delete it to begin anew."
+        )
+    if not header.startswith(SQLITE_MAGIC):
+        raise UnavailableError(
+            f"storage {_shown(file)} is no SQLite file, or its beginning is damaged: restore it "
+            "from a copy, or name another file or folder."
+        )
+    if int.from_bytes(header[APPLICATION_ID_AT], "big") != APPLICATION_ID:
+        _check_tables(file)
+
+
+def _check_tables(file: Path) -> None:
+    """Refuses a file whose tables are none of ours, and leaves it as it is."""
+    with contextlib.closing(_copy_in_memory(file)) as copy:
+        tables = {name for (name,) in copy.execute("SELECT name FROM sqlite_master")}
+    if CLAIMS in tables:
+        raise UnavailableError(EARLIER.format(_shown(file)))
+    if STUDIES not in tables:
+        raise UnavailableError(
+            f"storage {_shown(file)} is a SQLite file of another program: name another file or "
+            "folder."
+        )
+
+
+def _logs(file: Path) -> list[Path]:
+    """Where SQLite keeps what it has not yet written to the file itself."""
+    return [Path(f"{file}-wal"), Path(f"{file}-journal")]
+
+
+def _make_file(file: Path) -> None:
+    """Makes a SQLite file in one step; of several workers one makes it, and the others see it."""
+    fresh = file.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.closing(sqlite3.connect(fresh)) as connection:
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute("PRAGMA journal_mode = WAL")
+        with contextlib.suppress(FileExistsError):
+            _link(fresh, file)
+    except (OSError, sqlite3.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise WriteError(
+            f"storage {_shown(file)} cannot be made: {reason}; choose another folder."
+        ) from None
+    finally:
+        for left in (fresh, *_logs(fresh), Path(f"{fresh}-shm")):
+            left.unlink(missing_ok=True)
+
+
+def _link(fresh: Path, file: Path) -> None:
+    try:
+        os.link(fresh, file)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        if not file.exists():
+            fresh.rename(file)
+
+
+def _copy_in_memory(file: Path) -> sqlite3.Connection:
+    """The database as it is now, its log included, read without writing where that must be.
+
+    To read a database in write-ahead mode SQLite has to make files beside it; where it cannot, the
+    file and its log are copied to a temporary folder first.
+    """
+    try:
+        return _loaded(file)
+    except sqlite3.OperationalError:
+        with tempfile.TemporaryDirectory(prefix="chop-search-") as folder:
+            return _loaded(_copied_with_log(file, Path(folder)))
+
+
+def _loaded(file: Path) -> sqlite3.Connection:
+    memory = sqlite3.connect(":memory:", check_same_thread=False)
+    try:
+        with contextlib.closing(_connect(file)) as source:
+            source.execute("SELECT COUNT(*) FROM sqlite_master")  # `backup` waits for locks forever
+            source.backup(memory)
+    except BaseException:
+        memory.close()
+        raise
+    return memory
+
+
+def _copied_with_log(file: Path, folder: Path) -> Path:
+    """Copies both again while a writer moves the log into the file in between."""
+    copy, log = folder / file.name, _logs(file)[0]
+    while True:
+        before = _state(file, log)
+        shutil.copyfile(file, copy)
+        _logs(copy)[0].unlink(missing_ok=True)
+        if log.exists():
+            shutil.copyfile(log, _logs(copy)[0])
+        if _state(file, log) == before:
+            return copy
+
+
+def _state(file: Path, log: Path) -> tuple[int, bytes]:
+    """Changes whenever the log was moved into the file, or begun anew; not when it grows."""
+    salt = b""
+    if log.exists():
+        with log.open("rb") as handle:
+            salt = handle.read(WAL_HEADER_BYTES)
+    return file.stat().st_mtime_ns, salt
+
+
+def _tune(engine: sa.Engine) -> None:
+    """Write-ahead logging: readers and a writer do not wait for one another.
+
+    With it, synchronous=NORMAL survives a killed process; a machine that loses power may lose the
+    last trials, never the file.
+    """
+    import sqlalchemy as sa
+
+    @sa.event.listens_for(engine, "connect")
+    def set_pragmas(connection: Any, record: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=NORMAL")
+        cursor.close()
+
+
+def _refuse_another_file(engine: sa.Engine, file: Path) -> None:
+    """SQLite writes on to a file that was deleted, where nobody will ever read it."""
+    import sqlalchemy as sa
+
+    opened = file.stat().st_ino
+
+    @sa.event.listens_for(engine, "do_connect")
+    @sa.event.listens_for(engine, "checkout")
+    def check_there(*connecting: Any) -> None:
+        if not file.exists() or file.stat().st_ino != opened:
+            raise UnavailableError(
+                f"storage {_shown(file)} was moved, deleted or replaced while it was in use: put "
+                "it back and run the same search again."
+            )
+
+
+@contextlib.contextmanager
+def storage_errors(url: str, *, begun: bool = True) -> Iterator[None]:
+    """Inside, a storage that fails raises one sentence, without passwords.
+
+    Args:
+        url: from `storage_url`.
+        begun: the study is in the storage: what was finished is safe unless the file is damaged.
+    Raises:
+        UnavailableError: the file or server cannot be used (any more).
+        WriteError: the file cannot be written: no space left, or read-only.
+    """
+    from sqlalchemy.exc import DBAPIError
+
+    try:
+        yield
+    except DBAPIError as error:
+        # What is chained may quote the URL.
+        raise _told(url, error.orig or error, begun) from None
+
+
+def _told(url: str, error: BaseException, begun: bool) -> ChopError:
+    reason = _reason(url, error)
+    kind = str(getattr(error, "sqlite_errorname", ""))
+    file = storage_file(url)
+    shown = _shown(file) if file else without_password(url)
+    if kind.startswith(DAMAGED):
+        return UnavailableError(
+            f"storage {shown} is damaged ({reason}): restore it from a copy, or name another file "
+            "or folder to begin anew."
+        )
+    safe = " Finished trials are safe" if begun else " Nothing was begun"
+    if kind.startswith(UNWRITABLE):
+        return WriteError(
+            f"storage {shown} cannot be written: {reason}; free some space or make it writable, "
+            f"then run the same search again.{safe}."
+        )
+    again = "; when it is back, run the same search again or `chop search resume`" if begun else ""
+    return UnavailableError(f"storage {shown} cannot be used: {reason}.{safe}{again}.")
+
+
+def _reason(url: str, error: BaseException) -> str:
+    """The first line of a driver's error, without what must not be printed."""
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    for secret in secrets_of(url):
+        text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "***", text)
+    return printable(text).rstrip(".")
+
+
+def _shown(file: Path) -> str:
+    return f"'{printable(str(file))}'"

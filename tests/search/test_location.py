@@ -1,0 +1,126 @@
+import os
+import traceback
+from pathlib import Path
+
+import pytest
+
+from chop.errors import ConfigError
+from chop.search.location import (
+    MEMORY,
+    check_study_name,
+    storage_file,
+    storage_url,
+    without_password,
+)
+
+SECRET = "s3cr3t"
+
+
+def test_names_of_storages(tmp_path):
+    assert storage_url(None, tmp_path) == f"sqlite:///{tmp_path}/search.db"
+    assert storage_url(str(tmp_path), None) == f"sqlite:///{tmp_path}/search.db"
+    assert storage_url(str(tmp_path / "x.db"), None) == f"sqlite:///{tmp_path}/x.db"
+    assert storage_url(f"sqlite:///{tmp_path}/x.db", None) == f"sqlite:///{tmp_path}/x.db"
+    for name in ("postgresql://u:p@h/d", "postgres://u:p@h/d", "postgresql+psycopg://u:p@h/d\n"):
+        assert storage_url(name, None) == "postgresql+psycopg://u:p@h/d"
+    assert storage_url(MEMORY, tmp_path) == MEMORY == without_password(MEMORY)
+    assert storage_file(MEMORY) is storage_file("postgresql+psycopg://h/d") is None
+
+
+def test_names_stay_the_same_when_the_working_directory_changes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    urls = [storage_url(name, None) for name in ("a/x.db", "sqlite:///a/x.db")]
+    urls.append(storage_url(None, Path("a")))
+    monkeypatch.chdir("/")
+    files = [storage_file(url) for url in urls]
+    assert files == [tmp_path / "a/x.db", tmp_path / "a/x.db", tmp_path / "a/search.db"]
+    for name in ("~/x.db", "sqlite:///~/x.db"):
+        assert storage_file(storage_url(name, None)) == Path("/home/somebody/x.db")
+
+
+@pytest.mark.parametrize("name", ["50 % done", "what?x=1", "a#b", "ä & %41", "日本", "a:b", "a@b"])
+def test_folders_may_be_called_anything(name, tmp_path):
+    for url in (storage_url(None, tmp_path / name), storage_url(f"{tmp_path}/{name}", None)):
+        assert storage_url(url, None) == url
+        assert str(storage_file(url)) == without_password(url)
+        assert storage_file(url).is_relative_to(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("redis://x", "kind 'redis'"),
+        (f"u:{SECRET}@h://x", "kind 'u'"),
+        ("", "empty text"),
+        ("sqlite://", "sqlite:///FILE"),
+        ("sqlite:///:memory:", "sqlite:///FILE"),
+        ("sqlite://x.db", "sqlite:///FILE"),
+        ("sqlite:x.db", "sqlite:///FILE"),
+        ("sqlite:///x.db?mode=ro", "sqlite:///FILE"),
+        ("postgresql://", "no host"),
+        (f"postgresql://u:{SECRET}@", "no host"),
+        (f"postgresql:u:{SECRET}@h/d", "no host"),
+        (f"postgresql://u:{SECRET}@h:port/d", "cannot be read"),
+        (f"postgresql://u:{SECRET}@h:99999/d", "cannot be read"),
+        (f"postgresql://u@h:{SECRET}/d", "cannot be read"),
+        (f"postgresql://u:p@{SECRET}@h/d", "cannot be read"),
+        (f"postgresql://h?user=u&password=p@{SECRET}", "cannot be read"),
+        (f"postgresql://h/d#{SECRET}", "cannot be read"),
+        (f"postgresql://h/d?{SECRET}", "cannot be read"),
+        (f"postgresql://h/d?password=a&{SECRET}", "cannot be read"),
+        (f"postgresql://h/d?passwort={SECRET}", "did you mean password"),
+        (f"postgresql://h/d?password=a&{SECRET}=b", "none that PostgreSQL knows"),
+        (f"postgresql://h/d?password={SECRET}&password=b", "given twice"),
+    ],
+)
+def test_what_is_no_storage_is_one_sentence_without_secrets(name, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        storage_url(name, None)
+    assert "\n" not in str(error.value)
+    assert SECRET not in "".join(traceback.format_exception(error.value))
+
+
+def test_a_path_that_is_no_text_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="UTF-8"):
+        storage_url(None, tmp_path / os.fsdecode(b"\xff"))
+
+
+@pytest.mark.parametrize(
+    "url, shown",
+    [
+        (f"u:{SECRET}@h/d", "u:***@h/d"),
+        (f"u:{SECRET}%40%2F@h:5432/d", "u:***@h:5432/d"),
+        (f"u%40x:{SECRET}@h/d", "u%40x:***@h/d"),
+        (f"h/d?user=u&password={SECRET}", "h/d?password=***&user=u"),
+        (f"h/d?password={SECRET}%26&sslmode=require", "h/d?password=***&sslmode=require"),
+        (f"h/d?sslpassword={SECRET}&passfile=/{SECRET}", "h/d?passfile=***&sslpassword=***"),
+        (f"h/d?options=-c%20x={SECRET}", "h/d?options=***"),
+        ("postgres@/d?host=/tmp/x", "postgres@/d?host=%2Ftmp%2Fx"),
+        ("[::1]:5/d", "[::1]:5/d"),
+    ],
+)
+def test_what_may_be_printed_of_a_url(url, shown):
+    assert without_password(storage_url(f"postgresql://{url}", None)) == f"postgresql://{shown}"
+
+
+def test_a_url_that_was_not_checked_is_not_printed_either():
+    assert without_password(f"postgresql+psycopg://u:{SECRET}@h:x/d") == "postgresql+psycopg://..."
+
+
+@pytest.mark.parametrize("name", ["nas", "tpe-3_b", "4.5 bits", "a+b=c", "größe", "実験"])
+def test_names_of_studies(name):
+    assert check_study_name(name) == name
+
+
+NO_NAMES = (
+    *("", ".", "..", ".hidden", "a/b", "a\\b", "a\nb", "a\n[x]\ny = 1", "a\x1b[2J", "[red]a", " a"),
+    *("a ", "a.", "~", "a'b", 'a"b', "search.db-wal", "x" * 201, "ä" * 101, "a\u202eb"),
+)
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_what_is_no_name_of_a_study(name):
+    with pytest.raises(ConfigError, match="expected letters, digits") as error:
+        check_study_name(name)
+    assert str(error.value).isprintable()
