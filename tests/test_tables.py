@@ -89,3 +89,12 @@ def test_a_file_is_as_wide_as_it_likes(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "60")
     print_table("A title", SPEED, save_path=tmp_path / "table.txt")
     assert (tmp_path / "table.txt").read_text().count("┏") == 1
+
+
+def test_texts_of_others_are_neither_markup_nor_escape_codes(monkeypatch, capsys):
+    text = "[red]a[/] \x1b]0;title\x07 \x1b[2J"
+    monkeypatch.setenv("COLUMNS", "120")
+    print_table(text, [{text: text}])
+    told = capsys.readouterr().out
+    assert told.count(r"[red]a[/] \x1b]0;title\x07 \x1b[2J") == 3
+    assert "\x1b" not in told and "\x07" not in told

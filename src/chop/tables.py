@@ -47,7 +47,7 @@ def print_table(
     if not rows:
         return
     names = list(rows[0]) if columns is None else columns
-    found = [_Column(name, tuple(_spell(row[name]) for row in rows)) for name in names]
+    found = [_Column(printable(name), tuple(_shown(row[name]) for row in rows)) for name in names]
     console = Console()
     for table in _tables(title, found, console.width):
         console.print(table)
@@ -88,15 +88,19 @@ def _least(word: str) -> int:
 
 def _tables(title: str, columns: Sequence[_Column], width: int) -> Iterator[Table]:
     """The columns as one table, or as several where they do not fit beside one another."""
+    from rich.markup import escape
     from rich.table import Table
     from rich.text import Text
 
+    title = escape(printable(title))
     parts = _parts(columns, width - 1)
     for number, part in enumerate(parts, 1):
         table = Table(title=title if len(parts) == 1 else f"{title} ({number} of {len(parts)})")
         for column, characters in zip(part, _widths(part, width - 1), strict=True):
             justify = "right" if column.is_numeric else "left"
-            table.add_column(column.name, justify=justify, overflow="fold", width=characters)
+            table.add_column(
+                escape(column.name), justify=justify, overflow="fold", width=characters
+            )
         for row in zip(*(column.cells for column in part), strict=True):
             table.add_row(*map(Text, row))
         yield table
@@ -158,6 +162,10 @@ def _spell(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _shown(value: Any) -> str:
+    return "\n".join(map(printable, _spell(value).split("\n")))
 
 
 def printable(text: str) -> str:

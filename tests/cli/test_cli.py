@@ -183,6 +183,14 @@ def test_values_that_cannot_be_are_one_sentence_before_anything_runs(
     assert message in printed.partition("ConfigError: ")[2]
 
 
+def test_errors_are_neither_markup_nor_escape_codes(main_ends, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    name = tmp_path / "[red]x[/] \x1b[2J.db"
+    code, printed = main_ends("search", "show", name)
+    assert code == 2 and r"[red]x[/] \x1b[2J.db" in printed
+    assert "\x1b" not in printed
+
+
 def test_exit_codes_are_in_the_help():
     told = " ".join(chop("--help").split())
     assert "Exit codes" in told and "3 no format kept within" in told and "130 stopped" in told

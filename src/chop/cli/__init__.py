@@ -14,6 +14,10 @@ def main() -> None:
         app()
     except ChopError as error:
         from rich.console import Console
+        from rich.text import Text
 
-        Console(stderr=True).print(f"[bold red]{type(error).__name__}[/]: {error}", highlight=False)
+        from chop.tables import printable
+
+        told = "\n".join(map(printable, str(error).split("\n")))  # it may quote a file of others
+        Console(stderr=True).print(Text.assemble((type(error).__name__, "bold red"), ": ", told))
         sys.exit(2)

@@ -14,6 +14,7 @@ from chop.cli.compress import compress_command, demo_command
 from chop.cli.doctor import doctor_command
 from chop.cli.search import search_app
 from chop.cli.sweep import sweep_app
+from chop.tables import printable
 
 INTERRUPTED = 130
 """The exit code of a command that was stopped by Ctrl-C, as shells have it."""
@@ -28,7 +29,7 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             (*_, kept) = ["nothing was written.", *getattr(error, "__notes__", [])]
-            typer.echo(f"\nInterrupted: {kept}", err=True)
+            typer.echo(f"\nInterrupted: {printable(kept)}", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
 
