@@ -12,8 +12,8 @@ import pytest
 from scipy.optimize import approx_fprime
 
 from chop.search import Choice, Config, Goal, Pruned, Search, SearchSpace
-from chop.search.samplers import SensitivitySampler
-from chop.search.samplers.acquisition import drawn_in, log_improvement
+from chop.search.samplers import SensitivitySampler, history, surrogate
+from chop.search.samplers.acquisition import drawn_in, last_fit, log_improvement
 from chop.search.samplers.knapsack import best_sum, by_integer_program, by_merging
 from chop.search.samplers.surrogate import Covariance, GaussianProcess, exact_sum
 
@@ -184,6 +184,30 @@ def test_a_search_cut_in_two_is_the_unbroken_one(tmp_path):
     assert len(parts[0].measured) == 6
 
 
+def test_what_is_kept_between_trials_changes_no_proposal():
+    space = _space()
+
+    def forgotten(kept):
+        def measure(config, report):
+            if not kept:
+                history.coding_of.cache_clear()
+                surrogate._settings.cache_clear()
+            return _measure(space)(config, report)
+
+        search = Search(space, measure, BUDGETED, storage="memory")
+        return [t.key for t in search.run(until=40, progress=False).measured]
+
+    assert forgotten(kept=True) == forgotten(kept=False)
+
+
+def test_settings_are_found_again_for_a_sixteenth_more_trials():
+    for count in range(1, 3000):
+        found = last_fit(count)
+        assert count * 15 / 16 < found <= count
+        assert last_fit(found) == found
+    assert len({last_fit(count) for count in range(1000)}) < 130
+
+
 def test_two_workers_measure_nothing_twice(tmp_path):
     space = _space()
 
@@ -287,6 +311,26 @@ def test_the_process_equals_the_textbook_formula_and_learns_sums():
     constant, worth = process.sums()
     added = constant + sum(worth[d][codes[30:, d]] for d in range(5))
     assert np.corrcoef(added, values[30:])[0, 1] > 0.99
+
+
+def test_single_changes_are_predicted_as_the_candidates_that_they_make():
+    draw = np.random.default_rng(0)
+    counts = np.array([2, 4, 3, 4])
+    codes = draw.integers(counts, size=(30, 4))
+    costs = draw.normal(size=(4, 4))
+    totals = costs[np.arange(4), codes].sum(1)
+    values = totals**2 + draw.normal(size=30)
+    places = [np.linspace(0, 1, count) for count in counts]
+    start = np.array([1, 3, 0, 2])
+    choice = np.repeat(np.arange(4), counts)
+    option = np.concatenate([np.arange(count) for count in counts])
+    changed = np.repeat(start[None, :], len(choice), axis=0)
+    changed[np.arange(len(choice)), choice] = option
+    for model in (GaussianProcess(codes, values, places), exact_sum(codes, totals, costs)):
+        mean, deviation = model.predict(changed)
+        np.testing.assert_allclose(model.around(start)[choice, option], mean, rtol=1e-8, atol=1e-8)
+        found = model.predict_changed(start, choice, option)
+        np.testing.assert_allclose(found, (mean, deviation), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -83,7 +83,7 @@ def as_it_is(config: Config) -> Config:
     return config
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SearchSpace:
     """All configurations: one option of each choice.
 

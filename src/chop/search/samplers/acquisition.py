@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from scipy.special import erfcx, log_ndtr
@@ -15,10 +16,15 @@ from chop.search.samplers.surrogate import (
     GaussianProcess,
     Model,
     exact_sum,
+    settings,
 )
 
 MOST = 256
-"""Trials that a model is fitted to: the better half, and the latest; half as many pruned ones."""
+"""Trials that a model knows: the better half, and the latest; half as many pruned ones."""
+FITTED = 128
+"""Trials that a model's settings are found from, chosen likewise."""
+SHORTLIST = 96
+"""Single changes of a configuration whose deviation is computed: those of most promising mean."""
 FAR = 6.0
 """Values that lie further behind the best than so many times the median are drawn in."""
 
@@ -40,29 +46,46 @@ class Outlook:
         self.excess = [_finite(limit) for limit in (*history.excess.T, *limits)]
         within = [excess <= 0 for excess in self.excess]
         self.feasible = np.logical_and.reduce(within, initial=True, axis=0) & np.isfinite(objective)
-        kept = self._kept()
-        self.limits = [self._model(excess, kept) for excess in self.excess]
+        self.order = self._ranked(len(self.values))
+        self.limits = [self._model(excess) for excess in self.excess]
+        self.objective = self._model(self.values, believe=True)
         values = drawn_in(self.values)
-        self.objective = self._model(values, kept, believe=True)
         self.best = values[self.feasible].max() if self.feasible.any() else None
-
-    def ranking(self) -> Codes:
-        """The measured configurations, best first: within the budgets, then by their excess."""
-        beyond = sum((np.maximum(e, 0) / (np.ptp(e) or 1.0) for e in self.excess), start=0.0)
-        return np.lexsort((-self.values, beyond + np.zeros(len(self.values))))
+        absent = np.arange(max(coding.counts)) >= np.array(coding.counts)[:, None]
+        self.absent = np.where(absent, -np.inf, 0.0)
 
     def merits(self, codes: Codes) -> Array:
         """log (expected improvement x probability of keeping to the budgets), (C,).
 
         While nothing keeps to the budgets, the probability alone.
         """
-        merits = np.zeros(len(codes))
-        for limit in self.limits:
-            mean, deviation = limit.predict(codes)
-            merits += log_ndtr(-mean / deviation)
-        if self.best is not None:
-            mean, deviation = self.objective.predict(codes)
-            merits += log_improvement((mean - self.best) / deviation) + np.log(deviation)
+        return self._merits([model.predict(codes) for model in self._models()])
+
+    def changed(self, code: Codes) -> tuple[Codes, Array]:
+        """The most promising single changes of a configuration (D,): (C, D), and their merits.
+
+        Of more than `SHORTLIST` the rest is left out by a deviation that is taken to be that of
+        the configuration itself.
+        """
+        models = self._models()
+        rough = self._merits([(m.around(code), m.predict(code[None, :])[1]) for m in models])
+        rough += self.absent
+        rough[np.arange(len(code)), code] = -np.inf
+        order = np.argsort(-rough, axis=None, kind="stable")[:SHORTLIST]
+        choice, option = np.unravel_index(order[rough.flat[order] > -np.inf], rough.shape)
+        codes = np.repeat(code[None, :], len(choice), axis=0)
+        codes[np.arange(len(choice)), choice] = option
+        return codes, self._merits([m.predict_changed(code, choice, option) for m in models])
+
+    def _models(self) -> list[Model]:
+        return [*self.limits, *([] if self.best is None else [self.objective])]
+
+    def _merits(self, told: Sequence[tuple[Array, Array]]) -> Array:
+        """From means and deviations, of the limits first."""
+        count = len(self.limits)
+        merits: Any = sum(log_ndtr(-mean / deviation) for mean, deviation in told[:count])
+        for mean, deviation in told[count:]:
+            merits = merits + log_improvement((mean - self.best) / deviation) + np.log(deviation)
         return merits
 
     def planned(self, solve: Callable[..., Codes | None]) -> Codes:
@@ -73,38 +96,57 @@ class Outlook:
         found = solve(worth, self.coding.counts, limits)
         return np.empty((0, len(self.coding.counts)), int) if found is None else found[None, :]
 
-    def _kept(self) -> Codes:
-        """Places of the trials that models are fitted to."""
-        count = len(self.values)
-        if count <= MOST:
-            return np.arange(count)
-        latest = np.arange(count - MOST // 2, count)
-        better = self.ranking()
-        return np.sort(np.concatenate([better[~np.isin(better, latest)][: MOST // 2], latest]))
+    def _ranked(self, count: int) -> Codes:
+        """The first measured ones, best first: within the budgets, then by their excess."""
+        beyond = sum(
+            (np.maximum(e[:count], 0) / (np.ptp(e) or 1.0) for e in self.excess), start=0.0
+        )
+        return np.lexsort((-self.values[:count], beyond + np.zeros(count)))
 
-    def _model(self, values: Array, kept: Codes, believe: bool = False) -> Model:
-        measured = self.history.measured
+    def _kept(self, count: int, most: int) -> Codes:
+        """Of the first trials, the places of the better and the latest."""
+        if count <= most:
+            return np.arange(count)
+        latest = np.arange(count - most // 2, count)
+        better = self._ranked(count)
+        return np.sort(np.concatenate([better[~np.isin(better, latest)][: most // 2], latest]))
+
+    def _model(self, values: Array, believe: bool = False) -> Model:
+        measured, places = self.history.measured, self.coding.places
         exact = exact_sum(measured, values, self.coding.costs)
         if exact is not None:
             return exact
-        codes, values = measured[kept], values[kept]
+        count = last_fit(len(values))
+        first = self._kept(count, FITTED)
+        tame = drawn_in if believe else np.asarray
+        logs = settings(measured[first], tame(values[:count])[first], places)
+        kept = self._kept(len(values), MOST)
+        codes, values = measured[kept], tame(values)[kept]
         if believe:
-            codes, values = self._with_unmeasured(codes, values)
-        return GaussianProcess(codes, values, self.coding.places)
+            codes, values = self._with_unmeasured(codes, values, logs)
+        return GaussianProcess(codes, values, places, logs)
 
-    def _with_unmeasured(self, codes: Codes, values: Array) -> tuple[Codes, Array]:
+    def _with_unmeasured(self, codes: Codes, values: Array, logs: Array) -> tuple[Codes, Array]:
         """Pruned configurations as poor ones, those that run as what is expected of them."""
         dropped, pending = self.history.dropped[-MOST // 2 :], self.history.pending
         if dropped:
             codes = np.concatenate([codes, np.array(dropped)])
             values = np.concatenate([values, np.full(len(dropped), np.quantile(values, 0.25))])
         if pending:
-            expected, _ = GaussianProcess(codes, values, self.coding.places).predict(
-                np.array(pending)
-            )
+            process = GaussianProcess(codes, values, self.coding.places, logs)
+            expected, _ = process.predict(np.array(pending))
             codes = np.concatenate([codes, np.array(pending)])
             values = np.concatenate([values, expected])
         return codes, values
+
+
+def last_fit(count: int) -> int:
+    """The number of trials, up to this, at which settings were found last.
+
+    They are found from the trials known then and hold for a sixteenth more of them or less, so
+    that a resumed search finds the same.
+    """
+    return count - count % max(1, 2 ** (count.bit_length() - 5))
 
 
 def _one_objective(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,6 +45,7 @@ class Coding:
             for c in space.choices
         ]
         self.places = [rank / max(1, len(rank) - 1) for rank in self.ranks]
+        self._known: dict[int, tuple[FrozenTrial, Code | None]] = {}
 
     def config(self, code: Code) -> Config:
         """The configuration of a code."""
@@ -57,6 +59,15 @@ class Coding:
         if found is None or self.space.canonical is as_it_is:
             return found
         return self._plain(self.space.canonical(self.config(found)))
+
+    def code_of(self, trial: FrozenTrial) -> Code | None:
+        """`code` of a trial; of one that has ended, read once: it changes no more."""
+        known, code = self._known.get(trial.number, (None, None))
+        if known is not trial:
+            code = self.code(trial.params or trial.system_attrs.get("fixed_params", {}))
+            if trial.state.is_finished():
+                self._known[trial.number] = (trial, code)
+        return code
 
     def _plain(self, params: Mapping[str, Any]) -> Code | None:
         found: list[Any] = []
@@ -84,6 +95,12 @@ class Coding:
         if self.space.canonical is as_it_is:
             return plain
         return [self.code(self.config(code)) or code for code in plain]
+
+
+@lru_cache(maxsize=4)
+def coding_of(space: SearchSpace) -> Coding:
+    """The coding of a space, made once."""
+    return Coding(space)
 
 
 def _costs(space: SearchSpace) -> Array | None:
@@ -125,7 +142,7 @@ def read_history(study: Study, coding: Coding, number: int) -> History:
     found = History()
     rows: dict[Code, FrozenTrial] = {}
     for trial in study._get_trials(deepcopy=False, use_cache=True):
-        code = coding.code(trial.params or trial.system_attrs.get("fixed_params", {}))
+        code = coding.code_of(trial)
         outcome = outcome_of(trial)
         if trial.number == number or code is None or outcome in OPEN:
             found.undecided += outcome == "running" and trial.number < number

@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial
 from threadpoolctl import ThreadpoolController
 
 from chop.search.samplers.acquisition import Outlook
-from chop.search.samplers.history import Code, Coding, History, read_history
+from chop.search.samplers.history import Code, Coding, History, coding_of, read_history
 from chop.search.samplers.knapsack import best_sum
 from chop.search.samplers.surrogate import Codes
 from chop.search.space import SearchSpace
@@ -63,7 +63,7 @@ class SensitivitySampler(BaseSampler):
     def __init__(self, space: SearchSpace, seed: int = 0) -> None:
         self.space = space
         self.seed = seed
-        self.coding = Coding(space)
+        self.coding = coding_of(space)
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
@@ -129,27 +129,34 @@ class _Proposal:
 
     def _ranked(self, outlook: Outlook) -> list[Code]:
         """Free configurations, the most promising first."""
-        candidates = self._candidates(outlook)
-        merits = self._merits(outlook, candidates)
-        starts = candidates[np.argsort(-merits, kind="stable")[:CLIMBS]]
-        reached = [self._climb(outlook, start) for start in starts]
-        found = [*reached, *zip(merits.tolist(), map(tuple, candidates.tolist()), strict=True)]
-        found.sort(key=lambda pair: -pair[0])
-        return list(dict.fromkeys(code for merit, code in found if merit > -np.inf))
+        codes, merits = self._candidates(outlook)
+        starts = self._best_free(codes, merits, CLIMBS)
+        reached = [self._climb(outlook, codes[i], float(merits[i])) for i in starts]
+        reached.sort(key=lambda pair: -pair[0])
+        more = self._best_free(codes, merits, self.history.undecided + 1)
+        found = [*(code for _, code in reached), *(tuple(codes[i].tolist()) for i in more)]
+        return list(dict.fromkeys(found))
 
-    def _candidates(self, outlook: Outlook) -> Codes:
-        best = self.history.measured[outlook.ranking()[:PARENTS]]
-        found = [outlook.planned(best_sum), *map(self._neighbours, best)]
-        found += [self._mutants(best), self._strangers(STRANGERS)]
-        return np.unique(np.concatenate(found), axis=0)
+    def _candidates(self, outlook: Outlook) -> tuple[Codes, np.ndarray]:
+        best = self.history.measured[outlook.order[:PARENTS]]
+        found = [outlook.planned(best_sum), self._mutants(best), self._strangers(STRANGERS)]
+        codes = np.concatenate(found)
+        near = [outlook.changed(code) for code in best]
+        return (
+            np.concatenate([codes, *(codes for codes, _ in near)]),
+            np.concatenate([outlook.merits(codes), *(merits for _, merits in near)]),
+        )
 
-    def _neighbours(self, code: Codes) -> Codes:
-        """All that differ from one configuration (D,) in one choice."""
-        counts = self.coding.counts
-        changed = np.repeat(np.arange(len(counts)), counts)
-        near = np.repeat(code[None, :], len(changed), axis=0)
-        near[np.arange(len(changed)), changed] = np.concatenate([np.arange(k) for k in counts])
-        return near[(near != code).any(1)]
+    def _best_free(self, codes: Codes, merits: np.ndarray, count: int) -> list[int]:
+        """The places of the first few that may be proposed, in the order of their merits."""
+        found: dict[Code, int] = {}
+        for i in np.argsort(-merits, kind="stable").tolist():
+            code = tuple(codes[i].tolist())
+            if code not in found and self._is_free(code):
+                found[code] = i
+            if len(found) == count:
+                break
+        return list(found.values())
 
     def _mutants(self, parents: Codes) -> Codes:
         """Some that differ from one of the parents in up to four choices."""
@@ -165,23 +172,38 @@ class _Proposal:
     def _strangers(self, count: int) -> Codes:
         return self.draw.integers(self.coding.counts, size=(count, len(self.coding.counts)))
 
-    def _climb(self, outlook: Outlook, start: Codes) -> tuple[float, Code]:
-        """From a candidate by single changes to one that none of them improves."""
-        code, merit = start, float(self._merits(outlook, start[None, :])[0])
+    def _climb(self, outlook: Outlook, start: Codes, merit: float) -> tuple[float, Code]:
+        """From a candidate by changes that improve it to one that no single change improves.
+
+        Each step takes the best single change, or the best 2, 4, 8 ... together.
+        """
+        code = start
         for _ in range(LONGEST_CLIMB):
-            near = self._neighbours(code)
-            merits = self._merits(outlook, near)
-            if not len(near) or merits.max() <= merit:
+            near, merits = outlook.changed(code)
+            better = near[np.argsort(-merits, kind="stable")[: np.count_nonzero(merits > merit)]]
+            if not len(better):
                 break
-            code, merit = near[merits.argmax()], float(merits.max())
+            joint = self._joined(code, better)
+            near = np.concatenate([near, joint])
+            merits = np.concatenate([merits, outlook.merits(joint)])
+            best = self._best_free(near, merits, 1)
+            if not best or merits[best[0]] <= merit:
+                break
+            code, merit = near[best[0]], float(merits[best[0]])
         return merit, tuple(code.tolist())
 
-    def _merits(self, outlook: Outlook, codes: Codes) -> np.ndarray:
-        merits = outlook.merits(codes)
-        for i, (code, same) in enumerate(zip(codes.tolist(), self.coding.same(codes), strict=True)):
-            if same in self.history.taken or not self.coding.is_possible(tuple(code)):
-                merits[i] = -np.inf
-        return merits
+    def _joined(self, code: Codes, better: Codes) -> Codes:
+        """The first 2, 4, 8 ... of single changes (C, D) made together; of a choice, the first."""
+        changed = (better != code).argmax(1)
+        _, firsts = np.unique(changed, return_index=True)
+        firsts = np.sort(firsts)
+        found = [code[None, :][:0]]
+        for count in 2 ** np.arange(1, len(firsts).bit_length()):
+            taken = firsts[:count]
+            joint = code.copy()
+            joint[changed[taken]] = better[taken, changed[taken]]
+            found.append(joint[None, :])
+        return np.concatenate(found)
 
     def _is_free(self, code: Code) -> bool:
         (same,) = self.coding.same(np.array([code]))

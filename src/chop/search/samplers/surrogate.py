@@ -6,10 +6,12 @@ Shapes: N measured configurations, C candidates, D choices, K options of the cho
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg.lapack import dpotrf, dpotri
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.int64]
@@ -32,6 +34,14 @@ class Model(Protocol):
 
     def predict(self, codes: Codes) -> tuple[Array, Array]:
         """Mean and standard deviation of candidates (C, D): two arrays (C,)."""
+        ...
+
+    def around(self, code: Codes) -> Array:
+        """Means of all that differ from a candidate (D,) in one choice: (D, K)."""
+        ...
+
+    def predict_changed(self, code: Codes, choice: Codes, option: Codes) -> tuple[Array, Array]:
+        """`predict` of candidates that differ from one (D,) in one choice (C,) each."""
         ...
 
     def sums(self) -> tuple[float, Array]:
@@ -58,6 +68,15 @@ class ExactSum:
         total = _sums(self.costs[:, :, None], codes)[:, 0]
         return self.offset + self.slope * total, np.full(len(codes), EXACT * self.scale)
 
+    def around(self, code: Codes) -> Array:
+        """See `Model`."""
+        taken = self.costs[np.arange(len(code)), code]
+        return self.offset + self.slope * (taken.sum() - taken[:, None] + self.costs)
+
+    def predict_changed(self, code: Codes, choice: Codes, option: Codes) -> tuple[Array, Array]:
+        """See `Model`."""
+        return self.around(code)[choice, option], np.full(len(choice), EXACT * self.scale)
+
     def sums(self) -> tuple[float, Array]:
         """See `Model`."""
         return self.offset, self.slope * self.costs
@@ -81,35 +100,68 @@ class GaussianProcess:
         codes: (N, D).
         values: (N,), finite.
         places: per choice, the places of its options on a line from 0 to 1.
+        logs: the logarithms of the settings; None finds those of greatest posterior density.
     """
 
-    def __init__(self, codes: Codes, values: Array, places: Sequence[Array]) -> None:
+    def __init__(
+        self, codes: Codes, values: Array, places: Sequence[Array], logs: Array | None = None
+    ) -> None:
         self.mean = float(values.mean())
         self.std = float(values.std()) or 1.0
         targets = (values - self.mean) / self.std
         apart = _distances(places)
         taken = _one_hot(codes, apart.shape[1])
-        self.logs = _most_likely(apart, taken, targets)
+        self.logs = _most_likely(apart, taken, targets) if logs is None else logs
         covariance = Covariance(apart, taken, self.logs)
         self.inverse = np.linalg.inv(covariance.matrix)
         self.weights = self.inverse @ targets
-        self.near, self.variance = covariance.near_size, covariance.variance
-        # Covariance with the N measured ones, by choice and option: (D, K, N).
-        self.additive = covariance.additive @ taken.transpose(1, 2, 0)
-        self.exponent = covariance.exponent @ taken.transpose(1, 2, 0)
+        self.variance = covariance.variance
+        self.smooth = self.mean + self.std * (targets - covariance.nugget * self.weights)
+        # Covariance with the N measured ones, by choice and option: terms and factors (D, K, N).
+        self.terms = covariance.additive @ taken.transpose(1, 2, 0)
+        self.factors = np.exp(covariance.exponent @ taken.transpose(1, 2, 0))
+        self.near = covariance.near_size
+        self.constant, self.worth = self.sums()
 
     def predict(self, codes: Codes) -> tuple[Array, Array]:
         """See `Model`; the deviation holds for configurations that were not measured."""
-        cross = CONSTANT + _sums(self.additive, codes)
-        cross += self.near * np.exp(_sums(self.exponent, codes))
-        explained = np.einsum("cn,cn->c", cross @ self.inverse, cross)
-        deviation = np.sqrt(np.maximum(self.variance - explained, 1e-12))
-        return self.mean + self.std * (cross @ self.weights), self.std * deviation
+        return self._posterior(*self._parts(codes))
+
+    def around(self, code: Codes) -> Array:
+        """See `Model`."""
+        (_,), (near,) = self._parts(code[None, :])
+        choices = np.arange(len(code))
+        factors = near * self.weights / self.factors[choices, code]
+        taken = self.worth[choices, code]
+        means = np.matmul(self.factors, factors[:, :, None])[:, :, 0] * self.std
+        return means + self.constant + taken.sum() - taken[:, None] + self.worth
+
+    def predict_changed(self, code: Codes, choice: Codes, option: Codes) -> tuple[Array, Array]:
+        """See `Model`."""
+        added, near = self._parts(code[None, :])
+        added = added + self.terms[choice, option] - self.terms[choice, code[choice]]
+        near = near * self.factors[choice, option] / self.factors[choice, code[choice]]
+        return self._posterior(added, near)
 
     def sums(self) -> tuple[float, Array]:
         """See `Model`: the posterior mean of the additive part."""
         constant = self.mean + self.std * CONSTANT * float(self.weights.sum())
-        return constant, self.std * (self.additive @ self.weights)
+        return constant, self.std * (self.terms @ self.weights)
+
+    def _parts(self, codes: Codes) -> tuple[Array, Array]:
+        """Covariance with the measured ones: the additive part and the other, (C, N) each."""
+        added, near = np.zeros((2, len(codes), len(self.weights)))
+        near += self.near
+        for terms, factors, taken in zip(self.terms, self.factors, codes.T, strict=True):
+            added += terms[taken]
+            near *= factors[taken]
+        return added, near
+
+    def _posterior(self, added: Array, near: Array) -> tuple[Array, Array]:
+        cross = CONSTANT + added + near
+        explained = np.einsum("cn,cn->c", cross @ self.inverse, cross)
+        deviation = np.sqrt(np.maximum(self.variance - explained, 1e-12))
+        return self.mean + self.std * (cross @ self.weights), self.std * deviation
 
 
 class Covariance:
@@ -145,8 +197,9 @@ class Covariance:
 
     def loss(self, targets: Array) -> tuple[float, Array]:
         """Minus the log likelihood, up to a constant, and its gradient by `logs`."""
-        factor = np.linalg.cholesky(self.matrix)
-        inverse = np.linalg.inv(self.matrix)
+        factor, _ = dpotrf(self.matrix, lower=True, clean=True)
+        inverse, _ = dpotri(factor, lower=True)
+        inverse = np.tril(inverse) + np.tril(inverse, -1).T
         weights = inverse @ targets
         value = 0.5 * float(targets @ weights) + float(np.log(np.diag(factor)).sum())
         slope = 0.5 * (inverse - np.outer(weights, weights))
@@ -191,6 +244,22 @@ def _most_likely(apart: Array, taken: Array, targets: Array) -> Array:
     bounds = list(zip(centre - REACH * spread, centre + REACH * spread, strict=True))
     options = {"maxiter": ITERATIONS, "ftol": TOLERANCE}
     return minimize(loss, centre, jac=True, bounds=bounds, options=options, method="L-BFGS-B").x
+
+
+@lru_cache(maxsize=64)
+def _settings(codes: bytes, values: bytes, places: tuple[tuple[float, ...], ...]) -> Array:
+    lines = [np.array(line) for line in places]
+    found = np.frombuffer(codes, dtype=np.int64).reshape(-1, len(lines))
+    return GaussianProcess(found, np.frombuffer(values), lines).logs
+
+
+def settings(codes: Codes, values: Array, places: Sequence[Array]) -> Array:
+    """The settings of the process of these trials: found once, kept by the trials themselves.
+
+    Args: see `GaussianProcess`.
+    """
+    lines = tuple(tuple(line.tolist()) for line in places)
+    return _settings(codes.astype(np.int64).tobytes(), values.astype(float).tobytes(), lines)
 
 
 def exact_sum(codes: Codes, values: Array, costs: Array | None) -> ExactSum | None:
