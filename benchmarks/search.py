@@ -1,132 +1,208 @@
-"""How much of what there is to gain each sampler finds, on problems that were measured completely.
+"""How much of what there is to gain each sampler finds, on problems whose optimum is known.
 
 Every sampler goes through `chop.search.Search`, which measures no configuration twice: what a
 sampler proposes again is answered from memory and not charged. Probes of our sampler are charged.
-The mean over seeds of the best so far, in percent of the optimum's gain over the baseline.
+The synthetic problems and the NK landscape are drawn anew for each seed. Each run is a file of its
+own in the folder, so that what was cut goes on where it was.
 
-python benchmarks/search.py [--seeds 20] [--only precision] [--samplers sensitivity tpe]
-    [--folder runs/search] [--json runs/search/gains.json]
+python benchmarks/search.py [--seeds 10] [--only traps] [--samplers sensitivity tpe]
+    [--folder runs/search]        runs what is not there yet, and prints the tables
+python benchmarks/search.py --cost        CPU seconds of a suggestion at 1,000 trials
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
+import os
 import statistics
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import torch
-from search_tables import Table, architecture_table, landscape_table, precision_tables
+from search_problems import PROBLEMS, Problem, chain, code_of, space_of
+from search_tables import architecture_table, landscape_table, precision_tables
 
 from chop.files import write_text
 from chop.search import Search
-from chop.search.result import Result
-from chop.tables import markdown_table
+from chop.search.choosers import Problem as Asked
+from chop.search.choosers import sampler_row
+from chop.tables import markdown_table, print_table
 
-AT = (25, 50, 100)
-NEAR = 99.0
-"""Percent of the optimum's gain that counts as having found it."""
-
-
-class PlainLocalSearch(optuna.samplers.RandomSampler):
-    """Changes one or two choices of one of the best four trials, after eight random ones."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self.random = random.Random(seed)
-
-    def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
-        """All choices are decided together."""
-        return optuna.search_space.intersection_search_space(study.get_trials(deepcopy=False))
-
-    def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
-        """A mutant; trials beyond the budgets come after those within."""
-        done = [t for t in study.get_trials(deepcopy=False) if t.state.name == "COMPLETE"]
-        if len(done) < 8:
-            return {}
-        done.sort(key=lambda t: (max([0.0, *t.constraints.values()]), -t.value))
-        params = dict(self.random.choice(done[:4]).params)
-        for name in self.random.sample(sorted(params), self.random.choice((1, 2))):
-            params[name] = self.random.choice(search_space[name].choices)
-        return params
+AT = (25, 50, 100, 200)
+DISTANT = 1000
+"""Seeds of reported instances begin here; those that the sampler was tuned on lie below."""
+COSTS = (44, 100, 200)
+TRIALS, OPTIONS, ASKED = 1000, 7, 15
 
 
-SAMPLERS = ("sensitivity", "tpe", "nsga2", "cmaes", "random", "local search")
+def _tpe_joint(seed: int) -> optuna.samplers.BaseSampler:
+    return optuna.samplers.TPESampler(multivariate=True, group=True, seed=seed)
 
 
-def run(table: Table, sampler: str, seed: int) -> tuple[Result, float]:
-    """One search, and the seconds it took."""
-    chosen: Any = PlainLocalSearch(seed) if sampler == "local search" else sampler
-    begin = time.perf_counter()
+SAMPLERS: Mapping[str, str | Callable[[int], Any]] = {
+    "sensitivity": "sensitivity",
+    "tpe": "tpe",
+    "tpe, multivariate": _tpe_joint,
+    "gp": "gp",
+    "cmaes": "cmaes",
+    "nsga2": "nsga2",
+    "random": "random",
+}
+
+
+@cache
+def _tables(folder: Path) -> dict[str, Problem]:
+    found = [*precision_tables(folder), architecture_table(folder)]
+    return {problem.name: problem for problem in found}
+
+
+def problems(folder: Path) -> dict[str, Callable[[int], Problem]]:
+    """Every problem by name: seed -> instance."""
+    names = ("precision, score", "precision, budget", "architectures")
+    measured = {name: lambda seed, name=name: _tables(folder)[name] for name in names}
+    return {**PROBLEMS, "NK landscape": landscape_table, **measured}
+
+
+def run(problem: Problem, sampler: str, seed: int) -> dict[str, Any]:
+    """One search: its curve, CPU seconds per trial, and the share of known proposals."""
+    chosen = SAMPLERS[sampler]
     search = Search(
-        table.space, table.measure, table.goals, sampler=chosen, storage="memory", seed=seed
+        problem.space,
+        problem.measure,
+        problem.goals,
+        sampler=chosen if isinstance(chosen, str) else chosen(seed),
+        storage="memory",
+        seed=seed,
     )
+    begin = time.process_time()
     result = search.run(until=max(AT), progress=False)
-    return result, time.perf_counter() - begin
-
-
-def row_of(table: Table, sampler: str, seeds: int) -> dict[str, Any]:
-    """A sampler's gains over all seeds."""
-    curves, repeated, seconds = [], [], []
-    for seed in range(seeds):
-        result, took = run(table, sampler, seed)
-        curves.append(_curve(table, result))
-        repeated.append(100 * result.counts.get("cached", 0) / len(result.trials))
-        seconds.append(took)
-    gains: dict[str, Any] = {}
-    for at in AT:
-        values = [curve[at - 1] for curve in curves]
-        error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-        gains[f"{at} trials"] = f"{statistics.mean(values):.1f} ± {error:.1f}"
     return {
-        "sampler": sampler,
-        **gains,
-        f"found {NEAR:g} %": f"{sum(curve[-1] >= NEAR for curve in curves)} of {seeds}",
-        "proposed again, %": f"{statistics.mean(repeated):.0f}",
-        "ms per trial": f"{1000 * statistics.median(seconds) / max(AT):.0f}",
-        "curves": curves,
+        "curve": problem.curve(result.measured, max(AT)),
+        "seconds": (time.process_time() - begin) / max(AT),
+        "repeated": result.counts.get("cached", 0) / len(result.trials),
     }
 
 
-def _curve(table: Table, result: Result) -> list[float]:
-    """The best gain after each measured configuration; 0 before one keeps to the budgets."""
-    told = dict(result.best_so_far())
-    curve = [table.gain(told[count]) if count in told else 0.0 for count in range(1, max(AT) + 1)]
-    last = curve[len(result.measured) - 1]
-    return [last if count > len(result.measured) else gain for count, gain in enumerate(curve, 1)]
+def run_missing(folder: Path, name: str, sampler: str, seed: int) -> None:
+    """Runs a search unless its file is there; CMA-ES takes one objective only."""
+    path = _path(folder, name, sampler, seed)
+    problem = problems(folder)[name](DISTANT + seed)
+    if not path.is_file() and not (sampler == "cmaes" and problem.volume is not None):
+        write_text(path, json.dumps(run(problem, sampler, seed)))
 
 
-def tables(folder: Path, only: str) -> Sequence[Table]:
-    """The problems whose name contains `only`."""
-    found = [*precision_tables(folder), architecture_table(folder), landscape_table()]
-    return [table for table in found if only in table.name]
+def _path(folder: Path, name: str, sampler: str, seed: int) -> Path:
+    parts = f"{name}__{sampler}__{seed}".replace(", ", "-").replace(" ", "-")
+    return folder / "curves" / f"{parts}.json"
+
+
+def rows_of(folder: Path, name: str) -> Iterator[dict[str, Any]]:
+    """A row for each sampler: mean gains and standard errors over the runs that are there."""
+    for sampler in SAMPLERS:
+        paths = (_path(folder, name, sampler, seed) for seed in range(1000))
+        runs = [json.loads(path.read_text()) for path in paths if path.is_file()]
+        if not runs:
+            continue
+        row: dict[str, Any] = {"sampler": sampler}
+        for at in AT:
+            gains = [run["curve"][at - 1] for run in runs]
+            error = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
+            row[f"{at} trials"] = f"{statistics.mean(gains):.1f} ± {error:.1f}"
+        row["proposed again, %"] = f"{100 * statistics.mean(run['repeated'] for run in runs):.0f}"
+        row["CPU ms per trial"] = f"{1000 * statistics.median(run['seconds'] for run in runs):.0f}"
+        yield {**row, "seeds": len(runs)}
+
+
+def cost(samplers: Sequence[str]) -> list[dict[str, Any]]:
+    """CPU seconds of one suggestion after 1,000 trials: median and most of some in a row.
+
+    The trials are good ones with a few changed choices, as those of a search are. The first
+    suggestion of a process is told apart: it loads libraries and reads all trials.
+    """
+    rows = []
+    for count in COSTS:
+        space = space_of([OPTIONS] * count)
+        for sampler in samplers:
+            spent = _suggestions(space, sampler)
+            rows.append(
+                {
+                    "choices": count,
+                    "sampler": sampler,
+                    "median": statistics.median(spent[1:]),
+                    "most": max(spent[1:]),
+                    "first": spent[0],
+                }
+            )
+    return rows
+
+
+def _suggestions(space: Any, sampler: str) -> list[float]:
+    draw = np.random.default_rng(0)
+    counts = [OPTIONS] * len(space.choices)
+    value, _ = chain(draw, len(counts), OPTIONS, own=2.0)
+    study = optuna.create_study(direction="maximize")
+    best, highest = draw.integers(counts), -np.inf
+    row, spent = sampler_row(sampler), []
+    for number in range(TRIALS):
+        changed = draw.random(len(counts)) < draw.choice([0.03, 0.1, 0.3, 1.0])
+        code = np.where(changed, draw.integers(counts), best)
+        if number < 3:  # the probes of `sensitivity`
+            code = np.full(len(counts), (0, OPTIONS - 1, OPTIONS // 2)[number])
+        if value(code) > highest:
+            best, highest = code, value(code)
+        config = {c.name: c.texts[k] for c, k in zip(space.choices, code, strict=True)}
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=space.to_params(config, row.spelling),
+                distributions=space.distributions(row.spelling),
+                value=value(code),
+                user_attrs={"outcome": "measured"},
+            )
+        )
+    for number in range(ASKED):
+        begin = time.process_time()
+        study.sampler = row.make(Asked(space, number))
+        trial = study.ask()
+        config = space.suggest(trial, row.spelling)
+        spent.append(time.process_time() - begin)
+        study.tell(trial, value(code_of(space, config)))
+    return spent
 
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--only", default="", help="part of a problem's name")
-    parser.add_argument("--samplers", nargs="+", default=SAMPLERS)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--only", nargs="+", help="problems; all by default")
+    parser.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=[*SAMPLERS])
     parser.add_argument("--folder", type=Path, default=Path("runs/search"))
-    parser.add_argument("--json", type=Path, help="writes every curve there")
+    parser.add_argument("--cost", action="store_true", help="what a suggestion costs")
     options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-    every = {}
-    for table in tables(options.folder, options.only):
-        print(f"\n{table.name}: {table.space.size} configurations\n")
-        rows = [row_of(table, sampler, options.seeds) for sampler in options.samplers]
-        every[table.name] = {row["sampler"]: row.pop("curves") for row in rows}
-        print(markdown_table(rows), flush=True)
-    if options.json is not None:
-        write_text(options.json, json.dumps(every))
+    if options.cost:
+        print_table("CPU seconds of a suggestion at 1,000 trials", cost(options.samplers))
+        return
+    chosen = options.only or list(problems(options.folder))
+    for seed in range(options.first, options.seeds):
+        for name in chosen:
+            for sampler in options.samplers:
+                run_missing(options.folder, name, sampler, seed)
+    for name in chosen:
+        print(f"\n**{name}**\n")
+        print(markdown_table(list(rows_of(options.folder, name))), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,7 @@ Each table is computed once, in minutes on one core, and kept on disk.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from search_problems import Problem, space_of
 from torch import Tensor, nn
 
 from chop.data import load_dataset
@@ -39,46 +38,31 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 EPOCHS, BATCH = 4, 128
 
 
-@dataclass(frozen=True)
-class Table:
-    """A search problem with every answer.
+def _looked_up(
+    name: str,
+    space: SearchSpace,
+    goals: tuple[Goal, ...],
+    numbers: Mapping[str, NDArray[np.float64]],
+    baseline: tuple[int, ...] | None = None,
+) -> Problem:
+    """A problem from each goal's value at the place of every choice's option.
 
-    Attributes:
-        name: what it is.
-        space: what may be chosen.
-        goals: one objective to maximise, and perhaps a budget.
-        numbers: each goal's value at the place of every choice's option.
-        baseline: the configuration that gains are counted from; None: the table's median.
+    Gains count from a configuration, or where there is none from the table's median.
     """
 
-    name: str
-    space: SearchSpace
-    goals: tuple[Goal, ...]
-    numbers: dict[str, NDArray[np.float64]]
-    baseline: tuple[int, ...] | None = None
+    def measure(config: Config, report: Any) -> dict[str, float]:
+        at = tuple(c.texts.index(config[c.name]) for c in space.choices)
+        return {goal.name: float(numbers[goal.name][at]) for goal in goals}
 
-    def measure(self, config: Config, report: Callable[[int, float], None]) -> dict[str, float]:
-        """Looks the configuration up."""
-        at = tuple(c.texts.index(config[c.name]) for c in self.space.choices)
-        return {name: float(values[at]) for name, values in self.numbers.items()}
-
-    @cached_property
-    def ends(self) -> tuple[float, float]:
-        """The objective of the baseline, and the best one within the budgets."""
-        objective = self.numbers[self.goals[0].name]
-        within = np.ones(objective.shape, dtype=bool)
-        for goal in self.goals[1:]:
-            within &= np.vectorize(goal.excess)(self.numbers[goal.name]) <= 0
-        start = np.median(objective) if self.baseline is None else objective[self.baseline]
-        return float(start), float(objective[within].max())
-
-    def gain(self, value: float) -> float:
-        """In percent of the optimum's gain over the baseline."""
-        start, best = self.ends
-        return 100 * (value - start) / (best - start)
+    objective = numbers[goals[0].name]
+    within = np.ones(objective.shape, dtype=bool)
+    for goal in goals[1:]:
+        within &= np.vectorize(goal.excess)(numbers[goal.name]) <= 0
+    start = np.median(objective) if baseline is None else objective[baseline]
+    return Problem(name, space, goals, measure, (float(start), float(objective[within].max())))
 
 
-def precision_tables(folder: Path, seed: int = 0) -> list[Table]:
+def precision_tables(folder: Path, seed: int = 0) -> list[Problem]:
     """4, 6 or 8 bits for each layer of an MLP on digits: 3^10 configurations.
 
     Weights and inputs of a layer share the width; fractions are calibrated (least squared error),
@@ -100,22 +84,22 @@ def precision_tables(folder: Path, seed: int = 0) -> list[Table]:
     space = SearchSpace(choices)
     budget = (Goal("accuracy"), Goal("bits", "minimize", budget=BUDGET_BITS))
     return [
-        Table("precision, score", space, (Goal("score"),), numbers, (2,) * LAYERS),
-        Table("precision, budget", space, budget, numbers, (0,) * LAYERS),
+        _looked_up("precision, score", space, (Goal("score"),), numbers, (2,) * LAYERS),
+        _looked_up("precision, budget", space, budget, numbers, (0,) * LAYERS),
     ]
 
 
-def architecture_table(folder: Path) -> Table:
+def architecture_table(folder: Path) -> Problem:
     """Accuracy on digits of 1,536 architectures and learning rates after four epochs.
 
     Options without an order, no costs, strong interactions; gains counted from the median.
     """
     accuracy = _kept(folder / "architectures.npz", _measure_architectures)["accuracy"]
     space = SearchSpace(tuple(Choice(name, options) for name, options in ARCHITECTURES.items()))
-    return Table("architectures", space, (Goal("accuracy"),), {"accuracy": accuracy})
+    return _looked_up("architectures", space, (Goal("accuracy"),), {"accuracy": accuracy})
 
 
-def landscape_table(seed: int = 0, count: int = 8, options: int = 4, partners: int = 2) -> Table:
+def landscape_table(seed: int = 0, count: int = 8, options: int = 4, partners: int = 2) -> Problem:
     """Kauffman's NK landscape: each choice's worth is drawn anew for every combination with two
     others, so that neither order nor additive effects help. Gains counted from the median.
 
@@ -127,9 +111,9 @@ def landscape_table(seed: int = 0, count: int = 8, options: int = 4, partners: i
     for i in range(count):
         others = draw.choice([j for j in range(count) if j != i], partners, replace=False)
         score += draw.random((options,) * (partners + 1))[tuple(places[[i, *others]])] / count
-    texts = {str(k): k for k in range(options)}
-    space = SearchSpace(tuple(Choice(f"gene{i}", texts) for i in range(count)))
-    return Table("NK landscape", space, (Goal("score"),), {"score": score})
+    return _looked_up(
+        "NK landscape", space_of([options] * count), (Goal("score"),), {"score": score}
+    )
 
 
 def _kept(path: Path, make: Callable[[], dict[str, NDArray]]) -> dict[str, NDArray]:
