@@ -1,11 +1,17 @@
-"""What all figures share: the same bytes each time."""
+"""What all figures share: the same bytes each time, legends off the curves, nothing cut."""
 
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from chop.report.plots import Curve, plot_accuracy
+from chop.report.search_plots import Cloud, plot_best_so_far, plot_front
 
 EVERY_PLOT = Path(__file__).with_name("every_plot.py")
 
@@ -31,3 +37,147 @@ def test_a_figure_that_is_drawn_again_has_the_same_bytes(twice):
 def test_no_figure_says_when_it_was_drawn(twice):
     for name, content in twice[0].items():
         assert b"date>" not in content and b"CreationDate" not in content, name
+
+
+NAMES = ("sensitivity", "tpe", "random", "grid", "nsga2", "cmaes", "gp", "own")
+LONG = "model=./some/where/far/away/model-{}, budgets.bits=4, compression=compress-train"
+SHAPES = {
+    "one trial": {"tpe": [[(1, 0.95)]]},
+    "two trials": {"tpe": [[(1, 0.1), (2, 0.96)]]},
+    "200 trials": {"tpe": [[(i, 1 - 0.9 / i) for i in range(1, 201)]]},
+    "falling": {"tpe": [[(i, 1 / i) for i in range(1, 41)]]},
+    "eight with seeds": {
+        name: [[(i, 1 - 0.9 / (i + k + seed)) for i in range(1, 41)] for seed in range(3)]
+        for k, name in enumerate(NAMES)
+    },
+    "long labels": {LONG.format(k) * (k + 1): [[(1, 0.5), (9, 0.6 + k / 10)]] for k in range(4)},
+    "all equal": {name: [[(i, 0.95) for i in range(1, 9)]] for name in NAMES[:2]},
+    "not finite": {
+        "tpe": [[(1, math.inf), (2, math.nan), (3, 0.4), (4, 0.5)]],
+        "gp": [[(1, -math.inf)]],
+    },
+    "collapse": {"tpe": [[(1, 0.1), *((i, 0.9 + i / 500) for i in range(2, 40))]]},
+}
+FRONTS = {
+    "one point": [(4.0, 0.9)],
+    "a line": [(x / 4, 0.9 + x / 400) for x in range(8, 33)],
+    "not finite": [(math.nan, 0.5), (4.0, math.inf)],
+    "a collapse": [(2.0, 0.1), *((x / 4, 0.9 + x / 400) for x in range(8, 33))],
+}
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The figures that are saved, laid out."""
+    figures = []
+
+    def keep(figure, path):
+        FigureCanvasAgg(figure).draw()
+        figures.append(figure)
+        return path
+
+    for module in ("plots", "search_plots"):
+        monkeypatch.setattr(f"chop.report.{module}.save_figure", keep)
+    return figures
+
+
+def check_layout(figure):
+    """The legend meets no panel and so no curve; no text is cut; ticks of trials are whole."""
+    renderer = figure.canvas.get_renderer()
+    (legend,) = figure.legends
+    box = legend.get_window_extent(renderer)
+    page = figure.bbox.padded(1)
+    parts = [*figure.axes, *figure.texts, *legend.get_texts()]
+    for part in parts:
+        shown = part.get_tightbbox(renderer)  # of a panel: with its labels and ticks
+        assert page.x0 <= shown.x0 <= shown.x1 <= page.x1, part
+        assert page.y0 <= shown.y0 <= shown.y1 <= page.y1, part
+    for axes in figure.axes:
+        assert not box.overlaps(axes.get_tightbbox(renderer))
+        width, height = (axes.bbox.size / figure.dpi).tolist()
+        assert width > 2 and height > 2
+        for line in axes.lines:
+            points = line.get_transform().transform(np.column_stack(line.get_data()))
+            assert not any(box.contains(x, y) for x, y in points[np.isfinite(points).all(1)])
+            if line.get_drawstyle() == "steps-post":
+                ticks = [tick for tick in axes.get_xticks() if axes.get_xlim()[0] <= tick]
+                assert ticks and all(tick == int(tick) for tick in ticks)
+
+
+@pytest.mark.parametrize("percent", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_legend_is_off_the_curves_and_nothing_is_cut(seen, shape, percent):
+    title = f"{shape}: a title that is longer than the figure is wide, with $x$ and /a/path" * 2
+    told = {"ylabel": "best accuracy so far", "title": title, "percent": percent}
+    plot_best_so_far("x.svg", SHAPES[shape], **told, baselines={"float": 0.9611, "chance": 0.1})
+    (figure,) = seen
+    check_layout(figure)
+    named = [t.get_text().replace("\n", " ") for t in figure.legends[0].get_texts()]
+    drawn = [label for label, runs in SHAPES[shape].items() if label != "gp" or len(runs[0]) > 1]
+    assert [name.replace(" ", "") for name in named[:-2]] == [d.replace(" ", "") for d in drawn]
+    assert named[-2].startswith("float (") and named[-1].startswith("chance (")
+
+
+@pytest.mark.parametrize("panels", [1, 2, 3])
+@pytest.mark.parametrize("shape", FRONTS)
+def test_fronts_are_laid_out_with_each_budget_named(seen, shape, panels):
+    points = FRONTS[shape]
+    clouds = [Cloud(f"cost {i}", points, points[-1:], 4.0 + i) for i in range(panels)]
+    plot_front("x.svg", clouds, ylabel="accuracy", title="vit on digits")
+    check_layout(seen[0])
+    named = [text.get_text() for text in seen[0].legends[0].get_texts()]
+    assert named == ["measured", "front", *(f"budget: cost {i} {4 + i}" for i in range(panels))]
+
+
+def test_sweeps_are_laid_out(seen):
+    curves = [Curve(name, [(w, 0.94 + w / 200) for w in (2, 4, 8)]) for name in NAMES]
+    lines = {"float": 0.9611, "chance": 0.1}
+    plot_accuracy("x.svg", curves, lines, xlabel="bits", title="T", ticks=[2, 4, 8])
+    check_layout(seen[0])
+    low, high = seen[0].axes[0].get_ylim()
+    assert 94 < low < 95 and 98 < high < 99
+    assert seen[0].legends[0].get_texts()[-1].get_text() == "chance (10.00 %, off the axis)"
+
+
+def test_every_curve_reaches_the_last_trial_that_it_measured(seen):
+    curves = {"tpe": [[(1, 0.5), (40, 0.9)]], "random": [[(1, 0.5), (2, 0.6), (25, 0.6)]]}
+    plot_best_so_far("x.svg", curves, ylabel="accuracy", title="T")
+    lines = seen[0].axes[0].lines
+    assert [line.get_xdata()[-1] for line in lines] == [40, 25]
+    assert [line.get_ydata()[-1] for line in lines] == [90, 60]
+    # A marker at the end, so that what the last trial found is seen.
+    assert [line.get_markevery()[-1] for line in lines] == [39, 24]
+
+
+def test_divergences_are_logarithmic_and_shares_never(seen):
+    curves = {"tpe": [[(1, 0.9), (2, 0.02), (3, 0.001)]]}
+    for percent in (False, True):
+        plot_best_so_far("x.svg", curves, ylabel="kl", title="T", percent=percent)
+    zero = {"tpe": [[(1, 0.9), (2, 0.02), (3, 0.0)]]}
+    plot_best_so_far("x.svg", zero, ylabel="kl", title="T", percent=False)
+    close = {"tpe": [[(1, 0.9), (2, 0.3)]]}
+    plot_best_so_far("x.svg", close, ylabel="kl", title="T", percent=False)
+    kinds = [figure.axes[0].get_yscale() for figure in seen]
+    assert kinds == ["log", "linear", "symlog", "linear"]
+    for figure in seen:  # the whole curve is on the axis
+        low, high = figure.axes[0].get_ylim()
+        assert all(low < y < high for y in figure.axes[0].lines[0].get_ydata())
+
+
+def test_a_collapse_at_the_start_is_cut_off_and_told(seen):
+    plot_best_so_far("x.svg", SHAPES["collapse"], ylabel="accuracy", title="T")
+    axes = seen[0].axes[0]
+    low, high = axes.get_ylim()
+    assert 89 < low < 90.4 and 97.8 < high < 99
+    assert axes.get_ylabel() == "accuracy (%)\ndown to 10 % below the axis"
+
+
+def test_seeds_are_a_band_that_the_axis_explains(seen):
+    runs = [[(1, 0.5), (2, 0.7)], [(1, 0.4), (2, 0.6)], [(1, 0.45), (2, 0.9)]]
+    plot_best_so_far("x.svg", {"tpe": runs}, ylabel="accuracy", title="T")
+    axes = seen[0].axes[0]
+    assert axes.get_ylabel() == "accuracy (%)\nmedian and range of the seeds"
+    assert axes.lines[0].get_ydata().tolist() == [45, 70]
+    (band,) = axes.collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == (40, 90)

@@ -27,7 +27,9 @@ def test_best_so_far_is_drawn_per_sampler(tmp_path):
     )
     text = path.read_text()
     ElementTree.fromstring(text)
-    assert "<!-- tpe -->" in text and "<!-- random -->" in text and "<!-- float -->" in text
+    assert (
+        "<!-- tpe -->" in text and "<!-- random -->" in text and "<!-- float (90.00 %) -->" in text
+    )
     assert "<!-- gp -->" not in text and "<!-- accuracy (%) -->" in text
     bits = plot_best_so_far(
         tmp_path / "bits.svg", {"tpe": [[(1, 4.0)]]}, ylabel="bits", title="", percent=False
@@ -46,7 +48,7 @@ def test_a_front_has_a_panel_for_each_number(tmp_path):
     clouds = [Cloud("bits", points, points[:2], 5.0), Cloud("bytes", points, points[:2])]
     text = plot_front(tmp_path / "front.svg", clouds, ylabel="accuracy", title="Lab").read_text()
     ElementTree.fromstring(text)
-    for label in ("bits", "bytes", "front", "budget", "accuracy (%)", "Lab"):
+    for label in ("bits", "bytes", "front", "budget: bits 5", "accuracy (%)", "Lab"):
         assert f"<!-- {label} -->" in text
     assert text.count("<!-- front -->") == 1 and "nan" not in text.lower()
     with pytest.raises(ConfigError, match="at least one number"):
@@ -59,5 +61,8 @@ def test_importances_are_drawn_in_order(tmp_path):
     ElementTree.fromstring(text)
     assert text.index("<!-- fc1 -->") < text.index("<!-- fc0 -->")
     assert "<!-- importance (%) -->" in text
+    many = {f"choice {i}": 1 / 40 for i in range(40)}
+    text = plot_importances(tmp_path / "many.svg", many, title="Lab").read_text()
+    assert "<!-- 11 others together -->" in text and "<!-- choice 29 -->" not in text
     with pytest.raises(ConfigError, match="at least one choice"):
         plot_importances(tmp_path / "none.svg", {}, title="")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from chop.errors import ConfigError
-from chop.report.figures import save_figure
+from chop.report.figures import PALETTE, WIDTH, new_figure, plain, save_figure
 
 
 class Ratio(Protocol):
@@ -47,23 +47,21 @@ def plot_ratios(path: str | Path, variants: Iterable[Timed], title: str) -> Path
     Raises:
         ConfigError: there is none.
     """
-    from matplotlib.figure import Figure
-
     drawn = list(variants)
     if not drawn:
         raise ConfigError("plot_ratios: expected at least one variant.")
-    figure = Figure(figsize=(6.4, 1.4 + 0.4 * len(drawn)), layout="constrained")
+    figure = new_figure(title, WIDTH, 1.4 + 0.4 * len(drawn))
     axes = figure.subplots()
     for place, variant in enumerate(drawn):
         ratio = variant.ratio
-        filled = "none" if ratio.spans_one else "C0"
-        axes.barh(place, ratio.median, color=filled, edgecolor="C0", height=0.6)
+        filled = "none" if ratio.spans_one else PALETTE[0]
+        axes.barh(place, ratio.median, color=filled, edgecolor=PALETTE[0], height=0.6)
         if ratio.is_known:
             ends = [[ratio.median - ratio.low], [ratio.high - ratio.median]]
             axes.errorbar(ratio.median, place, xerr=ends, color="black", capsize=4)
     axes.axvline(1, color="black", linestyle="--", linewidth=1)
-    axes.set_yticks(range(len(drawn)), [variant.name for variant in drawn])
+    axes.set_yticks(range(len(drawn)), [plain(variant.name) for variant in drawn])
     axes.invert_yaxis()
-    axes.set(xlabel="times as fast as the baseline", title=title)
+    axes.set(xlabel="times as fast as the baseline")
     axes.grid(alpha=0.3, axis="x")
     return save_figure(figure, Path(path))

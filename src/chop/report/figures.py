@@ -1,16 +1,32 @@
-"""What all figures share: how they are saved."""
+"""What all figures share: colours, a title and a legend that are never cut, and how they are saved.
+
+Colours: Okabe and Ito, Color Universal Design, 2008: told apart by people of any colour vision.
+Yellow, which is faint on white, is left out; black is for baselines and budgets.
+"""
 
 from __future__ import annotations
 
+import math
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chop.files import replacing
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
+WIDTH, HEIGHT = 6.4, 4.0
+"""Inches of a figure of one panel, without its legend."""
 DOTS_PER_INCH = 160
+TITLE_POINTS, LEGEND_POINTS = 11, 9
+HANDLE_INCHES = 0.7
+"""What a legend's entry takes beside its text."""
+LINE_INCHES = 0.19
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+MARKERS = "osD^vP*X"
 HASH_SALT = "chop"
 UNDATED = {
     "svg": {"Date": None, "Creator": None},
@@ -18,6 +34,89 @@ UNDATED = {
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
 """Kind of file -> what matplotlib would write into it of the moment and of itself."""
+
+
+def new_figure(title: str, width: float = WIDTH, height: float = HEIGHT) -> Figure:
+    """A figure with a title that is broken into lines where it is longer than the figure is wide.
+
+    Args:
+        title: above all panels; "" for none.
+        width: inches.
+        height: inches without the title's further lines.
+    """
+    from matplotlib.figure import Figure
+
+    lines = wrapped(title, width - 0.3, TITLE_POINTS)
+    height += LINE_INCHES * (len(lines) - 1)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    if lines:
+        figure.suptitle("\n".join(map(plain, lines)), fontsize=TITLE_POINTS)
+    return figure
+
+
+def add_legend(figure: Figure, entries: Sequence[tuple[Artist, str]]) -> None:
+    """A legend below the panels, where no curve is; the figure grows by its height.
+
+    Args:
+        figure: from `new_figure`.
+        entries: what is drawn, and its label; long labels are broken into lines.
+    """
+    width, height = figure.get_size_inches()
+    room = width - 0.3
+    texts = [wrapped(label, room - HANDLE_INCHES, LEGEND_POINTS) for _, label in entries]
+    widest = max(text_inches(line, LEGEND_POINTS) for lines in texts for line in lines)
+    columns = min(len(entries), max(1, int(room / (widest + HANDLE_INCHES))))
+    rows = math.ceil(len(entries) / columns) * max(map(len, texts))
+    figure.set_size_inches(width, height + LINE_INCHES * rows + 0.1)
+    figure.legend(
+        [drawn for drawn, _ in entries],
+        ["\n".join(map(plain, lines)) for lines in texts],
+        loc="outside lower center",
+        ncols=columns,
+        fontsize=LEGEND_POINTS,
+        frameon=False,
+        handlelength=2.6,
+    )
+
+
+def line_style(position: int) -> dict[str, Any]:
+    """How a curve is drawn, by its position; no two of 24 look the same."""
+    return {
+        "color": PALETTE[position % len(PALETTE)],
+        "marker": MARKERS[position % len(MARKERS)],
+        "markersize": 4.5,
+    }
+
+
+def wrapped(text: str, inches: float, points: float) -> list[str]:
+    """Lines of a text, each at most `inches` wide; words that are longer are cut."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        characters = max(1, len(line))
+        while any(text_inches(part, points) > inches for part in _lines(line, characters)):
+            characters = int(0.95 * characters)
+        lines += _lines(line, characters)
+    return lines
+
+
+def _lines(text: str, characters: int) -> list[str]:
+    return textwrap.wrap(text, max(1, characters))
+
+
+def text_inches(text: str, points: float) -> float:
+    """The width of a line of text."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextToPath
+
+    font = FontProperties(size=points)
+    width, _, _ = TextToPath().get_text_width_height_descent(text, font, ismath=False)
+    return float(width) / 72
+
+
+def plain(text: str) -> str:
+    """A text as matplotlib shows it letter by letter: no formula, and never left out."""
+    escaped = text.replace("$", r"\$")
+    return f" {escaped}" if escaped.startswith("_") else escaped
 
 
 def save_figure(figure: Figure, path: Path) -> Path:

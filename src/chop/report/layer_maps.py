@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from chop.errors import ConfigError
-from chop.report.figures import save_figure
+from chop.report.figures import new_figure, plain, save_figure
 
 MOST_TOLD = 12
 """Columns up to which cells have their numbers written in."""
@@ -37,8 +37,6 @@ def plot_layer_map(
     Raises:
         ConfigError: there is no number.
     """
-    from matplotlib.figure import Figure
-
     layers = list(dict.fromkeys(layer for layer, _ in cells))
     options = list(dict.fromkeys(option for _, option in cells))
     if not any(math.isfinite(value) for value in cells.values()):
@@ -46,8 +44,7 @@ def plot_layer_map(
     values = [[cells.get((layer, option), math.nan) for option in options] for layer in layers]
     shades = [[_shade(value, log) for value in row] for row in values]
     width = 2.2 + 0.085 * max(map(len, layers)) + 0.75 * len(options)
-    size = (max(width, 4.5), 1.8 + 0.28 * len(layers))
-    figure = Figure(figsize=size, layout="constrained")
+    figure = new_figure(title, max(width, 4.5), 1.8 + 0.28 * len(layers))
     axes = figure.subplots()
     image = axes.imshow(shades, cmap="viridis", aspect="auto")
     axes.set_xticks(range(len(options)), options, rotation=45, ha="right", fontsize="small")
@@ -60,7 +57,7 @@ def plot_layer_map(
                 if not math.isnan(value):
                     ink = "white" if shades[i][j] < middle else "black"
                     axes.text(j, i, f"{value:.2g}", ha="center", va="center", color=ink, fontsize=7)
-    axes.set(xlabel=xlabel, title=title)
+    axes.set(xlabel=plain(xlabel))
     figure.colorbar(image, label=f"log10 of {measure}" if log else measure)
     return save_figure(figure, Path(path))
 

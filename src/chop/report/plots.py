@@ -6,15 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from chop.report.figures import save_figure
+from chop.report.figures import add_legend, line_style, new_figure, plain, save_figure
+from chop.report.scales import apply_scale, draw_baselines, scale_for
 from chop.train.tasks import CLASSIFICATION, Metric
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
 
 ACCURACY = CLASSIFICATION.metric
 Point = tuple[float, float]
-MARKERS = "osD^vP*X"
-MAX_CURVES_INSIDE = 4
-BASELINES = (("black", "--"), ("grey", ":"))
 
 
 @dataclass(frozen=True)
@@ -49,46 +51,36 @@ def plot_accuracy(
     Args:
         path: the file; its suffix (.svg, .png, .pdf) picks the kind.
         curves: the lines.
-        baselines: label -> accuracy from 0 to 1, drawn level: the first dashed, the next dotted.
+        baselines: label -> accuracy from 0 to 1, drawn level; one far from all curves is told in
+            the legend.
         xlabel: what the lines run over.
         title: above the plot.
         ticks: marks of the horizontal axis; default, matplotlib's choice.
         metric: what the points are; shares are drawn in percent.
     Returns: `path`.
     """
-    from matplotlib.figure import Figure
-
-    inches = 6.4 if len(curves) <= MAX_CURVES_INSIDE else 8.4
-    figure = Figure(figsize=(inches, 4.0), layout="constrained")
-    axes = figure.subplots()
     factor = 100 if metric.is_share else 1
-    for (label, accuracy), (colour, style) in zip(
-        (baselines or {}).items(), BASELINES, strict=False
-    ):
-        axes.axhline(factor * accuracy, color=colour, linestyle=style, linewidth=1, label=label)
+    levels = {label: factor * value for label, value in (baselines or {}).items()}
+    values = [factor * value for curve in curves for _, value in curve.points]
+    scale = scale_for(values, baselines=list(levels.values()), percent=metric.is_share)
+    figure = new_figure(title)
+    axes = figure.subplots()
     families = list(dict.fromkeys(curve.family or curve.label for curve in curves))
+    entries: list[tuple[Artist, str]] = []
     for curve in curves:
         position = families.index(curve.family or curve.label)
         x, accuracy = zip(*sorted(curve.points), strict=True)
-        axes.plot(
-            x,
-            [factor * value for value in accuracy],
-            color=f"C{position % 10}",
-            marker=MARKERS[position % len(MARKERS)],
-            markerfacecolor="white" if curve.dashed else None,
-            linestyle="--" if curve.dashed else "-",
-            label=curve.label,
-        )
-    axes.set(xlabel=xlabel, ylabel=_axis(metric), title=title)
-    if metric.is_share:
-        axes.set_ylim(0, 103)
+        (line,) = axes.plot(x, [factor * value for value in accuracy], **line_style(position))
+        if curve.dashed:
+            line.set(linestyle="--", markerfacecolor="white")
+        entries.append((line, curve.label))
+    entries += draw_baselines(axes, levels, scale, metric.is_share)
+    apply_scale(axes, scale)
+    axes.set(xlabel=plain(xlabel), ylabel=plain(_axis(metric)))
     if ticks is not None:
         axes.set_xticks(ticks)
     axes.grid(alpha=0.3)
-    if len(curves) > MAX_CURVES_INSIDE:
-        figure.legend(loc="outside right upper", fontsize="small")
-    else:
-        axes.legend(loc="best", fontsize="small")
+    add_legend(figure, entries)
     return save_figure(figure, Path(path))
 
 
@@ -112,14 +104,12 @@ def plot_heat_map(
         metric: what the cells are; shares are drawn in percent.
     Returns: `path`.
     """
-    from matplotlib.figure import Figure
-
     columns = sorted({x for x, _ in cells})
     rows = sorted({y for _, y in cells})
     factor = 100 if metric.is_share else 1
     values = [[factor * cells.get((x, y), float("nan")) for x in columns] for y in rows]
     least, most = (0, 100) if metric.is_share else _bounds(values)
-    figure = Figure(figsize=(1.6 + 0.7 * len(columns), 1.4 + 0.5 * len(rows)), layout="constrained")
+    figure = new_figure(title, max(1.6 + 0.7 * len(columns), 4.0), 1.4 + 0.5 * len(rows))
     axes = figure.subplots()
     image = axes.imshow(
         values, origin="lower", cmap="viridis", vmin=least, vmax=most, aspect="auto"
@@ -132,7 +122,7 @@ def plot_heat_map(
                 ink = "white" if value < least + 0.6 * (most - least) else "black"
                 told = f"{value:.1f}" if metric.is_share else f"{value:.3g}"
                 axes.text(j, i, told, ha="center", va="center", color=ink, fontsize=8)
-    axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
+    axes.set(xlabel=plain(xlabel), ylabel=plain(ylabel))
     figure.colorbar(image, label=_axis(metric))
     return save_figure(figure, Path(path))
 

@@ -7,13 +7,63 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING, Any
 
 from chop.errors import ConfigError
-from chop.report.figures import save_figure
-from chop.report.plots import MAX_CURVES_INSIDE
+from chop.report.figures import (
+    HEIGHT,
+    PALETTE,
+    WIDTH,
+    add_legend,
+    line_style,
+    new_figure,
+    plain,
+    save_figure,
+)
+from chop.report.scales import (
+    Scale,
+    apply_scale,
+    draw_baselines,
+    hidden_notes,
+    scale_for,
+    trial_axis,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
 
 Run = Sequence[tuple[int, float]]
 """(configurations measured, best value so far): a value holds until the next one."""
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (5, 1.5, 1, 1.5)), (0, (1.5, 1.5)))
+"""So that of two equal curves the lower one is seen as well."""
+MOST_MARKED = 20
+"""Improvements of a curve up to which each has a marker."""
+MOST_BARS = 30
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One curve: the median over its runs, and their spread."""
+
+    label: str
+    counts: list[int]
+    columns: list[list[float]]
+
+    @property
+    def middle(self) -> list[float]:
+        return [median(column) for column in self.columns]
+
+    @property
+    def is_band(self) -> bool:
+        return len(self.columns[0]) > 1
+
+    def marked(self) -> list[int]:
+        """Positions where the median changes, and the last trial measured."""
+        middle = self.middle
+        found = [i for i, value in enumerate(middle) if i == 0 or value != middle[i - 1]]
+        last = len(middle) - 1
+        return sorted({*found, last}) if len(found) <= MOST_MARKED else [last]
 
 
 def plot_best_so_far(
@@ -25,47 +75,75 @@ def plot_best_so_far(
     baselines: Mapping[str, float] | None = None,
     percent: bool = True,
 ) -> Path:
-    """Draws the best value found after so many trials: the median over the runs, and their spread.
+    """Draws the best value found after so many trials: the median over the runs, and their range.
+
+    Numbers that are no shares and span more than a decade are drawn on a logarithmic axis. A
+    search that begins far from where all of them end does not flatten the rest: the axis is cut,
+    and its label says how far the values go.
 
     Args:
         path: the file; its suffix (.svg, .png, .pdf) picks the kind.
-        curves: label -> runs, one per seed, as `Result.best_so_far` gives them; empty runs, which
-            found nothing within their budgets, are left out.
+        curves: label -> runs, one per seed, as `Result.best_so_far` gives them. Points that are
+            not finite are left out, and runs without any other. A run that ended before the
+            others keeps its last value.
         ylabel: what is best.
         title: above the plot.
-        baselines: label -> value, drawn level.
+        baselines: label -> value, drawn level; one far from all curves is told in the legend.
         percent: values are shares of 1 and drawn as percentages.
     Returns: `path`.
     Raises:
         ConfigError: no run has a point.
     """
-    from matplotlib.figure import Figure
-
-    drawn = {label: [run for run in runs if run] for label, runs in curves.items()}
-    drawn = {label: runs for label, runs in drawn.items() if runs}
-    if not drawn:
+    lines = _lines(curves, 100 if percent else 1)
+    if not lines:
         raise ConfigError("plot_best_so_far: expected at least one run with a point.")
-    inside = len(drawn) <= MAX_CURVES_INSIDE
-    figure = Figure(figsize=(6.4 if inside else 8.4, 4.0), layout="constrained")
+    levels = {label: (100 if percent else 1) * v for label, v in (baselines or {}).items()}
+    figure = new_figure(title)
     axes = figure.subplots()
-    factor = 100 if percent else 1
-    for i, (label, runs) in enumerate(drawn.items()):
-        counts, columns = spread_of(runs)
-        scaled = [[factor * value for value in column] for column in columns]
-        style = {"color": f"C{i % 10}", "linestyle": "-" if i < 10 else "--"}
-        axes.plot(counts, [median(c) for c in scaled], label=label, drawstyle="steps-post", **style)
-        if len(runs) > 1:
-            low, high = [min(column) for column in scaled], [max(column) for column in scaled]
-            axes.fill_between(counts, low, high, step="post", alpha=0.15, color=style["color"])
-    for label, value in (baselines or {}).items():
-        axes.axhline(factor * value, color="black", linestyle=":", linewidth=1, label=label)
-    axes.set(xlabel="trials", ylabel=f"{ylabel} (%)" if percent else ylabel, title=title)
+    scale = scale_for(
+        [value for line in lines for column in line.columns for value in column],
+        kept=[line.middle[-1] for line in lines],
+        baselines=list(levels.values()),
+        percent=percent,
+    )
+    entries = [(_draw_line(axes, line, i), line.label) for i, line in enumerate(lines)]
+    entries += draw_baselines(axes, levels, scale, percent)
+    apply_scale(axes, scale)
+    notes = ["median and range of the seeds"] if any(line.is_band for line in lines) else []
+    axes.set_ylabel(_told(ylabel, scale, percent, *notes))
+    trial_axis(axes, min(line.counts[0] for line in lines), max(line.counts[-1] for line in lines))
     axes.grid(alpha=0.3)
-    if inside:
-        axes.legend(loc="lower right", fontsize="small")
-    else:
-        figure.legend(loc="outside right upper", fontsize="small")
+    add_legend(figure, entries)
     return save_figure(figure, Path(path))
+
+
+def _told(name: str, scale: Scale, percent: bool, *notes: str) -> str:
+    """The label of an axis: the name and its unit, and in a line below what else must be known."""
+    below = [*notes, *hidden_notes(scale, " %" if percent else "")]
+    return "\n".join([plain(f"{name} (%)" if percent else name), *below])
+
+
+def _lines(curves: Mapping[str, Sequence[Run]], factor: float) -> list[_Line]:
+    found = []
+    for label, runs in curves.items():
+        finite = [[(n, factor * value) for n, value in run if math.isfinite(value)] for run in runs]
+        kept = [run for run in finite if run]
+        if kept:
+            found.append(_Line(label, *spread_of(kept)))
+    return found
+
+
+def _draw_line(axes: Axes, line: _Line, position: int) -> Artist:
+    style = line_style(position)
+    style["linestyle"] = DASHES[position % len(DASHES)]
+    marks = line.marked()
+    (drawn,) = axes.plot(line.counts, line.middle, drawstyle="steps-post", markevery=marks, **style)
+    if line.is_band:
+        low, high = map(min, line.columns), map(max, line.columns)
+        axes.fill_between(
+            line.counts, list(low), list(high), step="post", alpha=0.18, color=style["color"]
+        )
+    return drawn
 
 
 @dataclass(frozen=True)
@@ -90,9 +168,11 @@ def plot_front(
 ) -> Path:
     """Draws what was measured, and the front of it, a panel for each number against the first.
 
+    Axes are those of `plot_best_so_far`.
+
     Args:
         path: the file; its suffix (.svg, .png, .pdf) picks the kind.
-        clouds: the panels; points that are not finite are left out.
+        clouds: the panels, two in a row; points that are not finite are left out.
         ylabel: the number that all panels share.
         title: above the plot.
         percent: y are shares of 1 and drawn as percentages.
@@ -100,24 +180,51 @@ def plot_front(
     Raises:
         ConfigError: there is no panel.
     """
-    from matplotlib.figure import Figure
-
     if not clouds:
         raise ConfigError("plot_front: expected at least one number beside the first.")
-    figure = Figure(figsize=(1.6 + 4.8 * len(clouds), 4.0), layout="constrained")
-    panels = figure.subplots(1, len(clouds), sharey=True, squeeze=False)[0]
+    columns = min(2, len(clouds))
+    rows = math.ceil(len(clouds) / columns)
+    figure = new_figure(title, WIDTH if columns == 1 else 1.3 * WIDTH, HEIGHT * rows)
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
     factor = 100 if percent else 1
-    for axes, cloud in zip(panels, clouds, strict=True):
-        axes.scatter(*_columns(cloud.points, factor), s=14, color="0.65", label="measured")
-        axes.plot(*_columns(sorted(cloud.front), factor), "o-", color="C0", label="front")
-        if cloud.limit is not None:
-            axes.axvline(cloud.limit, color="black", linestyle="--", linewidth=1, label="budget")
-        axes.set(xlabel=cloud.xlabel)
-        axes.grid(alpha=0.3)
-    panels[0].set(ylabel=f"{ylabel} (%)" if percent else ylabel)
-    panels[0].legend(loc="best", fontsize="small")
-    figure.suptitle(title)
+    drawn = [_columns(cloud.points, factor) for cloud in clouds]
+    fronts = [_columns(sorted(cloud.front), factor) for cloud in clouds]
+    scale = scale_for(
+        [y for _, ys in drawn for y in ys],
+        kept=[y for _, ys in fronts for y in ys],
+        percent=percent,
+    )
+    entries: list[tuple[Artist, str]] = []
+    for i, (axes, cloud) in enumerate(zip(panels, clouds, strict=False)):
+        found = _draw_cloud(axes, cloud, drawn[i], fronts[i])
+        entries += found if i == 0 else found[2:]
+        apply_scale(axes, scale)
+        axes.set_ylabel(_told(ylabel, scale, percent) if i % columns == 0 else "")
+    for axes in panels[len(clouds) :]:
+        axes.remove()
+    add_legend(figure, entries)
     return save_figure(figure, Path(path))
+
+
+def _draw_cloud(
+    axes: Axes,
+    cloud: Cloud,
+    points: tuple[list[float], list[float]],
+    front: tuple[list[float], list[float]],
+) -> list[tuple[Artist, str]]:
+    """Draws one panel; returns what of it the legend names."""
+    entries: list[tuple[Artist, str]] = [
+        (axes.scatter(*points, s=14, color="0.65"), "measured"),
+        (axes.plot(*front, "o-", color=PALETTE[0], markersize=5)[0], "front"),
+    ]
+    limits = [] if cloud.limit is None else [cloud.limit]
+    for limit in limits:
+        line = axes.axvline(limit, color="black", linestyle="--", linewidth=1.2)
+        entries.append((line, f"budget: {cloud.xlabel} {limit:.6g}"))
+    apply_scale(axes, scale_for([*points[0], *limits]), "x")
+    axes.set_xlabel(plain(cloud.xlabel))
+    axes.grid(alpha=0.3)
+    return entries
 
 
 def _columns(
@@ -132,22 +239,25 @@ def plot_importances(path: str | Path, shares: Mapping[str, float], *, title: st
 
     Args:
         path: the file; its suffix (.svg, .png, .pdf) picks the kind.
-        shares: choice -> share of 1.
+        shares: choice -> share of 1; of more than 30, those from the 30th on share one bar.
         title: above the plot.
     Returns: `path`.
     Raises:
         ConfigError: there is no choice.
     """
-    from matplotlib.figure import Figure
-
     if not shares:
         raise ConfigError("plot_importances: expected at least one choice.")
-    figure = Figure(figsize=(6.4, 1.2 + 0.24 * len(shares)), layout="constrained")
+    told = dict(shares)
+    if len(shares) > MOST_BARS:
+        first = list(shares.items())[: MOST_BARS - 1]
+        rest = list(shares.values())[MOST_BARS - 1 :]
+        told = {**dict(first), f"{len(rest)} others together": sum(rest)}
+    figure = new_figure(title, WIDTH, 1.2 + 0.24 * len(told))
     axes = figure.subplots()
-    axes.barh(range(len(shares)), [100 * share for share in shares.values()], color="C0")
-    axes.set_yticks(range(len(shares)), list(shares), fontsize="small")
+    axes.barh(range(len(told)), [100 * share for share in told.values()], color=PALETTE[0])
+    axes.set_yticks(range(len(told)), list(map(plain, told)), fontsize="small")
     axes.invert_yaxis()
-    axes.set(xlabel="importance (%)", title=title)
+    axes.set(xlabel="importance (%)")
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
     return save_figure(figure, Path(path))
@@ -162,8 +272,9 @@ def spread_of(runs: Sequence[Run]) -> tuple[list[int], list[list[float]]]:
     first = max(run[0][0] for run in runs)
     last = max(run[-1][0] for run in runs)
     counts = list(range(first, last + 1))
-    return counts, [[_value_at(run, count) for run in runs] for count in counts]
+    return counts, [[value_at(run, count) for run in runs] for count in counts]
 
 
-def _value_at(run: Run, count: int) -> float:
+def value_at(run: Run, count: int) -> float:
+    """The best of a run after so many trials, from its first point on."""
     return next(value for at, value in reversed(run) if at <= count)

@@ -1,0 +1,181 @@
+"""Which part of an axis is shown, and how: limits from the data, logarithms, whole numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+
+BASELINE_STYLES = (("black", "--"), ("0.5", "-."), ("0.5", ":"))
+DECADE = 10
+MARGIN = 0.06
+"""The share of the span that is left free above and below."""
+FLATTENED = 1 / 8
+"""The share of the span below which numbers beyond the widest gap are flattened by the others."""
+LEAST_LEVELS = 3
+"""Levels that must remain where others are cut off."""
+LEAST_PERCENT = 2.0
+"""Percentage points that an axis of shares spans at least."""
+FARTHEST = 2.0
+"""Spans of the data beyond which a baseline is told and not drawn."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """One axis.
+
+    Attributes:
+        low: the lower end.
+        high: the upper end.
+        kind: "linear", "log", or "symlog": logarithmic, with room for 0.
+        threshold: of "symlog": the smallest number that is told from 0.
+        below: numbers under the lower end, the least first.
+        above: numbers over the upper end, the least first.
+    """
+
+    low: float
+    high: float
+    kind: str = "linear"
+    threshold: float = 1.0
+    below: tuple[float, ...] = ()
+    above: tuple[float, ...] = ()
+
+    def shows(self, value: float) -> bool:
+        """Whether a number lies between the ends."""
+        return self.low <= value <= self.high
+
+
+def scale_for(
+    values: Sequence[float],
+    *,
+    kept: Sequence[float] = (),
+    baselines: Sequence[float] = (),
+    percent: bool = False,
+    logarithm: bool = True,
+) -> Scale:
+    """The axis on which the differences between numbers can be seen.
+
+    Numbers that are no shares and span more than a decade take logarithms. On a linear axis,
+    numbers are cut off where the others, all of `kept` among them, would take less than an eighth
+    of it. A baseline is on the axis unless it is more than twice the span of the numbers away.
+
+    Args:
+        values: to be shown; those that are not finite are not looked at.
+        kept: those of them that must be on the axis; none: all must.
+        baselines: levels to be shown beside them.
+        percent: the numbers are percentages.
+        logarithm: whether logarithms may be taken.
+    """
+    finite = sorted(value for value in values if math.isfinite(value)) or [0.0, 1.0]
+    if logarithm and not percent and _spans_a_decade(finite):
+        return _logarithmic(finite, baselines)
+    shown = _without_far(finite, [value for value in kept if math.isfinite(value)])
+    low, high = shown[0], shown[-1]
+    span = max(high - low, LEAST_PERCENT if percent else 0.02 * max(abs(low), abs(high)) or 1.0)
+    near = [b for b in baselines if low - FARTHEST * span <= b <= high + FARTHEST * span]
+    low, high = min([low, *near]), max([high, *near])
+    missing = max(0.0, span - (high - low)) / 2
+    low, high = low - missing, high + missing
+    margin = MARGIN * (high - low)
+    return Scale(
+        low - margin,
+        high + margin,
+        below=tuple(value for value in finite if value < shown[0]),
+        above=tuple(value for value in finite if value > shown[-1]),
+    )
+
+
+def _spans_a_decade(finite: Sequence[float]) -> bool:
+    """Whether numbers that are not negative differ by more than a factor of ten."""
+    positive = [value for value in finite if value > 0]
+    return finite[0] >= 0 and bool(positive) and positive[-1] > DECADE * positive[0]
+
+
+def _logarithmic(finite: Sequence[float], baselines: Sequence[float]) -> Scale:
+    ends = [value for value in (*finite, *baselines) if value > 0 and math.isfinite(value)]
+    low, high = min(ends), max(ends)
+    room = (high / low) ** MARGIN
+    if finite[0] > 0:
+        return Scale(low / room, high * room, "log")
+    return Scale(-low / 4, high * room, "symlog", threshold=low)
+
+
+def _without_far(finite: Sequence[float], kept: Sequence[float]) -> list[float]:
+    """The side of the widest gap that has all of `kept` and most levels, if it is flattened."""
+    levels = sorted(set(finite))
+    if not kept or len(levels) <= LEAST_LEVELS:
+        return list(finite)
+    low, high = max(pairwise(levels), key=lambda pair: pair[1] - pair[0])
+    for side in ([v for v in finite if v >= high], [v for v in finite if v <= low]):
+        holds_kept = side[0] <= min(kept) and max(kept) <= side[-1]
+        is_most = len(set(side)) >= max(LEAST_LEVELS, len(levels) / 2)
+        is_flat = side[-1] - side[0] < FLATTENED * (levels[-1] - levels[0])
+        if holds_kept and is_most and is_flat:
+            return side
+    return list(finite)
+
+
+def apply_scale(axes: Axes, scale: Scale, which: Literal["x", "y"] = "y") -> None:
+    """Sets limits and kind of an axis; where it is cut, two strokes mark its end."""
+    axis = axes.yaxis if which == "y" else axes.xaxis
+    settings = {"linthresh": scale.threshold, "linscale": 0.5} if scale.kind == "symlog" else {}
+    getattr(axes, f"set_{which}scale")(scale.kind, **settings)
+    axes.set(**{f"{which}lim": (scale.low, scale.high)})
+    if scale.kind == "linear":
+        axis.get_major_formatter().set_useOffset(False)
+    if which == "y":
+        for end, hidden in ((0.03, scale.below), (0.97, scale.above)):
+            if hidden:
+                _mark_cut(axes, end)
+
+
+def _mark_cut(axes: Axes, height: float) -> None:
+    axes.plot(
+        [0, 0],
+        [height - 0.01, height + 0.01],
+        transform=axes.transAxes,
+        marker=[(-1.0, -0.5), (1.0, 0.5)],
+        markersize=10,
+        linestyle="none",
+        color="black",
+        clip_on=False,
+        label="_cut",
+    )
+
+
+def draw_baselines(
+    axes: Axes, levels: Mapping[str, float], scale: Scale, percent: bool
+) -> list[tuple[Artist, str]]:
+    """Draws levels across a panel; the legend's entries say their values, drawn or not."""
+    entries: list[tuple[Artist, str]] = []
+    for i, (label, level) in enumerate(levels.items()):
+        colour, dashes = BASELINE_STYLES[i % len(BASELINE_STYLES)]
+        told = f"{label} ({level:.2f} %)" if percent else f"{label} ({level:.4g})"
+        line = axes.axhline(level, color=colour, linestyle=dashes, linewidth=1.2)
+        if not scale.shows(level):
+            line.remove()
+            told = told.replace(")", ", off the axis)")
+        entries.append((line, told))
+    return entries
+
+
+def hidden_notes(scale: Scale, unit: str = "") -> list[str]:
+    """What lies beyond the ends of an axis, for its label."""
+    below = [f"down to {value:.6g}{unit} below the axis" for value in scale.below[:1]]
+    return below + [f"up to {value:.6g}{unit} above the axis" for value in scale.above[-1:]]
+
+
+def trial_axis(axes: Axes, first: int, last: int) -> None:
+    """A horizontal axis of trials, with ticks at whole numbers alone."""
+    from matplotlib.ticker import MaxNLocator
+
+    room = max(0.5, 0.02 * (last - first))
+    axes.set_xlim(first - room, last + room)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlabel("trials")

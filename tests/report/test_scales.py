@@ -1,0 +1,65 @@
+"""Which part of an axis is shown."""
+
+import math
+
+import pytest
+
+from chop.report.scales import Scale, scale_for
+
+
+@pytest.mark.parametrize(
+    ("values", "kept"),
+    [
+        ([94, 95, 96, 97], [97]),
+        ([94, 94.5], ()),
+        ([95.0], [95.0]),
+        ([0.0], ()),
+        ([math.inf, 95, math.nan], [95]),
+    ],
+)
+def test_limits_follow_the_data_with_a_margin(values, kept):
+    scale = scale_for(values, kept=kept, percent=True)
+    finite = [value for value in values if math.isfinite(value)]
+    assert scale.kind == "linear" and not scale.below and not scale.above
+    assert all(scale.low < value < scale.high for value in finite)
+    span = max(2.0, max(finite) - min(finite))
+    assert scale.high - scale.low == pytest.approx(1.12 * span)
+
+
+@pytest.mark.parametrize(
+    ("values", "kept", "below", "above"),
+    [
+        ([10, 94, 95, 96, 97], [97], (10,), ()),
+        ([10, 40, 93, 94, 95, 96], [96], (10, 40), ()),
+        ([1, 2, 3, 900], [1], (), (900,)),
+        ([10, 94, 95, 96, 97], [10, 97], (), ()),  # a curve that stays at 10 %
+        ([80, 90, 95, 97, 98], [98], (), ()),  # none is flattened
+        ([10, 96], [96], (), ()),
+        ([10, 20, 30, 40, 95, 96], [96], (), ()),  # most lie below
+        ([10, 94, 95, 96, 97], [], (), ()),
+    ],
+)
+def test_what_flattens_the_rest_is_cut_off(values, kept, below, above):
+    scale = scale_for(values, kept=kept, percent=True)
+    assert (scale.below, scale.above) == (below, above)
+    shown = [value for value in values if scale.shows(value)]
+    assert shown == [value for value in values if value not in (*below, *above)]
+
+
+def test_baselines_near_the_data_widen_the_axis():
+    values = [94, 95, 96, 97]
+    assert scale_for(values, percent=True, baselines=[99]).shows(99)
+    far = scale_for(values, percent=True, baselines=[10, 99])
+    assert far.shows(99) and not far.shows(10)
+
+
+def test_logarithms_need_a_decade_and_no_negative_numbers():
+    assert scale_for([0.001, 0.5]).kind == "log"
+    assert scale_for([0.1, 0.9]).kind == "linear"
+    assert scale_for([-1.0, 0.001, 5.0]).kind == "linear"
+    assert scale_for([0.0, 0.0]).kind == "linear"
+    assert scale_for([1, 90], percent=True).kind == "linear"
+    assert scale_for([0.001, 0.5], logarithm=False).kind == "linear"
+    zero = scale_for([0.0, 0.001, 0.5])
+    assert (zero.kind, zero.threshold) == ("symlog", 0.001) and zero.low < 0 < 0.5 < zero.high
+    assert scale_for([], baselines=[0.5]) == Scale(-0.06, 1.06)
