@@ -19,7 +19,8 @@ twice. Kill a search at any moment; run it again, or [bold]chop search resume[/]
 
 [bold]Begin[/]  nas, precision; sensitivity needs no search.
 
-[bold]Then[/]  show what was found, export the best, resume, or add a worker on another machine.""",
+[bold]Then[/]  show what was found, compare several, export the best, resume, or add a worker on
+another machine.""",
 )
 
 Trials = Annotated[
@@ -348,3 +349,44 @@ def _read(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+COMPARE_HELP = """Compare searches: the best found after so many trials, as curves and as a table.
+
+Searches that differ in their seed alone are one curve with a band: their median, and their range.
+Others are labelled by the settings that differ. Of a storage with several studies all are taken,
+or one: OUT:NAME.
+
+[bold]Examples[/]
+
+  chop search compare runs/tpe runs/random
+
+  chop search compare runs/*-seed-* --out runs/samplers
+
+  chop search compare runs/a runs/b --labels before,after --goal accuracy
+
+[bold]What it writes[/] into --out: best-so-far (.svg, .png), table.md, table.csv."""
+
+
+@search_app.command("compare", help=COMPARE_HELP)
+def compare_command(
+    searches: Annotated[list[str], typer.Argument(help="Output folders, files or URLs.")],
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path(
+        "runs/search-compare"
+    ),
+    name: Name = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(help="One for each search, by commas; those with the same are one curve."),
+    ] = None,
+    goal: Annotated[
+        str | None, typer.Option(help="A number that all measured; default, their first goal.")
+    ] = None,
+) -> None:
+    """Compare searches."""
+    options.say_that_it_begins()
+    from chop.actions.search.compare import compare_searches
+
+    given = [label.strip() for label in labels.split(",")] if labels else ()
+    compare_searches(searches, out=out, name=name, labels=given, goal=goal)
+    typer.echo(f"{out / 'best-so-far.svg'}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from chop.actions.search.job import SearchConfig
 from chop.actions.sweep.record import write_figure
 from chop.report.search_plots import Cloud, plot_best_so_far, plot_front, plot_importances
-from chop.search import Result, SearchSpace
+from chop.search import Goal, Result, SearchSpace
 from chop.search.importance import importances
 from chop.search.measure import objectives_of
 
@@ -33,7 +33,7 @@ def draw_search(
         plot_best_so_far,
         {config.sampler: [result.best_so_far()]},
         ylabel=f"best {goal} so far",
-        title=title,
+        title="\n".join(filter(None, (title, within(result.goals)))),
         percent=goal in percent,
     )
     clouds = clouds_of(result)
@@ -49,6 +49,20 @@ def draw_search(
     shares = importances(result, space)
     if shares:
         write_figure(config.out / "importance", plot_importances, shares, title=title)
+
+
+def within(goals: Iterable[Goal]) -> str:
+    """The budgets, for a title; "" where there is none.
+
+    >>> within([Goal("kl", "minimize"), Goal("bits", "minimize", 4), Goal("accuracy", budget=0.9)])
+    'within bits at most 4, accuracy at least 0.9'
+    """
+    told = [
+        f"{goal.name} at {'most' if goal.direction == 'minimize' else 'least'} {goal.budget:.6g}"
+        for goal in goals
+        if goal.budget is not None
+    ]
+    return f"within {', '.join(told)}" if told else ""
 
 
 def clouds_of(result: Result) -> list[Cloud]:

@@ -1,0 +1,179 @@
+"""Searches side by side: which are one curve, what curves are called, and what is refused."""
+
+import csv
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from chop.actions.search.compare import compare_searches
+from chop.actions.search.manage import load_search
+from chop.cli.app import app
+from chop.errors import ConfigError, UnavailableError
+from chop.notices import AdjustedWarning
+from chop.search import Choice, Goal, Search, SearchSpace
+
+SPACE = SearchSpace(tuple(Choice(f"fc{i}", {str(w): w for w in range(2, 9)}) for i in range(3)))
+GOALS = (Goal("accuracy"), Goal("bits", "minimize", budget=6))
+
+
+def measure(config, report):
+    widths = np.array(list(SPACE.values(config).values()))
+    kl = float(np.exp(-widths).sum())
+    return {"accuracy": 0.98 - kl, "bits": float(widths.mean()), "kl": kl}
+
+
+def begin(out, sampler="random", seed=0, trials=12, goals=GOALS, job=True, name="toy", **settings):
+    """A search as `chop search` leaves it; with `job=False`, as a program does."""
+    search = Search(SPACE, measure, goals, sampler=sampler, out=out, name=name, seed=seed)
+    if job:
+        told = {"model": "vit", "sampler": sampler, "seed": seed, "out": str(out), "keep": seed}
+        search.note_job("precision", {**told, "trials": trials, **settings})
+    search.run(until=trials, progress=False)
+    search.close()
+    return str(out)
+
+
+def table(out):
+    return list(csv.DictReader((out / "table.csv").read_text().splitlines()))
+
+
+def best_so_far(folder, count, name=None):
+    """By hand: the best accuracy within the budget among the first `count` that were measured."""
+    trials = load_search(folder, name)[1].measured[:count]
+    return max(t.values["accuracy"] for t in trials if t.values["bits"] <= 6)
+
+
+@pytest.fixture(scope="module")
+def six(tmp_path_factory):
+    """Two samplers, three seeds each."""
+    folder = tmp_path_factory.mktemp("searches")
+    return [
+        begin(folder / f"{sampler}-{seed}", sampler, seed, trials=30)
+        for sampler in ("random", "tpe")
+        for seed in range(3)
+    ]
+
+
+def test_seeds_are_one_curve_and_samplers_two(six, tmp_path):
+    rows = compare_searches(six, out=tmp_path)
+    assert (
+        [row["searches"] for row in rows]
+        == ["random", "tpe"]
+        == [row["searches"] for row in table(tmp_path)]
+    )
+    for row, group in zip(table(tmp_path), (six[:3], six[3:]), strict=True):
+        assert (row["seeds"], row["measured"], row["best at 50"]) == ("3", "30", "")
+        bests = [best_so_far(folder, 30) for folder in group]
+        found = [float(row[f"best ({name})"]) for name in ("median", "least", "greatest")]
+        assert found == [np.median(bests), min(bests), max(bests)]
+        at_25 = np.median([best_so_far(folder, 25) for folder in group])
+        assert float(row["best at 25"]) == at_25 <= found[0]
+        seconds = [sum(t.seconds for t in load_search(folder)[1].trials) for folder in group]
+        assert float(row["seconds"]) == pytest.approx(np.median(seconds), abs=0.06)
+    text = (tmp_path / "best-so-far.svg").read_text()
+    told = ("random", "tpe", "vit", "within bits at most 6", "median and range of the seeds")
+    assert all(f"<!-- {label} -->" in text for label in told)
+    assert (tmp_path / "best-so-far.png").stat().st_size > 1000
+    spelt = (tmp_path / "table.md").read_text().splitlines()
+    assert f"{rows[0]['best (median)']:.2%}" in spelt[2] and spelt[2].endswith(" |")
+
+
+def test_compared_again_the_figure_has_the_same_bytes(six, tmp_path):
+    for name in ("a", "b"):
+        compare_searches(six, out=tmp_path / name)
+    for file in ("best-so-far.svg", "best-so-far.png", "table.csv", "table.md"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_curves_are_labelled_by_the_settings_that_differ(tmp_path):
+    folders = [
+        begin(tmp_path / "a", compression="none", budgets={"bits": 6}),
+        begin(tmp_path / "b", compression="compress", budgets={"bits": 5}, seed=1),
+        begin(tmp_path / "c", "grid", compression="compress", pruner="asha"),
+    ]
+    rows = compare_searches(folders, out=tmp_path / "out")
+    assert [row["searches"] for row in rows] == [
+        "random, compression=none, budgets.bits=6, no pruner",
+        "random, compression=compress, budgets.bits=5, no pruner",
+        "grid, compression=compress, no budgets.bits, pruner=asha",
+    ]
+
+
+def test_equal_searches_are_told_apart_by_their_place(tmp_path):
+    same = [begin(tmp_path / name, seed=3) for name in ("a", "b")]
+    other = begin(tmp_path / "c", "tpe")
+    rows = compare_searches([*same, other], out=tmp_path / "out")
+    assert [row["searches"] for row in rows] == [
+        f"random ({same[0]}:toy)",
+        f"random ({same[1]}:toy)",
+        "tpe",
+    ]
+    assert [row["seeds"] for row in rows] == [1, 1, 1]
+
+
+def test_searches_of_programs_go_by_study_or_label(tmp_path):
+    out = tmp_path / "db"
+    for seed in range(2):
+        begin(out, "random", seed, job=False, name=f"random, seed {seed}")
+    begin(out, "tpe", job=False, name="tpe")
+    names = ["random, seed 0", "random, seed 1", "tpe"]
+    rows = compare_searches([out], out=tmp_path / "a")
+    assert [row["searches"] for row in rows] == names
+    rows = compare_searches([out], labels=["random", "random", "ours"], out=tmp_path / "b")
+    assert [(row["searches"], row["seeds"]) for row in rows] == [("random", 2), ("ours", 1)]
+    bests = [best_so_far(str(out), 12, name) for name in names[:2]]
+    assert rows[0]["best (median)"] == np.median(bests)
+    picked = compare_searches([f"{out}:tpe", f"{out}/search.db:random, seed 1"], out=tmp_path)
+    assert [row["searches"] for row in picked] == ["tpe", "random, seed 1"]
+    assert compare_searches([out], name="tpe", out=tmp_path)[0]["searches"] == "tpe"
+
+
+def test_another_number_can_be_compared(six, tmp_path):
+    rows = compare_searches(six[2:4], out=tmp_path, goal="kl")
+    trials = load_search(six[2])[1].measured
+    assert rows[0]["best (median)"] == min(t.values["kl"] for t in trials if t.values["bits"] <= 6)
+    assert "<!-- best kl so far -->" in (tmp_path / "best-so-far.svg").read_text()
+    with pytest.raises(ConfigError, match="goal 'acuracy': did you mean 'accuracy'"):
+        compare_searches(six, out=tmp_path, goal="acuracy")
+    with pytest.raises(ConfigError, match="random-0:toy did not measure 'loss'"):
+        compare_searches(six, out=tmp_path, goal="loss")
+
+
+def test_what_cannot_be_compared_is_refused(six, tmp_path):
+    other = begin(tmp_path / "kl", goals=(Goal("kl", "minimize"),))
+    out = tmp_path / "out"
+    with pytest.raises(ConfigError, match=r"different goals, accuracy .*, kl \(minimize\) in .*kl"):
+        compare_searches([six[0], other], out=out)
+    with pytest.raises(UnavailableError, match="no search in '.*none"):
+        compare_searches([six[0], tmp_path / "none"], out=out)
+    with pytest.raises(ConfigError, match="random-0:toy is given twice"):
+        compare_searches([six[0], f"{six[0]}/search.db"], out=out)
+    with pytest.raises(ConfigError, match="expected 6, one for each search, or 2, .* got 3"):
+        compare_searches(six, labels=["a", "b", "c"], out=out)
+    with pytest.raises(ConfigError, match="study 'toyy': did you mean 'toy'"):
+        compare_searches([f"{six[0]}:toyy"], out=out)
+    with pytest.raises(ConfigError, match="at least one search"):
+        compare_searches([], out=out)
+    assert not out.exists()
+
+
+def test_a_search_beyond_its_budgets_is_left_out_and_named(six, tmp_path):
+    goals = (Goal("accuracy"), Goal("bits", "minimize", budget=0.5))
+    beyond = begin(tmp_path / "beyond", goals=goals)
+    with pytest.warns(AdjustedWarning, match="beyond:toy is left out: it measured nothing within"):
+        rows = compare_searches([six[0], beyond], labels=["a", "b"], out=tmp_path)
+    assert [row["searches"] for row in rows] == ["a"]
+    with pytest.raises(ConfigError, match="none of these searches measured anything within"):
+        compare_searches([beyond], out=tmp_path)
+
+
+def test_the_command_compares(six, tmp_path):
+    out = tmp_path / "out"
+    told = ["search", "compare", *six, "--out", str(out), "--labels", "a, b", "--goal", "kl"]
+    done = CliRunner().invoke(app, told)
+    assert done.exit_code == 0, done.output
+    assert [row["searches"] for row in table(out)] == ["a", "b"]
+    assert str(out / "best-so-far.svg") in done.output.replace("\n", "")
+    missing = CliRunner().invoke(app, ["search", "compare", str(tmp_path / "none")])
+    assert isinstance(missing.exception, UnavailableError)
