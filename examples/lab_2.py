@@ -2,10 +2,12 @@
 
 python examples/lab_2.py            (built-in vision transformer and digits, ten minutes)
 python examples/lab_2.py --model DIR --dataset DIR --max-length 256 --limit 2000
+python examples/lab_2.py --sampler tpe      (which searches the three modes)
 python examples/lab_2.py --quick    (a few trials, to see that it works)
 
 Part 1: the best accuracy so far against trials, for each sampler, over several seeds. Part 2: the
 same in three modes: as trained; quantised to 4 bits and half pruned; and trained on after that.
+Both are compared as `chop search compare` does it: OUT/samplers and OUT/modes.
 
 Each architecture is trained once and its accuracy in each mode written down, so that samplers and
 seeds cost only what they find anew. Killed and started again, the lab goes on where it was.
@@ -15,11 +17,11 @@ import argparse
 import json
 from pathlib import Path
 
+from chop.actions.search.compare import compare_searches
 from chop.actions.search.nas import PASS_ARGS
 from chop.actions.subject import SubjectConfig, fingerprint_of_rows, load_subject
 from chop.actions.sweep.journal import Journal
-from chop.actions.sweep.record import write_figure, write_table
-from chop.report.search_plots import plot_best_so_far
+from chop.actions.sweep.record import write_table
 from chop.search import Goal, Search
 from chop.search.architecture import Architectures
 from chop.search.compression import Compression
@@ -33,7 +35,7 @@ SIZES = {
     "intermediate_size": (1 / 4, 1 / 2, 1),
 }
 """Field of the model's configuration -> parts of what it is."""
-SAMPLERS = ("random", "grid", "tpe", "sensitivity")
+SAMPLERS = ("grid", "random", "tpe", "sensitivity")
 MODES = ("none", "compress", "compress-train")
 
 
@@ -89,7 +91,7 @@ class Lab:
             sampler=sampler,
             seed=seed,
             out=self.args.out,
-            name=f"{sampler}, {mode}, seed {seed}",
+            name=study_name(sampler, seed, mode),
         )
         until = self.args.trials if mode == "none" else self.args.mode_trials
         result = search.run(until=until, progress=False)
@@ -97,6 +99,11 @@ class Lab:
         best = result.best
         print(f"{sampler}, {mode}, seed {seed}: {best.values['accuracy']:.2%}", flush=True)
         return result
+
+
+def study_name(sampler, seed, mode):
+    """One study for each search, all in one storage."""
+    return f"{sampler}, {mode}, seed {seed}"
 
 
 def main():
@@ -109,6 +116,7 @@ def main():
     parser.add_argument("--trials", type=int, default=25, help="of each sampler and seed")
     parser.add_argument("--mode-trials", type=int, default=15, help="of each mode")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--sampler", default="sensitivity", help="of the searches of each mode")
     parser.add_argument("--epochs", type=int, default=5, help="of each training")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--out", type=Path, default=Path("runs/lab-2"))
@@ -128,22 +136,26 @@ def main():
     )
     lab = Lab(subject, args)
     print(f"{lab.found.num_distinct()} different architectures")
-    by_sampler = {
-        sampler: [lab.search(sampler, seed) for seed in range(args.seeds)] for sampler in SAMPLERS
-    }
-    by_mode = {mode: [lab.search("sensitivity", 0, mode)] for mode in MODES}
     title = f"{subject.name} on {subject.dataset}"
-    for name, found in (("samplers", by_sampler), ("modes", by_mode)):
-        write_figure(
-            args.out / name,
-            plot_best_so_far,
-            {label: [r.best_so_far() for r in results] for label, results in found.items()},
-            ylabel="best accuracy so far",
-            title=f"{title}: {name}",
-        )
-    table = [report(lab, mode, results[0].best) for mode, results in by_mode.items()]
+    every = [(sampler, seed) for sampler in SAMPLERS for seed in range(args.seeds)]
+    for sampler, seed in every:
+        lab.search(sampler, seed)
+    compare_searches(
+        [f"{args.out}:{study_name(sampler, seed, 'none')}" for sampler, seed in every],
+        labels=[sampler for sampler, _ in every],
+        out=args.out / "samplers",
+        title=f"{title}: samplers",
+    )
+    by_mode = {mode: lab.search(args.sampler, 0, mode) for mode in MODES}
+    compare_searches(
+        [f"{args.out}:{study_name(args.sampler, 0, mode)}" for mode in MODES],
+        labels=MODES,
+        out=args.out / "modes",
+        title=f"{title}: modes, searched by {args.sampler}",
+    )
+    table = [report(lab, mode, result.best) for mode, result in by_mode.items()]
     write_table(args.out, f"{title}: the best of each mode", table)
-    chosen = {mode: dict(results[0].best.config) for mode, results in by_mode.items()}
+    chosen = {mode: dict(result.best.config) for mode, result in by_mode.items()}
     (args.out / "best.json").write_text(json.dumps(chosen, indent=2))
 
 

@@ -12,10 +12,10 @@ so varies two knobs that are not connected; here that is an error before the fir
 import argparse
 from pathlib import Path
 
+from chop.actions.search.compare import compare_searches
 from chop.actions.subject import SubjectConfig, load_subject
 from chop.errors import ConfigError
 from chop.models import load_model
-from chop.report.search_plots import plot_best_so_far
 from chop.search import Goal, Search
 from chop.search.architecture import Architectures
 from chop.search.compression import Compression
@@ -103,10 +103,10 @@ def main():
             f"{sampler}: {results[sampler].counts}, best {best.values['accuracy']:.2%} with "
             f"{best.values['parameters']:.0f} parameters"
         )
-    plot_best_so_far(
-        args.out / "samplers.svg",
-        {sampler: [result.best_so_far()] for sampler, result in results.items()},
-        ylabel="best accuracy so far",
+    compare_searches(  # the same as: chop search compare OUT/random OUT/tpe OUT/sensitivity
+        [args.out / sampler for sampler in results],
+        labels=list(results),
+        out=args.out / "samplers",
         title=f"{subject.name} on {subject.dataset}",
     )
 

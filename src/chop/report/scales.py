@@ -177,5 +177,5 @@ def trial_axis(axes: Axes, first: int, last: int) -> None:
 
     room = max(0.5, 0.02 * (last - first))
     axes.set_xlim(first - room, last + room)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
     axes.set_xlabel("trials")
