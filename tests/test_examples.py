@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -184,3 +185,19 @@ def test_lab_4_measures_all_three_parts(tmp_path):
     assert "| fused (flash) |" in (tmp_path / "attention" / "tables.md").read_text()
     assert "| 8.25 bits (74.2% saved) |" in (tmp_path / "dequantize" / "tables.md").read_text()
     assert (tmp_path / "compile" / "mlp-batch-16.svg").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "loop",
+    ["pool", *(pytest.param(name, marks=pytest.mark.long) for name in ("joblib", "ray"))],
+)
+def test_a_loop_of_ones_own_measures_what_it_asks_for(loop, tmp_path, monkeypatch):
+    if loop != "pool":
+        pytest.importorskip(loop, reason=f"{loop} is not installed")
+    monkeypatch.chdir(tmp_path)
+    text = run("own_loop.py", "--with", loop, "--trials", 5, "--limit", 200)
+    told = re.search(r"^5 configurations, ([0-5]) within 4 bits per weight$", text, re.M)
+    best = re.search(r"^best: ([\d.]+) bits, kl ([\d.]+), accuracy [\d.]+%$", text, re.M)
+    assert float(best[1]) <= 4 or told[1] == "0"
+    assert 0 <= float(best[2]) < 5
