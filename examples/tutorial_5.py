@@ -94,7 +94,8 @@ def main():
             measure,
             Goal("accuracy"),
             sampler=sampler,
-            out=args.out / sampler,
+            out=args.out,
+            name=sampler,
             save=measure.save,
         )
         results[sampler] = search.run(until=args.trials)

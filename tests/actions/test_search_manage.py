@@ -6,6 +6,7 @@ import sys
 import types
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from typer.testing import CliRunner
@@ -33,6 +34,7 @@ SPACE = SearchSpace(tuple(Choice(f"fc{i}", {"4.mse": 4, "8.mse": 8}) for i in ra
 class ToyConfig(SearchConfig):
     """A job without a model."""
 
+    JOB_NAME: ClassVar[str] = "toy"
     out: Path = Path("runs/toy")
     sampler: str = "grid"
     trials: int = 6
@@ -57,14 +59,14 @@ def prepare(config):
         sampler=config.sampler,
         storage=config.storage,
         out=config.out,
-        name=config.name or "toy",
+        name=config.study,
         seed=config.seed,
     )
 
 
 def write(config, search, result):
-    config.out.mkdir(parents=True, exist_ok=True)
-    (config.out / "result.json").write_text(json.dumps(result.counts))
+    config.folder.mkdir(parents=True, exist_ok=True)
+    (config.folder / "result.json").write_text(json.dumps(result.counts))
 
 
 def export(config, chosen):
@@ -99,9 +101,9 @@ def test_a_killed_job_is_resumed_from_what_its_study_knows(toy, tmp_path):
     assert noted["job"] == {"name": "toy", "settings": settings_of(config)}
     assert result.counts == {"measured": 3, "running": 1}
     finished = resume_search(str(config.out))
-    assert finished.counts["measured"] == 6 and finished.counts["lost"] == 1
+    assert [trial.begun for trial in finished.trials] == [1, 1, 1, 2, 1, 1]
     assert finished.measured[:3] == result.measured
-    assert json.loads((config.out / "result.json").read_text()) == finished.counts
+    assert json.loads((config.folder / "result.json").read_text()) == finished.counts
     assert resume_search(str(config.out), trials=8, workers=2).counts["measured"] == 8
 
 

@@ -42,22 +42,24 @@ def test_a_search_is_written_and_goes_on_where_it_was(tmp_path, subject, capsys)
     result = run_job(JOB, asked)
     assert result.measured[: len(first)] == first and len(result.measured) == 5
     assert len({trial.key for trial in result.measured}) == 5
-    noted = json.loads((tmp_path / "best.json").read_text())
+    noted = json.loads((tmp_path / "nas" / "best.json").read_text())
     best = result.best
     assert noted["values"] == best.values and noted["measured"] == 5
     # 4, 8 square layers and no pooler: 8 and 12 both divide by 2 and 4.
     assert noted["different"] == 2 * 2 * (2**4 + 2**8)
-    model = MaseGraph.from_checkpoint(tmp_path / "best" / best.key / "model").model
+    model = MaseGraph.from_checkpoint(tmp_path / "nas" / "best" / best.key / "model").model
     assert sum(p.numel() for p in model.parameters()) == best.values["parameters"]
     assert noted["test_accuracy"] == evaluate(model, subject.test)
-    assert json.loads((tmp_path / "best" / best.key / "choices.json").read_text()) == best.config
-    with (tmp_path / "table.csv").open() as file:
+    choices = tmp_path / "nas" / "best" / best.key / "choices.json"
+    assert json.loads(choices.read_text()) == best.config
+    with (tmp_path / "nas" / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
     accuracies = [float(row["accuracy"]) for row in rows]
     assert accuracies == sorted(accuracies, reverse=True) and len(rows) == 5
     assert {"hidden_size", "layers replaced", "parameters"} <= rows[0].keys()
-    names = {"best-so-far.svg", "best-so-far.png", "table.md", "search.db"}
-    assert names <= {file.name for file in tmp_path.iterdir()}
+    names = {"best-so-far.svg", "best-so-far.png", "table.md"}
+    assert names <= {file.name for file in (tmp_path / "nas").iterdir()}
+    assert (tmp_path / "search.db").is_file()
     assert f"measured 5 of {noted['different']}" in " ".join(capsys.readouterr().out.split())
 
 
@@ -77,7 +79,7 @@ def test_budgets_modes_and_scores(tmp_path, subject):
     assert result.best is None or result.best.values["parameters"] <= 4000
     notes = [trial.note for trial in result.trials if trial.outcome == "impossible"]
     assert all("it scores" in note for note in notes)
-    assert not (tmp_path / "best").exists()
+    assert not (tmp_path / "nas" / "best").exists()
 
 
 def test_any_process_can_build_the_same_search(tmp_path, subject):

@@ -5,7 +5,7 @@ from collections import Counter
 import optuna
 import pytest
 
-from chop.errors import ConfigError, UnavailableError
+from chop.errors import ConfigError
 from chop.search import Choice, Goal, Pruned, Search, SearchSpace
 
 NAMES = [f"layer{i}" for i in range(4)]
@@ -164,11 +164,45 @@ def test_errors_stop_the_search_and_the_configuration_is_tried_again(space, tmp_
 
     with pytest.raises(RuntimeError, match="out of memory"):
         search().run(until=6, progress=False)
-    assert search().result().counts == {"measured": 2, "lost": 1, "waiting": 1}
+    assert search().result().counts == {"measured": 2, "running": 1}
     broken = False
     result = search().run(until=6, progress=False)
-    assert result.counts == {"measured": 6, "lost": 1}
-    assert asked[3] == asked[2]
+    assert result.counts == {"measured": 6}
+    assert asked[3] == asked[2] == result.trials[2].config
+    assert [trial.begun for trial in result.trials] == [1, 1, 2, 1, 1, 1]
+
+
+def test_a_measure_that_ends_by_an_error_again_and_again_has_failed(space, tmp_path):
+    def measure(config, report):
+        if config == space.at(1):
+            raise RuntimeError("no such kernel")
+        return {"accuracy": 1.0}
+
+    search = Search(space, measure, ACCURACY, sampler="grid", out=tmp_path)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="no such kernel"):
+            search.run(until=4, progress=False)
+    result = search.run(until=4, progress=False)
+    assert result.counts == {"measured": 3, "failed": 1}
+    assert result.trials[1].note == "RuntimeError: no such kernel"
+
+
+def test_interruptions_are_no_errors_of_the_measure(space, tmp_path):
+    interrupted = 5
+
+    def measure(config, report):
+        nonlocal interrupted
+        if interrupted:
+            interrupted -= 1
+            raise KeyboardInterrupt
+        return {"accuracy": 1.0}
+
+    search = Search(space, measure, ACCURACY, sampler="random", out=tmp_path)
+    for _ in range(5):
+        with pytest.raises(KeyboardInterrupt):
+            search.run(until=2, progress=False)
+    result = search.run(until=2, progress=False)
+    assert result.counts == {"measured": 2} and sum(trial.begun for trial in result.trials) == 7
 
 
 def test_errors_that_are_caught_count_and_are_not_tried_again(space):
@@ -191,10 +225,10 @@ def test_only_the_best_models_stay_on_disk(space, tmp_path):
 
     search = Search(space, Measured(), ACCURACY, sampler="random", out=tmp_path, save=save, keep=3)
     result = search.run(until=25, progress=False)
-    folders = {path.name for path in (tmp_path / "best").iterdir()}
+    folders = {path.name for path in (tmp_path / "search" / "best").iterdir()}
     assert folders == {trial.key for trial in result.ranked[:3]}
     for trial in result.ranked[:3]:
-        saved = json.loads((tmp_path / "best" / trial.key / "model.json").read_text())
+        saved = json.loads((tmp_path / "search" / "best" / trial.key / "model.json").read_text())
         assert saved == trial.config
 
 
@@ -267,12 +301,6 @@ def test_wrong_measures_and_totals_are_named(space, tmp_path):
         search.run(until=0)
     with pytest.raises(ConfigError, match="need a storage that they share"):
         search.run(until=1, workers=2)
-
-
-def test_a_broken_storage_is_one_clear_error(space, tmp_path):
-    (tmp_path / "search.db").write_text("this is no database, but a text that is long enough")
-    with pytest.raises(UnavailableError, match="search.db cannot be used"):
-        Search(space, Measured(), ACCURACY, out=tmp_path).result()
 
 
 def test_a_search_begins_where_it_is_told_once(space, tmp_path):

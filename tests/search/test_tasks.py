@@ -70,11 +70,11 @@ def test_the_job_finds_formats_of_a_regression(line, tmp_path):
     search = prepare(config, line)
     result = search.run(until=4)
     write(config, search, result, line)
-    best = json.loads((tmp_path / "best.json").read_text())
+    best = json.loads((tmp_path / "precision" / "best.json").read_text())
     assert best["values"]["mse"] == min(
         trial.values["mse"] for trial in result.measured if trial.values["bits"] <= 4
     )
-    assert best["test_mse"] > 0 and (tmp_path / "mse.svg").is_file()
+    assert best["test_mse"] > 0 and (tmp_path / "precision" / "mse.svg").is_file()
     with pytest.raises(ConfigError, match="goal: got 'kl': choose from: loss, r2"):
         prepare(PrecisionConfig(out=tmp_path / "kl"), line)
 

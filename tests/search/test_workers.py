@@ -9,15 +9,17 @@ import time
 from collections import Counter
 
 import optuna
+import psutil
 import pytest
 
 from chop.errors import ChopError
-from chop.search import Choice, Goal, Search, SearchSpace, runner
+from chop.search import Choice, Goal, Search, SearchSpace, workers
 from chop.search.choosers import SAMPLERS
-from chop.search.held import HoldingStorage
-from chop.search.runner import Runner
-from chop.search.storage import Ledger
-from chop.search.workers import SILENT_SECONDS, Worker, _started, beating, is_gone, is_lost
+from chop.search.ledger import Ledger, make_tables
+from chop.search.location import storage_url
+from chop.search.mirror import Mirror
+from chop.search.opening import open_engine
+from chop.search.workers import BEAT_SECONDS, SILENT_SECONDS, Watch, Worker, _started, beating
 
 SPACE = SearchSpace(tuple(Choice(f"c{i}", {"1": 1, "2": 2, "3": 3}) for i in range(3)))
 UNTIL = 12
@@ -84,15 +86,15 @@ def unbroken(tmp_path_factory):
 
 
 MOMENTS = {
-    "the trial is made": (runner, "begin_trial", 4),
-    "half of it is sampled": (HoldingStorage, "set_trial_param", 11),
-    "all of it is sampled": (SearchSpace, "suggest", 4),
-    "what was sampled is stored": (HoldingStorage, "_store", 4),
+    "a configuration is proposed": (Mirror, "ask", 4),
+    "half of it is sampled": (optuna.storages.InMemoryStorage, "set_trial_param", 11),
+    "it is about to be claimed": (SearchSpace, "key", 10),
+    "half of its claim is written": (Ledger, "_count", 4),
+    "its row is written, not committed": (Ledger, "_insert", 4),
     "it is claimed": (Ledger, "claim", 4),
     "the measure ends": (Journalled, "__call__", 4),
-    "a value is written": (optuna.Trial, "set_user_attr", 4),
-    "half of its end is written": (HoldingStorage, "_write", 8),
-    "it is told": (optuna.Study, "tell", 4),
+    "it is told in memory": (optuna.Study, "tell", 4),
+    "it is told": (Ledger, "finish", 4),
 }
 
 
@@ -116,7 +118,7 @@ def test_the_only_process_is_killed_when(moment, tmp_path, unbroken):
     assert not {"running", "waiting"} & set(result.counts)
     again = [key for key, times in measure.read("begin").items() if times > 1]
     assert len(again) <= 1 and set(measure.read("end").values()) <= {1, 2}
-    assert search.resume() == 0
+    assert set(again) <= {trial.key for trial in result.trials if trial.begun == 2}
 
 
 def test_the_only_process_is_killed_again_and_again(tmp_path, unbroken):
@@ -156,7 +158,7 @@ def test_one_worker_of_two_is_killed(moment, tmp_path):
     result = search.run(until=SPACE.size, workers=2, progress=False)
     assert once.exists()
     assert len(result.measured) == SPACE.size == len({t.key for t in result.measured})
-    assert result.counts["lost"] == 1
+    assert sorted(trial.begun for trial in result.trials)[-2:] == [1, 2]
     begun = measure.read("begin")
     assert set(begun) == {t.key for t in result.measured}
     assert sorted(begun.values()) == [1] * (SPACE.size - 1) + [2]
@@ -170,31 +172,29 @@ def test_a_worker_takes_up_what_a_killed_one_lost(tmp_path):
     while not slow.path.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     quick = Journalled(slow.path)
-    search = make(tmp_path, quick)
-    assert search.resume() == 0  # its worker is alive
-    assert search.result().counts == {"running": 1}
+    assert make(tmp_path, quick).result().counts == {"running": 1}
     process.kill()
     process.join()
-    assert search.resume() == 1
-    assert search.result().counts == {"lost": 1, "waiting": 1}
-    result = search.run(until=UNTIL, progress=False)
-    assert result.counts["measured"] == UNTIL
-    assert [t.config for t in result.trials if t.outcome == "lost"] == [result.trials[1].config]
+    result = make(tmp_path, quick).run(until=UNTIL, progress=False)
+    assert len(result.measured) == UNTIL
+    assert [trial.begun for trial in result.measured] == [2] + [1] * (UNTIL - 1)
 
 
 def test_a_worker_killed_as_it_takes_a_queued_trial(tmp_path):
+    wanted = {"c0": "3", "c1": "3", "c2": "1"}
+
     def dies():
         search = make(tmp_path, Journalled(tmp_path / "journal"))
-        search.enqueue({"c0": "3", "c1": "3", "c2": "1"})
-        kill_after(optuna.storages._CachedStorage, "set_trial_state_values", 1)
+        search.enqueue(wanted)
+        kill_after(Ledger, "take_waiting", 1)
         search.run(until=2, progress=False)
 
     in_a_process(dies).join()
     search = make(tmp_path, Journalled(tmp_path / "journal"))
     assert search.result().counts == {"running": 1}
     result = search.run(until=2, progress=False)
-    assert result.counts == {"measured": 2, "lost": 1}
-    assert result.measured[0].config == {"c0": "3", "c1": "3", "c2": "1"}
+    assert result.counts == {"measured": 2}
+    assert result.measured[0].config == wanted
 
 
 def deadly(config, report):
@@ -203,16 +203,15 @@ def deadly(config, report):
     return {"score": 1.0}
 
 
-def test_a_configuration_that_kills_every_worker_is_given_up(tmp_path):
+def test_a_configuration_that_kills_every_worker_is_left_to_the_last(tmp_path):
     search = make(tmp_path, deadly, sampler="grid")
-    result = search.run(until=SPACE.size, workers=2, progress=False)
-    counts = {name: result.counts[name] for name in ("measured", "failed", "lost")}
-    # Two that notice a loss at once may both queue it: at most 2 + 4 attempts before the last.
-    assert 2 <= counts.pop("lost") <= 6
-    assert counts == {"measured": SPACE.size - 1, "failed": 1}
-    given_up = next(trial for trial in result.trials if trial.outcome == "failed")
-    assert given_up.note == "its worker ended 3 times"
-    assert given_up.config == {"c0": "2", "c1": "1", "c2": "1"}
+    with pytest.raises(ChopError, match="killed"):
+        search.run(until=SPACE.size, workers=2, progress=False)
+    assert len(search.result().measured) == SPACE.size - 1
+    (kills,) = (trial for trial in search.result().trials if trial.outcome == "running")
+    assert kills.config == {"c0": "2", "c1": "1", "c2": "1"} and kills.begun >= 4
+    harmless = make(tmp_path, lambda config, report: {"score": 1.0}, sampler="grid")
+    assert len(harmless.run(until=SPACE.size, progress=False).measured) == SPACE.size
 
 
 def test_a_search_that_kills_all_its_workers_ends_with_an_error(tmp_path):
@@ -220,7 +219,56 @@ def test_a_search_that_kills_all_its_workers_ends_with_an_error(tmp_path):
     search = make(tmp_path, always, sampler="grid")
     with pytest.raises(ChopError, match="killed"):
         search.run(until=SPACE.size, workers=2, progress=False)
-    assert not {"running", "measured"} & set(search.result().counts)
+    assert set(search.result().counts) == {"running"}
+
+
+@pytest.mark.parametrize("kills", [3, 5])
+def test_kills_within_one_configuration_never_drop_it(kills, tmp_path):
+    measure = Journalled(tmp_path / "journal", seconds=30)
+    for times in range(1, kills + 1):
+        process = in_a_process(lambda: make(tmp_path, measure).run(until=1, progress=False))
+        deadline = time.monotonic() + 30
+        while not (measure.path.exists() and measure.read("begin").total() >= times):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.kill()
+        process.join()
+    result = make(tmp_path, Journalled(measure.path)).run(until=1, progress=False)
+    assert result.counts == {"measured": 1} and result.trials[0].begun == kills + 1
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path):
+    measure = Journalled(tmp_path / "journal", seconds=60)
+    parent = in_a_process(
+        lambda: make(tmp_path, measure, sampler="random").run(8, workers=2, progress=False)
+    )
+    deadline = time.monotonic() + 30
+    while not measure.path.exists() or measure.read("begin").total() < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    pids = {pid for _, _, pid in map(json.loads, measure.path.read_text().splitlines())}
+    parent.kill()
+    parent.join()
+    children = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert len(pids) == 2 and not alive
+
+
+def test_one_worker_goes_on_when_the_process_that_started_it_ends(tmp_path):
+    def starts_one_and_ends():
+        in_a_process(
+            lambda: make(tmp_path, Journalled(tmp_path / "journal", 0.02)).run(
+                until=UNTIL, progress=False
+            )
+        )
+        os._exit(0)  # without waiting for it
+
+    in_a_process(starts_one_and_ends).join()
+    deadline = time.monotonic() + 60
+    search = make(tmp_path, Journalled(tmp_path / "journal"))
+    while len(search.result().measured) < UNTIL:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_two_workers_share_the_work_and_an_error_of_one_is_told(tmp_path):
@@ -253,11 +301,8 @@ def test_what_was_queued_stays_queued_when_the_total_is_reached(tmp_path):
     search.run(until=2, progress=False)
     wanted = {"c0": "3", "c1": "3", "c2": "1"}
     search.enqueue(wanted)
-    runner = Runner(search.task, search.study, Ledger(search._opened.store, search.study._study_id))
-    runner.turn(until=2)  # as a worker does that saw room just before another took it
-    assert search.result().counts == {"measured": 2, "surplus": 1, "waiting": 1}
+    assert search.run(until=2, progress=False).counts == {"measured": 2, "waiting": 1}
     assert search.run(until=3, progress=False).measured[-1].config == wanted
-    search.close()
 
 
 def test_workers_are_told_apart():
@@ -266,7 +311,7 @@ def test_workers_are_told_apart():
     assert Worker.parse(str(me)) == me != Worker.new()
     assert parent.runs_here() and not parent._replace(started="1").runs_here()
     assert not me.runs_here()
-    with beating(Beats({}), str(me), alone=True):
+    with beating(None, str(me), is_shared=False):
         assert me.runs_here()
     assert not me.runs_here()
     process = in_a_process(lambda: None)
@@ -275,23 +320,61 @@ def test_workers_are_told_apart():
     assert not me._replace(pid=process.pid).runs_here()
 
 
-class Beats:
-    def __init__(self, ages):
-        self.ages = ages
+class Clock:
+    """Lets a watch look at beats, as if so many seconds had passed since its last look."""
 
-    def beat_ages(self):
-        return self.ages
+    def __init__(self, monkeypatch):
+        self.now, self.watch = 1000.0, Watch()
+        monkeypatch.setattr(workers.time, "monotonic", lambda: self.now)
+
+    def look(self, beat, after=BEAT_SECONDS, times=1):
+        for _ in range(times):
+            self.now += after
+            self.watch.look({} if beat is None else {FAR: beat})
+        return self.watch.is_gone(FAR)
 
 
-@pytest.mark.parametrize(
-    "age, gone", [(0.0, False), (SILENT_SECONDS - 1, False), (SILENT_SECONDS, True)]
-)
-def test_of_other_machines_the_age_of_the_last_beat_counts(age, gone):
-    other = "elsewhere:17:1:1"
-    beats, me = Beats({other: age}), Worker.new()
-    assert is_gone(other, beats) == gone
-    assert is_gone(other, Beats({}))
-    for attrs in ({"worker": other}, {}, {f"taker {other}": True, f"taker {me}": True}):
-        assert is_lost(optuna.trial.create_trial(value=0.0, user_attrs=attrs), beats) == gone
-    nobody = optuna.trial.create_trial(value=0.0)
-    assert is_lost(nobody, Beats({str(me): 0.0}))
+FAR = "elsewhere:17:1:1"
+LOOKS = int(SILENT_SECONDS / BEAT_SECONDS)
+
+
+def test_a_far_worker_is_gone_when_its_beats_stood_still_while_they_were_watched(monkeypatch):
+    clock = Clock(monkeypatch)
+    assert not clock.watch.is_gone(FAR)  # nobody has looked yet
+    assert not clock.look(7)
+    assert not clock.look(7, times=LOOKS - 1)
+    assert clock.look(7)
+    assert not clock.look(8)
+    assert clock.look(None)  # it has said that it ends
+
+
+def test_a_stall_of_the_watching_process_makes_nobody_look_dead(monkeypatch):
+    clock = Clock(monkeypatch)
+    clock.look(7)
+    assert not clock.look(7, after=3600)
+    assert not clock.look(8)
+    assert not clock.look(8, after=3600, times=LOOKS // 2 - 1)
+
+
+def test_a_jump_of_the_wall_clock_makes_nobody_look_dead(monkeypatch, tmp_path):
+    ledger = Ledger(open_engine(storage_url(None, tmp_path)), "study")
+    make_tables(ledger.engine)
+    watch = Watch()
+    ledger.beat(FAR)
+    watch.look(ledger.beats())
+    monkeypatch.setattr(time, "time", lambda: 2e12)
+    ledger.beat(FAR)
+    watch.look(ledger.beats())
+    assert not watch.is_gone(FAR)
+
+
+def test_a_worker_of_another_pid_namespace_is_known_by_its_beats(tmp_path):
+    """A container of the same host: there is a process of that number here, or none."""
+    me = Worker.new()
+    inside = me._replace(system=f"{me.system}0")
+    watch = Watch()
+    assert not inside.is_near and me.is_near
+    with beating(None, str(me), is_shared=False):
+        watch.look({str(inside): 1})
+        assert not watch.is_gone(str(inside)) and not watch.is_gone(str(me))
+    assert watch.is_gone(str(me))

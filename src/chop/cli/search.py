@@ -250,9 +250,9 @@ def resume_command(
 
     [bold]Examples[/]
 
-      chop search resume runs/search-nas
+      chop search resume runs/search/nas
 
-      chop search resume runs/search-nas --trials 200 --workers 2
+      chop search resume runs/search/nas --trials 200 --workers 2
     """
     options.say_that_it_begins()
     from chop.actions.search.manage import resume_search
@@ -269,7 +269,7 @@ def show_command(where: Where, name: Name = None) -> None:
 
     [bold]Example[/]
 
-      chop search show runs/search-nas
+      chop search show runs/search/nas
     """
     from chop.actions.search.manage import show_search
 
@@ -287,7 +287,7 @@ def export_command(
 
     [bold]Example[/]
 
-      chop search export runs/search-precision best.toml
+      chop search export runs/search/precision best.toml
 
       chop compress --config best.toml
     """

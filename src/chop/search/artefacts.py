@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container
 from pathlib import Path
 
 from chop.errors import ConfigError
@@ -36,19 +36,18 @@ class Artefacts:
         """The folder of a configuration."""
         return self.folder / key
 
-    def offer(self, config: Config, key: str, values: Mapping[str, float], so_far: Result) -> None:
-        """Saves what was just measured, if it is among the best."""
-        mine = Tried(len(so_far.trials), "measured", config, key, values)
-        ranked = Result(so_far.goals, (*so_far.trials, mine)).ranked
-        if mine not in ranked[: self.keep]:
+    def offer(self, mine: Tried, so_far: Result) -> None:
+        """Saves what was just measured, if it is among the best of what was measured before."""
+        others = (trial for trial in so_far.trials if trial.number != mine.number)
+        if mine not in Result(so_far.goals, (*others, mine)).ranked[: self.keep]:
             return
-        unfinished = self.folder / f".{key}.{os.getpid()}.part"
-        shutil.rmtree(unfinished, ignore_errors=True)
+        self._remove(f".{mine.key}.*.part")
+        unfinished = self.folder / f".{mine.key}.{os.getpid()}.part"
         unfinished.mkdir(parents=True)
         try:
-            self.save(config, unfinished)
-            shutil.rmtree(self.path(key), ignore_errors=True)
-            unfinished.replace(self.path(key))
+            self.save(mine.config, unfinished)
+            self._remove(mine.key)
+            unfinished.replace(self.path(mine.key))
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -57,6 +56,23 @@ class Artefacts:
 
         Folders of trials that run stay: another worker has just written them.
         """
-        beaten = {trial.key for trial in result.ranked[self.keep :]}
-        for key in beaten:
-            shutil.rmtree(self.path(key), ignore_errors=True)
+        present = {path.name for path in self.folder.glob("*")}
+        for trial in result.ranked[self.keep :] if len(present) > self.keep else ():
+            if trial.key in present:
+                self._remove(trial.key)
+
+    def tidy(self, result: Result, running: Container[str | None]) -> None:
+        """`clean`, and removes what killed workers have half written.
+
+        Args:
+            result: so far.
+            running: keys of the configurations that other workers measure now.
+        """
+        self.clean(result)
+        for path in self.folder.glob(".*.part"):
+            if path.name.split(".")[1] not in running:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _remove(self, pattern: str) -> None:
+        for path in self.folder.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)

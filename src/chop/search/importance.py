@@ -7,7 +7,6 @@ import warnings
 from chop.search.measure import objectives_of
 from chop.search.result import Result
 from chop.search.space import SearchSpace
-from chop.search.study import quiet
 
 LEAST = 8
 """Measured configurations from which on something is said."""
@@ -28,6 +27,8 @@ def importances(result: Result, space: SearchSpace) -> dict[str, float]:
     """
     import optuna
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+    from chop.search.mirror import quiet
 
     goal = objectives_of(result.goals)[0]
     losses = [goal.loss(trial.values[goal.name]) for trial in result.measured]

@@ -30,15 +30,15 @@ def check_study_name(name: str) -> str:
     """The name, where it can be a study's: one line that can be a folder's name.
 
     Raises:
-        ConfigError: it has other characters than letters, digits, spaces and `-_.+=`, begins with
+        ConfigError: it has other characters than letters, digits, spaces and `-_.,+=`, begins with
             a dot or `search.db`, begins or ends with a space, ends with a dot, or is empty or
             longer than 200 bytes.
     """
-    fits = all(c.isalnum() or c in "-_.+= " for c in name) and name == name.strip(" ").rstrip(".")
+    fits = all(c.isalnum() or c in "-_.,+= " for c in name) and name == name.strip(" ").rstrip(".")
     size = len(name.encode(errors="replace"))
     if not fits or name.startswith((".", FILE_NAME)) or not 0 < size <= MAX_NAME_BYTES:
         raise ConfigError(
-            f"name of a study: expected letters, digits, spaces and -_.+=, at most "
+            f"name of a study: expected letters, digits, spaces and -_.,+=, at most "
             f"{MAX_NAME_BYTES} bytes, no dot or space at an end and not '{FILE_NAME}', for it "
             f"names a folder too; got '{printable(name[:MAX_NAME_BYTES])}'."
         )

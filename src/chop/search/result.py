@@ -9,25 +9,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from chop.errors import ConfigError
 from chop.search.measure import Goal, objectives_of
-from chop.search.space import Config, SearchSpace
+from chop.search.space import Config
 
 if TYPE_CHECKING:
-    from optuna import Study
     from optuna.trial import FrozenTrial
 
 OUTCOMES = {
     "measured": "a configuration and its values",
     "pruned": "stopped by the pruner",
-    "failed": "the measure raised an error, or killed its worker again and again",
+    "failed": "the measure raised an error",
     "cached": "told again what an earlier trial of the same configuration gave",
     "impossible": "a combination that cannot be; no work was done",
-    "busy": "another worker was measuring the same configuration",
-    "lost": "its worker was killed; it waits to be measured, or was measured, again",
-    "surplus": "the total was reached while it was proposed",
-    "running": "being measured",
-    "waiting": "proposed, not begun",
+    "running": "being measured, or left by a worker that is gone",
+    "waiting": "queued, not begun",
 }
 """How a trial ended, and what that means."""
 
@@ -39,11 +34,12 @@ class Tried:
     Attributes:
         number: in the study.
         outcome: how it ended, from `OUTCOMES`.
-        config: what it is of; empty where a kill came before it was decided.
-        key: of the configuration.
+        config: what it is of.
+        key: of the configuration; empty where the trial measures nothing.
         values: all that was measured, by name.
         seconds: from its beginning to its end; None while it runs.
         note: why it ended so, where there is more to say.
+        begun: how often: once more for each kill.
     """
 
     number: int
@@ -53,6 +49,7 @@ class Tried:
     values: Mapping[str, float] = field(default_factory=dict)
     seconds: float | None = None
     note: str = ""
+    begun: int = 1
 
 
 @dataclass(frozen=True)
@@ -155,37 +152,8 @@ def pareto_fronts(trials: Sequence[Tried], losses: Sequence[Sequence[float]]) ->
     return [[trials[i] for i in front] for front in fronts]
 
 
-def read_result(study: Study, space: SearchSpace, goals: tuple[Goal, ...]) -> Result:
-    """The trials of a study as they stand, other workers' included."""
-    trials = study.get_trials(deepcopy=False)
-    return Result(goals, tuple(read_trial(trial, space) for trial in trials))
-
-
-def read_trial(trial: FrozenTrial, space: SearchSpace) -> Tried:
-    """A stored trial."""
-    config = config_of(trial, space)
-    return Tried(
-        number=trial.number,
-        outcome=outcome_of(trial),
-        config=config or {},
-        key=space.key(config) if config else "",
-        values=trial.user_attrs.get("values", {}),
-        seconds=trial.duration.total_seconds() if trial.duration else None,
-        note=trial.user_attrs.get("note", ""),
-    )
-
-
-def config_of(trial: FrozenTrial, space: SearchSpace) -> Config | None:
-    """The configuration of a trial; None where it is not, or not all, decided."""
-    params = trial.params or trial.system_attrs.get("fixed_params", {})
-    try:
-        return space.from_params(params)
-    except ConfigError:
-        return None
-
-
 def outcome_of(trial: FrozenTrial) -> str:
-    """How a trial ended, from `OUTCOMES`."""
+    """How a trial of Optuna's ended, from `OUTCOMES`; "busy" where another worker has it."""
     plain = {"COMPLETE": "measured", "PRUNED": "pruned", "FAIL": "failed"}
     if trial.state.is_finished():
         return str(trial.user_attrs.get("outcome", plain[trial.state.name]))

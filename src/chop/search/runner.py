@@ -1,34 +1,40 @@
-"""One worker's part of a search: propose, claim, measure, tell; and take up what others lost."""
+"""One worker's part of a search: take up what was lost, propose, claim, measure, tell."""
 
 from __future__ import annotations
 
-import os
+import contextlib
+import dataclasses
+import functools
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from chop.errors import ChopError
 from chop.search.artefacts import Artefacts
 from chop.search.choosers import Problem, sampler_row, seed_of
-from chop.search.held import holding
-from chop.search.measure import Goal, Measure, Pruned, check_values, objectives_of
-from chop.search.result import config_of, outcome_of, read_result
+from chop.search.ledger import RUNNING, WAITING, Ledger, Row
+from chop.search.measure import Goal, Measure, Pruned, Report, check_values, objectives_of
+from chop.search.mirror import Mirror, document_of
+from chop.search.result import Result
 from chop.search.space import Config, SearchSpace
-from chop.search.storage import Ledger, begin_trial, leave_to_others
 from chop.search.unseen import unseen_near
-from chop.search.workers import BEAT_SECONDS, Worker, beating, is_lost
+from chop.search.workers import Watch, Worker, beating
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
+    from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
-    from optuna.trial import FrozenTrial, TrialState
+    from optuna.trial import FrozenTrial
 
 PATIENCE = 5
 """Proposals in a row that were known before; then an unseen configuration is taken nearby."""
-RESAMPLES = 2
-"""Proposals in a row that another worker is measuring; then its result is waited for."""
-MAX_RETRIES = 2
-"""A configuration that kills its worker is tried again so often."""
+PROMPT = 3
+"""A trial that was begun more often is taken up when nothing else is left: it may be what kills
+its workers."""
+MOST_ERRORS = 3
+"""A measure that so often ends by an error that is not to be caught has failed."""
 WAIT_SECONDS = 0.2
 
 
@@ -45,6 +51,7 @@ class Task:
     measure: Measure
     goals: tuple[Goal, ...]
     sampler: str | BaseSampler
+    pruner: BasePruner
     seed: int
     catch: tuple[type[Exception], ...]
     callbacks: tuple[Callable[[Study, FrozenTrial], None], ...]
@@ -52,257 +59,247 @@ class Task:
     is_shared: bool
 
 
+class _LostError(ChopError):
+    """This worker was taken for gone: another has its trial."""
+
+
 class Runner:
     """Runs trials of one study in this process.
 
     Args:
         task: what is tried.
-        study: Optuna's study, open in this process.
-        ledger: of the same study.
+        ledger: of the study.
+        mirror: of the same study.
     """
 
-    def __init__(self, task: Task, study: Study, ledger: Ledger) -> None:
-        self.task = task
-        self.study = study
-        self.ledger = ledger
+    def __init__(self, task: Task, ledger: Ledger, mirror: Mirror) -> None:
+        self.task, self.ledger, self.mirror = task, ledger, mirror
         self.me = str(Worker.new())
+        self.watch = Watch()
         self.row = sampler_row(task.sampler)
-        self.repeats = self.busy = 0
+        self.busy = 0
         self.exhausted = False
 
-    def run(self, until: int, after_trial: Callable[[], None]) -> None:
-        """Measures until so many configurations of the study are begun, or none is left."""
-        parent, recovered = os.getppid(), float("-inf")
-        with beating(self.ledger, self.me, alone=not self.task.is_shared):
-            while os.getppid() == parent and not self.exhausted:
-                full = not self.has_room(until)
-                if full or time.monotonic() - recovered > BEAT_SECONDS:
-                    self.recover()
-                    recovered = time.monotonic()
-                if full and not self.has_room(until):
-                    return
-                self.turn(until)
+    def run(self, until: int, after_trial: Callable[[], None], wait: bool) -> None:
+        """Measures until so many configurations of the study are begun, or none is left.
+
+        Args:
+            until: how many.
+            after_trial: called after each.
+            wait: for the trials of other workers, to take up those that they lose.
+        """
+        with beating(self.ledger, self.me, is_shared=self.task.is_shared):
+            self._sync()
+            if self.task.artefacts is not None:
+                alive = self.ledger.unfinished(RUNNING)
+                keys = {row.key for row in alive if not self.watch.is_gone(row.worker)}
+                self.task.artefacts.tidy(self._result(), keys)
+            while self.turn(until) or (wait and self._await_others()):
                 after_trial()
 
-    def has_room(self, until: int) -> bool:
-        """True while fewer than `until` configurations are begun, or a lost one waits."""
-        if self.ledger.count() < until:
-            return True
-        waiting = self._trials("WAITING")
-        return any("retry_of" in trial.user_attrs for trial in waiting)
+    def turn(self, until: int) -> bool:
+        """One trial, from its proposal to its end; False where there is nothing to do."""
+        self._sync()
+        has_room = self.ledger.claims < until and not self.exhausted
+        row = self._taken(until, has_room)
+        if row is not None:
+            self._run(row, self.mirror.ask(row.tried.config))
+        elif has_room:
+            self._propose(until)
+        return row is not None or has_room
 
-    def recover(self) -> int:
-        """Fails the running trials whose worker is gone, and queues them again.
+    def _sync(self) -> None:
+        self.ledger.sync()
+        self.mirror.follow(self.ledger.rows)
 
-        Returns: how many.
-        """
-        running = self._trials("RUNNING")
-        lost = [trial for trial in running if is_lost(trial, self.ledger)]
-        for trial in lost:
-            self._lose(trial)
-        return len(lost)
+    def _result(self) -> Result:
+        return Result(self.task.goals, self.ledger.tried)
 
-    def turn(self, until: int) -> None:
-        """One trial, from its proposal to its end."""
-        from optuna.exceptions import UpdateFinishedTrialError
+    def _await_others(self) -> bool:
+        """A pause while other workers measure; False when none does."""
+        if not self.ledger.unfinished(RUNNING):
+            return False
+        time.sleep(WAIT_SECONDS)
+        return True
 
-        trial_id = begin_trial(self.study, self.me)
-        with holding(self.study._storage, trial_id) as store:
-            try:
-                self._try(self._open(trial_id), until, store)
-            except UpdateFinishedTrialError:
-                return  # this worker was taken for gone; whoever has the configuration goes on
-            except BaseException:
-                self._lose(self.study._storage.get_trial(trial_id))
-                raise
-
-    def _try(self, trial: Trial, until: int, store: Callable[[], None]) -> None:
-        from optuna import TrialPruned
-
-        try:
-            config = self.task.space.suggest(trial, self.row.spelling)
-        except TrialPruned as impossible:
-            self._end(trial, "PRUNED", outcome="impossible", note=str(impossible))
-            self._known(self.task.space.from_params(trial.params))
-            return
-        store()
-        self._settle(trial, config, until)
-
-    def _open(self, trial_id: int) -> Trial:
-        """The trial with the sampler of its place: trials that were lost do not count."""
-        from optuna import Trial
-
-        number = self.study._storage.get_trial_number_from_id(trial_id)
-        earlier = self.study._get_trials(deepcopy=False, use_cache=True)[:number]
-        place = number - sum(outcome_of(trial) == "lost" for trial in earlier)
-        seed = seed_of(self.task.seed, ["trial", place])
-        problem = Problem(self.task.space, seed)
-        self.study.sampler = self.row.make(problem)
-        return Trial(self.study, trial_id)
-
-    def _settle(self, trial: Trial, config: Config, until: int) -> None:
-        """Measures the configuration, unless another trial did, or does."""
-        key = self.task.space.key(config)
-        while True:
-            claim = self.ledger.claim(key, trial.number, until)
-            if claim is None:
-                return self._give_back(trial)
-            if claim.is_new:
-                return self._measure(trial, config, key)
-            if claim.trial == trial.number:
-                return leave_to_others(self.study, trial._trial_id, self.me)
-            holder = self._holder(claim.trial, key)
-            if holder is None:
-                if self.ledger.take_over(key, trial.number, claim.trial):
-                    return self._measure(trial, config, key)
-            elif holder.state.is_finished():
-                return self._repeat(trial, holder, config)
-            elif is_lost(holder, self.ledger):
-                self._lose(holder)
-            elif self.busy < RESAMPLES:
-                self.busy += 1
-                return self._end(
-                    trial, "FAIL", outcome="busy", note=f"trial {claim.trial} measures it"
-                )
-            else:
-                time.sleep(WAIT_SECONDS)
-
-    def _holder(self, number: int, key: str) -> FrozenTrial | None:
-        """The trial that holds a claim; None where it is lost, or the claim is of another study."""
-        storage, study_id = self.study._storage, self.study._study_id
-        try:
-            trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, number)
-        except KeyError:
-            return None
-        holder = storage.get_trial(trial_id)
-        config = config_of(holder, self.task.space)
-        if config is None or self.task.space.key(config) != key or outcome_of(holder) == "lost":
-            return None
-        return holder
-
-    def _measure(self, trial: Trial, config: Config, key: str) -> None:
-        self.repeats = self.busy = 0
-
-        def report(step: int, value: float) -> None:
-            trial.report(value, step)
-            if trial.should_prune():
-                raise Pruned(f"behind at step {step}")
-
-        try:
-            measured = self.task.measure(config, report if self._is_single else _no_report)
-            values = check_values(measured, self.task.goals)
-        except Pruned as pruned:
-            return self._end(trial, "PRUNED", note=str(pruned))
-        except self.task.catch as error:
-            return self._end(trial, "FAIL", note=f"{type(error).__name__}: {error}")
-        self._store(trial, config, key, values)
+    def _taken(self, until: int, has_room: bool) -> Row | None:
+        """A lost or a queued trial, which is now this worker's."""
+        is_due = self.watch.is_due()
+        if is_due:
+            self.watch.look(self.ledger.beats())
+        lost = self.watch.lost(self.ledger) if is_due or not has_room else []
+        for row in (row for row in lost if row.begun < PROMPT or not has_room):
+            if (mine := self.ledger.take_over(row, self.me)) is not None:
+                return mine
+        for row in self.ledger.unfinished(WAITING) if has_room else ():
+            if (mine := self.ledger.take_waiting(row, self.me, until)) is not None:
+                return mine
         return None
 
-    def _store(self, trial: Trial, config: Config, key: str, values: Mapping[str, float]) -> None:
-        """Tells the values; a model to keep is on disk before its trial is complete."""
-        artefacts = self.task.artefacts
-        if artefacts is not None:
-            artefacts.offer(config, key, values, self._result())
-        self._complete(trial, values)
-        if artefacts is not None:
-            artefacts.clean(self._result())
-
-    def _repeat(self, trial: Trial, holder: FrozenTrial, config: Config) -> None:
-        """Tells again what an earlier trial of the same configuration gave."""
-        known = {"outcome": "cached", "note": f"as trial {holder.number}"}
-        if holder.state.name == "COMPLETE":
-            self._complete(trial, holder.user_attrs["values"], **known)
-        else:
-            if holder.last_step is not None:
-                trial.report(holder.intermediate_values[holder.last_step], holder.last_step)
-            self._end(trial, holder.state.name, **known)
-        self._known(config)
-
-    def _known(self, config: Config) -> None:
-        """After too many known proposals, queues an unseen configuration near the last one."""
-        self.repeats += 1
-        if self.repeats < PATIENCE:
+    def _propose(self, until: int) -> None:
+        """Claims and measures what the sampler chooses, or tells again what is known of it."""
+        space = self.task.space
+        near = self._unseen() if self._known_in_a_row() >= PATIENCE else None
+        if self.exhausted:
             return
-        self.repeats = 0
-        near = unseen_near(self.task.space, config, self.ledger.claimed(), self.task.seed)
-        if near is None:
-            self.exhausted = True
+        # Counted in rows, which a kill does not change: the search goes on as if unbroken.
+        seed = seed_of(self.task.seed, ["trial", len(self.ledger.rows) + self.busy])
+        self.mirror.study.sampler = self.row.make(Problem(space, seed))
+        trial = self.mirror.ask(near)
+        config = space.from_params(trial.params)
+        reason = space.obstacle(config)
+        if reason is not None:
+            self._add(trial, config, "impossible", "PRUNED", note=reason)
+            return
+        row = self.ledger.claim(space.key(config), config, self.me, until)
+        if row is not None and row.outcome == WAITING:
+            row = self.ledger.take_waiting(row, self.me, until)
+        if row is not None and row.is_finished:
+            self._repeat(row, trial, config)
+        elif row is not None and row.worker == self.me:
+            self._run(row, trial)
         else:
-            self._queue(self.task.space.to_params(near, self.row.spelling))
+            self.busy += 1
+            self.mirror.drop(trial)
 
-    def _give_back(self, trial: Trial) -> None:
-        """Ends a trial that the total has no room for; what was queued stays queued."""
-        stored = self.study._storage.get_trial(trial._trial_id)
-        fixed = stored.system_attrs.get("fixed_params")
-        self._end(trial, "FAIL", outcome="surplus")
-        if fixed:
-            self._queue(fixed)
+    def _known_in_a_row(self) -> int:
+        """How many of the last proposals left nothing to measure."""
+        known = itertools.takewhile(lambda row: row.key is None, reversed(self.ledger.rows))
+        return self.busy + sum(1 for _ in known)
 
-    def _lose(self, trial: FrozenTrial) -> None:
-        """Fails a trial that nobody will finish, and queues its configuration again.
+    def _unseen(self) -> Config | None:
+        """A configuration that nobody has claimed, near the last one."""
+        last = self.ledger.rows[-1].tried.config
+        found = unseen_near(self.task.space, last, self.ledger.by_key, self.task.seed)
+        self.exhausted = found is None
+        return found
 
-        The queue comes first: a kill in between, or another worker that notices the loss at once,
-        may queue it twice. A configuration is measured once all the same; one that kills its
-        workers may kill a few more.
-        """
-        from optuna.exceptions import UpdateFinishedTrialError
-
-        retries = trial.user_attrs.get("retries", 0)
-        params = trial.system_attrs.get("fixed_params") or trial.params
-        decided = config_of(trial, self.task.space) is not None
-        attrs: dict[str, Any] = {"outcome": "lost", "note": "its worker ended before it did"}
-        if retries >= MAX_RETRIES:
-            attrs = {"outcome": "failed", "note": f"its worker ended {retries + 1} times"}
-        elif decided and not self._is_queued(trial.number):
-            self._queue(params, retry_of=trial.number, retries=retries + 1)
+    def _run(self, row: Row, trial: Trial) -> None:
+        """Measures a configuration that this worker has claimed."""
+        self.busy = 0
+        self.mirror.adopt(row.number, trial)
         try:
-            for name, value in attrs.items():
-                self.study._storage.set_trial_user_attr(trial._trial_id, name, value)
-            self.study._storage.set_trial_state_values(trial._trial_id, _state("FAIL"))
-        except UpdateFinishedTrialError:
-            pass  # it ended after all, or another worker noted the loss
+            self._measure(row, trial)
+        except _LostError:
+            self.mirror.leave(row.number)
+        except BaseException:
+            self.mirror.leave(row.number)
+            with contextlib.suppress(Exception):  # a storage that is gone has its own error
+                self.ledger.release(row, self.me, errors=0)
+            raise
 
-    def _is_queued(self, number: int) -> bool:
-        trials = self.study.get_trials(deepcopy=False)
-        return any(trial.user_attrs.get("retry_of") == number for trial in trials[number + 1 :])
+    def _measure(self, row: Row, trial: Trial) -> None:
+        begin = time.monotonic()
+        end = functools.partial(self._end, row, trial, begin)
+        try:
+            measured = self.task.measure(row.tried.config, self._reporter(row, trial))
+            values = check_values(measured, self.task.goals)
+        except Pruned as pruned:
+            end("pruned", "PRUNED", note=str(pruned))
+        except self.task.catch as error:
+            end("failed", "FAIL", note=_told(error))
+        except Exception as error:
+            if row.errors + 1 >= MOST_ERRORS:
+                end("failed", "FAIL", note=_told(error))
+            else:
+                self.ledger.release(row, self.me, errors=1)
+            raise
+        else:
+            if self.task.artefacts is not None:
+                mine = dataclasses.replace(row.tried, outcome="measured", values=values)
+                self.task.artefacts.offer(mine, self._result())
+            end("measured", "COMPLETE", values)
 
-    def _queue(self, params: Mapping[str, Any], **attrs: Any) -> None:
-        self.study.enqueue_trial(dict(params), user_attrs=attrs)
+    def _reporter(self, row: Row, trial: Trial) -> Report:
+        """What a measure reports to: the pruner, which compares it with other trials."""
+        from optuna.pruners import NopPruner
 
-    def _complete(self, trial: Trial, values: Mapping[str, float], **attrs: str) -> None:
-        told = [values[goal.name] for goal in objectives_of(self.task.goals)]
-        self._end(trial, "COMPLETE", told, values=dict(values), **attrs)
+        is_single = len(objectives_of(self.task.goals)) == 1
+        is_pruned = not isinstance(self.task.pruner, NopPruner)
 
-    def _end(self, trial: Trial, state: str, told: list[float] | None = None, **attrs: Any) -> None:
-        for name, value in attrs.items():
-            trial.set_user_attr(name, value)
-        self._set_constraints(trial, attrs.get("values"))
-        frozen = self.study.tell(trial, told, state=_state(state), skip_if_finished=True)
+        def report(step: int, value: float) -> None:
+            if not is_single:  # pruners compare one number
+                return
+            trial.report(value, step)
+            if is_pruned and self.task.is_shared:
+                running = self.mirror.frozen(trial)
+                self.ledger.report(row, self.me, document_of(running, row.tried.config))
+                self._sync()
+            if is_pruned and trial.should_prune():
+                raise Pruned(f"behind at step {step}")
+
+        return report
+
+    def _end(
+        self,
+        row: Row,
+        trial: Trial,
+        begin: float,
+        outcome: str,
+        state: str,
+        values: Mapping[str, float] | None = None,
+        note: str = "",
+    ) -> None:
+        """Tells the end of a trial of this worker's, once."""
+        config = row.tried.config
+        frozen, document = self._tell(trial, config, outcome, state, values, note)
+        document["seconds"] = time.monotonic() - begin
+        if not self.ledger.finish(row, self.me, outcome, document):
+            raise _LostError("another worker has taken the trial.")
+        if self.task.artefacts is not None and values is not None:
+            self.task.artefacts.clean(self._result())
+        self._call_back(frozen)
+
+    def _repeat(self, row: Row, trial: Trial, config: Config) -> None:
+        """Tells again what an earlier trial of the same configuration gave."""
+        noted = row.noted
+        for step, value in noted.get("steps", {}).items():
+            trial.report(value, int(step))
+        note = f"as trial {row.number}"
+        self._add(trial, config, "cached", noted["state"], noted.get("values"), note)
+
+    def _add(
+        self,
+        trial: Trial,
+        config: Config,
+        outcome: str,
+        state: str,
+        values: Mapping[str, float] | None = None,
+        note: str = "",
+    ) -> None:
+        """Tells a trial that measured nothing."""
+        frozen, document = self._tell(trial, config, outcome, state, values, note)
+        self.mirror.adopt(self.ledger.add(outcome, document), trial)
+        self._call_back(frozen)
+
+    def _tell(
+        self,
+        trial: Trial,
+        config: Config,
+        outcome: str,
+        state: str,
+        values: Mapping[str, float] | None,
+        note: str,
+    ) -> tuple[FrozenTrial, dict[str, Any]]:
+        """Ends a trial of the mirror; returns it, and what its row notes."""
+        from optuna.trial import TrialState
+
+        attrs = {"outcome": outcome, "note": note, "values": values and dict(values)}
+        for name, attr in attrs.items():
+            if attr:
+                trial.set_user_attr(name, attr)
+        for goal in self.task.goals if values else ():
+            if goal.is_constraint:
+                excess = goal.excess(values[goal.name])
+                trial.set_constraint(f"{goal.name} {goal.direction}", excess)
+        told = [values[goal.name] for goal in objectives_of(self.task.goals)] if values else None
+        frozen = self.mirror.study.tell(trial, told, state=TrialState[state])
+        return frozen, document_of(frozen, config)
+
+    def _call_back(self, frozen: FrozenTrial) -> None:
         for callback in self.task.callbacks:
-            callback(self.study, frozen)
-
-    def _set_constraints(self, trial: Trial, values: Mapping[str, float] | None) -> None:
-        for goal in self.task.goals:
-            if values is not None and goal.is_constraint:
-                name = f"{goal.name} {goal.direction}"
-                trial.set_constraint(name, goal.excess(values[goal.name]))
-
-    def _trials(self, state: str) -> list[FrozenTrial]:
-        return self.study.get_trials(deepcopy=False, states=(_state(state),))
-
-    def _result(self) -> Any:
-        return read_result(self.study, self.task.space, self.task.goals)
-
-    @property
-    def _is_single(self) -> bool:
-        return len(self.study.directions) == 1
+            callback(self.mirror.study, frozen)
 
 
-def _no_report(step: int, value: float) -> None:
-    """Pruners compare one number; with several objectives there is none."""
-
-
-def _state(name: str) -> TrialState:
-    from optuna.trial import TrialState
-
-    return TrialState[name]
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

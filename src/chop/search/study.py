@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,28 +13,33 @@ from typing import TYPE_CHECKING, Any
 from chop.errors import ConfigError
 from chop.search.artefacts import Artefacts, Save
 from chop.search.choosers import make_pruner, sampler_row
+from chop.search.ledger import RUNNING, Ledger, make_tables
 from chop.search.live import live_progress
+from chop.search.location import MEMORY, check_study_name, storage_url
 from chop.search.measure import Goal, Measure, objectives_of
-from chop.search.result import Result, read_result
-from chop.search.runner import Runner, Task
+from chop.search.opening import open_engine, storage_errors
+from chop.search.result import Result
+from chop.search.runner import WAIT_SECONDS, Runner, Task
 from chop.search.space import Config, SearchSpace
-from chop.search.storage import MEMORY, Ledger, Store, open_store, storage_errors, storage_url
-from chop.search.workers import run_workers
+from chop.search.workers import Watch, run_workers
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
     from optuna import Study
     from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
 
+    from chop.search.mirror import Mirror
+
 BEST_FOLDER = "best"
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Opened:
-    store: Store
-    study: Study
+    engine: sa.Engine
     ledger: Ledger
+    mirror: Mirror | None = None
 
 
 class Search:
@@ -52,12 +58,12 @@ class Search:
         pruner: "asha", "hyperband", "median", any Optuna pruner, or None; needs one objective.
         storage: None keeps `search.db` (SQLite) in `out`; `postgresql://...` serves workers on
             many machines; "memory" keeps nothing, for trials of milliseconds.
-        out: folder of the storage and of the best models.
+        out: folder of the storage; what a study writes is in a folder in it, of its name.
         name: of the study: several may share a storage.
         seed: of all that is drawn; with one worker the same seed gives the same search, killed in
             between or not.
         save: writes the model that was just measured into a folder.
-        keep: how many of the best models stay, in `out/best/KEY`.
+        keep: how many of the best models stay, in `out/NAME/best/KEY`.
         problem: plain JSON that tells apart what is measured (fingerprints of weights and rows,
             settings): a study begun on another problem is not gone on with.
         catch: errors of the measure that fail a trial and let the search go on. Any other error
@@ -101,9 +107,9 @@ class Search:
         self.sampler, self.pruner, self.seed = sampler, make_pruner(pruner), seed
         self.out = None if out is None else Path(out)
         self.url = storage_url(storage, self.out)
-        self.name, self.problem = name, dict(problem or {})
+        self.name, self.problem = check_study_name(name), dict(problem or {})
         self.catch, self.callbacks = catch, tuple(callbacks)
-        self.start = [self._params(config) for config in start]
+        self.start = {self._key(config): dict(config) for config in start}
         self.artefacts = self._artefacts(save, keep)
         self._check(pruner)
         self._opened: _Opened | None = None
@@ -115,9 +121,17 @@ class Search:
         return self.url != MEMORY
 
     @property
+    def folder(self) -> Path | None:
+        """Where this study writes."""
+        return None if self.out is None else self.out / self.name
+
+    @property
     def study(self) -> Study:
-        """Optuna's study, for its plots and importances; open until `close`."""
-        return self._open().study
+        """An Optuna study of the trials, for its plots and importances, as they stand."""
+        with self._using() as opened:
+            opened.ledger.sync()
+            self._mirror().follow(opened.ledger.rows)
+            return self._mirror().study
 
     @property
     def task(self) -> Task:
@@ -127,6 +141,7 @@ class Search:
             self.measure,
             self.goals,
             self.sampler,
+            self.pruner,
             self.seed,
             self.catch,
             self.callbacks,
@@ -134,13 +149,14 @@ class Search:
             self.is_shared,
         )
 
-    def run(self, until: int, workers: int = 1, progress: bool = True) -> Result:
+    def run(self, until: int, workers: int = 1, progress: bool = True, wait: bool = True) -> Result:
         """Measures until the study has `until` configurations, those of earlier runs included.
 
         Args:
             until: a total: called again with the same number, there is nothing left to do.
             workers: processes of this machine. One measures in this process.
             progress: shows the best so far, the time left, and what was not measured again.
+            wait: for the trials that other workers have begun, to take up those that they lose.
         Returns: all trials, and the best.
         Raises:
             ConfigError: settings that do not fit together, or a study of another problem.
@@ -152,25 +168,16 @@ class Search:
             raise ConfigError(f"{workers} workers need a storage that they share, not '{MEMORY}'.")
         with self._using(), live_progress(self.result, until, progress) as show:
             if workers == 1:
-                self._runner().run(until, show)
+                self._runner().run(until, show, wait)
             else:
-                self._run_workers(until, workers, show)
+                self._run_workers(until, workers, show, wait)
             return self.result()
-
-    def resume(self) -> int:
-        """Fails the running trials whose worker is gone, and queues their configurations again.
-
-        `run` does this too, at its beginning and while it runs.
-
-        Returns: how many.
-        """
-        with self._using():
-            return self._runner().recover()
 
     def result(self) -> Result:
         """All trials as they stand, other workers' included."""
         with self._using() as opened:
-            return read_result(opened.study, self.space, self.goals)
+            opened.ledger.sync()
+            return Result(self.goals, opened.ledger.tried)
 
     def enqueue(self, config: Config) -> None:
         """Lets a configuration be measured before the sampler proposes others.
@@ -178,25 +185,25 @@ class Search:
         Raises:
             ConfigError: it is none of the space's, or impossible.
         """
-        params = self._params(config)
+        key = self._key(config)
         with self._using() as opened:
-            opened.study.enqueue_trial(params)
+            opened.ledger.queue({key: config})
 
-    def _params(self, config: Config) -> dict[str, Any]:
+    def _key(self, config: Config) -> str:
         obstacle = self.space.obstacle(config)
         if obstacle is not None:
             raise ConfigError(f"this configuration cannot be: {obstacle}")
-        return self.space.to_params(config, sampler_row(self.sampler).spelling)
+        return self.space.key(config)
 
     def note_job(self, name: str, settings: Mapping[str, Any]) -> None:
         """Keeps in the study what a worker elsewhere needs to build this search."""
         with self._using() as opened:
-            opened.study.set_user_attr("job", {"name": name, "settings": dict(settings)})
+            opened.ledger.note("job", {"name": name, "settings": dict(settings)})
 
     def close(self) -> None:
         """Lets go of the storage; the next call opens it again."""
         if self._opened is not None and self.is_shared:
-            self._opened.store.close()
+            self._opened.engine.dispose()
             self._opened = None
 
     @contextlib.contextmanager
@@ -223,63 +230,75 @@ class Search:
     def _artefacts(self, save: Save | None, keep: int) -> Artefacts | None:
         if save is None or keep == 0:
             return None
-        if self.out is None:
+        if self.folder is None:
             raise ConfigError("save: expected `out`, the folder that the best models go to.")
-        return Artefacts(self.out / BEST_FOLDER, keep, save)
+        return Artefacts(self.folder / BEST_FOLDER, keep, save)
 
     def _open(self) -> _Opened:
-        import optuna
-
         if self._opened is None:
-            store = open_store(self.url)
-            with quiet():
-                study = optuna.create_study(
-                    study_name=self.name,
-                    storage=store.trials,
-                    pruner=self.pruner,
-                    directions=[goal.direction for goal in objectives_of(self.goals)],
-                    load_if_exists=True,
-                )
-            self._check_same(study)
-            self._opened = _Opened(store, study, Ledger(store, study._study_id))
+            engine = open_engine(self.url)
+            make_tables(engine)
+            ledger = Ledger(engine, self.name)
+            self._begin(ledger)
+            self._opened = _Opened(engine, ledger)
         return self._opened
 
-    def _runner(self) -> Runner:
+    def _mirror(self) -> Mirror:
         opened = self._open()
-        return Runner(self.task, opened.study, opened.ledger)
+        if opened.mirror is None:
+            from chop.search.mirror import Mirror
 
-    def _run_workers(self, until: int, workers: int, show: Callable[[], None]) -> None:
+            spelling = sampler_row(self.sampler).spelling
+            opened.mirror = Mirror(self.name, self.space, self.goals, spelling, self.pruner)
+        return opened.mirror
+
+    def _runner(self) -> Runner:
+        return Runner(self.task, self._open().ledger, self._mirror())
+
+    def _run_workers(self, until: int, workers: int, show: Callable[[], None], wait: bool) -> None:
         def work() -> None:
             with self._using():
-                self._runner().run(until, lambda: None)
+                self._runner().run(until, lambda: None, wait=False)
+
+        watch = Watch()
+
+        def lost() -> int:
+            ledger = self._open().ledger
+            ledger.sync()
+            if watch.is_due():
+                watch.look(ledger.beats())
+            return len(watch.lost(ledger))
 
         def more() -> bool:
-            runner = self._runner()
-            runner.recover()
-            return runner.has_room(until)
+            return lost() > 0 or self._open().ledger.claims < until
 
-        run_workers(work, workers, before_fork=self.close, watch=show, more=more)
+        count = workers
+        while count:
+            run_workers(work, count, before_fork=self.close, watch=show, more=more)
+            count = min(workers, lost()) if wait else 0
+            while wait and not count and self._open().ledger.unfinished(RUNNING):
+                show()
+                time.sleep(WAIT_SECONDS)
+                count = min(workers, lost())
 
-    def _check_same(self, study: Study) -> None:
-        """A study goes on only as the problem that it was begun as."""
-        begun = study.user_attrs.get("search")
+    def _begin(self, ledger: Ledger) -> None:
+        """Begins the study; one that was begun goes on only as the same problem."""
         mine = {
             "choices": {choice.name: list(choice.texts) for choice in self.space.choices},
             "goals": [[goal.name, goal.direction, goal.budget] for goal in self.goals],
             "options as": sampler_row(self.sampler).spelling,
             "problem": json.loads(json.dumps(self.problem, default=str)),
         }
-        if begun is None:
-            for params in self.start:
-                study.enqueue_trial(params)
-            study.set_user_attr("search", mine)
-            return
+        begun = ledger.begin({"search": mine})["search"]
         for part, value in mine.items():
             if begun.get(part) != value:
                 raise ConfigError(
                     f"study '{self.name}' in this storage was begun with other {part}: "
                     f"{_difference(begun.get(part), value)}; give another name or out folder."
                 )
+        ledger.sync()
+        if not ledger.rows:
+            ledger.queue(self.start)
 
 
 def _difference(old: Any, new: Any) -> str:
@@ -288,16 +307,3 @@ def _difference(old: Any, new: Any) -> str:
         if names:
             return f"'{names[0]}' was {old.get(names[0])}, now {new.get(names[0])}"
     return f"{old}, now {new}"
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Inside, Optuna only warns: what a search does is shown by its own progress."""
-    from optuna import logging
-
-    level = logging.get_verbosity()
-    logging.set_verbosity(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)

@@ -10,43 +10,41 @@ import os
 import platform
 import signal
 import threading
+import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from chop.errors import ChopError, UnavailableError
-from chop.search.storage import Ledger, workers_of
-
-if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
+from chop.search.ledger import NOBODY, RUNNING, Ledger, Row
 
 BEAT_SECONDS = 10.0
-"""Between two signs of life of a worker."""
+"""Between two signs of life of a worker, and between two looks at those of others."""
 SILENT_SECONDS = 120.0
-"""A worker of another machine that was silent for so long is taken for gone."""
+"""A worker of another machine whose silence was watched for so long is taken for gone."""
 POLL_SECONDS = 0.5
+REPLACEMENTS = 3
+"""Workers that are started, for each one asked for, in the place of killed ones."""
 ACTIVE: set[str] = set()
 """Workers of this process that are running now."""
 _numbers = itertools.count(1)
-
-REPLACEMENTS = 3
-"""Workers that are started, for each one asked for, in the place of killed ones."""
 
 
 class Worker(NamedTuple):
     """A run in a process, told apart from other runs and from a later process of the same number.
 
     Attributes:
-        host: name of the machine.
+        system: what numbers its processes: a boot of a machine, and the PID namespace there
+            (each container has its own).
         pid: its process number there.
         started: when the process started, by a clock that is never set.
         run: counts the runs of that process.
     """
 
-    host: str
+    system: str
     pid: int
     started: str
     run: int
@@ -54,16 +52,21 @@ class Worker(NamedTuple):
     @classmethod
     def new(cls) -> Worker:
         """A new run of the process that asks."""
-        return cls(platform.node(), os.getpid(), _started(os.getpid()), next(_numbers))
+        return cls(_system(), os.getpid(), _started(os.getpid()), next(_numbers))
 
     @classmethod
     def parse(cls, text: str) -> Worker:
         """The inverse of `str`."""
-        host, pid, started, run = text.rsplit(":", 3)
-        return cls(host, int(pid), started, int(run))
+        system, pid, started, run = text.rsplit(":", 3)
+        return cls(system, int(pid), started, int(run))
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.pid}:{self.started}:{self.run}"
+        return f"{self.system}:{self.pid}:{self.started}:{self.run}"
+
+    @property
+    def is_near(self) -> bool:
+        """True when its process can be asked for by its number."""
+        return self.system == _system()
 
     def runs_here(self) -> bool:
         """True when this machine runs that very process, and it that run; a zombie is dead."""
@@ -79,6 +82,16 @@ class Worker(NamedTuple):
             return False
 
 
+@functools.cache
+def _system() -> str:
+    """The host, and on Linux its boot (random(4)) and PID namespace (pid_namespaces(7))."""
+    parts = [platform.node()]
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts.append(str(Path("/proc/self/ns/pid").stat().st_ino))
+    return ":".join(parts)
+
+
 def _started(pid: int) -> str:
     """When a process started: on Linux in clock ticks since the machine did (proc(5), field 22).
 
@@ -92,44 +105,70 @@ def _started(pid: int) -> str:
     return f"{psutil.Process(pid).create_time():.0f}"
 
 
-def is_lost(trial: FrozenTrial, ledger: Ledger) -> bool:
-    """True when nobody will finish a running trial.
+class Watch:
+    """Tells which workers are gone.
 
-    A trial that names nobody was made by a program that drives Optuna itself: it is lost when no
-    worker but this process is left.
+    A worker whose process can be asked for is gone when that process is. Of any other, signs of
+    life are counted in the ledger, and it is gone when its count stood still while this process
+    watched. No clock is compared with another, and no time counts in which nobody watched: a
+    stalled machine or server makes no worker look dead.
     """
-    named = workers_of(trial)
-    if named:
-        return all(is_gone(worker, ledger) for worker in named)
-    others = (name for name in ledger.beat_ages() if Worker.parse(name).pid != os.getpid())
-    return all(is_gone(worker, ledger) for worker in others)
 
+    def __init__(self) -> None:
+        self._looked: float | None = None
+        self._beats: Mapping[str, int] = {}
+        self._silent: dict[str, float] = {}
 
-def is_gone(name: str, ledger: Ledger) -> bool:
-    """True when a worker has ended.
+    def is_due(self) -> bool:
+        """True when the last look is some seconds ago."""
+        return self._looked is None or time.monotonic() - self._looked >= BEAT_SECONDS
 
-    On this machine the process itself is asked; of other machines the age of the last beat counts.
-    """
-    worker = Worker.parse(name)
-    if worker.host == platform.node():
-        return not worker.runs_here()
-    return ledger.beat_ages().get(name, SILENT_SECONDS) >= SILENT_SECONDS
+    def look(self, beats: Mapping[str, int]) -> None:
+        """Counts the seconds that workers were silent.
+
+        Args:
+            beats: signs of life of each worker until now.
+        """
+        now = time.monotonic()
+        passed = 0.0 if self._looked is None else min(now - self._looked, 2 * BEAT_SECONDS)
+        for worker, beat in beats.items():
+            is_silent = self._beats.get(worker) == beat
+            self._silent[worker] = self._silent[worker] + passed if is_silent else 0.0
+        self._silent = {worker: self._silent[worker] for worker in beats}
+        self._beats, self._looked = beats, now
+
+    def is_gone(self, name: str) -> bool:
+        """True when a worker has ended, as far as the looks so far tell.
+
+        A worker gives a sign of life before it takes a trial, so that one without any has ended.
+        """
+        if name == NOBODY:
+            return True
+        worker = Worker.parse(name)
+        if worker.is_near:
+            return not worker.runs_here()
+        has_looked = self._looked is not None
+        return has_looked and self._silent.get(name, SILENT_SECONDS) >= SILENT_SECONDS
+
+    def lost(self, ledger: Ledger) -> list[Row]:
+        """The running trials whose worker is gone."""
+        return [row for row in ledger.unfinished(RUNNING) if self.is_gone(row.worker)]
 
 
 @contextlib.contextmanager
-def beating(ledger: Ledger, worker: str, *, alone: bool) -> Iterator[None]:
+def beating(ledger: Ledger, worker: str, *, is_shared: bool) -> Iterator[None]:
     """Inside, a thread tells the ledger every few seconds that the worker is alive.
 
     Args:
         ledger: of the study.
-        worker: this process.
-        alone: no other process can reach the storage: nobody needs to be told.
+        worker: of this process.
+        is_shared: another process can reach the storage: otherwise nobody needs to be told.
     """
     ACTIVE.add(worker)
     done = threading.Event()
     thread = threading.Thread(target=_beat, args=(ledger, worker, done), daemon=True)
     try:
-        if not alone:
+        if is_shared:
             ledger.beat(worker)
             thread.start()
         yield
@@ -159,7 +198,7 @@ def run_workers(
     """Runs `work` in so many processes of this machine and waits for them.
 
     The processes are forked: a measure may be any closure, and what is loaded is shared.
-    A process that is killed is replaced while there is more to do.
+    A process that is killed is replaced while there is more to do. The processes end with this one.
 
     Args:
         work: what each process does until nothing is left.
@@ -231,6 +270,7 @@ def _start(
 def _child(work: Callable[[], None], pipe: Connection) -> None:
     import torch
 
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     # OpenMP's threads do not survive a fork: a child that asks for several waits for ever.
     torch.set_num_threads(1)
     try:
@@ -242,6 +282,14 @@ def _child(work: Callable[[], None], pipe: Connection) -> None:
     except BaseException as error:
         traceback.print_exc()
         pipe.send(f"{type(error).__name__}: {error}")
+
+
+def _end_with_parent() -> None:
+    """Waits for the end of the process that forked this one, and ends this one at once."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
 
 
 def _ending(process: BaseProcess, pipe: Connection) -> list[str]:

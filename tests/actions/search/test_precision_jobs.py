@@ -40,17 +40,17 @@ def test_a_search_finds_formats_that_compress_builds(tmp_path, no_training):
     config = PrecisionConfig(out=tmp_path, widths="2,4,8", trials=14, search_rows=400)
     result = run_job(JOB, config)
     assert result.counts == {"measured": 14} and result.best.values["bits"] <= 4
-    noted = json.loads((tmp_path / "best.json").read_text())
-    lines = (tmp_path / "table.csv").read_text().splitlines()
+    noted = json.loads((tmp_path / "precision" / "best.json").read_text())
+    lines = (tmp_path / "precision" / "table.csv").read_text().splitlines()
     table = {row["formats"]: row for row in csv.DictReader(lines)}
     assert list(table)[:4] == ["float", "2.mse", "4.mse", "8.mse"] and len(table) == 5
     best = table[f"trial {result.best.number}"]
     assert float(best["accuracy"]) == noted["values"]["accuracy"]
     for name in ("accuracy", "formats", "best-so-far", "front", "importance"):
-        assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
-        assert (tmp_path / f"{name}.png").stat().st_size > 1000
+        assert (tmp_path / "precision" / f"{name}.svg").read_text().startswith("<?xml")
+        assert (tmp_path / "precision" / f"{name}.png").stat().st_size > 1000
     # The same model three times: as it is saved, as it is exported, as it was measured.
-    saved = MaseGraph.from_checkpoint(tmp_path / "best" / result.best.key / "model")
+    saved = MaseGraph.from_checkpoint(tmp_path / "precision" / "best" / result.best.key / "model")
     exported = JOB.export(config, result.best.config)
     built = quantize_layers(raise_to_graph(subject()), exported["layers"], subject(), 64)
     found = {evaluate(mg.model, rows()[1], batch_size=64) for mg in (saved, built)}
@@ -211,7 +211,7 @@ def test_a_budget_that_nobody_meets_names_the_nearest(tmp_path, no_training, cap
     assert best < 1 and result.best is None and result.ranked[0].values["accuracy"] == best
     printed = " ".join(capsys.readouterr().out.split())
     assert f"the nearest, trial {result.ranked[0].number}, has" in printed
-    assert f"accuracy {best:.4g}" in printed and not (tmp_path / "best.json").exists()
+    assert f"accuracy {best:.4g}" in printed and not (tmp_path / "precision" / "best.json").exists()
 
 
 @pytest.mark.parametrize("per", ["layer", "operand"])

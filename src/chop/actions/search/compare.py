@@ -12,14 +12,14 @@ from statistics import median
 from typing import Any
 
 from chop.actions.search.figures import within
-from chop.actions.search.manage import load_search
+from chop.actions.search.manage import find_storage, load_search, study_names
 from chop.actions.sweep.record import write_figure, write_table
 from chop.errors import ConfigError, did_you_mean
 from chop.notices import warn_once
 from chop.report.search_plots import Run, plot_best_so_far, value_at
 from chop.search import Goal, Result
+from chop.search.location import without_password
 from chop.search.measure import objectives_of
-from chop.search.storage import open_store, storage_errors, storage_url, without_password
 from chop.train import TASKS
 
 OUT = Path("runs/search-compare")
@@ -119,9 +119,12 @@ def compare_searches(
 def _read(source: str, name: str | None) -> Iterator[Compared]:
     """The searches that a folder, file or URL names."""
     storage, own = _split(source)
-    url = storage_url(storage, None)
+    url, own = find_storage(storage, own or name)
     told = without_password(url) if "://" in storage else storage
-    for study in [own or name] if own or name else _studies(url, told):
+    found = [own] if own else study_names(url)
+    if not found:
+        raise ConfigError(f"there is no search in '{told}'.")
+    for study in found:
         noted, result = load_search(storage, study)
         job = noted["job"]
         settings = None if job is None else {"job": job["name"], **_flat(job["settings"])}
@@ -142,18 +145,6 @@ def _split(source: str) -> tuple[str, str | None]:
         if Path(source[:place]).exists():
             return source[:place], source[place + 1 :]
     return source, None
-
-
-def _studies(url: str, told: str) -> list[str]:
-    store = open_store(url, create=False)
-    try:
-        with storage_errors(url):
-            names = sorted(study.study_name for study in store.trials.get_all_studies())
-    finally:
-        store.close()
-    if not names:
-        raise ConfigError(f"there is no search in '{told}'.")
-    return names
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -15,7 +15,7 @@ from chop.search.measure import objectives_of
 def draw_search(
     config: SearchConfig, result: Result, space: SearchSpace, title: str, percent: Collection[str]
 ) -> None:
-    """Writes `best-so-far`, `front` and `importance`, each as .svg and .png, into `config.out`.
+    """Writes `best-so-far`, `front` and `importance`, each as .svg and .png, into `config.folder`.
 
     `front`: the first objective against every other goal, if there is another. `importance`: see
     `chop.search.importance`; left out while too few were measured.
@@ -29,7 +29,7 @@ def draw_search(
     """
     goal = objectives_of(result.goals)[0].name
     write_figure(
-        config.out / "best-so-far",
+        config.folder / "best-so-far",
         plot_best_so_far,
         {config.sampler: [result.best_so_far()]},
         ylabel=f"best {goal} so far",
@@ -39,7 +39,7 @@ def draw_search(
     clouds = clouds_of(result)
     if clouds:
         write_figure(
-            config.out / "front",
+            config.folder / "front",
             plot_front,
             clouds,
             ylabel=goal,
@@ -48,7 +48,7 @@ def draw_search(
         )
     shares = importances(result, space)
     if shares:
-        write_figure(config.out / "importance", plot_importances, shares, title=title)
+        write_figure(config.folder / "importance", plot_importances, shares, title=title)
 
 
 def within(goals: Iterable[Goal]) -> str:

@@ -19,7 +19,7 @@ from chop.config import parse
 from chop.errors import ConfigError, did_you_mean
 from chop.search.choosers import make_pruner, sampler_row
 from chop.search.costs import COSTS
-from chop.search.storage import storage_url, without_password
+from chop.search.location import check_study_name, storage_url, without_password
 
 if TYPE_CHECKING:
     from chop.search.result import Result
@@ -49,6 +49,7 @@ class SearchConfig(SubjectConfig):
     The other settings are those of `SubjectConfig`.
     """
 
+    JOB_NAME: ClassVar[str] = "search"
     RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
         **SubjectConfig.RANGES,
         "trials": (1, 10**9),
@@ -64,8 +65,19 @@ class SearchConfig(SubjectConfig):
     name: str | None = None
     keep: int = 1
 
+    @property
+    def study(self) -> str:
+        """The name of the study."""
+        return self.name or self.JOB_NAME
+
+    @property
+    def folder(self) -> Path:
+        """Where the study writes: several may share `out` and its storage."""
+        return self.out / self.study
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_study_name(self.study)
         sampler_row(self.sampler)
         make_pruner(self.pruner)
         storage_url(self.storage, self.out)
@@ -89,7 +101,7 @@ class Job:
         config: its settings.
         prepare: loads what is searched over; the search it returns has not run. Called again with
             the same settings in another process it gives the same search.
-        write: writes tables and plots of a result into `config.out`; called when a run ends.
+        write: writes tables and plots of a result into `config.folder`; called when a run ends.
         export: the settings of `chop compress` that build a configuration.
     """
 
@@ -126,7 +138,7 @@ def run_job(job: Job, config: SearchConfig) -> Result:
 
 
 def _kept(config: SearchConfig) -> str:
-    where = without_password(config.storage) if config.storage else str(config.out)
+    where = without_password(config.storage) if config.storage else str(config.folder)
     return (
         f"finished trials are kept; the same command, or chop search resume {where}, goes on "
         "from there."

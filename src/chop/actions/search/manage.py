@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from chop.actions.interrupt import told_when_interrupted
 from chop.actions.search.job import find_job, rebuild, run_job
@@ -15,12 +15,11 @@ from chop.errors import ConfigError, did_you_mean
 from chop.files import write_text
 from chop.search import Choice, Goal, Result, SearchSpace, Tried
 from chop.search.importance import importances
-from chop.search.result import OUTCOMES, read_result
-from chop.search.storage import open_store, storage_errors, storage_file, storage_url
+from chop.search.ledger import Ledger, studies
+from chop.search.location import FILE_NAME, storage_file, storage_url
+from chop.search.opening import open_engine, storage_errors
+from chop.search.result import OUTCOMES
 from chop.tables import print_table
-
-if TYPE_CHECKING:
-    from optuna import Study
 
 TOP = 10
 
@@ -54,19 +53,50 @@ def load_search(storage: str, name: str | None = None) -> tuple[dict[str, Any], 
         UnavailableError: the storage is not there.
         ConfigError: it has no study of that name, or several and none is named.
     """
-    store = open_store(storage_url(storage, None), create=False)
+    url, name = find_storage(storage, name)
+    engine = open_engine(url, create=False, read_only=True)
     try:
-        with storage_errors(store.url):
-            study = _find_study(store.trials, name)
-            begun = study.user_attrs["search"]
+        with storage_errors(url):
+            ledger = Ledger(engine, _find_study(studies(engine), name))
+            ledger.sync()
+            document = ledger.document()
+            begun = document["search"]
             space = SearchSpace(
                 tuple(Choice(k, {t: t for t in texts}) for k, texts in begun["choices"].items())
             )
             goals = tuple(Goal(*goal) for goal in begun["goals"])
-            noted = {"name": study.study_name, "space": space, "url": store.url}
-            return noted | {"job": study.user_attrs.get("job")}, read_result(study, space, goals)
+            noted = {"name": ledger.study, "space": space, "url": url}
+            return noted | {"job": document.get("job")}, Result(goals, ledger.tried)
     finally:
-        store.close()
+        engine.dispose()
+
+
+def find_storage(storage: str, name: str | None) -> tuple[str, str | None]:
+    """The URL of a storage, and the study that is meant.
+
+    Args:
+        storage: output folder, file or URL; the folder `OUT/NAME` means the study NAME of `OUT`.
+        name: of the study; None where the storage has one.
+    """
+    folder = Path(storage).expanduser().absolute()
+    is_study = folder.is_dir() and not (folder / FILE_NAME).exists()
+    if name is None and is_study and (folder.parent / FILE_NAME).exists():
+        return storage_url(str(folder.parent), None), folder.name
+    return storage_url(storage, None), name
+
+
+def study_names(url: str) -> list[str]:
+    """The studies of a storage.
+
+    Raises:
+        UnavailableError: the storage is not there.
+    """
+    engine = open_engine(url, create=False, read_only=True)
+    try:
+        with storage_errors(url):
+            return studies(engine)
+    finally:
+        engine.dispose()
 
 
 def choice_rows(result: Result, space: SearchSpace) -> list[dict[str, Any]]:
@@ -111,7 +141,7 @@ def work_for(url: str, name: str | None = None) -> Result:
     with told_when_interrupted(
         lambda: "finished trials are kept; any worker goes on with the rest."
     ):
-        return job.prepare(config).run(until=config.trials)
+        return job.prepare(config).run(until=config.trials, wait=False)
 
 
 def export_best(
@@ -192,10 +222,7 @@ def _worker_folder(url: str) -> str:
     return str(file.parent if file else Path("runs") / f"search-worker-{os.getpid()}")
 
 
-def _find_study(trials: Any, name: str | None) -> Study:
-    import optuna
-
-    names = [study.study_name for study in trials.get_all_studies()]
+def _find_study(names: list[str], name: str | None) -> str:
     if name is None and len(names) != 1:
         raise ConfigError(
             "this storage has no study."
@@ -204,10 +231,7 @@ def _find_study(trials: Any, name: str | None) -> Study:
         )
     if name is not None and name not in names:
         raise ConfigError(f"study '{name}': {did_you_mean(name, names)}")
-    study = optuna.load_study(study_name=name or names[0], storage=trials)
-    if "search" not in study.user_attrs:
-        raise ConfigError(f"study '{study.study_name}' was not begun by chop.")
-    return study
+    return name or names[0]
 
 
 def _choose(result: Result, number: int | None) -> Tried:

@@ -69,6 +69,7 @@ class NasConfig(SearchConfig):
     The other settings are those of `SearchConfig`.
     """
 
+    JOB_NAME: ClassVar[str] = "nas"
     RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
         **SearchConfig.RANGES,
         "epochs": (1, 10_000),
@@ -78,7 +79,7 @@ class NasConfig(SearchConfig):
         "share": (0.001, 1),
     }
 
-    out: Path = Path("runs/search-nas")
+    out: Path = Path("runs/search")
     trials: int = 40
     fields: Mapping[str, tuple[Any, ...]] | None = None
     square_layers: tuple[str, ...] = tuple(SQUARE_LAYERS)
@@ -151,7 +152,7 @@ def prepare(config: NasConfig, subject: Subject | None = None) -> Search:
         pruner=config.pruner,
         storage=config.storage,
         out=config.out,
-        name=config.name or "nas",
+        name=config.study,
         seed=config.seed,
         save=measure.save,
         keep=config.keep,
@@ -215,12 +216,12 @@ def write(
     if not result.measured:
         raise ConfigError("no architecture was measured: all were impossible, or failed.")
     title = f"{config.model}: architectures, best first"
-    write_table(config.out, title, [_row(search, trial) for trial in result.ranked])
+    write_table(config.folder, title, [_row(search, trial) for trial in result.ranked])
     if result.best is None:
         Console().print("none keeps within the budgets; the nearest come first in the table")
         return
     noted = _describe(config, search, result, result.best, subject_for(config, subject))
-    write_text(config.out / "best.json", json.dumps(noted, indent=2) + "\n")
+    write_text(config.folder / "best.json", json.dumps(noted, indent=2) + "\n")
     about = f"{config.model}: architectures"
     draw_search(config, result, search.space, about, PERCENT)
     values = result.best.values
@@ -228,7 +229,7 @@ def write(
         f"best: accuracy {values['accuracy']:.2%} on validation rows, "
         f"{noted['test_accuracy']:.2%} on test rows, {values['parameters']:.0f} parameters; "
         f"measured {noted['measured']} of {noted['different'] or noted['configurations']:.4g} "
-        f"architectures; {config.out}",
+        f"architectures; {config.folder}",
         highlight=False,
     )
 
@@ -252,7 +253,7 @@ def _describe(
 ) -> dict[str, Any]:
     """The best architecture, with its accuracy on rows that the search has not seen."""
     found = architectures(config, subject)
-    saved = config.out / "best" / best.key / "model"
+    saved = config.folder / "best" / best.key / "model"
     if saved.with_suffix(".pt").is_file():
         model = MaseGraph.from_checkpoint(saved).model
     else:
@@ -278,9 +279,9 @@ def export(config: NasConfig, chosen: Config) -> dict[str, Any]:
     """
     raise ConfigError(
         f"an architecture is no setting of `chop compress`: the best models are in "
-        f"{config.out}/best, and MaseGraph.from_checkpoint reads them."
+        f"{config.folder}/best, and MaseGraph.from_checkpoint reads them."
     )
 
 
-JOB = Job("nas", NasConfig, prepare, write, export)
+JOB = Job(NasConfig.JOB_NAME, NasConfig, prepare, write, export)
 """Behind `chop search nas`."""

@@ -69,6 +69,7 @@ class PrecisionConfig(FormatSettings, SearchConfig):
     The other settings are those of `FormatSettings` and `SearchConfig`.
     """
 
+    JOB_NAME: ClassVar[str] = "precision"
     RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
         **SearchConfig.RANGES,
         **FORMAT_RANGES,
@@ -77,7 +78,7 @@ class PrecisionConfig(FormatSettings, SearchConfig):
 
     USUAL_WIDTHS: ClassVar[str | None] = "2:8:1"
 
-    out: Path = Path("runs/search-precision")
+    out: Path = Path("runs/search")
     goals: tuple[str, ...] = ("kl",)
     per: Literal["layer", "operand"] = "operand"
     budgets: Mapping[str, float] | None = None
@@ -125,7 +126,7 @@ def prepare(config: PrecisionConfig, subject: Subject | None = None) -> Search:
         pruner=config.pruner,
         storage=config.storage,
         out=config.out,
-        name=config.name or "precision",
+        name=config.study,
         seed=config.seed,
         save=lambda chosen, folder: found.graph(chosen).export(folder / "model"),
         keep=config.keep,
@@ -170,11 +171,11 @@ def write(
     rows += [_row(found, unseen, name, found.formats(chosen)) for name, chosen in told.items()]
     title = f"{subject.name} on {subject.dataset}"
     columns = dict.fromkeys((metric.name, f"test {metric.name}"), metric)
-    write_table(config.out, f"{title}: mixed precision beside uniform", rows, columns)
+    write_table(config.folder, f"{title}: mixed precision beside uniform", rows, columns)
     _draw(config, found, result, rows, title)
     best = result.best
     if best is None:
-        Console().print(f"{_nearest(result)}; {config.out}", highlight=False)
+        Console().print(f"{_nearest(result)}; {config.folder}", highlight=False)
         return
     noted = {
         "choices": dict(best.config),
@@ -185,11 +186,11 @@ def write(
         "measured": len(result.measured),
         "configurations": search.space.size,
     }
-    write_text(config.out / "best.json", json.dumps(noted, indent=2) + "\n")
+    write_text(config.folder / "best.json", json.dumps(noted, indent=2) + "\n")
     Console().print(
         f"best: {best.values['bits']:.2f} bits per weight, {metric.name} "
         f"{metric.spell(best.values[metric.name])} on the rows of the search and "
-        f"{metric.spell(noted[f'test_{metric.name}'])} on test rows; {config.out}",
+        f"{metric.spell(noted[f'test_{metric.name}'])} on test rows; {config.folder}",
         highlight=False,
     )
 
@@ -239,7 +240,7 @@ def _draw(
         for label, part in (("the same everywhere", uniform), ("mixed", mixed))
     ]
     write_figure(
-        config.out / metric.name,
+        config.folder / metric.name,
         plot_accuracy,
         curves,
         {"float": rows[0][test]},
@@ -254,7 +255,7 @@ def _draw(
         for trial in told
     }
     write_figure(
-        config.out / "formats",
+        config.folder / "formats",
         plot_layer_map,
         cells,
         xlabel="",
@@ -287,5 +288,5 @@ def export(config: PrecisionConfig, chosen: Config) -> dict[str, Any]:
     }
 
 
-JOB = Job("precision", PrecisionConfig, prepare, write, export)
+JOB = Job(PrecisionConfig.JOB_NAME, PrecisionConfig, prepare, write, export)
 """Behind `chop search precision`."""

@@ -1,0 +1,392 @@
+"""The trials of a study, one row each, and the workers that are alive.
+
+A claim of a configuration is the INSERT of its row under a unique key; what a worker that is gone
+has left, another takes over by one UPDATE of the row's worker; its end is one UPDATE that holds
+only while the worker has the row. So of any number of workers exactly one measures a
+configuration, and its result is written once, on SQLite and on PostgreSQL alike.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from chop.search.result import Tried
+from chop.search.space import Config
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+T = TypeVar("T")
+
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS chop_studies (study VARCHAR(255) PRIMARY KEY, "
+    "claims INTEGER NOT NULL, trials INTEGER NOT NULL, document TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS chop_trials (study VARCHAR(255) NOT NULL, "
+    "number INTEGER NOT NULL, config VARCHAR(64), outcome VARCHAR(16) NOT NULL, "
+    "worker VARCHAR(255) NOT NULL, begun INTEGER NOT NULL, errors INTEGER NOT NULL, "
+    "document TEXT NOT NULL, PRIMARY KEY (study, number), UNIQUE (study, config))",
+    "CREATE TABLE IF NOT EXISTS chop_workers (study VARCHAR(255) NOT NULL, "
+    "worker VARCHAR(255) NOT NULL, beat INTEGER NOT NULL, PRIMARY KEY (study, worker))",
+)
+WAITING, RUNNING = "waiting", "running"
+NOBODY = ""
+"""In the place of a worker: one that met an error has left the trial to the next."""
+RECONNECT_SECONDS = 60.0
+"""How long a server that went away is waited for."""
+RECONNECT_PAUSE = 0.5
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trial as it is stored.
+
+    Attributes:
+        number: in the study, in the order in which trials were begun or queued.
+        key: of the configuration that it claims; None of a trial that measures nothing: its
+            configuration cannot be, or was measured before.
+        outcome: one of `chop.search.result.OUTCOMES`.
+        worker: who runs it, or has run it.
+        begun: how often it was begun: more than once after kills.
+        errors: how often the measure ended by an error that stopped its search.
+        document: JSON of `config`, and of what else `chop.search.mirror.Document` has.
+    """
+
+    number: int
+    key: str | None
+    outcome: str
+    worker: str
+    begun: int
+    errors: int
+    document: str
+
+    @cached_property
+    def noted(self) -> dict[str, Any]:
+        """The document as it was before it became JSON."""
+        found: dict[str, Any] = json.loads(self.document)
+        return found
+
+    @property
+    def is_finished(self) -> bool:
+        """True when nothing about the trial can change."""
+        return self.outcome not in (WAITING, RUNNING)
+
+    @cached_property
+    def tried(self) -> Tried:
+        """What is told of the trial."""
+        noted = self.noted
+        return Tried(
+            self.number,
+            self.outcome,
+            noted["config"],
+            self.key or "",
+            noted.get("values", {}),
+            noted.get("seconds"),
+            noted.get("note", ""),
+            self.begun,
+        )
+
+
+COLUMNS = "number, config, outcome, worker, begun, errors, document"
+MINE = "study = :study AND number = :number AND worker = :worker AND outcome = 'running'"
+
+
+class Ledger:
+    """The rows of one study, and this process's copy of them.
+
+    Args:
+        engine: an open storage.
+        study: the study's name.
+
+    Attributes:
+        rows: as they were at the last `sync`, by number.
+        by_key: number of the row that has claimed a configuration, by its key.
+        open: numbers of the rows that wait or run.
+    """
+
+    def __init__(self, engine: sa.Engine, study: str) -> None:
+        self.engine, self.study = engine, study
+        self.rows: list[Row] = []
+        self.by_key: dict[str, int] = {}
+        self.open: set[int] = set()
+
+    def begin(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """What the study was begun with: `document`, where this is its beginning."""
+        with suppress_clash():
+            self._write(
+                "INSERT INTO chop_studies (study, claims, trials, document) "
+                "VALUES (:study, 0, 0, :document)",
+                document=json.dumps(document),
+            )
+        return self.document()
+
+    def document(self) -> dict[str, Any]:
+        """What is known of the study; empty where there is none of that name."""
+        rows = self._read("SELECT document FROM chop_studies WHERE study = :study")
+        return dict(json.loads(rows[0][0])) if rows else {}
+
+    def note(self, name: str, value: Any) -> None:
+        """Adds an entry to what is known of the study."""
+        self._write(
+            "UPDATE chop_studies SET document = :document WHERE study = :study",
+            document=json.dumps(self.document() | {name: value}),
+        )
+
+    def sync(self) -> list[Row]:
+        """Reads the rows that were added, and those that were not finished at the last call."""
+        import sqlalchemy as sa
+
+        statement = sa.text(
+            f"SELECT {COLUMNS} FROM chop_trials WHERE study = :study "
+            "AND (number >= :next OR number IN :open) ORDER BY number"
+        ).bindparams(sa.bindparam("open", expanding=True))
+        values = {"next": len(self.rows), "open": sorted(self.open)}
+        found = [Row(*row) for row in self._read(statement, **values)]
+        for row in found:
+            self.rows[row.number : row.number + 1] = [row]
+            if row.key is not None:
+                self.by_key[row.key] = row.number
+            (self.open.discard if row.is_finished else self.open.add)(row.number)
+        return found
+
+    @property
+    def tried(self) -> tuple[Tried, ...]:
+        """What is told of the trials, as they were at the last `sync`."""
+        return tuple(row.tried for row in self.rows)
+
+    def unfinished(self, outcome: str) -> list[Row]:
+        """The rows that are `WAITING`, or those that are `RUNNING`."""
+        return [self.rows[n] for n in sorted(self.open) if self.rows[n].outcome == outcome]
+
+    @property
+    def claims(self) -> int:
+        """How many configurations are measured, or being measured."""
+        return len(self.by_key) - len(self.unfinished(WAITING))
+
+    def claim(self, key: str, config: Config, worker: str, limit: int) -> Row | None:
+        """Claims a configuration, while fewer than `limit` are claimed.
+
+        Args:
+            key: of the configuration.
+            config: the configuration.
+            worker: who will measure it.
+            limit: how many configurations may be claimed in all.
+        Returns: the row of the configuration, which may be another worker's; None when the limit
+            is reached.
+        """
+
+        def insert(connection: sa.Connection) -> None:
+            if self._count(connection, limit):
+                self._insert(connection, key, RUNNING, worker, {"config": dict(config)})
+
+        with suppress_clash():  # another worker was faster
+            self._transact(insert)
+        self.sync()
+        return self.rows[self.by_key[key]] if key in self.by_key else None
+
+    def take_waiting(self, row: Row, worker: str, limit: int) -> Row | None:
+        """Begins a queued trial; None where another worker has, or the limit is reached."""
+
+        def take(connection: sa.Connection) -> None:
+            taken = self._count(connection, limit) and self._execute(
+                connection,
+                "UPDATE chop_trials SET worker = :worker, outcome = 'running', begun = 1 "
+                "WHERE study = :study AND number = :number AND outcome = 'waiting'",
+                worker=worker,
+                number=row.number,
+            )
+            if not taken:
+                connection.rollback()
+
+        self._transact(take)
+        return self._mine(row, worker)
+
+    def take_over(self, row: Row, worker: str) -> Row | None:
+        """Moves a running trial from a worker that is gone; None where another was faster."""
+        self._write(
+            "UPDATE chop_trials SET worker = :worker, begun = begun + 1 WHERE study = :study "
+            "AND number = :number AND worker = :gone AND outcome = 'running'",
+            worker=worker,
+            number=row.number,
+            gone=row.worker,
+        )
+        return self._mine(row, worker)
+
+    def _mine(self, row: Row, worker: str) -> Row | None:
+        """The row, where the worker has it.
+
+        It is read, since a connection may break after the server has done its work.
+        """
+        self.sync()
+        stored = self.rows[row.number]
+        return stored if stored.worker == worker else None
+
+    def report(self, row: Row, worker: str, document: Mapping[str, Any]) -> None:
+        """Lets other workers see how far a running trial is."""
+        self._write(
+            f"UPDATE chop_trials SET document = :document WHERE {MINE}",
+            number=row.number,
+            worker=worker,
+            document=json.dumps(document),
+        )
+
+    def finish(self, row: Row, worker: str, outcome: str, document: Mapping[str, Any]) -> bool:
+        """Writes the end of a trial, once; False where it is no longer this worker's."""
+        self._write(
+            f"UPDATE chop_trials SET outcome = :outcome, document = :document WHERE {MINE}",
+            number=row.number,
+            worker=worker,
+            outcome=outcome,
+            document=json.dumps(document),
+        )
+        return self._mine(row, worker) is not None
+
+    def release(self, row: Row, worker: str, *, errors: int) -> None:
+        """Leaves a running trial to whoever goes on with the study."""
+        self._write(
+            f"UPDATE chop_trials SET worker = '', errors = errors + :errors WHERE {MINE}",
+            number=row.number,
+            worker=worker,
+            errors=errors,
+        )
+
+    def add(self, outcome: str, document: Mapping[str, Any]) -> int:
+        """Adds a trial that measured nothing, and returns its number."""
+        return self._transact(lambda c: self._insert(c, None, outcome, NOBODY, document))
+
+    def queue(self, configs: Mapping[str, Config]) -> None:
+        """Adds trials that wait, by their keys: all of them, or none where one is known."""
+
+        def insert(connection: sa.Connection) -> None:
+            for key, config in configs.items():
+                self._insert(connection, key, WAITING, NOBODY, {"config": dict(config)})
+
+        with suppress_clash():
+            self._transact(insert)
+
+    def beat(self, worker: str) -> None:
+        """Counts one more sign of life of a worker."""
+        if not self._write(
+            "UPDATE chop_workers SET beat = beat + 1 WHERE study = :study AND worker = :worker",
+            worker=worker,
+        ):
+            self._write(
+                "INSERT INTO chop_workers (study, worker, beat) VALUES (:study, :worker, 1)",
+                worker=worker,
+            )
+
+    def leave(self, worker: str) -> None:
+        """Forgets a worker that has ended."""
+        self._write(
+            "DELETE FROM chop_workers WHERE study = :study AND worker = :worker", worker=worker
+        )
+
+    def beats(self) -> dict[str, int]:
+        """How many signs of life each worker has given."""
+        rows = self._read("SELECT worker, beat FROM chop_workers WHERE study = :study")
+        return {worker: int(beat) for worker, beat in rows}
+
+    def _count(self, connection: sa.Connection, limit: int) -> bool:
+        """Counts one more claim; False when the limit is reached."""
+        return self._execute(
+            connection,
+            "UPDATE chop_studies SET claims = claims + 1 WHERE study = :study AND claims < :limit",
+            limit=limit,
+        )
+
+    def _insert(
+        self,
+        connection: sa.Connection,
+        key: str | None,
+        outcome: str,
+        worker: str,
+        document: Mapping[str, Any],
+    ) -> int:
+        """Adds a row under the next number: the study's row is locked while it is drawn."""
+        import sqlalchemy as sa
+
+        self._execute(
+            connection, "UPDATE chop_studies SET trials = trials + 1 WHERE study = :study"
+        )
+        drawn = sa.text("SELECT trials - 1 FROM chop_studies WHERE study = :study")
+        number = int(connection.execute(drawn, {"study": self.study}).scalar_one())
+        self._execute(
+            connection,
+            f"INSERT INTO chop_trials (study, {COLUMNS}) VALUES "
+            "(:study, :number, :key, :outcome, :worker, 1, 0, :document)",
+            number=number,
+            key=key,
+            outcome=outcome,
+            worker=worker,
+            document=json.dumps(document),
+        )
+        return number
+
+    def _execute(self, connection: sa.Connection, statement: str, **values: Any) -> bool:
+        """True when the statement changed a row."""
+        import sqlalchemy as sa
+
+        values["study"] = self.study
+        return bool(connection.execute(sa.text(statement), values).rowcount)
+
+    def _write(self, statement: str, **values: Any) -> bool:
+        """Runs one statement in a transaction of its own; True when it changed a row."""
+        return self._transact(lambda connection: self._execute(connection, statement, **values))
+
+    def _read(self, statement: Any, **values: Any) -> list[Any]:
+        import sqlalchemy as sa
+
+        if isinstance(statement, str):
+            statement = sa.text(statement)
+        values["study"] = self.study
+        return self._transact(lambda connection: list(connection.execute(statement, values)))
+
+    def _transact(self, work: Callable[[sa.Connection], T]) -> T:
+        """Runs a transaction; a server that went away is waited for.
+
+        A broken connection may leave a transaction done or not: every `work` may be done again.
+        """
+        from sqlalchemy.exc import OperationalError
+
+        patience = 0.0 if self.engine.dialect.name == "sqlite" else RECONNECT_SECONDS
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                with self.engine.begin() as connection:
+                    return work(connection)
+            except OperationalError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(RECONNECT_PAUSE)
+
+
+def suppress_clash() -> AbstractContextManager[None]:
+    """Inside, a row of that key may be there already."""
+    from sqlalchemy.exc import IntegrityError
+
+    return suppress(IntegrityError)
+
+
+def make_tables(engine: sa.Engine) -> None:
+    """Makes the tables where they are missing."""
+    import sqlalchemy as sa
+
+    with engine.begin() as connection:
+        for statement in TABLES:
+            connection.execute(sa.text(statement))
+
+
+def studies(engine: sa.Engine) -> list[str]:
+    """The names of the studies in a storage."""
+    import sqlalchemy as sa
+
+    if not sa.inspect(engine).has_table("chop_studies"):
+        return []
+    with engine.connect() as connection:
+        found = connection.execute(sa.text("SELECT study FROM chop_studies ORDER BY study"))
+        return [name for (name,) in found]
