@@ -37,7 +37,7 @@ class Tried:
         config: what it is of.
         key: of the configuration; empty where the trial measures nothing.
         values: all that was measured, by name.
-        seconds: from its beginning to its end; None while it runs.
+        seconds: that its measure took; None while it runs, or where nothing was measured.
         note: why it ended so, where there is more to say.
         begun: how often: once more for each kill.
     """
