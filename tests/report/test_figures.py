@@ -181,3 +181,12 @@ def test_seeds_are_a_band_that_the_axis_explains(seen):
     (band,) = axes.collections
     heights = band.get_paths()[0].vertices[:, 1]
     assert (heights.min(), heights.max()) == (40, 90)
+
+
+def test_labels_are_drawn_as_they_are_written(seen):
+    labels = ["$x$", "_own", "a\x1b[31mb", ""]
+    curves = {label: [[(1, 0.5), (2, 0.6)]] for label in labels}
+    plot_best_so_far("x.svg", curves, ylabel="a", title="$x_1$ \x1b[0m")
+    named = [text.get_text().strip() for text in seen[0].legends[0].get_texts()]
+    assert named[:2] == [r"\$x\$", "_own"] and len(named) == 4
+    assert not any("\x1b" in text for text in (*named, seen[0].texts[0].get_text()))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chop.files import replacing
+from chop.tables import printable
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -63,7 +64,7 @@ def add_legend(figure: Figure, entries: Sequence[tuple[Artist, str]]) -> None:
     """
     width, height = figure.get_size_inches()
     room = width - 0.3
-    texts = [wrapped(label, room - HANDLE_INCHES, LEGEND_POINTS) for _, label in entries]
+    texts = [wrapped(label, room - HANDLE_INCHES, LEGEND_POINTS) or [" "] for _, label in entries]
     widest = max(text_inches(line, LEGEND_POINTS) for lines in texts for line in lines)
     columns = min(len(entries), max(1, int(room / (widest + HANDLE_INCHES))))
     rows = math.ceil(len(entries) / columns) * max(map(len, texts))
@@ -91,7 +92,7 @@ def line_style(position: int) -> dict[str, Any]:
 def wrapped(text: str, inches: float, points: float) -> list[str]:
     """Lines of a text, each at most `inches` wide; words that are longer are cut."""
     lines: list[str] = []
-    for line in text.splitlines():
+    for line in map(printable, text.splitlines()):
         characters = max(1, len(line))
         while any(text_inches(part, points) > inches for part in _lines(line, characters)):
             characters = int(0.95 * characters)
@@ -115,7 +116,7 @@ def text_inches(text: str, points: float) -> float:
 
 def plain(text: str) -> str:
     """A text as matplotlib shows it letter by letter: no formula, and never left out."""
-    escaped = text.replace("$", r"\$")
+    escaped = printable(text).replace("$", r"\$")
     return f" {escaped}" if escaped.startswith("_") else escaped
 
 

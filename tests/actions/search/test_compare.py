@@ -105,11 +105,24 @@ def test_equal_searches_are_told_apart_by_their_place(tmp_path):
     other = begin(tmp_path / "c", "tpe")
     rows = compare_searches([*same, other], out=tmp_path / "out")
     assert [row["searches"] for row in rows] == [
-        f"random ({same[0]}:toy)",
-        f"random ({same[1]}:toy)",
+        f"toy ({same[0]})",
+        f"toy ({same[1]})",
         "tpe",
     ]
     assert [row["seeds"] for row in rows] == [1, 1, 1]
+
+
+def test_how_long_a_search_ran_makes_no_other_curve_unless_nothing_else_does(tmp_path):
+    folders = [begin(tmp_path / f"r{n}", seed=n, trials=10 + n, workers=n + 1) for n in range(2)]
+    rows = compare_searches([*folders, begin(tmp_path / "tpe", "tpe")], out=tmp_path / "out")
+    found = [(row["searches"], row["seeds"], row["measured"]) for row in rows]
+    assert found == [("random", 2, "10 to 11"), ("tpe", 1, 12)]
+    longer = begin(tmp_path / "longer", seed=0, trials=15)
+    rows = compare_searches([folders[0], longer], out=tmp_path / "out")
+    assert [row["searches"] for row in rows] == [
+        "random, trials=10, workers=1",
+        "random, trials=15, no workers",
+    ]
 
 
 def test_searches_of_programs_go_by_study_or_label(tmp_path):

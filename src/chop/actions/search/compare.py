@@ -23,8 +23,10 @@ from chop.search.measure import objectives_of
 from chop.train import TASKS
 
 OUT = Path("runs/search-compare")
-NO_DIFFERENCE = ("seed", "out", "name", "keep")
-"""Settings by which a search does not become another one."""
+HOW_LONG = ("trials", "workers", "device")
+"""Settings that tell searches apart where nothing else does."""
+SEED_ALONE = ("seed", "out", "name", "keep")
+"""Settings in which the searches of one curve differ."""
 COUNTS = (25, 50, 100)
 """Trials after which the table tells the best."""
 SHARES = {name for task in TASKS.values() for name, m in task.metrics.items() if m.is_share}
@@ -240,7 +242,8 @@ def _groups(found: Sequence[Compared]) -> list[list[Compared]]:
     """Searches that differ in their seed alone, together; of equal seeds, each alone."""
     together: dict[str, list[Compared]] = {}
     for each in found:
-        settings = {k: v for k, v in (each.settings or {}).items() if k not in NO_DIFFERENCE}
+        left_out = (*SEED_ALONE, *HOW_LONG)
+        settings = {k: v for k, v in (each.settings or {}).items() if k not in left_out}
         key = json.dumps(settings, sort_keys=True) if settings else each.told
         together.setdefault(key, []).append(each)
     groups: list[list[Compared]] = []
@@ -257,19 +260,26 @@ def _labels_of(groups: Sequence[Sequence[Compared]]) -> list[str]:
     differing = [
         name
         for name in names
-        if name not in NO_DIFFERENCE
-        and len({json.dumps(settings.get(name)) for settings in noted}) > 1
-    ] or ["sampler"]
-    labels = [
-        group[0].name
-        if group[0].settings is None
-        else ", ".join(_spell(name, group[0].settings.get(name)) for name in differing)
-        for group in groups
+        if name not in SEED_ALONE and len({json.dumps(s.get(name)) for s in noted}) > 1
     ]
-    return [
-        label if labels.count(label) == 1 else f"{label} ({group[0].told})"
-        for label, group in zip(labels, groups, strict=True)
-    ]
+    first = [name for name in differing if name not in HOW_LONG] or ["sampler"]
+    more = [*first, *(name for name in differing if name in HOW_LONG)]
+    labels = [_label(group[0], first) for group in groups]
+    for spell in (
+        lambda each: _label(each, more),
+        lambda each: f"{each.name} ({each.source})",
+    ):
+        labels = [
+            label if labels.count(label) == 1 else spell(group[0])
+            for label, group in zip(labels, groups, strict=True)
+        ]
+    return labels
+
+
+def _label(search: Compared, names: Sequence[str]) -> str:
+    if search.settings is None:
+        return search.name
+    return ", ".join(_spell(name, search.settings.get(name)) for name in names)
 
 
 def _spell(name: str, value: Any) -> str:
