@@ -1,8 +1,10 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
+import traceback
 import types
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +26,11 @@ from chop.actions.search.manage import (
 )
 from chop.cli.app import app
 from chop.config import load_toml
-from chop.errors import ConfigError, UnavailableError
+from chop.errors import ConfigError, UnavailableError, WriteError
 from chop.search import Choice, Goal, Search, SearchSpace
+from chop.search.ledger import Ledger
+from chop.search.opening import open_engine
+from tests.unprivileged import NEEDS_ROOT, as_nobody
 
 SPACE = SearchSpace(tuple(Choice(f"fc{i}", {"4.mse": 4, "8.mse": 8}) for i in range(3)))
 
@@ -147,6 +152,7 @@ def test_toml_is_read_back(tmp_path):
         "none": None,
         "layers": {"a.b": {"weight": "mxint:width=4"}, "c": {"data_in": "8.auto"}},
         "more": {"x": {"y": 1}, "z": 2},
+        'a "key"\n[evil]': "\x1b[2J \x7f \r\n 🙂 \u2028",
     }
     (tmp_path / "x.toml").write_text(toml(settings))
     assert load_toml(tmp_path / "x.toml") == {k: v for k, v in settings.items() if v is not None}
@@ -185,3 +191,124 @@ def test_the_commands(begun, tmp_path):
     assert load_search(str(begun))[1].counts["measured"] == 7
     chop("export", begun, tmp_path / "best.toml")
     assert load_toml(tmp_path / "best.toml")["formats"] == []
+
+
+def files_of(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_copied_or_moved_folder_is_gone_on_with_where_it_is(is_moved, toy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_job(toy, ToyConfig(out="runs/toy"))
+    (shutil.move if is_moved else shutil.copytree)("runs/toy", "copy")
+    before = files_of(tmp_path / "runs")
+    result = resume_search("copy", trials=8)
+    assert len(result.measured) == 8
+    assert json.loads(Path("copy/toy/result.json").read_text()) == result.counts
+    assert files_of(tmp_path / "runs") == before
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert resume_search("../copy/toy", trials=7).counts == result.counts
+    export_best("../copy", Path("best.toml"))
+    assert [path.name for path in Path().iterdir()] == ["best.toml"]
+
+
+def test_a_search_with_its_storage_elsewhere_writes_where_it_did(toy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_job(toy, ToyConfig(out="out", storage="disk/x.db"))
+    shutil.rmtree("out")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    resume_search("../disk/x.db")
+    assert (tmp_path / "out" / "toy" / "result.json").is_file()
+    shutil.copytree(tmp_path / "disk", tmp_path / "copy")
+    resume_search("../copy/x.db")
+    assert (tmp_path / "copy" / "toy" / "result.json").is_file()
+
+
+@NEEDS_ROOT
+def test_another_users_search_is_shown_and_exported(begun, tmp_path, capfd):
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    (tmp_path / "mine").mkdir(mode=0o777)
+    (tmp_path / "mine").chmod(0o777)
+    before = files_of(begun)
+    shown = as_nobody(lambda: show_search(str(begun)))
+    assert len(shown.measured) == 6 and "choices of the best" in capfd.readouterr().out
+    path = tmp_path / "mine" / "best.toml"
+    assert as_nobody(lambda: export_best(str(begun), path)) == load_toml(path)
+    assert files_of(begun) == before
+    refused = as_nobody(lambda: resume_search(str(begun), trials=7))
+    assert isinstance(refused, WriteError) and "\n" not in str(refused)
+
+
+EVIL = "a\x1b]0;x\x07\n[evil]\nmodel = 'x' [red]"
+
+
+def test_names_in_a_storage_that_others_write(begun, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    noted, result = load_search(str(begun))
+    engine = open_engine(noted["url"])
+    document = Ledger(engine, "toy").document()
+    values = {"accuracy": 2, "bits": 1, EVIL: 1}
+    for name in (EVIL, "other"):
+        ledger = Ledger(engine, name)
+        ledger.begin(document)
+        row = ledger.claim("k", result.best.config, "me", limit=9)
+        noted = {"config": result.best.config, "values": values}
+        assert ledger.finish(row, "me", "measured", noted)
+    engine.dispose()
+    show_search(str(begun), EVIL)
+    told = capsys.readouterr().out
+    assert told.count("[evil]") == 1 and "[red]" in told
+    export_best(str(begun), tmp_path / "best.toml", "other")
+    assert load_toml(tmp_path / "best.toml") == export(ToyConfig(), result.best.config)
+    header = (tmp_path / "best.toml").read_text().splitlines()[0]
+    assert "[evil]" in header and "\x1b" not in told + header
+    for name in (None, "toyy", EVIL + "x"):
+        with pytest.raises(ConfigError) as error:
+            show_search(str(begun), name)
+        assert str(error.value).isprintable()
+    with pytest.raises(ConfigError, match="name of a study"):
+        export_best(str(begun), tmp_path / "x.toml", EVIL)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "../up", "a/b", "x\x1b[2J"])
+def test_names_of_studies_are_checked_before_anything_runs(name):
+    with pytest.raises(ConfigError, match="name of a study"):
+        ToyConfig(name=name)
+
+
+SERVER = "postgresql://127.0.0.1:1/d?user=u&password=s3cr3t"
+
+
+def test_passwords_are_neither_kept_nor_told(toy, tmp_path, monkeypatch):
+    config = ToyConfig(out=tmp_path, storage=SERVER)
+    assert "s3cr3t" not in json.dumps(settings_of(config))
+
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(toy.__dict__, "prepare", stop)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        run_job(toy, config)
+    (told,) = stopped.value.__notes__
+    assert "'postgresql://127.0.0.1:1/d?password=***&user=u' --name toy" in told
+    assert "s3cr3t" not in "".join(traceback.format_exception(stopped.value))
+
+
+@pytest.mark.parametrize("count", [0, 6])
+def test_what_is_kept_is_true(count, toy, tmp_path, monkeypatch):
+    config = ToyConfig(out=tmp_path / "a b")
+    if count:
+        run_job(toy, config)
+    monkeypatch.setitem(toy.__dict__, "write", None)
+    monkeypatch.setitem(
+        toy.__dict__, "prepare", lambda config: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        run_job(toy, config)
+    (told,) = stopped.value.__notes__
+    assert told.startswith("finished trials are kept" if count else "no trial was finished")
+    assert (f"resume '{tmp_path}/a b/toy'" in told) is bool(count)

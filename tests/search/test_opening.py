@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 import traceback
 
@@ -16,9 +15,9 @@ import sqlalchemy as sa
 from chop.errors import UnavailableError, WriteError
 from chop.search.location import MEMORY, storage_file, storage_url
 from chop.search.opening import open_engine, storage_errors
+from tests.unprivileged import NEEDS_ROOT, as_nobody, in_a_namespace
 
 FORK = multiprocessing.get_context("fork")
-NOBODY = 65534
 
 
 def url_of(file):
@@ -55,26 +54,6 @@ def kill_a_writer(url, count):
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-
-
-def as_nobody(work):
-    """Runs `work` as a user without rights, and returns what it returned or raised."""
-    ours, theirs = FORK.Pipe(duplex=False)
-
-    def child():
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
-        try:
-            theirs.send(work())
-        except Exception as error:
-            theirs.send(error)
-
-    process = FORK.Process(target=child)
-    process.start()
-    assert ours.poll(60)
-    answer = ours.recv()
-    process.join()
-    return answer
 
 
 def content(folder):
@@ -260,7 +239,7 @@ def test_a_storage_to_read_must_be_there(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+@NEEDS_ROOT
 @pytest.mark.parametrize("state", ["closed", "killed", "killed, no index", "running"])
 def test_another_users_folder_is_read(state, open_to_all):
     url = storage_url(None, open_to_all)
@@ -281,7 +260,7 @@ def test_another_users_folder_is_read(state, open_to_all):
     engine.dispose()
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+@NEEDS_ROOT
 def test_what_another_user_may_not_read_or_make(open_to_all):
     url = storage_url(None, open_to_all)
     write(url).dispose()
@@ -290,16 +269,6 @@ def test_what_another_user_may_not_read_or_make(open_to_all):
     assert isinstance(error, UnavailableError) and "Permission denied" in str(error)
     error = as_nobody(lambda: write(storage_url(None, open_to_all / "new")))
     assert isinstance(error, WriteError) and "cannot be made: Permission denied" in str(error)
-
-
-def in_a_namespace(script, *arguments):
-    """Runs a script of the shell where it may mount; skips the test where that is not allowed."""
-    if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0:
-        pytest.skip("mounts cannot be unshared here")
-    command = ["unshare", "-m", "sh", "-ec", script, "sh", *map(str, arguments)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr
-    return run.stdout
 
 
 READ = """

@@ -34,9 +34,9 @@ Pruner = Annotated[
 ]
 Workers = Annotated[int | None, typer.Option(help="Processes of this machine that measure.")]
 Storage = Annotated[
-    str | None, typer.Option(help="postgresql://user:password@host/db for many machines.")
+    str | None, typer.Option(help="postgresql://user@host/db for many machines; or a file.")
 ]
-Name = Annotated[str | None, typer.Option(help="Of the study, where a storage has several.")]
+Name = Annotated[str | None, typer.Option(help="Of the study, and of its folder in OUT.")]
 Keep = Annotated[int | None, typer.Option(help="How many of the best models stay in OUT/best.")]
 Goals = Annotated[
     str | None, typer.Option(help="What to search for, by commas; several give a Pareto front.")
@@ -44,7 +44,7 @@ Goals = Annotated[
 Budget = Annotated[
     list[str] | None, typer.Option(help="name=number, again and again: the most (or least) of it.")
 ]
-Where = Annotated[str, typer.Argument(help="The search's output folder, file or URL.")]
+Where = Annotated[str, typer.Argument(help="OUT, OUT/NAME, a storage's file, or its URL.")]
 
 LIFE = """
 [bold]Killed?[/] Run the same command again, or chop search resume OUT. [bold]More hands?[/]
@@ -246,7 +246,8 @@ def resume_command(
 ) -> None:
     """Go on with a search where it stopped.
 
-    Trials whose worker is gone are failed and queued again; finished ones are not repeated.
+    Trials whose worker is gone are measured again; finished ones are not repeated. Results are
+    written beside the storage, wherever its folder was copied or moved to.
 
     [bold]Examples[/]
 
@@ -298,7 +299,12 @@ def export_command(
 
 @search_app.command("worker")
 def worker_command(
-    url: Annotated[str, typer.Argument(help="The storage: postgresql://..., or OUT/search.db.")],
+    url: Annotated[
+        str,
+        typer.Argument(
+            help="The storage: postgresql://..., or OUT/search.db.", envvar="CHOP_STORAGE"
+        ),
+    ],
     name: Name = None,
 ) -> None:
     """Measure for a search that runs elsewhere, until its total is reached.
@@ -308,7 +314,10 @@ def worker_command(
 
     [bold]Example[/]
 
-      chop search worker postgresql://chop:secret@db/chop --name nas
+      chop search worker postgresql://chop@db/chop --name nas
+
+    Other users see what stands in a command: give a password by PGPASSFILE, or the whole URL by
+    CHOP_STORAGE in the environment.
     """
     options.say_that_it_begins()
     from chop.actions.search.manage import work_for

@@ -317,14 +317,14 @@ def _told(url: str, error: BaseException, begun: bool) -> ChopError:
             f"storage {shown} is damaged ({reason}): restore it from a copy, or name another file "
             "or folder to begin anew."
         )
-    safe = " Finished trials are safe" if begun else " Nothing was begun"
+    safe = "; finished trials are safe" if begun else ""
     if kind.startswith(UNWRITABLE):
         return WriteError(
             f"storage {shown} cannot be written: {reason}; free some space or make it writable, "
-            f"then run the same search again.{safe}."
+            f"then run the same search again{safe}."
         )
-    again = "; when it is back, run the same search again or `chop search resume`" if begun else ""
-    return UnavailableError(f"storage {shown} cannot be used: {reason}.{safe}{again}.")
+    again = f"{safe}; when it is back, run the same search again or `chop search resume`"
+    return UnavailableError(f"storage {shown} cannot be used: {reason}{again if begun else ''}.")
 
 
 def _reason(url: str, error: BaseException) -> str:

@@ -25,7 +25,7 @@ from chop.train import TASKS
 OUT = Path("runs/search-compare")
 HOW_LONG = ("trials", "workers", "device")
 """Settings that tell searches apart where nothing else does."""
-SEED_ALONE = ("seed", "out", "name", "keep")
+SEED_ALONE = ("seed", "out", "name", "keep", "storage")
 """Settings in which the searches of one curve differ."""
 COUNTS = (25, 50, 100)
 """Trials after which the table tells the best."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import shlex
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,10 +18,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from chop.actions.interrupt import told_when_interrupted
 from chop.actions.subject import SubjectConfig
 from chop.config import parse
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ChopError, ConfigError, did_you_mean
 from chop.search.choosers import make_pruner, sampler_row
 from chop.search.costs import COSTS
-from chop.search.location import check_study_name, storage_url, without_password
+from chop.search.ledger import Ledger, studies
+from chop.search.location import (
+    MEMORY,
+    check_study_name,
+    storage_file,
+    storage_url,
+    without_password,
+)
+from chop.search.opening import open_engine, storage_errors
 
 if TYPE_CHECKING:
     from chop.search.result import Result
@@ -138,20 +148,44 @@ def run_job(job: Job, config: SearchConfig) -> Result:
 
 
 def _kept(config: SearchConfig) -> str:
-    where = without_password(config.storage) if config.storage else str(config.folder)
+    url = storage_url(config.storage, config.out)
+    where = without_password(url) if config.storage else str(config.folder)
+    name = f" --name {shlex.quote(config.study)}" if config.storage else ""
+    with suppress(ChopError):  # of a storage that is not there the same command says more
+        if not _finished(url, config.study):
+            return "no trial was finished; the same command begins again."
     return (
-        f"finished trials are kept; the same command, or chop search resume {where}, goes on "
-        "from there."
+        f"finished trials are kept; the same command, or chop search resume {shlex.quote(where)}"
+        f"{name}, goes on from there."
     )
+
+
+def _finished(url: str, study: str) -> int:
+    """How many trials of a study have ended, none where there is no such storage."""
+    file = storage_file(url)
+    if url == MEMORY or (file is not None and not file.exists()):
+        return 0
+    engine = open_engine(url, create=False, read_only=True)
+    try:
+        with storage_errors(url):
+            if study not in studies(engine):
+                return 0
+            ledger = Ledger(engine, study)
+            return sum(row.is_finished for row in ledger.sync())
+    finally:
+        engine.dispose()
 
 
 def settings_of(config: SearchConfig) -> dict[str, Any]:
     """The settings as plain JSON; the inverse of `rebuild`.
 
-    The storage is left out: whoever reads the settings has found it, and its URL has a password.
+    A server is left out: whoever reads the settings has found it, and its URL has a password. A
+    file that was named stays, by which a resumed search knows that its `out` is elsewhere.
     """
     fields = {k: v for k, v in dataclasses.asdict(config).items() if v is not None}
-    fields.pop("storage", None)
+    url = storage_url(fields.pop("storage", None), config.out)
+    if config.storage and storage_file(url):
+        fields |= {"storage": url, "out": config.out.absolute()}
     return {k: str(v) if isinstance(v, Path) else v for k, v in fields.items()}
 
 

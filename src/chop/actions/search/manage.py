@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from chop.actions.interrupt import told_when_interrupted
-from chop.actions.search.job import find_job, rebuild, run_job
+from chop.actions.search.job import Job, SearchConfig, find_job, rebuild, run_job
 from chop.errors import ConfigError, did_you_mean
 from chop.files import write_text
 from chop.search import Choice, Goal, Result, SearchSpace, Tried
 from chop.search.importance import importances
 from chop.search.ledger import Ledger, studies
-from chop.search.location import FILE_NAME, storage_file, storage_url
+from chop.search.location import FILE_NAME, MEMORY, storage_file, storage_url
 from chop.search.opening import open_engine, storage_errors
 from chop.search.result import OUTCOMES
-from chop.tables import print_table
+from chop.tables import print_table, printable
 
 TOP = 10
+OWN_FOLDER = f"runs/search-worker-{os.getpid()}"
+"""Where a worker of a server's search saves models."""
 
 
 def show_search(storage: str, name: str | None = None) -> Result:
@@ -47,41 +52,50 @@ def show_search(storage: str, name: str | None = None) -> Result:
 def load_search(storage: str, name: str | None = None) -> tuple[dict[str, Any], Result]:
     """A search as its storage knows it, without what it was measured on.
 
-    Returns: its `name`, `space` (options as texts), `out` folder and `job` (None where a program
-        of the user's ran it), and its trials.
+    Returns: its `name`, `space` (options as texts), `goals`, the storage's `url` and the `job`
+        (None where a program of the user's ran it); and its trials.
     Raises:
         UnavailableError: the storage is not there.
         ConfigError: it has no study of that name, or several and none is named.
     """
+    noted, ledger = read_ledger(storage, name)
+    return noted, Result(noted["goals"], ledger.tried)
+
+
+def read_ledger(storage: str, name: str | None = None) -> tuple[dict[str, Any], Ledger]:
+    """The same, with all rows of the study as they are now; its storage is closed again."""
     url, name = find_storage(storage, name)
     engine = open_engine(url, create=False, read_only=True)
     try:
-        with storage_errors(url):
+        with storage_errors(url, begun=False):
             ledger = Ledger(engine, _find_study(studies(engine), name))
             ledger.sync()
             document = ledger.document()
-            begun = document["search"]
-            space = SearchSpace(
-                tuple(Choice(k, {t: t for t in texts}) for k, texts in begun["choices"].items())
-            )
-            goals = tuple(Goal(*goal) for goal in begun["goals"])
-            noted = {"name": ledger.study, "space": space, "url": url}
-            return noted | {"job": document.get("job")}, Result(goals, ledger.tried)
     finally:
         engine.dispose()
+    begun = document["search"]
+    choices = (Choice(k, {t: t for t in texts}) for k, texts in begun["choices"].items())
+    noted = {
+        "name": ledger.study,
+        "space": SearchSpace(tuple(choices)),
+        "goals": tuple(Goal(*goal) for goal in begun["goals"]),
+        "url": url,
+        "job": document.get("job"),
+    }
+    return noted, ledger
 
 
 def find_storage(storage: str, name: str | None) -> tuple[str, str | None]:
     """The URL of a storage, and the study that is meant.
 
     Args:
-        storage: output folder, file or URL; the folder `OUT/NAME` means the study NAME of `OUT`.
+        storage: output folder, file or URL; `OUT/NAME` means the study NAME of `OUT`.
         name: of the study; None where the storage has one.
     """
-    folder = Path(storage).expanduser().absolute()
-    is_study = folder.is_dir() and not (folder / FILE_NAME).exists()
-    if name is None and is_study and (folder.parent / FILE_NAME).exists():
-        return storage_url(str(folder.parent), None), folder.name
+    path = Path(storage).expanduser().absolute()
+    has_none = not path.is_file() and not (path / FILE_NAME).exists() and path.name != FILE_NAME
+    if name is None and has_none and (path.parent / FILE_NAME).exists():
+        return storage_url(str(path.parent), None), path.name
     return storage_url(storage, None), name
 
 
@@ -93,7 +107,7 @@ def study_names(url: str) -> list[str]:
     """
     engine = open_engine(url, create=False, read_only=True)
     try:
-        with storage_errors(url):
+        with storage_errors(url, begun=False):
             return studies(engine)
     finally:
         engine.dispose()
@@ -122,7 +136,9 @@ def choice_rows(result: Result, space: SearchSpace) -> list[dict[str, Any]]:
 def resume_search(
     storage: str, name: str | None = None, trials: int | None = None, workers: int | None = None
 ) -> Result:
-    """Goes on with a job where it stopped, and writes its results.
+    """Goes on with a job where it stopped, and writes its results beside its storage.
+
+    A search that was begun with a storage of its own elsewhere writes where it did.
 
     Args:
         storage: output folder, file or URL of a search.
@@ -130,14 +146,16 @@ def resume_search(
         trials: another total; None keeps the one that the job was begun with.
         workers: processes; None as many as before.
     """
-    changes = {"trials": trials, "workers": workers}
-    job, config = _rebuilt(storage, name, changes)
+    noted, _ = load_search(storage, name)
+    job, config = _rebuilt(noted, {"trials": trials, "workers": workers})
     return run_job(job, config)
 
 
 def work_for(url: str, name: str | None = None) -> Result:
     """Measures for a job that runs elsewhere until its total is reached; writes no tables."""
-    job, config = _rebuilt(url, name, {"workers": 1, "out": _worker_folder(url)})
+    noted, _ = load_search(url, name)
+    changes = {"workers": 1} if storage_file(noted["url"]) else {"workers": 1, "out": OWN_FOLDER}
+    job, config = _rebuilt(noted, changes)
     with told_when_interrupted(
         lambda: "finished trials are kept; any worker goes on with the rest."
     ):
@@ -157,14 +175,26 @@ def export_best(
     Returns: what was written.
     """
     noted, result = load_search(storage, name)
-    job, config = rebuild(_job_of(noted))
+    job, config = _rebuilt(noted, {})
     chosen = _choose(result, trial)
-    settings = job.export(config, chosen.config)
+    with _writable(config.out) as out:
+        settings = job.export(dataclasses.replace(config, out=out), chosen.config)
     values = ", ".join(f"{name} {value:.6g}" for name, value in chosen.values.items())
-    write_text(
-        path, f"# Trial {chosen.number} of study {noted['name']}: {values}\n" + toml(settings)
-    )
+    comment = printable(f"# Trial {chosen.number} of study {noted['name']}: {values}")
+    write_text(path, f"{comment}\n{toml(settings)}")
     return settings
+
+
+@contextlib.contextmanager
+def _writable(out: Path) -> Iterator[Path]:
+    """`out`, or a temporary folder with the models that were fine-tuned in it."""
+    if out.is_dir() and os.access(out, os.W_OK):
+        yield out
+        return
+    with tempfile.TemporaryDirectory(prefix="chop-search-") as folder:
+        for model in out.glob("fine-tuned-*"):
+            (Path(folder) / model.name).symlink_to(model.absolute())
+        yield Path(folder)
 
 
 def toml(settings: Mapping[str, Any]) -> str:
@@ -186,51 +216,49 @@ def _toml_lines(settings: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[
     plain = {k: v for k, v in settings.items() if k not in tables and v is not None}
     if path and plain:
         yield f"\n[{'.'.join(map(_toml_key, path))}]"
-    # JSON's texts, numbers, truth values and lists are TOML's.
-    yield from (f"{_toml_key(k)} = {json.dumps(v, default=str)}" for k, v in plain.items())
+    yield from (f"{_toml_key(k)} = {_toml_value(v)}" for k, v in plain.items())
     for key, table in tables.items():
         yield from _toml_lines(table, (*path, key))
 
 
 def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_value(key)
 
 
-def _rebuilt(storage: str, name: str | None, changes: Mapping[str, Any]) -> tuple[Any, Any]:
+def _toml_value(value: Any) -> str:
+    """JSON's texts, numbers, truth values and lists are TOML's, but for pairs of surrogates."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")
+
+
+def _rebuilt(noted: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[Job, SearchConfig]:
     """The job of a study and its settings, on the storage where it was found."""
-    noted, _ = load_search(storage, name)
-    job = _job_of(noted)
+    job, url = _job_of(noted), noted["url"]
     given = {key: value for key, value in changes.items() if value is not None}
-    given |= {"storage": noted["url"], "name": noted["name"]}
+    given |= {"storage": url, "name": noted["name"]}
+    file, begun_in = storage_file(url), storage_file(job["settings"].get("storage", MEMORY))
+    if file and (begun_in is None or begun_in.resolve() != file.resolve()):
+        given["out"] = str(file.parent)
     return rebuild({**job, "settings": {**job["settings"], **given}})
 
 
 def _job_of(noted: Mapping[str, Any]) -> Mapping[str, Any]:
     if noted["job"] is None:
         raise ConfigError(
-            f"study '{noted['name']}' was begun by a program, not by `chop search`: run the "
-            "program again; it goes on where it stopped."
+            f"study '{printable(noted['name'])}' was begun by a program, not by `chop search`: run "
+            "the program again; it goes on where it stopped."
         )
     find_job(noted["job"]["name"])
     job: Mapping[str, Any] = noted["job"]
     return job
 
 
-def _worker_folder(url: str) -> str:
-    """Where a worker saves models: beside a SQLite file, else in a folder of its own."""
-    file = storage_file(storage_url(url, None))
-    return str(file.parent if file else Path("runs") / f"search-worker-{os.getpid()}")
-
-
 def _find_study(names: list[str], name: str | None) -> str:
     if name is None and len(names) != 1:
-        raise ConfigError(
-            "this storage has no study."
-            if not names
-            else f"this storage has several studies, name one: {', '.join(sorted(names))}."
-        )
+        told = f"this storage has several studies, name one: {', '.join(sorted(names))}."
+        raise ConfigError(printable(told) if names else "this storage has no study.")
     if name is not None and name not in names:
-        raise ConfigError(f"study '{name}': {did_you_mean(name, names)}")
+        raise ConfigError(printable(f"study '{name}': {did_you_mean(name, names)}"))
     return name or names[0]
 
 
