@@ -237,9 +237,10 @@ class Search:
     def _open(self) -> _Opened:
         if self._opened is None:
             engine = open_engine(self.url)
-            make_tables(engine)
             ledger = Ledger(engine, self.name)
-            self._begin(ledger)
+            with storage_errors(self.url, begun=False):
+                make_tables(engine)
+                self._begin(ledger)
             self._opened = _Opened(engine, ledger)
         return self._opened
 
