@@ -12,6 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from chop.report.plots import Curve, plot_accuracy
 from chop.report.search_plots import Cloud, plot_best_so_far, plot_front
+from chop.train import Metric
 
 EVERY_PLOT = Path(__file__).with_name("every_plot.py")
 
@@ -137,6 +138,17 @@ def test_sweeps_are_laid_out(seen):
     low, high = seen[0].axes[0].get_ylim()
     assert 94 < low < 95 and 98 < high < 99
     assert seen[0].legends[0].get_texts()[-1].get_text() == "chance (10.00 %, off the axis)"
+
+
+def test_a_score_that_runs_away_does_not_flatten_a_sweep(seen):
+    r2 = Metric("r2", score=None)
+    curves = [Curve("PTQ", [(2, -5e6), (4, 0.8), (6, 0.88), (8, 0.9)])]
+    plot_accuracy("x.svg", curves, xlabel="bits", title="T", metric=r2)
+    axes = seen[0].axes[0]
+    low, high = axes.get_ylim()
+    assert 0.7 < low < 0.8 and 0.9 < high < 1 and axes.get_yscale() == "linear"
+    assert axes.get_ylabel() == "r2\ndown to -5e+06 below the axis"
+    check_layout(seen[0])
 
 
 def test_every_curve_reaches_the_last_trial_that_it_measured(seen):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chop.report.figures import add_legend, line_style, new_figure, plain, save_figure
-from chop.report.scales import apply_scale, draw_baselines, scale_for
+from chop.report.scales import apply_scale, axis_label, draw_baselines, scale_for
 from chop.train.tasks import CLASSIFICATION, Metric
 
 if TYPE_CHECKING:
@@ -62,7 +62,13 @@ def plot_accuracy(
     factor = 100 if metric.is_share else 1
     levels = {label: factor * value for label, value in (baselines or {}).items()}
     values = [factor * value for curve in curves for _, value in curve.points]
-    scale = scale_for(values, baselines=list(levels.values()), percent=metric.is_share)
+    best = [max((y for _, y in curve.points), key=metric.key) for curve in curves]
+    scale = scale_for(
+        values,
+        kept=() if metric.is_share else best,  # an accuracy that collapses is what a sweep shows
+        baselines=list(levels.values()),
+        percent=metric.is_share,
+    )
     figure = new_figure(title)
     axes = figure.subplots()
     families = list(dict.fromkeys(curve.family or curve.label for curve in curves))
@@ -76,7 +82,7 @@ def plot_accuracy(
         entries.append((line, curve.label))
     entries += draw_baselines(axes, levels, scale, metric.is_share)
     apply_scale(axes, scale)
-    axes.set(xlabel=plain(xlabel), ylabel=plain(_axis(metric)))
+    axes.set(xlabel=plain(xlabel), ylabel=axis_label(metric.name, scale, metric.is_share))
     if ticks is not None:
         axes.set_xticks(ticks)
     axes.grid(alpha=0.3)

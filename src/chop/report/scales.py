@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
+from chop.report.figures import plain
+
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
@@ -165,10 +167,12 @@ def draw_baselines(
     return entries
 
 
-def hidden_notes(scale: Scale, unit: str = "") -> list[str]:
-    """What lies beyond the ends of an axis, for its label."""
+def axis_label(name: str, scale: Scale, percent: bool, *notes: str) -> str:
+    """The name and its unit; in lines below it notes, and what lies beyond the ends."""
+    unit = " %" if percent else ""
     below = [f"down to {value:.6g}{unit} below the axis" for value in scale.below[:1]]
-    return below + [f"up to {value:.6g}{unit} above the axis" for value in scale.above[-1:]]
+    above = [f"up to {value:.6g}{unit} above the axis" for value in scale.above[-1:]]
+    return "\n".join([plain(f"{name} (%)" if percent else name), *notes, *below, *above])
 
 
 def trial_axis(axes: Axes, first: int, last: int) -> None:

@@ -21,10 +21,9 @@ from chop.report.figures import (
     save_figure,
 )
 from chop.report.scales import (
-    Scale,
     apply_scale,
+    axis_label,
     draw_baselines,
-    hidden_notes,
     scale_for,
     trial_axis,
 )
@@ -39,6 +38,7 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (5, 1.5, 1, 1.5)), (0, (1.5, 1.
 """So that of two equal curves the lower one is seen as well."""
 MOST_MARKED = 20
 """Improvements of a curve up to which each has a marker."""
+BAND_ALPHA = 0.3
 MOST_BARS = 30
 
 
@@ -106,21 +106,18 @@ def plot_best_so_far(
         baselines=list(levels.values()),
         percent=percent,
     )
-    entries = [(_draw_line(axes, line, i), line.label) for i, line in enumerate(lines)]
+    entries = [
+        (_draw_line(axes, line, i, BAND_ALPHA / len(lines) ** 0.5), line.label)
+        for i, line in enumerate(lines)
+    ]
     entries += draw_baselines(axes, levels, scale, percent)
     apply_scale(axes, scale)
     notes = ["median and range of the seeds"] if any(line.is_band for line in lines) else []
-    axes.set_ylabel(_told(ylabel, scale, percent, *notes))
+    axes.set_ylabel(axis_label(ylabel, scale, percent, *notes))
     trial_axis(axes, min(line.counts[0] for line in lines), max(line.counts[-1] for line in lines))
     axes.grid(alpha=0.3)
     add_legend(figure, entries)
     return save_figure(figure, Path(path))
-
-
-def _told(name: str, scale: Scale, percent: bool, *notes: str) -> str:
-    """The label of an axis: the name and its unit, and in a line below what else must be known."""
-    below = [*notes, *hidden_notes(scale, " %" if percent else "")]
-    return "\n".join([plain(f"{name} (%)" if percent else name), *below])
 
 
 def _lines(curves: Mapping[str, Sequence[Run]], factor: float) -> list[_Line]:
@@ -133,7 +130,7 @@ def _lines(curves: Mapping[str, Sequence[Run]], factor: float) -> list[_Line]:
     return found
 
 
-def _draw_line(axes: Axes, line: _Line, position: int) -> Artist:
+def _draw_line(axes: Axes, line: _Line, position: int, alpha: float) -> Artist:
     style = line_style(position)
     style["linestyle"] = DASHES[position % len(DASHES)]
     marks = line.marked()
@@ -141,7 +138,7 @@ def _draw_line(axes: Axes, line: _Line, position: int) -> Artist:
     if line.is_band:
         low, high = map(min, line.columns), map(max, line.columns)
         axes.fill_between(
-            line.counts, list(low), list(high), step="post", alpha=0.18, color=style["color"]
+            line.counts, list(low), list(high), step="post", alpha=alpha, color=style["color"]
         )
     return drawn
 
@@ -199,7 +196,7 @@ def plot_front(
         found = _draw_cloud(axes, cloud, drawn[i], fronts[i])
         entries += found if i == 0 else found[2:]
         apply_scale(axes, scale)
-        axes.set_ylabel(_told(ylabel, scale, percent) if i % columns == 0 else "")
+        axes.set_ylabel(axis_label(ylabel, scale, percent) if i % columns == 0 else "")
     for axes in panels[len(clouds) :]:
         axes.remove()
     add_legend(figure, entries)
