@@ -73,7 +73,7 @@ def test_claims(rows):
     assert rows.claim("b", B, "you", limit=2).worker == "you"
     assert rows.claim("c", C, "me", limit=2) is None
     assert rows.claim("c", C, "me", limit=3).number == 2
-    assert rows.claims == 3 and rows.by_key == {"a": 0, "b": 1, "c": 2}
+    assert rows.by_key == {"a": 0, "b": 1, "c": 2}
     other = Ledger(rows.engine, rows.study)
     other.sync()
     assert other.rows == rows.rows
@@ -97,27 +97,38 @@ def test_a_trial_ends_once_and_by_the_worker_that_has_it(rows):
 
 
 def test_queued_trials_wait_for_room(rows):
-    rows.queue({"a": A, "b": B})
-    rows.queue({"c": C, "a": A})  # all or none
-    rows.sync()
-    assert [row.key for row in rows.unfinished(WAITING)] == ["a", "b"] and rows.claims == 0
+    for key, config in (("a", A), ("b", B), ("a", A)):
+        rows.queue(key, config)
+    assert [row.key for row in rows.unfinished(WAITING)] == ["a", "b"]
     first, second = rows.unfinished(WAITING)
     assert rows.claim("a", A, "me", limit=1).outcome == WAITING
+    assert rows.claim("c", C, "me", limit=2) is None
+    assert rows.take_waiting(second, "you", limit=1) is None
     assert rows.take_waiting(first, "me", limit=1).outcome == RUNNING
     assert rows.take_waiting(first, "you", limit=2) is None
-    assert rows.take_waiting(second, "you", limit=1) is None
-    assert rows.claims == 1
     assert rows.take_waiting(second, "you", limit=2).worker == "you"
-    assert rows.claim("c", C, "me", limit=2) is None
+    assert rows.claim("c", C, "me", limit=3).number == 2
+
+
+def test_a_row_is_added_by_who_knows_those_before_it(rows):
+    other = Ledger(rows.engine, rows.study)
+    for key in "abc":
+        rows.claim(key, A, "me", limit=9)
+    assert other.claim("d", A, "you", limit=3) is None  # it has not read the others yet
+    assert other.claim("b", A, "you", limit=9).worker == "me"
+    assert other.add("cached", {"config": A}) == 3
+    assert rows.claim("d", A, "me", limit=4).number == 4
 
 
 def test_what_is_new_is_read_alone(rows):
     row = rows.claim("a", A, "me", limit=9)
     rows.finish(row, "me", "measured", {"config": A})
     running = rows.claim("b", B, "you", limit=9)
+    other = Ledger(rows.engine, rows.study)
+    assert [row.number for row in other.sync()] == [0, 1]
     assert rows.add("cached", {"config": A}) == 2
-    assert [row.number for row in rows.sync()] == [1, 2]
     assert [row.number for row in rows.sync()] == [running.number]
+    assert [row.number for row in other.sync()] == [1, 2] and other.rows == rows.rows
 
 
 def test_beats_are_counted(rows):

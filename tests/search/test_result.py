@@ -4,22 +4,23 @@ import itertools
 import random
 
 from chop.search import Goal, Result, Tried
-from chop.search.result import pareto_fronts
 
 
 def _trials(points):
     return tuple(
-        Tried(i, "measured", {"x": str(i)}, str(i), dict(zip("yz", point, strict=False)))
+        Tried(i, "measured", {"x": str(i)}, str(i), dict(zip("yzw", point, strict=False)))
         for i, point in enumerate(points)
     )
 
 
-def test_fronts_are_those_of_repeated_comparison():
+def test_ranks_are_fronts_of_repeated_comparison():
     draw = random.Random(0)
     losses = [(draw.randrange(8), draw.randrange(8), draw.randrange(3)) for _ in range(80)]
     trials = _trials(losses)
-    rest = list(trials)
-    for front in pareto_fronts(trials, losses):
+    goals = tuple(Goal(name, "minimize") for name in "yzw")
+    result = Result(goals, trials)
+    rest, ranked = list(trials), []
+    while rest:
         kept = []
         for a in sorted(rest, key=lambda trial: (losses[trial.number], trial.number)):
             others = (losses[b.number] for b in rest if losses[b.number] != losses[a.number])
@@ -28,9 +29,11 @@ def test_fronts_are_those_of_repeated_comparison():
             )
             if not beaten and all(losses[k.number] != losses[a.number] for k in kept):
                 kept.append(a)
-        assert front == kept
-        rest = [trial for trial in rest if trial not in front]
-    assert rest == [] and pareto_fronts((), ()) == []
+        assert ranked or result.front == kept
+        ranked += kept
+        rest = [trial for trial in rest if trial not in kept]
+    assert result.ranked == ranked
+    assert [result.top(count) for count in (1, 5, 40)] == [ranked[:n] for n in (1, 5, 40)]
 
 
 def test_one_objective_ranks_by_value_then_by_age():

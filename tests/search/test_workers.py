@@ -89,8 +89,6 @@ MOMENTS = {
     "a configuration is proposed": (Mirror, "ask", 4),
     "half of it is sampled": (optuna.storages.InMemoryStorage, "set_trial_param", 11),
     "it is about to be claimed": (SearchSpace, "key", 10),
-    "half of its claim is written": (Ledger, "_count", 4),
-    "its row is written, not committed": (Ledger, "_insert", 4),
     "it is claimed": (Ledger, "claim", 4),
     "the measure ends": (Journalled, "__call__", 4),
     "it is told in memory": (optuna.Study, "tell", 4),

@@ -39,7 +39,7 @@ class Artefacts:
     def offer(self, mine: Tried, so_far: Result) -> None:
         """Saves what was just measured, if it is among the best of what was measured before."""
         others = (trial for trial in so_far.trials if trial.number != mine.number)
-        if mine not in Result(so_far.goals, (*others, mine)).ranked[: self.keep]:
+        if mine not in Result(so_far.goals, (*others, mine)).top(self.keep):
             return
         self._remove(f".{mine.key}.*.part")
         unfinished = self.folder / f".{mine.key}.{os.getpid()}.part"
@@ -57,9 +57,11 @@ class Artefacts:
         Folders of trials that run stay: another worker has just written them.
         """
         present = {path.name for path in self.folder.glob("*")}
-        for trial in result.ranked[self.keep :] if len(present) > self.keep else ():
-            if trial.key in present:
-                self._remove(trial.key)
+        if len(present) > self.keep:
+            best = {trial.key for trial in result.top(self.keep)}
+            for trial in result.measured:
+                if trial.key in present - best:
+                    self._remove(trial.key)
 
     def tidy(self, result: Result, running: Container[str | None]) -> None:
         """`clean`, and removes what killed workers have half written.

@@ -1,18 +1,20 @@
 """The trials of a study, one row each, and the workers that are alive.
 
-A claim of a configuration is the INSERT of its row under a unique key; what a worker that is gone
-has left, another takes over by one UPDATE of the row's worker; its end is one UPDATE that holds
-only while the worker has the row. So of any number of workers exactly one measures a
-configuration, and its result is written once, on SQLite and on PostgreSQL alike.
+A claim of a configuration is one INSERT of its row, under a unique key and the next number, which
+only a process that knows all rows before it can give. What a worker that is gone has left, another
+takes over by one UPDATE of the row's worker; its end is one UPDATE that holds only while the worker
+has the row. So of any number of workers exactly one measures a configuration, and its result is
+written once, on SQLite and on PostgreSQL alike.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,7 +28,7 @@ T = TypeVar("T")
 
 TABLES = (
     "CREATE TABLE IF NOT EXISTS chop_studies (study VARCHAR(255) PRIMARY KEY, "
-    "claims INTEGER NOT NULL, trials INTEGER NOT NULL, document TEXT NOT NULL)",
+    "document TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS chop_trials (study VARCHAR(255) NOT NULL, "
     "number INTEGER NOT NULL, config VARCHAR(64), outcome VARCHAR(16) NOT NULL, "
     "worker VARCHAR(255) NOT NULL, begun INTEGER NOT NULL, errors INTEGER NOT NULL, "
@@ -119,8 +121,7 @@ class Ledger:
         """What the study was begun with: `document`, where this is its beginning."""
         with suppress_clash():
             self._write(
-                "INSERT INTO chop_studies (study, claims, trials, document) "
-                "VALUES (:study, 0, 0, :document)",
+                "INSERT INTO chop_studies (study, document) VALUES (:study, :document)",
                 document=json.dumps(document),
             )
         return self.document()
@@ -148,11 +149,14 @@ class Ledger:
         values = {"next": len(self.rows), "open": sorted(self.open)}
         found = [Row(*row) for row in self._read(statement, **values)]
         for row in found:
-            self.rows[row.number : row.number + 1] = [row]
-            if row.key is not None:
-                self.by_key[row.key] = row.number
-            (self.open.discard if row.is_finished else self.open.add)(row.number)
+            self._put(row)
         return found
+
+    def _put(self, row: Row) -> None:
+        self.rows[row.number : row.number + 1] = [row]
+        if row.key is not None:
+            self.by_key[row.key] = row.number
+        (self.open.discard if row.is_finished else self.open.add)(row.number)
 
     @property
     def tried(self) -> tuple[Tried, ...]:
@@ -163,47 +167,31 @@ class Ledger:
         """The rows that are `WAITING`, or those that are `RUNNING`."""
         return [self.rows[n] for n in sorted(self.open) if self.rows[n].outcome == outcome]
 
-    @property
-    def claims(self) -> int:
-        """How many configurations are measured, or being measured."""
-        return len(self.by_key) - len(self.unfinished(WAITING))
-
     def claim(self, key: str, config: Config, worker: str, limit: int) -> Row | None:
-        """Claims a configuration, while fewer than `limit` are claimed.
+        """Claims a configuration, while fewer than `limit` are claimed or queued.
 
         Args:
             key: of the configuration.
             config: the configuration.
             worker: who will measure it.
             limit: how many configurations may be claimed in all.
-        Returns: the row of the configuration, which may be another worker's; None when the limit
-            is reached.
+        Returns: the row of the configuration, which may wait, or be another worker's; None when
+            the limit is reached.
         """
-
-        def insert(connection: sa.Connection) -> None:
-            if self._count(connection, limit):
-                self._insert(connection, key, RUNNING, worker, {"config": dict(config)})
-
-        with suppress_clash():  # another worker was faster
-            self._transact(insert)
-        self.sync()
+        self._insert(key, RUNNING, worker, {"config": dict(config)}, limit)
         return self.rows[self.by_key[key]] if key in self.by_key else None
 
     def take_waiting(self, row: Row, worker: str, limit: int) -> Row | None:
-        """Begins a queued trial; None where another worker has, or the limit is reached."""
-
-        def take(connection: sa.Connection) -> None:
-            taken = self._count(connection, limit) and self._execute(
-                connection,
-                "UPDATE chop_trials SET worker = :worker, outcome = 'running', begun = 1 "
-                "WHERE study = :study AND number = :number AND outcome = 'waiting'",
-                worker=worker,
-                number=row.number,
-            )
-            if not taken:
-                connection.rollback()
-
-        self._transact(take)
+        """Begins a queued trial; None where another worker has, or it is beyond the limit."""
+        before = sum(number < row.number for number in self.by_key.values())
+        if before >= limit:
+            return None
+        self._write(
+            "UPDATE chop_trials SET worker = :worker, outcome = 'running' "
+            "WHERE study = :study AND number = :number AND outcome = 'waiting'",
+            worker=worker,
+            number=row.number,
+        )
         return self._mine(row, worker)
 
     def take_over(self, row: Row, worker: str) -> Row | None:
@@ -237,14 +225,18 @@ class Ledger:
 
     def finish(self, row: Row, worker: str, outcome: str, document: Mapping[str, Any]) -> bool:
         """Writes the end of a trial, once; False where it is no longer this worker's."""
-        self._write(
+        text = json.dumps(document)
+        is_written = self._write(
             f"UPDATE chop_trials SET outcome = :outcome, document = :document WHERE {MINE}",
             number=row.number,
             worker=worker,
             outcome=outcome,
-            document=json.dumps(document),
+            document=text,
         )
-        return self._mine(row, worker) is not None
+        if is_written:
+            known = self.rows[row.number]
+            self._put(replace(known, worker=worker, outcome=outcome, document=text))
+        return is_written or self._mine(row, worker) is not None
 
     def release(self, row: Row, worker: str, *, errors: int) -> None:
         """Leaves a running trial to whoever goes on with the study."""
@@ -257,17 +249,37 @@ class Ledger:
 
     def add(self, outcome: str, document: Mapping[str, Any]) -> int:
         """Adds a trial that measured nothing, and returns its number."""
-        return self._transact(lambda c: self._insert(c, None, outcome, NOBODY, document))
+        return self._insert(None, outcome, NOBODY, document)
 
-    def queue(self, configs: Mapping[str, Config]) -> None:
-        """Adds trials that wait, by their keys: all of them, or none where one is known."""
+    def queue(self, key: str, config: Config) -> None:
+        """Adds a trial that waits, unless its configuration is known."""
+        self._insert(key, WAITING, NOBODY, {"config": dict(config)})
 
-        def insert(connection: sa.Connection) -> None:
-            for key, config in configs.items():
-                self._insert(connection, key, WAITING, NOBODY, {"config": dict(config)})
+    def _insert(
+        self,
+        key: str | None,
+        outcome: str,
+        worker: str,
+        document: Mapping[str, Any],
+        limit: float = math.inf,
+    ) -> int:
+        """Adds a row, unless its key is known or the limit of keys is reached.
 
-        with suppress_clash():
-            self._transact(insert)
+        Returns: the number of the row, where it was added.
+        """
+        text = json.dumps(document)
+        while key is None or (key not in self.by_key and len(self.by_key) < limit):
+            row = Row(len(self.rows), key, outcome, worker, 1, 0, text)
+            with suppress_clash():
+                self._write(
+                    f"INSERT INTO chop_trials (study, {COLUMNS}) VALUES (:study, :number, :key, "
+                    ":outcome, :worker, :begun, :errors, :document)",
+                    **asdict(row),
+                )
+                self._put(row)
+                return row.number
+            self.sync()  # another worker has added this number, or this key
+        return len(self.rows)
 
     def beat(self, worker: str) -> None:
         """Counts one more sign of life of a worker."""
@@ -291,52 +303,12 @@ class Ledger:
         rows = self._read("SELECT worker, beat FROM chop_workers WHERE study = :study")
         return {worker: int(beat) for worker, beat in rows}
 
-    def _count(self, connection: sa.Connection, limit: int) -> bool:
-        """Counts one more claim; False when the limit is reached."""
-        return self._execute(
-            connection,
-            "UPDATE chop_studies SET claims = claims + 1 WHERE study = :study AND claims < :limit",
-            limit=limit,
-        )
-
-    def _insert(
-        self,
-        connection: sa.Connection,
-        key: str | None,
-        outcome: str,
-        worker: str,
-        document: Mapping[str, Any],
-    ) -> int:
-        """Adds a row under the next number: the study's row is locked while it is drawn."""
-        import sqlalchemy as sa
-
-        self._execute(
-            connection, "UPDATE chop_studies SET trials = trials + 1 WHERE study = :study"
-        )
-        drawn = sa.text("SELECT trials - 1 FROM chop_studies WHERE study = :study")
-        number = int(connection.execute(drawn, {"study": self.study}).scalar_one())
-        self._execute(
-            connection,
-            f"INSERT INTO chop_trials (study, {COLUMNS}) VALUES "
-            "(:study, :number, :key, :outcome, :worker, 1, 0, :document)",
-            number=number,
-            key=key,
-            outcome=outcome,
-            worker=worker,
-            document=json.dumps(document),
-        )
-        return number
-
-    def _execute(self, connection: sa.Connection, statement: str, **values: Any) -> bool:
-        """True when the statement changed a row."""
+    def _write(self, statement: str, **values: Any) -> bool:
+        """Runs one statement in a transaction of its own; True when it changed a row."""
         import sqlalchemy as sa
 
         values["study"] = self.study
-        return bool(connection.execute(sa.text(statement), values).rowcount)
-
-    def _write(self, statement: str, **values: Any) -> bool:
-        """Runs one statement in a transaction of its own; True when it changed a row."""
-        return self._transact(lambda connection: self._execute(connection, statement, **values))
+        return self._transact(lambda c: bool(c.execute(sa.text(statement), values).rowcount))
 
     def _read(self, statement: Any, **values: Any) -> list[Any]:
         import sqlalchemy as sa
@@ -366,7 +338,7 @@ class Ledger:
 
 
 def suppress_clash() -> AbstractContextManager[None]:
-    """Inside, a row of that key may be there already."""
+    """Inside, a row of that key or number may be there already."""
     from sqlalchemy.exc import IntegrityError
 
     return suppress(IntegrityError)

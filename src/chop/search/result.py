@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import nsmallest
+from operator import le
 from typing import TYPE_CHECKING
 
 from chop.search.measure import Goal, objectives_of
@@ -75,23 +76,35 @@ class Result:
         found = Counter(trial.outcome for trial in self.trials)
         return {outcome: found[outcome] for outcome in OUTCOMES if found[outcome]}
 
+    @cached_property
+    def _objectives(self) -> tuple[Goal, ...]:
+        return objectives_of(self.goals)
+
+    @cached_property
+    def _constraints(self) -> list[tuple[Goal, float]]:
+        """Each goal with a budget, and the size of that."""
+        return [(goal, abs(goal.budget or 0) or 1) for goal in self.goals if goal.is_constraint]
+
     def excess(self, trial: Tried) -> float:
         """How far a trial is beyond the budgets, in shares of them: 0 when it keeps within all."""
-        found = ((goal, goal.excess(trial.values[goal.name])) for goal in self.goals)
-        return sum(excess / (abs(goal.budget or 0) or 1) for goal, excess in found if excess > 0)
+        total = 0.0
+        for goal, size in self._constraints:
+            total += max(goal.excess(trial.values[goal.name]), 0.0) / size
+        return total
 
     def losses(self, trial: Tried) -> tuple[float, ...]:
         """The numbers to make small, one per objective."""
-        return tuple(goal.loss(trial.values[goal.name]) for goal in objectives_of(self.goals))
+        return tuple([goal.loss(trial.values[goal.name]) for goal in self._objectives])
+
+    def _place(self, trial: Tried) -> tuple[float, tuple[float, ...], int]:
+        """Sorts trials: within the budgets by their losses, beyond them by their excess alone."""
+        excess = self.excess(trial)
+        return excess, () if excess else self.losses(trial), trial.number
 
     @cached_property
     def feasible(self) -> list[Tried]:
         """The measured trials within the budgets."""
         return [trial for trial in self.measured if self.excess(trial) == 0]
-
-    @cached_property
-    def _fronts(self) -> list[list[Tried]]:
-        return pareto_fronts(self.feasible, [self.losses(trial) for trial in self.feasible])
 
     @cached_property
     def front(self) -> list[Tried]:
@@ -100,7 +113,21 @@ class Result:
         Sorted by the first objective; with one objective, the best alone. Of trials that are
         equal in every objective the first stands.
         """
-        return self._fronts[0] if self._fronts else []
+        if len(self._objectives) == 1:
+            return sorted(self.feasible, key=self._place)[:1]
+        return self._front_of(self.feasible)
+
+    def _front_of(self, trials: Iterable[Tried]) -> list[Tried]:
+        """Source: Kung, Luccio and Preparata, On Finding the Maxima of a Set of Vectors, 1975: in
+        order of the first loss, a vector is beaten by one that came before or by none."""
+        found: list[Tried] = []
+        losses: list[tuple[float, ...]] = []
+        for trial in sorted(trials, key=self._place):
+            mine = self.losses(trial)
+            if not any(all(map(le, other, mine)) for other in losses):
+                found.append(trial)
+                losses.append(mine)
+        return found
 
     @property
     def best(self) -> Tried | None:
@@ -110,13 +137,25 @@ class Result:
     @cached_property
     def ranked(self) -> list[Tried]:
         """Every measured trial: fronts within the budgets first, then by excess."""
-        within = [trial for front in self._fronts for trial in front]
+        return self.top(len(self.measured))
+
+    def top(self, count: int) -> list[Tried]:
+        """The first `count` of `ranked`, at less cost."""
+        if len(self._objectives) == 1:
+            return nsmallest(count, self.measured, key=self._place)
+        found: list[Tried] = []
+        rest = self.feasible
+        while rest and len(found) < count:
+            front = self._front_of(rest)
+            found += front
+            taken = {trial.number for trial in front}
+            rest = [trial for trial in rest if trial.number not in taken]
         beyond = [trial for trial in self.measured if self.excess(trial) > 0]
-        return within + sorted(beyond, key=self.excess)
+        return [*found, *sorted(beyond, key=self._place)][:count]
 
     def best_so_far(self) -> list[tuple[int, float]]:
         """(configurations measured, best value of the first objective within the budgets)."""
-        goal = objectives_of(self.goals)[0]
+        goal = self._objectives[0]
         points: list[tuple[int, float]] = []
         best = float("inf")
         for count, trial in enumerate(self.measured, start=1):
@@ -125,31 +164,6 @@ class Result:
             if best < float("inf"):
                 points.append((count, goal.loss(best)))
         return points
-
-
-def pareto_fronts(trials: Sequence[Tried], losses: Sequence[Sequence[float]]) -> list[list[Tried]]:
-    """The trials whose losses no other trial's are at most equal to; then those of the rest; ...
-
-    Equal losses count once in a front, for the first of the trials. Each front is sorted by the
-    first loss.
-
-    Source: Zhang et al., An Efficient Approach to Nondominated Sorting, IEEE Trans. Evolutionary
-    Computation 19(2), 2015, algorithm 3: in order of the first loss, each goes to the first front
-    that does not beat it, which bisection finds.
-    """
-    fronts: list[list[int]] = []
-
-    def is_free(front: list[int], i: int) -> bool:
-        return not any(
-            all(a <= b for a, b in zip(losses[j], losses[i], strict=True)) for j in front
-        )
-
-    for i in sorted(range(len(trials)), key=lambda i: (tuple(losses[i]), trials[i].number)):
-        place = bisect_left(fronts, True, key=lambda front, i=i: is_free(front, i))
-        if place == len(fronts):
-            fronts.append([])
-        fronts[place].append(i)
-    return [[trials[i] for i in front] for front in fronts]
 
 
 def outcome_of(trial: FrozenTrial) -> str:

@@ -100,7 +100,7 @@ class Runner:
     def turn(self, until: int) -> bool:
         """One trial, from its proposal to its end; False where there is nothing to do."""
         self._sync()
-        has_room = self.ledger.claims < until and not self.exhausted
+        has_room = len(self.ledger.by_key) < until and not self.exhausted
         row = self._taken(until, has_room)
         if row is not None:
             self._run(row, self.mirror.ask(row.tried.config))
@@ -128,11 +128,15 @@ class Runner:
         if is_due:
             self.watch.look(self.ledger.beats())
         lost = self.watch.lost(self.ledger) if is_due or not has_room else []
-        for row in (row for row in lost if row.begun < PROMPT or not has_room):
-            if (mine := self.ledger.take_over(row, self.me)) is not None:
-                return mine
-        for row in self.ledger.unfinished(WAITING) if has_room else ():
-            if (mine := self.ledger.take_waiting(row, self.me, until)) is not None:
+        prompt = [row for row in lost if row.begun < PROMPT]
+        waiting = self.ledger.unfinished(WAITING)
+        late = [] if has_room else [row for row in lost if row.begun >= PROMPT]
+        for row in (*prompt, *waiting, *late):
+            if row.outcome == WAITING:
+                mine = self.ledger.take_waiting(row, self.me, until)
+            else:
+                mine = self.ledger.take_over(row, self.me)
+            if mine is not None:
                 return mine
         return None
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from chop.errors import ConfigError
 from chop.search.artefacts import Artefacts, Save
 from chop.search.choosers import make_pruner, sampler_row
-from chop.search.ledger import RUNNING, Ledger, make_tables
+from chop.search.ledger import RUNNING, WAITING, Ledger, make_tables
 from chop.search.live import live_progress
 from chop.search.location import MEMORY, check_study_name, storage_url
 from chop.search.measure import Goal, Measure, objectives_of
@@ -187,7 +187,7 @@ class Search:
         """
         key = self._key(config)
         with self._using() as opened:
-            opened.ledger.queue({key: config})
+            opened.ledger.queue(key, config)
 
     def _key(self, config: Config) -> str:
         obstacle = self.space.obstacle(config)
@@ -271,7 +271,8 @@ class Search:
             return len(watch.lost(ledger))
 
         def more() -> bool:
-            return lost() > 0 or self._open().ledger.claims < until
+            has_lost, ledger = lost() > 0, self._open().ledger
+            return has_lost or len(ledger.by_key) < until or bool(ledger.unfinished(WAITING))
 
         count = workers
         while count:
@@ -290,7 +291,8 @@ class Search:
             "options as": sampler_row(self.sampler).spelling,
             "problem": json.loads(json.dumps(self.problem, default=str)),
         }
-        begun = ledger.begin({"search": mine})["search"]
+        document = ledger.begin({"search": mine, "start": self.start})
+        begun = document["search"]
         for part, value in mine.items():
             if begun.get(part) != value:
                 raise ConfigError(
@@ -298,8 +300,8 @@ class Search:
                     f"{_difference(begun.get(part), value)}; give another name or out folder."
                 )
         ledger.sync()
-        if not ledger.rows:
-            ledger.queue(self.start)
+        for key, config in document["start"].items():
+            ledger.queue(key, config)
 
 
 def _difference(old: Any, new: Any) -> str:
