@@ -140,6 +140,8 @@ def test_searches_of_programs_go_by_study_or_label(tmp_path):
     picked = compare_searches([f"{out}:tpe", f"{out}/search.db:random, seed 1"], out=tmp_path)
     assert [row["searches"] for row in picked] == ["tpe", "random, seed 1"]
     assert compare_searches([out], name="tpe", out=tmp_path)[0]["searches"] == "tpe"
+    (out / "tpe").mkdir(exist_ok=True)  # where a job writes what it found
+    assert compare_searches([out / "tpe"], out=tmp_path)[0]["searches"] == "tpe"
 
 
 def test_another_number_can_be_compared(six, tmp_path):

@@ -127,7 +127,7 @@ def _read(source: str, name: str | None) -> Iterator[Compared]:
     if not found:
         raise ConfigError(f"there is no search in '{told}'.")
     for study in found:
-        noted, result = load_search(storage, study)
+        noted, result = load_search(url, study)
         job = noted["job"]
         settings = None if job is None else {"job": job["name"], **_flat(job["settings"])}
         yield Compared(told, noted["name"], url, settings, result)
