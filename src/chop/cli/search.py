@@ -280,21 +280,50 @@ def show_command(where: Where, name: Name = None) -> None:
 @search_app.command("export")
 def export_command(
     where: Where,
-    path: Annotated[Path, typer.Argument(help="The TOML file to write.")] = Path("best.toml"),
+    path: Annotated[
+        Path, typer.Argument(help="The file to write: .toml, or .db for Optuna's tools.")
+    ] = Path("best.toml"),
     name: Name = None,
     trial: Annotated[int | None, typer.Option(help="A trial's number; default, the best.")] = None,
 ) -> None:
-    """Write the best configuration as a file for chop compress.
+    """Write the best configuration as a file for chop compress, or all trials for Optuna.
 
-    [bold]Example[/]
+    [bold]Examples[/]
 
       chop search export runs/search/precision best.toml
 
       chop compress --config best.toml
+
+      chop search export runs/search/precision trials.db     (an ordinary Optuna study)
     """
+    if path.suffix == ".db":
+        from chop.actions.search.optuna_view import export_study
+
+        export_study(where, path, name)
+        return
     from chop.actions.search.manage import export_best
 
     export_best(where, path, name, trial)
+
+
+@search_app.command("dashboard")
+def dashboard_command(
+    where: Where,
+    name: Name = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8080,
+) -> None:
+    """Show a search in Optuna's dashboard, finished or not, from any machine that reaches it.
+
+    What is written there, as notes, is not kept. It needs pip install 'mase-chop\\[dashboard]'.
+
+    [bold]Example[/]
+
+      chop search dashboard runs/search
+    """
+    from chop.actions.search.optuna_view import serve_dashboard
+
+    serve_dashboard(where, name, host, port)
 
 
 @search_app.command("worker")

@@ -36,6 +36,7 @@ class Mirror:
         goals: those without a budget are the study's objectives.
         spelling: how the sampler wants options spelt.
         pruner: of the study.
+        storage: where the study is made; None makes one of its own.
 
     Attributes:
         study: Optuna's study.
@@ -48,10 +49,11 @@ class Mirror:
         goals: tuple[Goal, ...],
         spelling: Spelling,
         pruner: BasePruner,
+        storage: InMemoryStorage | None = None,
     ) -> None:
         self.space, self.spelling = space, spelling
         self.distributions = space.distributions(spelling)
-        self.storage = InMemoryStorage()
+        self.storage = InMemoryStorage() if storage is None else storage
         with quiet():
             self.study = optuna.create_study(
                 study_name=name,
