@@ -312,3 +312,29 @@ def test_what_is_kept_is_true(count, toy, tmp_path, monkeypatch):
     (told,) = stopped.value.__notes__
     assert told.startswith("finished trials are kept" if count else "no trial was finished")
     assert (f"resume '{tmp_path}/a b/toy'" in told) is bool(count)
+
+
+def test_a_worker_takes_its_storage_from_the_environment(begun, monkeypatch):
+    search = prepare(ToyConfig(out=begun))
+    search.note_job("toy", {**settings_of(ToyConfig(out=begun)), "trials": 7})
+    run = CliRunner().invoke(app, ["search", "worker"], env={"CHOP_STORAGE": str(begun)})
+    assert run.exit_code == 0, run.output
+    assert load_search(str(begun))[1].counts["measured"] == 7
+
+
+def test_a_home_folder_and_a_working_directory_that_changes(toy, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run_job(toy, ToyConfig(out="~/runs"))
+    assert (tmp_path / "runs" / "toy" / "result.json").is_file()
+    assert len(load_search("~/runs/toy")[1].measured) == 6
+    monkeypatch.chdir(tmp_path)
+
+    def measure(config, report):
+        monkeypatch.chdir("/")
+        return {"x": 1.0}
+
+    def save(config, folder):
+        (folder / "model").write_text("saved")
+
+    Search(SPACE, measure, Goal("x"), out="own", save=save).run(until=1, progress=False)
+    assert len(list((tmp_path / "own").rglob("model"))) == 1

@@ -92,21 +92,25 @@ def test_memory_is_one_database(tmp_path):
     engine.dispose()
 
 
-def test_a_file_appears_whole(tmp_path, monkeypatch):
-    """Killed at any moment before its link, a new storage leaves no file under its name."""
+@pytest.mark.parametrize("moment", ["sqlite3.connect", "os.link", "pathlib.Path.unlink"])
+def test_a_file_appears_whole(moment, tmp_path, monkeypatch):
+    """Killed at any moment while it is made, a storage is not there or can be used."""
     url = storage_url(None, tmp_path)
 
-    def kill(*paths):
+    def kill(*arguments, **settings):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    for name in ("link",):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, name, kill)
-            process = FORK.Process(target=open_engine, args=(url,))
-            process.start()
-            process.join()
-        assert process.exitcode == -signal.SIGKILL
-        assert not (tmp_path / "search.db").exists()
+    def make():
+        monkeypatch.setattr(moment, kill)
+        open_engine(url)
+
+    process = FORK.Process(target=make)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    file = tmp_path / "search.db"
+    assert file.exists() == (moment == "pathlib.Path.unlink")
+    assert not file.exists() or file.stat().st_size > 0
     write(url).dispose()
     assert read(url) == [0]
 
@@ -307,6 +311,19 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path):
                 connection.execute(sa.text("INSERT INTO chop_studies VALUES (7)"))
     engine.dispose()
     assert read(url) == [0, 1, 2, 3, 4]
+
+
+def test_a_locked_file_is_not_read_past_its_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr("chop.search.opening.LOCK_SECONDS", 0.01)
+    url = storage_url(None, tmp_path)
+    write(url).dispose()
+    with contextlib.closing(sqlite3.connect(tmp_path / "search.db")) as other:
+        other.execute("PRAGMA locking_mode = EXCLUSIVE")
+        other.execute("INSERT INTO chop_studies VALUES (1)")
+        other.commit()
+        with pytest.raises(UnavailableError, match="database is locked"):
+            read(url, read_only=True)
+    assert read(url, read_only=True) == [0, 1]
 
 
 @pytest.mark.parametrize("begun", [False, True])

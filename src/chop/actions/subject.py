@@ -108,7 +108,7 @@ class SubjectConfig:
     device: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "out", Path(self.out))
+        object.__setattr__(self, "out", Path(self.out).expanduser())
         for name, (least, most) in self.RANGES.items():
             value = getattr(self, name)
             if value is not None and not least <= value <= most:

@@ -216,7 +216,9 @@ def _copy_in_memory(file: Path) -> sqlite3.Connection:
     """
     try:
         return _loaded(file)
-    except sqlite3.OperationalError:
+    except sqlite3.OperationalError as error:
+        if not error.sqlite_errorname.startswith(UNWRITABLE):
+            raise
         with tempfile.TemporaryDirectory(prefix="chop-search-") as folder:
             return _loaded(_copied_with_log(file, Path(folder)))
 

@@ -105,7 +105,7 @@ class Search:
         self.space, self.measure = space, measure
         self.goals = (goals,) if isinstance(goals, Goal) else tuple(goals)
         self.sampler, self.pruner, self.seed = sampler, make_pruner(pruner), seed
-        self.out = None if out is None else Path(out)
+        self.out = None if out is None else Path(out).expanduser().absolute()
         self.url = storage_url(storage, self.out)
         self.name, self.problem = check_study_name(name), dict(problem or {})
         self.catch, self.callbacks = catch, tuple(callbacks)
