@@ -176,11 +176,22 @@ def test_what_cannot_be_compared_is_refused(six, tmp_path):
 def test_a_search_beyond_its_budgets_is_left_out_and_named(six, tmp_path):
     goals = (Goal("accuracy"), Goal("bits", "minimize", budget=0.5))
     beyond = begin(tmp_path / "beyond", goals=goals)
-    with pytest.warns(AdjustedWarning, match="beyond:toy is left out: it measured nothing within"):
+    with pytest.warns(AdjustedWarning, match="beyond:toy is left out: it measured nothing finite"):
         rows = compare_searches([six[0], beyond], labels=["a", "b"], out=tmp_path)
     assert [row["searches"] for row in rows] == ["a"]
-    with pytest.raises(ConfigError, match="none of these searches measured anything within"):
+    with pytest.raises(ConfigError, match="none of these searches measured anything finite"):
         compare_searches([beyond], out=tmp_path)
+
+
+def test_a_search_without_a_finite_number_is_left_out(six, tmp_path):
+    search = Search(
+        SPACE, lambda config, report: {"accuracy": -np.inf}, GOALS[0], out=tmp_path / "i"
+    )
+    search.run(until=2, progress=False)
+    search.close()
+    with pytest.warns(AdjustedWarning, match="i:search is left out: it measured nothing finite"):
+        rows = compare_searches([six[0], tmp_path / "i"], out=tmp_path)
+    assert [row["searches"] for row in rows] == ["random"]
 
 
 def test_the_command_compares(six, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -203,12 +204,14 @@ def _curves(found: Sequence[Compared], labels: Sequence[str]) -> dict[str, list[
     kept: dict[str, list[Compared]] = {}
     for label, group in _labelled(found, labels):
         for search in group:
-            if search.result.best is not None:
+            if any(math.isfinite(value) for _, value in search.result.best_so_far()):
                 kept.setdefault(label, []).append(search)
                 continue
-            warn_once(f"search {search.told} is left out: it measured nothing within its budgets.")
+            warn_once(
+                f"search {search.told} is left out: it measured nothing finite within its budgets."
+            )
     if not kept:
-        raise ConfigError("none of these searches measured anything within its budgets.")
+        raise ConfigError("none of these searches measured anything finite within its budgets.")
     return kept
 
 
