@@ -31,7 +31,6 @@ APPLICATION_ID = int.from_bytes(b"chop", "big")
 """Marks SQLite files as ours (`PRAGMA application_id`)."""
 SQLITE_MAGIC = b"SQLite format 3\0"
 HEADER_BYTES = 100
-WAL_HEADER_BYTES = 32
 APPLICATION_ID_AT = slice(68, 72)
 STUDIES = "chop_studies"
 CLAIMS = "chop_claims"
@@ -236,25 +235,16 @@ def _loaded(file: Path) -> sqlite3.Connection:
 
 
 def _copied_with_log(file: Path, folder: Path) -> Path:
-    """Copies both again while a writer moves the log into the file in between."""
+    """Copies both, the file first, and again while a writer moves the log into it meanwhile."""
     copy, log = folder / file.name, _logs(file)[0]
     while True:
-        before = _state(file, log)
+        before = file.stat().st_mtime_ns
         shutil.copyfile(file, copy)
         _logs(copy)[0].unlink(missing_ok=True)
-        if log.exists():
+        with contextlib.suppress(FileNotFoundError):
             shutil.copyfile(log, _logs(copy)[0])
-        if _state(file, log) == before:
+        if file.stat().st_mtime_ns == before:
             return copy
-
-
-def _state(file: Path, log: Path) -> tuple[int, bytes]:
-    """Changes whenever the log was moved into the file, or begun anew; not when it grows."""
-    salt = b""
-    if log.exists():
-        with log.open("rb") as handle:
-            salt = handle.read(WAL_HEADER_BYTES)
-    return file.stat().st_mtime_ns, salt
 
 
 def _tune(engine: sa.Engine) -> None:

@@ -238,7 +238,7 @@ def _rebuilt(noted: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[Job,
     given |= {"storage": url, "name": noted["name"]}
     file, begun_in = storage_file(url), storage_file(job["settings"].get("storage", MEMORY))
     if file and (begun_in is None or begun_in.resolve() != file.resolve()):
-        given["out"] = str(file.parent)
+        given["out"] = str(file.parent.resolve())
     return rebuild({**job, "settings": {**job["settings"], **given}})
 
 
