@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import itertools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chop.errors import ChopError
 from chop.search.artefacts import Artefacts
@@ -59,6 +57,15 @@ class Task:
     is_shared: bool
 
 
+class _Ending(NamedTuple):
+    """How a trial ends: its outcome, Optuna's state, what was measured, and why it ended so."""
+
+    outcome: str
+    state: str
+    values: Mapping[str, float] | None = None
+    note: str = ""
+
+
 class _LostError(ChopError):
     """This worker was taken for gone: another has its trial."""
 
@@ -76,7 +83,7 @@ class Runner:
         self.task, self.ledger, self.mirror = task, ledger, mirror
         self.me = str(Worker.new())
         self.watch = Watch()
-        self.row = sampler_row(task.sampler)
+        self.sampler = sampler_row(task.sampler)
         self.busy = 0
         self.exhausted = False
 
@@ -148,12 +155,12 @@ class Runner:
             return
         # Counted in rows, which a kill does not change: the search goes on as if unbroken.
         seed = seed_of(self.task.seed, ["trial", len(self.ledger.rows) + self.busy])
-        self.mirror.study.sampler = self.row.make(Problem(space, seed))
+        self.mirror.study.sampler = self.sampler.make(Problem(space, seed))
         trial = self.mirror.ask(near)
         config = space.from_params(trial.params)
         reason = space.obstacle(config)
         if reason is not None:
-            self._add(trial, config, "impossible", "PRUNED", note=reason)
+            self._add(trial, config, _Ending("impossible", "PRUNED", note=reason))
             return
         row = self.ledger.claim(space.key(config), config, self.me, until)
         if row is not None and row.outcome == WAITING:
@@ -194,25 +201,20 @@ class Runner:
 
     def _measure(self, row: Row, trial: Trial) -> None:
         begin = time.monotonic()
-        end = functools.partial(self._end, row, trial, begin)
         try:
             measured = self.task.measure(row.tried.config, self._reporter(row, trial))
-            values = check_values(measured, self.task.goals)
+            ending = _Ending("measured", "COMPLETE", check_values(measured, self.task.goals))
         except Pruned as pruned:
-            end("pruned", "PRUNED", note=str(pruned))
+            ending = _Ending("pruned", "PRUNED", note=str(pruned))
         except self.task.catch as error:
-            end("failed", "FAIL", note=_told(error))
+            ending = _failed(error)
         except Exception as error:
             if row.errors + 1 >= MOST_ERRORS:
-                end("failed", "FAIL", note=_told(error))
+                self._end(row, trial, _failed(error), time.monotonic() - begin)
             else:
                 self.ledger.release(row, self.me, errors=1)
             raise
-        else:
-            if self.task.artefacts is not None:
-                mine = dataclasses.replace(row.tried, outcome="measured", values=values)
-                self.task.artefacts.offer(mine, self._result())
-            end("measured", "COMPLETE", values)
+        self._end(row, trial, ending, time.monotonic() - begin)
 
     def _reporter(self, row: Row, trial: Trial) -> Report:
         """What a measure reports to: the pruner, which compares it with other trials."""
@@ -234,24 +236,18 @@ class Runner:
 
         return report
 
-    def _end(
-        self,
-        row: Row,
-        trial: Trial,
-        begin: float,
-        outcome: str,
-        state: str,
-        values: Mapping[str, float] | None = None,
-        note: str = "",
-    ) -> None:
-        """Tells the end of a trial of this worker's, once."""
-        config = row.tried.config
-        frozen, document = self._tell(trial, config, outcome, state, values, note)
-        document["seconds"] = time.monotonic() - begin
-        if not self.ledger.finish(row, self.me, outcome, document):
+    def _end(self, row: Row, trial: Trial, ending: _Ending, seconds: float) -> None:
+        """Tells the end of a trial of this worker's, once; a model to keep is on disk before."""
+        artefacts = self.task.artefacts if ending.values is not None else None
+        if artefacts is not None and ending.values is not None:
+            mine = replace(row.tried, outcome="measured", values=ending.values)
+            artefacts.offer(mine, self._result())
+        frozen, document = self._tell(trial, row.tried.config, ending)
+        document["seconds"] = seconds
+        if not self.ledger.finish(row, self.me, ending.outcome, document):
             raise _LostError("another worker has taken the trial.")
-        if self.task.artefacts is not None and values is not None:
-            self.task.artefacts.clean(self._result())
+        if artefacts is not None:
+            artefacts.clean(self._result())
         self._call_back(frozen)
 
     def _repeat(self, row: Row, trial: Trial, config: Config) -> None:
@@ -259,45 +255,31 @@ class Runner:
         noted = row.noted
         for step, value in noted.get("steps", {}).items():
             trial.report(value, int(step))
-        note = f"as trial {row.number}"
-        self._add(trial, config, "cached", noted["state"], noted.get("values"), note)
+        told, note = noted.get("values"), f"as trial {row.number}"
+        self._add(trial, config, _Ending("cached", noted["state"], told, note))
 
-    def _add(
-        self,
-        trial: Trial,
-        config: Config,
-        outcome: str,
-        state: str,
-        values: Mapping[str, float] | None = None,
-        note: str = "",
-    ) -> None:
+    def _add(self, trial: Trial, config: Config, ending: _Ending) -> None:
         """Tells a trial that measured nothing."""
-        frozen, document = self._tell(trial, config, outcome, state, values, note)
-        self.mirror.adopt(self.ledger.add(outcome, document), trial)
+        frozen, document = self._tell(trial, config, ending)
+        self.mirror.adopt(self.ledger.add(ending.outcome, document), trial)
         self._call_back(frozen)
 
     def _tell(
-        self,
-        trial: Trial,
-        config: Config,
-        outcome: str,
-        state: str,
-        values: Mapping[str, float] | None,
-        note: str,
+        self, trial: Trial, config: Config, ending: _Ending
     ) -> tuple[FrozenTrial, dict[str, Any]]:
         """Ends a trial of the mirror; returns it, and what its row notes."""
         from optuna.trial import TrialState
 
-        attrs = {"outcome": outcome, "note": note, "values": values and dict(values)}
-        for name, attr in attrs.items():
-            if attr:
-                trial.set_user_attr(name, attr)
-        for goal in self.task.goals if values else ():
-            if goal.is_constraint:
-                excess = goal.excess(values[goal.name])
+        told = None
+        trial.set_user_attr("outcome", ending.outcome)
+        trial.set_user_attr("note", ending.note)
+        if ending.values is not None:
+            trial.set_user_attr("values", dict(ending.values))
+            told = [ending.values[goal.name] for goal in objectives_of(self.task.goals)]
+            for goal in (goal for goal in self.task.goals if goal.is_constraint):
+                excess = goal.excess(ending.values[goal.name])
                 trial.set_constraint(f"{goal.name} {goal.direction}", excess)
-        told = [values[goal.name] for goal in objectives_of(self.task.goals)] if values else None
-        frozen = self.mirror.study.tell(trial, told, state=TrialState[state])
+        frozen = self.mirror.study.tell(trial, told, state=TrialState[ending.state])
         return frozen, document_of(frozen, config)
 
     def _call_back(self, frozen: FrozenTrial) -> None:
@@ -305,5 +287,5 @@ class Runner:
             callback(self.mirror.study, frozen)
 
 
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def _failed(error: Exception) -> _Ending:
+    return _Ending("failed", "FAIL", note=f"{type(error).__name__}: {error}")

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chop.errors import ConfigError
+from chop.errors import ChopError, ConfigError
 from chop.search.artefacts import Artefacts, Save
 from chop.search.choosers import make_pruner, sampler_row
-from chop.search.ledger import RUNNING, WAITING, Ledger, make_tables
+from chop.search.ledger import RUNNING, WAITING, Ledger, Row, make_tables
 from chop.search.live import live_progress
 from chop.search.location import MEMORY, check_study_name, storage_url
 from chop.search.measure import Goal, Measure, objectives_of
@@ -263,25 +263,29 @@ class Search:
 
         watch = Watch()
 
-        def lost() -> int:
+        def lost() -> list[Row]:
             ledger = self._open().ledger
             ledger.sync()
             if watch.is_due():
                 watch.look(ledger.beats())
-            return len(watch.lost(ledger))
+            return watch.lost(ledger)
 
         def more() -> bool:
-            has_lost, ledger = lost() > 0, self._open().ledger
+            has_lost, ledger = bool(lost()), self._open().ledger
             return has_lost or len(ledger.by_key) < until or bool(ledger.unfinished(WAITING))
 
         count = workers
         while count:
-            run_workers(work, count, before_fork=self.close, watch=show, more=more)
-            count = min(workers, lost()) if wait else 0
+            try:
+                run_workers(work, count, before_fork=self.close, watch=show, more=more)
+            except ChopError as error:
+                killers = [f"trial {row.number}, begun {row.begun} times" for row in lost()]
+                raise type(error)("; ".join([str(error), *killers])) from None
+            count = min(workers, len(lost())) if wait else 0
             while wait and not count and self._open().ledger.unfinished(RUNNING):
                 show()
                 time.sleep(WAIT_SECONDS)
-                count = min(workers, lost())
+                count = min(workers, len(lost()))
 
     def _begin(self, ledger: Ledger) -> None:
         """Begins the study; one that was begun goes on only as the same problem."""
