@@ -1,8 +1,11 @@
 import os
 import traceback
 from pathlib import Path
+from urllib.parse import quote_plus
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chop.errors import ConfigError
 from chop.search.location import (
@@ -124,3 +127,43 @@ def test_what_is_no_name_of_a_study(name):
     with pytest.raises(ConfigError, match="expected letters, digits") as error:
         check_study_name(name)
     assert str(error.value).isprintable()
+
+
+ODD = st.text(alphabet="@:/?#&%=+ \\[]'\"aé\n", max_size=6)
+PLACES = (
+    "postgresql://u:{}@h/d",
+    "postgresql://{}@h/d",
+    "postgresql://u:{}@h:5432/d?sslmode=require",
+    "postgresql://h/d?user=u&password={}",
+    "postgresql://h/d?sslpassword={}&host=x",
+    "postgresql://h?password={}",
+    "postgres://u:{}@",
+    "postgresql+psycopg://u:{}@[::1]/d",
+    "postgresql:u:{}@h/d",
+    "mysql://u:{}@h/d",
+)
+
+
+@given(st.sampled_from(PLACES), ODD, ODD, ODD, st.booleans())
+def test_no_part_of_a_password_is_printed(place, before, middle, after, is_quoted):
+    """Whatever it is made of, and where it stands: as a name it is one, of the user."""
+    password = f"{before}BEGINS{middle}ENDS{after}"
+    given_url = place.format(quote_plus(password) if is_quoted else password)
+    try:
+        told = without_password(storage_url(given_url, None))
+    except ConfigError as error:
+        told = "".join(traceback.format_exception(error))
+    if "u:" in place or "password" in place:
+        assert "BEGINS" not in told and "ENDS" not in told
+    assert is_quoted or "BEGINS" not in told or told.startswith("postgresql://")
+
+
+@given(st.text(max_size=20))
+def test_a_name_of_a_study_is_a_folder_or_refused(name):
+    try:
+        check_study_name(name)
+    except ConfigError as error:
+        assert str(error).isprintable()
+    else:
+        assert name.isprintable() and (Path("/out") / name).parent == Path("/out")
+        assert len(os.fsencode(name)) <= 200 and not set(name) & set("[]'\"\\/")

@@ -384,3 +384,24 @@ def test_a_server_is_read_without_writing(postgres):
         with engine.begin() as connection:
             connection.execute(sa.text("DROP TABLE chop_claims"))
         engine.dispose()
+
+
+def test_a_role_that_may_only_read(postgres):
+    admin = open_engine(storage_url(postgres.url, None))
+    with admin.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(sa.text("CREATE DATABASE reading"))
+        connection.execute(sa.text("CREATE ROLE reader LOGIN"))
+    admin.dispose()
+    url = postgres.url.replace("/postgres?", "/reading?")
+    owner = write(storage_url(url, None), 2)
+    with owner.begin() as connection:
+        connection.execute(sa.text("GRANT SELECT ON chop_studies TO reader"))
+    owner.dispose()
+    url = storage_url(url.replace("postgres@", "reader@"), None)
+    assert read(url, read_only=True) == [0, 1]
+    engine = open_engine(url)
+    with engine.connect() as connection:
+        insert = sa.text("INSERT INTO chop_studies VALUES (2)")
+        with pytest.raises(UnavailableError, match="permission denied"), storage_errors(url):
+            connection.execute(insert)
+    engine.dispose()
