@@ -19,8 +19,8 @@ twice. Kill a search at any moment; run it again, or [bold]chop search resume[/]
 
 [bold]Begin[/]  nas, precision; sensitivity needs no search.
 
-[bold]Then[/]  show what was found, compare several, export the best, resume, or add a worker on
-another machine.""",
+[bold]Then[/]  show what was found, watch it in a dashboard, compare several, export the best,
+resume, or add a worker on another machine.""",
 )
 
 Trials = Annotated[
@@ -298,7 +298,10 @@ def export_command(
     """
     if path.suffix == ".db":
         from chop.actions.search.optuna_view import export_study
+        from chop.errors import ConfigError
 
+        if trial is not None:
+            raise ConfigError(f"--trial: '{path}' takes all trials; a .toml file takes one.")
         export_study(where, path, name)
         return
     from chop.actions.search.manage import export_best

@@ -59,22 +59,22 @@ def storage_url(storage: str | None, out: Path | None) -> str:
         raise ConfigError("a search needs an `out` folder, or `storage`, to keep its trials.")
     if storage is None:
         return _file_url(Path(out or ".") / FILE_NAME)
-    storage = storage.strip()
-    if storage == MEMORY:
+    given = storage.strip()  # a URL out of a file ends with its line
+    if given == MEMORY:
         return MEMORY
-    kind = storage.partition(":")[0].lower()
+    kind = given.partition(":")[0].lower()
     if kind in POSTGRESQL:
-        url = f"postgresql+psycopg://{storage.partition('://')[2]}"
+        url = f"postgresql+psycopg://{given.partition('://')[2]}"
         _check_server_url(url)
         return url
     if kind == "sqlite":
-        return _file_url(_file_of(storage))
-    if "://" in storage:
+        return _file_url(_file_of(given))
+    if "://" in given:
         raise ConfigError(
             f"storage of kind '{kind if kind.isalnum() else '...'}': expected postgresql://..., "
             f"sqlite:///FILE, a file or '{MEMORY}'."
         )
-    if not storage:
+    if not given:
         raise ConfigError("storage: got an empty text (is a variable not set?).")
     path = Path(storage).expanduser()
     return _file_url(path / FILE_NAME if path.is_dir() else path)

@@ -69,6 +69,8 @@ def test_the_command_exports_by_the_name_of_the_file(begun, tmp_path):
     arguments = ["search", "export", str(tmp_path / "out"), str(tmp_path / "x.db")]
     assert CliRunner().invoke(app, arguments).exit_code == 0
     assert optuna.get_all_study_names(f"sqlite:///{tmp_path}/x.db") == ["toy"]
+    refused = CliRunner().invoke(app, [*arguments[:3], str(tmp_path / "y.db"), "--trial", "1"])
+    assert isinstance(refused.exception, ConfigError) and not (tmp_path / "y.db").exists()
 
 
 def test_the_dashboard_sees_what_happens_meanwhile(begun, tmp_path, monkeypatch, capsys):
