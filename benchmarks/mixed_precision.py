@@ -1,18 +1,17 @@
-"""Accuracy against average bits: formats searched layer by layer, beside one width everywhere.
+"""Formats layer by layer, with and without a search, beside one width everywhere.
 
     python benchmarks/mixed_precision.py --data FOLDER --out runs/mixed-precision
 
 FOLDER holds `bert-tiny-imdb` and `imdb` (reviews), `resnet-cifar10/resnet20.safetensors` and
 `cifar10-jpeg/{test,train10k}.parquet` (photographs). Integers, weights and inputs of every layer
-with a matrix, biases in 8 bits, fractions derived. Trials see training rows only; the table is of
-test rows. One search for each budget of bits; killed, each goes on where it was. `--help` lists
-the rest.
+with a matrix, biases in 8 bits, fractions derived. For each budget: what needs no search, then
+searches of 40 and 100 trials that begin with it, and with the uniform widths alone. Trials see
+training rows only; `test` is of test rows, and gains are counted on the first row of the budget.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,22 +21,17 @@ from resnet20 import ResNet20, read_pictures
 from safetensors.torch import load_file
 
 from chop.actions.search.format_settings import spread_evenly
-from chop.actions.subject import (
-    Subject,
-    fingerprint_of_rows,
-    fingerprint_of_weights,
-    raise_to_graph,
-)
-from chop.actions.sweep.record import write_figure, write_table
+from chop.actions.search.no_search import SHARE, no_search, uniforms_within
+from chop.actions.subject import Subject, raise_to_graph
+from chop.actions.sweep.record import write_table
 from chop.data import get_tokenized_dataset
 from chop.models import load_model
-from chop.report.plots import Curve, plot_accuracy
-from chop.search import Goal, Search
-from chop.search.evaluation import Evaluator
-from chop.search.precision import PrecisionProblem
+from chop.search import Config, Goal, PrecisionProblem, Search
+from chop.search.evaluation import Evaluator, kl_divergence
 from chop.train import read_rows
 
 WIDTHS = (2, 3, 4, 5, 6, 8)
+TRIALS = (40, 100)
 
 
 def reviews(args: argparse.Namespace) -> Subject:
@@ -66,7 +60,7 @@ MODELS: dict[str, Callable[[argparse.Namespace], Subject]] = {
 
 
 def run(name: str, args: argparse.Namespace) -> None:
-    """The searches of one model, its table and its figure."""
+    """The searches of one model, and its table."""
     subject = MODELS[name](args)
     out = args.out / name
     problem = PrecisionProblem(
@@ -78,58 +72,59 @@ def run(name: str, args: argparse.Namespace) -> None:
         per=args.per,
     )
     unseen = Evaluator(problem.layers.mg.model, subject.test)
+    reference = unseen.of(problem.model(None)).logits()
 
-    def row(label: str, formats: Any, spent: float = 0.0) -> dict[str, Any]:
-        problem.layers.switch(formats)
-        costs = problem.costs(formats)
+    def row(label: str, config: Config | None) -> dict[str, Any]:
+        logits = unseen.of(problem.model(config)).logits()
+        costs = problem.costs({} if config is None else problem.formats(config))
+        right = (logits.argmax(-1) == unseen.labels).double()
         return {
             "formats": label,
-            "bits": round(costs["bits"], 3),
-            "activation bits": f"{costs['activation_bits']:.2f}",
-            "test accuracy": unseen().accuracy,
-            "minutes": f"{spent / 60:.1f}",
+            "bits": round(costs["bits"], 2),
+            "per input": f"{costs['activation_bits']:.2f}",
+            "search kl": f"{_kl(problem, config):.4f}",
+            "test kl": f"{kl_divergence(reference, logits):.4f}",
+            "test accuracy": f"{right.mean():.2%}",
+            "right": right,
         }
 
-    rows = [row("float", {})]
-    rows += [row(f"uniform {w}", problem.formats(problem.uniform(f"{w}.mse"))) for w in WIDTHS]
-    told = {
-        "weights": fingerprint_of_weights(subject.model),
-        "rows": fingerprint_of_rows(subject.train),
-        "settings": [args.search_rows, args.operands, args.per],
-    }
+    rows = [row("float", None)]
+    rows += [row(f"{w} everywhere", problem.uniform(f"{w}.mse")) for w in WIDTHS]
     for budget in map(float, args.budgets.split(",")):
         goals = [Goal(args.goal, "minimize"), Goal("bits", "minimize", budget)]
         if args.cap_inputs:
             goals.append(Goal("activation_bits", "minimize", budget))
-        begun, plain = time.monotonic(), problem.plain(goals)
-        search = Search(
-            problem.space,
-            problem.measure,
-            goals,
-            start=() if plain is None else (plain,),
-            out=out / f"bits-{budget:g}",
-            seed=args.seed,
-            problem=told,
-        )
-        best = search.run(until=args.trials).best
-        if best is not None:
-            formats = problem.formats(best.config)
-            rows.append(row(f"mixed, at most {budget:g}", formats, time.monotonic() - begun))
+        given = no_search(problem, subject.train, goals, SHARE * max(TRIALS))
+        within = uniforms_within(problem, goals).values()
+        rows += [row(f"at most {budget:g}, {label}", config) for label, config in given.items()]
+        for begin, start in (("no search", [*given.values(), *within]), ("uniform", [*within])):
+            for seed in map(int, args.seeds.split(",")):
+                told = {"start": start, "seed": seed, "storage": "memory"}
+                search = Search(problem.space, problem.measure, goals, **told)
+                for trials in TRIALS:
+                    best = search.run(until=trials, progress=False).best
+                    label = f"at most {budget:g}, {trials} trials from {begin}, seed {seed}"
+                    rows += [] if best is None else [row(label, best.config)]
+                    print(rows[-1], flush=True)
+        _compare(rows, f"at most {budget:g}, ")
+    for each in rows:
+        del each["right"]
     write_table(out, f"{subject.name} on {subject.dataset}, {len(subject.test)} test rows", rows)
-    uniform, mixed = rows[1 : 1 + len(WIDTHS)], rows[1 + len(WIDTHS) :]
-    curves = [
-        Curve(label, [(r["bits"], r["test accuracy"]) for r in part])
-        for label, part in (("the same everywhere", uniform), ("searched", mixed))
-        if part
-    ]
-    write_figure(
-        out / "accuracy",
-        plot_accuracy,
-        curves,
-        {"float": rows[0]["test accuracy"], **subject.baselines},
-        xlabel="bits per weight of the searched layers",
-        title=f"{subject.name} on {subject.dataset}",
-    )
+
+
+def _kl(problem: PrecisionProblem, config: Config | None) -> float:
+    return problem.score({} if config is None else problem.formats(config))["kl"]
+
+
+def _compare(rows: list[dict[str, Any]], budget: str) -> None:
+    """Adds what each row of a budget gains on its first, and the standard error of that, paired."""
+    own = [each for each in rows if each["formats"].startswith(budget)]
+    for each in rows:
+        each.setdefault("against no search (points)", "-")
+    for each in own[1:]:
+        gained = 100 * (each["right"] - own[0]["right"])
+        error = gained.std() / len(gained) ** 0.5
+        each["against no search (points)"] = f"{gained.mean():+.2f} ± {error:.2f}"
 
 
 def main() -> None:
@@ -142,15 +137,14 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--rows", type=int, default=2000, help="of each split")
     parser.add_argument("--search-rows", type=int, default=500, help="that trials are measured on")
-    parser.add_argument("--trials", type=int, default=60, help="for each budget")
-    parser.add_argument("--budgets", default="2.5,3,3.5,4,5")
+    parser.add_argument("--budgets", default="3,4,5")
     parser.add_argument("--goal", default="kl", help="what trials make small: kl or loss")
     parser.add_argument("--operands", default="data_in,weight")
     parser.add_argument(
-        "--per", default="layer", help="or operand: widths of inputs and weights apart"
+        "--per", default="operand", help="or layer: one width for its inputs and weights"
     )
     parser.add_argument("--cap-inputs", action="store_true", help="the budget holds for them too")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", default="0,1,2")
     args = parser.parse_args()
     for name in args.models.split(","):
         run(name, args)

@@ -134,18 +134,6 @@ def test_operands_can_be_chosen_one_by_one():
     )
 
 
-def test_what_people_take_without_a_search_is_the_dearest_within_the_budgets():
-    subject = problem(per="operand")
-    most = subject.costs(subject.formats(subject.uniform("4.mse")))["bits"]
-    chosen = subject.plain([Goal("kl", "minimize"), Goal("bits", "minimize", most)])
-    by_operand = {name: text for name, text in chosen.items() if name.endswith("weight")}
-    assert set(by_operand.values()) == {"4.mse"} and len(by_operand) == 3
-    assert {chosen[name] for name in set(chosen) - set(by_operand)} == {"8.mse"}
-    assert subject.plain([Goal("bits", "minimize", most / 100)]) is None
-    assert subject.plain([Goal("kl", "minimize")]) == subject.uniform("8.mse")
-    assert problem().plain([Goal("bits", "minimize", most)]) == problem().uniform("4.mse")
-
-
 def test_functions_can_be_quantised_too():
     subject = problem(operators=("linear", "matmul"))
     assert list(subject.space.by_name) == ["first", "dead", "matmul", "last"]

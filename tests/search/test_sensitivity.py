@@ -10,12 +10,14 @@ from torch.distributions import Categorical, kl_divergence
 from chop import passes
 from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
+from chop.search.fisher import fisher_damages
 from chop.search.precision import PrecisionProblem
-from chop.search.sensitivities import METRICS, Sensitivity, pairs, sensitivity
+from chop.search.sensitivities import METRICS, Sensitivity, gradient_rows, sensitivity
 from chop.train import calibration_batches
 from tests.search.subjects import graph, plain, rows
 
 WIDTHS = {"width": (2, 8)}
+TWO = Integer(2, "mse")
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +91,47 @@ def test_fisher_is_the_mean_square_of_batch_gradients(probe):
         total = total + 32 * gradient.double().square()
     weight = model.last.weight.detach().double()
     expected = (total / 8 * (rounded(weight, 2) - weight).square()).sum().item() / 2
-    assert probe.measure("last", "2.mse")["fisher"] == pytest.approx(expected, rel=1e-4)
+    found = fisher(operands=("weight",))
+    assert found["last", "2.mse"] == pytest.approx(expected, rel=1e-4)
+    assert found["dead", "2.mse"] == 0  # its weights are zero
+    both = fisher(per="operand", operands=("data_in", "weight", "bias"))
+    assert both["last.weight", "2.mse"] == found["last", "2.mse"]
+    # A layer's options are worth what its operands' are worth together.
+    assert probe.measure("last", "2.mse")["fisher"] == pytest.approx(
+        both["last.weight", "2.mse"] + both["last.data_in", "2.mse"]
+    )
+    assert both["last.bias", "2.mse"] > both["last.bias", "8.mse"] > 0
     assert not probe.model.dead.weight.requires_grad  # as it was
+
+
+@pytest.mark.parametrize("layer", ["first", "last"])
+def test_fisher_of_inputs_is_that_of_each_row_alone(layer):
+    problem = PrecisionProblem(graph(), *rows(), ranges=WIDTHS, per="operand")
+    rows_of_gradients = gradient_rows(problem, rows()[0])
+    expected, model = [], plain()
+    operator = model.get_submodule(layer)
+    fmt = problem.layers.fit(layer, problem.layers.by_name[layer].operator, "data_in", TWO)
+    for inputs, labels in rows_of_gradients.batches:
+        seen = []
+
+        def keep(module, args, seen=seen):
+            seen.append(args[0].detach().requires_grad_())
+            return (seen[0],)
+
+        hook = operator.register_forward_pre_hook(keep)
+        losses = F.cross_entropy(model(**inputs), labels, reduction="none")
+        hook.remove()
+        # B g_i of the mean loss, by differentiating the sum: rows meet one another in this model.
+        (gradient,) = torch.autograd.grad(losses.sum(), seen[0])
+        error = fmt.round(seen[0].detach()) - seen[0].detach()
+        expected.append((gradient * error).double().square().sum(1).mean().item() / 2)
+    found = fisher_damages(problem, rows_of_gradients)[f"{layer}.data_in", "2.mse"]
+    assert found == pytest.approx(sum(expected) / len(expected), rel=1e-4)
+
+
+def fisher(**settings):
+    problem = PrecisionProblem(graph(), *rows(), ranges=WIDTHS, **settings)
+    return fisher_damages(problem, gradient_rows(problem, rows()[0]))
 
 
 def test_the_trace_is_that_of_the_whole_hessian(probe):
@@ -112,9 +153,9 @@ def test_choices_of_inputs_have_no_weights_to_compare():
     settings = {"per": "operand", "ranges": {"width": (4,)}, "operators": ("linear", "matmul")}
     problem = PrecisionProblem(graph(), *rows(), **settings)
     probe = Sensitivity(problem, rows()[0], ("kl", "weight_error", "fisher"))
-    assert ("matmul.weight", "4.mse") in pairs(problem)
+    assert ("matmul.weight", "4.mse") in problem.pairs
     inputs, weight = (probe.measure(name, "4.mse") for name in ("first.data_in", "first.weight"))
-    assert math.isnan(inputs["weight_error"]) and math.isnan(inputs["fisher"])
+    assert math.isnan(inputs["weight_error"]) and inputs["fisher"] > 0
     assert inputs["kl"] > 0 and weight["weight_error"] > 0
     assert list(weight) == ["accuracy", "kl", "weight_error", "fisher"]
     only_weights = Sensitivity(problem, rows()[0], ("weight_error",))

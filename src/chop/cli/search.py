@@ -70,6 +70,11 @@ PRECISION_HELP = f"""Search the format of each layer of a trained model.
 Only formats and widths are searched; fractions and scales are derived from training rows. A trial
 switches formats in place and takes milliseconds on small models.
 
+It begins with what needs no search: the formats of least predicted damage within the budgets, by
+Fisher information from one backward pass and, where there is time, by the divergence of each layer
+in each format. The table has them as "no search", and the last line says whether the search has
+found anything better beyond error on test rows.
+
 [bold]Examples[/]
 
   chop search precision --budget bits=4
@@ -78,11 +83,13 @@ switches formats in place and takes milliseconds on small models.
 
   chop search precision --goals accuracy,bits --sampler nsga2      (a Pareto front)
 
+  chop search precision --goals accuracy --epochs 2 --trials 30    (each trial is trained)
+
   chop search precision --model ./my-bert --dataset ./imdb --max-length 256 --budget bits=5
 
 [bold]What it writes[/] into --out: search.db (every trial), table.md, table.csv, best.json, the
-best models in best/, and plots: accuracy, formats, best-so-far, front, importance (.svg, .png).
-chop search export OUT best.toml writes what chop compress --config takes.
+best models in best/, no-search.json, and plots: accuracy, formats, best-so-far, front, importance
+(.svg, .png). chop search export OUT best.toml writes what chop compress --config takes.
 {LIFE}"""
 
 SENSITIVITY_HELP = """Show how much each layer minds each format, without any search.
@@ -184,6 +191,13 @@ def precision_command(
     trials: Trials = None,
     sampler: Sampler = None,
     pruner: Pruner = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Train each trial's model in its formats; 0 only rounds.")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Largest learning rate of --epochs.")] = None,
+    search_rows: Annotated[
+        int | None, typer.Option(help="Validation rows that trials are measured on, at most.")
+    ] = None,
     workers: Workers = None,
     storage: Storage = None,
     name: Name = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,6 +77,13 @@ class Costs:
             "bytes": (stored + self._other_bits) / 8,
             "bit_operations": operations,
         }
+
+    def ties(self, costs: Sequence[str]) -> list[set[tuple[str, str]]]:
+        """Operands of layers whose parts of these costs do not add up."""
+        stored = [set(stored.users) for stored in self._stored if len(stored.users) > 1]
+        products = [{(name, "data_in"), (name, "weight")} for name in self.layers.by_name]
+        is_stored, is_product = {"bits", "bytes"} & set(costs), "bit_operations" in costs
+        return (stored if is_stored else []) + (products if is_product else [])
 
     def share(self, name: str, operand: str, number_format: NumberFormat) -> float:
         """What a layer's operand adds to `bits`; a parameter of several counts for the first."""

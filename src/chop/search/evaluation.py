@@ -5,6 +5,7 @@ Shapes: N rows, B rows of a batch, C classes.
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chop.errors import ConfigError
+from chop.nn import cached_weights
 from chop.train.calling import LABELS, fed_columns, read_output
 from chop.train.rows import Rows, padding_token, read_rows
 from chop.train.tasks import Task, find_task
@@ -102,6 +104,20 @@ class Evaluator:
         """The number of rows."""
         return self._rows
 
+    def of(self, model: nn.Module) -> Evaluator:
+        """The same rows for another model that takes the same inputs."""
+        found = copy.copy(self)
+        found.model = model
+        return found
+
+    def part(self, share: float) -> Evaluator:
+        """A share of the batches, evenly spaced, at least one."""
+        found, count = copy.copy(self), max(1, int(min(share, 1.0) * len(self.batches)))
+        found.batches = [self.batches[i * len(self.batches) // count] for i in range(count)]
+        found._rows = sum(len(labels) for _, labels in found.batches)
+        found._compared = {}
+        return found
+
     def logits(self, on_batch: Callable[[list[Tensor]], None] | None = None) -> Tensor:
         """The model's answers, (N, C) in the dtype of the model; of numbers, as the labels are.
 
@@ -110,7 +126,7 @@ class Evaluator:
                 raises ends the run.
         """
         answers: list[Tensor] = []
-        with torch.inference_mode(), evaluating(self.model):
+        with torch.inference_mode(), evaluating(self.model), cached_weights(self.model):
             for i, (inputs, labels) in enumerate(self.batches):
                 _, logits = read_output(self.model(**inputs))
                 compared, self._compared[i] = self.task.compare(logits, labels)

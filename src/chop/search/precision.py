@@ -8,12 +8,11 @@ never rounded that way, and runs the model on batches that were made once.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import NumberFormat, parse_spelling
@@ -25,6 +24,7 @@ from chop.search.layers import FLOAT, Formats, Layers
 from chop.search.measure import Goal, Report
 from chop.search.options import Ranges, Rule, format_options
 from chop.search.space import Choice, Config, SearchSpace
+from chop.search.training import fit_and_report
 from chop.train import Task, calibration_batches, find_task, read_rows
 
 Cost = Callable[[MaseGraph], float]
@@ -73,6 +73,9 @@ class PrecisionProblem:
         plugs: functions of the quantised graph, by the name of the number that they give. They
             run in every trial, on a copy.
         task: what the model is asked to do; None takes what the labels are.
+        training: arguments of `chop.train.fit`, `batch_size` among them: a copy of the model is
+            trained on `train` in the formats of each configuration before it is measured, from the
+            same weights each time. None measures the rounded model as it is.
     Raises:
         ConfigError: an unknown name or field, or nothing to choose.
 
@@ -100,11 +103,14 @@ class PrecisionProblem:
         goal: Score | None = METRIC,
         plugs: Mapping[str, Cost] | None = None,
         task: str | Task | None = None,
+        training: Mapping[str, Any] | None = None,
     ) -> None:
         _check_words(operands, per)
         self.options = format_options(formats, ranges, rule)
         asked = None if task is None else find_task(task)
         table = read_rows(train["train"] if isinstance(train, dict) else train, asked)
+        self.training, self._train_rows = training, table
+        self._trained: tuple[Config, MaseGraph] | None = None
         batches = calibration_batches(mg.model, table, rows=calibration_rows)
         self.layers = Layers(mg, batches, operators, rule)
         self.costs = Costs(self.layers)
@@ -189,6 +195,11 @@ class PrecisionProblem:
         layer, operands = self._targets[name]
         return {layer: dict.fromkeys(operands, self.options[text])}
 
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Every choice with each of its options."""
+        return [(name, text) for name in self._targets for text in self.options]
+
     def target(self, name: str) -> tuple[str, tuple[str, ...]]:
         """The layer that a choice is about, and the operands that take its format."""
         return self._targets[name]
@@ -212,56 +223,33 @@ class PrecisionProblem:
         self.space.check(config)
         return config
 
-    def plain(self, goals: Sequence[Goal]) -> Config | None:
-        """What people take without a search, and a search should begin with: one option for all
-        that rounds weights and one for all else, the dearest pair within the budgets.
-
-        Returns: None where no pair keeps within the budgets.
+    def graph(self, config: Config, report: Report | None = None) -> MaseGraph:
+        """The quantised graph of a configuration, scales derived, with metadata; trained, where
+        the problem has `training`. The one that was trained last is kept, and is given again.
         """
-        limits = [goal for goal in goals if goal.name in COSTS]
-        with_weights = [name for name, (_, n) in self._targets.items() if "weight" in n]
-        found: dict[tuple[float, ...], Config] = {}
-        for weight, other in itertools.product(self.options, repeat=2):
-            config = {**self.uniform(other), **dict.fromkeys(with_weights, weight)}
-            costs = self.costs(self.formats(config))
-            if all(goal.excess(costs[goal.name]) <= 0 for goal in limits):
-                found.setdefault((costs["bits"], costs["activation_bits"]), config)
-        return found[max(found)] if found else None
+        if self.training is None:
+            return self.layers.graph(self.formats(config))
+        if self._trained is None or self._trained[0] != config:
+            mg, evaluator = self.layers.graph(self.formats(config)), self.evaluator
 
-    def check_budgets(self, goals: Sequence[Goal]) -> None:
-        """Makes sure that some configuration can keep within each budget of a cost.
+            def value() -> float:
+                return self._scores(evaluator.of(mg.model).logits())[self.goal or METRIC]
 
-        Raises:
-            ConfigError: none can, whatever is chosen.
+            told = report if self.goal is not None else None
+            training = {**self.training, "task": evaluator.task}
+            fit_and_report(mg.model, self._train_rows, training, told, value)
+            self._trained = dict(config), mg
+        return self._trained[1]
+
+    def model(self, config: Config | None, report: Report | None = None) -> nn.Module:
+        """The model of a configuration, as it is measured; None gives the float model.
+
+        Without `training` it is always the same module, which the next call switches.
         """
-        smallest = {
-            name: min(self.options, key=lambda text: self.bits(name, text))
-            for name in self._targets
-        }
-        for goal in goals:
-            if goal.name in COSTS and goal.excess(self._cost(goal.name, smallest)) > 0:
-                least = self._least(goal.name, smallest)
-                if goal.excess(least) > 0:
-                    raise ConfigError(
-                        f"budgets: {goal.name}={goal.budget:g} cannot be kept: with the smallest "
-                        f"of the formats in every layer it is {least:.4g}."
-                    )
-
-    def _cost(self, cost: str, config: Config) -> float:
-        return self.costs(self.formats(config))[cost]
-
-    def _least(self, cost: str, config: Config) -> float:
-        """The cost with each choice in turn at its cheapest: each adds a part of its own."""
-        found = dict(config)
-        for name in found:
-            found[name] = min(
-                self.options, key=lambda text: self._cost(cost, {**found, name: text})
-            )
-        return self._cost(cost, found)
-
-    def graph(self, config: Config) -> MaseGraph:
-        """The quantised graph of a configuration, scales derived, with metadata."""
-        return self.layers.graph(self.formats(config))
+        if config is not None and self.training is not None:
+            return self.graph(config, report).model
+        self.layers.switch({} if config is None else self.formats(config))
+        return self.layers.mg.model
 
     def pass_args(self, config: Config) -> dict[str, Any]:
         """The settings of `quantize_transform_pass` that give that graph, scales derived.
@@ -279,19 +267,19 @@ class PrecisionProblem:
             nats), what `chop.search.costs.Costs` gives, and each plug's
             number.
         """
-        formats = self.formats(config)
-        numbers = self.score(formats, report) | self.costs(formats)
+        model = self.model(config, report)
+        on_batch = None if self.training else self._reporter(report)
+        numbers = self._scores(self.evaluator.of(model).logits(on_batch))
+        numbers |= self.costs(self.formats(config))
         if self.plugs:
-            mg = self.layers.graph(formats)
+            mg = self.graph(config)
             numbers |= {name: float(plug(mg)) for name, plug in self.plugs.items()}
         return numbers
 
-    def score(
-        self, formats: Mapping[str, Formats], report: Report | None = None
-    ) -> dict[str, float]:
-        """Metric, loss and divergence of a model in these formats."""
+    def score(self, formats: Mapping[str, Formats]) -> dict[str, float]:
+        """Metric, loss and divergence of the model in these formats, as it is rounded."""
         self.layers.switch(formats)
-        return self._scores(self.evaluator.logits(self._reporter(report)))
+        return self._scores(self.evaluator.logits())
 
     def _scores(self, logits: Tensor) -> dict[str, float]:
         """Of the first rows, if there are fewer answers."""

@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from chop.errors import ConfigError, did_you_mean
 from chop.ir.graph import MaseGraph
 from chop.search.evaluation import Evaluator, evaluating, kl_divergence
+from chop.search.fisher import Damages, fisher_damages
 from chop.search.precision import PrecisionProblem
 from chop.train import read_rows
 from chop.train.calling import read_output
@@ -36,19 +37,16 @@ class Sensitivity:
     """Measures a problem's choices one by one. W is a layer's weight, Q(W) the rounded one.
 
     `kl`: mean over the rows of KL(float answer || answer), in nats, NaN where answers are no
-    classes. `mse`: mean squared change of a logit. Both see whatever the choice rounds; the others
-    see weights only, and are NaN for a choice of inputs:
+    classes. `mse`: mean squared change of a logit. `fisher`: see `chop.search.fisher`. These see
+    whatever the choice rounds; the others see weights only, and are NaN for a choice of inputs:
 
-    `weight_error`: |Q(W) - W|^2 / |W|^2. `fisher`: 1/2 sum_i F_ii (Q(W) - W)_i^2, the increase of
-    the loss in nats that the diagonal of the empirical Fisher information predicts; F_ii is the
-    mean over batches of B g_i^2, g the gradient of the mean loss of B rows: one backward for each
-    batch. `hessian`: 1/2 tr(H)/n |Q(W) - W|^2 for n weights, the trace of the loss's Hessian by
-    Hutchinson's estimator; negative where the loss curves down. `activation_variance`: Var(x)
-    |Q(W) - W|^2, x the layer's inputs.
+    `weight_error`: |Q(W) - W|^2 / |W|^2. `hessian`: 1/2 tr(H)/n |Q(W) - W|^2 for n weights, the
+    trace of the loss's Hessian by Hutchinson's estimator; negative where the loss curves down.
+    `activation_variance`: Var(x) |Q(W) - W|^2, x the layer's inputs.
 
-    Sources: fisher: Zandonati et al. 2022 (FIT), arXiv:2210.08502, section 3. hessian: Dong et al.
-    2019 (HAWQ-V2), arXiv:1911.03852, equation 9, there without the 1/2 of the Taylor series.
-    activation_variance: the criterion of that name in NNCF, for a noise of its own.
+    Sources: hessian: Dong et al. 2019 (HAWQ-V2), arXiv:1911.03852, equation 9, there without the
+    1/2 of the Taylor series. activation_variance: the criterion of that name in NNCF, for a noise
+    of its own.
 
     Args:
         problem: what can be chosen, and the rows that outputs are compared on.
@@ -73,9 +71,7 @@ class Sensitivity:
         self.problem, self.metrics = problem, tuple(metrics)
         self.vectors, self.seed = vectors, seed
         self.model = problem.layers.mg.model
-        table = read_rows(rows["train"] if isinstance(rows, dict) else rows)
-        index = torch.linspace(0, len(table) - 1, min(GRADIENT_ROWS, len(table))).long()
-        self._gradient_rows = table.take(index)
+        self._batches = gradient_rows(problem, rows)
 
     def measure(self, name: str, text: str) -> dict[str, float]:
         """The metrics of one choice and option, and the task's, where outputs are compared."""
@@ -85,6 +81,8 @@ class Sensitivity:
         if set(self.metrics) & set(OF_OUTPUTS):
             found = self._of_outputs()
         found |= self._of_weights(name)
+        if "fisher" in self.metrics:
+            found["fisher"] = self._fisher[name, text]
         layers.switch({})
         kept = (self.problem.evaluator.task.metric.name, *self.metrics)
         return {metric: found[metric] for metric in kept if metric in found}
@@ -106,11 +104,9 @@ class Sensitivity:
             return dict.fromkeys(set(METRICS) - set(OF_OUTPUTS), float("nan"))
         with torch.no_grad():
             exact = operator.effective("weight").double()
-            squares = (operator.quantize("weight", weight).double() - exact).square()
-        total = squares.sum().item()
+            error = operator.quantize("weight", weight).double() - exact
+        total = error.square().sum().item()
         found = {"weight_error": total / max(exact.square().sum().item(), 1e-30)}
-        if "fisher" in self.metrics:
-            found["fisher"] = (self._fisher[layer] * squares).sum().item() / 2
         if "hessian" in self.metrics:
             found["hessian"] = self._traces[layer] / weight.numel() * total / 2
         if "activation_variance" in self.metrics:
@@ -123,23 +119,8 @@ class Sensitivity:
         return {name: weight for name, weight in held.items() if weight is not None}
 
     @cached_property
-    def _batches(self) -> Evaluator:
-        task = self.problem.evaluator.task
-        return Evaluator(self.model, self._gradient_rows, batch_size=GRADIENT_BATCH, task=task)
-
-    @cached_property
-    def _fisher(self) -> dict[str, Tensor]:
-        """The diagonal of the Fisher information by layer, float64, in the shape of the weight."""
-        sums = {name: torch.zeros_like(x, dtype=torch.float64) for name, x in self._weights.items()}
-        batches = self._batches.batches
-        for inputs, labels in batches:
-            with self._differentiable():
-                loss = self._loss(inputs, labels)
-                gradients = torch.autograd.grad(loss, [*self._weights.values()], allow_unused=True)
-            for name, gradient in zip(self._weights, gradients, strict=True):
-                if gradient is not None:
-                    sums[name] += gradient.double().square() * len(labels)
-        return {name: total / len(batches) for name, total in sums.items()}
+    def _fisher(self) -> Damages:
+        return fisher_damages(self.problem, self._batches)
 
     @cached_property
     def _traces(self) -> dict[str, float]:
@@ -149,7 +130,8 @@ class Sensitivity:
         generator = torch.Generator().manual_seed(self.seed)
         traces = dict.fromkeys(self._weights, 0.0)
         with self._differentiable(), sdpa_kernel(SDPBackend.MATH):
-            loss = self._loss(inputs, labels)
+            _, logits = read_output(self.model(**inputs))
+            loss = self._batches.task.loss(*self._batches.task.compare(logits, labels))
             first = torch.autograd.grad(loss, weights, create_graph=True, materialize_grads=True)
             # Layer by layer: a vector over all of them would add their cross terms as noise.
             for (name, x), g in zip(self._weights.items(), first, strict=True):
@@ -160,11 +142,6 @@ class Sensitivity:
                     )
                     traces[name] += (v * hv).sum().item() / self.vectors
         return traces
-
-    def _loss(self, inputs: dict[str, Tensor], labels: Tensor) -> Tensor:
-        _, logits = read_output(self.model(**inputs))
-        task = self.problem.evaluator.task
-        return task.loss(*task.compare(logits, labels))
 
     @contextmanager
     def _differentiable(self) -> Iterator[None]:
@@ -209,16 +186,20 @@ def sensitivity(
     problem = PrecisionProblem(mg, train, rows, **settings)
     probe = Sensitivity(problem, train, metrics)
     found = []
-    for name, text in pairs(problem):
+    for name, text in problem.pairs:
         found.append({**line(problem, name, text), **probe.measure(name, text)})
         if on_result is not None:
             on_result(found[-1])
     return found
 
 
-def pairs(problem: PrecisionProblem) -> list[tuple[str, str]]:
-    """Every choice with each of its options."""
-    return [(choice.name, text) for choice in problem.space.choices for text in choice.texts]
+def gradient_rows(problem: PrecisionProblem, rows: Any) -> Evaluator:
+    """256 of the rows, evenly spaced, in the batches that gradients are taken of."""
+    task = problem.evaluator.task
+    table = read_rows(rows["train"] if isinstance(rows, dict) else rows, task)
+    index = torch.linspace(0, len(table) - 1, min(GRADIENT_ROWS, len(table))).long()
+    model, taken = problem.layers.mg.model, table.take(index)
+    return Evaluator(model, taken, batch_size=GRADIENT_BATCH, task=task)
 
 
 def line(problem: PrecisionProblem, name: str, text: str) -> dict[str, Any]:

@@ -77,12 +77,23 @@ class TrainedMeasure:
         """The trained, and perhaps compressed, model of a configuration."""
         model = self.build(config)
         training = {**TRAINING, "device": self.device, "task": self.task, **self.training}
-        steps = math.ceil(len(self.train) / training["batch_size"])
-
-        def after_each_epoch(step: int, of: int) -> None:
-            # Called before a step: the first of an epoch sees what the one before has learnt.
-            if report is not None and step > 1 and (step - 1) % steps == 0:
-                report((step - 1) // steps, self._value(model))
-
-        fit(model, self.train, **training, on_step=after_each_epoch)
+        fit_and_report(model, self.train, training, report, lambda: self._value(model))
         return self.compression.apply(model, self.train, training)
+
+
+def fit_and_report(
+    model: nn.Module,
+    train: Rows,
+    training: Mapping[str, Any],
+    report: Report | None,
+    value: Callable[[], float],
+) -> None:
+    """Trains a model in place, and reports its value after each epoch but the last."""
+    steps = math.ceil(len(train) / training["batch_size"])
+
+    def after_each_epoch(step: int, of: int) -> None:
+        # Called before a step: the first of an epoch sees what the one before has learnt.
+        if report is not None and step > 1 and (step - 1) % steps == 0:
+            report((step - 1) // steps, value())
+
+    fit(model, train, **training, on_step=after_each_epoch)

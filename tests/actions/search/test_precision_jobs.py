@@ -4,25 +4,31 @@ import csv
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 
 import pytest
 import torch
+from torch.distributions import Categorical, kl_divergence
 
 from chop.actions.compress import CompressConfig, quantize_layers
 from chop.actions.search import precision
 from chop.actions.search.job import run_job, settings_of
 from chop.actions.search.nas import NasConfig
+from chop.actions.search.no_search import no_search
 from chop.actions.search.precision import JOB, PrecisionConfig
+from chop.actions.search.precision_report import TestRows
 from chop.actions.search.sensitivity import SensitivityConfig, measure_sensitivity
 from chop.actions.subject import Subject, raise_to_graph
 from chop.config import parse
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
+from chop.search.evaluation import Evaluator
 from chop.train import evaluate
 from tests.search.subjects import plain, rows
 
@@ -43,9 +49,11 @@ def test_a_search_finds_formats_that_compress_builds(tmp_path, no_training):
     noted = json.loads((tmp_path / "precision" / "best.json").read_text())
     lines = (tmp_path / "precision" / "table.csv").read_text().splitlines()
     table = {row["formats"]: row for row in csv.DictReader(lines)}
-    assert list(table)[:4] == ["float", "2.mse", "4.mse", "8.mse"] and len(table) == 5
+    assert list(table)[:4] == ["float", "2.mse", "4.mse", "8.mse"]
+    assert list(table)[4:] == ["no search (Fisher)", f"trial {result.best.number}"]
     best = table[f"trial {result.best.number}"]
-    assert float(best["accuracy"]) == noted["values"]["accuracy"]
+    assert float(best["search accuracy"]) == noted["values"]["accuracy"]
+    assert float(best["test accuracy"]) == noted["test_accuracy"]
     for name in ("accuracy", "formats", "best-so-far", "front", "importance"):
         assert (tmp_path / "precision" / f"{name}.svg").read_text().startswith("<?xml")
         assert (tmp_path / "precision" / f"{name}.png").stat().st_size > 1000
@@ -224,3 +232,144 @@ def test_a_budget_below_the_smallest_formats_is_refused_before_anything_is_tried
     assert not (tmp_path / "search.db").exists()
     smallest = run_job(JOB, PrecisionConfig(**told, budgets={"bits": 2.6})).best
     assert smallest is not None and smallest.values["bits"] <= 2.6
+
+
+def with_validation(seen=False):
+    train, test = rows()
+    first, second = train.take(torch.arange(300)), train.take(torch.arange(300, 420))
+    known = {"validation": second, "has_seen_validation": seen}
+    return Subject(plain(), "net", "points", first, test, torch.device("cpu"), 1, 1e-3, **known)
+
+
+def search(tmp_path, given=None, **settings):
+    settings = {"widths": "2,4,8", "trials": 12, **settings}
+    config = PrecisionConfig(out=tmp_path, **settings)
+    given = given or with_validation()
+    result = precision.prepare(config, given).run(config.trials, progress=False)
+    precision.write(config, precision.prepare(config, given), result, given)
+    lines = (tmp_path / "precision" / "table.csv").read_text().splitlines()
+    return result, {row["formats"]: row for row in csv.DictReader(lines)}
+
+
+def test_trials_are_measured_on_rows_that_the_model_was_not_trained_on(tmp_path, capsys):
+    given = with_validation()
+    result, table = search(tmp_path, given)
+    found = Evaluator(given.model, given.validation)
+    assert float(table["float"]["search accuracy"]) == found().value
+    note = (tmp_path / "precision" / "table.md").read_text().split("\n\n")[1]
+    assert note.startswith("search: 120 validation rows. test: 400 test rows, which no choice")
+    assert "Wilson's, at 95 %" in note
+    noted = json.loads((tmp_path / "precision" / "best.json").read_text())
+    assert noted["search_rows"] == "120 validation rows" and noted["test_rows"] == 400
+    low, high = noted["test_interval_95"]
+    assert low < noted["test_accuracy"] < high and noted["compared"] in note
+    # The float model's answers as they are, and the best's against them, by hand.
+    best = precision.problem_of(PrecisionConfig(widths="2,4,8"), given)
+    with torch.no_grad():
+        x = given.test.columns["x"].split(64)
+        exact, changed = (
+            torch.cat([best.model(c)(part) for part in x]) for c in (None, result.best.config)
+        )
+    expected = kl_divergence(Categorical(logits=exact), Categorical(logits=changed)).mean()
+    assert noted["test_kl"] == pytest.approx(expected.item(), rel=1e-3)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "on 120 rows of the search" in printed and "on 400 test rows" in printed
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (lambda: with_validation(seen=True), "120 validation rows, held out of training rows that"),
+        (lambda: replace(with_validation(), validation=rows()[1].take(torch.arange(99))), "300 tr"),
+        (lambda: replace(subject(), train=rows()[0].take(torch.arange(40))), "40 training rows, "),
+        (lambda: replace(subject(), train=rows()[0].take(torch.arange(1))), "1 training rows, "),
+        (subject, "320 validation rows, held out of training rows that the model may have seen"),
+    ],
+)
+def test_other_rows_are_told_as_what_they_are(given, told):
+    split, taken, words = precision.rows_of(PrecisionConfig(), given())
+    assert words.startswith(told) and words.startswith(f"{len(taken)} ")
+    if "training rows, which" in words:
+        assert "rows are too few" in words and len(split.train) == len(given().train)
+
+
+def test_only_what_was_chosen_without_them_has_test_numbers(tmp_path):
+    result, table = search(tmp_path, goals=("kl", "bits"), trials=12)
+    assert len(result.front) > 1
+    first, *others = (table[f"trial {trial.number}"] for trial in result.front)
+    assert first["test accuracy"] and first["test kl"] and first["95% interval"]
+    for other in others:
+        assert not other["test accuracy"] and not other["test kl"] and not other["95% interval"]
+        assert other["search accuracy"]
+    assert "to choose among the others" in (tmp_path / "precision" / "table.md").read_text()
+    begun = [label for label in table if label.startswith("no search")]
+    assert begun and all(", bits of " in label for label in begun)
+    for label in begun:
+        width = table[label.rpartition(" of ")[2]]
+        assert float(table[label]["bits"]) <= float(width["bits"]) + 1e-9
+
+
+def test_a_search_begins_with_what_needs_none(tmp_path):
+    config = PrecisionConfig(out=tmp_path, widths="2,4,8", trials=100, budgets={"bits": 4.5})
+    given = with_validation()
+    search = precision.prepare(config, given)
+    begun = json.loads((tmp_path / "precision" / "no-search.json").read_text())["found"]
+    assert next(iter(begun)).startswith("no search (KL")
+    found = search.run(5, progress=False)
+    assert [trial.config for trial in found.trials][: len(begun)] == list(begun.values())
+    uniform = found.trials[len(begun)].config
+    assert set(uniform.values()) == {"4.mse"} and found.trials[len(begun)].values["bits"] <= 4.5
+    assert min(t.values["kl"] for t in found.trials[: len(begun)]) < 0.5 * max(
+        t.values["kl"] for t in found.trials
+    )
+
+
+def test_what_needs_no_search_is_measured_once(tmp_path, monkeypatch):
+    config = PrecisionConfig(out=tmp_path, widths="2,8", trials=80)
+    first = precision.prepare(config, with_validation()).start
+    monkeypatch.setattr(precision, "no_search", None)
+    assert precision.prepare(config, with_validation()).start == first
+    (tmp_path / "precision" / "no-search.json").write_text("{")
+    with pytest.raises(TypeError):
+        precision.prepare(config, with_validation())
+
+
+def test_divergences_are_measured_where_there_is_time_and_a_folder_to_keep_them(tmp_path):
+    problem = precision.problem_of(PrecisionConfig(widths="2,4,8"), with_validation())
+    goals = PrecisionConfig().all_goals()
+    kinds = {
+        evaluations: list(no_search(problem, with_validation().train, goals, evaluations))
+        for evaluations in (0, 8, 18)
+    }
+    assert kinds[0] == kinds[8] == ["no search (Fisher)"]
+    assert kinds[18] in (["no search (KL, Fisher)"], ["no search (KL)", "no search (Fisher)"])
+
+
+def test_a_search_that_gains_nothing_says_so(tmp_path, capsys):
+    search(tmp_path, trials=4)
+    note = " ".join((tmp_path / "precision" / "table.md").read_text().split("\n\n")[1].split())
+    printed = " ".join(capsys.readouterr().out.split())
+    told = "not better than no search (Fisher) by more than its error", "as of no search (Fisher)"
+    assert any(phrase in printed.rpartition("best:")[2] for phrase in told)
+    assert "not better than no search" in note or "is no search (Fisher) itself" in note
+    assert json.loads((tmp_path / "precision" / "best.json").read_text())["compared"] in note
+
+
+def test_what_a_search_gains_is_told_with_its_error():
+    given = with_validation()
+    found = precision.problem_of(PrecisionConfig(widths="2,8"), given)
+    test = TestRows(found, Evaluator(found.layers.mg.model, given.test))
+    wide, narrow = (test.judge(found.uniform(text)) for text in ("8.mse", "2.mse"))
+    verdict, told = test.compare(wide, narrow, "no search")
+    right = [(x.predictions == given.test.labels).double() for x in (wide, narrow)]
+    change = right[0] - right[1]
+    error = 1.96 * change.std().item() / len(change) ** 0.5
+    low, high = (
+        float(x) / 100 for x in re.search(r"accuracy (\S+) to (\S+) points", told).groups()
+    )
+    assert low == pytest.approx(change.mean().item() - error, abs=0.005)
+    assert high == pytest.approx(change.mean().item() + error, abs=0.005)
+    assert low > 0 and verdict == ", better than no search by more than its error"
+    verdict, told = test.compare(narrow, wide, "no search")
+    assert "(worse)" in told and verdict == ", not better than no search by more than its error"
+    assert test.compare(wide, wide, "no search (KL)")[0] == ", as of no search (KL)"

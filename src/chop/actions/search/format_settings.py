@@ -73,7 +73,11 @@ class FormatSettings:
         return {**usual, **self.ranges}
 
     def problem(
-        self, subject: Subject, rows: Rows, goal: Score | None = METRIC
+        self,
+        subject: Subject,
+        rows: Rows,
+        goal: Score | None = METRIC,
+        training: Mapping[str, Any] | None = None,
     ) -> PrecisionProblem:
         """What these settings leave to choose for a subject, measured on `rows`."""
         return PrecisionProblem(
@@ -91,6 +95,7 @@ class FormatSettings:
             batch_size=self.eval_batch_size,
             goal=goal,
             task=subject.task,
+            training=training,
         )
 
     def told(self) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from rich.console import Console
 from chop.actions.search.figures import draw_search
 from chop.actions.search.format_settings import FORMAT_RANGES, FormatSettings, spread_evenly
 from chop.actions.search.job import Job, SearchConfig, check_budgets
+from chop.actions.search.no_search import LABEL, SHARE, kept_in, no_search, uniforms_within
+from chop.actions.search.precision_report import Judged, TestRows, note_of, table_row
 from chop.actions.subject import (
     Subject,
     SubjectConfig,
@@ -30,10 +32,10 @@ from chop.report.plots import Curve, plot_accuracy
 from chop.search import Config, Goal, Result, Search, Tried
 from chop.search.costs import COSTS
 from chop.search.evaluation import Evaluator
-from chop.search.layers import Formats
+from chop.search.location import storage_file, storage_url
 from chop.search.measure import objectives_of
 from chop.search.precision import SCORES, PrecisionProblem
-from chop.train import TASKS
+from chop.train import TASKS, Rows
 
 METRICS = {name: metric for task in TASKS.values() for name, metric in task.metrics.items()}
 DIRECTIONS = {
@@ -46,6 +48,8 @@ DIRECTIONS = {
     "bit_operations": "minimize",
 }
 """What a trial measures, and which way is better."""
+LEAST_VALIDATION = 100
+"""With fewer validation rows trials are measured on training rows."""
 PERCENT = tuple(name for name, metric in METRICS.items() if metric.is_share)
 
 
@@ -63,8 +67,12 @@ class PrecisionConfig(FormatSettings, SearchConfig):
             "layer", for the same format for both.
         budgets: the most that each of them may be, the least accuracy. None: 4 bits per weight
             on average, where there is one goal and it is no cost.
-        search_rows: training rows that trials are measured on. The test rows are for what is
-            found alone.
+        search_rows: how many of the validation rows trials are measured on; of the training rows
+            where there are fewer than 100 validation rows and nothing is trained. Scales are
+            derived from training rows; the test rows are for what is chosen alone.
+        epochs: passes over the training rows that each trial's model is trained for in its
+            formats, from the same weights, before it is measured; 0 measures it as rounded.
+        lr: the largest learning rate of these; None takes what suits the model and the epochs.
 
     The other settings are those of `FormatSettings` and `SearchConfig`.
     """
@@ -74,6 +82,8 @@ class PrecisionConfig(FormatSettings, SearchConfig):
         **SearchConfig.RANGES,
         **FORMAT_RANGES,
         "search_rows": (1, 10**9),
+        "epochs": (0, 10_000),
+        "lr": (1e-12, 1e3),
     }
 
     USUAL_WIDTHS: ClassVar[str | None] = "2:8:1"
@@ -83,6 +93,8 @@ class PrecisionConfig(FormatSettings, SearchConfig):
     per: Literal["layer", "operand"] = "operand"
     budgets: Mapping[str, float] | None = None
     search_rows: int = 2000
+    epochs: int = 0
+    lr: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,16 +124,22 @@ def prepare(config: PrecisionConfig, subject: Subject | None = None) -> Search:
         ConfigError: settings that do not fit the model.
         UnavailableError: the model or the data set is not there.
     """
-    subject = subject_for(config, subject)
-    found, goals = problem_of(config, subject), config.all_goals()
+    subject, rows, _ = rows_of(config, subject_for(config, subject))
+    found, goals = _problem(config, subject, rows), config.all_goals()
     found.check_goals(goals)
-    found.check_budgets(goals)
-    plain = found.plain(goals)
+    identity = {
+        "weights": fingerprint_of_weights(subject.model),
+        "train": fingerprint_of_rows(subject.train),
+        "rows": fingerprint_of_rows(rows),
+        "settings": config.told(),
+        "training": found.training and {k: x for k, x in found.training.items() if k != "device"},
+    }
+    begin = _without_search(config, found, subject, identity)
     return Search(
         found.space,
         found.measure,
         goals,
-        start=() if plain is None else (plain,),
+        start=[*begin.values(), *uniforms_within(found, goals).values()],
         sampler=config.sampler,
         pruner=config.pruner,
         storage=config.storage,
@@ -130,21 +148,71 @@ def prepare(config: PrecisionConfig, subject: Subject | None = None) -> Search:
         seed=config.seed,
         save=lambda chosen, folder: found.graph(chosen).export(folder / "model"),
         keep=config.keep,
-        problem={
-            "weights": fingerprint_of_weights(subject.model),
-            "train": fingerprint_of_rows(subject.train),
-            "settings": {**config.told(), "rows": config.search_rows},
-        },
+        problem=identity,
+    )
+
+
+def rows_of(config: PrecisionConfig, subject: Subject) -> tuple[Subject, Rows, str]:
+    """What trials are measured on: rows that the model was not trained on where there are any.
+
+    Returns: the subject, without those rows among its training rows where they are validation
+        rows; the rows; what they are, in words.
+    """
+    split = subject
+    if subject.validation is not None or len(subject.train) > 1:
+        split = subject.with_validation()
+    validation = split.validation
+    count = 0 if validation is None else len(validation)
+    if validation is not None and (count >= LEAST_VALIDATION or config.epochs):
+        rows = spread_evenly(validation, config.search_rows)
+        seen = ", held out of training rows that the model may have seen elsewhere"
+        return (
+            split,
+            rows,
+            f"{len(rows)} validation rows{seen if split.has_seen_validation else ''}",
+        )
+    rows = spread_evenly(subject.train, config.search_rows)
+    return (
+        subject,
+        rows,
+        (
+            f"{len(rows)} training rows, which the model has seen and answers better than others "
+            f"({count} validation rows are too few)"
+        ),
     )
 
 
 def problem_of(config: PrecisionConfig, subject: Subject) -> PrecisionProblem:
-    """What is searched over, measured on training rows."""
-    rows = spread_evenly(subject.train, config.search_rows)
+    """What is searched over, measured on the rows of `rows_of`."""
+    subject, rows, _ = rows_of(config, subject)
+    return _problem(config, subject, rows)
+
+
+def _problem(config: PrecisionConfig, subject: Subject, rows: Rows) -> PrecisionProblem:
     # A pruner compares what is reported with the objective's own direction.
     scores = (subject.task.metric.name, *SCORES)
     goal = next((score for score in scores if config.goals[0] == score), None)
-    return config.problem(subject, rows, goal)
+    training = None
+    if config.epochs:
+        training = subject.tuning(config.epochs, config.lr, config) | {"device": subject.device}
+    return config.problem(subject, rows, goal, training)
+
+
+def _without_search(
+    config: PrecisionConfig, found: PrecisionProblem, subject: Subject, identity: Mapping[str, Any]
+) -> dict[str, Config]:
+    """By their labels in tables, the configurations that need no search; measured once."""
+    steps = 3 * config.epochs * len(subject.train) / len(found.evaluator)
+    # Where a storage has no folder here, every worker would measure divergences for itself.
+    is_here = storage_file(storage_url(config.storage, config.out)) is not None
+    evaluations = SHARE * config.trials * (1 + steps) if is_here else 0.0
+    goals = config.all_goals()
+    told = {**identity, "goals": [dataclasses.astuple(goal) for goal in goals]}
+    return kept_in(
+        config.folder / "no-search.json",
+        told,
+        lambda: no_search(found, subject.train, goals, evaluations),
+    )
 
 
 def write(
@@ -152,47 +220,92 @@ def write(
 ) -> None:
     """Writes `table.csv`, `table.md`, `best.json` and the figures.
 
-    `accuracy` (named by the metric): that on the test rows against average bits, of what was
-    found, beside the same format everywhere; `formats`: the bits of each layer; and those of
-    `draw_search`.
+    `accuracy` (named by the metric): that on the test rows against average bits, of the best,
+    beside the same format everywhere and what needs no search; with several goals on the rows of
+    the search, of the front. `formats`: the bits of each layer; and those of `draw_search`.
 
     Raises:
         ConfigError: nothing was measured.
     """
     if not result.measured:
         raise ConfigError("no configuration was measured.")
-    subject = subject_for(config, subject)
-    found, metric = problem_of(config, subject), subject.task.metric
+    subject, rows, searched = rows_of(config, subject_for(config, subject))
+    found, metric = _problem(config, subject, rows), subject.task.metric
     settings = {"batch_size": config.eval_batch_size, "task": subject.task}
-    unseen = Evaluator(found.layers.mg.model, subject.test, **settings)
-    told = {text: found.uniform(text) for text in found.options}
-    told |= {f"trial {trial.number}": trial.config for trial in _told(result)}
-    rows = [_row(found, unseen, "float", {})]
-    rows += [_row(found, unseen, name, found.formats(chosen)) for name, chosen in told.items()]
+    test = TestRows(found, Evaluator(found.layers.mg.model, subject.test, **settings))
+    begin = _without_search(config, found, subject, search.problem)
+    told = _told(result)
+    mixed = {f"trial {trial.number}": trial.config for trial in told}
+    uniform = {text: found.uniform(text) for text in found.options}
+    judged: dict[str, Judged] = {}
+    values: dict[str, Mapping[str, float]] = {}
+    known = {search.space.key(trial.config): trial.values for trial in result.measured}
+    for label, chosen in {"float": None, **uniform, **begin, **mixed}.items():
+        if label not in mixed or label == f"trial {told[0].number}":
+            judged[label] = test.judge(chosen)
+        if chosen is None:
+            values[label] = found.score({}) | found.costs({})
+        else:
+            values[label] = known.get(search.space.key(chosen)) or found.measure(chosen, _unheard)
+    lines = [table_row(label, values[label], metric, judged.get(label)) for label in values]
     title = f"{subject.name} on {subject.dataset}"
-    columns = dict.fromkeys((metric.name, f"test {metric.name}"), metric)
-    write_table(config.folder, f"{title}: mixed precision beside uniform", rows, columns)
-    _draw(config, found, result, rows, title)
+    against = _against(result, begin, values)
+    verdict, compared = "", ""
+    if against is not None:
+        verdict, compared = test.compare(
+            judged[f"trial {told[0].number}"], judged[against], against
+        )
+    note = note_of(searched, len(subject.test), test.unseen, told, compared)
+    columns = dict.fromkeys((f"search {metric.name}", f"test {metric.name}"), metric)
+    write_table(config.folder, f"{title}: mixed precision beside uniform", lines, columns, note)
+    _draw(config, found, result, begin, lines, title)
     best = result.best
     if best is None:
         Console().print(f"{_nearest(result)}; {config.folder}", highlight=False)
         return
+    unseen = judged[f"trial {best.number}"]
     noted = {
         "choices": dict(best.config),
         "values": dict(best.values),
-        f"test_{metric.name}": next(r for r in rows if r["formats"] == f"trial {best.number}")[
-            f"test {metric.name}"
-        ],
+        "search_rows": searched,
+        "test_rows": len(subject.test),
+        f"test_{metric.name}": unseen.value,
+        "test_interval_95": unseen.interval,
+        "test_kl": unseen.kl,
+        "compared": compared,
         "measured": len(result.measured),
         "configurations": search.space.size,
     }
     write_text(config.folder / "best.json", json.dumps(noted, indent=2) + "\n")
     Console().print(
         f"best: {best.values['bits']:.2f} bits per weight, {metric.name} "
-        f"{metric.spell(best.values[metric.name])} on the rows of the search and "
-        f"{metric.spell(noted[f'test_{metric.name}'])} on test rows; {config.folder}",
+        f"{metric.spell(best.values[metric.name])} on {len(rows)} rows of the search and "
+        f"{unseen.spell(metric)} on {len(subject.test)} test rows{verdict}; {config.folder}",
         highlight=False,
     )
+
+
+def _unheard(step: int, value: float) -> None:
+    """Nobody prunes what a table tells."""
+
+
+def _against(
+    result: Result, begin: Mapping[str, Config], values: Mapping[str, Mapping[str, float]]
+) -> str | None:
+    """The label of what the best is compared with: the better of what needed no search.
+
+    Returns: None where there are several objectives, or no such configuration in the budgets.
+    """
+    objectives = objectives_of(result.goals)
+    if result.best is None or len(objectives) > 1 or objectives[0].name in COSTS:
+        return None
+    within = [
+        label
+        for label in begin
+        if all(goal.excess(values[label][goal.name]) <= 0 for goal in result.goals)
+    ]
+    goal = objectives[0]
+    return min(within, key=lambda label: goal.loss(values[label][goal.name]), default=None)
 
 
 def _nearest(result: Result) -> str:
@@ -208,51 +321,37 @@ def _told(result: Result) -> list[Tried]:
     return result.front or result.ranked[:1]
 
 
-def _row(
-    found: PrecisionProblem, unseen: Evaluator, label: str, formats: Mapping[str, Formats]
-) -> dict[str, Any]:
-    numbers = found.score(formats) | found.costs(formats)
-    found.layers.switch(formats)
-    metric = found.evaluator.task.metric.name
-    return {
-        "formats": label,
-        "bits": numbers["bits"],
-        "activation_bits": f"{numbers['activation_bits']:.2f}",
-        "kilobytes": f"{numbers['bytes'] / 1000:.1f}",
-        metric: numbers[metric],
-        "loss": f"{numbers['loss']:.4f}",
-        f"test {metric}": unseen().value,
-    }
-
-
 def _draw(
     config: PrecisionConfig,
     found: PrecisionProblem,
     result: Result,
+    begin: Mapping[str, Config],
     rows: list[dict[str, Any]],
     title: str,
 ) -> None:
-    metric = found.evaluator.task.metric
-    test = f"test {metric.name}"
-    uniform, mixed = rows[1 : 1 + len(found.options)], rows[1 + len(found.options) :]
+    metric, told = found.evaluator.task.metric, _told(result)
+    where = "search" if len(told) > 1 else "test"
+    first, last = 1 + len(found.options), 1 + len(found.options) + len(begin)
+    parts = {"the same everywhere": rows[1:first], LABEL: rows[first:last], "searched": rows[last:]}
     curves = [
-        Curve(label, [(row["bits"], row[test]) for row in part])
-        for label, part in (("the same everywhere", uniform), ("mixed", mixed))
+        Curve(label, [(row["bits"], row[f"{where} {metric.name}"]) for row in part])
+        for label, part in parts.items()
+        if part
     ]
     write_figure(
         config.folder / metric.name,
         plot_accuracy,
         curves,
-        {"float": rows[0][test]},
+        {"float": rows[0][f"{where} {metric.name}"]},
         xlabel="bits per weight",
-        title=f"{title}: {metric.name} on test rows",
+        title=f"{title}: {metric.name} on the {where} rows",
         metric=metric,
     )
-    told = _told(result)
+    mixed = {**begin, **{f"trial {trial.number}": trial.config for trial in told}}
     cells = {
-        (name, f"trial {trial.number}"): found.bits(name, trial.config[name])
+        (name, label): found.bits(name, chosen[name])
         for name in found.space.by_name
-        for trial in told
+        for label, chosen in mixed.items()
     }
     write_figure(
         config.folder / "formats",
@@ -274,12 +373,20 @@ def export(config: PrecisionConfig, chosen: Config) -> dict[str, Any]:
         UnavailableError: the model or the data set is not there.
     """
     rules = problem_of(config, subject_for(config, None)).pass_args(chosen)
+    if config.epochs:
+        Console().print(
+            "The formats are exported, the weights that trials were trained to are not: those are "
+            f"in {config.folder}/best, and chop compress trains its own for {config.epochs} epochs "
+            "where the rounded model is not within its --max-drop.",
+            highlight=False,
+        )
     own = {"out", "batch_size", "device"}
     same = [field.name for field in dataclasses.fields(SubjectConfig) if field.name not in own]
     return {
         **{name: getattr(config, name) for name in same},
         "formats": [],
         "keep_best": True,
+        **({"qat_epochs": config.epochs, "qat_lr": config.lr} if config.epochs else {}),
         "layers": {
             name: {n: spelling(fmt) for n, fmt in rule["config"].items() if not fmt.is_identity}
             for name, rule in rules.items()

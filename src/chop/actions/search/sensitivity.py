@@ -15,7 +15,7 @@ from chop.actions.sweep.journal import Journal, Point, identity_of, measure_all
 from chop.actions.sweep.record import write_figure, write_table
 from chop.files import write_text
 from chop.report.layer_maps import plot_layer_map
-from chop.search.sensitivities import METRICS, Sensitivity, check_metrics, line, pairs
+from chop.search.sensitivities import METRICS, Sensitivity, check_metrics, line
 from chop.train import Metric
 
 
@@ -74,13 +74,13 @@ def measure_sensitivity(
             {**known, "layer": name, "format": text},
             lambda name=name, text=text: probe.measure(name, text),
         )
-        for name, text in pairs(problem)
+        for name, text in problem.pairs
     ]
     title = f"{subject.name} on {subject.dataset}"
     results = measure_all(title, points, Journal(config.out / "points.jsonl"), subject.task.metric)
     rows = [
         {**line(problem, *pair), **found}
-        for pair, found in zip(pairs(problem), results, strict=True)
+        for pair, found in zip(problem.pairs, results, strict=True)
     ]
     _write(config, f"{title}: each layer alone in each format", rows, subject.task.metric)
     return rows

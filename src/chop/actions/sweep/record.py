@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from chop.files import write_text
 from chop.tables import markdown_table, print_table
 from chop.train import Metric
@@ -20,6 +22,7 @@ def write_table(
     title: str,
     rows: Sequence[Mapping[str, Any]],
     measured: Mapping[str, Metric] | None = None,
+    note: str = "",
 ) -> None:
     """Prints rows; writes `table.csv` with full precision, and `table.md` as printed.
 
@@ -28,6 +31,7 @@ def write_table(
         title: above the printed table.
         rows: equal columns each; fractions are printed in percent, but for `bits`.
         measured: column -> its metric, which says how its numbers are printed.
+        note: a paragraph below the table, printed too.
     """
     metrics = measured or {}
     text = io.StringIO()
@@ -36,8 +40,11 @@ def write_table(
     writer.writerows(rows)
     write_text(folder / "table.csv", text.getvalue())
     spelt = [{n: _spell(n, value, metrics.get(n)) for n, value in row.items()} for row in rows]
-    write_text(folder / "table.md", markdown_table(spelt) + "\n")
+    below = f"\n{note}\n" if note else ""
+    write_text(folder / "table.md", f"{markdown_table(spelt)}\n{below}")
     print_table(title, spelt)
+    if note:
+        Console().print(note, highlight=False)
 
 
 def write_figure(path: Path, plot: Callable[..., Path], *args: Any, **kwargs: Any) -> None:

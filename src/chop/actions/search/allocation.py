@@ -1,0 +1,125 @@
+"""Bit allocation without a search: the least predicted damage within the budgets, exactly."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from chop.errors import ConfigError
+from chop.search.costs import COSTS
+from chop.search.fisher import Damages
+from chop.search.measure import ROUNDING, Goal
+from chop.search.precision import PrecisionProblem
+from chop.search.samplers.knapsack import best_sum
+from chop.search.space import Config
+
+MOST_WAYS = 10_000
+"""Of taking the options of choices whose costs do not add up."""
+MARGINS = (0.0, 1e-6, 1e-3)
+"""Shares of a budget that are kept free, in turn: a solver meets limits up to a tolerance."""
+WORST = 1e3
+"""A damage that is no number counts as so many times the largest that is one."""
+
+
+class Allocation:
+    """The integer program of a problem under the budgets of costs; other budgets are left aside.
+
+    Choices whose costs do not add up (both operands of a layer under `bit_operations`, layers that
+    share a parameter) are weighed together, in every combination; where one group of them has more
+    than `MOST_WAYS`, nothing is checked and nothing found.
+
+    Args:
+        problem: what can be chosen.
+        goals: those with a budget of a cost are limits.
+    Raises:
+        ConfigError: a budget cannot be kept, whatever is chosen.
+    """
+
+    def __init__(self, problem: PrecisionProblem, goals: Sequence[Goal]) -> None:
+        self.problem, options = problem, tuple(problem.options)
+        self.limits = [goal for goal in goals if goal.is_constraint and goal.name in COSTS]
+        groups = _groups(problem, [goal.name for goal in self.limits])
+        counts = [len(options) ** len(group) for group in groups]
+        self._ways: list[list[dict[str, str]]] = []
+        if max(counts) > MOST_WAYS:
+            return
+        for group in groups:
+            taken = itertools.product(options, repeat=len(group))
+            self._ways.append([dict(zip(group, texts, strict=True)) for texts in taken])
+        self._first = problem.uniform(options[0])
+        self._base = self._costs({})
+        self._added = np.full((len(self.limits), len(groups), max(counts)), np.inf)
+        for i, ways in enumerate(self._ways if self.limits else ()):
+            for k, way in enumerate(ways):
+                self._added[:, i, k] = self._costs(way) - self._base
+        self._check()
+
+    def _costs(self, changed: Config) -> np.ndarray:
+        """(limits,): the costs of the first option but for some, turned to be made small."""
+        costs = self.problem.costs(self.problem.formats({**self._first, **changed}))
+        return np.array([_turned(goal, costs[goal.name]) for goal in self.limits])
+
+    def _check(self) -> None:
+        for goal, least in zip(self.limits, self._base + self._added.min(2).sum(1), strict=True):
+            if goal.excess(_turned(goal, least)) > 0:
+                end = "smallest" if goal.direction == "minimize" else "largest"
+                raise ConfigError(
+                    f"budgets: {goal.name}={goal.budget:g} cannot be kept: with the {end} "
+                    f"of the formats in every layer it is {_turned(goal, least):.4g}."
+                )
+
+    def solve(self, damages: Damages) -> Config | None:
+        """The configuration of least total damage within the limits.
+
+        Args:
+            damages: of each choice and option alone; they are taken to add up.
+        Returns: None where nothing keeps within all limits, or no damage is a number.
+        """
+        known = [damage for damage in damages.values() if math.isfinite(damage)]
+        if not known or not self._ways:
+            return None
+        worst = WORST * max(*known, 1e-12)
+        worth = np.zeros((len(self._ways), max(map(len, self._ways))))
+        for row, ways in zip(worth, self._ways, strict=True):
+            for place, way in enumerate(ways):
+                alone = [damages[pair] for pair in way.items()]
+                row[place] = -sum(x if math.isfinite(x) else worst for x in alone)
+        return self._best(worth)
+
+    def _best(self, worth: np.ndarray) -> Config | None:
+        budgets = np.array([_turned(goal, goal.budget or 0.0) for goal in self.limits])
+        for margin in MARGINS:
+            most = budgets - self._base - margin * abs(budgets)
+            limits = list(zip(self._added, most, strict=True))
+            places = best_sum(worth, list(map(len, self._ways)), limits)
+            if places is None:
+                break
+            config = dict(self._first)
+            for ways, place in zip(self._ways, places, strict=True):
+                config |= ways[place]
+            if np.all(self._costs(config) <= budgets + ROUNDING * abs(budgets)):
+                return config
+        return None
+
+
+def _groups(problem: PrecisionProblem, costs: Sequence[str]) -> list[list[str]]:
+    """The choices in groups: only between groups do these costs add up."""
+    rounds = {
+        name: {(layer, operand) for operand in operands}
+        for name in problem.space.by_name
+        for layer, operands in [problem.target(name)]
+    }
+    groups = [{name} for name in rounds]
+    for tie in problem.costs.ties(costs):
+        joined = [group for group in groups if any(rounds[name] & tie for name in group)]
+        groups = [group for group in groups if group not in joined]
+        groups += [set().union(*joined)] if joined else []
+    return [[name for name in rounds if name in group] for group in groups]
+
+
+def _turned(goal: Goal, value: float) -> float:
+    """A number that is to be small, and back."""
+    return value if goal.direction == "minimize" else -value

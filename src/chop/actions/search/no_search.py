@@ -1,0 +1,133 @@
+"""Where a search over formats begins: what sensitivities and one integer program give."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.nn.functional as F
+from rich.console import Console
+
+from chop.actions.search.allocation import Allocation
+from chop.errors import ConfigError
+from chop.files import write_text
+from chop.search import Config, Goal
+from chop.search.costs import COSTS
+from chop.search.evaluation import Evaluator, kl_divergence
+from chop.search.fisher import Damages, fisher_damages
+from chop.search.measure import objectives_of
+from chop.search.precision import PrecisionProblem
+from chop.search.sensitivities import gradient_rows
+
+LABEL = "no search"
+SHARE = 0.25
+"""Of the time of the trials, for measuring what each option does to the answers."""
+LEAST_ROWS = 64
+"""On fewer rows divergences are not measured."""
+
+
+def no_search(
+    problem: PrecisionProblem, train: Any, goals: Sequence[Goal], evaluations: float
+) -> dict[str, Config]:
+    """The least total damage of all layers within the budgets, as each kind of damage has it.
+
+    One damage is predicted: Fisher information times squared rounding errors, one backward pass.
+    The other is measured: the divergence of the answers (of numbers, the mean squared change) for
+    each choice and option, everything else float; on all rows of the problem or evenly spaced
+    batches of them, as many as `evaluations` have time for.
+
+    Where a cost is an objective there is no one budget: the least damage within the cost of each
+    option everywhere, by the measured damage if there is one.
+
+    Args:
+        problem: what can be chosen.
+        train: labelled rows that gradients are taken on.
+        goals: objectives, and budgets, of which those of costs are kept.
+        evaluations: how many evaluations of all rows measuring may take.
+    Returns: by the label of a row in tables, the best kind of damage first; where damages or
+        budgets leave nothing, none.
+    """
+    damages, budgets = _damages(problem, train, evaluations), _budgets(problem, goals)
+    kinds = list(reversed(damages))[: 1 if len(budgets) > 1 else None]
+    found: dict[str, Config] = {}
+    for added, limits in budgets.items():
+        allocation = Allocation(problem, limits)
+        solved = {kind: allocation.solve(damages[kind]) for kind in kinds}
+        for config in filter(None, solved.values()):
+            same = ", ".join(kind for kind in kinds if solved[kind] == config)
+            found[f"{LABEL} ({same}){added}"] = config
+    return found
+
+
+def _damages(problem: PrecisionProblem, train: Any, evaluations: float) -> dict[str, Damages]:
+    found = {}
+    try:
+        found["Fisher"] = fisher_damages(problem, gradient_rows(problem, train))
+    except ConfigError as error:
+        Console().print(f"{LABEL}: without Fisher information: {error}", highlight=False)
+    part = problem.evaluator.part(evaluations / len(problem.pairs))
+    is_small = len(part) < min(LEAST_ROWS, len(problem.evaluator))
+    if not is_small and len(part) * len(problem.pairs) <= evaluations * len(problem.evaluator):
+        told = f"{len(problem.pairs)} options of layers, each alone, on {len(part)} rows"
+        Console().print(f"{LABEL}: measuring {told}", highlight=False)
+        kind = "KL" if problem.evaluator.task.is_categorical else "MSE"
+        found[kind] = divergences(problem, part)
+    return found
+
+
+def divergences(problem: PrecisionProblem, rows: Evaluator) -> Damages:
+    """How far each choice and option alone moves the answers: one evaluation for each.
+
+    Returns: of classes KL in nats, else the mean squared change.
+    """
+    reference, found = rows.of(problem.model(None)).logits(), {}
+    for pair in problem.pairs:
+        problem.layers.switch(problem.only(*pair))
+        logits = rows.logits()
+        found[pair] = (
+            kl_divergence(reference, logits)
+            if rows.task.is_categorical
+            else F.mse_loss(logits.double(), reference.double()).item()
+        )
+    problem.layers.switch({})
+    return found
+
+
+def _budgets(problem: PrecisionProblem, goals: Sequence[Goal]) -> dict[str, list[Goal]]:
+    """By what is added to a label: the goals, with costs that are objectives as budgets."""
+    costs = [goal for goal in objectives_of(tuple(goals)) if goal.name in COSTS]
+    if not costs:
+        return {"": list(goals)}
+    found = {}
+    for text in problem.options:
+        numbers = problem.costs(problem.formats(problem.uniform(text)))
+        limits = [Goal(goal.name, goal.direction, numbers[goal.name]) for goal in costs]
+        found[f", {costs[0].name} of {text}"] = [*goals, *limits]
+    return found
+
+
+def uniforms_within(problem: PrecisionProblem, goals: Sequence[Goal]) -> dict[str, Config]:
+    """One option everywhere, where that keeps within the budgets of costs, the dearest first."""
+    limits = [goal for goal in goals if goal.name in COSTS]
+    found = {}
+    for text in reversed(problem.options):
+        config = problem.uniform(text)
+        costs = problem.costs(problem.formats(config))
+        if all(goal.excess(costs[goal.name]) <= 0 for goal in limits):
+            found[text] = config
+    return found
+
+
+def kept_in(path: Path, key: Mapping[str, Any], make: Any) -> dict[str, Config]:
+    """What `make()` gives, kept in a file: a search that goes on does not measure it again."""
+    try:
+        noted = json.loads(path.read_text())
+    except (OSError, ValueError):
+        noted = {}
+    told = json.loads(json.dumps(key, default=str))
+    if noted.get("of") != told:
+        noted = {"of": told, "found": make()}
+        write_text(path, json.dumps(noted, indent=2) + "\n")
+    return dict(noted["found"])

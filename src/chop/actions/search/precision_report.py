@@ -1,0 +1,196 @@
+"""What a search over formats leaves: tables that say which rows a number is of, and how sure it is.
+
+Test numbers are told of float, of one option everywhere, of what needs no search, and of the best
+alone. The rest of a Pareto front has numbers of the search only: a reader who chose among it by
+test numbers would be left without a test, as trials that were chosen by them would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from chop.search import Config, PrecisionProblem, Tried
+from chop.search.evaluation import Evaluator
+from chop.train import Metric
+
+LEVEL = 0.95
+"""Of every interval."""
+DRAWS = 1000
+"""Of the bootstrap."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A configuration on rows that no trial saw.
+
+    Attributes:
+        value: the task's metric.
+        interval: Wilson's, of an accuracy; None of other metrics.
+        predictions: (K, ...) as the metric takes them, K the answers that are compared.
+        divergences: of classes float64 (K,), KL from the float model's answers in nats.
+    """
+
+    value: float
+    interval: tuple[float, float] | None
+    predictions: Tensor
+    divergences: Tensor | None
+
+    def spell(self, metric: Metric) -> str:
+        """The metric with its interval."""
+        ends = "" if self.interval is None else " (95 % interval {:.2%} to {:.2%})"
+        return metric.spell(self.value) + ends.format(*(self.interval or ()))
+
+    @property
+    def kl(self) -> float | None:
+        """The mean divergence."""
+        return None if self.divergences is None else self.divergences.mean().item()
+
+
+class TestRows:
+    """Judges configurations of a problem on rows that no trial saw."""
+
+    __test__ = False
+
+    def __init__(self, found: PrecisionProblem, unseen: Evaluator) -> None:
+        self.found, self.unseen = found, unseen
+        self.metric: Metric = unseen.task.metric
+        self.reference = unseen.of(found.model(None)).logits()
+
+    def judge(self, config: Config | None) -> Judged:
+        """Of None, the float model."""
+        logits = self.unseen.of(self.found.model(config)).logits()
+        labels, divergences = self.unseen.labels, None
+        if self.unseen.task.is_categorical:
+            p, q = (x.double().log_softmax(-1) for x in (self.reference, logits))
+            divergences = F.kl_div(q, p, reduction="none", log_target=True).sum(-1)
+        predictions = self.metric.predict(logits, labels)
+        value = self.unseen.scores(logits).value
+        interval = None
+        if self.metric.name == "accuracy":
+            interval = wilson(int((predictions == labels).sum()), len(labels))
+        return Judged(value, interval, predictions, divergences)
+
+    def compare(self, mine: Judged, other: Judged, label: str) -> tuple[str, str]:
+        """What a searched configuration gains on one that needed no search.
+
+        Intervals are those of the paired bootstrap: the same rows of both, drawn with replacement.
+
+        Returns: the verdict for a line, and a sentence with the numbers.
+        """
+        if torch.equal(mine.predictions, other.predictions) and mine.kl == other.kl:
+            return (
+                f", as of {label}",
+                f"The best is {label} itself: the search found nothing better.",
+            )
+        labels, metric = self.unseen.labels, self.metric
+        ends = bootstrap(
+            lambda i: metric.gain(
+                metric.score(mine.predictions[i], labels[i]),
+                metric.score(other.predictions[i], labels[i]),
+            ),
+            len(labels),
+        )
+        gains = {metric.name: ends}
+        if mine.divergences is not None and other.divergences is not None:
+            saved = other.divergences - mine.divergences
+            gains["kl"] = bootstrap(lambda i: saved[i].mean().item(), len(saved))
+        scales = {metric.name: (100, " points") if metric.is_share else (1, "")}
+        told = []
+        for name, (low, high) in gains.items():
+            factor, unit = scales.get(name, (1, ""))
+            verdict = "worse" if high < 0 else "better" if low > 0 else "within error"
+            told.append(f"{name} {factor * low:+.3g} to {factor * high:+.3g}{unit} ({verdict})")
+        is_better = any(low > 0 for low, _ in gains.values())
+        verdict = f"{'' if is_better else 'not '}better than {label} by more than its error"
+        gained = f"Gained on {label} on the test rows, 95 % intervals of paired rows: "
+        return f", {verdict}", f"{gained}{'; '.join(told)}: {verdict}."
+
+
+def wilson(right: int, count: int) -> tuple[float, float]:
+    """The interval of a share of right answers at the level `LEVEL`.
+
+    Source: Wilson, Probable inference, the law of succession, and statistical inference, Journal
+        of the American Statistical Association 22, 1927.
+
+    >>> [round(end, 4) for end in wilson(9, 10)]
+    [0.5958, 0.9821]
+    """
+    from scipy.stats import binomtest
+
+    found = binomtest(right, count).proportion_ci(LEVEL, "wilson")
+    return float(found.low), float(found.high)
+
+
+def bootstrap(statistic: Callable[[Tensor], float], count: int) -> tuple[float, float]:
+    """The middle `LEVEL` of a statistic over draws of so many rows with replacement.
+
+    Args:
+        statistic: of int64 (count,), places of rows.
+        count: of the rows.
+    """
+    draw = torch.Generator().manual_seed(0)
+    drawn = [statistic(torch.randint(count, (count,), generator=draw)) for _ in range(DRAWS)]
+    ends = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=torch.float64)
+    low, high = torch.tensor(drawn, dtype=torch.float64).quantile(ends).tolist()
+    return low, high
+
+
+def table_row(
+    label: str, values: Mapping[str, float], metric: Metric, test: Judged | None
+) -> dict[str, Any]:
+    """A line of the table.
+
+    Args:
+        label: what the formats are called.
+        values: numbers and costs on the rows of the search.
+        metric: the task's.
+        test: None leaves the columns of the test rows empty.
+    """
+    interval = None if test is None or test.interval is None else test.interval
+    row = {
+        "formats": label,
+        "bits": values["bits"],
+        "activation_bits": f"{values['activation_bits']:.2f}",
+        "kilobytes": f"{values['bytes'] / 1000:.1f}",
+        f"search {metric.name}": values[metric.name],
+        "search loss": f"{values['loss']:.4f}",
+    }
+    test_kl = None if test is None else test.kl
+    if "kl" in values:
+        row["search kl"] = f"{values['kl']:.4g}"
+    row[f"test {metric.name}"] = None if test is None else test.value
+    if metric.name == "accuracy":
+        row["95% interval"] = interval and f"{interval[0]:.2%} to {interval[1]:.2%}"
+    if "kl" in values:
+        row["test kl"] = None if test_kl is None else f"{test_kl:.4g}"
+    return row
+
+
+def note_of(searched: str, count: int, unseen: Evaluator, front: list[Tried], compared: str) -> str:
+    """What stands below the table.
+
+    Args:
+        searched: which rows trials were measured on, and how many.
+        count: of the test rows.
+        unseen: those.
+        front: what was found.
+        compared: what the search gains.
+    """
+    is_accuracy = unseen.task.metric.name == "accuracy"
+    parts = [f"search: {searched}.", f"test: {count} test rows, which no choice was made by."]
+    if is_accuracy:
+        parts.append("Intervals are Wilson's, at 95 %.")
+    if len(unseen.labels) > count:
+        parts.append("Tokens of one text count as independent.")
+    if len(front) > 1:
+        parts.append(
+            "Of the Pareto front only the best by the first goal has test numbers: to choose "
+            "among the others by them would leave no test."
+        )
+    return " ".join([*parts, compared]).strip()
