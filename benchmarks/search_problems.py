@@ -223,12 +223,11 @@ def conditional(seed: int, layers: int = 6, kinds: int = 4, sizes: int = 4) -> P
         found.append(best.max())
     counts = [layers] + [kinds] * layers + [sizes] * layers
 
-    def canonical(config: Config) -> Config:
-        depth = int(config["x0"]) + 1
-        off = {f"x{1 + i + part * layers}": "0" for part in (0, 1) for i in range(depth, layers)}
-        return {**config, **off}
+    def active(values: Mapping[str, Any]) -> list[str]:
+        depth = values["x0"] + 1
+        return ["x0", *(f"x{1 + i + part * layers}" for part in (0, 1) for i in range(depth))]
 
-    space = space_of(counts, canonical=canonical)
+    space = space_of(counts, active=active)
     return _maximised("conditional", space, value, float(max(found)))
 
 

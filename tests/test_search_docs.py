@@ -29,7 +29,7 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
     for block in blocks:
         exec(block, names)
     promised = re.findall(r"print\(.*?\)\s+# (.*)", "".join(blocks))
-    assert capsys.readouterr().out.splitlines() == promised and len(promised) == 2
+    assert capsys.readouterr().out.splitlines() == promised and len(promised) == 3
     assert (tmp_path / "runs/mine/search.db").is_file()
     assert len(names["study"].trials) == 5
 

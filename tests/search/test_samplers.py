@@ -119,6 +119,62 @@ def test_configurations_that_give_the_same_thing_are_proposed_once():
     assert len({t.key for t in result.measured}) == 9
 
 
+def _tower(depths: int = 4) -> SearchSpace:
+    """A depth, and a kind for each layer that there is."""
+    kinds = [Choice(f"kind{i}", dict.fromkeys("abc")) for i in range(depths)]
+    depth = Choice("depth", {str(d): d for d in range(1, depths + 1)})
+    return SearchSpace(
+        (depth, *kinds), active=lambda v: ["depth", *(f"kind{i}" for i in range(v["depth"]))]
+    )
+
+
+def test_choices_that_do_not_count_are_not_varied():
+    space = _tower()
+    best = {"depth": "3", "kind0": "b", "kind1": "c", "kind2": "a", "kind3": "a"}
+
+    def measure(config, report):
+        live = space.active(space.values(config))
+        right = sum(config[name] == best[name] for name in live if name != "depth")
+        return {"score": right - 0.7 * int(config["depth"]) * (config["depth"] != "3")}
+
+    search = Search(space, measure, Goal("score"), storage="memory")
+    result = search.run(until=30, progress=False)
+    assert result.counts == {"measured": 30}
+    assert all(t.config == space.folded(t.config) for t in result.measured)
+    assert result.best.config == best
+    used_up = Search(space, measure, Goal("score"), storage="memory")
+    assert used_up.run(until=200, progress=False).counts["measured"] == 3 + 9 + 27 + 81
+
+
+def test_a_process_is_told_what_does_not_count_as_an_option_of_its_own():
+    space = _tower(2)
+    coding = history.Coding(space)
+    codes = np.array([[0, 2, 1], [1, 2, 1]])
+    assert coding.active(codes).tolist() == [[True, True, False], [True, True, True]]
+    assert coding.marked(codes).tolist() == [[0, 2, 3], [1, 2, 1]]
+    assert {len(line) for line in coding.places} == {3, 4}
+    plain = history.Coding(_space(3))
+    assert plain.active(codes).all() and plain.marked(codes).tolist() == codes.tolist()
+
+
+def test_a_local_optimum_is_left():
+    # All options at "4" are best but for one far combination that no single change leads to.
+    space, far = _space(6), dict.fromkeys((f"layer{i}" for i in range(2)), "8")
+
+    def measure(config, report):
+        low = sum(config[name] == "4" for name in space.by_name)
+        return {"score": low + 5.0 * all(config[n] == t for n, t in far.items())}
+
+    def changes(trial, best):
+        return sum(trial.config[name] != best[name] for name in best)
+
+    search = Search(space, measure, Goal("score"), storage="memory")
+    result = search.run(until=60, progress=False)
+    assert result.best.config == {**dict.fromkeys(space.by_name, "4"), **far}
+    late = [changes(t, result.best.config) for t in result.measured[-20:]]
+    assert max(late) >= 4 and min(late) <= 2
+
+
 def test_spaces_without_costs_and_with_uneven_choices_are_searched():
     space = SearchSpace(
         (

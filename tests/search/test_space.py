@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import subprocess
 import sys
@@ -49,6 +50,21 @@ def test_values_and_costs(space):
     assert space.cost(config) == 1.0
     assert space.obstacle(config) == "heads must divide size"
     assert space.obstacle({"heads": "3", "size": "96"}) is None
+
+
+def test_choices_that_do_not_count_share_the_key_of_their_first_option():
+    layers = [Choice(f"layer{i}", {"4": 4, "8": 8}) for i in range(3)]
+    depth = Choice("depth", {"1": 1, "2": 2, "3": 3})
+    space = SearchSpace(
+        (depth, *layers),
+        active=lambda v: ["depth", *(f"layer{i}" for i in range(v["depth"]))],
+    )
+    folded = {"depth": "1", "layer0": "8", "layer1": "4", "layer2": "4"}
+    assert space.folded({**folded, "layer1": "8", "layer2": "8"}) == folded
+    assert space.key({**folded, "layer2": "8"}) == space.key(folded)
+    assert len({space.key(config) for config in space.grid()}) == 2 + 4 + 8
+    mirrored = dataclasses.replace(space, canonical=lambda c: {**c, "layer0": "4"})
+    assert mirrored.folded({**folded, "layer1": "8"}) == {**folded, "layer0": "4"}
 
 
 def test_the_key_is_the_same_in_every_process_and_order(space):

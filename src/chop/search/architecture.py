@@ -121,7 +121,7 @@ class Architectures:
         ]
         if len(self.square_layers) > 1:
             choices += [Choice(path, self.square_layers) for path in self._layers_square_somewhere]
-        return SearchSpace(tuple(choices), self._obstacle, self._canonical)
+        return SearchSpace(tuple(choices), self._obstacle, active=self._active)
 
     def build(self, config: Config) -> nn.Module:
         """The model of a configuration, its weights drawn from the seed, in evaluation mode.
@@ -166,11 +166,9 @@ class Architectures:
         shapes = self._shapes(self._settings(values))
         return shapes if isinstance(shapes, str) else None
 
-    def _canonical(self, config: Config) -> Config:
-        values = self.space.values(config)
-        live = {*self.fields, *self._square_in(values)}
-        first = next(iter(self.square_layers), "")
-        return {name: text if name in live else first for name, text in config.items()}
+    def _active(self, values: Mapping[str, Any]) -> set[str]:
+        """The choices that have a bearing on one model."""
+        return {*self.fields, *self._square_in(values)}
 
     def _square_in(self, values: Mapping[str, Any]) -> list[str]:
         """The layers of one model that are square; none of a model that cannot be built."""

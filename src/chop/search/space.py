@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -78,6 +78,11 @@ def all_possible(values: Mapping[str, Any]) -> str | None:
     return None
 
 
+def all_active(values: Mapping[str, Any]) -> Collection[str]:
+    """The rule of a space in which every choice always counts."""
+    return values.keys()
+
+
 def as_it_is(config: Config) -> Config:
     """The form of a space in which different configurations are different things."""
     return config
@@ -92,6 +97,9 @@ class SearchSpace:
         impossible: values by name -> why this combination cannot be, or None if it can.
         canonical: configuration -> the one that stands for all that give the same thing: they
             share its key, and one of them is measured.
+        active: values by name -> names of the choices that count there. The others, such as those
+            of layers that a smaller depth leaves out, stand at their first option (`folded`), and
+            samplers that know of them do not vary them.
 
     Example:
         >>> space = SearchSpace((Choice("heads", {"2": 2, "3": 3}), Choice("size", {"64": 64})),
@@ -105,6 +113,7 @@ class SearchSpace:
     choices: tuple[Choice, ...]
     impossible: Callable[[Mapping[str, Any]], str | None] = field(default=all_possible)
     canonical: Callable[[Config], Config] = field(default=as_it_is)
+    active: Callable[[Mapping[str, Any]], Collection[str]] = field(default=all_active)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "choices", tuple(self.choices))
@@ -154,10 +163,18 @@ class SearchSpace:
         self.check(config)
         return sum(c.cost[config[c.name]] for c in self.choices if c.cost is not None)
 
+    def folded(self, config: Config) -> Config:
+        """The configuration that stands for all that give the same thing."""
+        config = self.canonical(config)
+        if self.active is all_active:
+            return config
+        live = self.active(self.values(config))
+        return {c.name: config[c.name] if c.name in live else c.texts[0] for c in self.choices}
+
     def key(self, config: Config) -> str:
-        """A hash of the canonical form, the same in every process and for any order of choices."""
+        """A hash of the folded form, the same in every process and for any order of choices."""
         self.check(config)
-        text = json.dumps(dict(self.canonical(config)), sort_keys=True, ensure_ascii=True)
+        text = json.dumps(dict(self.folded(config)), sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def at(self, index: int) -> Config:

@@ -235,7 +235,7 @@ def write(
 
 
 def _row(search: Search, trial: Tried) -> dict[str, Any]:
-    texts = search.space.canonical(trial.config)
+    texts = search.space.folded(trial.config)
     values = search.space.values(texts)
     replacements = [value for value in values.values() if value in SQUARE_LAYERS.values()]
     return {
@@ -260,7 +260,7 @@ def _describe(
         model = _measure(config, found, subject).trained(best.config)
     combinations = math.prod(map(len, found.fields.values()))
     return {
-        "choices": dict(search.space.canonical(best.config)),
+        "choices": dict(search.space.folded(best.config)),
         "values": dict(best.values),
         "test_accuracy": evaluate(model, subject.test, device=subject.device),
         "key": best.key,

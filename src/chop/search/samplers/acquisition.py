@@ -51,15 +51,16 @@ class Outlook:
         self.objective = self._model(self.values, believe=True)
         values = drawn_in(self.values)
         self.best = values[self.feasible].max() if self.feasible.any() else None
-        absent = np.arange(max(coding.counts)) >= np.array(coding.counts)[:, None]
-        self.absent = np.where(absent, -np.inf, 0.0)
+        most = max(map(len, coding.places))
+        self.absent = np.arange(most) >= np.array(coding.counts)[:, None]
 
     def merits(self, codes: Codes) -> Array:
         """log (expected improvement x probability of keeping to the budgets), (C,).
 
         While nothing keeps to the budgets, the probability alone.
         """
-        return self._merits([model.predict(codes) for model in self._models()])
+        seen = self.coding.marked(codes)
+        return self._merits([model.predict(seen) for model in self._models()])
 
     def changed(self, code: Codes) -> tuple[Codes, Array]:
         """The most promising single changes of a configuration (D,): (C, D), and their merits.
@@ -68,14 +69,36 @@ class Outlook:
         the configuration itself.
         """
         models = self._models()
-        rough = self._merits([(m.around(code), m.predict(code[None, :])[1]) for m in models])
-        rough += self.absent
+        (active,), (seen,) = self.coding.active(code[None, :]), self.coding.marked(code[None, :])
+        rough = self._merits([(m.around(seen), m.predict(seen[None, :])[1]) for m in models])
+        rough[self.absent | ~active[:, None]] = -np.inf
         rough[np.arange(len(code)), code] = -np.inf
         order = np.argsort(-rough, axis=None, kind="stable")[:SHORTLIST]
         choice, option = np.unravel_index(order[rough.flat[order] > -np.inf], rough.shape)
         codes = np.repeat(code[None, :], len(choice), axis=0)
         codes[np.arange(len(choice)), choice] = option
+        if self.coding.is_conditional:  # a change may decide which other choices count
+            return codes, self.merits(codes)
         return codes, self._merits([m.predict_changed(code, choice, option) for m in models])
+
+    def filled(self, code: Codes) -> Codes:
+        """What does not count in a configuration (D,) at its best option, for when it will."""
+        (active,) = self.coding.active(code[None, :])
+        _, worth = self.objective.sums()
+        return np.where(active, code, np.where(self.absent, -np.inf, worth).argmax(1))
+
+    @property
+    def stale(self) -> int:
+        """Trials since the best one; 0 with several objectives, or while none is within."""
+        if self.history.values.shape[1] > 1 or not self.feasible.any():
+            return 0
+        return len(self.values) - 1 - int(np.where(self.feasible, self.values, -np.inf).argmax())
+
+    def beyond_effects(self) -> Array:
+        """What measured configurations gave more than the sum of their options' effects: (N,)."""
+        constant, worth = self.objective.sums()
+        codes = self.coding.marked(self.history.measured)
+        return self.values - constant - worth[np.arange(codes.shape[1]), codes].sum(1)
 
     def _models(self) -> list[Model]:
         return [*self.limits, *([] if self.best is None else [self.objective])]
@@ -98,10 +121,9 @@ class Outlook:
 
     def _ranked(self, count: int) -> Codes:
         """The first measured ones, best first: within the budgets, then by their excess."""
-        beyond = sum(
-            (np.maximum(e[:count], 0) / (np.ptp(e) or 1.0) for e in self.excess), start=0.0
-        )
-        return np.lexsort((-self.values[:count], beyond + np.zeros(count)))
+        first = [excess[:count] for excess in self.excess]
+        beyond = sum((np.maximum(e, 0) / (np.ptp(e) or 1.0) for e in first), start=np.zeros(count))
+        return np.lexsort((-self.values[:count], beyond))
 
     def _kept(self, count: int, most: int) -> Codes:
         """Of the first trials, the places of the better and the latest."""
@@ -112,7 +134,7 @@ class Outlook:
         return np.sort(np.concatenate([better[~np.isin(better, latest)][: most // 2], latest]))
 
     def _model(self, values: Array, believe: bool = False) -> Model:
-        measured, places = self.history.measured, self.coding.places
+        measured, places = self.coding.marked(self.history.measured), self.coding.places
         exact = exact_sum(measured, values, self.coding.costs)
         if exact is not None:
             return exact
@@ -130,12 +152,13 @@ class Outlook:
         """Pruned configurations as poor ones, those that run as what is expected of them."""
         dropped, pending = self.history.dropped[-MOST // 2 :], self.history.pending
         if dropped:
-            codes = np.concatenate([codes, np.array(dropped)])
+            codes = np.concatenate([codes, self.coding.marked(np.array(dropped))])
             values = np.concatenate([values, np.full(len(dropped), np.quantile(values, 0.25))])
         if pending:
             process = GaussianProcess(codes, values, self.coding.places, logs)
-            expected, _ = process.predict(np.array(pending))
-            codes = np.concatenate([codes, np.array(pending)])
+            seen = self.coding.marked(np.array(pending))
+            expected, _ = process.predict(seen)
+            codes = np.concatenate([codes, seen])
             values = np.concatenate([values, expected])
         return codes, values
 

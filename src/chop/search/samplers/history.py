@@ -8,10 +8,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from chop.search.result import outcome_of
 from chop.search.samplers.surrogate import Array, Codes
-from chop.search.space import Config, SearchSpace, all_possible, as_it_is
+from chop.search.space import Config, SearchSpace, all_active, all_possible, as_it_is
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -21,8 +22,8 @@ Code = tuple[int, ...]
 """A configuration: the place of the option taken, of each choice."""
 
 
-OPEN = ("lost", "busy", "surplus")
-"""Outcomes after which a configuration is as if it had never been proposed."""
+APART = 1.5
+"""Place of the options of a choice that does not count: nearer to none of them than they are."""
 
 
 class Coding:
@@ -32,19 +33,25 @@ class Coding:
         counts: options of each choice.
         costs: (D, K), or None where no choice has any.
         places: of each choice's options on a line from 0 to 1, in the order of its cost or, where
-            it has none, of its options.
+            it has none, of its options; in a conditional space one more, apart from them, for a
+            choice that does not count.
     """
 
     def __init__(self, space: SearchSpace) -> None:
         self.space = space
         self.counts = [len(choice.texts) for choice in space.choices]
         self.index = [{t: i for i, t in enumerate(c.texts)} for c in space.choices]
+        self.is_conditional = space.active is not all_active
+        self.is_plain = space.canonical is as_it_is and not self.is_conditional
         self.costs = _costs(space)
         self.ranks = [
             np.argsort(np.argsort([(c.cost or {}).get(t, 0.0) for t in c.texts], kind="stable"))
             for c in space.choices
         ]
-        self.places = [rank / max(1, len(rank) - 1) for rank in self.ranks]
+        self.places = [
+            np.append(rank / max(1, len(rank) - 1), [APART] * self.is_conditional)
+            for rank in self.ranks
+        ]
         self._known: dict[int, tuple[FrozenTrial, Code | None]] = {}
 
     def config(self, code: Code) -> Config:
@@ -56,9 +63,22 @@ class Coding:
         """The code of a trial's parameters, of all that give the same thing the one that stands
         for them; None where some choice is open."""
         found = self._plain(params)
-        if found is None or self.space.canonical is as_it_is:
+        if found is None or self.is_plain:
             return found
-        return self._plain(self.space.canonical(self.config(found)))
+        return self._plain(self.space.folded(self.config(found)))
+
+    def active(self, codes: Codes) -> NDArray[np.bool_]:
+        """Which choices count in candidates (C, D): (C, D)."""
+        if not self.is_conditional:
+            return np.ones(codes.shape, dtype=bool)
+        values = (self.space.values(self.config(tuple(row))) for row in codes.tolist())
+        live = [self.space.active(each) for each in values]
+        names = list(self.space.by_name)
+        return np.array([[name in each for name in names] for each in live]).reshape(codes.shape)
+
+    def marked(self, codes: Codes) -> Codes:
+        """Candidates (C, D) as models see them: what does not count is an option of its own."""
+        return np.where(self.active(codes), codes, self.counts)
 
     def code_of(self, trial: FrozenTrial) -> Code | None:
         """`code` of a trial; of one that has ended, read once: it changes no more."""
@@ -89,13 +109,6 @@ class Coding:
             int(np.flatnonzero(rank == round(share * (len(rank) - 1)))[0]) for rank in self.ranks
         )
 
-    def same(self, codes: Codes) -> list[Code]:
-        """The codes that stand for candidates (C, D)."""
-        plain = [tuple(row) for row in codes.tolist()]
-        if self.space.canonical is as_it_is:
-            return plain
-        return [self.code(self.config(code)) or code for code in plain]
-
 
 @lru_cache(maxsize=4)
 def coding_of(space: SearchSpace) -> Coding:
@@ -106,7 +119,7 @@ def coding_of(space: SearchSpace) -> Coding:
 def _costs(space: SearchSpace) -> Array | None:
     if all(choice.cost is None for choice in space.choices):
         return None
-    most = max(len(choice.texts) for choice in space.choices)
+    most = max(len(choice.texts) for choice in space.choices) + (space.active is not all_active)
     costs = np.zeros((len(space.choices), most))
     for row, choice in zip(costs, space.choices, strict=True):
         row[: len(choice.texts)] = [(choice.cost or {}).get(text, 0.0) for text in choice.texts]
@@ -144,7 +157,7 @@ def read_history(study: Study, coding: Coding, number: int) -> History:
     for trial in study._get_trials(deepcopy=False, use_cache=True):
         code = coding.code_of(trial)
         outcome = outcome_of(trial)
-        if trial.number == number or code is None or outcome in OPEN:
+        if trial.number == number or code is None or outcome == "busy":
             found.undecided += outcome == "running" and trial.number < number
             continue
         found.taken.add(code)

@@ -30,6 +30,10 @@ CHANGES = 4
 """Choices that a mutant differs in, at most."""
 STRANGERS = 100
 CLIMBS = 3
+PATIENCE = 10
+"""Trials without a better one after which a local optimum is feared."""
+LEAST_KEPT = 0.3
+"""Share of choices that a crossing takes from what is strange, at least."""
 LONGEST_CLIMB = 100
 
 
@@ -43,7 +47,13 @@ class SensitivitySampler(BaseSampler):
        once: they are the probes of groups of choices.
     3. An exact integer program takes the best sum of effects under the budgets. It, mutants of
        the best trials and random configurations are compared by expected improvement times the
-       probability of keeping to the budgets, and the best few climb by single changes.
+       probability of keeping to the budgets, and the best few climb by changes of one choice or
+       several.
+    4. While ten trials and more have found nothing better, of every three one is random and one
+       crosses the best with a configuration that gave more than its options' effects, so that a
+       local optimum is left.
+
+    Choices that a space says do not count (`SearchSpace.active`) are not varied.
 
     With several objectives each trial bounds all but one of them at random, within the range of
     the Pareto front, as budgets (epsilon-constraint method, Haimes et al., 1971).
@@ -79,7 +89,7 @@ class SensitivitySampler(BaseSampler):
         draw = np.random.default_rng([self.seed, len(history.taken)])
         with _blas().limit(limits=1, user_api="blas"):
             code = _Proposal(self.coding, history, draw).code()
-        return self.space.to_params(self.coding.config(code))
+        return self.space.to_params(self.space.folded(self.coding.config(code)))
 
     def sample_independent(
         self,
@@ -124,8 +134,31 @@ class _Proposal:
             return list(probes)[ahead]
         if len(self.history.measured) < 2:
             return self._any_free()
-        ranked = self._ranked(Outlook(self.coding, self.history, self.draw))
+        outlook = Outlook(self.coding, self.history, self.draw)
+        ranked = self._escape(outlook) or self._ranked(outlook)
         return ranked[min(ahead, len(ranked) - 1)] if ranked else self._any_free()
+
+    def _escape(self, outlook: Outlook) -> list[Code]:
+        """Of every three trials two that leave a local optimum, while nothing has improved.
+
+        One is random. The other crosses the best with one of those that gave most beyond their
+        options' effects: what options give together is found there.
+        """
+        turn = len(self.history.taken) % 3
+        if outlook.stale < PATIENCE or turn == 2:
+            return []
+        codes = self._strangers(STRANGERS)
+        merits = np.zeros(len(codes))
+        if turn == 1:
+            measured = self.history.measured
+            odd = measured[np.argsort(-outlook.beyond_effects(), kind="stable")[:PARENTS]]
+            odd = odd[self.draw.integers(len(odd), size=len(codes))]
+            share = self.draw.uniform(LEAST_KEPT, 1.0, (len(codes), 1))
+            from_odd = self.draw.random(codes.shape) < share
+            codes = np.where(from_odd, odd, measured[outlook.order[0]])
+            merits = outlook.merits(codes)
+        free = self._best_free(codes, merits, self.history.undecided + 1)
+        return [tuple(codes[i].tolist()) for i in free]
 
     def _ranked(self, outlook: Outlook) -> list[Code]:
         """Free configurations, the most promising first."""
@@ -141,7 +174,7 @@ class _Proposal:
         best = self.history.measured[outlook.order[:PARENTS]]
         found = [outlook.planned(best_sum), self._mutants(best), self._strangers(STRANGERS)]
         codes = np.concatenate(found)
-        near = [outlook.changed(code) for code in best]
+        near = [outlook.changed(outlook.filled(code)) for code in best]
         return (
             np.concatenate([codes, *(codes for codes, _ in near)]),
             np.concatenate([outlook.merits(codes), *(merits for _, merits in near)]),
@@ -161,13 +194,11 @@ class _Proposal:
     def _mutants(self, parents: Codes) -> Codes:
         """Some that differ from one of the parents in up to four choices."""
         mutants = parents[self.draw.integers(len(parents), size=MUTANTS)]
-        choice = self.draw.integers(mutants.shape[1], size=(MUTANTS, CHANGES))
-        option = self.draw.integers(np.array(self.coding.counts)[choice])
-        row, column = np.nonzero(
-            np.arange(CHANGES) < self.draw.integers(2, CHANGES + 1, (MUTANTS, 1))
-        )
-        mutants[row, choice[row, column]] = option[row, column]
-        return mutants
+        active = self.coding.active(mutants)
+        drawn = self._strangers(MUTANTS)
+        first = np.where(active, self.draw.random(mutants.shape), 2.0).argsort(1).argsort(1)
+        changed = first < self.draw.integers(2, CHANGES + 1, (MUTANTS, 1))
+        return np.where(changed | ~active, drawn, mutants)
 
     def _strangers(self, count: int) -> Codes:
         return self.draw.integers(self.coding.counts, size=(count, len(self.coding.counts)))
@@ -179,6 +210,7 @@ class _Proposal:
         """
         code = start
         for _ in range(LONGEST_CLIMB):
+            code = outlook.filled(code)
             near, merits = outlook.changed(code)
             better = near[np.argsort(-merits, kind="stable")[: np.count_nonzero(merits > merit)]]
             if not len(better):
@@ -195,19 +227,16 @@ class _Proposal:
     def _joined(self, code: Codes, better: Codes) -> Codes:
         """The first 2, 4, 8 ... of single changes (C, D) made together; of a choice, the first."""
         changed = (better != code).argmax(1)
-        _, firsts = np.unique(changed, return_index=True)
-        firsts = np.sort(firsts)
-        found = [code[None, :][:0]]
-        for count in 2 ** np.arange(1, len(firsts).bit_length()):
-            taken = firsts[:count]
-            joint = code.copy()
+        firsts = np.sort(np.unique(changed, return_index=True)[1])
+        found = np.repeat(code[None, :], len(firsts).bit_length() - 1, axis=0)
+        for i, joint in enumerate(found, start=1):
+            taken = firsts[: 2**i]
             joint[changed[taken]] = better[taken, changed[taken]]
-            found.append(joint[None, :])
-        return np.concatenate(found)
+        return found
 
     def _is_free(self, code: Code) -> bool:
-        (same,) = self.coding.same(np.array([code]))
-        return same not in self.history.taken and self.coding.is_possible(code)
+        same = code if self.coding.is_plain else self.coding.code(self.coding.config(code))
+        return same is not None and same not in self.history.taken and self.coding.is_possible(same)
 
     def _any_free(self) -> Code:
         """One that was not proposed before; of a space that is used up, one that was."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,26 +28,6 @@ EXACT = 1e-6
 """What may be left, in ranges of the values, where costs explain a number exactly."""
 
 
-class Model(Protocol):
-    """What predicts one measured number."""
-
-    def predict(self, codes: Codes) -> tuple[Array, Array]:
-        """Mean and standard deviation of candidates (C, D): two arrays (C,)."""
-        ...
-
-    def around(self, code: Codes) -> Array:
-        """Means of all that differ from a candidate (D,) in one choice: (D, K)."""
-        ...
-
-    def predict_changed(self, code: Codes, choice: Codes, option: Codes) -> tuple[Array, Array]:
-        """`predict` of candidates that differ from one (D,) in one choice (C,) each."""
-        ...
-
-    def sums(self) -> tuple[float, Array]:
-        """A constant and what each option adds to it, (D, K), as far as effects add."""
-        ...
-
-
 class ExactSum:
     """A number that is an affine function of the sum of the options' costs.
 
@@ -64,21 +43,21 @@ class ExactSum:
         self.slope, self.offset, self.scale = slope, offset, scale
 
     def predict(self, codes: Codes) -> tuple[Array, Array]:
-        """See `Model`."""
+        """Mean and standard deviation of candidates (C, D): two arrays (C,)."""
         total = _sums(self.costs[:, :, None], codes)[:, 0]
         return self.offset + self.slope * total, np.full(len(codes), EXACT * self.scale)
 
     def around(self, code: Codes) -> Array:
-        """See `Model`."""
+        """Means of all that differ from a candidate (D,) in one choice: (D, K)."""
         taken = self.costs[np.arange(len(code)), code]
         return self.offset + self.slope * (taken.sum() - taken[:, None] + self.costs)
 
     def predict_changed(self, code: Codes, choice: Codes, option: Codes) -> tuple[Array, Array]:
-        """See `Model`."""
+        """`predict` of candidates that differ from one (D,) in one choice (C,) each."""
         return self.around(code)[choice, option], np.full(len(choice), EXACT * self.scale)
 
     def sums(self) -> tuple[float, Array]:
-        """See `Model`."""
+        """A constant and what each option adds to it, (D, K), as far as effects add."""
         return self.offset, self.slope * self.costs
 
 
@@ -116,7 +95,6 @@ class GaussianProcess:
         self.inverse = np.linalg.inv(covariance.matrix)
         self.weights = self.inverse @ targets
         self.variance = covariance.variance
-        self.smooth = self.mean + self.std * (targets - covariance.nugget * self.weights)
         # Covariance with the N measured ones, by choice and option: terms and factors (D, K, N).
         self.terms = covariance.additive @ taken.transpose(1, 2, 0)
         self.factors = np.exp(covariance.exponent @ taken.transpose(1, 2, 0))
@@ -124,11 +102,11 @@ class GaussianProcess:
         self.constant, self.worth = self.sums()
 
     def predict(self, codes: Codes) -> tuple[Array, Array]:
-        """See `Model`; the deviation holds for configurations that were not measured."""
+        """See `ExactSum`; the deviation holds for configurations that were not measured."""
         return self._posterior(*self._parts(codes))
 
     def around(self, code: Codes) -> Array:
-        """See `Model`."""
+        """See `ExactSum`."""
         (_,), (near,) = self._parts(code[None, :])
         choices = np.arange(len(code))
         factors = near * self.weights / self.factors[choices, code]
@@ -137,14 +115,14 @@ class GaussianProcess:
         return means + self.constant + taken.sum() - taken[:, None] + self.worth
 
     def predict_changed(self, code: Codes, choice: Codes, option: Codes) -> tuple[Array, Array]:
-        """See `Model`."""
+        """See `ExactSum`."""
         added, near = self._parts(code[None, :])
         added = added + self.terms[choice, option] - self.terms[choice, code[choice]]
         near = near * self.factors[choice, option] / self.factors[choice, code[choice]]
         return self._posterior(added, near)
 
     def sums(self) -> tuple[float, Array]:
-        """See `Model`: the posterior mean of the additive part."""
+        """See `ExactSum`: the posterior mean of the additive part."""
         constant = self.mean + self.std * CONSTANT * float(self.weights.sum())
         return constant, self.std * (self.terms @ self.weights)
 
@@ -260,6 +238,9 @@ def settings(codes: Codes, values: Array, places: Sequence[Array]) -> Array:
     """
     lines = tuple(tuple(line.tolist()) for line in places)
     return _settings(codes.astype(np.int64).tobytes(), values.astype(float).tobytes(), lines)
+
+
+Model = ExactSum | GaussianProcess
 
 
 def exact_sum(codes: Codes, values: Array, costs: Array | None) -> ExactSum | None:
