@@ -298,6 +298,27 @@ def test_passwords_are_neither_kept_nor_told(toy, tmp_path, monkeypatch):
     assert "s3cr3t" not in "".join(traceback.format_exception(stopped.value))
 
 
+def test_a_token_of_any_length_is_no_name_of_a_file():
+    url = f"postgresql://u:{'s3cr3t' * 300}@127.0.0.1:1/d"
+    with pytest.raises(UnavailableError, match="cannot be used") as error:
+        show_search(url)
+    assert "s3cr3t" not in "".join(traceback.format_exception(error.value))
+    with pytest.raises(ConfigError, match="File name too long"):
+        show_search("x" * 300)
+
+
+def test_a_folder_in_out_means_a_study(begun, tmp_path, monkeypatch):
+    (begun / "later").mkdir()
+    monkeypatch.chdir(begun / "toy")
+    for where in (begun / "toy", ".", begun / "toy/", "../toy"):
+        assert len(show_search(str(where)).measured) == 6
+    for where in (begun / "later", begun / "never"):
+        with pytest.raises(ConfigError, match=f"study '{where.name}'"):
+            show_search(str(where))
+    with pytest.raises(UnavailableError, match="no search in"):
+        show_search(str(begun / "toy" / "search.db"))
+
+
 @pytest.mark.parametrize("count", [0, 6])
 def test_what_is_kept_is_true(count, toy, tmp_path, monkeypatch):
     config = ToyConfig(out=tmp_path / "a b")

@@ -77,7 +77,10 @@ def storage_url(storage: str | None, out: Path | None) -> str:
     if not given:
         raise ConfigError("storage: got an empty text (is a variable not set?).")
     path = Path(storage).expanduser()
-    return _file_url(path / FILE_NAME if path.is_dir() else path)
+    try:
+        return _file_url(path / FILE_NAME if path.is_dir() else path)
+    except OSError as error:
+        raise ConfigError(f"storage '{printable(storage[:60])}...': {error.strerror}.") from None
 
 
 def _file_url(file: Path) -> str:

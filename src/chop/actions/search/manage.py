@@ -92,11 +92,13 @@ def find_storage(storage: str, name: str | None) -> tuple[str, str | None]:
         storage: output folder, file or URL; `OUT/NAME` means the study NAME of `OUT`.
         name: of the study; None where the storage has one.
     """
-    path = Path(storage).expanduser().absolute()
-    has_none = not path.is_file() and not (path / FILE_NAME).exists() and path.name != FILE_NAME
-    if name is None and has_none and (path.parent / FILE_NAME).exists():
-        return storage_url(str(path.parent), None), path.name
-    return storage_url(storage, None), name
+    url = storage_url(storage, None)
+    file = storage_file(url)
+    if name is None and file and not file.exists() and Path(storage).name != FILE_NAME:
+        folder = file.parent if file.name == FILE_NAME else file
+        if (folder.parent / FILE_NAME).exists():
+            return storage_url(str(folder.parent), None), folder.name
+    return url, name
 
 
 def study_names(url: str) -> list[str]:
