@@ -97,6 +97,9 @@ def run(name: str, args: argparse.Namespace) -> None:
         given = no_search(problem, subject.train, goals, SHARE * max(TRIALS))
         within = uniforms_within(problem, goals).values()
         rows += [row(f"at most {budget:g}, {label}", config) for label, config in given.items()]
+        first = rows[-len(given)]
+        for each in rows:
+            _compare(each, first if each["formats"].startswith("at most") else None)
         for begin, start in (("no search", [*given.values(), *within]), ("uniform", [*within])):
             for seed in map(int, args.seeds.split(",")):
                 told = {"start": start, "seed": seed, "storage": "memory"}
@@ -105,8 +108,7 @@ def run(name: str, args: argparse.Namespace) -> None:
                     best = search.run(until=trials, progress=False).best
                     label = f"at most {budget:g}, {trials} trials from {begin}, seed {seed}"
                     rows += [] if best is None else [row(label, best.config)]
-                    print(rows[-1], flush=True)
-        _compare(rows, f"at most {budget:g}, ")
+                    _compare(rows[-1], first)
     for each in rows:
         del each["right"]
     write_table(out, f"{subject.name} on {subject.dataset}, {len(subject.test)} test rows", rows)
@@ -116,15 +118,15 @@ def _kl(problem: PrecisionProblem, config: Config | None) -> float:
     return problem.score({} if config is None else problem.formats(config))["kl"]
 
 
-def _compare(rows: list[dict[str, Any]], budget: str) -> None:
-    """Adds what each row of a budget gains on its first, and the standard error of that, paired."""
-    own = [each for each in rows if each["formats"].startswith(budget)]
-    for each in rows:
-        each.setdefault("against no search (points)", "-")
-    for each in own[1:]:
-        gained = 100 * (each["right"] - own[0]["right"])
+def _compare(row: dict[str, Any], first: dict[str, Any] | None) -> None:
+    """Adds what a row gains on the first of its budget, and the standard error of that, paired."""
+    row["against no search (points)"] = "-"
+    if first is not None:
+        gained = 100 * (row["right"] - first["right"])
         error = gained.std() / len(gained) ** 0.5
-        each["against no search (points)"] = f"{gained.mean():+.2f} ± {error:.2f}"
+        row["against no search (points)"] = f"{gained.mean():+.2f} ± {error:.2f}"
+    told = {name: value for name, value in row.items() if name != "right"}
+    print(told, flush=True)
 
 
 def main() -> None:

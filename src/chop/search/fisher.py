@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chop.errors import ConfigError
 from chop.formats import NumberFormat
 from chop.search.evaluation import Evaluator, evaluating
 from chop.search.layers import operands_of
@@ -30,6 +31,8 @@ def fisher_damages(problem: PrecisionProblem, rows: Evaluator) -> Damages:
         problem: what can be chosen.
         rows: labelled rows in batches, of the problem's model.
     Returns: in the unit of the loss, of classes nats.
+    Raises:
+        ConfigError: the loss has no gradient.
     Source: Zandonati et al. 2022 (FIT), arXiv:2210.08502, section 3, which models the rounding
         errors of inputs; here they are measured.
     """
@@ -41,6 +44,8 @@ def fisher_damages(problem: PrecisionProblem, rows: Evaluator) -> Damages:
                 _, logits = read_output(rows.model(**inputs))
                 answers, expected = rows.task.compare(logits, labels)
                 loss = rows.task.loss(answers, expected)
+                if not loss.requires_grad:
+                    raise ConfigError("the loss has no gradient: the model detaches its answers.")
                 torch.autograd.grad(loss * len(answers) ** 0.5, anchor)
                 for _, tap in taps:
                     tap.end_batch()

@@ -361,7 +361,7 @@ def _draw(
         measure="bits",
         title=f"{title}: bits of each layer",
     )
-    if result.best is not None:
+    if result.best_so_far():  # nothing is drawn of divergences that are all infinite
         draw_search(config, result, found.space, title, PERCENT)
 
 

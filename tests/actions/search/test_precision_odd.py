@@ -1,0 +1,131 @@
+"""`chop search precision` on models and settings that are unlike most."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from chop.actions.search import precision
+from chop.actions.search.precision import PrecisionConfig
+from chop.actions.subject import Subject
+from chop.errors import ConfigError
+from chop.search import Goal
+from chop.search.precision import PrecisionProblem
+from tests.search.subjects import graph, language, rows
+
+
+def search(given, folder, **settings):
+    config = PrecisionConfig(out=folder, **{"trials": 4, "widths": "3,8", **settings})
+    result = precision.prepare(config, given).run(config.trials, progress=False)
+    precision.write(config, precision.prepare(config, given), result, given)
+    return result, json.loads((config.folder / "best.json").read_text())
+
+
+def lines(folder):
+    """A regression in one layer without a bias."""
+    torch.manual_seed(0)
+    x = torch.randn(300, 4)
+    model = nn.Sequential(nn.Linear(4, 1, bias=False))
+    return Subject.of(model, (x[:200], model(x[:200]).detach()), (x[200:], model(x[200:]).detach()))
+
+
+def tokens():
+    """A class for each token, those of some ignored."""
+    torch.manual_seed(0)
+    ids = torch.randint(16, (200, 6))
+    labels = torch.where(ids > 12, -100, ids % 2)
+    model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 2))
+    rows = [{"input": i, "labels": y} for i, y in zip(ids, labels, strict=True)]
+    return Subject.of(model, rows[:150], rows[150:], task="token-classification")
+
+
+def test_one_layer_without_a_bias(tmp_path):
+    result, noted = search(lines(tmp_path), tmp_path, goals=("loss",), budgets={"bits": 8})
+    assert list(result.best.config) == ["0.data_in", "0.weight"]
+    assert "test_kl" not in noted or noted["test_kl"] is None
+    assert noted["test_interval_95"] is None and noted["test_r2"] <= 1
+    text = (tmp_path / "precision" / "table.md").read_text()
+    assert "Wilson" not in text and "test kl" not in text and "no search (" in text
+
+
+@pytest.mark.parametrize("make", [language, tokens])
+def test_answers_for_each_token(make, tmp_path):
+    given = make()
+    result, noted = search(given, tmp_path, budgets={"activation_bits": 8})
+    assert result.best.values["kl"] >= 0 and noted["test_kl"] >= 0
+    text = (tmp_path / "precision" / "table.md").read_text()
+    assert "Tokens of one text count as independent." in text
+    assert ("Wilson" in text) == (given.task.name == "token-classification")
+
+
+def test_one_option_leaves_nothing_to_choose(tmp_path):
+    given = lines(tmp_path)
+    settings = {"formats": ("8.mse",), "widths": None, "goals": ("loss",), "budgets": {"bits": 9}}
+    result, noted = search(given, tmp_path, **settings)
+    assert len(result.measured) == 1 and set(noted["choices"].values()) == {"8.mse"}
+    assert noted["compared"].endswith("itself: the search found nothing better.")
+
+
+def test_a_budget_that_only_the_smallest_option_meets(tmp_path):
+    result, noted = search(lines(tmp_path), tmp_path, goals=("loss",), budgets={"bits": 3})
+    assert noted["choices"]["0.weight"] == "3.mse" and result.best.values["bits"] == 3
+
+
+def test_a_model_whose_answers_are_no_numbers_is_measured_all_the_same(tmp_path):
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.fc(x).log()  # NaN of what is negative
+
+    torch.manual_seed(0)
+    x, y = torch.randn(200, 4), torch.randint(3, (200,))
+    given = Subject.of(Broken(), (x[:150], y[:150]), (x[150:], y[150:]))
+    result, noted = search(given, tmp_path)
+    assert result.best.values["kl"] == float("inf") and noted["compared"] == ""
+    assert "no search" not in (tmp_path / "precision" / "table.md").read_text()
+
+
+def test_a_model_that_cannot_be_differentiated_is_searched_without_fisher(tmp_path, capsys):
+    class Still(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.fc(x).detach()
+
+    torch.manual_seed(0)
+    x, y = torch.randn(200, 4), torch.randint(3, (200,))
+    given = Subject.of(Still(), (x[:150], y[:150]), (x[150:], y[150:]))
+    search(given, tmp_path, trials=40, widths="2,4,8")
+    assert "no search (KL)" in (tmp_path / "precision" / "table.md").read_text()
+    assert "without Fisher information: the loss has no gradient" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("acuracy", "goal 'acuracy': did you mean 'accuracy'"),
+        ("kll", "goal 'kll': did you mean 'kl'"),
+        ("bit", "goal 'bit': did you mean 'bits'"),
+        ("hardware_cost", "goal 'hardware_cost': expected a function .* takes on a chip"),
+        ("latency_ms", "goal 'latency_ms': expected a function .* a measured time"),
+    ],
+)
+def test_goals_that_are_not_measured_are_refused(name, message):
+    problem = PrecisionProblem(graph(), *rows(), ranges={"width": (4,)})
+    with pytest.raises(ConfigError, match=message):
+        problem.check_goals([Goal("kl", "minimize"), Goal(name)])
+    problem.check_goals([Goal(known) for known in ("kl", "loss", "accuracy", "bits", "bytes")])
+
+
+def test_kl_of_numbers_is_refused_as_a_goal_and_as_a_budget(tmp_path):
+    with pytest.raises(ConfigError, match="'kl': choose from: loss, r2"):
+        precision.prepare(PrecisionConfig(out=tmp_path), lines(tmp_path))
+    config = PrecisionConfig(out=tmp_path, goals=("loss",), budgets={"kl": 0.1})
+    with pytest.raises(ConfigError, match="goal 'kl': "):
+        precision.prepare(config, lines(tmp_path))
