@@ -1,6 +1,7 @@
 import json
 import multiprocessing
 import os
+import random
 import shutil
 import signal
 import sys
@@ -30,6 +31,7 @@ from chop.errors import ConfigError, UnavailableError, WriteError
 from chop.search import Choice, Goal, Search, SearchSpace
 from chop.search.ledger import Ledger
 from chop.search.opening import open_engine
+from chop.search.result import OUTCOMES
 from tests.unprivileged import NEEDS_ROOT, as_nobody
 
 SPACE = SearchSpace(tuple(Choice(f"fc{i}", {"4.mse": 4, "8.mse": 8}) for i in range(3)))
@@ -359,3 +361,20 @@ def test_a_home_folder_and_a_working_directory_that_changes(toy, tmp_path, monke
 
     Search(SPACE, measure, Goal("x"), out="own", save=save).run(until=1, progress=False)
     assert len(list((tmp_path / "own").rglob("model"))) == 1
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_storage_with_changed_bytes_is_read_or_one_sentence(seed, begun):
+    draw = random.Random(seed)
+    file = begun / "search.db"
+    content = bytearray(file.read_bytes())
+    used = [i for i, byte in enumerate(content) if byte and i > 100]
+    for place in draw.sample(used, 40):
+        content[place] = draw.randrange(256)
+    file.write_bytes(content)
+    try:
+        _, result = load_search(str(begun))
+    except (UnavailableError, ConfigError) as error:
+        assert "\n" not in str(error) and "are safe" not in str(error)
+    else:
+        assert set(result.counts) <= set(OUTCOMES)

@@ -42,6 +42,8 @@ EARLIER = (
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 """What file systems without hard links say."""
 DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR_READ", "SQLITE_IOERR_SHORT_READ")
+UNREADABLE = (ValueError, LookupError, TypeError)
+"""What a row raises whose bytes were changed: it is no text, no JSON, or lacks entries."""
 UNWRITABLE = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN")
 
 
@@ -67,13 +69,10 @@ def open_engine(url: str, *, create: bool = True, read_only: bool = False) -> sa
             "sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False}
         )
     file = storage_file(url)
-    try:
-        with storage_errors(url, begun=False):
-            if file is None:
-                return _server_engine(url, read_only)
-            return _file_engine(file, create and not read_only, read_only)
-    except sqlite3.Error as error:
-        raise _told(url, error, begun=False) from None
+    with storage_errors(url, begun=False):
+        if file is None:
+            return _server_engine(url, read_only)
+        return _file_engine(file, create and not read_only, read_only)
 
 
 def _server_engine(url: str, read_only: bool) -> sa.Engine:
@@ -286,6 +285,8 @@ def storage_errors(url: str, *, begun: bool = True) -> Iterator[None]:
     Args:
         url: from `storage_url`.
         begun: the study is in the storage: what was finished is safe unless the file is damaged.
+            False: a storage is opened or read, and nothing else is done: what cannot be read there
+            is damaged.
     Raises:
         UnavailableError: the file or server cannot be used (any more).
         WriteError: the file cannot be written: no space left, or read-only.
@@ -297,6 +298,12 @@ def storage_errors(url: str, *, begun: bool = True) -> Iterator[None]:
     except DBAPIError as error:
         # What is chained may quote the URL.
         raise _told(url, error.orig or error, begun) from None
+    except ChopError:
+        raise
+    except (sqlite3.Error, *UNREADABLE) as error:
+        if begun:
+            raise
+        raise _told(url, error, begun) from None
 
 
 def _told(url: str, error: BaseException, begun: bool) -> ChopError:
@@ -304,7 +311,7 @@ def _told(url: str, error: BaseException, begun: bool) -> ChopError:
     kind = str(getattr(error, "sqlite_errorname", ""))
     file = storage_file(url)
     shown = _shown(file) if file else without_password(url)
-    if kind.startswith(DAMAGED):
+    if kind.startswith(DAMAGED) or isinstance(error, UNREADABLE):
         return UnavailableError(
             f"storage {shown} is damaged ({reason}): restore it from a copy, or name another file "
             "or folder to begin anew."

@@ -58,8 +58,8 @@ def load_search(storage: str, name: str | None = None) -> tuple[dict[str, Any], 
         UnavailableError: the storage is not there.
         ConfigError: it has no study of that name, or several and none is named.
     """
-    noted, ledger = read_ledger(storage, name)
-    return noted, Result(noted["goals"], ledger.tried)
+    noted, _ = read_ledger(storage, name)
+    return noted, Result(noted["goals"], noted["trials"])
 
 
 def read_ledger(storage: str, name: str | None = None) -> tuple[dict[str, Any], Ledger]:
@@ -71,17 +71,18 @@ def read_ledger(storage: str, name: str | None = None) -> tuple[dict[str, Any], 
             ledger = Ledger(engine, _find_study(studies(engine), name))
             ledger.sync()
             document = ledger.document()
+            begun = document["search"]
+            choices = (Choice(k, {t: t for t in texts}) for k, texts in begun["choices"].items())
+            noted = {
+                "name": ledger.study,
+                "space": SearchSpace(tuple(choices)),
+                "goals": tuple(Goal(*goal) for goal in begun["goals"]),
+                "url": url,
+                "job": document.get("job"),
+                "trials": ledger.tried,
+            }
     finally:
         engine.dispose()
-    begun = document["search"]
-    choices = (Choice(k, {t: t for t in texts}) for k, texts in begun["choices"].items())
-    noted = {
-        "name": ledger.study,
-        "space": SearchSpace(tuple(choices)),
-        "goals": tuple(Goal(*goal) for goal in begun["goals"]),
-        "url": url,
-        "job": document.get("job"),
-    }
     return noted, ledger
 
 
