@@ -6,7 +6,7 @@ The synthetic problems and the NK landscape are drawn anew for each seed. Each r
 own in the folder, so that what was cut goes on where it was.
 
 python benchmarks/search.py [--seeds 10] [--only traps] [--samplers sensitivity tpe]
-    [--folder runs/search]        runs what is not there yet, and prints the tables
+    [--folder runs/search] [--show]        runs what is not there yet, and prints the tables
 python benchmarks/search.py --cost        CPU seconds of a suggestion at 1,000 trials
 """
 
@@ -71,7 +71,7 @@ def problems(folder: Path) -> dict[str, Callable[[int], Problem]]:
 
 
 def run(problem: Problem, sampler: str, seed: int) -> dict[str, Any]:
-    """One search: its curve, CPU seconds per trial, and the share of known proposals."""
+    """The curve of one search."""
     chosen = SAMPLERS[sampler]
     search = Search(
         problem.space,
@@ -81,13 +81,8 @@ def run(problem: Problem, sampler: str, seed: int) -> dict[str, Any]:
         storage="memory",
         seed=seed,
     )
-    begin = time.process_time()
     result = search.run(until=max(AT), progress=False)
-    return {
-        "curve": problem.curve(result.measured, max(AT)),
-        "seconds": (time.process_time() - begin) / max(AT),
-        "repeated": result.counts.get("cached", 0) / len(result.trials),
-    }
+    return {"curve": problem.curve(result.measured, max(AT))}
 
 
 def run_missing(folder: Path, name: str, sampler: str, seed: int) -> None:
@@ -103,21 +98,26 @@ def _path(folder: Path, name: str, sampler: str, seed: int) -> Path:
     return folder / "curves" / f"{parts}.json"
 
 
-def rows_of(folder: Path, name: str) -> Iterator[dict[str, Any]]:
-    """A row for each sampler: mean gains and standard errors over the runs that are there."""
-    for sampler in SAMPLERS:
-        paths = (_path(folder, name, sampler, seed) for seed in range(1000))
-        runs = [json.loads(path.read_text()) for path in paths if path.is_file()]
-        if not runs:
-            continue
-        row: dict[str, Any] = {"sampler": sampler}
-        for at in AT:
-            gains = [run["curve"][at - 1] for run in runs]
-            error = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
-            row[f"{at} trials"] = f"{statistics.mean(gains):.1f} ± {error:.1f}"
-        row["proposed again, %"] = f"{100 * statistics.mean(run['repeated'] for run in runs):.0f}"
-        row["CPU ms per trial"] = f"{1000 * statistics.median(run['seconds'] for run in runs):.0f}"
-        yield {**row, "seeds": len(runs)}
+def rows_at(folder: Path, names: Sequence[str], at: int, seeds: int) -> Iterator[dict[str, Any]]:
+    """A row for each problem: each sampler's mean gain and its standard error over the seeds.
+
+    The number of runs stands beside it where there are fewer.
+    """
+    for name in names:
+        row = {"problem": name}
+        for sampler in SAMPLERS:
+            paths = (_path(folder, name, sampler, seed) for seed in range(seeds))
+            runs = [json.loads(path.read_text()) for path in paths if path.is_file()]
+            row[sampler] = _spelt([run["curve"][at - 1] for run in runs], seeds)
+        yield row
+
+
+def _spelt(gains: Sequence[float], seeds: int) -> str:
+    if len(gains) < 2:
+        return f"{gains[0]:.1f} (1)" if gains else ""
+    error = statistics.stdev(gains) / len(gains) ** 0.5
+    fewer = f" ({len(gains)})" if len(gains) < seeds else ""
+    return f"{statistics.mean(gains):.1f} ± {error:.1f}{fewer}"
 
 
 def cost(samplers: Sequence[str]) -> list[dict[str, Any]]:
@@ -186,6 +186,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="problems; all by default")
     parser.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=[*SAMPLERS])
     parser.add_argument("--folder", type=Path, default=Path("runs/search"))
+    parser.add_argument("--show", action="store_true", help="the tables of what is there already")
     parser.add_argument("--cost", action="store_true", help="what a suggestion costs")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -196,13 +197,13 @@ def main() -> None:
         print_table("CPU seconds of a suggestion at 1,000 trials", cost(options.samplers))
         return
     chosen = options.only or list(problems(options.folder))
-    for seed in range(options.first, options.seeds):
+    for seed in range(options.first, options.first if options.show else options.seeds):
         for name in chosen:
             for sampler in options.samplers:
                 run_missing(options.folder, name, sampler, seed)
-    for name in chosen:
-        print(f"\n**{name}**\n")
-        print(markdown_table(list(rows_of(options.folder, name))), flush=True)
+    for at in AT:
+        rows = list(rows_at(options.folder, chosen, at, options.seeds))
+        print(f"\n**{at} trials**\n\n{markdown_table(rows)}", flush=True)
 
 
 if __name__ == "__main__":

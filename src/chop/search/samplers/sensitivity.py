@@ -31,7 +31,8 @@ CHANGES = 4
 STRANGERS = 100
 CLIMBS = 3
 PATIENCE = 10
-"""Trials without a better one after which a local optimum is feared."""
+"""Trials without a better one after which a local optimum is feared; of many choices, as many as
+half of them."""
 LEAST_KEPT = 0.3
 """Share of choices that a crossing takes from what is strange, at least."""
 LONGEST_CLIMB = 100
@@ -49,18 +50,19 @@ class SensitivitySampler(BaseSampler):
        the best trials and random configurations are compared by expected improvement times the
        probability of keeping to the budgets, and the best few climb by changes of one choice or
        several.
-    4. While ten trials and more have found nothing better, of every three one is random and one
-       crosses the best with a configuration that gave more than its options' effects, so that a
-       local optimum is left.
+    4. Where ten trials, or half as many as choices, found nothing better, of every three one is
+       random and one crosses the best with a configuration that gave more than its options'
+       effects, so that a local optimum is left.
 
     Choices that a space says do not count (`SearchSpace.active`) are not varied.
 
     With several objectives each trial bounds all but one of them at random, within the range of
     the Pareto front, as budgets (epsilon-constraint method, Haimes et al., 1971).
 
-    Nothing is kept between trials: any number of processes, started at any time, see the same
-    study; directions and budgets are read from it. Configurations that run count as if they had
-    given what is expected of them, pruned ones as poor; failed ones are not proposed again.
+    What is kept between trials follows from the trials alone: any number of processes, started at
+    any time, see the same study; directions and budgets are read from it. Configurations that run
+    count as if they had given what is expected of them, pruned ones as poor; failed ones are not
+    proposed again.
 
     Source of the acquisition: Gardner et al., Bayesian Optimization with Inequality Constraints,
     ICML 2014, equation 5.
@@ -145,7 +147,7 @@ class _Proposal:
         options' effects: what options give together is found there.
         """
         turn = len(self.history.taken) % 3
-        if outlook.stale < PATIENCE or turn == 2:
+        if outlook.stale < max(PATIENCE, len(self.coding.counts) / 2) or turn == 2:
             return []
         codes = self._strangers(STRANGERS)
         merits = np.zeros(len(codes))
