@@ -214,6 +214,17 @@ def test_a_file_that_is_damaged_while_it_is_used(tmp_path):
     assert "are safe" not in str(error.value)
 
 
+def test_a_text_that_is_none_is_damage(tmp_path):
+    url = storage_url(None, tmp_path)
+    engine = write(url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("INSERT INTO chop_studies VALUES (CAST(x'ff' AS TEXT))"))
+    engine.dispose()
+    with pytest.raises(UnavailableError, match="is damaged.*UTF-8") as error, storage_errors(url):
+        read(url)
+    assert "are safe" not in str(error.value)
+
+
 def test_a_log_without_its_file_is_not_taken_for_new(tmp_path):
     url = storage_url(None, tmp_path)
     kill_a_writer(url, 3)

@@ -44,6 +44,8 @@ NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR_READ", "SQLITE_IOERR_SHORT_READ")
 UNREADABLE = (ValueError, LookupError, TypeError)
 """What a row raises whose bytes were changed: it is no text, no JSON, or lacks entries."""
+NO_TEXT = "Could not decode to UTF-8"
+"""Begins what Python's sqlite3 says of the same, without a code."""
 UNWRITABLE = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN")
 
 
@@ -311,10 +313,10 @@ def _told(url: str, error: BaseException, begun: bool) -> ChopError:
     kind = str(getattr(error, "sqlite_errorname", ""))
     file = storage_file(url)
     shown = _shown(file) if file else without_password(url)
-    if kind.startswith(DAMAGED) or isinstance(error, UNREADABLE):
+    if kind.startswith(DAMAGED) or isinstance(error, UNREADABLE) or reason.startswith(NO_TEXT):
         return UnavailableError(
-            f"storage {shown} is damaged ({reason}): restore it from a copy, or name another file "
-            "or folder to begin anew."
+            f"storage {shown} is damaged ({reason[:60]}): restore it from a copy, or name another "
+            "file or folder to begin anew."
         )
     safe = "; finished trials are safe" if begun else ""
     if kind.startswith(UNWRITABLE):
