@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from resnet20 import ResNet20, read_pictures
 from safetensors.torch import load_file
+from torch import nn
 
 from chop.actions.search.format_settings import spread_evenly
 from chop.actions.search.no_search import SHARE, no_search, uniforms_within
@@ -28,9 +29,8 @@ from chop.data import get_tokenized_dataset
 from chop.models import load_model
 from chop.search import Config, Goal, PrecisionProblem, Search
 from chop.search.evaluation import Evaluator, kl_divergence
-from chop.train import read_rows
+from chop.train import Rows, default_dataset, fit, read_rows
 
-WIDTHS = (2, 3, 4, 5, 6, 8)
 TRIALS = (40, 100)
 
 
@@ -53,21 +53,51 @@ def photographs(args: argparse.Namespace) -> Subject:
     return Subject(model, "ResNet-20", "CIFAR-10", train, test, torch.device("cpu"), 1, 1e-3)
 
 
+class Deep(nn.Module):
+    """48 linear layers, 46 of them with a shortcut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 48), nn.Linear(48, 10)
+        self.blocks = nn.ModuleList(nn.Linear(48, 48) for _ in range(46))
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Images (B, 64) to logits (B, 10)."""
+        x = self.first(pixels)
+        for block in self.blocks:
+            x = x + 0.3 * torch.relu(block(x))
+        return self.last(x)
+
+
+def deep(args: argparse.Namespace) -> Subject:
+    """48 layers and digits, trained here for 15 epochs."""
+    splits = {name: read_rows(rows) for name, rows in default_dataset("mlp").items()}
+    rows = {
+        name: Rows({"pixels": next(iter(x.columns.values())).flatten(1)}, x.labels)
+        for name, x in splits.items()
+    }
+    torch.manual_seed(0)
+    model = Deep()
+    fit(model, rows["train"], epochs=15, lr=3e-3)
+    return Subject.of(model, rows["train"], rows["test"], name="48 layers", dataset="digits")
+
+
 MODELS: dict[str, Callable[[argparse.Namespace], Subject]] = {
     "bert-tiny-imdb": reviews,
     "resnet20": photographs,
+    "deep": deep,
 }
 
 
 def run(name: str, args: argparse.Namespace) -> None:
     """The searches of one model, and its table."""
-    subject = MODELS[name](args)
+    subject, widths = MODELS[name](args), tuple(map(int, args.widths.split(",")))
     out = args.out / name
     problem = PrecisionProblem(
         raise_to_graph(subject),
         subject.train,
         spread_evenly(subject.train, args.search_rows),
-        ranges={"width": WIDTHS},
+        ranges={"width": widths},
         operands=tuple(args.operands.split(",")),
         per=args.per,
     )
@@ -89,7 +119,7 @@ def run(name: str, args: argparse.Namespace) -> None:
         }
 
     rows = [row("float", None)]
-    rows += [row(f"{w} everywhere", problem.uniform(f"{w}.mse")) for w in WIDTHS]
+    rows += [row(f"{w} everywhere", problem.uniform(f"{w}.mse")) for w in widths]
     for budget in map(float, args.budgets.split(",")):
         goals = [Goal(args.goal, "minimize"), Goal("bits", "minimize", budget)]
         if args.cap_inputs:
@@ -139,6 +169,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--rows", type=int, default=2000, help="of each split")
     parser.add_argument("--search-rows", type=int, default=500, help="that trials are measured on")
+    parser.add_argument("--widths", default="2,3,4,5,6,8", help="bits to choose from")
     parser.add_argument("--budgets", default="3,4,5")
     parser.add_argument("--goal", default="kl", help="what trials make small: kl or loss")
     parser.add_argument("--operands", default="data_in,weight")
