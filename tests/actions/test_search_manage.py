@@ -296,7 +296,7 @@ def test_passwords_are_neither_kept_nor_told(toy, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt) as stopped:
         run_job(toy, config)
     (told,) = stopped.value.__notes__
-    assert "'postgresql://127.0.0.1:1/d?password=***&user=u' --name toy" in told
+    assert "'postgresql://127.0.0.1:1/d?user=u' --name toy" in told
     assert "s3cr3t" not in "".join(traceback.format_exception(stopped.value))
 
 

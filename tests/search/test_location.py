@@ -64,20 +64,16 @@ def test_folders_may_be_called_anything(name, tmp_path):
         ("sqlite://x.db", "sqlite:///FILE"),
         ("sqlite:x.db", "sqlite:///FILE"),
         ("sqlite:///x.db?mode=ro", "sqlite:///FILE"),
-        ("postgresql://", "no host"),
-        (f"postgresql://u:{SECRET}@", "no host"),
-        (f"postgresql:u:{SECRET}@h/d", "no host"),
+        ("postgresql://", "cannot be read"),
+        (f"postgresql://u:{SECRET}@", "cannot be read"),
+        (f"postgresql:u:{SECRET}@h/d", "cannot be read"),
         (f"postgresql://u:{SECRET}@h:port/d", "cannot be read"),
-        (f"postgresql://u:{SECRET}@h:99999/d", "cannot be read"),
         (f"postgresql://u@h:{SECRET}/d", "cannot be read"),
         (f"postgresql://u:p@{SECRET}@h/d", "cannot be read"),
         (f"postgresql://h?user=u&password=p@{SECRET}", "cannot be read"),
         (f"postgresql://h/d#{SECRET}", "cannot be read"),
         (f"postgresql://h/d?{SECRET}", "cannot be read"),
         (f"postgresql://h/d?password=a&{SECRET}", "cannot be read"),
-        (f"postgresql://h/d?passwort={SECRET}", "did you mean password"),
-        (f"postgresql://h/d?password=a&{SECRET}=b", "none that PostgreSQL knows"),
-        (f"postgresql://h/d?password={SECRET}&password=b", "given twice"),
     ],
 )
 def test_what_is_no_storage_is_one_sentence_without_secrets(name, message):
@@ -95,14 +91,14 @@ def test_a_path_that_is_no_text_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "url, shown",
     [
-        (f"u:{SECRET}@h/d", "u:***@h/d"),
-        (f"u:{SECRET}%40%2F@h:5432/d", "u:***@h:5432/d"),
-        (f"u%40x:{SECRET}@h/d", "u%40x:***@h/d"),
-        (f"h/d?user=u&password={SECRET}", "h/d?password=***&user=u"),
-        (f"h/d?password={SECRET}%26&sslmode=require", "h/d?password=***&sslmode=require"),
-        (f"h/d?sslpassword={SECRET}&passfile=/{SECRET}", "h/d?passfile=***&sslpassword=***"),
-        (f"h/d?options=-c%20x={SECRET}", "h/d?options=***"),
-        ("postgres@/d?host=/tmp/x", "postgres@/d?host=%2Ftmp%2Fx"),
+        (f"u:{SECRET}@h/d", "u@h/d"),
+        (f"u:{SECRET}%40%2F@h:5432/d", "u@h:5432/d"),
+        (f"u%40x:{SECRET}@h/d", "u%40x@h/d"),
+        (f"h/d?user=u&password={SECRET}", "h/d?user=u"),
+        (f"h/d?password={SECRET}%26&sslmode=require", "h/d?sslmode=require"),
+        (f"h/d?sslpassword={SECRET}&passfile=/{SECRET}", "h/d"),
+        (f"h/d?options=-c%20x={SECRET}", "h/d"),
+        ("postgres@/d?host=/tmp/x", "postgres@/d?host=/tmp/x"),
         ("[::1]:5/d", "[::1]:5/d"),
     ],
 )
@@ -111,7 +107,7 @@ def test_what_may_be_printed_of_a_url(url, shown):
 
 
 def test_a_url_that_was_not_checked_is_not_printed_either():
-    assert without_password(f"postgresql+psycopg://u:{SECRET}@h:x/d") == "postgresql+psycopg://..."
+    assert without_password(f"postgresql+psycopg://u:{SECRET}@h:x/d") == "postgresql://..."
 
 
 @pytest.mark.parametrize("name", ["nas", "tpe-3_b", "4.5 bits", "a+b=c", "größe", "実験"])

@@ -148,7 +148,7 @@ def test_links_to_files(tmp_path):
     assert link.is_symlink()
     circle = tmp_path / "circle.db"
     circle.symlink_to(circle)
-    with pytest.raises(UnavailableError, match="circle"):
+    with pytest.raises(UnavailableError, match="is a folder, device or pipe"):
         open_engine(url_of(circle))
 
 
@@ -177,12 +177,15 @@ def torn_table(file):
 
 KINDS = {
     "empty": (lambda file: file.touch(), "is empty (0 bytes)"),
-    "text": (lambda file: file.write_text("name,value\n" * 100), "is no SQLite file"),
-    "short": (lambda file: file.write_bytes(b"SQLite form"), "is no SQLite file"),
+    "text": (
+        lambda file: file.write_text("name,value\n" * 100),
+        "is damaged (file is not a database)",
+    ),
+    "short": (lambda file: file.write_bytes(b"SQLite form"), "is damaged (file is not a database)"),
     "folder": (lambda file: file.mkdir(), "there is no search in"),
-    "pipe": (lambda file: os.mkfifo(file), "is a device or pipe"),
+    "pipe": (lambda file: os.mkfifo(file), "is a folder, device or pipe"),
     "earlier": (earlier, "earlier version of chop"),
-    "foreign": (foreign, "SQLite file of another program"),
+    "foreign": (foreign, "is of another program"),
     "torn": (torn_table, "is damaged"),
 }
 
@@ -202,7 +205,7 @@ def test_what_is_no_storage_is_one_sentence(kind, read_only, tmp_path):
 
 
 def test_a_folder_in_the_place_of_the_file(tmp_path):
-    with pytest.raises(UnavailableError, match="is a folder, expected a file"):
+    with pytest.raises(UnavailableError, match="is a folder, device or pipe"):
         open_engine(f"sqlite:///{tmp_path}")
 
 
@@ -364,8 +367,12 @@ def test_trials_are_called_safe_only_where_some_can_be(begun, tmp_path):
         ("postgresql://127.0.0.1:1/d?user=u&password=s3cr3t", "cannot be used"),
         ("postgresql://u:a%40s3cr3t@127.0.0.1:1/d?passfile=/s3cr3t", "cannot be used"),
         ("postgresql://u@127.0.0.1:1/d?sslmode=s3cr3t", "cannot be used"),
-        ("postgresql://u:s3cr3t@no..host/d", "no host has"),
+        ("postgresql://u:s3cr3t@no..host/d", "cannot be used"),
+        ("postgresql://u:s3cr3t@127.0.0.1:99999/d", "invalid port number"),
         ("postgresql://u:s3cr3t@127.0.0.1:1/d?connect_timeout=x", "cannot be used"),
+        ("postgresql://127.0.0.1:1/d?passwort=s3cr3t", "none that PostgreSQL knows"),
+        ("postgresql://127.0.0.1:1/d?password=a&s3cr3t=b", "none that PostgreSQL knows"),
+        ("postgresql://127.0.0.1:1/d?password=s3cr3t&password=b", "cannot be used"),
     ],
 )
 def test_storages_that_are_not_there(url, message):

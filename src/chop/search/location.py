@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote, unquote_plus
 
 from chop.errors import ConfigError
 from chop.tables import printable
 
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-
 MEMORY = "memory"
 """Storage of a search that lives and dies with its process: for trials of milliseconds."""
 FILE_NAME = "search.db"
-POSTGRESQL = ("postgresql", "postgres", "postgresql+psycopg")
-USER_PART = re.compile(r"[^:]*://([^:/]*)(?::[^@]*)?@")
-"""Begins a URL; its group is the user's name as it is written."""
-EXPECTED_URL = "expected postgresql://USER@HOST:PORT/DATABASE"
+FILE_URL = re.compile(r"sqlite:///(?P<file>(?!:memory:)[^?#]+)")
+SERVERS = ("postgresql", "postgres", "postgresql+psycopg")
+SERVER_URL = re.compile(
+    r"postgresql\+psycopg://(?:(?P<user>[^:/?&=#@]*)(?::(?P<password>[^@]*))?@)?"
+    r"(?P<place>(?:\[[^]/?#@]*\]|[^:/?#@]*)(?::\d+)?(?:/[^?#@]*)?)"
+    r"(?:\?(?P<options>[^=&#@]+=[^&#@]*(?:&[^=&#@]+=[^&#@]*)*))?"
+)
+"""What is written otherwise, parsers may read as it was not meant: a password as a host."""
 SHOWN_OPTIONS = ("host", "port", "dbname", "user", "sslmode", "connect_timeout")
 """Options of a URL that may be printed; any other may be a secret."""
 MAX_NAME_BYTES = 200
@@ -55,20 +54,24 @@ def storage_url(storage: str | None, out: Path | None) -> str:
     Raises:
         ConfigError: neither names a storage, it is of another kind, or its URL is malformed.
     """
-    if storage is None and out is None:
-        raise ConfigError("a search needs an `out` folder, or `storage`, to keep its trials.")
     if storage is None:
-        return _file_url(Path(out or ".") / FILE_NAME)
+        if out is None:
+            raise ConfigError("a search needs an `out` folder, or `storage`, to keep its trials.")
+        return _file_url(Path(out) / FILE_NAME)
     given = storage.strip()  # a URL out of a file ends with its line
+    kind = given.partition(":")[0].lower()
     if given == MEMORY:
         return MEMORY
-    kind = given.partition(":")[0].lower()
-    if kind in POSTGRESQL:
-        url = f"postgresql+psycopg://{given.partition('://')[2]}"
-        _check_server_url(url)
-        return url
+    if kind in SERVERS:
+        return _server_url(given)
     if kind == "sqlite":
-        return _file_url(_file_of(given))
+        found = FILE_URL.fullmatch(given)
+        if found is None:
+            raise ConfigError(
+                "storage: expected sqlite:///FILE, with ? and # of the file's name as %3F and %23; "
+                f"'{MEMORY}' keeps nothing."
+            )
+        return _file_url(Path(unquote(found["file"])))
     if "://" in given:
         raise ConfigError(
             f"storage of kind '{kind if kind.isalnum() else '...'}': expected postgresql://..., "
@@ -76,114 +79,64 @@ def storage_url(storage: str | None, out: Path | None) -> str:
         )
     if not given:
         raise ConfigError("storage: got an empty text (is a variable not set?).")
-    path = Path(storage).expanduser()
+    return _file_url(Path(storage))
+
+
+def _file_url(path: Path) -> str:
+    """The URL of a file, or of the one in a folder."""
+    path = path.expanduser().absolute()
     try:
-        return _file_url(path / FILE_NAME if path.is_dir() else path)
-    except OSError as error:
-        raise ConfigError(f"storage '{printable(storage[:60])}...': {error.strerror}.") from None
+        return f"sqlite:///{quote(str(path / FILE_NAME if path.is_dir() else path))}"
+    except (OSError, UnicodeEncodeError) as error:
+        reason = getattr(error, "strerror", None) or "expected a path that is UTF-8"
+        raise ConfigError(f"storage '{printable(str(path)[:60])}': {reason}.") from None
 
 
-def _file_url(file: Path) -> str:
-    import sqlalchemy as sa
-
-    try:
-        return sa.URL.create("sqlite", database=str(file.absolute())).render_as_string()
-    except UnicodeEncodeError:
-        name = printable(str(file))
-        raise ConfigError(f"storage '{name}': expected a path that is UTF-8.") from None
-
-
-def _file_of(url: str) -> Path:
-    import sqlalchemy as sa
-
-    try:
-        parsed = sa.make_url(url)
-    except Exception:  # a port that is no number, and what else parsers raise
-        parsed = sa.URL.create("sqlite")
-    if not parsed.database or parsed.database == ":memory:" or parsed.host or parsed.query:
+def _server_url(given: str) -> str:
+    """Prints nothing of a URL that cannot be read: it may be a password."""
+    url = f"postgresql+psycopg://{given.partition('://')[2]}"
+    found = SERVER_URL.fullmatch(url)
+    if found is None or not (found["place"] or found["options"]):
         raise ConfigError(
-            "storage: expected sqlite:///FILE, with ? and # of the file's name as %3F and %23; "
-            f"'{MEMORY}' keeps nothing."
+            "storage: this PostgreSQL URL cannot be read; expected "
+            "postgresql://USER@HOST:PORT/DATABASE, where @ : / ? # & of names and passwords are "
+            "written %40 %3A %2F %3F %23 %26."
         )
-    return Path(parsed.database).expanduser()
-
-
-def _check_server_url(url: str) -> None:
-    """Refuses what a parser would read otherwise than it was meant; prints nothing of it."""
-    parsed = _parsed(url)
-    if parsed is None:
-        raise ConfigError(
-            f"storage: this PostgreSQL URL cannot be read; {EXPECTED_URL}, where @ : / ? # & of "
-            "names and passwords are written %40 %3A %2F %3F %23 %26."
-        )
-    if not (parsed.host or parsed.database or parsed.query.get("host")):
-        raise ConfigError(
-            f"storage: this PostgreSQL URL names no host and no database; {EXPECTED_URL}."
-        )
-    if any(isinstance(value, tuple) and key != "host" for key, value in parsed.query.items()):
-        raise ConfigError("storage: an option of this PostgreSQL URL is given twice.")
-    known = _server_options()
-    wrong = next((key for key in parsed.query if known and key not in known), None)
-    if wrong is not None:
-        near = get_close_matches(wrong, known, 1)
-        raise ConfigError(
-            "storage: an option of this PostgreSQL URL is none that PostgreSQL knows"
-            + (f", did you mean {near[0]}?" if near else "; & in a password is written %26.")
-        )
-
-
-def _parsed(url: str) -> sa.URL | None:
-    """A server's URL in parts; None where it is malformed, or would be read as it was not meant."""
-    import sqlalchemy as sa
-
-    user = USER_PART.match(url)
-    name, rest = (user[1], url[user.end() :]) if user else ("", url.partition("://")[2])
-    place, _, options = rest.partition("?")
-    pairs = [option for option in options.split("&") if option]
-    if set(name) & set("?&=#@") or set(place) & set("@#") or not all("=" in p for p in pairs):
-        return None
-    try:
-        parsed = sa.make_url(url)
-    except Exception:  # a port that is no number, and what else parsers raise
-        return None
-    return parsed if parsed.port is None or 0 < parsed.port < 65536 else None
-
-
-def _server_options() -> list[str]:
-    """Names of PostgreSQL's connection parameters; none where its driver is not installed."""
-    if find_spec("psycopg") is None:
-        return []
-    from psycopg import pq
-
-    return [option.keyword.decode() for option in pq.Conninfo.get_defaults()]
+    return url
 
 
 def storage_file(url: str) -> Path | None:
     """The SQLite file of a URL from `storage_url`; None of a server or of memory."""
-    import sqlalchemy as sa
-
-    database = sa.make_url(url).database if url.startswith("sqlite") else None
-    return None if database is None else Path(database)
+    found = FILE_URL.fullmatch(url)
+    return None if found is None else Path(unquote(found["file"]))
 
 
 def without_password(url: str) -> str:
-    """A URL from `storage_url` as it may be printed, and as commands take it; a file as a path."""
+    """A URL from `storage_url` as it may be printed, and as commands take it; a file as a path.
+
+    Secrets are left out, as they are where a file has them.
+    """
     if url == MEMORY:
         return MEMORY
-    if url.startswith("sqlite"):
-        return printable(str(storage_file(url)))
-    parsed = _parsed(url)
-    if parsed is None:
-        return f"{url.partition('://')[0]}://..."
-    query = {k: v if k in SHOWN_OPTIONS else "***" for k, v in parsed.query.items()}
-    shown = parsed.set(drivername="postgresql", query=query)
-    return printable(shown.render_as_string(hide_password=True).replace("%2A%2A%2A", "***"))
+    if file := storage_file(url):
+        return printable(str(file))
+    found = SERVER_URL.fullmatch(url)
+    if found is None:
+        return "postgresql://..."
+    user = "" if found["user"] is None else f"{found['user']}@"
+    shown = "&".join(f"{k}={v}" for k, v in _options(found) if k in SHOWN_OPTIONS)
+    return printable(f"postgresql://{user}{found['place']}{'?' if shown else ''}{shown}")
 
 
 def secrets_of(url: str) -> list[str]:
     """Passwords, and what else of a URL from `storage_url` is never printed."""
-    parsed = None if url == MEMORY or url.startswith("sqlite") else _parsed(url)
-    if parsed is None:
+    found = SERVER_URL.fullmatch(url)
+    if found is None:
         return []
-    options = [str(value) for key, value in parsed.query.items() if key not in SHOWN_OPTIONS]
-    return [text for text in (str(parsed.password or ""), *options) if text]
+    options = [unquote_plus(value) for key, value in _options(found) if key not in SHOWN_OPTIONS]
+    return [text for text in (unquote(found["password"] or ""), *options) if text]
+
+
+def _options(found: re.Match[str]) -> list[tuple[str, str]]:
+    pairs = (option.partition("=") for option in (found["options"] or "").split("&"))
+    return [(key, value) for key, _, value in pairs]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import functools
 import os
 import re
 import secrets
@@ -27,20 +25,9 @@ LOCK_SECONDS = 60
 """How long a writer waits for another one of the same SQLite file."""
 CONNECT_SECONDS = 10
 """How long a server is waited for."""
-APPLICATION_ID = int.from_bytes(b"chop", "big")
-"""Marks SQLite files as ours (`PRAGMA application_id`)."""
-SQLITE_MAGIC = b"SQLite format 3\0"
-HEADER_BYTES = 100
-APPLICATION_ID_AT = slice(68, 72)
 STUDIES = "chop_studies"
 CLAIMS = "chop_claims"
 """A table of the earlier layout, which kept trials in Optuna's tables."""
-EARLIER = (
-    "storage {} was begun by an earlier version of chop, which kept trials in other tables: finish "
-    "it with that version, or name another folder or database."
-)
-NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What file systems without hard links say."""
 DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR_READ", "SQLITE_IOERR_SHORT_READ")
 UNREADABLE = (ValueError, LookupError, TypeError)
 """What a row raises whose bytes were changed: it is no text, no JSON, or lacks entries."""
@@ -73,12 +60,14 @@ def open_engine(url: str, *, create: bool = True, read_only: bool = False) -> sa
     file = storage_file(url)
     with storage_errors(url, begun=False):
         if file is None:
-            return _server_engine(url, read_only)
-        return _file_engine(file, create and not read_only, read_only)
+            engine = _server_engine(url, read_only)
+        else:
+            engine = _file_engine(file, create and not read_only, read_only)
+        _check_tables(engine, url)
+    return engine
 
 
 def _server_engine(url: str, read_only: bool) -> sa.Engine:
-    """A server's tables are looked at: other programs may have theirs beside ours."""
     import sqlalchemy as sa
 
     if find_spec("psycopg") is None:
@@ -87,90 +76,71 @@ def _server_engine(url: str, read_only: bool) -> sa.Engine:
     options = {"connect_timeout": given.get("connect_timeout", CONNECT_SECONDS)}
     if read_only:
         options["options"] = f"{given.get('options', '')} -c default_transaction_read_only=on"
-    engine = sa.create_engine(url, pool_pre_ping=True, connect_args=options)
-    try:
-        tables = sa.inspect(engine).get_table_names()
-    except UnicodeError:
-        raise UnavailableError(f"storage {without_password(url)}: no host has this name.") from None
-    if CLAIMS in tables:
-        engine.dispose()
-        raise UnavailableError(EARLIER.format(without_password(url)))
-    return engine
+    return sa.create_engine(url, pool_pre_ping=True, connect_args=options)
 
 
 def _file_engine(file: Path, create: bool, read_only: bool) -> sa.Engine:
     import sqlalchemy as sa
 
-    try:
-        file = file.resolve()  # SQLite keeps its log beside the file that a link means
-        _check_file(file, create)
-    except ChopError:
-        raise
-    except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or "its links run in a circle"
-        raise UnavailableError(f"storage {_shown(file)} cannot be opened: {reason}.") from None
+    file = Path(os.path.realpath(file))  # SQLite keeps its log beside the file that a link means
+    _check_file(file, create)
     if read_only:
         copy = _copy_in_memory(file)
         return sa.create_engine("sqlite://", creator=lambda: copy, poolclass=sa.StaticPool)
-    engine = sa.create_engine(
-        "sqlite://", creator=functools.partial(_connect, file), poolclass=sa.QueuePool
-    )
-    _tune(engine)
+    engine = sa.create_engine("sqlite://", creator=lambda: _connect(file), poolclass=sa.QueuePool)
     _refuse_another_file(engine, file)
-    with engine.connect() as connection:
-        connection.execute(sa.text("SELECT COUNT(*) FROM sqlite_master"))
     return engine
 
 
 def _connect(file: Path) -> sqlite3.Connection:
-    """A connection to a file that is there."""
+    """A connection to a file that is there.
+
+    With write-ahead logging synchronous=NORMAL survives a killed process; a machine that loses
+    power may lose the last trials, never the file.
+    """
     uri = f"{file.as_uri()}?mode=rw"
-    return sqlite3.connect(uri, uri=True, timeout=LOCK_SECONDS, check_same_thread=False)
+    connection = sqlite3.connect(uri, uri=True, timeout=LOCK_SECONDS, check_same_thread=False)
+    connection.execute("PRAGMA synchronous=NORMAL")
+    return connection
 
 
 def _check_file(file: Path, create: bool) -> None:
-    """Makes sure that a SQLite file is there, and of ours."""
+    """Makes sure that a file is there, and not empty."""
+    shown = _shown(file)
     logs = [log for log in _logs(file) if log.exists()]
     if not file.exists():  # looked at after its logs, which another worker may make meanwhile
         if not create:
-            raise UnavailableError(f"there is no search in {_shown(file)}.")
+            raise UnavailableError(f"there is no search in {shown}.")
         if logs:
             raise UnavailableError(
-                f"storage {_shown(file)} is gone, but its log {_shown(logs[0])} is there: put "
-                "the file back, or delete the log to begin anew."
+                f"storage {shown} is gone, but its log {_shown(logs[0])} is there: put the file "
+                "back, or delete the log to begin anew."
             )
         _make_file(file)
-    if file.is_dir():
-        raise UnavailableError(f"storage {_shown(file)} is a folder, expected a file.")
     if not file.is_file():
-        raise UnavailableError(f"storage {_shown(file)} is a device or pipe, expected a file.")
-    with file.open("rb") as handle:
-        header = handle.read(HEADER_BYTES)
-    if not header:
+        raise UnavailableError(f"storage {shown} is a folder, device or pipe, expected a file.")
+    if not file.stat().st_size:
         raise UnavailableError(
-            f"storage {_shown(file)} is empty (0 bytes), which no search leaves: restore it from "
-            "a copy, or delete it to begin anew."
+            f"storage {shown} is empty (0 bytes), which no search leaves: restore it from a copy, "
+            "or delete it to begin anew."
         )
-    if not header.startswith(SQLITE_MAGIC):
-        raise UnavailableError(
-            f"storage {_shown(file)} is no SQLite file, or its beginning is damaged: restore it "
-            "from a copy, or name another file or folder."
-        )
-    if int.from_bytes(header[APPLICATION_ID_AT], "big") != APPLICATION_ID:
-        _check_tables(file)
 
 
-def _check_tables(file: Path) -> None:
-    """Refuses a file whose tables are none of ours, and leaves it as it is."""
-    with contextlib.closing(_copy_in_memory(file)) as copy:
-        tables = {name for (name,) in copy.execute("SELECT name FROM sqlite_master")}
+def _check_tables(engine: sa.Engine, url: str) -> None:
+    """Refuses a database of another program; on a server others may have their tables too."""
+    import sqlalchemy as sa
+
+    tables = sa.inspect(engine).get_table_names()
     if CLAIMS in tables:
-        raise UnavailableError(EARLIER.format(_shown(file)))
-    if STUDIES not in tables:
-        raise UnavailableError(
-            f"storage {_shown(file)} is a SQLite file of another program: name another file or "
-            "folder."
-        )
+        whose = "an earlier version of chop, which kept trials in other tables"
+    elif tables and STUDIES not in tables and storage_file(url):
+        whose = "another program"
+    else:
+        return
+    engine.dispose()
+    raise UnavailableError(
+        f"storage {without_password(url)} is of {whose}: name another folder, file or database."
+    )
 
 
 def _logs(file: Path) -> list[Path]:
@@ -179,15 +149,20 @@ def _logs(file: Path) -> list[Path]:
 
 
 def _make_file(file: Path) -> None:
-    """Makes a SQLite file in one step; of several workers one makes it, and the others see it."""
+    """Makes a SQLite file in one step; of several workers one makes it, and the others see it.
+
+    With write-ahead logging: readers and a writer do not wait for one another.
+    """
     fresh = file.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.closing(sqlite3.connect(fresh)) as connection:
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute("PRAGMA journal_mode = WAL")
-        with contextlib.suppress(FileExistsError):
-            _link(fresh, file)
+        try:
+            os.link(fresh, file)
+        except OSError:  # another worker was faster, or the file system has no hard links
+            if not os.path.lexists(file):
+                fresh.rename(file)
     except (OSError, sqlite3.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise WriteError(
@@ -196,16 +171,6 @@ def _make_file(file: Path) -> None:
     finally:
         for left in (fresh, *_logs(fresh), Path(f"{fresh}-shm")):
             left.unlink(missing_ok=True)
-
-
-def _link(fresh: Path, file: Path) -> None:
-    try:
-        os.link(fresh, file)
-    except OSError as error:
-        if error.errno not in NO_LINKS:
-            raise
-        if not file.exists():
-            fresh.rename(file)
 
 
 def _copy_in_memory(file: Path) -> sqlite3.Connection:
@@ -225,13 +190,9 @@ def _copy_in_memory(file: Path) -> sqlite3.Connection:
 
 def _loaded(file: Path) -> sqlite3.Connection:
     memory = sqlite3.connect(":memory:", check_same_thread=False)
-    try:
-        with contextlib.closing(_connect(file)) as source:
-            source.execute("SELECT COUNT(*) FROM sqlite_master")  # `backup` waits for locks forever
-            source.backup(memory)
-    except BaseException:
-        memory.close()
-        raise
+    with contextlib.closing(_connect(file)) as source:
+        source.execute("SELECT COUNT(*) FROM sqlite_master")  # `backup` waits for locks forever
+        source.backup(memory)
     return memory
 
 
@@ -246,22 +207,6 @@ def _copied_with_log(file: Path, folder: Path) -> Path:
             shutil.copyfile(log, _logs(copy)[0])
         if file.stat().st_mtime_ns == before:
             return copy
-
-
-def _tune(engine: sa.Engine) -> None:
-    """Write-ahead logging: readers and a writer do not wait for one another.
-
-    With it, synchronous=NORMAL survives a killed process; a machine that loses power may lose the
-    last trials, never the file.
-    """
-    import sqlalchemy as sa
-
-    @sa.event.listens_for(engine, "connect")
-    def set_pragmas(connection: Any, record: Any) -> None:
-        cursor = connection.cursor()
-        cursor.execute("PRAGMA journal_mode=WAL")
-        cursor.execute("PRAGMA synchronous=NORMAL")
-        cursor.close()
 
 
 def _refuse_another_file(engine: sa.Engine, file: Path) -> None:
@@ -302,7 +247,7 @@ def storage_errors(url: str, *, begun: bool = True) -> Iterator[None]:
         raise _told(url, error.orig or error, begun) from None
     except ChopError:
         raise
-    except (sqlite3.Error, *UNREADABLE) as error:
+    except (sqlite3.Error, OSError, *UNREADABLE) as error:
         if begun:
             raise
         raise _told(url, error, begun) from None
@@ -311,26 +256,29 @@ def storage_errors(url: str, *, begun: bool = True) -> Iterator[None]:
 def _told(url: str, error: BaseException, begun: bool) -> ChopError:
     reason = _reason(url, error)
     kind = str(getattr(error, "sqlite_errorname", ""))
-    file = storage_file(url)
-    shown = _shown(file) if file else without_password(url)
-    if kind.startswith(DAMAGED) or isinstance(error, UNREADABLE) or reason.startswith(NO_TEXT):
+    shown = f"storage '{without_password(url)}'"
+    is_unreadable = isinstance(error, UNREADABLE) and storage_file(url) is not None
+    if kind.startswith(DAMAGED) or is_unreadable or reason.startswith(NO_TEXT):
         return UnavailableError(
-            f"storage {shown} is damaged ({reason[:60]}): restore it from a copy, or name another "
-            "file or folder to begin anew."
+            f"{shown} is damaged ({reason[:60]}): restore it from a copy, or name another file or "
+            "folder to begin anew."
         )
     safe = "; finished trials are safe" if begun else ""
     if kind.startswith(UNWRITABLE):
         return WriteError(
-            f"storage {shown} cannot be written: {reason}; free some space or make it writable, "
-            f"then run the same search again{safe}."
+            f"{shown} cannot be written: {reason}; free some space or make it writable, then run "
+            f"the same search again{safe}."
         )
     again = f"{safe}; when it is back, run the same search again or `chop search resume`"
-    return UnavailableError(f"storage {shown} cannot be used: {reason}{again if begun else ''}.")
+    return UnavailableError(f"{shown} cannot be used: {reason}{again if begun else ''}.")
 
 
 def _reason(url: str, error: BaseException) -> str:
     """The first line of a driver's error, without what must not be printed."""
-    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    said = str(getattr(error, "strerror", None) or error).strip() or type(error).__name__
+    text = said.splitlines()[0]
+    if text.startswith("invalid connection option"):  # it quotes what may be half a password
+        text = "an option is none that PostgreSQL knows; & in a password is written %26"
     for secret in secrets_of(url):
         text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "***", text)
     return printable(text).rstrip(".")
