@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -23,7 +24,7 @@ SPACE = SearchSpace(tuple(Choice(f"c{i}", {"1": 1, "2": 2, "3": 3}) for i in ran
 KEEP = 2
 FOLDERS = tuple(str(Path(file).parent) for file in (chop.search.__file__, __file__))
 PARTS = ("weights", "settings", "model")
-DEADLINE = 60.0
+DEADLINE = 120.0
 
 
 def score(config):
@@ -43,7 +44,8 @@ class Journal:
             file.write(json.dumps([what, SPACE.key(config), os.getpid()]) + "\n")
 
     def lines(self):
-        return [json.loads(x) for x in self.path.read_text().splitlines()] * self.path.exists()
+        text = self.path.read_text() if self.path.exists() else ""
+        return [json.loads(line) for line in text.splitlines()]
 
     def count(self, what):
         return Counter(key for event, key, _ in self.lines() if event == what)
@@ -131,7 +133,9 @@ def wait_until(holds, deadline=DEADLINE):
 def ended(process):
     """Waits for the end of a process and of its group; returns how it ended."""
     process.join(DEADLINE)
-    assert process.exitcode is not None, "the search hangs"
+    if process.exitcode is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise AssertionError("the search hangs")
     wait_until(lambda: not alive(process.pid))
     return process.exitcode
 

@@ -46,6 +46,7 @@ class Artefacts:
         unfinished.mkdir(parents=True)
         try:
             self.save(mine.config, unfinished)
+            os.utime(unfinished)  # where it was removed by others, their complete one stays
             self._remove(mine.key)
             unfinished.replace(self.path(mine.key))
         finally:
@@ -56,22 +57,28 @@ class Artefacts:
 
         Folders of trials that run stay: another worker has just written them.
         """
+        going = ("running", "waiting")
         present = {path.name for path in self.folder.glob("*")}
         if len(present) > self.keep:
             best = {trial.key for trial in result.top(self.keep)}
-            for trial in result.measured:
-                if trial.key in present - best:
+            for trial in result.trials:
+                if trial.key in present - best and trial.outcome not in going:
                     self._remove(trial.key)
 
-    def tidy(self, result: Result, running: Container[str | None]) -> None:
+    def halves(self) -> list[Path]:
+        """The folders that are being written, or were when their worker was killed."""
+        return list(self.folder.glob(".*.part"))
+
+    def tidy(self, result: Result, running: Container[str | None], halves: list[Path]) -> None:
         """`clean`, and removes what killed workers have half written.
 
         Args:
             result: so far.
             running: keys of the configurations that other workers measure now.
+            halves: seen before both were read: a trial that was begun since is not among them.
         """
         self.clean(result)
-        for path in self.folder.glob(".*.part"):
+        for path in halves:
             if path.name.split(".")[1] not in running:
                 shutil.rmtree(path, ignore_errors=True)
 

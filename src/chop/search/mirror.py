@@ -75,7 +75,7 @@ class Mirror:
         """
         new = range(self._next, len(rows))
         self._next = len(rows)
-        for row in [rows[number] for number in (*sorted(self._open), *new)]:
+        for row in [rows[number] for number in sorted({*self._open, *new})]:
             if row.number in self._own:
                 continue
             if row.number in self._ids:

@@ -77,12 +77,13 @@ class Runner:
         task: what is tried.
         ledger: of the study.
         mirror: of the same study.
+        watch: has seen which workers are silent.
     """
 
-    def __init__(self, task: Task, ledger: Ledger, mirror: Mirror) -> None:
+    def __init__(self, task: Task, ledger: Ledger, mirror: Mirror, watch: Watch) -> None:
         self.task, self.ledger, self.mirror = task, ledger, mirror
         self.me = str(Worker.new())
-        self.watch = Watch()
+        self.watch = watch
         self.sampler = sampler_row(task.sampler)
         self.busy = 0
         self.exhausted = False
@@ -96,11 +97,6 @@ class Runner:
             wait: for the trials of other workers, to take up those that they lose.
         """
         with beating(self.ledger, self.me, is_shared=self.task.is_shared):
-            self._sync()
-            if self.task.artefacts is not None:
-                alive = self.ledger.unfinished(RUNNING)
-                keys = {row.key for row in alive if not self.watch.is_gone(row.worker)}
-                self.task.artefacts.tidy(self._result(), keys)
             while self.turn(until) or (wait and self._await_others()):
                 after_trial()
 
@@ -131,10 +127,8 @@ class Runner:
 
     def _taken(self, until: int, has_room: bool) -> Row | None:
         """A lost or a queued trial, which is now this worker's."""
-        is_due = self.watch.is_due()
-        if is_due:
-            self.watch.look(self.ledger.beats())
-        lost = self.watch.lost(self.ledger) if is_due or not has_room else []
+        is_due = self.watch.is_due() or not has_room
+        lost = self.watch.lost(self.ledger) if is_due else []
         prompt = [row for row in lost if row.begun < PROMPT]
         waiting = self.ledger.unfinished(WAITING)
         late = [] if has_room else [row for row in lost if row.begun >= PROMPT]
@@ -241,7 +235,13 @@ class Runner:
         artefacts = self.task.artefacts if ending.values is not None else None
         if artefacts is not None and ending.values is not None:
             mine = replace(row.tried, outcome="measured", values=ending.values)
-            artefacts.offer(mine, self._result())
+            try:
+                artefacts.offer(mine, self._result())
+            except Exception:
+                self.ledger.sync()
+                if self.ledger.rows[row.number].worker == self.me:
+                    raise
+                raise _LostError("another worker has removed what was half saved.") from None
         frozen, document = self._tell(trial, row.tried.config, ending)
         document["seconds"] = seconds
         if not self.ledger.finish(row, self.me, ending.outcome, document):

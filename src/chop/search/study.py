@@ -167,11 +167,12 @@ class Search:
         if workers > 1 and not self.is_shared:
             raise ConfigError(f"{workers} workers need a storage that they share, not '{MEMORY}'.")
         with self._using(), live_progress(self.result, until, progress) as show:
+            self._tidy()
             if workers == 1:
-                self._runner().run(until, show, wait)
+                self._runner(Watch()).run(until, show, wait)
             else:
                 self._run_workers(until, workers, show, wait)
-            return self.result()
+            return self._tidy()
 
     def result(self) -> Result:
         """All trials as they stand, other workers' included."""
@@ -213,6 +214,10 @@ class Search:
         with storage_errors(self.url):
             try:
                 yield self._open()
+            except BaseException:
+                if self._opened is not None:
+                    self._opened.mirror = None  # may hold half a trial
+                raise
             finally:
                 if opened_here:
                     self.close()
@@ -253,21 +258,29 @@ class Search:
             opened.mirror = Mirror(self.name, self.space, self.goals, spelling, self.pruner)
         return opened.mirror
 
-    def _runner(self) -> Runner:
-        return Runner(self.task, self._open().ledger, self._mirror())
+    def _tidy(self) -> Result:
+        """Removes models that are not among the best, and what killed workers half wrote."""
+        halves = [] if self.artefacts is None else self.artefacts.halves()
+        result = self.result()
+        if self.artefacts is not None:
+            watch, running = Watch(), self._open().ledger.unfinished(RUNNING)
+            keys = {row.key for row in running if not watch.is_gone(row.worker)}
+            self.artefacts.tidy(result, keys, halves)
+        return result
+
+    def _runner(self, watch: Watch) -> Runner:
+        return Runner(self.task, self._open().ledger, self._mirror(), watch)
 
     def _run_workers(self, until: int, workers: int, show: Callable[[], None], wait: bool) -> None:
+        watch = Watch()
+
         def work() -> None:
             with self._using():
-                self._runner().run(until, lambda: None, wait=False)
-
-        watch = Watch()
+                self._runner(watch).run(until, lambda: None, wait=False)
 
         def lost() -> list[Row]:
             ledger = self._open().ledger
             ledger.sync()
-            if watch.is_due():
-                watch.look(ledger.beats())
             return watch.lost(ledger)
 
         def more() -> bool:

@@ -26,6 +26,8 @@ BEAT_SECONDS = 10.0
 SILENT_SECONDS = 120.0
 """A worker of another machine whose silence was watched for so long is taken for gone."""
 POLL_SECONDS = 0.5
+END_SECONDS = 10.0
+"""How long a worker has to end when it is interrupted, before it is killed."""
 REPLACEMENTS = 3
 """Workers that are started, for each one asked for, in the place of killed ones."""
 ACTIVE: set[str] = set()
@@ -108,10 +110,11 @@ def _started(pid: int) -> str:
 class Watch:
     """Tells which workers are gone.
 
-    A worker whose process can be asked for is gone when that process is. Of any other, signs of
-    life are counted in the ledger, and it is gone when its count stood still while this process
-    watched. No clock is compared with another, and no time counts in which nobody watched: a
-    stalled machine or server makes no worker look dead.
+    A worker whose process can be asked for is gone when that process is. Of those that may run,
+    signs of life are counted in the ledger, and one is gone when its count stood still while this
+    process watched: it is stopped, elsewhere, or at work on the folder that this one is a copy of.
+    No clock is compared with another, and no time counts in which nobody watched: a stalled
+    machine or server makes no worker look dead.
     """
 
     def __init__(self) -> None:
@@ -145,14 +148,17 @@ class Watch:
         if name == NOBODY:
             return True
         worker = Worker.parse(name)
-        if worker.is_near:
+        if worker.is_near and (worker.pid == os.getpid() or not worker.runs_here()):
             return not worker.runs_here()
         has_looked = self._looked is not None
         return has_looked and self._silent.get(name, SILENT_SECONDS) >= SILENT_SECONDS
 
     def lost(self, ledger: Ledger) -> list[Row]:
-        """The running trials whose worker is gone."""
-        return [row for row in ledger.unfinished(RUNNING) if self.is_gone(row.worker)]
+        """The running trials whose worker is gone; looks where it is due, or a worker is new."""
+        running = ledger.unfinished(RUNNING)
+        if self.is_due() or {row.worker for row in running} - {NOBODY, *self._beats}:
+            self.look(ledger.beats())
+        return [row for row in running if self.is_gone(row.worker)]
 
 
 @contextlib.contextmanager
@@ -217,11 +223,13 @@ def run_workers(
     errors: list[str] = []
     try:
         while running:
-            ready = wait([process.sentinel for process in running], timeout=POLL_SECONDS)
+            wait([process.sentinel for process in running], timeout=POLL_SECONDS)
             watch()
-            for process in [p for p in running if p.sentinel in ready]:
-                errors += _ending(process, running.pop(process))
-                if _was_killed(process) and more() and not errors:
+            # A process that a measure has forked keeps the sentinel of a killed worker silent.
+            for process in [p for p in running if not p.is_alive()]:
+                said = _ending(process, running.pop(process))
+                errors += [said] if said else []
+                if said is None and more() and not errors:
                     kills += 1
                     if kills > REPLACEMENTS * count:
                         errors.append(f"it was killed, after {kills - 1} others (out of memory?)")
@@ -232,6 +240,8 @@ def run_workers(
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid or 0, signal.SIGINT)
         for process in running:
+            process.join(END_SECONDS)
+            process.kill()
             process.join()
         raise
     if errors:
@@ -261,46 +271,45 @@ def _start(
 ) -> tuple[BaseProcess, Connection]:
     before_fork()
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(work, theirs), daemon=False)  # type: ignore[attr-defined]
+    args = (work, theirs, os.getpid())
+    process = context.Process(target=_child, args=args, daemon=False)  # type: ignore[attr-defined]
     process.start()
     theirs.close()
     return process, ours
 
 
-def _child(work: Callable[[], None], pipe: Connection) -> None:
+def _child(work: Callable[[], None], pipe: Connection, parent: int) -> None:
     import torch
 
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     # OpenMP's threads do not survive a fork: a child that asks for several waits for ever.
     torch.set_num_threads(1)
+    said = ""
     try:
         work()
     except KeyboardInterrupt:
         pass
     except ChopError as error:
-        pipe.send(str(error))
+        said = str(error)
     except BaseException as error:
         traceback.print_exc()
-        pipe.send(f"{type(error).__name__}: {error}")
+        said = f"{type(error).__name__}: {error}"
+    pipe.send(said)
 
 
-def _end_with_parent() -> None:
-    """Waits for the end of the process that forked this one, and ends this one at once."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
+def _end_with(parent: int) -> None:
+    """Ends this process when the one that forked it has; pipes may be held open by others."""
+    while os.getppid() == parent:
+        time.sleep(POLL_SECONDS)
+    os._exit(1)
 
 
-def _ending(process: BaseProcess, pipe: Connection) -> list[str]:
+def _ending(process: BaseProcess, pipe: Connection) -> str | None:
+    """What a worker says at its end: nothing, or an error; None where it was killed, or exited."""
     process.join()
     try:
-        return [pipe.recv()] if pipe.poll() else []
+        return str(pipe.recv()) if pipe.poll() else None
     except EOFError:
-        return []
+        return None
     finally:
         pipe.close()
-
-
-def _was_killed(process: BaseProcess) -> bool:
-    return (process.exitcode or 0) < 0
