@@ -82,8 +82,8 @@ def test_claims(rows):
 
 def test_a_trial_ends_once_and_by_the_worker_that_has_it(rows):
     row = rows.claim("a", A, "me", limit=2)
-    assert rows.take_over(row, "you").begun == 2
-    assert rows.take_over(row, "me") is None
+    assert rows.take(row, "you").begun == 2
+    assert rows.take(row, "me") is None
     assert not rows.finish(row, "me", "measured", {"config": A, "values": {"y": 1.0}})
     rows.report(row, "me", {"config": A, "steps": {"1": 9.0}})
     assert rows.rows[0].noted == {"config": A}
@@ -103,10 +103,10 @@ def test_queued_trials_wait_for_room(rows):
     first, second = rows.unfinished(WAITING)
     assert rows.claim("a", A, "me", limit=1).outcome == WAITING
     assert rows.claim("c", C, "me", limit=2) is None
-    assert rows.take_waiting(second, "you", limit=1) is None
-    assert rows.take_waiting(first, "me", limit=1).outcome == RUNNING
-    assert rows.take_waiting(first, "you", limit=2) is None
-    assert rows.take_waiting(second, "you", limit=2).worker == "you"
+    assert rows.take(second, "you", limit=1) is None
+    assert rows.take(first, "me", limit=1).outcome == RUNNING
+    assert rows.take(first, "you", limit=2) is None
+    assert rows.take(second, "you", limit=2).worker == "you"
     assert rows.claim("c", C, "me", limit=3).number == 2
 
 
@@ -183,7 +183,7 @@ def test_of_many_workers_one_takes_over_each_lost_trial(url):
         lost = [rows.claim(str(i), A, "gone", 30) for i in range(30)]
 
     def take(rows, me):
-        return [row.number for row in lost if rows.take_over(row, me) is not None]
+        return [row.number for row in lost if rows.take(row, me) is not None]
 
     won = Counter(number for numbers in together(url, study, take) for number in numbers)
     assert len(won) == 30 and set(won.values()) == {1}

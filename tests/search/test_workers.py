@@ -184,7 +184,7 @@ def test_a_worker_killed_as_it_takes_a_queued_trial(tmp_path):
     def dies():
         search = make(tmp_path, Journalled(tmp_path / "journal"))
         search.enqueue(wanted)
-        kill_after(Ledger, "take_waiting", 1)
+        kill_after(Ledger, "take", 1)
         search.run(until=2, progress=False)
 
     in_a_process(dies).join()

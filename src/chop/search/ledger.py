@@ -13,7 +13,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -119,7 +119,9 @@ class Ledger:
 
     def begin(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """What the study was begun with: `document`, where this is its beginning."""
-        with suppress_clash():
+        from sqlalchemy.exc import IntegrityError
+
+        with suppress(IntegrityError):  # it was begun
             self._write(
                 "INSERT INTO chop_studies (study, document) VALUES (:study, :document)",
                 document=json.dumps(document),
@@ -181,27 +183,23 @@ class Ledger:
         self._insert(key, RUNNING, worker, {"config": dict(config)}, limit)
         return self.rows[self.by_key[key]] if key in self.by_key else None
 
-    def take_waiting(self, row: Row, worker: str, limit: int) -> Row | None:
-        """Begins a queued trial; None where another worker has, or it is beyond the limit."""
-        before = sum(number < row.number for number in self.by_key.values())
-        if before >= limit:
+    def take(self, row: Row, worker: str, limit: float = math.inf) -> Row | None:
+        """Begins a queued trial, or moves a running one from a worker that is gone.
+
+        Returns: None where another worker was faster, or the queued one is beyond the limit.
+        """
+        is_queued = row.outcome == WAITING
+        if is_queued and sum(number < row.number for number in self.by_key.values()) >= limit:
             return None
         self._write(
-            "UPDATE chop_trials SET worker = :worker, outcome = 'running' "
-            "WHERE study = :study AND number = :number AND outcome = 'waiting'",
+            "UPDATE chop_trials SET worker = :worker, outcome = 'running', begun = begun + :more "
+            "WHERE study = :study AND number = :number AND worker = :before "
+            "AND outcome = :outcome",
             worker=worker,
             number=row.number,
-        )
-        return self._mine(row, worker)
-
-    def take_over(self, row: Row, worker: str) -> Row | None:
-        """Moves a running trial from a worker that is gone; None where another was faster."""
-        self._write(
-            "UPDATE chop_trials SET worker = :worker, begun = begun + 1 WHERE study = :study "
-            "AND number = :number AND worker = :gone AND outcome = 'running'",
-            worker=worker,
-            number=row.number,
-            gone=row.worker,
+            more=0 if is_queued else 1,
+            before=row.worker,
+            outcome=row.outcome,
         )
         return self._mine(row, worker)
 
@@ -267,10 +265,12 @@ class Ledger:
 
         Returns: the number of the row, where it was added.
         """
+        from sqlalchemy.exc import IntegrityError
+
         text = json.dumps(document)
         while key is None or (key not in self.by_key and len(self.by_key) < limit):
             row = Row(len(self.rows), key, outcome, worker, 1, 0, text)
-            with suppress_clash():
+            with suppress(IntegrityError):
                 self._write(
                     f"INSERT INTO chop_trials (study, {COLUMNS}) VALUES (:study, :number, :key, "
                     ":outcome, :worker, :begun, :errors, :document)",
@@ -335,13 +335,6 @@ class Ledger:
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(RECONNECT_PAUSE)
-
-
-def suppress_clash() -> AbstractContextManager[None]:
-    """Inside, a row of that key or number may be there already."""
-    from sqlalchemy.exc import IntegrityError
-
-    return suppress(IntegrityError)
 
 
 def make_tables(engine: sa.Engine) -> None:

@@ -6,25 +6,24 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chop.errors import ChopError
-from chop.search.artefacts import Artefacts
 from chop.search.choosers import Problem, sampler_row, seed_of
 from chop.search.ledger import RUNNING, WAITING, Ledger, Row
-from chop.search.measure import Goal, Measure, Pruned, Report, check_values, objectives_of
+from chop.search.measure import Pruned, Report, check_values, objectives_of
 from chop.search.mirror import Mirror, document_of
 from chop.search.result import Result
-from chop.search.space import Config, SearchSpace
+from chop.search.space import Config
 from chop.search.unseen import unseen_near
 from chop.search.workers import Watch, Worker, beating
 
 if TYPE_CHECKING:
-    from optuna import Study, Trial
-    from optuna.pruners import BasePruner
-    from optuna.samplers import BaseSampler
+    from optuna import Trial
     from optuna.trial import FrozenTrial
+
+    from chop.search.study import Search
 
 PATIENCE = 5
 """Proposals in a row that were known before; then an unseen configuration is taken nearby."""
@@ -34,27 +33,6 @@ its workers."""
 MOST_ERRORS = 3
 """A measure that so often ends by an error that is not to be caught has failed."""
 WAIT_SECONDS = 0.2
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is tried, and how: the arguments of `chop.search.Search` that a runner needs.
-
-    Attributes:
-        artefacts: keeps the best models; None keeps none.
-        is_shared: other processes can reach the storage.
-    """
-
-    space: SearchSpace
-    measure: Measure
-    goals: tuple[Goal, ...]
-    sampler: str | BaseSampler
-    pruner: BasePruner
-    seed: int
-    catch: tuple[type[Exception], ...]
-    callbacks: tuple[Callable[[Study, FrozenTrial], None], ...]
-    artefacts: Artefacts | None
-    is_shared: bool
 
 
 class _Ending(NamedTuple):
@@ -74,17 +52,17 @@ class Runner:
     """Runs trials of one study in this process.
 
     Args:
-        task: what is tried.
+        search: what is tried, and how.
         ledger: of the study.
         mirror: of the same study.
         watch: has seen which workers are silent.
     """
 
-    def __init__(self, task: Task, ledger: Ledger, mirror: Mirror, watch: Watch) -> None:
-        self.task, self.ledger, self.mirror = task, ledger, mirror
+    def __init__(self, search: Search, ledger: Ledger, mirror: Mirror, watch: Watch) -> None:
+        self.search, self.ledger, self.mirror = search, ledger, mirror
         self.me = str(Worker.new())
         self.watch = watch
-        self.sampler = sampler_row(task.sampler)
+        self.sampler = sampler_row(search.sampler)
         self.busy = 0
         self.exhausted = False
 
@@ -96,7 +74,7 @@ class Runner:
             after_trial: called after each.
             wait: for the trials of other workers, to take up those that they lose.
         """
-        with beating(self.ledger, self.me, is_shared=self.task.is_shared):
+        with beating(self.ledger, self.me, is_shared=self.search.is_shared):
             while self.turn(until) or (wait and self._await_others()):
                 after_trial()
 
@@ -116,7 +94,7 @@ class Runner:
         self.mirror.follow(self.ledger.rows)
 
     def _result(self) -> Result:
-        return Result(self.task.goals, self.ledger.tried)
+        return Result(self.search.goals, self.ledger.tried)
 
     def _await_others(self) -> bool:
         """A pause while other workers measure; False when none does."""
@@ -133,22 +111,19 @@ class Runner:
         waiting = self.ledger.unfinished(WAITING)
         late = [] if has_room else [row for row in lost if row.begun >= PROMPT]
         for row in (*prompt, *waiting, *late):
-            if row.outcome == WAITING:
-                mine = self.ledger.take_waiting(row, self.me, until)
-            else:
-                mine = self.ledger.take_over(row, self.me)
+            mine = self.ledger.take(row, self.me, until)
             if mine is not None:
                 return mine
         return None
 
     def _propose(self, until: int) -> None:
         """Claims and measures what the sampler chooses, or tells again what is known of it."""
-        space = self.task.space
+        space = self.search.space
         near = self._unseen() if self._known_in_a_row() >= PATIENCE else None
         if self.exhausted:
             return
         # Counted in rows, which a kill does not change: the search goes on as if unbroken.
-        seed = seed_of(self.task.seed, ["trial", len(self.ledger.rows) + self.busy])
+        seed = seed_of(self.search.seed, ["trial", len(self.ledger.rows) + self.busy])
         self.mirror.study.sampler = self.sampler.make(Problem(space, seed))
         trial = self.mirror.ask(near)
         config = space.from_params(trial.params)
@@ -158,7 +133,7 @@ class Runner:
             return
         row = self.ledger.claim(space.key(config), config, self.me, until)
         if row is not None and row.outcome == WAITING:
-            row = self.ledger.take_waiting(row, self.me, until)
+            row = self.ledger.take(row, self.me, until)
         if row is not None and row.is_finished:
             self._repeat(row, trial, config)
         elif row is not None and row.worker == self.me:
@@ -175,7 +150,7 @@ class Runner:
     def _unseen(self) -> Config | None:
         """A configuration that nobody has claimed, near the last one."""
         last = self.ledger.rows[-1].tried.config
-        found = unseen_near(self.task.space, last, self.ledger.by_key, self.task.seed)
+        found = unseen_near(self.search.space, last, self.ledger.by_key, self.search.seed)
         self.exhausted = found is None
         return found
 
@@ -196,11 +171,11 @@ class Runner:
     def _measure(self, row: Row, trial: Trial) -> None:
         begin = time.monotonic()
         try:
-            measured = self.task.measure(row.tried.config, self._reporter(row, trial))
-            ending = _Ending("measured", "COMPLETE", check_values(measured, self.task.goals))
+            measured = self.search.measure(row.tried.config, self._reporter(row, trial))
+            ending = _Ending("measured", "COMPLETE", check_values(measured, self.search.goals))
         except Pruned as pruned:
             ending = _Ending("pruned", "PRUNED", note=str(pruned))
-        except self.task.catch as error:
+        except self.search.catch as error:
             ending = _failed(error)
         except Exception as error:
             if row.errors + 1 >= MOST_ERRORS:
@@ -214,14 +189,14 @@ class Runner:
         """What a measure reports to: the pruner, which compares it with other trials."""
         from optuna.pruners import NopPruner
 
-        is_single = len(objectives_of(self.task.goals)) == 1
-        is_pruned = not isinstance(self.task.pruner, NopPruner)
+        is_single = len(objectives_of(self.search.goals)) == 1
+        is_pruned = not isinstance(self.search.pruner, NopPruner)
 
         def report(step: int, value: float) -> None:
             if not is_single:  # pruners compare one number
                 return
             trial.report(value, step)
-            if is_pruned and self.task.is_shared:
+            if is_pruned and self.search.is_shared:
                 running = self.mirror.frozen(trial)
                 self.ledger.report(row, self.me, document_of(running, row.tried.config))
                 self._sync()
@@ -232,7 +207,7 @@ class Runner:
 
     def _end(self, row: Row, trial: Trial, ending: _Ending, seconds: float) -> None:
         """Tells the end of a trial of this worker's, once; a model to keep is on disk before."""
-        artefacts = self.task.artefacts if ending.values is not None else None
+        artefacts = self.search.artefacts if ending.values is not None else None
         if artefacts is not None and ending.values is not None:
             mine = replace(row.tried, outcome="measured", values=ending.values)
             try:
@@ -275,15 +250,15 @@ class Runner:
         trial.set_user_attr("note", ending.note)
         if ending.values is not None:
             trial.set_user_attr("values", dict(ending.values))
-            told = [ending.values[goal.name] for goal in objectives_of(self.task.goals)]
-            for goal in (goal for goal in self.task.goals if goal.is_constraint):
+            told = [ending.values[goal.name] for goal in objectives_of(self.search.goals)]
+            for goal in (goal for goal in self.search.goals if goal.is_constraint):
                 excess = goal.excess(ending.values[goal.name])
                 trial.set_constraint(f"{goal.name} {goal.direction}", excess)
         frozen = self.mirror.study.tell(trial, told, state=TrialState[ending.state])
         return frozen, document_of(frozen, config)
 
     def _call_back(self, frozen: FrozenTrial) -> None:
-        for callback in self.task.callbacks:
+        for callback in self.search.callbacks:
             callback(self.mirror.study, frozen)
 
 

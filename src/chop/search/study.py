@@ -6,40 +6,30 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chop.errors import ChopError, ConfigError
 from chop.search.artefacts import Artefacts, Save
 from chop.search.choosers import make_pruner, sampler_row
-from chop.search.ledger import RUNNING, WAITING, Ledger, Row, make_tables
+from chop.search.ledger import RUNNING, Ledger, Row, make_tables
 from chop.search.live import live_progress
 from chop.search.location import MEMORY, check_study_name, storage_url
 from chop.search.measure import Goal, Measure, objectives_of
+from chop.search.mirror import Mirror
 from chop.search.opening import open_engine, storage_errors
 from chop.search.result import Result
-from chop.search.runner import WAIT_SECONDS, Runner, Task
+from chop.search.runner import WAIT_SECONDS, Runner
 from chop.search.space import Config, SearchSpace
 from chop.search.workers import Watch, run_workers
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
     from optuna import Study
     from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
 
-    from chop.search.mirror import Mirror
-
 BEST_FOLDER = "best"
-
-
-@dataclass
-class _Opened:
-    engine: sa.Engine
-    ledger: Ledger
-    mirror: Mirror | None = None
 
 
 class Search:
@@ -112,8 +102,8 @@ class Search:
         self.start = {self._key(config): dict(config) for config in start}
         self.artefacts = self._artefacts(save, keep)
         self._check(pruner)
-        self._opened: _Opened | None = None
-        self._job: dict[str, Any] | None = None
+        self._ledger: Ledger | None = None
+        self._mirror: Mirror | None = None
 
     @property
     def is_shared(self) -> bool:
@@ -128,26 +118,11 @@ class Search:
     @property
     def study(self) -> Study:
         """An Optuna study of the trials, for its plots and importances, as they stand."""
-        with self._using() as opened:
-            opened.ledger.sync()
-            self._mirror().follow(opened.ledger.rows)
-            return self._mirror().study
-
-    @property
-    def task(self) -> Task:
-        """What each worker needs of this search."""
-        return Task(
-            self.space,
-            self.measure,
-            self.goals,
-            self.sampler,
-            self.pruner,
-            self.seed,
-            self.catch,
-            self.callbacks,
-            self.artefacts,
-            self.is_shared,
-        )
+        with self._using() as ledger:
+            ledger.sync()
+            mirror = self._make_mirror()
+            mirror.follow(ledger.rows)
+            return mirror.study
 
     def run(self, until: int, workers: int = 1, progress: bool = True, wait: bool = True) -> Result:
         """Measures until the study has `until` configurations, those of earlier runs included.
@@ -176,9 +151,9 @@ class Search:
 
     def result(self) -> Result:
         """All trials as they stand, other workers' included."""
-        with self._using() as opened:
-            opened.ledger.sync()
-            return Result(self.goals, opened.ledger.tried)
+        with self._using() as ledger:
+            ledger.sync()
+            return Result(self.goals, ledger.tried)
 
     def enqueue(self, config: Config) -> None:
         """Lets a configuration be measured before the sampler proposes others.
@@ -187,8 +162,8 @@ class Search:
             ConfigError: it is none of the space's, or impossible.
         """
         key = self._key(config)
-        with self._using() as opened:
-            opened.ledger.queue(key, config)
+        with self._using() as ledger:
+            ledger.queue(key, config)
 
     def _key(self, config: Config) -> str:
         obstacle = self.space.obstacle(config)
@@ -198,25 +173,24 @@ class Search:
 
     def note_job(self, name: str, settings: Mapping[str, Any]) -> None:
         """Keeps in the study what a worker elsewhere needs to build this search."""
-        with self._using() as opened:
-            opened.ledger.note("job", {"name": name, "settings": dict(settings)})
+        with self._using() as ledger:
+            ledger.note("job", {"name": name, "settings": dict(settings)})
 
     def close(self) -> None:
         """Lets go of the storage; the next call opens it again."""
-        if self._opened is not None and self.is_shared:
-            self._opened.engine.dispose()
-            self._opened = None
+        if self._ledger is not None and self.is_shared:
+            self._ledger.engine.dispose()
+            self._ledger = self._mirror = None
 
     @contextlib.contextmanager
-    def _using(self) -> Iterator[_Opened]:
+    def _using(self) -> Iterator[Ledger]:
         """Inside, the storage is open; what it was opened for here, it is closed after."""
-        opened_here = self._opened is None
+        opened_here = self._ledger is None
         with storage_errors(self.url):
             try:
                 yield self._open()
             except BaseException:
-                if self._opened is not None:
-                    self._opened.mirror = None  # may hold half a trial
+                self._mirror = None  # may hold half a trial
                 raise
             finally:
                 if opened_here:
@@ -239,37 +213,33 @@ class Search:
             raise ConfigError("save: expected `out`, the folder that the best models go to.")
         return Artefacts(self.folder / BEST_FOLDER, keep, save)
 
-    def _open(self) -> _Opened:
-        if self._opened is None:
-            engine = open_engine(self.url)
-            ledger = Ledger(engine, self.name)
+    def _open(self) -> Ledger:
+        if self._ledger is None:
+            ledger = Ledger(open_engine(self.url), self.name)
             with storage_errors(self.url, begun=False):
-                make_tables(engine)
+                make_tables(ledger.engine)
                 self._begin(ledger)
-            self._opened = _Opened(engine, ledger)
-        return self._opened
+            self._ledger = ledger
+        return self._ledger
 
-    def _mirror(self) -> Mirror:
-        opened = self._open()
-        if opened.mirror is None:
-            from chop.search.mirror import Mirror
-
+    def _make_mirror(self) -> Mirror:
+        if self._mirror is None:
             spelling = sampler_row(self.sampler).spelling
-            opened.mirror = Mirror(self.name, self.space, self.goals, spelling, self.pruner)
-        return opened.mirror
+            self._mirror = Mirror(self.name, self.space, self.goals, spelling, self.pruner)
+        return self._mirror
 
     def _tidy(self) -> Result:
         """Removes models that are not among the best, and what killed workers half wrote."""
         halves = [] if self.artefacts is None else self.artefacts.halves()
         result = self.result()
         if self.artefacts is not None:
-            watch, running = Watch(), self._open().ledger.unfinished(RUNNING)
+            watch, running = Watch(), self._open().unfinished(RUNNING)
             keys = {row.key for row in running if not watch.is_gone(row.worker)}
             self.artefacts.tidy(result, keys, halves)
         return result
 
     def _runner(self, watch: Watch) -> Runner:
-        return Runner(self.task, self._open().ledger, self._mirror(), watch)
+        return Runner(self, self._open(), self._make_mirror(), watch)
 
     def _run_workers(self, until: int, workers: int, show: Callable[[], None], wait: bool) -> None:
         watch = Watch()
@@ -279,23 +249,19 @@ class Search:
                 self._runner(watch).run(until, lambda: None, wait=False)
 
         def lost() -> list[Row]:
-            ledger = self._open().ledger
+            ledger = self._open()
             ledger.sync()
             return watch.lost(ledger)
-
-        def more() -> bool:
-            has_lost, ledger = bool(lost()), self._open().ledger
-            return has_lost or len(ledger.by_key) < until or bool(ledger.unfinished(WAITING))
 
         count = workers
         while count:
             try:
-                run_workers(work, count, before_fork=self.close, watch=show, more=more)
+                run_workers(work, count, before_fork=self.close, watch=show)
             except ChopError as error:
                 killers = [f"trial {row.number}, begun {row.begun} times" for row in lost()]
                 raise type(error)("; ".join([str(error), *killers])) from None
             count = min(workers, len(lost())) if wait else 0
-            while wait and not count and self._open().ledger.unfinished(RUNNING):
+            while wait and not count and self._open().unfinished(RUNNING):
                 show()
                 time.sleep(WAIT_SECONDS)
                 count = min(workers, len(lost()))

@@ -199,19 +199,17 @@ def run_workers(
     *,
     before_fork: Callable[[], None],
     watch: Callable[[], None],
-    more: Callable[[], bool],
 ) -> None:
     """Runs `work` in so many processes of this machine and waits for them.
 
     The processes are forked: a measure may be any closure, and what is loaded is shared.
-    A process that is killed is replaced while there is more to do. The processes end with this one.
+    A process that is killed is replaced, a few times for each. The processes end with this one.
 
     Args:
         work: what each process does until nothing is left.
         count: how many.
         before_fork: lets go of what two processes must not share, as connections.
         watch: called twice a second meanwhile.
-        more: whether work is left for a replacement.
     Raises:
         UnavailableError: processes cannot be forked here.
         ChopError: a worker stopped by an error, which the message has, or workers are killed
@@ -229,7 +227,7 @@ def run_workers(
             for process in [p for p in running if not p.is_alive()]:
                 said = _ending(process, running.pop(process))
                 errors += [said] if said else []
-                if said is None and more() and not errors:
+                if said is None and not errors:
                     kills += 1
                     if kills > REPLACEMENTS * count:
                         errors.append(f"it was killed, after {kills - 1} others (out of memory?)")
