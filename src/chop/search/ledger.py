@@ -340,10 +340,17 @@ class Ledger:
 def make_tables(engine: sa.Engine) -> None:
     """Makes the tables where they are missing."""
     import sqlalchemy as sa
+    from sqlalchemy.exc import IntegrityError, ProgrammingError
 
-    with engine.begin() as connection:
-        for statement in TABLES:
-            connection.execute(sa.text(statement))
+    def make() -> None:
+        with engine.begin() as connection:
+            for statement in TABLES:
+                connection.execute(sa.text(statement))
+
+    try:
+        make()
+    except (IntegrityError, ProgrammingError):  # PostgreSQL: another worker makes them now
+        make()
 
 
 def studies(engine: sa.Engine) -> list[str]:
