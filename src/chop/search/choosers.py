@@ -49,7 +49,7 @@ def _optuna(name: str, **settings: Any) -> Callable[[Problem], BaseSampler]:
 
 
 def _grid(problem: Problem) -> BaseSampler:
-    from chop.search.grid import LazyGridSampler
+    from chop.search.joint import LazyGridSampler
 
     return LazyGridSampler(problem.space)
 
@@ -72,10 +72,10 @@ SAMPLERS: Mapping[str, SamplerRow] = {
     "gp": SamplerRow(_optuna("GPSampler")),
 }
 
-PRUNERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "asha": ("SuccessiveHalvingPruner", {}),
-    "hyperband": ("HyperbandPruner", {}),
-    "median": ("MedianPruner", {}),
+PRUNERS = {
+    "asha": "SuccessiveHalvingPruner",
+    "hyperband": "HyperbandPruner",
+    "median": "MedianPruner",
 }
 
 
@@ -106,8 +106,8 @@ def make_pruner(pruner: str | BasePruner | None) -> BasePruner:
         return pruner
     if pruner not in PRUNERS:
         raise ConfigError(f"pruner '{pruner}': {did_you_mean(pruner, PRUNERS)}")
-    name, settings = PRUNERS[pruner]
-    return getattr(optuna.pruners, name)(**settings)
+    found: BasePruner = getattr(optuna.pruners, PRUNERS[pruner])()
+    return found
 
 
 def seed_of(seed: int, parts: Sequence[object]) -> int:

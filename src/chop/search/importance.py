@@ -35,15 +35,13 @@ def importances(result: Result, space: SearchSpace) -> dict[str, float]:
     open_ones = {name: d for name, d in space.distributions().items() if not d.single()}
     if len(losses) < LEAST or len(set(losses)) < 2 or not open_ones:
         return {}
-    storage = optuna.storages.InMemoryStorage()
-    directions = [optuna.study.StudyDirection.MINIMIZE]
     with quiet():
-        study_id = storage.create_new_study(directions, "importances")
-    study = optuna.load_study(study_name="importances", storage=storage)
+        study = optuna.create_study()
     for trial, loss in zip(result.measured, losses, strict=True):
         params = {name: trial.config[name] for name in open_ones}
-        frozen = optuna.trial.create_trial(params=params, distributions=open_ones, value=loss)
-        storage.create_new_trial(study_id, template_trial=frozen)
+        study.add_trial(
+            optuna.trial.create_trial(params=params, distributions=open_ones, value=loss)
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         evaluator = PedAnovaImportanceEvaluator()

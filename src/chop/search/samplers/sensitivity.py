@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from itertools import chain
 
 import numpy as np
 from optuna import Study
-from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 from threadpoolctl import ThreadpoolController
 
+from chop.search.joint import JointSampler
 from chop.search.samplers.acquisition import Outlook
 from chop.search.samplers.history import Code, Coding, History, coding_of, read_history
 from chop.search.samplers.knapsack import best_sum
 from chop.search.samplers.surrogate import Codes
-from chop.search.space import SearchSpace
+from chop.search.space import Config
 
 PROBES = (0.0, 1.0, 0.5)
 """The first trials: every choice at its cheapest, its dearest, its middle option."""
@@ -38,7 +37,7 @@ LEAST_KEPT = 0.3
 LONGEST_CLIMB = 100
 
 
-class SensitivitySampler(BaseSampler):
+class SensitivitySampler(JointSampler):
     """Proposes the configuration with the greatest expected improvement, never one twice.
 
     1. Probes: all choices at their cheapest, dearest and middle option.
@@ -72,39 +71,14 @@ class SensitivitySampler(BaseSampler):
         seed: of all that is drawn; the same seed and trials give the same proposal.
     """
 
-    def __init__(self, space: SearchSpace, seed: int = 0) -> None:
-        self.space = space
-        self.seed = seed
-        self.coding = coding_of(space)
-
-    def infer_relative_search_space(
-        self, study: Study, trial: FrozenTrial
-    ) -> dict[str, BaseDistribution]:
-        """All choices are decided together."""
-        return self.space.distributions()
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """The parameters of the next configuration."""
-        history = read_history(study, self.coding, trial.number)
+    def next_config(self, study: Study, trial: FrozenTrial) -> Config:
+        """A probe, what is most promising, or what leaves a local optimum."""
+        coding = coding_of(self.space)
+        history = read_history(study, coding, trial.number)
         draw = np.random.default_rng([self.seed, len(history.taken)])
         with _blas().limit(limits=1, user_api="blas"):
-            code = _Proposal(self.coding, history, draw).code()
-        return self.space.to_params(self.space.folded(self.coding.config(code)))
-
-    def sample_independent(
-        self,
-        study: Study,
-        trial: FrozenTrial,
-        param_name: str,
-        param_distribution: BaseDistribution,
-    ) -> Any:
-        """A parameter outside the space is drawn at random."""
-        from optuna.samplers import RandomSampler
-
-        seed = self.seed + trial.number
-        return RandomSampler(seed).sample_independent(study, trial, param_name, param_distribution)
+            code = _Proposal(coding, history, draw).code()
+        return self.space.folded(coding.config(code))
 
 
 @cache
@@ -243,7 +217,6 @@ class _Proposal:
     def _any_free(self) -> Code:
         """One that was not proposed before; of a space that is used up, one that was."""
         codes = (tuple(row) for row in self._strangers(STRANGERS).tolist())
-        everything = (self.coding.code(config) for config in self.coding.space.grid())
-        found = next(filter(self._is_free, codes), None)
-        found = found or next((c for c in everything if c and self._is_free(c)), None)
-        return found or min(self.history.taken, default=self.coding.uniform(0.0))
+        everything = map(self.coding.code, self.coding.space.grid())
+        free = (code for code in chain(codes, everything) if code and self._is_free(code))
+        return next(free, None) or min(self.history.taken, default=self.coding.uniform(0.0))

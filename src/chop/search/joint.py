@@ -1,0 +1,66 @@
+"""Optuna samplers that decide all choices of a space together: what they share, and the grid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from optuna import Study
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.trial import FrozenTrial
+
+from chop.search.space import Config, SearchSpace
+
+
+class JointSampler(BaseSampler):
+    """Draws parameters outside the space at random.
+
+    Args:
+        space: what may be chosen.
+        seed: of what is drawn.
+    """
+
+    def __init__(self, space: SearchSpace, seed: int = 0) -> None:
+        self.space, self.seed = space, seed
+
+    def next_config(self, study: Study, trial: FrozenTrial) -> Config:
+        """What to try next."""
+        raise NotImplementedError
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """All choices."""
+        return self.space.distributions()
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """The parameters of the next configuration."""
+        return self.space.to_params(self.next_config(study, trial))
+
+    def sample_independent(self, study: Study, trial: FrozenTrial, *parameter: Any) -> Any:
+        """A parameter outside the space."""
+        return RandomSampler(self.seed + trial.number).sample_independent(study, trial, *parameter)
+
+
+class LazyGridSampler(JointSampler):
+    """Takes the first possible configuration of the grid that no trial has, and never builds it.
+
+    Optuna's own grid sampler holds the whole product, and every trial of a study a number in it.
+    """
+
+    def next_config(self, study: Study, trial: FrozenTrial) -> Config:
+        """The next configuration; when all are taken, the first again."""
+        names = list(self.space.by_name)
+        taken = {
+            tuple(map(t.params.get, names))
+            for t in study.get_trials(deepcopy=False)
+            if t.number != trial.number
+        }
+        free = (
+            config
+            for config in self.space.grid()
+            if tuple(config.values()) not in taken and self.space.obstacle(config) is None
+        )
+        return next(free, self.space.at(0))
