@@ -76,8 +76,8 @@ def test_a_far_worker_vanishes_while_the_run_waits(count, quick, journal, tmp_pa
 def test_a_far_worker_that_joins_between_two_looks_keeps_its_trial(journal, tmp_path):
     search = make(tmp_path, journal)
     search.run(until=1, progress=False)
-    with search._using() as opened:
-        ledger, watch = opened.ledger, Watch()
+    with search._using() as ledger:
+        watch = Watch()
         watch.look(ledger.beats())
         ledger.beat("elsewhere:17:1:1")
         ledger.claim("new", SPACE.at(0), "elsewhere:17:1:1", 9)

@@ -256,7 +256,8 @@ class Search:
         count = workers
         while count:
             try:
-                run_workers(work, count, before_fork=self.close, watch=show)
+                # What was read stays; connections would be shared by two processes.
+                run_workers(work, count, before_fork=self._open().engine.dispose, watch=show)
             except ChopError as error:
                 killers = [f"trial {row.number}, begun {row.begun} times" for row in lost()]
                 raise type(error)("; ".join([str(error), *killers])) from None
