@@ -35,22 +35,22 @@ def test_scores_are_those_of_the_loop():
     model, test = graph().model, rows()[1]
     model.train()
     evaluator = Evaluator(model, test, batch_size=33)
-    scores = evaluator()
-    assert scores.accuracy == evaluate(model, test)
+    scores = evaluator.scores(evaluator.logits())
+    assert scores["accuracy"] == evaluate(model, test)
     logits = evaluator.logits()
     assert logits.shape == (len(test), 5) and len(evaluator) == len(test)
     with torch.no_grad():
         expected = model.eval()(test.columns["x"])
     torch.testing.assert_close(logits.clone(), expected)
-    assert scores.loss == pytest.approx(F.cross_entropy(expected, test.labels).item(), rel=1e-5)
-    assert scores == evaluator()
+    assert scores["loss"] == pytest.approx(F.cross_entropy(expected, test.labels).item(), rel=1e-5)
+    assert scores == evaluator.scores(evaluator.logits())
 
 
 def test_texts_of_like_length_share_batches_that_are_made_once(monkeypatch):
     model, table = Reader(), texts()
     evaluator = Evaluator(model, table, batch_size=8)
     monkeypatch.setattr(Rows, "batches", None)
-    first, again = evaluator(), evaluator()
+    first, again = evaluator.scores(evaluator.logits()), evaluator.scores(evaluator.logits())
     assert first == again and len(model.shapes) == 10
     padded = sum(b * t for b, t in model.shapes[:5])
     lengths = sorted(len(x) for x in table.columns["input_ids"])
@@ -62,7 +62,7 @@ def test_texts_of_like_length_share_batches_that_are_made_once(monkeypatch):
         for ids in table.columns["input_ids"]
     ]
     right = sum(int(p == y) for p, y in zip(one_by_one, table.labels.tolist(), strict=True))
-    assert first.accuracy == right / 37
+    assert first["accuracy"] == right / 37
 
 
 @pytest.mark.parametrize(("length", "rows_of_a_batch"), [(10, 64), (256, 16), (9000, 1)])
@@ -78,8 +78,8 @@ def test_modes_come_back_after_an_error_and_progress_is_told():
     model[1].eval()
     evaluator = Evaluator(model, rows()[1], batch_size=100)
     seen = []
-    evaluator.logits(lambda answers: seen.append(evaluator.scores(torch.cat(answers)).accuracy))
-    assert len(seen) == 4 and seen[-1] == evaluator().accuracy
+    evaluator.logits(lambda answers: seen.append(evaluator.scores(torch.cat(answers))["accuracy"]))
+    assert len(seen) == 4 and seen[-1] == evaluator.scores(evaluator.logits())["accuracy"]
 
     def stop(answers):
         raise RuntimeError("enough")
@@ -107,5 +107,5 @@ def test_answers_that_are_no_numbers_are_as_bad_as_can_be():
     model = nn.Linear(16, 5)
     nn.init.constant_(model.weight, float("nan"))
     evaluator = Evaluator(model, rows()[1].take(torch.arange(6)))
-    assert evaluator().loss == float("inf")
+    assert evaluator.scores(evaluator.logits())["loss"] == float("inf")
     assert kl_divergence(torch.zeros(6, 5), evaluator.logits()) == float("inf")

@@ -46,10 +46,10 @@ def test_mixed_beats_uniform_at_as_many_bits(benchmark, data_folder, name, rows,
     found = Search(problem.space, problem.measure, goals, storage="memory").run(30, progress=False)
     unseen = Evaluator(problem.layers.mg.model, subject.test)
     problem.layers.switch(problem.formats(found.best.config))
-    mixed = unseen().accuracy
+    mixed = unseen.scores(unseen.logits())["accuracy"]
     uniform = problem.uniform(f"{width}.mse")
     problem.layers.switch(problem.formats(uniform))
     assert found.best.values["bits"] <= width
     assert found.best.values["kl"] < problem.score(problem.formats(uniform))["kl"]
     problem.layers.switch(problem.formats(uniform))
-    assert mixed >= unseen().accuracy + gain
+    assert mixed >= unseen.scores(unseen.logits())["accuracy"] + gain

@@ -37,13 +37,14 @@ def test_an_evaluator_agrees_with_evaluate(text, line):
     for subject in (text, line):
         found = Evaluator(subject.model, subject.test, batch_size=3)
         assert found.task is subject.task
-        scores = found()
-        assert scores.value == pytest.approx(evaluate(subject.model, subject.test), rel=1e-5)
-    assert math.exp(Evaluator(text.model, text.test)().loss) == pytest.approx(
+        value = found.scores(found.logits())[subject.task.metric.name]
+        assert value == pytest.approx(evaluate(subject.model, subject.test), rel=1e-5)
+    of_text, of_line = (Evaluator(subject.model, subject.test) for subject in (text, line))
+    assert math.exp(of_text.scores(of_text.logits())["loss"]) == pytest.approx(
         evaluate(text.model, text.test), rel=1e-5
     )
     mse = evaluate(line.model, line.test, metric="mse")
-    assert Evaluator(line.model, line.test)().loss == pytest.approx(mse)
+    assert of_line.scores(of_line.logits())["loss"] == pytest.approx(mse)
 
 
 def test_the_text_of_a_problem_has_a_divergence_for_each_token(text):

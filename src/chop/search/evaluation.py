@@ -10,7 +10,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,25 +26,6 @@ BATCH_SIZE = 64
 """Rows of a batch; of texts, the most."""
 BATCH_TOKENS = 4096
 """Of the usual length of a text, so many in a batch: more of them leave a processor's cache."""
-
-
-@dataclass(frozen=True)
-class Scores:
-    """What a model is worth on the rows.
-
-    Attributes:
-        value: the task's metric: of classes the accuracy. Where it is no number, the worst.
-        loss: the task's mean loss, of classes the cross entropy in nats; infinite where an answer
-            is no number.
-    """
-
-    value: float
-    loss: float
-
-    @property
-    def accuracy(self) -> float:
-        """`value`, of a classifier."""
-        return self.value
 
 
 class Evaluator:
@@ -135,17 +115,20 @@ class Evaluator:
                     on_batch(answers)
         return torch.cat(answers)
 
-    def scores(self, logits_NC: Tensor) -> Scores:  # noqa: N803 (shape suffix)
-        """Metric and loss of answers in the order of `logits`; of the first rows, if fewer."""
+    def scores(self, logits_NC: Tensor) -> dict[str, float]:  # noqa: N803 (shape suffix)
+        """What answers in the order of `logits` are worth; of the first rows, if fewer.
+
+        Returns: the task's metric by its name (`accuracy`), the worst where it is no number; and
+            `loss`, of classes the cross entropy in nats, infinite where an answer is no number.
+        """
         labels, metric = self.labels[: len(logits_NC)], self.task.metric
         value = metric.score(metric.predict(logits_NC, labels), labels)
         loss = float(self.task.loss(logits_NC.float(), labels))
         worst = -math.inf if metric.higher_is_better else math.inf
-        return Scores(value if value == value else worst, loss if loss == loss else math.inf)
-
-    def __call__(self) -> Scores:
-        """Metric and loss of the model as it is now."""
-        return self.scores(self.logits())
+        return {
+            metric.name: value if value == value else worst,
+            "loss": loss if loss == loss else math.inf,
+        }
 
 
 def _usual_size(rows: Rows) -> int:

@@ -283,9 +283,8 @@ class PrecisionProblem:
 
     def _scores(self, logits: Tensor) -> dict[str, float]:
         """Of the first rows, if there are fewer answers."""
-        found, task = self.evaluator.scores(logits), self.evaluator.task
-        told = {task.metric.name: found.value, "loss": found.loss}
-        if task.is_categorical:
+        told = self.evaluator.scores(logits)
+        if self.evaluator.task.is_categorical:
             told["kl"] = kl_divergence(self.reference[: len(logits)], logits)
         return told
 

@@ -91,7 +91,7 @@ class Sensitivity:
         evaluator, reference = self.problem.evaluator, self.problem.reference
         logits = evaluator.logits()
         return {
-            evaluator.task.metric.name: evaluator.scores(logits).value,
+            **evaluator.scores(logits),
             "kl": kl_divergence(reference, logits) if evaluator.task.is_categorical else math.nan,
             "mse": F.mse_loss(logits.double(), reference.double()).item(),
         }

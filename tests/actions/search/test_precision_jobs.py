@@ -255,7 +255,7 @@ def test_trials_are_measured_on_rows_that_the_model_was_not_trained_on(tmp_path,
     given = with_validation()
     result, table = search(tmp_path, given)
     found = Evaluator(given.model, given.validation)
-    assert float(table["float"]["search accuracy"]) == found().value
+    assert float(table["float"]["search accuracy"]) == found.scores(found.logits())["accuracy"]
     note = (tmp_path / "precision" / "table.md").read_text().split("\n\n")[1]
     assert note.startswith("search: 120 validation rows. test: 400 test rows, which no choice")
     assert "Wilson's, at 95 %" in note

@@ -85,7 +85,7 @@ def test_the_kept_model_is_the_trained_one_and_accuracy_is_drawn_in_percent(
     assert max(y for _, y in points) == result.best.values["accuracy"] <= 1
     # The measured numbers are those of the search's rows.
     rows = Evaluator(saved.model, given.validation)
-    assert rows().value == points[-1][1]
+    assert rows.scores(rows.logits())["accuracy"] == points[-1][1]
     monkeypatch.setattr("chop.actions.subject.load_subject", lambda config: given)
     capsys.readouterr()
     exported = precision.export(config, result.best.config)

@@ -70,7 +70,7 @@ class TestRows:
             p, q = (x.double().log_softmax(-1) for x in (self.reference, logits))
             divergences = F.kl_div(q, p, reduction="none", log_target=True).sum(-1)
         predictions = self.metric.predict(logits, labels)
-        value = self.unseen.scores(logits).value
+        value = self.unseen.scores(logits)[self.unseen.task.metric.name]
         interval = None
         if self.metric.name == "accuracy":
             interval = wilson(int((predictions == labels).sum()), len(labels))
