@@ -31,7 +31,6 @@ from search_tables import architecture_table, landscape_table, precision_tables
 
 from chop.files import write_text
 from chop.search import Search
-from chop.search.choosers import Problem as Asked
 from chop.search.choosers import sampler_row
 from chop.tables import markdown_table, print_table
 
@@ -168,7 +167,7 @@ def _suggestions(space: Any, sampler: str) -> list[float]:
         )
     for number in range(ASKED):
         begin = time.process_time()
-        study.sampler = row.make(Asked(space, number))
+        study.sampler = row.make(space, number)
         trial = study.ask()
         config = space.suggest(trial, row.spelling)
         spent.append(time.process_time() - begin)

@@ -32,10 +32,6 @@ class Artefacts:
             raise ConfigError(f"keep: expected at least 1, got {keep}.")
         self.folder, self.keep, self.save = folder, keep, save
 
-    def path(self, key: str) -> Path:
-        """The folder of a configuration."""
-        return self.folder / key
-
     def offer(self, mine: Tried, so_far: Result) -> None:
         """Saves what was just measured, if it is among the best of what was measured before."""
         others = (trial for trial in so_far.trials if trial.number != mine.number)
@@ -48,7 +44,7 @@ class Artefacts:
             self.save(mine.config, unfinished)
             os.utime(unfinished)  # where it was removed by others, their complete one stays
             self._remove(mine.key)
-            unfinished.replace(self.path(mine.key))
+            unfinished.replace(self.folder / mine.key)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
 

@@ -14,60 +14,50 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
 
-class Problem(NamedTuple):
-    """What a sampler may know of a search."""
-
-    space: SearchSpace
-    seed: int
-
-
 class SamplerRow(NamedTuple):
     """One sampler.
 
     Attributes:
-        make: builds it; called for every trial, so that its draws depend on the seed and the
-            trial's place alone and a resumed search draws what an unbroken one would.
+        make: builds it for a space and a seed; called for every trial, so that its draws depend on
+            the seed and the trial's place alone: a resumed search draws what an unbroken one would.
         spelling: how it wants options spelt.
-        takes_budgets: it keeps away from configurations beyond a budget. The others only have
-            such configurations passed over when the best is chosen.
         max_goals: how many objectives it takes.
     """
 
-    make: Callable[[Problem], BaseSampler]
+    make: Callable[[SearchSpace, int], BaseSampler]
     spelling: Spelling = "text"
-    takes_budgets: bool = True
     max_goals: int = 1_000
 
 
-def _optuna(name: str, **settings: Any) -> Callable[[Problem], BaseSampler]:
-    def make(problem: Problem) -> BaseSampler:
+def _optuna(name: str, **settings: Any) -> Callable[[SearchSpace, int], BaseSampler]:
+    def make(space: SearchSpace, seed: int) -> BaseSampler:
         import optuna
 
-        return getattr(optuna.samplers, name)(seed=problem.seed, **settings)
+        return getattr(optuna.samplers, name)(seed=seed, **settings)
 
     return make
 
 
-def _grid(problem: Problem) -> BaseSampler:
+def _grid(space: SearchSpace, seed: int) -> BaseSampler:
     from chop.search.joint import LazyGridSampler
 
-    return LazyGridSampler(problem.space)
+    return LazyGridSampler(space)
 
 
-def _sensitivity(problem: Problem) -> BaseSampler:
+def _sensitivity(space: SearchSpace, seed: int) -> BaseSampler:
     from chop.search.samplers import SensitivitySampler
 
-    return SensitivitySampler(problem.space, seed=problem.seed)
+    return SensitivitySampler(space, seed)
 
 
 SAMPLERS: Mapping[str, SamplerRow] = {
     "sensitivity": SamplerRow(_sensitivity),
-    "random": SamplerRow(_optuna("RandomSampler"), takes_budgets=False),
-    "grid": SamplerRow(_grid, takes_budgets=False),
+    "random": SamplerRow(_optuna("RandomSampler")),
+    "grid": SamplerRow(_grid),
     "tpe": SamplerRow(_optuna("TPESampler")),
     "nsga2": SamplerRow(_optuna("NSGAIISampler")),
     "cmaes": SamplerRow(
-        _optuna("CmaEsSampler", warn_independent_sampling=False), "index", False, max_goals=1
+        _optuna("CmaEsSampler", warn_independent_sampling=False), "index", max_goals=1
     ),
     "gp": SamplerRow(_optuna("GPSampler")),
 }
@@ -86,7 +76,7 @@ def sampler_row(sampler: str | BaseSampler) -> SamplerRow:
         ConfigError: no sampler has that name.
     """
     if not isinstance(sampler, str):
-        return SamplerRow(lambda problem: sampler)
+        return SamplerRow(lambda space, seed: sampler)
     if sampler not in SAMPLERS:
         raise ConfigError(f"sampler '{sampler}': {did_you_mean(sampler, SAMPLERS)}")
     return SAMPLERS[sampler]

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from chop.search.result import Result
 
 REFRESH_SECONDS = 0.5
-SHOWN = ("cached", "pruned", "failed", "lost")
+ENDED = ("measured", "pruned", "failed")
+SHOWN = ("cached", "pruned", "failed")
 
 
 @contextmanager
@@ -33,17 +34,12 @@ def live_progress(
             if now or time.monotonic() >= due:
                 due = time.monotonic() + REFRESH_SECONDS
                 result = read()
-                bar.update(task, completed=count_begun(result), description=headline(result))
+                done = sum(result.counts.get(outcome, 0) for outcome in ENDED)
+                bar.update(task, completed=done, description=headline(result))
 
         show()
         yield show
         show(now=True)
-
-
-def count_begun(result: Result) -> int:
-    """How many configurations were measured, pruned or failed."""
-    counts = result.counts
-    return sum(counts.get(outcome, 0) for outcome in ("measured", "pruned", "failed"))
 
 
 def headline(result: Result) -> str:

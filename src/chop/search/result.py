@@ -113,8 +113,6 @@ class Result:
         Sorted by the first objective; with one objective, the best alone. Of trials that are
         equal in every objective the first stands.
         """
-        if len(self._objectives) == 1:
-            return sorted(self.feasible, key=self._place)[:1]
         return self._front_of(self.feasible)
 
     def _front_of(self, trials: Iterable[Tried]) -> list[Tried]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chop.errors import ChopError
-from chop.search.choosers import Problem, sampler_row, seed_of
+from chop.search.choosers import sampler_row, seed_of
 from chop.search.ledger import RUNNING, WAITING, Ledger, Row
 from chop.search.measure import Pruned, Report, check_values, objectives_of
 from chop.search.mirror import Mirror, document_of
@@ -124,7 +124,7 @@ class Runner:
             return
         # Counted in rows, which a kill does not change: the search goes on as if unbroken.
         seed = seed_of(self.search.seed, ["trial", len(self.ledger.rows) + self.busy])
-        self.mirror.study.sampler = self.sampler.make(Problem(space, seed))
+        self.mirror.study.sampler = self.sampler.make(space, seed)
         trial = self.mirror.ask(near)
         config = space.from_params(trial.params)
         reason = space.obstacle(config)

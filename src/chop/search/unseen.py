@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Container
+from collections.abc import Container, Iterator
 
 from chop.search.choosers import seed_of
 from chop.search.space import Config, SearchSpace
 
-RADIUS = 2
 MOST = 10_000
 """Neighbours that are looked through."""
 DRAWS = 200
@@ -29,11 +28,12 @@ def unseen_near(
     def is_free(other: Config) -> bool:
         return space.key(other) not in seen and space.obstacle(other) is None
 
-    for changes in range(1, min(RADIUS, len(space.choices)) + 1):
-        near = list(itertools.islice(space.neighbours(config, changes), MOST))
-        draw.shuffle(near)
-        found = next(filter(is_free, near), None)
-        if found is not None:
-            return found
-    random_ones = (space.at(draw.randrange(space.size)) for _ in range(DRAWS))
-    return next(filter(is_free, random_ones), None) or next(filter(is_free, space.grid()), None)
+    def others() -> Iterator[Config]:
+        for changes in (1, 2):
+            near = list(itertools.islice(space.neighbours(config, changes), MOST))
+            draw.shuffle(near)
+            yield from near
+        yield from (space.at(draw.randrange(space.size)) for _ in range(DRAWS))
+        yield from space.grid()
+
+    return next(filter(is_free, others()), None)
