@@ -8,13 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import nsmallest
 from operator import le
-from typing import TYPE_CHECKING
 
 from chop.search.measure import Goal, objectives_of
 from chop.search.space import Config
-
-if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
 
 OUTCOMES = {
     "measured": "a configuration and its values",
@@ -162,11 +158,3 @@ class Result:
             if best < float("inf"):
                 points.append((count, goal.loss(best)))
         return points
-
-
-def outcome_of(trial: FrozenTrial) -> str:
-    """How a trial of Optuna's ended, from `OUTCOMES`; "busy" where another worker has it."""
-    plain = {"COMPLETE": "measured", "PRUNED": "pruned", "FAIL": "failed"}
-    if trial.state.is_finished():
-        return str(trial.user_attrs.get("outcome", plain[trial.state.name]))
-    return trial.state.name.lower()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from scipy.special import erfcx, log_ndtr
 
 from chop.search.samplers.history import Coding, History
+from chop.search.samplers.knapsack import best_sum
 from chop.search.samplers.surrogate import (
     Array,
     Codes,
@@ -111,12 +112,12 @@ class Outlook:
             merits = merits + log_improvement((mean - self.best) / deviation) + np.log(deviation)
         return merits
 
-    def planned(self, solve: Callable[..., Codes | None]) -> Codes:
+    def planned(self) -> Codes:
         """What the additive effects alone say is best within the budgets: (1 or 0, D)."""
         _, worth = self.objective.sums()
         sums = [limit.sums() for limit in self.limits]
         limits = [(added, -constant) for constant, added in sums]
-        found = solve(worth, self.coding.counts, limits)
+        found = best_sum(worth, self.coding.counts, limits)
         return np.empty((0, len(self.coding.counts)), int) if found is None else found[None, :]
 
     def _ranked(self, count: int) -> Codes:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chop.search.result import outcome_of
+from chop.search.mirror import BUSY
 from chop.search.samplers.surrogate import Array, Codes
 from chop.search.space import Config, SearchSpace, all_active, all_possible, as_it_is
 
@@ -156,17 +156,17 @@ def read_history(study: Study, coding: Coding, number: int) -> History:
     rows: dict[Code, FrozenTrial] = {}
     for trial in study._get_trials(deepcopy=False, use_cache=True):
         code = coding.code_of(trial)
-        outcome = outcome_of(trial)
-        if trial.number == number or code is None or outcome == "busy":
-            found.undecided += outcome == "running" and trial.number < number
+        state = trial.state.name
+        if trial.number == number or code is None or trial.user_attrs.get("outcome") == BUSY:
+            found.undecided += state == "RUNNING" and trial.number < number
             continue
-        found.taken.add(code)
-        if trial.state.name == "COMPLETE":
+        if state == "COMPLETE":
             rows.setdefault(code, trial)
-        elif outcome in ("running", "waiting"):
+        elif state in ("RUNNING", "WAITING"):
             found.pending.append(code)
-        elif outcome == "pruned" and trial.intermediate_values:
+        elif state == "PRUNED" and trial.intermediate_values and code not in found.taken:
             found.dropped.append(code)
+        found.taken.add(code)
     found.measured = np.array(list(rows), dtype=np.int64).reshape(len(rows), len(coding.counts))
     found.values = signs * np.array([t.values for t in rows.values()]).reshape(
         len(rows), len(signs)

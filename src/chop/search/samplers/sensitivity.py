@@ -17,7 +17,6 @@ from threadpoolctl import ThreadpoolController
 from chop.search.joint import JointSampler
 from chop.search.samplers.acquisition import Outlook
 from chop.search.samplers.history import Code, Coding, History, coding_of, read_history
-from chop.search.samplers.knapsack import best_sum
 from chop.search.samplers.surrogate import Codes
 from chop.search.space import Config
 
@@ -148,7 +147,7 @@ class _Proposal:
 
     def _candidates(self, outlook: Outlook) -> tuple[Codes, np.ndarray]:
         best = self.history.measured[outlook.order[:PARENTS]]
-        found = [outlook.planned(best_sum), self._mutants(best), self._strangers(STRANGERS)]
+        found = [outlook.planned(), self._mutants(best), self._strangers(STRANGERS)]
         codes = np.concatenate(found)
         near = [outlook.changed(outlook.filled(code)) for code in best]
         return (
