@@ -62,8 +62,7 @@ def _put_taps(problem: PrecisionProblem, anchor: Tensor) -> list[tuple[str, _Tap
     """Puts taps in the place of the formats of all that choices round; by choice."""
     problem.layers.switch({})
     taps: list[tuple[str, _Tap]] = []
-    for choice in problem.space.by_name:
-        layer, operands = problem.target(choice)
+    for choice, (layer, operands) in problem.targets.items():
         for path, part in problem.layers.by_name[layer].parts.items():
             for operand in set(operands) & set(operands_of(part)):
                 fit = {

@@ -30,6 +30,7 @@ from chop.train import Task, calibration_batches, find_task, read_rows
 Cost = Callable[[MaseGraph], float]
 """A number of a quantised graph: its latency, what it takes on a chip ..."""
 
+Targets = dict[str, tuple[str, tuple[str, ...]]]
 PER = ("layer", "operand")
 OPERANDS = ("data_in", "weight", "bias")
 Score = str
@@ -82,6 +83,7 @@ class PrecisionProblem:
     Attributes:
         space: one choice for each layer or operand, `fc1` or `fc1.weight`. Its costs add up to
             `bits`.
+        targets: by choice, the layer that it is about, and the operands that take its format.
         layers: the graph that is switched.
     """
 
@@ -116,9 +118,9 @@ class PrecisionProblem:
         self.costs = Costs(self.layers)
         self.bias = parse_spelling(bias) if isinstance(bias, str) else bias
         self.plugs = dict(plugs or {})
-        self._targets = self._find_targets(operands, per)
+        self.targets = self._find_targets(operands, per)
         self._fixed = self._find_fixed()
-        self.space = SearchSpace(tuple(self._choice(name) for name in self._targets))
+        self.space = SearchSpace(tuple(self._choice(name) for name in self.targets))
         self._keep_weights()
         self.evaluator = Evaluator(self.layers.mg.model, rows, batch_size=batch_size, task=task)
         self.goal = self.scores[0] if goal == METRIC else goal
@@ -133,11 +135,8 @@ class PrecisionProblem:
         task = self.evaluator.task
         return (task.metric.name, *SCORES) if task.is_categorical else (task.metric.name, "loss")
 
-    def _find_targets(
-        self, operands: Sequence[str], per: str
-    ) -> dict[str, tuple[str, tuple[str, ...]]]:
-        """By the name of a choice: the layer, and the operands that take the chosen format."""
-        targets: dict[str, tuple[str, tuple[str, ...]]] = {}
+    def _find_targets(self, operands: Sequence[str], per: str) -> Targets:
+        targets: Targets = {}
         for name, layer in self.layers.by_name.items():
             own = tuple(operand for operand in layer.operands if operand in operands)
             if per == "operand":
@@ -149,8 +148,8 @@ class PrecisionProblem:
         return targets
 
     def _choice(self, name: str) -> Choice:
-        layer, operands = self._targets[name]
-        first = next(n for n, (target, _) in self._targets.items() if target == layer)
+        layer, operands = self.targets[name]
+        first = next(n for n, (target, _) in self.targets.items() if target == layer)
         # A layer's first choice bears the cost of what none of them changes.
         fixed = sum(
             self.costs.share(layer, operand, fmt)
@@ -165,7 +164,7 @@ class PrecisionProblem:
 
     def _find_fixed(self) -> dict[str, Formats]:
         """By layer, the formats of the operands that no choice is about."""
-        chosen = {(layer, n) for layer, operands in self._targets.values() for n in operands}
+        chosen = {(layer, n) for layer, operands in self.targets.values() for n in operands}
         return {
             name: {
                 operand: self.bias if operand == "bias" else FLOAT
@@ -186,27 +185,23 @@ class PrecisionProblem:
         """Every layer's formats by operand, as they are chosen: scales not yet derived."""
         self.space.check(config)
         found: dict[str, dict[str, NumberFormat]] = {n: dict(f) for n, f in self._fixed.items()}
-        for name, (layer, operands) in self._targets.items():
+        for name, (layer, operands) in self.targets.items():
             found[layer] |= dict.fromkeys(operands, self.options[config[name]])
         return found
 
     def only(self, name: str, text: str) -> dict[str, Formats]:
         """The formats of a model that is float but for one choice."""
-        layer, operands = self._targets[name]
+        layer, operands = self.targets[name]
         return {layer: dict.fromkeys(operands, self.options[text])}
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
         """Every choice with each of its options."""
-        return [(name, text) for name in self._targets for text in self.options]
-
-    def target(self, name: str) -> tuple[str, tuple[str, ...]]:
-        """The layer that a choice is about, and the operands that take its format."""
-        return self._targets[name]
+        return [(name, text) for name in self.targets for text in self.options]
 
     def bits(self, name: str, text: str) -> float:
         """Average storage per element of what a choice rounds: the weight, where it does."""
-        layer, operands = self._targets[name]
+        layer, operands = self.targets[name]
         weight = self.layers.by_name[layer].parameters().get("weight")
         if weight is not None and "weight" in operands:
             return bits_of(self.options[text], weight.shape)
@@ -219,7 +214,7 @@ class PrecisionProblem:
         Raises:
             ConfigError: there is no such option.
         """
-        config = dict.fromkeys(self._targets, text)
+        config = dict.fromkeys(self.targets, text)
         self.space.check(config)
         return config
 

@@ -25,9 +25,6 @@ from chop.train.calling import LABELS, input_columns, loss_and_logits
 Batch = Mapping[str, Tensor]
 Proxy = Callable[[nn.Module, Batch], float]
 
-PROXIES: dict[str, Proxy] = {}
-"""Every score by name. They change the model that they are given: see `zero_cost_score`."""
-
 LAYERS = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 ACTIVATION_FILES = ("torch.nn.modules.activation", "transformers.activations")
 NOT_ELEMENTWISE = (nn.Softmax, nn.LogSoftmax, nn.Softmax2d, nn.Softmin, nn.MultiheadAttention)
@@ -130,17 +127,6 @@ def _texts(space: SearchSpace, values: Mapping[str, Any]) -> Config:
     }
 
 
-def proxy(name: str) -> Callable[[Proxy], Proxy]:
-    """Enters a function into `PROXIES`."""
-
-    def enter(function: Proxy) -> Proxy:
-        PROXIES[name] = function
-        return function
-
-    return enter
-
-
-@proxy("parameters")
 def parameters(model: nn.Module, batch: Batch) -> float:
     """The number of parameters: what a score has to beat.
 
@@ -150,7 +136,6 @@ def parameters(model: nn.Module, batch: Batch) -> float:
     return float(sum(parameter.numel() for parameter in model.parameters()))
 
 
-@proxy("grad-norm")
 def grad_norm(model: nn.Module, batch: Batch) -> float:
     """Sum over the parameters of the Euclidean norm of the loss's gradient.
 
@@ -160,7 +145,6 @@ def grad_norm(model: nn.Module, batch: Batch) -> float:
     return sum(p.grad.norm().item() for p in model.parameters() if p.grad is not None)
 
 
-@proxy("snip")
 def snip(model: nn.Module, batch: Batch) -> float:
     """Sum over the weights of |w dL/dw|: what the loss loses with each, to first order.
 
@@ -171,7 +155,6 @@ def snip(model: nn.Module, batch: Batch) -> float:
     return sum((w * w.grad).abs().sum().item() for w in _weights(model) if w.grad is not None)
 
 
-@proxy("synflow")
 def synflow(model: nn.Module, batch: Batch) -> float:
     """log of the sum of w dR/dw, R the sum of the logits of the linear model |w| fed with ones.
 
@@ -194,7 +177,6 @@ def synflow(model: nn.Module, batch: Batch) -> float:
     return math.log(total) if total > 0 else -math.inf
 
 
-@proxy("naswot")
 def naswot(model: nn.Module, batch: Batch) -> float:
     """log |det K|, K[i, j] the number of activations with the same sign for rows i and j.
 
@@ -217,7 +199,6 @@ def naswot(model: nn.Module, batch: Batch) -> float:
     return torch.linalg.slogdet(kernel_NN).logabsdet.item()
 
 
-@proxy("jacobian-covariance")
 def jacobian_covariance(model: nn.Module, batch: Batch) -> float:
     """-sum of log(v + k) + 1 / (v + k), v the eigenvalues of the correlation of input gradients.
 
@@ -241,7 +222,6 @@ def jacobian_covariance(model: nn.Module, batch: Batch) -> float:
     return -(shifted_N.log() + 1 / shifted_N).sum().item()
 
 
-@proxy("zen")
 def zen(model: nn.Module, batch: Batch) -> float:
     """log E|f(x) - f(x + 0.01 e)| + sum over normalisations of log s, of a model of random weights.
 
@@ -273,6 +253,18 @@ def zen(model: nn.Module, batch: Batch) -> float:
         compensation = sum(math.log(scale) for scale in scales)
         _run(model, batch)
     return (features[1] - features[0]).norm().log().item() + compensation
+
+
+PROXIES: dict[str, Proxy] = {
+    "parameters": parameters,
+    "grad-norm": grad_norm,
+    "snip": snip,
+    "synflow": synflow,
+    "naswot": naswot,
+    "jacobian-covariance": jacobian_covariance,
+    "zen": zen,
+}
+"""Every score by name. They change the model that they are given: see `zero_cost_score`."""
 
 
 def _run(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:

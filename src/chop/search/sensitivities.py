@@ -97,7 +97,7 @@ class Sensitivity:
         }
 
     def _of_weights(self, name: str) -> dict[str, float]:
-        layer, operands = self.problem.target(name)
+        layer, operands = self.problem.targets[name]
         operator = self.problem.layers.by_name[layer].operator
         weight = operator._parameters.get("weight")
         if weight is None or "weight" not in operands:

@@ -110,7 +110,7 @@ def _groups(problem: PrecisionProblem, costs: Sequence[str]) -> list[list[str]]:
     rounds = {
         name: {(layer, operand) for operand in operands}
         for name in problem.space.by_name
-        for layer, operands in [problem.target(name)]
+        for layer, operands in [problem.targets[name]]
     }
     groups = [{name} for name in rounds]
     for tie in problem.costs.ties(costs):
