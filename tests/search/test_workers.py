@@ -19,7 +19,15 @@ from chop.search.ledger import Ledger, make_tables
 from chop.search.location import storage_url
 from chop.search.mirror import Mirror
 from chop.search.opening import open_engine
-from chop.search.workers import BEAT_SECONDS, SILENT_SECONDS, Watch, Worker, _started, beating
+from chop.search.workers import (
+    BEAT_SECONDS,
+    SILENT_SECONDS,
+    Watch,
+    _started,
+    beating,
+    new_worker,
+    runs_here,
+)
 
 SPACE = SearchSpace(tuple(Choice(f"c{i}", {"1": 1, "2": 2, "3": 3}) for i in range(3)))
 UNTIL = 12
@@ -304,18 +312,19 @@ def test_what_was_queued_stays_queued_when_the_total_is_reached(tmp_path):
 
 
 def test_workers_are_told_apart():
-    me = Worker.new()
-    parent = me._replace(pid=os.getppid(), started=_started(os.getppid()))
-    assert Worker.parse(str(me)) == me != Worker.new()
-    assert parent.runs_here() and not parent._replace(started="1").runs_here()
-    assert not me.runs_here()
-    with beating(None, str(me), is_shared=False):
-        assert me.runs_here()
-    assert not me.runs_here()
+    me, parent = new_worker(), os.getppid()
+    system = me.rsplit(":", 3)[0]
+    assert me != new_worker()
+    assert runs_here(f"{system}:{parent}:{_started(parent)}:1")
+    assert not runs_here(f"{system}:{parent}:1:1")
+    assert not runs_here(me)
+    with beating(None, me, is_shared=False):
+        assert runs_here(me)
+    assert not runs_here(me)
     process = in_a_process(lambda: None)
     while process.exitcode is None:
         time.sleep(0.01)
-    assert not me._replace(pid=process.pid).runs_here()
+    assert not runs_here(me.replace(f":{os.getpid()}:", f":{process.pid}:"))
 
 
 class Clock:
@@ -368,11 +377,10 @@ def test_a_jump_of_the_wall_clock_makes_nobody_look_dead(monkeypatch, tmp_path):
 
 def test_a_worker_of_another_pid_namespace_is_known_by_its_beats(tmp_path):
     """A container of the same host: there is a process of that number here, or none."""
-    me = Worker.new()
-    inside = me._replace(system=f"{me.system}0")
+    me = new_worker()
+    inside = me.replace(f":{os.getpid()}:", f"0:{os.getpid()}:")
     watch = Watch()
-    assert not inside.is_near and me.is_near
-    with beating(None, str(me), is_shared=False):
-        watch.look({str(inside): 1})
-        assert not watch.is_gone(str(inside)) and not watch.is_gone(str(me))
-    assert watch.is_gone(str(me))
+    with beating(None, me, is_shared=False):
+        watch.look({inside: 1})
+        assert not watch.is_gone(inside) and not watch.is_gone(me)
+    assert watch.is_gone(me)

@@ -17,7 +17,7 @@ from chop.search.mirror import Mirror, document_of
 from chop.search.result import Result
 from chop.search.space import Config
 from chop.search.unseen import unseen_near
-from chop.search.workers import Watch, Worker, beating
+from chop.search.workers import Watch, beating, new_worker
 
 if TYPE_CHECKING:
     from optuna import Trial
@@ -60,7 +60,7 @@ class Runner:
 
     def __init__(self, search: Search, ledger: Ledger, mirror: Mirror, watch: Watch) -> None:
         self.search, self.ledger, self.mirror = search, ledger, mirror
-        self.me = str(Worker.new())
+        self.me = new_worker()
         self.watch = watch
         self.sampler = sampler_row(search.sampler)
         self.busy = 0

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NamedTuple
 
 from chop.errors import ChopError, UnavailableError
 from chop.search.ledger import NOBODY, RUNNING, Ledger, Row
@@ -35,53 +34,30 @@ ACTIVE: set[str] = set()
 _numbers = itertools.count(1)
 
 
-class Worker(NamedTuple):
-    """A run in a process, told apart from other runs and from a later process of the same number.
+def new_worker() -> str:
+    """A name for a run in this process, told apart from other runs and later processes.
 
-    Attributes:
-        system: what numbers its processes: a boot of a machine, and the PID namespace there
-            (each container has its own).
-        pid: its process number there.
-        started: when the process started, by a clock that is never set.
-        run: counts the runs of that process.
+    Returns: `SYSTEM:PID:STARTED:RUN`: what numbers its processes (a boot of a machine, and the PID
+        namespace there: each container has its own), its number there, when it started by a clock
+        that is never set, and the count of its runs.
     """
+    return f"{_system()}:{os.getpid()}:{_started(os.getpid())}:{next(_numbers)}"
 
-    system: str
-    pid: int
-    started: str
-    run: int
 
-    @classmethod
-    def new(cls) -> Worker:
-        """A new run of the process that asks."""
-        return cls(_system(), os.getpid(), _started(os.getpid()), next(_numbers))
+def runs_here(worker: str) -> bool:
+    """True when this system runs that very process, and it that run; a zombie is dead."""
+    import psutil
 
-    @classmethod
-    def parse(cls, text: str) -> Worker:
-        """The inverse of `str`."""
-        system, pid, started, run = text.rsplit(":", 3)
-        return cls(system, int(pid), started, int(run))
-
-    def __str__(self) -> str:
-        return f"{self.system}:{self.pid}:{self.started}:{self.run}"
-
-    @property
-    def is_near(self) -> bool:
-        """True when its process can be asked for by its number."""
-        return self.system == _system()
-
-    def runs_here(self) -> bool:
-        """True when this machine runs that very process, and it that run; a zombie is dead."""
-        import psutil
-
-        if self.pid == os.getpid():
-            return str(self) in ACTIVE
-        try:
-            status = psutil.Process(self.pid).status()
-            is_dead = status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-            return not is_dead and _started(self.pid) == self.started
-        except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
-            return False
+    system, number, started, _ = worker.rsplit(":", 3)
+    pid = int(number)
+    if system != _system() or pid == os.getpid():
+        return worker in ACTIVE
+    try:
+        status = psutil.Process(pid).status()
+        is_dead = status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        return not is_dead and _started(pid) == started
+    except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+        return False
 
 
 @functools.cache
@@ -147,9 +123,9 @@ class Watch:
         """
         if name == NOBODY:
             return True
-        worker = Worker.parse(name)
-        if worker.is_near and (worker.pid == os.getpid() or not worker.runs_here()):
-            return not worker.runs_here()
+        system, pid, *_ = name.rsplit(":", 3)
+        if system == _system() and (int(pid) == os.getpid() or not runs_here(name)):
+            return not runs_here(name)
         has_looked = self._looked is not None
         return has_looked and self._silent.get(name, SILENT_SECONDS) >= SILENT_SECONDS
 
