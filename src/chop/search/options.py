@@ -16,7 +16,6 @@ from torch import Tensor
 
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import (
-    Float,
     Integer,
     Log,
     MinifloatDenorm,
@@ -66,12 +65,15 @@ def format_options(
     unused = set(ranges)
     found: list[NumberFormat] = []
     for given in formats:
-        if isinstance(given, NumberFormat) or given[:1].isdigit() or ":" in given:
-            found.append(given if isinstance(given, NumberFormat) else parse_spelling(given))
-            continue
-        kind, fields = get_format(given), fields_of(given)
+        fields = fields_of(given)
         unused -= fields
-        found += _combinations(kind, {k: v for k, v in ranges.items() if k in fields}, rule)
+        if isinstance(given, NumberFormat):
+            found.append(given)
+        elif fields:
+            own = {name: values for name, values in ranges.items() if name in fields}
+            found += _combinations(get_format(given), own, rule)
+        else:
+            found.append(parse_spelling(given))
     if unused:
         known = {name for given in formats for name in fields_of(given)}
         name = min(unused)
@@ -144,9 +146,6 @@ def fields_of(given: str | NumberFormat) -> set[str]:
 
 
 def _combinations(kind: type[NumberFormat], ranges: Ranges, rule: Rule) -> Iterator[NumberFormat]:
-    if kind is Float:
-        yield Float()
-        return
     searched = {k: v for k, v in kind.search_space.items() if k not in DERIVED_FIELDS} | ranges
     if kind is Integer:
         searched = {"frac_width": (rule,)} | searched
