@@ -22,7 +22,7 @@ from chop.actions.search.job import run_job, settings_of
 from chop.actions.search.nas import NasConfig
 from chop.actions.search.no_search import no_search
 from chop.actions.search.precision import JOB, PrecisionConfig
-from chop.actions.search.precision_report import TestRows
+from chop.actions.search.precision_report import Judged, TestRows
 from chop.actions.search.sensitivity import SensitivityConfig, measure_sensitivity
 from chop.actions.subject import Subject, raise_to_graph
 from chop.config import parse
@@ -369,7 +369,52 @@ def test_what_a_search_gains_is_told_with_its_error():
     )
     assert low == pytest.approx(change.mean().item() - error, abs=0.005)
     assert high == pytest.approx(change.mean().item() + error, abs=0.005)
-    assert low > 0 and verdict == ", better than no search by more than its error"
+    assert low > 0
+    assert verdict == ", better than no search by more than its error, and better in kl"
     verdict, told = test.compare(narrow, wide, "no search")
-    assert "(worse)" in told and verdict == ", not better than no search by more than its error"
+    assert "accuracy -" in told and "(worse)" in told
+    assert verdict == ", worse than no search by more than its error, and worse in kl"
     assert test.compare(wide, wide, "no search (KL)")[0] == ", as of no search (KL)"
+
+
+@pytest.mark.parametrize(
+    ("goal", "right", "divergence", "told"),
+    [
+        ("kl", 390, 0.1, "better than A by more than its error, and better in accuracy"),
+        ("kl", 200, 0.1, "better than A by more than its error, but worse in accuracy"),
+        ("kl", 390, 0.3, "worse than A by more than its error, but better in accuracy"),
+        ("kl", 200, 0.3, "worse than A by more than its error, and worse in accuracy"),
+        ("kl", 301, 0.1, "better than A by more than its error"),
+        ("kl", 390, 0.2, "not better than A by more than its error, but better in accuracy"),
+        ("kl", 200, 0.2, "not better than A by more than its error, and worse in accuracy"),
+        ("accuracy", 200, 0.1, "worse than A by more than its error, but better in kl"),
+        ("accuracy", 301, 0.3, "not better than A by more than its error, and worse in kl"),
+        ("bits", 390, 0.2, "better than A by more than its error"),
+    ],
+)
+def test_the_goal_decides_what_is_better_and_other_numbers_are_told(goal, right, divergence, told):
+    given = with_validation()
+    found = precision.problem_of(PrecisionConfig(widths="2,8"), given)
+    test = TestRows(found, Evaluator(found.layers.mg.model, given.test), goal)
+
+    def judged(right, divergence):
+        predictions = test.unseen.labels.clone()
+        predictions[right:] += 1
+        return Judged(right / 400, None, predictions, torch.full((400,), divergence).double())
+
+    verdict, sentence = test.compare(judged(right, divergence), judged(300, 0.2), "A")
+    assert verdict == f", {told}" and sentence.endswith(f": {told}.")
+
+
+def test_a_searched_loss_is_that_of_the_rows():
+    given = with_validation()
+    found = precision.problem_of(PrecisionConfig(widths="2,8"), given)
+    test = TestRows(found, Evaluator(found.layers.mg.model, given.test), "loss")
+    wide, narrow = (test.judge(found.uniform(text)) for text in ("8.mse", "2.mse"))
+    with torch.no_grad():
+        answers = found.model(found.uniform("2.mse"))(given.test.columns["x"])
+    mean = torch.nn.functional.cross_entropy(answers, given.test.labels).item()
+    assert narrow.losses.mean().item() == pytest.approx(mean, rel=1e-4)
+    assert len(narrow.losses) == 400
+    verdict, told = test.compare(wide, narrow, "A")
+    assert verdict.startswith(", better than A by more than its error") and "; loss +" in told

@@ -232,7 +232,8 @@ def write(
     subject, rows, searched = rows_of(config, subject_for(config, subject))
     found, metric = _problem(config, subject, rows), subject.task.metric
     settings = {"batch_size": config.eval_batch_size, "task": subject.task}
-    test = TestRows(found, Evaluator(found.layers.mg.model, subject.test, **settings))
+    unseen = Evaluator(found.layers.mg.model, subject.test, **settings)
+    test = TestRows(found, unseen, objectives_of(result.goals)[0].name)
     begin = _without_search(config, found, subject, search.problem)
     told = _told(result)
     mixed = {f"trial {trial.number}": trial.config for trial in told}

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from chop.search import Config, PrecisionProblem, Tried
 from chop.search.evaluation import Evaluator
+from chop.search.precision import SCORES
 from chop.train import Metric
 
 LEVEL = 0.95
@@ -34,12 +35,14 @@ class Judged:
         interval: Wilson's, of an accuracy; None of other metrics.
         predictions: (K, ...) as the metric takes them, K the answers that are compared.
         divergences: of classes float64 (K,), KL from the float model's answers in nats.
+        losses: float64 (K,), the task's loss of each answer; None where it is not searched for.
     """
 
     value: float
     interval: tuple[float, float] | None
     predictions: Tensor
     divergences: Tensor | None
+    losses: Tensor | None = None
 
     def spell(self, metric: Metric) -> str:
         """The metric with its interval."""
@@ -53,13 +56,21 @@ class Judged:
 
 
 class TestRows:
-    """Judges configurations of a problem on rows that no trial saw."""
+    """Judges configurations of a problem on rows that no trial saw.
+
+    Args:
+        found: the problem.
+        unseen: the rows.
+        goal: the first objective of the search, by which `compare` decides if it is the task's
+            metric, "kl" or "loss"; else the metric decides.
+    """
 
     __test__ = False
 
-    def __init__(self, found: PrecisionProblem, unseen: Evaluator) -> None:
+    def __init__(self, found: PrecisionProblem, unseen: Evaluator, goal: str | None = None) -> None:
         self.found, self.unseen = found, unseen
         self.metric: Metric = unseen.task.metric
+        self.goal = goal if goal in SCORES else self.metric.name
         self.reference = unseen.of(found.model(None)).logits()
 
     def judge(self, config: Config | None) -> Judged:
@@ -74,20 +85,40 @@ class TestRows:
         interval = None
         if self.metric.name == "accuracy":
             interval = wilson(int((predictions == labels).sum()), len(labels))
-        return Judged(value, interval, predictions, divergences)
+        losses = self._losses(logits) if self.goal == "loss" else None
+        return Judged(value, interval, predictions, divergences, losses)
+
+    def _losses(self, logits: Tensor) -> Tensor:
+        pairs = zip(logits.float().split(1), self.unseen.labels.split(1), strict=True)
+        return torch.stack([self.unseen.task.loss(*pair).double() for pair in pairs])
 
     def compare(self, mine: Judged, other: Judged, label: str) -> tuple[str, str]:
         """What a searched configuration gains on one that needed no search.
 
         Intervals are those of the paired bootstrap: the same rows of both, drawn with replacement.
 
-        Returns: the verdict for a line, and a sentence with the numbers.
+        Returns: the verdict for a line, and a sentence with the numbers. The search's goal decides;
+            another number that differs beyond its error is named.
         """
         if torch.equal(mine.predictions, other.predictions) and mine.kl == other.kl:
             return (
                 f", as of {label}",
                 f"The best is {label} itself: the search found nothing better.",
             )
+        gains = self._gains(mine, other)
+        signs = {name: sign_of(ends) for name, ends in gains.items()}
+        verdict = verdict_of(signs, self.goal, label)
+        scales = {self.metric.name: (100, " points") if self.metric.is_share else (1, "")}
+        words, told = {1: "better", 0: "within error", -1: "worse"}, []
+        for name, (low, high) in gains.items():
+            factor, unit = scales.get(name, (1, ""))
+            ends = f"{factor * low:+.3g} to {factor * high:+.3g}{unit}"
+            told.append(f"{name} {ends} ({words[signs[name]]})")
+        gained = f"Gained on {label} on the test rows, 95 % intervals of paired rows: "
+        return f", {verdict}", f"{gained}{'; '.join(told)}: {verdict}."
+
+    def _gains(self, mine: Judged, other: Judged) -> dict[str, tuple[float, float]]:
+        """The interval of what is gained, by the name of the number."""
         labels, metric = self.unseen.labels, self.metric
         ends = bootstrap(
             lambda i: metric.gain(
@@ -97,19 +128,39 @@ class TestRows:
             len(labels),
         )
         gains = {metric.name: ends}
-        if mine.divergences is not None and other.divergences is not None:
-            saved = other.divergences - mine.divergences
-            gains["kl"] = bootstrap(lambda i: saved[i].mean().item(), len(saved))
-        scales = {metric.name: (100, " points") if metric.is_share else (1, "")}
-        told = []
-        for name, (low, high) in gains.items():
-            factor, unit = scales.get(name, (1, ""))
-            verdict = "worse" if high < 0 else "better" if low > 0 else "within error"
-            told.append(f"{name} {factor * low:+.3g} to {factor * high:+.3g}{unit} ({verdict})")
-        is_better = any(low > 0 for low, _ in gains.values())
-        verdict = f"{'' if is_better else 'not '}better than {label} by more than its error"
-        gained = f"Gained on {label} on the test rows, 95 % intervals of paired rows: "
-        return f", {verdict}", f"{gained}{'; '.join(told)}: {verdict}."
+        for name, parts in (
+            ("kl", (mine.divergences, other.divergences)),
+            ("loss", (mine.losses, other.losses)),
+        ):
+            if parts[0] is not None and parts[1] is not None:
+                gains[name] = _mean_interval(parts[1] - parts[0])
+        return gains
+
+
+def sign_of(ends: tuple[float, float]) -> int:
+    """1 where an interval lies above 0, -1 below, 0 where it holds 0."""
+    low, high = ends
+    return (low > 0) - (high < 0)
+
+
+def verdict_of(signs: Mapping[str, int], goal: str, label: str) -> str:
+    """Which configuration is better, in words.
+
+    >>> verdict_of({"accuracy": -1, "kl": 1}, "kl", "no search")
+    'better than no search by more than its error, but worse in accuracy'
+    """
+    own = signs[goal]
+    verdict = {1: "better", 0: "not better", -1: "worse"}[own]
+    parts = [f"{verdict} than {label} by more than its error"]
+    for name, sign in signs.items():
+        if name != goal and sign:
+            joined = "and" if (sign > 0) == (own > 0) else "but"
+            parts.append(f"{joined} {'better' if sign > 0 else 'worse'} in {name}")
+    return ", ".join(parts)
+
+
+def _mean_interval(values: Tensor) -> tuple[float, float]:
+    return bootstrap(lambda i: values[i].mean().item(), len(values))
 
 
 def wilson(right: int, count: int) -> tuple[float, float]:
