@@ -3,8 +3,9 @@
 import math
 
 import pytest
+from matplotlib.figure import Figure
 
-from chop.report.scales import Scale, scale_for
+from chop.report.scales import Scale, draw_baselines, scale_for
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,14 @@ def test_logarithms_need_a_decade_and_no_negative_numbers():
     zero = scale_for([0.0, 0.001, 0.5])
     assert (zero.kind, zero.threshold) == ("symlog", 0.001) and zero.low < 0 < 0.5 < zero.high
     assert scale_for([], baselines=[0.5]) == Scale(-0.06, 1.06)
+
+
+def test_a_baseline_that_is_not_drawn_is_told_behind_its_label():
+    axes = Figure().subplots()
+    scale = scale_for([1.0, 2.0])
+    entries = draw_baselines(axes, {"no search (KL)": 50.0, "4 (all)": 1.5}, scale, percent=False)
+    assert [told for _, told in entries] == [
+        "no search (KL) (50, off the axis)",
+        "4 (all) (1.5)",
+    ]
+    assert len(axes.lines) == 1

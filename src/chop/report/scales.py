@@ -158,12 +158,12 @@ def draw_baselines(
     entries: list[tuple[Artist, str]] = []
     for i, (label, level) in enumerate(levels.items()):
         colour, dashes = BASELINE_STYLES[i % len(BASELINE_STYLES)]
-        told = f"{label} ({level:.2f} %)" if percent else f"{label} ({level:.4g})"
+        told = f"{level:.2f} %" if percent else f"{level:.4g}"
         line = axes.axhline(level, color=colour, linestyle=dashes, linewidth=1.2)
         if not scale.shows(level):
             line.remove()
-            told = told.replace(")", ", off the axis)")
-        entries.append((line, told))
+            told += ", off the axis"
+        entries.append((line, f"{label} ({told})"))
     return entries
 
 

@@ -7,9 +7,12 @@ import signal
 import pytest
 import torch
 
+from chop.actions.search.figures import draw_search
 from chop.actions.search.job import run_job
+from chop.actions.search.nas import NasConfig
 from chop.actions.search.precision import JOB, PrecisionConfig
 from chop.actions.subject import Subject
+from chop.search import Choice, Goal, Result, SearchSpace, Tried
 from chop.search.precision import PrecisionProblem
 from tests.search.subjects import plain, rows
 
@@ -57,3 +60,15 @@ def test_a_killed_search_draws_the_figures_of_an_unbroken_one(tmp_path, no_train
         == killed.keys()
     )
     assert [name for name in unbroken if killed[name] != unbroken[name]] == []
+
+
+@pytest.mark.parametrize("value", [float("-inf"), 0.5])
+def test_nothing_is_drawn_of_a_search_without_a_finite_number(value, tmp_path):
+    config = NasConfig(out=tmp_path)
+    space = SearchSpace((Choice("x", {"1": 1, "2": 2}),))
+    trials = tuple(
+        Tried(i, "measured", {"x": text}, text, {"accuracy": value})
+        for i, text in enumerate(("1", "2"))
+    )
+    draw_search(config, Result((Goal("accuracy"),), trials), space, "nas", ("accuracy",))
+    assert len(list(tmp_path.rglob("*.*g"))) == (2 if value == 0.5 else 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 
 from chop.actions.search.job import SearchConfig
@@ -17,21 +18,24 @@ def draw_search(
 ) -> None:
     """Writes `best-so-far`, `front` and `importance`, each as .svg and .png, into `config.folder`.
 
+    Nothing is drawn where the first objective has no finite value within the budgets.
     `front`: the first objective against every other goal, if there is another. `importance`: see
     `chop.search.importance`; left out while too few were measured.
 
     Args:
         config: where to.
-        result: with a trial within the budgets.
+        result: with what was measured.
         space: of the search.
         title: above each figure.
         percent: numbers that are shares of 1.
     """
-    goal = objectives_of(result.goals)[0].name
+    goal, run = objectives_of(result.goals)[0].name, result.best_so_far()
+    if not any(math.isfinite(value) for _, value in run):
+        return
     write_figure(
         config.folder / "best-so-far",
         plot_best_so_far,
-        {config.sampler: [result.best_so_far()]},
+        {config.sampler: [run]},
         ylabel=f"best {goal} so far",
         title="\n".join(filter(None, (title, within(result.goals)))),
         percent=goal in percent,

@@ -362,8 +362,7 @@ def _draw(
         measure="bits",
         title=f"{title}: bits of each layer",
     )
-    if result.best_so_far():  # nothing is drawn of divergences that are all infinite
-        draw_search(config, result, found.space, title, PERCENT)
+    draw_search(config, result, found.space, title, PERCENT)
 
 
 def export(config: PrecisionConfig, chosen: Config) -> dict[str, Any]:
