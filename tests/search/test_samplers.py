@@ -364,7 +364,7 @@ def test_the_process_equals_the_textbook_formula_and_learns_sums():
     mean, deviation = process.predict(codes[30:])
     assert np.abs(mean - values[30:]).max() < 0.1 * values.std()
     assert (np.abs(mean - values[30:]) < 4 * deviation).all()
-    constant, worth = process.sums()
+    constant, worth = process.constant, process.worth
     added = constant + sum(worth[d][codes[30:, d]] for d in range(5))
     assert np.corrcoef(added, values[30:])[0, 1] > 0.99
 

@@ -85,8 +85,8 @@ class Outlook:
     def filled(self, code: Codes) -> Codes:
         """What does not count in a configuration (D,) at its best option, for when it will."""
         (active,) = self.coding.active(code[None, :])
-        _, worth = self.objective.sums()
-        return np.where(active, code, np.where(self.absent, -np.inf, worth).argmax(1))
+        worth = np.where(self.absent, -np.inf, self.objective.worth)
+        return np.where(active, code, worth.argmax(1))
 
     @property
     def stale(self) -> int:
@@ -97,9 +97,9 @@ class Outlook:
 
     def beyond_effects(self) -> Array:
         """What measured configurations gave more than the sum of their options' effects: (N,)."""
-        constant, worth = self.objective.sums()
-        codes = self.coding.marked(self.history.measured)
-        return self.values - constant - worth[np.arange(codes.shape[1]), codes].sum(1)
+        codes, model = self.coding.marked(self.history.measured), self.objective
+        effects = model.worth[np.arange(codes.shape[1]), codes].sum(1)
+        return self.values - model.constant - effects
 
     def _models(self) -> list[Model]:
         return [*self.limits, *([] if self.best is None else [self.objective])]
@@ -114,10 +114,8 @@ class Outlook:
 
     def planned(self) -> Codes:
         """What the additive effects alone say is best within the budgets: (1 or 0, D)."""
-        _, worth = self.objective.sums()
-        sums = [limit.sums() for limit in self.limits]
-        limits = [(added, -constant) for constant, added in sums]
-        found = best_sum(worth, self.coding.counts, limits)
+        limits = [(limit.worth, -limit.constant) for limit in self.limits]
+        found = best_sum(self.objective.worth, self.coding.counts, limits)
         return np.empty((0, len(self.coding.counts)), int) if found is None else found[None, :]
 
     def _ranked(self, count: int) -> Codes:

@@ -32,33 +32,26 @@ class ExactSum:
     """A number that is an affine function of the sum of the options' costs.
 
     Args:
-        costs: (D, K) of each option.
-        slope: of the number by the sum.
-        offset: the number where the sum is 0.
-        scale: the size of the number's differences, for what counts as equal.
+        constant: the number where nothing is added.
+        worth: what each option adds, (D, K).
+        deviation: differences that count as none.
     """
 
-    def __init__(self, costs: Array, slope: float, offset: float, scale: float) -> None:
-        self.costs = costs
-        self.slope, self.offset, self.scale = slope, offset, scale
+    def __init__(self, constant: float, worth: Array, deviation: float) -> None:
+        self.constant, self.worth, self.deviation = constant, worth, deviation
 
     def predict(self, codes: Codes) -> tuple[Array, Array]:
         """Mean and standard deviation of candidates (C, D): two arrays (C,)."""
-        total = _sums(self.costs[:, :, None], codes)[:, 0]
-        return self.offset + self.slope * total, np.full(len(codes), EXACT * self.scale)
+        return self.constant + _sums(self.worth, codes), np.full(len(codes), self.deviation)
 
     def around(self, code: Codes) -> Array:
         """Means of all that differ from a candidate (D,) in one choice: (D, K)."""
-        taken = self.costs[np.arange(len(code)), code]
-        return self.offset + self.slope * (taken.sum() - taken[:, None] + self.costs)
+        taken = self.worth[np.arange(len(code)), code]
+        return self.constant + taken.sum() - taken[:, None] + self.worth
 
     def predict_changed(self, code: Codes, choice: Codes, option: Codes) -> tuple[Array, Array]:
         """`predict` of candidates that differ from one (D,) in one choice (C,) each."""
-        return self.around(code)[choice, option], np.full(len(choice), EXACT * self.scale)
-
-    def sums(self) -> tuple[float, Array]:
-        """A constant and what each option adds to it, (D, K), as far as effects add."""
-        return self.offset, self.slope * self.costs
+        return self.around(code)[choice, option], np.full(len(choice), self.deviation)
 
 
 class GaussianProcess:
@@ -80,6 +73,9 @@ class GaussianProcess:
         values: (N,), finite.
         places: per choice, the places of its options on a line from 0 to 1.
         logs: the logarithms of the settings; None finds those of greatest posterior density.
+
+    Attributes:
+        constant, worth: the posterior mean of the additive part, as those of `ExactSum`.
     """
 
     def __init__(
@@ -99,7 +95,8 @@ class GaussianProcess:
         self.terms = covariance.additive @ taken.transpose(1, 2, 0)
         self.factors = np.exp(covariance.exponent @ taken.transpose(1, 2, 0))
         self.near = covariance.near_size
-        self.constant, self.worth = self.sums()
+        self.constant = self.mean + self.std * CONSTANT * float(self.weights.sum())
+        self.worth = self.std * (self.terms @ self.weights)
 
     def predict(self, codes: Codes) -> tuple[Array, Array]:
         """See `ExactSum`; the deviation holds for configurations that were not measured."""
@@ -120,11 +117,6 @@ class GaussianProcess:
         added = added + self.terms[choice, option] - self.terms[choice, code[choice]]
         near = near * self.factors[choice, option] / self.factors[choice, code[choice]]
         return self._posterior(added, near)
-
-    def sums(self) -> tuple[float, Array]:
-        """See `ExactSum`: the posterior mean of the additive part."""
-        constant = self.mean + self.std * CONSTANT * float(self.weights.sum())
-        return constant, self.std * (self.terms @ self.weights)
 
     def _parts(self, codes: Codes) -> tuple[Array, Array]:
         """Covariance with the measured ones: the additive part and the other, (C, N) each."""
@@ -253,21 +245,19 @@ def exact_sum(codes: Codes, values: Array, costs: Array | None) -> ExactSum | No
     """
     if costs is None:
         return None
-    totals = _sums(costs[:, :, None], codes)[:, 0]
+    totals = _sums(costs, codes)
     if len(totals) < 3 or np.ptp(totals) <= EXACT * np.abs(totals).max():
         return None
     slope, offset = np.polyfit(totals, values, 1)
     scale = float(np.ptp(values))
     if scale == 0 or np.abs(offset + slope * totals - values).max() > EXACT * scale:
         return None
-    return ExactSum(costs, float(slope), float(offset), scale)
+    return ExactSum(float(offset), slope * costs, EXACT * scale)
 
 
 def _sums(table: Array, codes: Codes) -> Array:
-    """(D, K, N) -> (C, N): the sum over the choices of the entries of the options taken."""
-    total = np.zeros((len(codes), table.shape[2]))
-    for entries, taken in zip(table, codes.T, strict=True):
-        total += entries[taken]
+    """(D, K) -> (C,): the sum over the choices of the entries of the options taken."""
+    total: Array = table[np.arange(len(table)), codes].sum(1)
     return total
 
 
