@@ -37,7 +37,7 @@ Storage = Annotated[
     str | None, typer.Option(help="postgresql://user@host/db for many machines; or a file.")
 ]
 Name = Annotated[str | None, typer.Option(help="Of the study, and of its folder in OUT.")]
-Keep = Annotated[int | None, typer.Option(help="How many of the best models stay in OUT/best.")]
+Keep = Annotated[int | None, typer.Option(help="Best models that stay in OUT/NAME/best.")]
 Goals = Annotated[
     str | None, typer.Option(help="What to search for, by commas; several give a Pareto front.")
 ]
@@ -71,9 +71,9 @@ Only formats and widths are searched; fractions and scales are derived from trai
 switches formats in place and takes milliseconds on small models.
 
 It begins with what needs no search: the formats of least predicted damage within the budgets, by
-Fisher information from one backward pass and, where there is time, by the divergence of each layer
-in each format. The table has them as "no search", and the last line says whether the search has
-found anything better beyond error on test rows.
+Fisher information from one backward pass over 256 training rows and, where there is time, by the
+divergence of each layer in each format. The table has them as "no search", and the last line says
+whether the search has found anything better beyond error on test rows.
 
 [bold]Examples[/]
 
@@ -87,9 +87,10 @@ found anything better beyond error on test rows.
 
   chop search precision --model ./my-bert --dataset ./imdb --max-length 256 --budget bits=5
 
-[bold]What it writes[/] into --out: search.db (every trial), table.md, table.csv, best.json, the
-best models in best/, no-search.json, and plots: accuracy, formats, best-so-far, front, importance
-(.svg, .png). chop search export OUT best.toml writes what chop compress --config takes.
+[bold]What it writes[/]: OUT/search.db (every trial); into OUT/precision, or OUT/NAME: table.md,
+table.csv, best.json, the best models in best/, no-search.json, and plots: accuracy, formats,
+best-so-far, front, importance (.svg, .png). chop search export OUT best.toml writes what
+chop compress --config takes.
 {LIFE}"""
 
 SENSITIVITY_HELP = """Show how much each layer minds each format, without any search.
@@ -122,8 +123,9 @@ right one. Combinations that cannot be are never trained, the same model never t
 
   chop search nas --compression compress-train        (judged as 4-bit models, trained so)
 
-[bold]What it writes[/] into --out: search.db (every trial), table.md, table.csv, best.json,
-the best models in best/, and plots: best-so-far, front, importance (.svg and .png).
+[bold]What it writes[/]: OUT/search.db (every trial); into OUT/nas, or OUT/NAME: table.md,
+table.csv, best.json, the best models in best/, and plots: best-so-far, front, importance
+(.svg, .png).
 {LIFE}"""
 
 
@@ -279,8 +281,8 @@ def resume_command(
 def show_command(where: Where, name: Name = None) -> None:
     """Show what a search found, finished or not.
 
-    How many trials were measured, told again, pruned, lost; the best; each choice of the best,
-    and how much it matters.
+    How many trials were measured, pruned, failed, or are still running; the best; each choice of
+    the best, and how much it matters.
 
     [bold]Example[/]
 

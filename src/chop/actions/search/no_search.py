@@ -33,10 +33,10 @@ def no_search(
 ) -> dict[str, Config]:
     """The least total damage of all layers within the budgets, as each kind of damage has it.
 
-    One damage is predicted: Fisher information times squared rounding errors, one backward pass.
-    The other is measured: the divergence of the answers (of numbers, the mean squared change) for
-    each choice and option, everything else float; on all rows of the problem or evenly spaced
-    batches of them, as many as `evaluations` have time for.
+    One damage is predicted: Fisher information times squared rounding errors, by one backward pass
+    over 256 training rows. The other is measured: the divergence of the answers (of numbers, the
+    mean squared change) for each choice and option, everything else float; on all rows of the
+    problem or evenly spaced batches of them, as many as `evaluations` have time for.
 
     Where a cost is an objective there is no one budget: the least damage within the cost of each
     option everywhere, by the measured damage if there is one.
