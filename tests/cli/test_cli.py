@@ -216,6 +216,9 @@ def test_doctor_lists_what_a_user_needs_once():
     [
         (["precision", "--goals", "acuracy"], "did you mean 'accuracy'"),
         (["nas", "--field", "num_layers"], "expected name=value"),
+        (["nas", "--field", "depth=1", "--field", "depth=2"], "'depth' was given before"),
+        (["precision", "--budget", "bits=4", "--budget", "bits=3"], "'bits' was given before"),
+        (["export", "runs", "README.md"], "'README.md': expected a file called .toml"),
     ],
 )
 def test_mistakes_in_searches_are_one_line(arguments, message):

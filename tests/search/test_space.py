@@ -157,6 +157,7 @@ def test_a_budget_is_met_up_to_rounding():
     [
         (1.0, "returned 1.0, expected numbers by name"),
         ({"bits": None}, "expected numbers"),
+        ({"bits": 10**400}, "expected numbers"),
         ({"bit": 1.0}, "no 'bits': did you mean 'bit'"),
         ({"bits": float("nan")}, "NaN for 'bits'"),
     ],

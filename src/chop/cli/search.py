@@ -312,9 +312,12 @@ def export_command(
 
       chop search export runs/search/precision trials.db     (an ordinary Optuna study)
     """
+    from chop.errors import ConfigError
+
+    if path.suffix not in (".toml", ".db"):
+        raise ConfigError(f"'{path}': expected a file called .toml, or .db for Optuna's tools.")
     if path.suffix == ".db":
         from chop.actions.search.optuna_view import export_study
-        from chop.errors import ConfigError
 
         if trial is not None:
             raise ConfigError(f"--trial: '{path}' takes all trials; a .toml file takes one.")
@@ -394,8 +397,10 @@ def _assigned(pairs: list[str] | None, lists: bool = False) -> dict[str, Any] | 
         name, _, text = pair.partition("=")
         if not name or not text:
             raise ConfigError(f"'{pair}': expected name=value.")
-        values = [_read(part.strip()) for part in text.split(",")] if lists else _read(text)
-        given[name.strip()] = values
+        name = name.strip()
+        if name in given:
+            raise ConfigError(f"'{pair}': '{name}' was given before; give it once.")
+        given[name] = [_read(part.strip()) for part in text.split(",")] if lists else _read(text)
     return given
 
 

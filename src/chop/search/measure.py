@@ -94,7 +94,7 @@ def check_values(values: Mapping[str, float], goals: tuple[Goal, ...]) -> dict[s
         raise ConfigError(f"the measure returned {values!r}, expected numbers by name.")
     try:
         numbers = {name: float(value) for name, value in values.items()}
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"the measure returned {dict(values)}, expected numbers.") from error
     for goal in goals:
         if goal.name not in numbers:
