@@ -122,6 +122,23 @@ def test_a_worker_needs_the_storage_alone(begun, tmp_path, monkeypatch):
     assert len(result.measured) == 8 == len({t.key for t in result.measured})
 
 
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_worker_saves_models_into_the_folder_that_it_is_given(
+    is_given, toy, begun, tmp_path, monkeypatch
+):
+    folders = []
+
+    def noting(config):
+        folders.append(config.folder)
+        return prepare(config)
+
+    monkeypatch.setitem(toy.__dict__, "prepare", noting)
+    given = ["--out", str(tmp_path / "shared")] if is_given else []
+    run = CliRunner().invoke(app, ["search", "worker", str(begun / "search.db"), *given])
+    assert run.exit_code == 0, run.output
+    assert folders == [(tmp_path / "shared" if is_given else begun) / "toy"]
+
+
 def test_show_needs_no_job(begun, capsys):
     result = show_search(str(begun))
     text = capsys.readouterr().out

@@ -2,6 +2,9 @@
 
 import csv
 import json
+import math
+import os
+import platform
 from dataclasses import replace
 
 import pytest
@@ -50,17 +53,50 @@ def test_a_search_is_written_and_goes_on_where_it_was(tmp_path, subject, capsys)
     model = MaseGraph.from_checkpoint(tmp_path / "nas" / "best" / best.key / "model").model
     assert sum(p.numel() for p in model.parameters()) == best.values["parameters"]
     assert noted["test_accuracy"] == evaluate(model, subject.test)
+    # A fifth of the 120 training rows, and Wilson's formula by hand.
+    assert noted["validation_rows"] == 24 and noted["test_rows"] == len(subject.test) == 120
+    for kind, share in (("validation", best.values["accuracy"]), ("test", noted["test_accuracy"])):
+        expected = wilson_by_hand(share, noted[f"{kind}_rows"])
+        assert noted[f"{kind}_interval_95"] == pytest.approx(expected, abs=1e-4)
     choices = tmp_path / "nas" / "best" / best.key / "choices.json"
     assert json.loads(choices.read_text()) == best.config
     with (tmp_path / "nas" / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
-    accuracies = [float(row["accuracy"]) for row in rows]
+    accuracies = [float(row["validation accuracy"]) for row in rows]
     assert accuracies == sorted(accuracies, reverse=True) and len(rows) == 5
     assert {"hidden_size", "layers replaced", "parameters"} <= rows[0].keys()
     names = {"best-so-far.svg", "best-so-far.png", "table.md"}
     assert names <= {file.name for file in (tmp_path / "nas").iterdir()}
     assert (tmp_path / "search.db").is_file()
-    assert f"measured 5 of {noted['different']}" in " ".join(capsys.readouterr().out.split())
+    low, high = noted["validation_interval_95"]
+    assert rows[0]["95% interval"] == f"{low:.2%} to {high:.2%}"
+    note = (tmp_path / "nas" / "table.md").read_text().split("\n\n")[1]
+    assert note.startswith("validation: 24 of the training rows") and "test: 120 test rows" in note
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"measured 5 of {noted['different']}" in printed
+    assert f"(95 % interval {low:.2%} to {high:.2%}) on 24 validation rows" in printed
+    assert "training it again" not in printed and "its model is with" not in printed
+
+
+def wilson_by_hand(share, count):
+    z = 1.959964
+    middle = share + z * z / (2 * count)
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return [(middle - half) / (1 + z * z / count), (middle + half) / (1 + z * z / count)]
+
+
+def test_a_best_model_that_a_worker_has_is_named_and_trained_again(tmp_path, subject, capsys):
+    asked = config(tmp_path / "here", trials=2)
+    run_job(JOB, asked)
+    capsys.readouterr()
+    (tmp_path / "here" / "nas" / "best").rename(tmp_path / "elsewhere")
+    first = json.loads((tmp_path / "here" / "nas" / "best.json").read_text())
+    run_job(JOB, asked)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "training it again, for its test accuracy" in printed
+    place = f"(host {platform.node()}, process {os.getpid()}), in nas/best/{first['key']} of its"
+    assert f"its model is with the worker that measured it {place}" in printed
+    assert json.loads((tmp_path / "here" / "nas" / "best.json").read_text()) == first
 
 
 def test_budgets_modes_and_scores(tmp_path, subject):

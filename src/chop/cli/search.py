@@ -357,15 +357,25 @@ def worker_command(
         ),
     ],
     name: Name = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Models go to OUT/NAME/best; default, beside a SQLite file, or "
+            "runs/search-worker-PID."
+        ),
+    ] = None,
 ) -> None:
     """Measure for a search that runs elsewhere, until its total is reached.
 
     Start as many as there are machines, cores or GPUs, by hand, by Slurm, by Kubernetes: each
-    claims what no other has. Kill any of them at any moment.
+    claims what no other has. Kill any of them at any moment. On a shared file system give all the
+    --out of the search itself: its folder then has the best model, whoever measured it.
 
-    [bold]Example[/]
+    [bold]Examples[/]
 
       chop search worker postgresql://chop@db/chop --name nas
+
+      chop search worker postgresql://chop@db/chop --out /shared/runs/search
 
     Other users see what stands in a command: give a password by PGPASSFILE, or the whole URL by
     CHOP_STORAGE in the environment.
@@ -373,7 +383,7 @@ def worker_command(
     options.say_that_it_begins()
     from chop.actions.search.manage import work_for
 
-    work_for(url, name)
+    work_for(url, name, out)
 
 
 def _run(job_name: str, given: dict[str, Any], lists: tuple[str, ...]) -> None:

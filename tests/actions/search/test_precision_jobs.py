@@ -58,7 +58,8 @@ def test_a_search_finds_formats_that_compress_builds(tmp_path, no_training):
         assert (tmp_path / "precision" / f"{name}.svg").read_text().startswith("<?xml")
         assert (tmp_path / "precision" / f"{name}.png").stat().st_size > 1000
     # The same model three times: as it is saved, as it is exported, as it was measured.
-    saved = MaseGraph.from_checkpoint(tmp_path / "precision" / "best" / result.best.key / "model")
+    assert noted["key"] == result.best.key
+    saved = MaseGraph.from_checkpoint(tmp_path / "precision" / "best" / noted["key"] / "model")
     exported = JOB.export(config, result.best.config)
     built = quantize_layers(raise_to_graph(subject()), exported["layers"], subject(), 64)
     found = {evaluate(mg.model, rows()[1], batch_size=64) for mg in (saved, built)}
@@ -274,6 +275,12 @@ def test_trials_are_measured_on_rows_that_the_model_was_not_trained_on(tmp_path,
     assert noted["test_kl"] == pytest.approx(expected.item(), rel=1e-3)
     printed = " ".join(capsys.readouterr().out.split())
     assert "on 120 rows of the search" in printed and "on 400 test rows" in printed
+    assert "its model is with" not in printed
+    # The best model of a search with several machines may be on another one.
+    (tmp_path / "precision" / "best").rename(tmp_path / "elsewhere")
+    search(tmp_path, given)
+    place = f"process {os.getpid()}), in precision/best/{noted['key']} of its --out"
+    assert place in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

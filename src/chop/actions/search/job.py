@@ -30,9 +30,11 @@ from chop.search.location import (
     without_password,
 )
 from chop.search.opening import open_engine, storage_errors
+from chop.search.study import BEST_FOLDER
+from chop.tables import printable
 
 if TYPE_CHECKING:
-    from chop.search.result import Result
+    from chop.search.result import Result, Tried
     from chop.search.study import Search
 
 SIZES = (*COSTS, "parameters", "size_bytes")
@@ -174,6 +176,28 @@ def _finished(url: str, study: str) -> int:
             return sum(row.is_finished for row in ledger.sync())
     finally:
         engine.dispose()
+
+
+def where_model_is(config: SearchConfig, best: Tried) -> str:
+    """Where the model of the best trial is, for a closing line, if `config.folder` has none; or "".
+
+    A worker on another machine saves into a folder of its own, unless it shares this one.
+    """
+    url = storage_url(config.storage, config.out)
+    if not config.keep or url == MEMORY or (config.folder / BEST_FOLDER / best.key).is_dir():
+        return ""
+    engine = open_engine(url, create=False, read_only=True)
+    try:
+        with storage_errors(url):
+            ledger = Ledger(engine, config.study)
+            ledger.sync()
+    finally:
+        engine.dispose()
+    host, pid = (ledger.rows[best.number].worker.split(":")[i] for i in (0, -3))
+    return (
+        f"; its model is with the worker that measured it (host {printable(host)}, process {pid}), "
+        f"in {config.study}/{BEST_FOLDER}/{best.key} of its --out"
+    )
 
 
 def settings_of(config: SearchConfig) -> dict[str, Any]:

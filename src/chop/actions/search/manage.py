@@ -26,7 +26,7 @@ from chop.tables import print_table, printable
 
 TOP = 10
 OWN_FOLDER = f"runs/search-worker-{os.getpid()}"
-"""Where a worker of a server's search saves models."""
+"""Where a worker of a server's search saves models, unless it is told."""
 
 
 def show_search(storage: str, name: str | None = None) -> Result:
@@ -154,10 +154,18 @@ def resume_search(
     return run_job(job, config)
 
 
-def work_for(url: str, name: str | None = None) -> Result:
-    """Measures for a job that runs elsewhere until its total is reached; writes no tables."""
+def work_for(url: str, name: str | None = None, out: Path | None = None) -> Result:
+    """Measures for a job that runs elsewhere until its total is reached; writes no tables.
+
+    Args:
+        url: output folder, file or URL of a search.
+        name: of the study; None where the storage has one.
+        out: the best of the models that this worker measured are saved in OUT/NAME/best; None takes
+            the search's own folder where its storage is a file, else `OWN_FOLDER`.
+    """
     noted, _ = load_search(url, name)
-    changes = {"workers": 1} if storage_file(noted["url"]) else {"workers": 1, "out": OWN_FOLDER}
+    own = None if storage_file(noted["url"]) else OWN_FOLDER
+    changes = {"workers": 1, "out": own if out is None else str(out)}
     job, config = _rebuilt(noted, changes)
     with told_when_interrupted(
         lambda: "finished trials are kept; any worker goes on with the rest."
@@ -241,7 +249,7 @@ def _rebuilt(noted: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[Job,
     given |= {"storage": url, "name": noted["name"]}
     file, begun_in = storage_file(url), storage_file(job["settings"].get("storage", MEMORY))
     if file and (begun_in is None or begun_in.resolve() != file.resolve()):
-        given["out"] = str(file.parent.resolve())
+        given.setdefault("out", str(file.parent.resolve()))
     return rebuild({**job, "settings": {**job["settings"], **given}})
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rich.console import Console
 
 from chop.actions.search.figures import draw_search
-from chop.actions.search.job import Job, SearchConfig, check_budgets
+from chop.actions.search.job import Job, SearchConfig, check_budgets, where_model_is
+from chop.actions.search.precision_report import wilson
 from chop.actions.subject import Subject, fingerprint_of_rows, subject_for
 from chop.actions.sweep.record import write_table
 from chop.errors import ConfigError, did_you_mean
@@ -24,7 +25,8 @@ from chop.search.architecture import SQUARE_LAYERS, Architectures
 from chop.search.compression import Compression, Mode
 from chop.search.proxies import PROXIES, best_share, zero_cost_score
 from chop.search.training import TrainedMeasure, split_rows
-from chop.train import evaluate
+from chop.train import Rows, evaluate
+from chop.train.tasks import IGNORED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -215,32 +217,67 @@ def write(
     """
     if not result.measured:
         raise ConfigError("no architecture was measured: all were impossible, or failed.")
+    subject = subject_for(config, subject)
+    validation = split_rows(subject.train, config.validation, seed=config.seed)[1]
+    count = _labelled(validation)
     title = f"{config.model}: architectures, best first"
-    write_table(config.folder, title, [_row(search, trial) for trial in result.ranked])
+    rows = [_row(search, trial, count) for trial in result.ranked]
+    write_table(config.folder, title, rows, note=_note(count, _labelled(subject.test)))
     if result.best is None:
         Console().print("none keeps within the budgets; the nearest come first in the table")
         return
-    noted = _describe(config, search, result, result.best, subject_for(config, subject))
+    noted = _describe(config, search, result, result.best, subject, count)
     write_text(config.folder / "best.json", json.dumps(noted, indent=2) + "\n")
     about = f"{config.model}: architectures"
     draw_search(config, result, search.space, about, PERCENT)
-    values = result.best.values
+    told = [
+        f"{share:.2%} (95 % interval {_spelt(noted[f'{kind}_interval_95'])}) on "
+        f"{noted[f'{kind}_rows']} {kind} rows"
+        for kind, share in (
+            ("validation", result.best.values["accuracy"]),
+            ("test", noted["test_accuracy"]),
+        )
+    ]
     Console().print(
-        f"best: accuracy {values['accuracy']:.2%} on validation rows, "
-        f"{noted['test_accuracy']:.2%} on test rows, {values['parameters']:.0f} parameters; "
+        f"best: accuracy {', '.join(told)}, {result.best.values['parameters']:.0f} parameters; "
         f"measured {noted['measured']} of {noted['different'] or noted['configurations']:.4g} "
-        f"architectures; {config.folder}",
+        f"architectures; {config.folder}{where_model_is(config, result.best)}",
         highlight=False,
     )
 
 
-def _row(search: Search, trial: Tried) -> dict[str, Any]:
+def _note(validation: int, test: int) -> str:
+    """What stands below the table."""
+    return (
+        f"validation: {validation} of the training rows, which no trial was trained on. Trials are "
+        "chosen by them, so that the accuracy of the best is likely too high there. "
+        f"test: {test} test rows, which no choice was made by; best.json has the accuracy of the "
+        "best on them. Intervals are Wilson's, at 95 %."
+    )
+
+
+def _labelled(rows: Rows) -> int:
+    """How many labels count in an accuracy."""
+    return sum(int((label != IGNORED).sum()) for label in rows.labels)
+
+
+def _interval(accuracy: float, count: int) -> tuple[float, float]:
+    return wilson(round(accuracy * count), count)
+
+
+def _spelt(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:.2%} to {interval[1]:.2%}"
+
+
+def _row(search: Search, trial: Tried, count: int) -> dict[str, Any]:
+    """A line of the table; `count`: of the validation rows."""
     texts = search.space.folded(trial.config)
     values = search.space.values(texts)
     replacements = [value for value in values.values() if value in SQUARE_LAYERS.values()]
     return {
         "trial": trial.number,
-        "accuracy": trial.values["accuracy"],
+        "validation accuracy": trial.values["accuracy"],
+        "95% interval": _spelt(_interval(trial.values["accuracy"], count)),
         "parameters": round(trial.values["parameters"]),
         "size (bytes)": round(trial.values["size_bytes"]),
         **{name: texts[name] for name, value in values.items() if value not in replacements},
@@ -249,20 +286,35 @@ def _row(search: Search, trial: Tried) -> dict[str, Any]:
 
 
 def _describe(
-    config: NasConfig, search: Search, result: Result, best: Tried, subject: Subject
+    config: NasConfig,
+    search: Search,
+    result: Result,
+    best: Tried,
+    subject: Subject,
+    validation: int,
 ) -> dict[str, Any]:
-    """The best architecture, with its accuracy on rows that the search has not seen."""
+    """The best architecture, with its accuracy on rows that the search has not seen.
+
+    Its model is trained again where `config.folder` has none.
+    """
     found = architectures(config, subject)
     saved = config.folder / "best" / best.key / "model"
     if saved.with_suffix(".pt").is_file():
         model = MaseGraph.from_checkpoint(saved).model
     else:
+        told = f"the model of trial {best.number} is not in {saved.parent}"
+        Console().print(f"{told}: training it again, for its test accuracy", highlight=False)
         model = _measure(config, found, subject).trained(best.config)
+    accuracy, count = evaluate(model, subject.test, device=subject.device), _labelled(subject.test)
     combinations = math.prod(map(len, found.fields.values()))
     return {
         "choices": dict(search.space.folded(best.config)),
         "values": dict(best.values),
-        "test_accuracy": evaluate(model, subject.test, device=subject.device),
+        "validation_rows": validation,
+        "validation_interval_95": _interval(best.values["accuracy"], validation),
+        "test_accuracy": accuracy,
+        "test_rows": count,
+        "test_interval_95": _interval(accuracy, count),
         "key": best.key,
         "compression": config.compression,
         "measured": len(result.measured),

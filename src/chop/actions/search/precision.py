@@ -13,7 +13,7 @@ from rich.console import Console
 
 from chop.actions.search.figures import draw_search
 from chop.actions.search.format_settings import FORMAT_RANGES, FormatSettings, spread_evenly
-from chop.actions.search.job import Job, SearchConfig, check_budgets
+from chop.actions.search.job import Job, SearchConfig, check_budgets, where_model_is
 from chop.actions.search.no_search import LABEL, SHARE, kept_in, no_search, uniforms_within
 from chop.actions.search.precision_report import Judged, TestRows, note_of, table_row
 from chop.actions.subject import (
@@ -267,6 +267,7 @@ def write(
     unseen = judged[f"trial {best.number}"]
     noted = {
         "choices": dict(best.config),
+        "key": best.key,
         "values": dict(best.values),
         "search_rows": searched,
         "test_rows": len(subject.test),
@@ -281,7 +282,8 @@ def write(
     Console().print(
         f"best: {best.values['bits']:.2f} bits per weight, {metric.name} "
         f"{metric.spell(best.values[metric.name])} on {len(rows)} rows of the search and "
-        f"{unseen.spell(metric)} on {len(subject.test)} test rows{verdict}; {config.folder}",
+        f"{unseen.spell(metric)} on {len(subject.test)} test rows{verdict}; {config.folder}"
+        f"{where_model_is(config, best)}",
         highlight=False,
     )
 
