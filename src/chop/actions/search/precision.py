@@ -11,11 +11,17 @@ from typing import Any, ClassVar, Literal
 
 from rich.console import Console
 
-from chop.actions.search.figures import draw_search
 from chop.actions.search.format_settings import FORMAT_RANGES, FormatSettings, spread_evenly
 from chop.actions.search.job import Job, SearchConfig, check_budgets, where_model_is
-from chop.actions.search.no_search import LABEL, SHARE, kept_in, no_search, uniforms_within
-from chop.actions.search.precision_report import Judged, TestRows, note_of, table_row
+from chop.actions.search.no_search import SHARE, kept_in, no_search, uniforms_within
+from chop.actions.search.precision_report import (
+    Judged,
+    TestRows,
+    draw_precision,
+    note_of,
+    shown_of,
+    table_row,
+)
 from chop.actions.subject import (
     Subject,
     SubjectConfig,
@@ -23,19 +29,17 @@ from chop.actions.subject import (
     fingerprint_of_weights,
     subject_for,
 )
-from chop.actions.sweep.record import write_figure, write_table
+from chop.actions.sweep.record import write_table
 from chop.errors import ConfigError, did_you_mean
 from chop.files import write_text
 from chop.formats import spelling
-from chop.report.layer_maps import plot_layer_map
-from chop.report.plots import Curve, plot_accuracy
-from chop.search import Config, Goal, Result, Search, Tried
+from chop.search import Config, Goal, Result, Search
 from chop.search.costs import COSTS
 from chop.search.evaluation import Evaluator
 from chop.search.location import storage_file, storage_url
 from chop.search.measure import objectives_of
 from chop.search.precision import SCORES, PrecisionProblem
-from chop.train import TASKS, Rows
+from chop.train import TASKS, Metric, Rows
 
 METRICS = {name: metric for task in TASKS.values() for name, metric in task.metrics.items()}
 DIRECTIONS = {
@@ -50,7 +54,6 @@ DIRECTIONS = {
 """What a trial measures, and which way is better."""
 LEAST_VALIDATION = 100
 """With fewer validation rows trials are measured on training rows."""
-PERCENT = tuple(name for name, metric in METRICS.items() if metric.is_share)
 
 
 @dataclass(frozen=True)
@@ -215,14 +218,29 @@ def _without_search(
     )
 
 
+@dataclass(frozen=True)
+class _Judgement:
+    """What is told of a search's configurations, each by its label in the table.
+
+    Attributes:
+        best: the label of the best, or of the nearest where nothing keeps within the budgets.
+        values: numbers on the rows of the search.
+        judged: numbers on the test rows; of what the search found, those of the best alone.
+        verdict: what the search gained on what needed none, for a line; "" where neither has it.
+        compared: the same as a sentence.
+    """
+
+    best: str
+    values: Mapping[str, Mapping[str, float]]
+    judged: Mapping[str, Judged]
+    verdict: str = ""
+    compared: str = ""
+
+
 def write(
     config: PrecisionConfig, search: Search, result: Result, subject: Subject | None = None
 ) -> None:
-    """Writes `table.csv`, `table.md`, `best.json` and the figures.
-
-    `accuracy` (named by the metric): that on the test rows against average bits, of the best,
-    beside the same format everywhere and what needs no search; with several goals on the rows of
-    the search, of the front. `formats`: the bits of each layer; and those of `draw_search`.
+    """Writes `table.csv`, `table.md`, `best.json` and the figures of `draw_precision`.
 
     Raises:
         ConfigError: nothing was measured.
@@ -235,57 +253,82 @@ def write(
     unseen = Evaluator(found.layers.mg.model, subject.test, **settings)
     test = TestRows(found, unseen, objectives_of(result.goals)[0].name)
     begin = _without_search(config, found, subject, search.problem)
-    told = _told(result)
-    mixed = {f"trial {trial.number}": trial.config for trial in told}
-    uniform = {text: found.uniform(text) for text in found.options}
-    judged: dict[str, Judged] = {}
-    values: dict[str, Mapping[str, float]] = {}
+    judgement = _judge(search, result, begin, test)
+    lines = [
+        table_row(label, values, metric, judgement.judged.get(label))
+        for label, values in judgement.values.items()
+    ]
+    title = f"{subject.name} on {subject.dataset}"
+    note = note_of(searched, len(subject.test), unseen, shown_of(result), judgement.compared)
+    columns = dict.fromkeys((f"search {metric.name}", f"test {metric.name}"), metric)
+    write_table(config.folder, f"{title}: mixed precision beside uniform", lines, columns, note)
+    draw_precision(config, found, result, begin, lines, title)
+    if result.best is None:
+        Console().print(f"{_nearest(result)}; {config.folder}", highlight=False)
+        return
+    _write_best(config, search, result, judgement, metric, searched, len(subject.test))
+    values, verdict = result.best.values, judgement.verdict
+    Console().print(
+        f"best: {values['bits']:.2f} bits per weight, {metric.name} "
+        f"{metric.spell(values[metric.name])} on {len(rows)} rows of the search and "
+        f"{judgement.judged[judgement.best].spell(metric)} on "
+        f"{len(subject.test)} test rows{verdict}; {config.folder}"
+        f"{where_model_is(config, result.best)}",
+        highlight=False,
+    )
+
+
+def _judge(
+    search: Search, result: Result, begin: Mapping[str, Config], test: TestRows
+) -> _Judgement:
+    """Measures what was not measured, and compares the best with what needed no search."""
+    found, shown = test.found, shown_of(result)
+    searched = {f"trial {trial.number}": trial.config for trial in shown}
+    best = next(iter(searched))
+    plain = {"float": None, **{text: found.uniform(text) for text in found.options}, **begin}
     known = {search.space.key(trial.config): trial.values for trial in result.measured}
-    for label, chosen in {"float": None, **uniform, **begin, **mixed}.items():
-        if label not in mixed or label == f"trial {told[0].number}":
+    values: dict[str, Mapping[str, float]] = {}
+    judged: dict[str, Judged] = {}
+    for label, chosen in {**plain, **searched}.items():
+        if label in plain or label == best:
             judged[label] = test.judge(chosen)
         if chosen is None:
             values[label] = found.score({}) | found.costs({})
         else:
             values[label] = known.get(search.space.key(chosen)) or found.measure(chosen, _unheard)
-    lines = [table_row(label, values[label], metric, judged.get(label)) for label in values]
-    title = f"{subject.name} on {subject.dataset}"
     against = _against(result, begin, values)
-    verdict, compared = "", ""
-    if against is not None:
-        verdict, compared = test.compare(
-            judged[f"trial {told[0].number}"], judged[against], against
-        )
-    note = note_of(searched, len(subject.test), test.unseen, told, compared)
-    columns = dict.fromkeys((f"search {metric.name}", f"test {metric.name}"), metric)
-    write_table(config.folder, f"{title}: mixed precision beside uniform", lines, columns, note)
-    _draw(config, found, result, begin, lines, title)
-    best = result.best
-    if best is None:
-        Console().print(f"{_nearest(result)}; {config.folder}", highlight=False)
-        return
-    unseen = judged[f"trial {best.number}"]
+    if against is None:
+        return _Judgement(best, values, judged)
+    gained = test.compare(judged[best], judged[against], against)
+    return _Judgement(best, values, judged, *gained)
+
+
+def _write_best(
+    config: PrecisionConfig,
+    search: Search,
+    result: Result,
+    judgement: _Judgement,
+    metric: Metric,
+    searched: str,
+    test_rows: int,
+) -> None:
+    """Writes `best.json`."""
+    best, unseen = result.best, judgement.judged[judgement.best]
+    assert best is not None
     noted = {
         "choices": dict(best.config),
         "key": best.key,
         "values": dict(best.values),
         "search_rows": searched,
-        "test_rows": len(subject.test),
+        "test_rows": test_rows,
         f"test_{metric.name}": unseen.value,
         "test_interval_95": unseen.interval,
         "test_kl": unseen.kl,
-        "compared": compared,
+        "compared": judgement.compared,
         "measured": len(result.measured),
         "configurations": search.space.size,
     }
     write_text(config.folder / "best.json", json.dumps(noted, indent=2) + "\n")
-    Console().print(
-        f"best: {best.values['bits']:.2f} bits per weight, {metric.name} "
-        f"{metric.spell(best.values[metric.name])} on {len(rows)} rows of the search and "
-        f"{unseen.spell(metric)} on {len(subject.test)} test rows{verdict}; {config.folder}"
-        f"{where_model_is(config, best)}",
-        highlight=False,
-    )
 
 
 def _unheard(step: int, value: float) -> None:
@@ -317,54 +360,6 @@ def _nearest(result: Result) -> str:
     told = ", ".join(f"{goal.name} {nearest.values[goal.name]:.4g}" for goal in result.goals)
     beyond = f"the nearest, trial {nearest.number}, has {told}"
     return f"no configuration keeps within the budgets; {beyond}"
-
-
-def _told(result: Result) -> list[Tried]:
-    """The front, or the nearest where nothing keeps within the budgets."""
-    return result.front or result.ranked[:1]
-
-
-def _draw(
-    config: PrecisionConfig,
-    found: PrecisionProblem,
-    result: Result,
-    begin: Mapping[str, Config],
-    rows: list[dict[str, Any]],
-    title: str,
-) -> None:
-    metric, told = found.evaluator.task.metric, _told(result)
-    where = "search" if len(told) > 1 else "test"
-    first, last = 1 + len(found.options), 1 + len(found.options) + len(begin)
-    parts = {"the same everywhere": rows[1:first], LABEL: rows[first:last], "searched": rows[last:]}
-    curves = [
-        Curve(label, [(row["bits"], row[f"{where} {metric.name}"]) for row in part])
-        for label, part in parts.items()
-        if part
-    ]
-    write_figure(
-        config.folder / metric.name,
-        plot_accuracy,
-        curves,
-        {"float": rows[0][f"{where} {metric.name}"]},
-        xlabel="bits per weight",
-        title=f"{title}: {metric.name} on the {where} rows",
-        metric=metric,
-    )
-    mixed = {**begin, **{f"trial {trial.number}": trial.config for trial in told}}
-    cells = {
-        (name, label): found.bits(name, chosen[name])
-        for name in found.space.by_name
-        for label, chosen in mixed.items()
-    }
-    write_figure(
-        config.folder / "formats",
-        plot_layer_map,
-        cells,
-        xlabel="",
-        measure="bits",
-        title=f"{title}: bits of each layer",
-    )
-    draw_search(config, result, found.space, title, PERCENT)
 
 
 def export(config: PrecisionConfig, chosen: Config) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a search over formats leaves: tables that say which rows a number is of, and how sure it is.
+"""What a search over formats leaves: figures, and tables that say how sure a number is.
 
 Test numbers are told of float, of one option everywhere, of what needs no search, and of the best
 alone. The rest of a Pareto front has numbers of the search only: a reader who chose among it by
@@ -15,7 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chop.search import Config, PrecisionProblem, Tried
+from chop.actions.search.figures import draw_search
+from chop.actions.search.job import SearchConfig
+from chop.actions.search.no_search import LABEL
+from chop.actions.sweep.record import write_figure
+from chop.report.layer_maps import plot_layer_map
+from chop.report.plots import Curve, plot_accuracy
+from chop.search import Config, PrecisionProblem, Result, Tried
 from chop.search.evaluation import Evaluator
 from chop.search.precision import SCORES
 from chop.train import Metric
@@ -245,3 +251,66 @@ def note_of(searched: str, count: int, unseen: Evaluator, front: list[Tried], co
             "among the others by them would leave no test."
         )
     return " ".join([*parts, compared]).strip()
+
+
+def shown_of(result: Result) -> list[Tried]:
+    """The front, or the nearest where nothing keeps within the budgets."""
+    return result.front or result.ranked[:1]
+
+
+def draw_precision(
+    config: SearchConfig,
+    found: PrecisionProblem,
+    result: Result,
+    begin: Mapping[str, Config],
+    rows: list[dict[str, Any]],
+    title: str,
+) -> None:
+    """Writes the figures into `config.folder`, those of `draw_search` among them.
+
+    `accuracy` (named by the metric): that on the test rows against average bits, of the best,
+    beside the same format everywhere and what needs no search; with several goals on the rows of
+    the search, of the front. `formats`: the bits of each layer.
+
+    Args:
+        config: where to.
+        found: what was searched over.
+        result: with what was measured.
+        begin: what needed no search, by its label.
+        rows: the table: float, one option everywhere, `begin`, and what the search found.
+        title: above each figure.
+    """
+    metric, shown = found.evaluator.task.metric, shown_of(result)
+    where = "search" if len(shown) > 1 else "test"
+    first, last = 1 + len(found.options), 1 + len(found.options) + len(begin)
+    parts = {"the same everywhere": rows[1:first], LABEL: rows[first:last], "searched": rows[last:]}
+    curves = [
+        Curve(label, [(row["bits"], row[f"{where} {metric.name}"]) for row in part])
+        for label, part in parts.items()
+        if part
+    ]
+    write_figure(
+        config.folder / metric.name,
+        plot_accuracy,
+        curves,
+        {"float": rows[0][f"{where} {metric.name}"]},
+        xlabel="bits per weight",
+        title=f"{title}: {metric.name} on the {where} rows",
+        metric=metric,
+    )
+    mixed = {**begin, **{f"trial {trial.number}": trial.config for trial in shown}}
+    cells = {
+        (name, label): found.bits(name, chosen[name])
+        for name in found.space.by_name
+        for label, chosen in mixed.items()
+    }
+    write_figure(
+        config.folder / "formats",
+        plot_layer_map,
+        cells,
+        xlabel="",
+        measure="bits",
+        title=f"{title}: bits of each layer",
+    )
+    shares = (metric.name,) if metric.is_share else ()
+    draw_search(config, result, found.space, title, shares)
