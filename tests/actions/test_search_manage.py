@@ -274,7 +274,7 @@ def test_names_in_a_storage_that_others_write(begun, tmp_path, capsys, monkeypat
     for name in (EVIL, "other"):
         ledger = Ledger(engine, name)
         ledger.begin(document)
-        row = ledger.claim("k", result.best.config, "me", limit=9)
+        row = ledger.claim("k", {"config": result.best.config}, "me", limit=9)
         noted = {"config": result.best.config, "values": values}
         assert ledger.finish(row, "me", "measured", noted)
     engine.dispose()

@@ -67,12 +67,12 @@ def test_a_study_is_begun_once(rows):
 
 
 def test_claims(rows):
-    first = rows.claim("a", A, "me", limit=2)
+    first = rows.claim("a", {"config": A}, "me", limit=2)
     assert (first.number, first.worker, first.outcome, first.begun) == (0, "me", RUNNING, 1)
-    assert rows.claim("a", A, "you", limit=2) == first
-    assert rows.claim("b", B, "you", limit=2).worker == "you"
-    assert rows.claim("c", C, "me", limit=2) is None
-    assert rows.claim("c", C, "me", limit=3).number == 2
+    assert rows.claim("a", {"config": A}, "you", limit=2) == first
+    assert rows.claim("b", {"config": B}, "you", limit=2).worker == "you"
+    assert rows.claim("c", {"config": C}, "me", limit=2) is None
+    assert rows.claim("c", {"config": C}, "me", limit=3).number == 2
     assert rows.by_key == {"a": 0, "b": 1, "c": 2}
     other = Ledger(rows.engine, rows.study)
     other.sync()
@@ -81,7 +81,7 @@ def test_claims(rows):
 
 
 def test_a_trial_ends_once_and_by_the_worker_that_has_it(rows):
-    row = rows.claim("a", A, "me", limit=2)
+    row = rows.claim("a", {"config": A}, "me", limit=2)
     assert rows.take(row, "you").begun == 2
     assert rows.take(row, "me") is None
     assert not rows.finish(row, "me", "measured", {"config": A, "values": {"y": 1.0}})
@@ -101,29 +101,29 @@ def test_queued_trials_wait_for_room(rows):
         rows.queue(key, config)
     assert [row.key for row in rows.unfinished(WAITING)] == ["a", "b"]
     first, second = rows.unfinished(WAITING)
-    assert rows.claim("a", A, "me", limit=1).outcome == WAITING
-    assert rows.claim("c", C, "me", limit=2) is None
+    assert rows.claim("a", {"config": A}, "me", limit=1).outcome == WAITING
+    assert rows.claim("c", {"config": C}, "me", limit=2) is None
     assert rows.take(second, "you", limit=1) is None
     assert rows.take(first, "me", limit=1).outcome == RUNNING
     assert rows.take(first, "you", limit=2) is None
     assert rows.take(second, "you", limit=2).worker == "you"
-    assert rows.claim("c", C, "me", limit=3).number == 2
+    assert rows.claim("c", {"config": C}, "me", limit=3).number == 2
 
 
 def test_a_row_is_added_by_who_knows_those_before_it(rows):
     other = Ledger(rows.engine, rows.study)
     for key in "abc":
-        rows.claim(key, A, "me", limit=9)
-    assert other.claim("d", A, "you", limit=3) is None  # it has not read the others yet
-    assert other.claim("b", A, "you", limit=9).worker == "me"
+        rows.claim(key, {"config": A}, "me", limit=9)
+    assert other.claim("d", {"config": A}, "you", limit=3) is None  # it has not read the others yet
+    assert other.claim("b", {"config": A}, "you", limit=9).worker == "me"
     assert other.add("cached", {"config": A}) == 3
-    assert rows.claim("d", A, "me", limit=4).number == 4
+    assert rows.claim("d", {"config": A}, "me", limit=4).number == 4
 
 
 def test_what_is_new_is_read_alone(rows):
-    row = rows.claim("a", A, "me", limit=9)
+    row = rows.claim("a", {"config": A}, "me", limit=9)
     rows.finish(row, "me", "measured", {"config": A})
-    running = rows.claim("b", B, "you", limit=9)
+    running = rows.claim("b", {"config": B}, "you", limit=9)
     other = Ledger(rows.engine, rows.study)
     assert [row.number for row in other.sync()] == [0, 1]
     assert rows.add("cached", {"config": A}) == 2
@@ -166,7 +166,7 @@ def test_of_many_workers_one_gets_each_claim(url):
         rows.begin({})
 
     def claim(rows, me):
-        claims = {key: rows.claim(key, A, me, 50) for key in map(str, range(60))}
+        claims = {key: rows.claim(key, {"config": A}, me, 50) for key in map(str, range(60))}
         return [key for key, row in claims.items() if row is not None and row.worker == me]
 
     won = Counter(key for keys in together(url, study, claim) for key in keys)
@@ -180,7 +180,7 @@ def test_of_many_workers_one_takes_over_each_lost_trial(url):
     study = f"study {time.time_ns()}"
     with opened(url, study) as rows:
         rows.begin({})
-        lost = [rows.claim(str(i), A, "gone", 30) for i in range(30)]
+        lost = [rows.claim(str(i), {"config": A}, "gone", 30) for i in range(30)]
 
     def take(rows, me):
         return [row.number for row in lost if rows.take(row, me) is not None]

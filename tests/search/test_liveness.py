@@ -31,6 +31,7 @@ def quick(monkeypatch):
     """Signs of life that are so frequent that tests can wait for silence."""
     monkeypatch.setattr(workers, "BEAT_SECONDS", BEAT)
     monkeypatch.setattr(workers, "SILENT_SECONDS", SILENT)
+    monkeypatch.setattr(workers, "RUNNING_SECONDS", SILENT)
 
 
 @pytest.fixture
@@ -78,9 +79,9 @@ def test_a_far_worker_that_joins_between_two_looks_keeps_its_trial(journal, tmp_
     search.run(until=1, progress=False)
     with search._using() as ledger:
         watch = Watch()
-        watch.look(ledger.beats())
+        watch.look(ledger, "me")
         ledger.beat("elsewhere:17:1:1")
-        ledger.claim("new", SPACE.at(0), "elsewhere:17:1:1", 9)
+        ledger.claim("new", {"config": SPACE.at(0)}, "elsewhere:17:1:1", 9)
         assert watch.lost(ledger) == []
 
 

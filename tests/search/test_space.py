@@ -165,3 +165,16 @@ def test_a_budget_is_met_up_to_rounding():
 def test_what_is_no_number_is_named(values, message):
     with pytest.raises(ConfigError, match=message):
         check_values(values, (Goal("bits"),))
+
+
+def test_what_folds_may_decide_whether_another_choice_counts():
+    choices = tuple(Choice(name, {"x": 0, "y": 1}) for name in "abc")
+
+    def active(values):
+        return {"a", *"b" * values["a"], *"c" * values["b"]}
+
+    chain = SearchSpace(choices, active=active)
+    off = {"a": "x", "b": "y", "c": "y"}
+    assert chain.folded(off) == chain.at(0) and chain.key(off) == chain.key(chain.at(0))
+    for config in chain.grid():
+        assert chain.folded(chain.folded(config)) == chain.folded(config)

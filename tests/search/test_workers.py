@@ -1,7 +1,9 @@
 """Searches that are killed for real: every process here is a process, every kill a SIGKILL."""
 
+import contextlib
 import functools
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -21,12 +23,13 @@ from chop.search.mirror import Mirror
 from chop.search.opening import open_engine
 from chop.search.workers import (
     BEAT_SECONDS,
+    RUNNING_SECONDS,
     SILENT_SECONDS,
     Watch,
     _started,
     beating,
     new_worker,
-    runs_here,
+    patience,
 )
 
 SPACE = SearchSpace(tuple(Choice(f"c{i}", {"1": 1, "2": 2, "3": 3}) for i in range(3)))
@@ -211,7 +214,7 @@ def deadly(config, report):
 
 def test_a_configuration_that_kills_every_worker_is_left_to_the_last(tmp_path):
     search = make(tmp_path, deadly, sampler="grid")
-    with pytest.raises(ChopError, match=r"killed, after 6 others.*; trial \d+, begun \d times"):
+    with pytest.raises(ChopError, match=r"killed, after 6 others.*; trial \d+ was begun \d times"):
         search.run(until=SPACE.size, workers=2, progress=False)
     assert len(search.result().measured) == SPACE.size - 1
     (kills,) = (trial for trial in search.result().trials if trial.outcome == "running")
@@ -290,6 +293,48 @@ def test_two_workers_share_the_work_and_an_error_of_one_is_told(tmp_path):
         make(tmp_path, broken, sampler="random").run(until=22, workers=2, progress=False)
 
 
+def test_a_worker_with_a_long_error_is_heard(tmp_path):
+    def broken(config, report):
+        raise RuntimeError("x" * 100_000)
+
+    with pytest.raises(ChopError, match="RuntimeError: xxx"):
+        make(tmp_path, broken, sampler="random").run(until=3, workers=2, progress=False)
+
+
+@pytest.mark.parametrize("pruner", ["asha", "hyperband", "median"])
+@pytest.mark.parametrize("sampler", ["random", "nsga2", "cmaes"])
+def test_pruners_and_samplers_go_on_as_if_never_interrupted(sampler, pruner, tmp_path):
+    wide = SearchSpace(tuple(Choice(f"c{i}", dict.fromkeys("12345")) for i in range(4)))
+
+    class Stepwise:
+        begun, interrupted = 0, ()
+
+        def __call__(self, config, report):
+            self.begun += 1
+            for step in range(1, 9):
+                if (self.begun, step) in self.interrupted:
+                    raise KeyboardInterrupt
+                report(step, sum(map(int, config.values())) / step)
+            return {"score": float(sum(map(int, config.values())))}
+
+    def search(name, measure):  # of one study name: Hyperband draws by it
+        settings = {"sampler": sampler, "pruner": pruner, "out": tmp_path / name}
+        return Search(wide, measure, Goal("score"), **settings)
+
+    def told(result):
+        return [(t.config, t.outcome, dict(t.values)) for t in result.trials]
+
+    unbroken = told(search("unbroken", Stepwise()).run(40, progress=False))
+    assert {"measured", "pruned"} <= {outcome for _, outcome, _ in unbroken}
+    measure = Stepwise()
+    measure.interrupted = ((4, 1), (12, 1), (23, 2))
+    for _ in range(4):
+        with contextlib.suppress(KeyboardInterrupt):
+            broken = search("broken", measure)
+            broken.run(40, progress=False)
+    assert told(broken.result()) == unbroken
+
+
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_two_workers_and_a_restart_measure_nothing_twice(sampler, tmp_path):
     measure = Journalled(tmp_path / "journal", seconds=0.01)
@@ -315,16 +360,45 @@ def test_workers_are_told_apart():
     me, parent = new_worker(), os.getppid()
     system = me.rsplit(":", 3)[0]
     assert me != new_worker()
-    assert runs_here(f"{system}:{parent}:{_started(parent)}:1")
-    assert not runs_here(f"{system}:{parent}:1:1")
-    assert not runs_here(me)
-    with beating(None, me, is_shared=False):
-        assert runs_here(me)
-    assert not runs_here(me)
+    assert patience(f"{system}:{parent}:{_started(parent)}:1") == RUNNING_SECONDS
+    assert patience(f"{system}:{parent}:1:1") == patience(me) == 0
+    assert patience(f"elsewhere:{parent}:1:1") == SILENT_SECONDS
+    with beating(None, me, Watch(), is_shared=False):
+        assert patience(me) == math.inf
+    assert patience(me) == 0
     process = in_a_process(lambda: None)
     while process.exitcode is None:
         time.sleep(0.01)
-    assert not runs_here(me.replace(f":{os.getpid()}:", f":{process.pid}:"))
+    assert patience(me.replace(f":{os.getpid()}:", f":{process.pid}:")) == 0
+
+
+def test_a_stopped_worker_has_the_patience_of_a_far_one():
+    process = in_a_process(lambda: time.sleep(60))
+    worker = f"{new_worker().rsplit(':', 3)[0]}:{process.pid}:{_started(process.pid)}:1"
+    os.kill(process.pid, signal.SIGSTOP)
+    while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)
+    assert patience(worker) == SILENT_SECONDS
+    os.kill(process.pid, signal.SIGCONT)
+    while psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
+        time.sleep(0.01)
+    assert patience(worker) == RUNNING_SECONDS
+    process.kill()
+    process.join()
+
+
+class Beats:
+    """A ledger that has these signs of life, and may take no new ones."""
+
+    def __init__(self, beats, takes_writes=True):
+        self.counts, self.takes_writes = beats, takes_writes
+
+    def beat(self, worker):
+        if not self.takes_writes:
+            raise OSError("database is locked")
+
+    def beats(self):
+        return self.counts
 
 
 class Clock:
@@ -337,7 +411,7 @@ class Clock:
     def look(self, beat, after=BEAT_SECONDS, times=1):
         for _ in range(times):
             self.now += after
-            self.watch.look({} if beat is None else {FAR: beat})
+            self.watch.look(Beats({} if beat is None else {FAR: beat}), "me")
         return self.watch.is_gone(FAR)
 
 
@@ -363,15 +437,25 @@ def test_a_stall_of_the_watching_process_makes_nobody_look_dead(monkeypatch):
     assert not clock.look(8, after=3600, times=LOOKS // 2 - 1)
 
 
+def test_where_no_beat_can_be_written_nobody_looks_dead(monkeypatch):
+    clock = Clock(monkeypatch)
+    clock.look(7)
+    for _ in range(2 * LOOKS):
+        clock.now += BEAT_SECONDS
+        with pytest.raises(OSError, match="locked"):
+            clock.watch.look(Beats({FAR: 7}, takes_writes=False), "me")
+    assert not clock.watch.is_gone(FAR) and not clock.look(8)
+
+
 def test_a_jump_of_the_wall_clock_makes_nobody_look_dead(monkeypatch, tmp_path):
     ledger = Ledger(open_engine(storage_url(None, tmp_path)), "study")
     make_tables(ledger.engine)
     watch = Watch()
     ledger.beat(FAR)
-    watch.look(ledger.beats())
+    watch.look(ledger, "me")
     monkeypatch.setattr(time, "time", lambda: 2e12)
     ledger.beat(FAR)
-    watch.look(ledger.beats())
+    watch.look(ledger, "me")
     assert not watch.is_gone(FAR)
 
 
@@ -380,7 +464,7 @@ def test_a_worker_of_another_pid_namespace_is_known_by_its_beats(tmp_path):
     me = new_worker()
     inside = me.replace(f":{os.getpid()}:", f"0:{os.getpid()}:")
     watch = Watch()
-    with beating(None, me, is_shared=False):
-        watch.look({inside: 1})
+    with beating(None, me, watch, is_shared=False):
+        watch.look(Beats({inside: 1}), "me")
         assert not watch.is_gone(inside) and not watch.is_gone(me)
     assert watch.is_gone(me)

@@ -42,6 +42,8 @@ NOBODY = ""
 RECONNECT_SECONDS = 60.0
 """How long a server that went away is waited for."""
 RECONNECT_PAUSE = 0.5
+MOST_OPEN = 500
+"""Rows that are read again one by one: a statement takes so many numbers, and not many more."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,8 @@ class Ledger:
             "AND (number >= :next OR number IN :open) ORDER BY number"
         ).bindparams(sa.bindparam("open", expanding=True))
         values = {"next": len(self.rows), "open": sorted(self.open)}
+        if len(self.open) > MOST_OPEN:
+            values = {"next": min(self.open), "open": []}
         found = [Row(*row) for row in self._read(statement, **values)]
         for row in found:
             self._put(row)
@@ -169,18 +173,18 @@ class Ledger:
         """The rows that are `WAITING`, or those that are `RUNNING`."""
         return [self.rows[n] for n in sorted(self.open) if self.rows[n].outcome == outcome]
 
-    def claim(self, key: str, config: Config, worker: str, limit: int) -> Row | None:
+    def claim(self, key: str, document: Mapping[str, Any], worker: str, limit: int) -> Row | None:
         """Claims a configuration, while fewer than `limit` are claimed or queued.
 
         Args:
             key: of the configuration.
-            config: the configuration.
+            document: with the `config`.
             worker: who will measure it.
             limit: how many configurations may be claimed in all.
         Returns: the row of the configuration, which may wait, or be another worker's; None when
             the limit is reached.
         """
-        self._insert(key, RUNNING, worker, {"config": dict(config)}, limit)
+        self._insert(key, RUNNING, worker, document, limit)
         return self.rows[self.by_key[key]] if key in self.by_key else None
 
     def take(self, row: Row, worker: str, limit: float = math.inf) -> Row | None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from chop.search.ledger import WAITING, Row
+from chop.search.ledger import RUNNING, Row
 from chop.search.measure import Goal, objectives_of
 from chop.search.space import Config, SearchSpace, Spelling
 
@@ -67,11 +67,16 @@ class Mirror:
         self._open: set[int] = set()
         self._next = 0
 
-    def follow(self, rows: Sequence[Row]) -> None:
+    def follow(
+        self, rows: Sequence[Row], is_gone: Callable[[str], bool] = lambda worker: False
+    ) -> None:
         """Takes over what other workers have begun, reported or finished.
 
         Args:
             rows: of the ledger, all of them.
+            is_gone: tells of a worker whether it has ended. What it left is not in the study until
+                it is begun again: so with one worker a trial's number is its row's, by which
+                Hyperband and CMA-ES draw.
         """
         new = range(self._next, len(rows))
         self._next = len(rows)
@@ -80,7 +85,7 @@ class Mirror:
                 continue
             if row.number in self._ids:
                 self._update(row)
-            elif row.outcome != WAITING:
+            elif row.is_finished or (row.outcome == RUNNING and not is_gone(row.worker)):
                 trial = self._frozen(row)
                 self._ids[row.number] = self.storage.create_new_trial(self._study_id, trial)
             (self._open.discard if row.is_finished else self._open.add)(row.number)
@@ -90,6 +95,15 @@ class Mirror:
         if config is not None:
             self.study.enqueue_trial(self.space.to_params(config, self.spelling))
         return self.study.ask(self.distributions)
+
+    def restore(self, trial: Trial, row: Row) -> None:
+        """Gives a trial what the sampler noted of it when the row was begun by another worker.
+
+        Samplers note nothing of a configuration that they are given; CMA-ES and NSGA-II would leave
+        it out of their generation.
+        """
+        for name, value in row.noted.get("asked", {}).items():
+            self.storage.set_trial_system_attr(self._id(trial), name, value)
 
     def adopt(self, number: int, trial: Trial) -> None:
         """Says that a trial of this study is a row of the ledger, which this process tells.

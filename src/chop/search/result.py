@@ -148,12 +148,16 @@ class Result:
         return [*found, *sorted(beyond, key=self._place)][:count]
 
     def best_so_far(self) -> list[tuple[int, float]]:
-        """(configurations measured, best value of the first objective within the budgets)."""
+        """(configurations begun, best value of the first objective within the budgets).
+
+        Those that a pruner stopped or an error ended count as begun.
+        """
         goal = self._objectives[0]
         points: list[tuple[int, float]] = []
         best = float("inf")
-        for count, trial in enumerate(self.measured, start=1):
-            if self.excess(trial) == 0:
+        ended = (t for t in self.trials if t.outcome in ("measured", "pruned", "failed"))
+        for count, trial in enumerate(ended, start=1):
+            if trial.outcome == "measured" and self.excess(trial) == 0:
                 best = min(best, goal.loss(trial.values[goal.name]))
             if best < float("inf"):
                 points.append((count, goal.loss(best)))

@@ -74,7 +74,7 @@ class Runner:
             after_trial: called after each.
             wait: for the trials of other workers, to take up those that they lose.
         """
-        with beating(self.ledger, self.me, is_shared=self.search.is_shared):
+        with beating(self.ledger, self.me, self.watch, is_shared=self.search.is_shared):
             while self.turn(until) or (wait and self._await_others()):
                 after_trial()
 
@@ -84,14 +84,16 @@ class Runner:
         has_room = len(self.ledger.by_key) < until and not self.exhausted
         row = self._taken(until, has_room)
         if row is not None:
-            self._run(row, self.mirror.ask(row.tried.config))
+            trial = self._ask(row.number, row.tried.config)
+            self.mirror.restore(trial, row)
+            self._run(row, trial)
         elif has_room:
             self._propose(until)
         return row is not None or has_room
 
     def _sync(self) -> None:
         self.ledger.sync()
-        self.mirror.follow(self.ledger.rows)
+        self.mirror.follow(self.ledger.rows, self.watch.is_gone)
 
     def _result(self) -> Result:
         return Result(self.search.goals, self.ledger.tried)
@@ -105,8 +107,7 @@ class Runner:
 
     def _taken(self, until: int, has_room: bool) -> Row | None:
         """A lost or a queued trial, which is now this worker's."""
-        is_due = self.watch.is_due() or not has_room
-        lost = self.watch.lost(self.ledger) if is_due else []
+        lost = self.watch.lost(self.ledger)
         prompt = [row for row in lost if row.begun < PROMPT]
         waiting = self.ledger.unfinished(WAITING)
         late = [] if has_room else [row for row in lost if row.begun >= PROMPT]
@@ -122,16 +123,14 @@ class Runner:
         near = self._unseen() if self._known_in_a_row() >= PATIENCE else None
         if self.exhausted:
             return
-        # Counted in rows, which a kill does not change: the search goes on as if unbroken.
-        seed = seed_of(self.search.seed, ["trial", len(self.ledger.rows) + self.busy])
-        self.mirror.study.sampler = self.sampler.make(space, seed)
-        trial = self.mirror.ask(near)
+        trial = self._ask(len(self.ledger.rows) + self.busy, near)
         config = space.from_params(trial.params)
         reason = space.obstacle(config)
         if reason is not None:
             self._add(trial, config, _Ending("impossible", "PRUNED", note=reason))
             return
-        row = self.ledger.claim(space.key(config), config, self.me, until)
+        document = {"config": dict(config), "asked": self.mirror.frozen(trial).system_attrs}
+        row = self.ledger.claim(space.key(config), document, self.me, until)
         if row is not None and row.outcome == WAITING:
             row = self.ledger.take(row, self.me, until)
         if row is not None and row.is_finished:
@@ -141,6 +140,13 @@ class Runner:
         else:
             self.busy += 1
             self.mirror.drop(trial)
+
+    def _ask(self, place: int, given: Config | None) -> Trial:
+        """A trial of the mirror. Its draws depend on its place among the rows alone, which a kill
+        does not change: a search that was killed goes on as if unbroken."""
+        seed = seed_of(self.search.seed, ["trial", place])
+        self.mirror.study.sampler = self.sampler.make(self.search.space, seed)
+        return self.mirror.ask(given)
 
     def _known_in_a_row(self) -> int:
         """How many of the last proposals left nothing to measure."""
@@ -196,11 +202,16 @@ class Runner:
             if not is_single:  # pruners compare one number
                 return
             trial.report(value, step)
-            if is_pruned and self.search.is_shared:
+            if not is_pruned:
+                return
+            self._sync()
+            is_behind = trial.should_prune()  # notes what other trials are compared with
+            if self.search.is_shared:
                 running = self.mirror.frozen(trial)
-                self.ledger.report(row, self.me, document_of(running, row.tried.config))
-                self._sync()
-            if is_pruned and trial.should_prune():
+                asked = {"asked": row.noted.get("asked", {})}
+                document = document_of(running, row.tried.config) | asked
+                self.ledger.report(row, self.me, document)
+            if is_behind:
                 raise Pruned(f"behind at step {step}")
 
         return report

@@ -168,8 +168,14 @@ class SearchSpace:
         config = self.canonical(config)
         if self.active is all_active:
             return config
-        live = self.active(self.values(config))
-        return {c.name: config[c.name] if c.name in live else c.texts[0] for c in self.choices}
+        while True:  # what folds may be what decided whether another choice counts
+            live = self.active(self.values(config))
+            folded = {
+                c.name: config[c.name] if c.name in live else c.texts[0] for c in self.choices
+            }
+            if folded == config:
+                return folded
+            config = folded
 
     def key(self, config: Config) -> str:
         """A hash of the folded form, the same in every process and for any order of choices."""

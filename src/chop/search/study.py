@@ -19,9 +19,9 @@ from chop.search.measure import Goal, Measure, objectives_of
 from chop.search.mirror import Mirror
 from chop.search.opening import open_engine, storage_errors
 from chop.search.result import Result
-from chop.search.runner import WAIT_SECONDS, Runner
+from chop.search.runner import PROMPT, WAIT_SECONDS, Runner
 from chop.search.space import Config, SearchSpace
-from chop.search.workers import Watch, run_workers
+from chop.search.workers import Watch, new_worker, run_workers
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -97,7 +97,7 @@ class Search:
         self.sampler, self.pruner, self.seed = sampler, make_pruner(pruner), seed
         self.out = None if out is None else Path(out).expanduser().absolute()
         self.url = storage_url(storage, self.out)
-        self.name, self.problem = check_study_name(name), dict(problem or {})
+        self.name, self.problem = check_study_name(name), _plain(problem or {})
         self.catch, self.callbacks = catch, tuple(callbacks)
         self.start = {self._key(config): dict(config) for config in start}
         self.artefacts = self._artefacts(save, keep)
@@ -242,7 +242,7 @@ class Search:
         return Runner(self, self._open(), self._make_mirror(), watch)
 
     def _run_workers(self, until: int, workers: int, show: Callable[[], None], wait: bool) -> None:
-        watch = Watch()
+        watch, me = Watch(), new_worker()
 
         def work() -> None:
             with self._using():
@@ -251,6 +251,8 @@ class Search:
         def lost() -> list[Row]:
             ledger = self._open()
             ledger.sync()
+            if watch.is_due():
+                watch.look(ledger, me)
             return watch.lost(ledger)
 
         count = workers
@@ -259,13 +261,15 @@ class Search:
                 # What was read stays; connections would be shared by two processes.
                 run_workers(work, count, before_fork=self._open().engine.dispose, watch=show)
             except ChopError as error:
-                killers = [f"trial {row.number}, begun {row.begun} times" for row in lost()]
-                raise type(error)("; ".join([str(error), *killers])) from None
+                often = [row for row in lost() if row.begun >= PROMPT]
+                told = [f"trial {row.number} was begun {row.begun} times" for row in often]
+                raise type(error)("; ".join([str(error), *told])) from None
             count = min(workers, len(lost())) if wait else 0
             while wait and not count and self._open().unfinished(RUNNING):
                 show()
                 time.sleep(WAIT_SECONDS)
                 count = min(workers, len(lost()))
+        self._open().leave(me)
 
     def _begin(self, ledger: Ledger) -> None:
         """Begins the study; one that was begun goes on only as the same problem."""
@@ -273,7 +277,7 @@ class Search:
             "choices": {choice.name: list(choice.texts) for choice in self.space.choices},
             "goals": [[goal.name, goal.direction, goal.budget] for goal in self.goals],
             "options as": sampler_row(self.sampler).spelling,
-            "problem": json.loads(json.dumps(self.problem, default=str)),
+            "problem": self.problem,
         }
         document = ledger.begin({"search": mine, "start": self.start})
         begun = document["search"]
@@ -286,6 +290,13 @@ class Search:
         ledger.sync()
         for key, config in document["start"].items():
             ledger.queue(key, config)
+
+
+def _plain(problem: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return dict(json.loads(json.dumps(problem, default=str)))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"problem: expected what JSON can spell: {error}.") from error
 
 
 def _difference(old: Any, new: Any) -> str:

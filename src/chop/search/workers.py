@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import multiprocessing
 import os
 import platform
@@ -23,7 +24,12 @@ from chop.search.ledger import NOBODY, RUNNING, Ledger, Row
 BEAT_SECONDS = 10.0
 """Between two signs of life of a worker, and between two looks at those of others."""
 SILENT_SECONDS = 120.0
-"""A worker of another machine whose silence was watched for so long is taken for gone."""
+"""A worker of another machine, or a stopped one, that is silent for so long is taken for gone."""
+RUNNING_SECONDS = 1800.0
+"""A worker of this machine whose process runs may be silent for so long: its measure keeps Python's
+lock, or it works on the folder that this one is a copy of."""
+SAID = 4000
+"""Characters of an error that a worker tells: what a pipe holds while nobody reads."""
 POLL_SECONDS = 0.5
 END_SECONDS = 10.0
 """How long a worker has to end when it is interrupted, before it is killed."""
@@ -44,20 +50,23 @@ def new_worker() -> str:
     return f"{_system()}:{os.getpid()}:{_started(os.getpid())}:{next(_numbers)}"
 
 
-def runs_here(worker: str) -> bool:
-    """True when this system runs that very process, and it that run; a zombie is dead."""
+def patience(worker: str) -> float:
+    """Seconds that a worker may be silent: none where its process is known to have ended."""
     import psutil
 
     system, number, started, _ = worker.rsplit(":", 3)
     pid = int(number)
-    if system != _system() or pid == os.getpid():
-        return worker in ACTIVE
+    if system != _system():
+        return SILENT_SECONDS
+    if pid == os.getpid():
+        return math.inf if worker in ACTIVE else 0.0
     try:
-        status = psutil.Process(pid).status()
-        is_dead = status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-        return not is_dead and _started(pid) == started
+        status, since = psutil.Process(pid).status(), _started(pid)
     except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
-        return False
+        return 0.0
+    if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) or since != started:
+        return 0.0
+    return SILENT_SECONDS if status == psutil.STATUS_STOPPED else RUNNING_SECONDS
 
 
 @functools.cache
@@ -86,11 +95,10 @@ def _started(pid: int) -> str:
 class Watch:
     """Tells which workers are gone.
 
-    A worker whose process can be asked for is gone when that process is. Of those that may run,
-    signs of life are counted in the ledger, and one is gone when its count stood still while this
-    process watched: it is stopped, elsewhere, or at work on the folder that this one is a copy of.
-    No clock is compared with another, and no time counts in which nobody watched: a stalled
-    machine or server makes no worker look dead.
+    A worker whose process can be asked for is gone when that has ended. Of any other, signs of life
+    are counted in the ledger, and one is gone when its count stood still while this process gave
+    its own. No clock is compared with another, and no time counts in which nobody watched: a
+    stalled machine or server, or one that takes no writes, makes no worker look dead.
     """
 
     def __init__(self) -> None:
@@ -102,18 +110,15 @@ class Watch:
         """True when the last look is some seconds ago."""
         return self._looked is None or time.monotonic() - self._looked >= BEAT_SECONDS
 
-    def look(self, beats: Mapping[str, int]) -> None:
-        """Counts the seconds that workers were silent.
-
-        Args:
-            beats: signs of life of each worker until now.
-        """
-        now = time.monotonic()
+    def look(self, ledger: Ledger, me: str) -> None:
+        """Gives a sign of life, and counts the seconds that other workers gave none."""
+        ledger.beat(me)
+        now, beats = time.monotonic(), ledger.beats()
         passed = 0.0 if self._looked is None else min(now - self._looked, 2 * BEAT_SECONDS)
-        for worker, beat in beats.items():
-            is_silent = self._beats.get(worker) == beat
-            self._silent[worker] = self._silent[worker] + passed if is_silent else 0.0
-        self._silent = {worker: self._silent[worker] for worker in beats}
+        self._silent = {
+            worker: self._silent.get(worker, 0.0) + passed if self._beats.get(worker) == beat else 0
+            for worker, beat in beats.items()
+        }
         self._beats, self._looked = beats, now
 
     def is_gone(self, name: str) -> bool:
@@ -121,37 +126,35 @@ class Watch:
 
         A worker gives a sign of life before it takes a trial, so that one without any has ended.
         """
-        if name == NOBODY:
-            return True
-        system, pid, *_ = name.rsplit(":", 3)
-        if system == _system() and (int(pid) == os.getpid() or not runs_here(name)):
-            return not runs_here(name)
-        has_looked = self._looked is not None
-        return has_looked and self._silent.get(name, SILENT_SECONDS) >= SILENT_SECONDS
+        limit = 0.0 if name == NOBODY else patience(name)
+        if limit in (0.0, math.inf) or self._looked is None:
+            return limit == 0.0
+        return self._silent.get(name, limit) >= limit
 
     def lost(self, ledger: Ledger) -> list[Row]:
-        """The running trials whose worker is gone; looks where it is due, or a worker is new."""
+        """The running trials whose worker is gone."""
         running = ledger.unfinished(RUNNING)
-        if self.is_due() or {row.worker for row in running} - {NOBODY, *self._beats}:
-            self.look(ledger.beats())
+        if {row.worker for row in running} - {NOBODY, *self._silent}:  # begun since the last look
+            self._silent = dict.fromkeys(ledger.beats(), 0.0) | self._silent
         return [row for row in running if self.is_gone(row.worker)]
 
 
 @contextlib.contextmanager
-def beating(ledger: Ledger, worker: str, *, is_shared: bool) -> Iterator[None]:
-    """Inside, a thread tells the ledger every few seconds that the worker is alive.
+def beating(ledger: Ledger, worker: str, watch: Watch, *, is_shared: bool) -> Iterator[None]:
+    """Inside, a thread tells the ledger every few seconds that the worker is alive, and looks.
 
     Args:
         ledger: of the study.
         worker: of this process.
+        watch: looks at the others.
         is_shared: another process can reach the storage: otherwise nobody needs to be told.
     """
     ACTIVE.add(worker)
     done = threading.Event()
-    thread = threading.Thread(target=_beat, args=(ledger, worker, done), daemon=True)
+    thread = threading.Thread(target=_beat, args=(ledger, worker, watch, done), daemon=True)
     try:
         if is_shared:
-            ledger.beat(worker)
+            watch.look(ledger, worker)
             thread.start()
         yield
     finally:
@@ -163,10 +166,10 @@ def beating(ledger: Ledger, worker: str, *, is_shared: bool) -> Iterator[None]:
                 ledger.leave(worker)
 
 
-def _beat(ledger: Ledger, worker: str, done: threading.Event) -> None:
+def _beat(ledger: Ledger, worker: str, watch: Watch, done: threading.Event) -> None:
     while not done.wait(BEAT_SECONDS):
         with contextlib.suppress(Exception):  # the worker's own next write says what is wrong
-            ledger.beat(worker)
+            watch.look(ledger, worker)
 
 
 def run_workers(
@@ -268,7 +271,7 @@ def _child(work: Callable[[], None], pipe: Connection, parent: int) -> None:
     except BaseException as error:
         traceback.print_exc()
         said = f"{type(error).__name__}: {error}"
-    pipe.send(said)
+    pipe.send(said[:SAID])
 
 
 def _end_with(parent: int) -> None:
