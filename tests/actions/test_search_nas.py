@@ -99,6 +99,13 @@ def test_a_best_model_that_a_worker_has_is_named_and_trained_again(tmp_path, sub
     assert json.loads((tmp_path / "here" / "nas" / "best.json").read_text()) == first
 
 
+def test_a_model_that_was_just_trained_is_the_one_that_is_loaded_later(tmp_path, subject):
+    subject.model.config.problem_type = "single_label_classification"  # transformers sets it
+    run_job(JOB, config(tmp_path, trials=1))
+    subject.model.config.problem_type = None
+    assert len(run_job(JOB, config(tmp_path, trials=2)).measured) == 2
+
+
 def test_budgets_modes_and_scores(tmp_path, subject):
     asked = config(
         tmp_path,

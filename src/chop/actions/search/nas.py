@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
@@ -160,12 +161,19 @@ def prepare(config: NasConfig, subject: Subject | None = None) -> Search:
         keep=config.keep,
         problem={
             "rows": fingerprint_of_rows(subject.train),
-            "base": subject.model.config.to_json_string(),
+            "base": _spelled(subject.model.config),
             "training": measure.training,
             "compression": dataclasses.asdict(measure.compression),
             "proxy": [config.proxy, config.share],
         },
     )
+
+
+def _spelled(base: PreTrainedConfig) -> str:
+    """A model's configuration, but for what its first loss sets: a model just trained has it."""
+    base = copy.deepcopy(base)
+    base.problem_type = None
+    return base.to_json_string()
 
 
 def architectures(config: NasConfig, subject: Subject) -> Architectures:
