@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from chop.actions.search.format_settings import spread_evenly
+from chop.actions.search.no_search import no_search
 from chop.actions.subject import raise_to_graph
 from chop.search import Goal, Search
 from chop.search.evaluation import Evaluator
@@ -43,7 +44,9 @@ def test_mixed_beats_uniform_at_as_many_bits(benchmark, data_folder, name, rows,
     widths = {"width": (2, 3, 4, 5, 6, 8)}
     problem = PrecisionProblem(raise_to_graph(subject), subject.train, searched, ranges=widths)
     goals = [Goal("kl", "minimize"), Goal("bits", "minimize", float(width))]
-    found = Search(problem.space, problem.measure, goals, storage="memory").run(30, progress=False)
+    start = list(no_search(problem, subject.train, goals, evaluations=10).values())
+    search = Search(problem.space, problem.measure, goals, storage="memory", start=start)
+    found = search.run(30, progress=False)
     unseen = Evaluator(problem.layers.mg.model, subject.test)
     problem.layers.switch(problem.formats(found.best.config))
     mixed = unseen.scores(unseen.logits())["accuracy"]
