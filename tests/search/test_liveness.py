@@ -77,7 +77,7 @@ def test_a_far_worker_vanishes_while_the_run_waits(count, quick, journal, tmp_pa
 def test_a_far_worker_that_joins_between_two_looks_keeps_its_trial(journal, tmp_path):
     search = make(tmp_path, journal)
     search.run(until=1, progress=False)
-    with search._using() as ledger:
+    with search.opened() as ledger:
         watch = Watch()
         watch.look(ledger, "me")
         ledger.beat("elsewhere:17:1:1")

@@ -118,7 +118,7 @@ class Search:
     @property
     def study(self) -> Study:
         """An Optuna study of the trials, for its plots and importances, as they stand."""
-        with self._using() as ledger:
+        with self.opened() as ledger:
             ledger.sync()
             mirror = self._make_mirror()
             mirror.follow(ledger.rows)
@@ -141,7 +141,7 @@ class Search:
             raise ConfigError(f"until and workers: expected at least 1, got {until}, {workers}.")
         if workers > 1 and not self.is_shared:
             raise ConfigError(f"{workers} workers need a storage that they share, not '{MEMORY}'.")
-        with self._using(), live_progress(self.result, until, progress) as show:
+        with self.opened(), live_progress(self.result, until, progress) as show:
             self._tidy()
             if workers == 1:
                 self._runner(Watch()).run(until, show, wait)
@@ -151,7 +151,7 @@ class Search:
 
     def result(self) -> Result:
         """All trials as they stand, other workers' included."""
-        with self._using() as ledger:
+        with self.opened() as ledger:
             ledger.sync()
             return Result(self.goals, ledger.tried)
 
@@ -162,7 +162,7 @@ class Search:
             ConfigError: it is none of the space's, or impossible.
         """
         key = self._key(config)
-        with self._using() as ledger:
+        with self.opened() as ledger:
             ledger.queue(key, config)
 
     def _key(self, config: Config) -> str:
@@ -173,7 +173,7 @@ class Search:
 
     def note_job(self, name: str, settings: Mapping[str, Any]) -> None:
         """Keeps in the study what a worker elsewhere needs to build this search."""
-        with self._using() as ledger:
+        with self.opened() as ledger:
             ledger.note("job", {"name": name, "settings": dict(settings)})
 
     def close(self) -> None:
@@ -183,8 +183,8 @@ class Search:
             self._ledger = self._mirror = None
 
     @contextlib.contextmanager
-    def _using(self) -> Iterator[Ledger]:
-        """Inside, the storage is open; what it was opened for here, it is closed after."""
+    def opened(self) -> Iterator[Ledger]:
+        """Inside, the storage stays open, so that each call reads only what is new."""
         opened_here = self._ledger is None
         with storage_errors(self.url):
             try:
@@ -245,7 +245,7 @@ class Search:
         watch, me = Watch(), new_worker()
 
         def work() -> None:
-            with self._using():
+            with self.opened():
                 self._runner(watch).run(until, lambda: None, wait=False)
 
         def lost() -> list[Row]:
