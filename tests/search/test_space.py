@@ -178,3 +178,15 @@ def test_what_folds_may_decide_whether_another_choice_counts():
     assert chain.folded(off) == chain.at(0) and chain.key(off) == chain.key(chain.at(0))
     for config in chain.grid():
         assert chain.folded(chain.folded(config)) == chain.folded(config)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: Choice("a", [1, 2]), r"options by text, got \[1, 2\]"),
+        (lambda: SearchSpace(Choice("a", {"1": 1})), "a tuple of choices"),
+    ],
+)
+def test_what_is_no_choice_is_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()

@@ -278,6 +278,7 @@ def test_a_study_goes_on_only_as_the_problem_it_was(change, message, space, tmp_
     "settings, message",
     [
         ({"sampler": "tpee"}, "did you mean 'tpe'"),
+        ({"goals": "accuracy"}, "expected chop.search.Goal, got 'a'"),
         ({"pruner": "ascha"}, "did you mean 'asha'"),
         ({"storage": None}, "needs an `out` folder"),
         ({"storage": "mysql://x/y"}, "kind 'mysql'"),

@@ -1,4 +1,8 @@
-from chop.search import Choice, SearchSpace
+import pytest
+
+from chop.notices import AdjustedWarning, forget_notices
+from chop.search import Choice, Goal, Search, SearchSpace
+from chop.search import space as spaces
 from chop.search.unseen import unseen_near
 
 SPACE = SearchSpace(
@@ -34,3 +38,16 @@ def test_large_spaces_are_not_walked_through():
     here = wide.at(0)
     found = unseen_near(wide, here, {wide.key(c) for c in wide.neighbours(here)} | {wide.key(here)})
     assert distance(here, found) == 2
+
+
+@pytest.mark.parametrize("sampler", ["sensitivity", "random", "grid", "tpe"])
+def test_a_large_space_without_a_possible_configuration_is_given_up(sampler, monkeypatch):
+    monkeypatch.setattr(spaces, "MOST_OF_GRID", 1000)
+    forget_notices()
+    choices = tuple(Choice(f"c{i}", dict.fromkeys("0123456789")) for i in range(40))
+    space = SearchSpace(choices, impossible=lambda values: "never")
+    measure = lambda config, report: {"y": 1.0}  # noqa: E731
+    search = Search(space, measure, Goal("y"), sampler=sampler, storage="memory")
+    with pytest.warns(AdjustedWarning, match=r"among the first 1\d+ of 1e\+40"):
+        result = search.run(until=6, progress=False)
+    assert set(result.counts) == {"impossible"}

@@ -58,9 +58,8 @@ class LazyGridSampler(JointSampler):
             for t in study.get_trials(deepcopy=False)
             if t.number != trial.number
         }
-        free = (
-            config
-            for config in self.space.grid()
-            if tuple(config.values()) not in taken and self.space.obstacle(config) is None
-        )
-        return next(free, self.space.at(0))
+
+        def is_free(config: Config) -> bool:
+            return tuple(config.values()) not in taken and self.space.obstacle(config) is None
+
+        return self.space.first(is_free, len(taken)) or self.space.at(0)

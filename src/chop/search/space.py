@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from chop.errors import ConfigError, did_you_mean
+from chop.notices import warn_once
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -22,6 +23,10 @@ Config = Mapping[str, str]
 
 Spelling = Literal["text", "index"]
 """How Optuna stores an option: its text, or its place among the options (for CMA-ES)."""
+
+
+MOST_OF_GRID = 100_000
+"""Configurations of a grid that are looked at one by one for an untried one."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,8 @@ class Choice:
         if not self.name or not isinstance(self.name, str):
             raise ConfigError(f"a choice's name: expected text, got {self.name!r}.")
         if not isinstance(self.options, Mapping) or not self.options:
-            raise ConfigError(f"choice '{self.name}': expected options by text, got none.")
+            told = repr(self.options) if self.options else "none"
+            raise ConfigError(f"choice '{self.name}': expected options by text, got {told}.")
         wrong = [text for text in self.options if not isinstance(text, str)]
         if wrong:
             raise ConfigError(
@@ -116,6 +122,8 @@ class SearchSpace:
     active: Callable[[Mapping[str, Any]], Collection[str]] = field(default=all_active)
 
     def __post_init__(self) -> None:
+        if isinstance(self.choices, Choice):
+            raise ConfigError("choices: expected a tuple of choices, got one choice.")
         object.__setattr__(self, "choices", tuple(self.choices))
         names = [choice.name for choice in self.choices]
         twice = next((name for name in names if names.count(name) > 1), None)
@@ -196,6 +204,22 @@ class SearchSpace:
     def grid(self) -> Iterator[Config]:
         """Every configuration, one at a time: the product is never held."""
         return map(self.at, range(self.size))
+
+    def first(self, is_wanted: Callable[[Config], bool], known: int = 0) -> Config | None:
+        """The first wanted configuration of the grid; of a large one, its beginning is looked at.
+
+        Args:
+            is_wanted: whether to take one.
+            known: how many of the beginning are known not to be wanted.
+        """
+        looked = MOST_OF_GRID + known
+        found = next(filter(is_wanted, itertools.islice(self.grid(), looked)), None)
+        if found is None and looked < self.size:
+            warn_once(
+                f"no untried configuration that can be was found near the last one, at random, or "
+                f"among the first {looked} of {self.size:.3g}: others are not looked for."
+            )
+        return found
 
     def neighbours(self, config: Config, changes: int = 1) -> Iterator[Config]:
         """Every configuration that differs from `config` in exactly so many choices."""

@@ -94,6 +94,9 @@ class Search:
     ) -> None:
         self.space, self.measure = space, measure
         self.goals = (goals,) if isinstance(goals, Goal) else tuple(goals)
+        wrong = next((goal for goal in self.goals if not isinstance(goal, Goal)), None)
+        if wrong is not None:
+            raise ConfigError(f"goals: expected chop.search.Goal, got {wrong!r}.")
         self.sampler, self.pruner, self.seed = sampler, make_pruner(pruner), seed
         self.out = None if out is None else Path(out).expanduser().absolute()
         self.url = storage_url(storage, self.out)

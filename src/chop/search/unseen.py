@@ -20,8 +20,8 @@ def unseen_near(
     """A possible configuration whose key is not among `seen`: a near one if there is one.
 
     First those that differ in one and in two choices are looked through, in an order of their own
-    for each configuration; then random ones; at last the whole grid, so that None means that the
-    space is used up.
+    for each configuration; then random ones; at last the grid: None means that the space is used
+    up, or that nothing was found in a large one (`SearchSpace.first`).
     """
     draw = random.Random(seed_of(seed, ["near", space.key(config)]))
 
@@ -34,6 +34,5 @@ def unseen_near(
             draw.shuffle(near)
             yield from near
         yield from (space.at(draw.randrange(space.size)) for _ in range(DRAWS))
-        yield from space.grid()
 
-    return next(filter(is_free, others()), None)
+    return next(filter(is_free, others()), None) or space.first(is_free)

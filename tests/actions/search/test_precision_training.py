@@ -23,7 +23,7 @@ def problem(**settings):
 
 
 def test_a_trial_is_trained_from_the_same_weights_each_time():
-    trained, rounded = problem(), problem(epochs=0)
+    trained, rounded = problem(), problem(epochs=0, lr=None)
     rough = trained.uniform("2.mse")
     before = {name: x.clone() for name, x in trained.layers.mg.model.state_dict().items()}
     first = trained.measure(rough, lambda *_: None)
@@ -96,7 +96,7 @@ def test_the_kept_model_is_the_trained_one_and_accuracy_is_drawn_in_percent(
 
 def test_rounding_only_and_training_are_different_searches(tmp_path):
     given = with_validation()
-    untrained = PrecisionConfig(**{**SETTINGS, "epochs": 0}, out=tmp_path, trials=2)
+    untrained = PrecisionConfig(**{**SETTINGS, "epochs": 0, "lr": None}, out=tmp_path, trials=2)
     precision.prepare(untrained, given).run(2, progress=False)
     with pytest.raises(ConfigError, match="begun with other problem: 'training' was None"):
         precision.prepare(PrecisionConfig(**SETTINGS, out=tmp_path), given).run(2, progress=False)
@@ -114,3 +114,8 @@ def test_trials_are_never_measured_on_what_they_train_on():
 def test_wrong_settings(setting, value):
     with pytest.raises(ConfigError, match=f"{setting}: got"):
         PrecisionConfig(**{setting: value})
+
+
+def test_a_rate_without_epochs_is_refused():
+    with pytest.raises(ConfigError, match="lr: got 0.1, but trials are trained with epochs alone"):
+        PrecisionConfig(lr=0.1)

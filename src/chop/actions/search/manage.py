@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from chop.actions.interrupt import told_when_interrupted
 from chop.actions.search.job import Job, SearchConfig, find_job, rebuild, run_job
 from chop.errors import ConfigError, did_you_mean
@@ -193,6 +195,7 @@ def export_best(
     values = ", ".join(f"{name} {value:.6g}" for name, value in chosen.values.items())
     comment = printable(f"# Trial {chosen.number} of study {noted['name']}: {values}")
     write_text(path, f"{comment}\n{toml(settings)}")
+    Console().print(f"{path}: trial {chosen.number}, for chop compress --config", markup=False)
     return settings
 
 

@@ -109,6 +109,8 @@ class PrecisionConfig(FormatSettings, SearchConfig):
                     raise ConfigError(f"{where}: unknown '{name}': {nearest}")
         check_budgets(self.budgets or {})
         objectives_of(self.all_goals())
+        if self.lr is not None and not self.epochs:
+            raise ConfigError(f"lr: got {self.lr:g}, but trials are trained with epochs alone.")
 
     def all_goals(self) -> tuple[Goal, ...]:
         """Objectives, then budgets."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 
 import numpy as np
 from optuna import Study
@@ -216,6 +215,14 @@ class _Proposal:
     def _any_free(self) -> Code:
         """One that was not proposed before; of a space that is used up, one that was."""
         codes = (tuple(row) for row in self._strangers(STRANGERS).tolist())
-        everything = map(self.coding.code, self.coding.space.grid())
-        free = (code for code in chain(codes, everything) if code and self._is_free(code))
-        return next(free, None) or min(self.history.taken, default=self.coding.uniform(0.0))
+        found = next(filter(self._is_free, codes), None)
+        if found is None:
+            config = self.coding.space.first(lambda config: self._is_free(self._code(config)))
+            found = None if config is None else self._code(config)
+        return found or min(self.history.taken, default=self.coding.uniform(0.0))
+
+    def _code(self, config: Config) -> Code:
+        """Of a whole configuration, which has one."""
+        code = self.coding.code(config)
+        assert code is not None
+        return code
