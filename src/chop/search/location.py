@@ -22,7 +22,7 @@ SERVER_URL = re.compile(
 """What is written otherwise, parsers may read as it was not meant: a password as a host."""
 SHOWN_OPTIONS = ("host", "port", "dbname", "user", "sslmode", "connect_timeout")
 """Options of a URL that may be printed; any other may be a secret."""
-STUDY_NAME = re.compile(rf"(?!\.| |{FILE_NAME})[\w\-.,+= ]+(?<![. ])")
+STUDY_NAME = re.compile(rf"(?!\.| |{FILE_NAME})[\w\-.,+=() ]+(?<![. ])")
 MAX_NAME_BYTES = 200
 
 
@@ -30,14 +30,14 @@ def check_study_name(name: str) -> str:
     """The name, where it can be a study's: one line that can be a folder's name.
 
     Raises:
-        ConfigError: it has other characters than letters, digits, spaces and `-_.,+=`, begins with
-            a dot or `search.db`, begins or ends with a space, ends with a dot, or is empty or
+        ConfigError: it has other characters than letters, digits, spaces and `-_.,+=()`, begins
+            with a dot or `search.db`, begins or ends with a space, ends with a dot, or is empty or
             longer than 200 bytes.
     """
     size = len(name.encode(errors="replace"))
     if not STUDY_NAME.fullmatch(name) or size > MAX_NAME_BYTES:
         raise ConfigError(
-            f"name of a study: expected letters, digits, spaces and -_.,+=, at most "
+            f"name of a study: expected letters, digits, spaces and -_.,+=(), at most "
             f"{MAX_NAME_BYTES} bytes, no dot or space at an end and not '{FILE_NAME}', for it "
             f"names a folder too; got '{printable(name[:MAX_NAME_BYTES])}'."
         )
