@@ -32,7 +32,7 @@ from chop.search import Choice, Goal, Search, SearchSpace
 from chop.search.ledger import Ledger
 from chop.search.opening import open_engine
 from chop.search.result import OUTCOMES
-from tests.unprivileged import NEEDS_ROOT, as_nobody
+from tests.unprivileged import NEEDS_ROOT, as_nobody, let_others_in
 
 SPACE = SearchSpace(tuple(Choice(f"fc{i}", {"4.mse": 4, "8.mse": 8}) for i in range(3)))
 
@@ -248,8 +248,7 @@ def test_a_search_with_its_storage_elsewhere_writes_where_it_did(toy, tmp_path, 
 
 @NEEDS_ROOT
 def test_another_users_search_is_shown_and_exported(begun, tmp_path, capfd):
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
+    let_others_in(tmp_path)
     (tmp_path / "mine").mkdir(mode=0o777)
     (tmp_path / "mine").chmod(0o777)
     before = files_of(begun)

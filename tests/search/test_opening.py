@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from chop.errors import UnavailableError, WriteError
 from chop.search.location import MEMORY, storage_file, storage_url
 from chop.search.opening import open_engine, storage_errors
-from tests.unprivileged import NEEDS_ROOT, as_nobody, in_a_namespace
+from tests.unprivileged import NEEDS_ROOT, as_nobody, in_a_namespace, let_others_in
 
 FORK = multiprocessing.get_context("fork")
 
@@ -64,8 +64,7 @@ def content(folder):
 @pytest.fixture
 def open_to_all(tmp_path):
     """A folder that a user without rights reaches."""
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
+    let_others_in(tmp_path)
     return tmp_path
 
 
