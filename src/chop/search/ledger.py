@@ -58,7 +58,7 @@ class Row:
         worker: who runs it, or has run it.
         begun: how often it was begun: more than once after kills.
         errors: how often the measure ended by an error that stopped its search.
-        document: JSON of `config`, and of what else `chop.search.mirror.Document` has.
+        document: JSON of `config`, and of what `chop.search.mirror.document_of` adds at its end.
     """
 
     number: int
