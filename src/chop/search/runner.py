@@ -218,7 +218,7 @@ class Runner:
 
     def _end(self, row: Row, trial: Trial, ending: _Ending, seconds: float) -> None:
         """Tells the end of a trial of this worker's, once; a model to keep is on disk before."""
-        artefacts = self.search.artefacts if ending.values is not None else None
+        artefacts = self.search.artefacts
         if artefacts is not None and ending.values is not None:
             mine = replace(row.tried, outcome="measured", values=ending.values)
             try:
@@ -232,7 +232,7 @@ class Runner:
         document["seconds"] = seconds
         if not self.ledger.finish(row, self.me, ending.outcome, document):
             raise _LostError("another worker has taken the trial.")
-        if artefacts is not None:
+        if artefacts is not None and ending.values is not None:
             artefacts.clean(self._result())
         self._call_back(frozen)
 
