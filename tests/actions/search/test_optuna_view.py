@@ -87,10 +87,12 @@ def test_the_dashboard_sees_what_happens_meanwhile(begun, tmp_path, monkeypatch,
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline and len(optuna.get_all_study_names(storage)) < 2:
             time.sleep(0.05)
-        seen["then"] = by_params(study.trials)
         later = optuna.load_study(study_name="later", storage=storage)
-        while time.monotonic() < deadline and len(later.trials) < 2:
+        while time.monotonic() < deadline and (
+            len(later.trials) < 2 or by_params(study.trials) != seen["expected"]
+        ):
             time.sleep(0.05)
+        seen["then"] = by_params(study.trials)
         seen["later"] = len(later.trials)
 
     stub = types.SimpleNamespace(run_server=run_server)

@@ -119,3 +119,8 @@ def test_wrong_settings(setting, value):
 def test_a_rate_without_epochs_is_refused():
     with pytest.raises(ConfigError, match="lr: got 0.1, but trials are trained with epochs alone"):
         PrecisionConfig(lr=0.1)
+
+
+def test_a_pruner_of_a_cost_is_refused():
+    with pytest.raises(ConfigError, match="pruner: 'bits' is known before a trial runs"):
+        PrecisionConfig(goals=("bits",), budgets={"kl": 0.1}, pruner="asha")

@@ -109,6 +109,10 @@ class PrecisionConfig(FormatSettings, SearchConfig):
                     raise ConfigError(f"{where}: unknown '{name}': {nearest}")
         check_budgets(self.budgets or {})
         objectives_of(self.all_goals())
+        if self.pruner is not None and self.goals[0] in COSTS:
+            raise ConfigError(
+                f"pruner: '{self.goals[0]}' is known before a trial runs: there is nothing to stop."
+            )
         if self.lr is not None and not self.epochs:
             raise ConfigError(f"lr: got {self.lr:g}, but trials are trained with epochs alone.")
 
