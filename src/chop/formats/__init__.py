@@ -27,6 +27,7 @@ from chop.formats.minifloat_ieee import MinifloatIEEE
 from chop.formats.mxfp import MXFP
 from chop.formats.mxint import MXInt
 from chop.formats.nvfp4 import NVFP4
+from chop.formats.quantizer import Quantizer, StandIn
 from chop.formats.scale_integer import ScaleInteger
 from chop.formats.spec import OPERANDS, QuantSpec
 from chop.formats.spelling import parse_spelling, spelling

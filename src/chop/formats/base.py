@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -21,11 +21,8 @@ from chop.config import check_fields, parse
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import transforms
 from chop.formats.inputs import TAKING_TENSORS, check_tensor, checking
+from chop.formats.quantizer import GRADIENTS, Gradient, Quantizer
 
-Gradient = Literal["identity", "clip", "lsq"]
-"""How a gradient passes a fake-quantiser: unchanged; zero where the value saturated; or also to
-the scales, where they are learnt (see `chop.formats.learnt`), and unchanged elsewhere."""
-GRADIENTS = get_args(Gradient)
 OPERANDS = ("data_in", "weight", "bias", "data_out")
 """What an operator can have in a format."""
 
@@ -77,7 +74,7 @@ class Encoded:
         return dataclasses.replace(self, codes=codes, scales=scales, shape=shape)
 
 
-class NumberFormat(ABC):
+class NumberFormat(Quantizer):
     """A finite set of numbers, and the rule that picks one for every real number.
 
     Subclasses are frozen dataclasses whose fields are config keys (or values derived from them).
@@ -114,7 +111,7 @@ class NumberFormat(ABC):
         fields = dataclasses.asdict(self)  # type: ignore[call-overload]
         object.__setattr__(self, "key", json.dumps({"name": self.name, **fields}))
 
-    def validate(self) -> None:  # noqa: B027 (formats whose every value is valid have nothing to add)
+    def validate(self) -> None:
         """Raises ConfigError where a field is out of range."""
 
     @classmethod
@@ -163,6 +160,11 @@ class NumberFormat(ABC):
     def is_deterministic(self) -> bool:
         """False where `round` draws at random."""
         return True
+
+    @property
+    def cache_key(self) -> str | None:
+        """The key; None where `round` draws at random."""
+        return self.key if self.is_deterministic else None
 
     @abstractmethod
     def saturates(self, x: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.formats.base import NumberFormat, formats, from_key
+from chop.formats.quantizer import Quantizer
 from chop.formats.scaling import TINY
 from chop.formats.transforms import refuse_transforms
 
@@ -102,9 +103,9 @@ def starting_scales(number_format: NumberFormat, x: Tensor) -> Tensor:
     return number_format.first_scales(x)
 
 
-def learns(number_format: NumberFormat) -> bool:
+def learns(quantizer: Quantizer) -> bool:
     """True for formats with a scale to learn."""
-    return isinstance(number_format, LearnableFormat) and number_format.can_learn
+    return isinstance(quantizer, LearnableFormat) and quantizer.can_learn
 
 
 def learnable_names() -> list[str]:

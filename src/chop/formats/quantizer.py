@@ -1,0 +1,106 @@
+"""What stands in a slot of a `QuantSpec`: a number format, or what takes its place for a while."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from typing import Literal, final, get_args
+
+from torch import Tensor
+
+Gradient = Literal["identity", "clip", "lsq"]
+"""How a gradient passes a fake-quantiser: unchanged; zero where the value saturated; or also to
+the scales, where they are learnt (see `chop.formats.learnt`), and unchanged elsewhere."""
+GRADIENTS = get_args(Gradient)
+
+
+class Quantizer(ABC):
+    """What a quantised operator asks of what quantises one of its operands.
+
+    `NumberFormat` is the quantizer that can be stored: it adds widths, codes and a key. All others
+    are a `StandIn`.
+    """
+
+    @abstractmethod
+    def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
+        """The operand as the operator computes with it.
+
+        Args:
+            x: any shape, floating.
+            gradient: how the gradient passes.
+        Returns: same shape and dtype as `x`.
+        """
+
+    @abstractmethod
+    def fitted(self, samples: Tensor) -> Quantizer:
+        """This quantizer with every field that waits for data derived from `samples`."""
+
+    @property
+    @abstractmethod
+    def is_fitted(self) -> bool:
+        """False while a field still waits for `fitted`."""
+
+    @property
+    @abstractmethod
+    def is_identity(self) -> bool:
+        """True for what changes nothing and sees nothing, so that calls may be left out."""
+
+    @property
+    @abstractmethod
+    def cache_key(self) -> Hashable | None:
+        """Equal for quantizers of equal results; None where a result must not be used again."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """Short text for tables, pictures and messages."""
+
+
+class StandIn(Quantizer):
+    """A quantizer that is no number format: an observer, a gradient tap, an exported operator.
+
+    A subclass defines `__call__`. It sees every tensor that reaches its operand, and is never
+    stored. Its label is its class.
+
+    Example:
+        >>> import torch
+        >>> from chop.formats import QuantSpec
+        >>> from chop.nn.quantized import QuantLinear
+        >>> class Largest(StandIn):
+        ...     def __call__(self, x, gradient="identity"):
+        ...         self.value = x.abs().max().item()
+        ...         return x
+        >>> layer = QuantLinear(2, 1, config=QuantSpec(data_in=(largest := Largest())))
+        >>> _ = layer(torch.tensor([0.5, -3.0]))
+        >>> largest.value
+        3.0
+    """
+
+    @final
+    def fitted(self, samples: Tensor) -> Quantizer:
+        """Itself: it waits for nothing."""
+        return self
+
+    @final
+    @property
+    def is_fitted(self) -> bool:
+        """True."""
+        return True
+
+    @final
+    @property
+    def is_identity(self) -> bool:
+        """False: it sees every tensor."""
+        return False
+
+    @final
+    @property
+    def cache_key(self) -> None:
+        """None: it sees every tensor."""
+        return
+
+    @final
+    @property
+    def label(self) -> str:
+        """The name of its class."""
+        return type(self).__name__
