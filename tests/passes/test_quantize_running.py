@@ -47,4 +47,4 @@ def test_calibration_takes_the_place_of_what_training_has_shown(net_graph):
     assert info["fitted"] == 2
     layer = mg.modules["fc1"]
     assert layer.spec.data_in.is_fitted and layer.format_of("data_in") is layer.spec.data_in
-    assert layer.running["data_in"][2] != layer.spec.data_in != Integer(8, "auto")
+    assert layer.running["data_in"].fitted != layer.spec.data_in != Integer(8, "auto")

@@ -111,7 +111,7 @@ def _quantize(
 ) -> MaseGraph:
     quantized, _ = passes.quantize_transform_pass(mg, settings)
     specs = [op.spec for op in quantized.model.modules() if isinstance(op, QuantizedOperator)]
-    if not all(number_format.is_fitted for spec in specs for _, number_format in spec.items()):
+    if not all(spec.is_fitted for spec in specs):
         batches = calibration_batches(mg.model, subject.train, rows=calibration_rows)
         quantized, _ = passes.calibrate_transform_pass(
             quantized, {"batches": batches}, inplace=True

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from chop.config import convert
 from chop.errors import ConfigError, did_you_mean
-from chop.formats.base import OPERANDS, Gradient, NumberFormat, get_format, parse_format
+from chop.formats.base import OPERANDS, NumberFormat, get_format, parse_format
 from chop.formats.float import Float
 from chop.formats.learnt import LearnableFormat, learnable_names, learns
 from chop.formats.mase_spelling import read_config, read_fields, without_spare_keys
+from chop.formats.quantizer import Gradient, Quantizer
 
 FLOAT = Float()
 MODULE_WIDE = ("name", "bypass", "gradient")
@@ -21,7 +22,9 @@ MODULE_WIDE = ("name", "bypass", "gradient")
 
 @dataclasses.dataclass(frozen=True)
 class QuantSpec:
-    """One format per operand; `float` leaves an operand as it is.
+    """One quantizer per operand: a number format, of which `float` leaves an operand as it is.
+
+    For a while, as long as a model is observed or exported, a `StandIn` may take a format's place.
 
     Attributes:
         data_in: the operator's inputs.
@@ -36,16 +39,16 @@ class QuantSpec:
         ConfigError: nothing can be learnt.
     """
 
-    data_in: NumberFormat = FLOAT
-    weight: NumberFormat = FLOAT
-    bias: NumberFormat = FLOAT
-    data_out: NumberFormat = FLOAT
+    data_in: Quantizer = FLOAT
+    weight: Quantizer = FLOAT
+    bias: Quantizer = FLOAT
+    data_out: Quantizer = FLOAT
     gradient: Gradient = "identity"
 
     @classmethod
-    def uniform(cls, number_format: NumberFormat) -> QuantSpec:
-        """The same format for inputs, weight and bias."""
-        return cls(number_format, number_format, number_format)
+    def uniform(cls, quantizer: Quantizer) -> QuantSpec:
+        """The same quantizer, most often a number format, for inputs, weight and bias."""
+        return cls(quantizer, quantizer, quantizer)
 
     @classmethod
     def parse(
@@ -70,7 +73,7 @@ class QuantSpec:
         MASE's liberties are taken in this spelling: "NA" is None, 4.0 is 4, 1 is True. A value that
         MASE takes and the format cannot have becomes the nearest, with a warning.
 
-        Nested, any format per operand, operands left out stay float::
+        Nested, any format or quantizer per operand, operands left out stay float::
 
             {"data_in": {"name": "integer", "width": 8, "frac_width": 4}, "weight": Integer(4, 3)}
 
@@ -101,7 +104,9 @@ class QuantSpec:
             keys.chosen[operand] = keys.chosen[operand] or keys.chosen[source]
         kind = settings.get("name")
         specified: dict[str, Any] = {
-            operand: parse_format(value, f"{where}.{operand}")
+            operand: value
+            if isinstance(value, Quantizer)
+            else parse_format(value, f"{where}.{operand}")
             for operand, value in keys.nested.items()
         }
         for operand in (*operands, "data_out") if kind is not None else ():
@@ -119,9 +124,28 @@ class QuantSpec:
 
     def keeping(self, *operands: str) -> QuantSpec:
         """This spec with every other operand float; where none learns, gradients just pass."""
-        kept = {name: fmt for name, fmt in self.items() if name in operands}
+        kept = {name: quantizer for name, quantizer in self.items() if name in operands}
         learning = self.gradient != "lsq" or any(map(learns, kept.values()))
         return QuantSpec(**kept, gradient=self.gradient if learning else "identity")
+
+    def with_quantizers(self, **quantizers: Quantizer) -> QuantSpec:
+        """This spec with other formats, or what stands in for them, by operand."""
+        changed: dict[str, Any] = dict(quantizers)
+        return dataclasses.replace(self, **changed)
+
+    def number_format(self, operand: str) -> NumberFormat:
+        """The format of an operand, to be counted, stored or encoded in it.
+
+        Raises:
+            ConfigError: the operand has a stand-in.
+        """
+        found = getattr(self, operand)
+        if isinstance(found, NumberFormat):
+            return found
+        raise ConfigError(
+            f"{operand}: expected a number format, which has bits and codes, got {found.label}, "
+            f"which only stands in for one; use spec.with_quantizers({operand}=...) to give it one."
+        )
 
     def __post_init__(self) -> None:
         if self.gradient not in get_args(Gradient):
@@ -149,20 +173,23 @@ class QuantSpec:
             settled[operand] = number_format.with_scales(found)
         return dataclasses.replace(self, **settled, gradient="identity")
 
-    def items(self) -> list[tuple[str, NumberFormat]]:
-        """(operand, format) in the order data_in, weight, bias, data_out."""
+    def items(self) -> list[tuple[str, Quantizer]]:
+        """(operand, quantizer) in the order data_in, weight, bias, data_out."""
         return [(operand, getattr(self, operand)) for operand in OPERANDS]
 
     @property
     def is_float(self) -> bool:
         """True when every operand is left as it is."""
-        return all(number_format.is_identity for _, number_format in self.items())
+        return all(quantizer.is_identity for _, quantizer in self.items())
+
+    @property
+    def is_fitted(self) -> bool:
+        """False while a quantizer waits for data."""
+        return all(quantizer.is_fitted for _, quantizer in self.items())
 
     def fitted(self, samples: Mapping[str, Tensor]) -> QuantSpec:
-        """This spec with the formats of the operands in `samples` fitted to them."""
-        return dataclasses.replace(
-            self, **{name: getattr(self, name).fitted(x) for name, x in samples.items()}
-        )
+        """This spec with the quantizers of the operands in `samples` fitted to them."""
+        return self.with_quantizers(**{n: getattr(self, n).fitted(x) for n, x in samples.items()})
 
 
 def _nothing_to_learn(spec: QuantSpec) -> str:

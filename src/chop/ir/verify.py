@@ -75,7 +75,7 @@ def _verify_formats(node: fx.Node, module: QuantizedOperator, args: dict[str, ob
         if not (isinstance(info, TensorInfo) and info.is_floating):
             continue
         operand = operand_of(name, module)
-        number_format = getattr(module.spec, operand)
+        number_format = module.spec.number_format(operand)
         if info.type != number_format.name:
             raise GraphError(
                 f"node '{node.name}': {name} is noted as '{info.type}' and its {operand} is "

@@ -113,6 +113,4 @@ def size_bytes(model: nn.Module) -> float:
 
 
 def _waits(module: nn.Module) -> bool:
-    return isinstance(module, QuantizedOperator) and not all(
-        number_format.is_fitted for _, number_format in module.spec.items()
-    )
+    return isinstance(module, QuantizedOperator) and not module.spec.is_fitted

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.formats import NumberFormat
+from chop.formats import Gradient, NumberFormat, StandIn
 from chop.search.evaluation import Evaluator, evaluating
 from chop.search.layers import operands_of
 from chop.search.precision import PrecisionProblem
@@ -70,13 +69,13 @@ def _put_taps(problem: PrecisionProblem, anchor: Tensor) -> list[tuple[str, _Tap
                     for text, fmt in problem.options.items()
                 }
                 tap = _Tap(fit, part._parameters.get(operand) is not None, anchor)
-                part.spec = dataclasses.replace(part.spec, **{operand: tap})  # type: ignore[arg-type]
+                part.spec = part.spec.with_quantizers(**{operand: tap})
                 taps.append((choice, tap))
     return taps
 
 
-class _Tap:
-    """Stands in for a format: passes on what it is given, and sees its gradient."""
+class _Tap(StandIn):
+    """Passes on what it is given, and sees its gradient."""
 
     def __init__(
         self, formats: Mapping[str, NumberFormat], is_parameter: bool, anchor: Tensor
@@ -87,7 +86,7 @@ class _Tap:
         self.gradient: Tensor | float = 0.0
         self.squares: Tensor | float = 0.0
 
-    def __call__(self, x: Tensor, gradient: str) -> Any:
+    def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
         return _Pass.apply(x, self.anchor, self)
 
     def look(self, x: Tensor, gradient: Tensor) -> None:

@@ -25,6 +25,7 @@ from chop.ir.capture.specs import FieldsSpec, LeafReport, TensorSpec
 from chop.ir.capture.targets import function_reference
 from chop.ir.metadata import CommonMetadata, MaseMetadata, OpenRecord, Record, TensorInfo
 from chop.ir.storage.allowed import AllowList
+from chop.nn.quantized.running import Running
 
 Json = Any
 Rules = Mapping[str, Callable[[Any], Any]]
@@ -152,9 +153,11 @@ class Encoder:
         if isinstance(value, NumberFormat):
             return {"$format": _settings_of(value)}
         if isinstance(value, QuantSpec):
-            given = {name: fmt for name, fmt in value.items() if not fmt.is_identity}
-            formats = {operand: _settings_of(fmt) for operand, fmt in given.items()}
+            given = {name: x for name, x in value.items() if not x.is_identity}
+            formats = {operand: self(x)["$format"] for operand, x in given.items()}
             return {"$spec": {**formats, "gradient": value.gradient}}
+        if isinstance(value, Running):
+            return self((value.waiting, value.largest, value.fitted))
         if value is Ellipsis:
             return {"$ellipsis": True}
         if self._functions and callable(value) and not isinstance(value, nn.Module):

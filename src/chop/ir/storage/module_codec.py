@@ -19,6 +19,7 @@ from chop.ir.storage.codec import Decoder, Encoder, NotPlainError
 from chop.ir.storage.tensor_store import TensorStore
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.masks import show_zeros
+from chop.nn.quantized.running import Running
 
 BOOKKEEPING = frozenset(vars(nn.Module()))
 # Caches that recurrent layers derive from their parameters.
@@ -210,6 +211,8 @@ def _add_tensors(module: nn.Module, record: Record, tensors: Mapping[str, Tensor
             home[name] = None if key is None else tensors[key]
     module._non_persistent_buffers_set = set(record.get("not_persistent", ()))
     if isinstance(module, QuantizedOperator):
+        if module.running:
+            module.running = Running.read(module.running)
         show_zeros(module)  # files from before `weight_orig` have a dense weight beside its mask
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import ConfigError
-from chop.formats import Encoded, NumberFormat, QuantSpec
+from chop.formats import Encoded, NumberFormat, Quantizer, QuantSpec
 from chop.kernels import fake_quantize_directly
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.masks import FULL, MASK
@@ -104,7 +104,7 @@ class PackedOperator(QuantizedOperator):
             return self._decode(name, self.encoded(name))
         buffers = self._buffers
         sources = [x for buffer in BUFFER_NAMES[name] if (x := buffers.get(buffer)) is not None]
-        rule = getattr(self.spec, name).key, self.packed_dtype
+        rule = self.spec.number_format(name).key, self.packed_dtype
         return decoded_once(
             self, name, sources, rule, lambda: self._decode(name, self.encoded(name))
         )
@@ -119,7 +119,7 @@ class PackedOperator(QuantizedOperator):
             stored.scales,
             stored.tensor_scale,
             list(stored.shape),
-            getattr(self.spec, name).key,
+            self.spec.number_format(name).key,
             stored.dtype,
         )
 
@@ -134,11 +134,13 @@ class PackedOperator(QuantizedOperator):
             return x
         if operand is None or not isinstance(x, Tensor) or not x.is_floating_point():
             return x
-        number_format = self.format_of(operand)
+        quantizer = self.format_of(operand)
         # What learns its scales, or hides weights by a mask, is not packed.
-        if number_format.is_identity:
+        if quantizer.is_identity:
             return x
-        return fake_quantize_directly(x, number_format, self.spec.gradient)
+        if not isinstance(quantizer, NumberFormat):
+            return quantizer(x, self.spec.gradient)
+        return fake_quantize_directly(x, quantizer, self.spec.gradient)
 
     def _refuse_training(self, operand: str) -> None:
         if self.training and torch.is_grad_enabled():
@@ -205,14 +207,14 @@ def packable_operands(layer: QuantizedOperator) -> list[str]:
     return [name for name in present if name != "data_in" and _packs(getattr(layer.spec, name))]
 
 
-def _packs(number_format: NumberFormat) -> bool:
-    is_settled = number_format.is_fitted and number_format.is_deterministic
-    return is_settled and not number_format.is_identity
+def _packs(quantizer: Quantizer) -> bool:
+    is_format = isinstance(quantizer, NumberFormat) and quantizer.is_deterministic
+    return is_format and quantizer.is_fitted and not quantizer.is_identity
 
 
 def encoded(layer: QuantizedOperator, name: str, known: KnownCodes) -> Encoded:
     """The codes of a parameter that is not packed yet."""
-    number_format = getattr(layer.spec, name)
+    number_format = layer.spec.number_format(name)
     key = (id(getattr(layer, name)), number_format.key)
     if key not in known:
         known[key] = number_format.encode(layer.effective(name).detach())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from chop.formats import Float
+from chop.formats import Float, NumberFormat
 from chop.formats.transforms import is_transformed
 from chop.nn import quantized as q
 from chop.nn.packed.base import PackedOperator
@@ -33,7 +33,8 @@ class PackedLinear(PackedOperator, q.QuantLinear):
             return super().forward(input)
         spec, buffers, x_format = self.spec, self._buffers, self.format_of("data_in")
         # Without a gradient to stop, the kernel rounds the input: to integers if it can.
-        if torch.is_grad_enabled() and not x_format.is_identity:
+        has_gradient = torch.is_grad_enabled() and not x_format.is_identity
+        if has_gradient or not isinstance(x_format, NumberFormat):
             input, x_format = self.quantize("data_in", input), FLOAT
         y = torch.ops.chop.packed_linear(
             input,
@@ -42,7 +43,7 @@ class PackedLinear(PackedOperator, q.QuantLinear):
             buffers.get("weight_scales"),
             buffers.get("weight_tensor_scale"),
             self.packed_shapes["weight"],
-            spec.weight.key,
+            spec.number_format("weight").key,
             self.bias,
             False,
         )
@@ -108,7 +109,8 @@ class PackedEmbedding(PackedOperator, q.QuantEmbedding):
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         by_rows = self.max_norm is None and input.numel() < self.num_embeddings
         by_rows = by_rows and not self._is_kept("weight")
-        if not (by_rows and self.spec.weight.keeps_rows_apart(self.packed_shapes["weight"])):
+        stored_in = self.spec.number_format("weight")
+        if not (by_rows and stored_in.keeps_rows_apart(self.packed_shapes["weight"])):
             return super().forward(input)
         stored = self.encoded("weight").take_rows(input.reshape(-1))
         rows = self.quantize("weight", self._decode("weight", stored))

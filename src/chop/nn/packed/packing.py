@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from chop.errors import ConfigError
+from chop.formats import NumberFormat
 from chop.nn.packed.base import KnownCodes, PackedOperator, encoded, packable_operands
 from chop.nn.packed.operators import PACKED
 from chop.nn.quantized import QuantizedOperator
@@ -34,6 +35,8 @@ def obstacle(layer: nn.Module, known: KnownCodes | None = None) -> str | None:
         return "learns its scales: layer.settled() makes them part of its formats"
     if packed_class(layer) is None:
         return f"is a {type(layer).__name__}, which has no packed form"
+    if not isinstance(layer.spec.weight, NumberFormat):
+        return f"has {layer.spec.weight.label} in the place of its weight's format"
     if not layer.spec.weight.is_fitted:
         return "has a weight format that waits for calibration"
     if not layer.spec.weight.is_deterministic:
@@ -44,7 +47,7 @@ def obstacle(layer: nn.Module, known: KnownCodes | None = None) -> str | None:
 def _inexact(layer: QuantizedOperator, known: KnownCodes) -> str | None:
     """What codes cannot hold."""
     for name in packable_operands(layer):
-        stored = getattr(layer.spec, name)
+        stored = layer.spec.number_format(name)
         x = layer.effective(name).detach()
         if not x.isfinite().all():
             return f"has values in its {name} that are not finite"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -62,7 +61,7 @@ class QuantScaledDotProductAttention(QuantizedOperator):
     @property
     def spec(self) -> QuantSpec:  # type: ignore[override]
         """The formats, as the steps have them: `data_in` is that of queries and keys."""
-        return dataclasses.replace(self.context.spec, data_in=self.product.spec.data_in)
+        return self.context.spec.with_quantizers(data_in=self.product.spec.data_in)
 
     def with_spec(self, spec: QuantSpec) -> QuantScaledDotProductAttention:
         """Attention in other formats."""

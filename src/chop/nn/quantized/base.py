@@ -11,7 +11,7 @@ from torch._guards import detect_fake_mode
 from torch.nn.utils.parametrize import is_parametrized
 
 from chop.errors import ConfigError
-from chop.formats import OPERANDS, NumberFormat, QuantSpec, learnt_fake_quantize, starting_scales
+from chop.formats import OPERANDS, Quantizer, QuantSpec, learnt_fake_quantize, starting_scales
 from chop.nn.quantized.masks import FULL, MASK, hide, note_operator, show_zeros
 from chop.nn.quantized.running import Running, observed
 from chop.nn.weight_cache import keeps, kept
@@ -148,11 +148,11 @@ class QuantizedOperator(nn.Module):
             return self._kept(operand, x, mask)
         return self._round(operand, x, mask)
 
-    def format_of(self, operand: str) -> NumberFormat:
+    def format_of(self, operand: str) -> Quantizer:
         """The format of an operand as it is used: fitted, where training has shown to what."""
-        number_format: NumberFormat = getattr(self.spec, operand)
+        quantizer: Quantizer = getattr(self.spec, operand)
         found = self.running.get(operand)
-        return found[2] if found is not None and found[0] == number_format else number_format
+        return found.fitted if found is not None and found.waiting == quantizer else quantizer
 
     def _observe(self, operand: str, x: Tensor) -> None:
         before = self.running.get(operand)
@@ -165,22 +165,21 @@ class QuantizedOperator(nn.Module):
         x = x if mask is None else hide(x, mask)
         if self.training and not getattr(self.spec, operand).is_fitted:
             self._observe(operand, x)
-        number_format = self.format_of(operand)
         if self.spec.learns(operand):
             scales = self._parameters[SCALE_NAMES[operand]]
             is_batch = operand not in self._parameters
-            y = learnt_fake_quantize(x, scales, number_format, is_batch)
+            y = learnt_fake_quantize(x, scales, self.spec.number_format(operand), is_batch)
         else:
-            y = number_format(x, self.spec.gradient)
+            y = self.format_of(operand)(x, self.spec.gradient)
         return y if mask is None else hide(y, mask)
 
     def _kept(self, operand: str, x: Tensor, mask: Tensor | None) -> Tensor:
-        number_format = self.format_of(operand)
-        if not number_format.is_deterministic or (number_format.is_identity and mask is None):
+        quantizer = self.format_of(operand)
+        if quantizer.cache_key is None or (quantizer.is_identity and mask is None):
             return self._round(operand, x, mask)
         scales = self._parameters.get(SCALE_NAMES[operand])
         sources = tuple(tensor for tensor in (x, mask, scales) if tensor is not None)
-        rule = number_format.key, self.spec.learns(operand)
+        rule = quantizer.cache_key, self.spec.learns(operand)
         return kept(self, operand, sources, rule, lambda: self._round(operand, x, mask))
 
     def start_scales(self, operand: str, x: Tensor) -> None:
@@ -201,7 +200,7 @@ class QuantizedOperator(nn.Module):
         seen = x.detach().reshape(1, -1) if is_input else x.detach()
         parameter = self._parameters[SCALE_NAMES[operand]]
         assert parameter is not None
-        start = starting_scales(getattr(self.spec, operand), seen)
+        start = starting_scales(self.spec.number_format(operand), seen)
         parameter.data = start.to(parameter.dtype)  # on the device of the tensor
         self.waiting = tuple(name for name in self.waiting if name != operand)
 
@@ -228,12 +227,18 @@ class QuantizedOperator(nn.Module):
 
     def _placeholder(self, operand: str) -> Tensor:
         """As many scales as there will be: those of the weight as it is now; zeros for inputs."""
-        number_format = getattr(self.spec, operand)
+        number_format = self.spec.number_format(operand)
         if self._parameters.get(operand) is not None:
             return starting_scales(number_format, self.effective(operand).detach())
         held = next(iter(self._parameters.values()), None)
         row = torch.zeros(1, 1, device=None if held is None else held.device)
         return torch.zeros_like(starting_scales(number_format, row))
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Unpickles; see `Running.read`."""
+        super().__setstate__(dict(state))
+        if self.running:
+            self.running = Running.read(self.running)
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
@@ -264,5 +269,5 @@ class QuantizedOperator(nn.Module):
 
     def extra_repr(self) -> str:
         """The float module's text and the formats."""
-        chosen = [f"{name}={fmt.label}" for name, fmt in self.spec.items() if not fmt.is_identity]
+        chosen = [f"{name}={q.label}" for name, q in self.spec.items() if not q.is_identity]
         return ", ".join(text for text in (super().extra_repr(), *chosen) if text)

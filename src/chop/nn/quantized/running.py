@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
 
-from chop.formats import NumberFormat
+from chop.formats import Quantizer
 from chop.formats.transforms import is_transformed
 
-Running = tuple[NumberFormat, float, NumberFormat]
-"""A format that waits to be fitted, the largest magnitude so far, and the format fitted there."""
+
+@dataclass(frozen=True)
+class Running:
+    """What training has shown of an operand whose format was not calibrated.
+
+    Attributes:
+        waiting: the format with a field to derive.
+        largest: the largest magnitude so far.
+        fitted: the format fitted to the tensor that had it.
+    """
+
+    waiting: Quantizer
+    largest: float
+    fitted: Quantizer
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> dict[str, Running]:
+        """By operand; checkpoints, and pickles of earlier versions, have tuples of the fields."""
+        return {name: x if isinstance(x, cls) else cls(*x) for name, x in stored.items()}
 
 
-def observed(before: Running | None, waiting: NumberFormat, x: Tensor) -> Running | None:
+def observed(before: Running | None, waiting: Quantizer, x: Tensor) -> Running | None:
     """What is known after a training tensor: the format is fitted to the largest one so far.
 
     Finding the largest magnitude is one pass over `x`; only a new record is fitted to, which takes
@@ -27,14 +47,14 @@ def observed(before: Running | None, waiting: NumberFormat, x: Tensor) -> Runnin
         x: any shape, floating. What has no values to look at (compilers, fake tensors, transforms),
             and a first tensor that is all zero, leave things as they were.
     """
-    if before is not None and before[0] != waiting:
+    if before is not None and before.waiting != waiting:
         before = None
     if _is_opaque(x):
         return before
     largest = _largest(x.detach())
-    if largest <= (0.0 if before is None else before[1]):
+    if largest <= (0.0 if before is None else before.largest):
         return before
-    return waiting, largest, waiting.fitted(x.detach())
+    return Running(waiting, largest, waiting.fitted(x.detach()))
 
 
 def _is_opaque(x: Tensor) -> bool:

@@ -109,10 +109,10 @@ def record_formats(node: fx.Node, module: QuantizedOperator) -> None:
 def _record_formats(common: CommonMetadata, module: QuantizedOperator) -> None:
     for name, info in common.args.items():
         if isinstance(info, TensorInfo) and info.is_floating:
-            info.record_format(getattr(module.spec, operand_of(name, module)))
+            info.record_format(module.spec.number_format(operand_of(name, module)))
     for info in common.results.values():
         if info.is_floating:
-            info.record_format(module.spec.data_out)
+            info.record_format(module.spec.number_format("data_out"))
 
 
 def argument_tensors(

@@ -52,7 +52,7 @@ def _data_in(mg: MaseGraph, node: fx.Node) -> list[tuple[float, int]]:
             continue
         width = float(info.torch_dtype.itemsize * 8)  # type: ignore[union-attr]
         if isinstance(module, QuantizedOperator):
-            number_format = getattr(module.spec, operand_of(name, module))
+            number_format = module.spec.number_format(operand_of(name, module))
             width = width if number_format.is_identity else number_format.bits(info.shape)
         found.append((width, math.prod(info.shape)))
     return found

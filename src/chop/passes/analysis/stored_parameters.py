@@ -98,7 +98,7 @@ def _is_learnt_scale(module: nn.Module, name: str) -> bool:
 def _packed(prefix: str, module: PackedOperator, operand: str) -> StoredParameter:
     codes = module.encoded(operand)
     value = torch.empty(codes.shape, dtype=codes.dtype, device="meta")
-    number_format = getattr(module.spec, operand)
+    number_format = module.spec.number_format(operand)
     return StoredParameter(prefix + operand, value, number_format, operand, codes)
 
 
@@ -115,7 +115,8 @@ def _uses(mg: MaseGraph, node: fx.Node) -> Iterator[tuple[Tensor, str, NumberFor
         for name, argument in [*positions, *node.kwargs.items()]:
             operand = module.arguments.get(name)
             for parameter in _fetched(mg, argument):
-                yield parameter, operand or "", getattr(module.spec, operand) if operand else FLOAT
+                number_format = module.spec.number_format(operand) if operand else FLOAT
+                yield parameter, operand or "", number_format
     elif module is not None:
         yield from _uses_in(module)
     else:
@@ -129,7 +130,7 @@ def _uses_in(module: nn.Module) -> Iterator[tuple[Tensor, str, NumberFormat]]:
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
             if isinstance(part, QuantizedOperator) and name in part.operands:
-                yield parameter, name, getattr(part.spec, name)
+                yield parameter, name, part.spec.number_format(name)
             else:
                 yield parameter, "", FLOAT
 

@@ -135,7 +135,7 @@ def _mean_bits(mg: MaseGraph, node: fx.Node) -> tuple[float, float]:
         if isinstance(info, TensorInfo) and info.is_floating:
             exact.append(float(info.torch_dtype.itemsize * 8))  # type: ignore[union-attr]
             spec = module.spec if isinstance(module, QuantizedOperator) else QuantSpec()
-            number_format = getattr(spec, _operand(name, module))
+            number_format = spec.number_format(_operand(name, module))
             quantized.append(exact[-1] if number_format.is_identity else number_format.bits())
     count = max(len(exact), 1)
     return sum(exact) / count, sum(quantized) / count

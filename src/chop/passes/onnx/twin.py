@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from chop.errors import ConfigError
-from chop.formats import NumberFormat, QuantSpec
+from chop.formats import Gradient, Quantizer, QuantSpec, StandIn
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantConv1d, QuantConv2d, QuantizedOperator, QuantLinear
 from chop.nn.quantized.masks import FULL, MASK
@@ -40,15 +38,8 @@ class Twin:
     fallback: list[str] = field(default_factory=list)
 
 
-class _StandIn:
-    """Stands in for a format while a graph is exported."""
-
-    is_identity = False
-    is_deterministic = True
-
-
-@dataclass
-class _Round(_StandIn):
+@dataclass(eq=False)
+class _Round(StandIn):
     """An activation: quantised and dequantised.
 
     Attributes:
@@ -57,15 +48,15 @@ class _Round(_StandIn):
 
     grid: Grid
 
-    def __call__(self, x: Tensor, gradient: str) -> Tensor:
+    def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
         grid, scale = self.grid, self.grid.scale
         if scale is None:
             scale = (x.abs().max() / grid.high).clamp(min=torch.finfo(torch.float32).tiny)
         return onnx_round(x, scale, grid.low, grid.high)
 
 
-@dataclass
-class _Codes(_StandIn):
+@dataclass(eq=False)
+class _Codes(StandIn):
     """A weight: dequantised.
 
     Attributes:
@@ -79,12 +70,12 @@ class _Codes(_StandIn):
     def __post_init__(self) -> None:
         self.zero_point = torch.zeros_like(self.scale, dtype=self.codes.dtype)
 
-    def __call__(self, x: Tensor, gradient: str) -> Tensor:
+    def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
         return onnx_dequantize(self.codes, self.scale, self.zero_point, 0)
 
 
-@dataclass
-class _Values(_StandIn):
+@dataclass(eq=False)
+class _Values(StandIn):
     """A parameter that stays float: its rounded values.
 
     Attributes:
@@ -93,7 +84,7 @@ class _Values(_StandIn):
 
     values: Tensor
 
-    def __call__(self, x: Tensor, gradient: str) -> Tensor:
+    def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
         return self.values
 
 
@@ -109,26 +100,29 @@ class _Linear(nn.Module):
 
     def __init__(self, layer: QuantLinear) -> None:
         super().__init__()
-        spec: Any = layer.spec
-        self.round, self.round_out, self.weight = spec.data_in, spec.data_out, spec.weight
-        self.codes_io = spec.weight.codes.T.contiguous()
+        assert isinstance(layer.spec.weight, _Codes)
+        self.round, self.round_out = layer.spec.data_in, layer.spec.data_out
+        self.weight = layer.spec.weight
+        self.codes_io = self.weight.codes.T.contiguous()
         self.bias = None if layer.bias is None else layer.quantize("bias", layer.bias).detach()
 
     def forward(self, input: Tensor) -> Tensor:
-        x, weight = self.round(input, "identity"), self.weight
+        x, weight = self.round(input), self.weight
         weight_io = onnx_dequantize(self.codes_io, weight.scale, weight.zero_point, 1)
         y = x.unsqueeze(0) @ weight_io if input.dim() == 2 else x @ weight_io
         y = y if self.bias is None else y + self.bias
-        return self.round_out(y.squeeze(0) if input.dim() == 2 else y, "identity")
+        return self.round_out(y.squeeze(0) if input.dim() == 2 else y)
 
 
-def _integer_bias(bias: Tensor | None, spec: Any) -> _Codes | None:
+def _integer_bias(bias: Tensor | None, spec: QuantSpec) -> _Codes | None:
     """A convolution's bias in multiples of the product's scale; None if there is no such scale."""
-    takes_integers = isinstance(spec.data_in, _Round) and isinstance(spec.weight, _Codes)
-    if bias is None or not takes_integers or spec.data_in.grid.scale is None:
+    rounds, weight = spec.data_in, spec.weight
+    if bias is None or not (isinstance(rounds, _Round) and isinstance(weight, _Codes)):
         return None
-    values = spec.bias(bias, "identity").detach().double()
-    scale = spec.data_in.grid.scale * spec.weight.scale
+    if rounds.grid.scale is None:
+        return None
+    values = spec.bias(bias).detach().double()
+    scale = rounds.grid.scale * weight.scale
     codes = (values / scale.double()).round()
     if codes.abs().max() > torch.iinfo(torch.int32).max:
         return None
@@ -150,13 +144,12 @@ def _round_early(twin: MaseGraph) -> None:
         fixed = len(grids) == 1 and len(rounds) == sum(isinstance(r, _Round) for r in rounds)
         (grid,) = grids if fixed else (None,)
         if grid is not None and grid.scale is not None and module.spec.data_out.is_identity:
-            stand_in: Any = _Round(grid)
-            module.spec = dataclasses.replace(module.spec, data_out=stand_in)
+            module.spec = module.spec.with_quantizers(data_out=_Round(grid))
 
 
-def _rounds_of(twin: MaseGraph, node: fx.Node) -> list[Any]:
+def _rounds_of(twin: MaseGraph, node: fx.Node) -> list[Quantizer | None]:
     """What rounds a node's result, past steps that commute with rounding; None: nothing."""
-    rounds: list[Any] = []
+    rounds: list[Quantizer | None] = []
     for user in node.users:
         module = twin.module_of(user)
         if isinstance(module, (*CONVOLUTIONS, QuantLinear)):
@@ -199,7 +192,7 @@ def exported_twin(mg: MaseGraph, float_fallback: bool) -> Twin:
         chosen = {k: _fallback(step, k) if v is None else v for k, v in plans[name].items()}
         if any(isinstance(stand_in, _Round | _Codes) for stand_in in chosen.values()):
             quantized.append(name)
-        step.spec = dataclasses.replace(QuantSpec(), **chosen)
+        step.spec = QuantSpec().with_quantizers(**chosen)
         for name in (MASK, FULL):  # the codes are zero there
             step._buffers.pop(name, None)
     _round_early(twin)
@@ -208,8 +201,8 @@ def exported_twin(mg: MaseGraph, float_fallback: bool) -> Twin:
         if isinstance(module, QuantLinear) and isinstance(module.spec.weight, _Codes):
             twin.replace(node, _Linear(module))
         elif isinstance(module, CONVOLUTIONS):
-            bias: Any = _integer_bias(module.bias, module.spec) or module.spec.bias
-            module.spec = dataclasses.replace(module.spec, bias=bias)
+            bias = _integer_bias(module.bias, module.spec) or module.spec.bias
+            module.spec = module.spec.with_quantizers(bias=bias)
     return Twin(twin, quantized, missing)
 
 
@@ -231,21 +224,22 @@ def _explain(missing: list[str]) -> str:
     )
 
 
-def _plan(step: QuantizedOperator) -> dict[str, Any]:
+def _plan(step: QuantizedOperator) -> dict[str, StandIn | None]:
     """A stand-in for each operand that is not float; None where ONNX has none."""
-    present = [(name, fmt) for name, fmt in step.spec.items() if not fmt.is_identity]
-    plan = {operand: _stand_in(step, operand, fmt) for operand, fmt in present}
+    present = [operand for operand, quantizer in step.spec.items() if not quantizer.is_identity]
+    plan = {operand: _stand_in(step, operand) for operand in present}
     if step.is_pruned and "weight" not in plan:
         plan["weight"] = _Values(step.effective("weight").detach())
     return plan
 
 
-def _stand_in(step: QuantizedOperator, operand: str, number_format: NumberFormat) -> Any:
+def _stand_in(step: QuantizedOperator, operand: str) -> StandIn | None:
+    number_format = step.spec.number_format(operand)
     if step._parameters.get(operand) is None:
         grid = grid_of(number_format)
         return None if grid is None else _Round(grid)
     if operand == "bias":
-        return _fallback(step, operand)
+        return _Values(_rounded(step, operand))
     grid = grid_of(number_format, step.effective(operand))
     if grid is None or grid.scale is None:
         return None
@@ -260,7 +254,7 @@ def _rounded(step: QuantizedOperator, operand: str) -> Tensor:
         return step.quantize(operand, getattr(step, operand)).detach()
 
 
-def _fallback(step: QuantizedOperator, operand: str) -> Any:
+def _fallback(step: QuantizedOperator, operand: str) -> Quantizer:
     """Floats: a parameter's rounded values, activations as they are."""
     is_parameter = step._parameters.get(operand) is not None
     return _Values(_rounded(step, operand)) if is_parameter else QuantSpec().data_in

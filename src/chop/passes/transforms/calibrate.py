@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.formats import QuantSpec
+from chop.formats import Gradient, StandIn
 from chop.ir.capture.isolation import untouched
 from chop.ir.graph import MaseGraph
+from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
 from chop.passes.analysis.add_common_metadata import record_formats
 from chop.passes.base import graph_pass
@@ -71,6 +71,8 @@ def samples_of(
 ) -> dict[str, dict[str, Tensor]]:
     """What reaches operands of quantised operators while all quantisers are off.
 
+    Parameters that are stored as codes have their rounded values.
+
     Args:
         model: runs in eval mode without gradients, and is left as it was.
         batches: its inputs by name.
@@ -83,7 +85,8 @@ def samples_of(
     observers = {name: {operand: _Observer() for operand in wanted.get(name, ())} for name in steps}
     try:
         for name, step in steps.items():
-            step.spec = dataclasses.replace(QuantSpec(), **observers[name])  # type: ignore[arg-type]
+            stored = step.packed_shapes if isinstance(step, PackedOperator) else ()
+            step.spec = step.spec.keeping(*stored).with_quantizers(**observers[name])
         with untouched(model), torch.no_grad():
             model.eval()
             for batch in batches:
@@ -97,14 +100,14 @@ def samples_of(
     }
 
 
-class _Observer:
-    """Stands in for a format: keeps a sample of what passes and changes nothing."""
+class _Observer(StandIn):
+    """Keeps a sample of what passes and changes nothing."""
 
     def __init__(self) -> None:
         self.sample = Reservoir(MAX_SAMPLES)
         self.ends = torch.empty(0)
 
-    def __call__(self, x: Tensor, gradient: str) -> Tensor:
+    def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
         values = x.detach().float().reshape(-1)
         if not values.numel():
             return x

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from chop.formats import Integer, NumberFormat, QuantSpec
+from chop.formats import Integer, Quantizer, QuantSpec
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import TensorInfo
 from chop.nn.quantized import QuantizedOperator
@@ -147,21 +147,20 @@ def _merged(spec: QuantSpec, norm: nn.Module, config: FusionConfig) -> QuantSpec
     """The formats of the fused convolution."""
     after = norm.spec if isinstance(norm, QuantizedOperator) else QuantSpec()
     bias = after.bias if spec.bias.is_identity else spec.bias
-    spec = dataclasses.replace(spec, bias=bias, data_out=after.data_out)
+    spec = spec.with_quantizers(bias=bias, data_out=after.data_out)
     if config.frac_width == "keep":
         return spec
-    return dataclasses.replace(
-        spec,
+    return spec.with_quantizers(
         weight=_waiting(spec.weight, config.frac_width),
         bias=_waiting(spec.bias, config.frac_width),
     )
 
 
-def _waiting(number_format: NumberFormat, rule: Any) -> NumberFormat:
+def _waiting(quantizer: Quantizer, rule: Any) -> Quantizer:
     """An integer format that derives its fraction again; others as they are."""
-    if isinstance(number_format, Integer):
-        return dataclasses.replace(number_format, frac_width=rule)
-    return number_format
+    if isinstance(quantizer, Integer):
+        return dataclasses.replace(quantizer, frac_width=rule)
+    return quantizer
 
 
 def _update_metadata(mg: MaseGraph, node: fx.Node) -> None:

@@ -125,7 +125,7 @@ def _correct(layer: Layer, inputs: list[Tensor], config: GptqConfig, path: str) 
     shape = (getattr(layer, "groups", 1), -1, weight[0].numel())
     hessians = sum(_hessians(layer, x) for x in inputs)
     assert isinstance(hessians, Tensor)
-    round_, scale, fixed = fixed_scales(layer.spec.weight, weight)
+    round_, scale, fixed = fixed_scales(layer.spec.number_format("weight"), weight)
     if layer.is_pruned:
         fixed = fixed.masked_fill(~layer.weight_mask, 0)
     groups = zip(*(x.reshape(shape) for x in (weight, scale, fixed)), hessians, strict=True)
