@@ -17,6 +17,7 @@ from chop.nn import quantized as q
 from chop.nn.lora import LoraLinear
 from chop.nn.packed import PACKED, PackedEmbedding, PackedLinear, obstacle, pack
 from chop.nn.quantized.modules.linear import LinearMXInt
+from tests.stand_ins import Affine, Watch
 
 FORMATS = [
     {"name": "integer", "width": 8, "frac_width": 6},
@@ -97,6 +98,31 @@ def test_every_operator_gives_the_same_bits(name, settings):
     assert type(again) is type(layer) and torch.equal(again(x), layer(x))
     assert list(again.state_dict()) == list(layer.state_dict())
     assert all(parameter.requires_grad for parameter in again.parameters())
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("name", [*LAYERS, "large"])
+def test_inputs_and_results_may_have_stand_ins(name, exact):
+    layer, x = quantized("linear" if name == "large" else name, FORMATS[1])
+    if name == "large":  # multiplied from codes
+        layer, x = q.QuantLinear(160, 128, config=layer.spec).eval(), torch.randn(3, 160)
+    watch = Watch()
+    packed = pack(layer, exact=exact).eval()
+    with torch.no_grad():
+        expected = packed(x)
+        packed.spec = packed.spec.with_quantizers(data_in=watch, data_out=Affine())
+        assert torch.equal(packed(x), expected * -3 + 1)
+    assert [torch.equal(seen, x) for seen in watch.seen] == [True] * x.is_floating_point()
+
+
+def test_a_stand_in_has_no_codes():
+    layer = q.QuantLinear(4, 4, config=QuantSpec(weight=Affine())).eval()
+    assert obstacle(layer) == "has Affine in the place of its weight's format"
+    with pytest.raises(ConfigError, match="pack: the QuantLinear has Affine in the place"):
+        pack(layer)
+    mixed = q.QuantLinear(4, 4, config=QuantSpec(weight=Binary(), bias=Affine())).eval()
+    packed, x = pack(mixed, exact=True), torch.randn(2, 4)
+    assert list(packed.packed_shapes) == ["weight"] and torch.equal(packed(x), mixed(x))
 
 
 def test_a_bias_without_a_format_stays_a_parameter():

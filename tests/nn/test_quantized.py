@@ -12,6 +12,8 @@ from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
 from chop.ir.ops import OPS
 from chop.nn import quantized as q
+from chop.nn.weight_cache import cached_weights
+from tests.stand_ins import Affine, Watch
 
 WIDE = QuantSpec.uniform(Integer(24, 16))
 NARROW = QuantSpec.uniform(Integer(4, 2))
@@ -116,6 +118,79 @@ def test_operands_are_quantised_one_by_one(name):
     twin = kind.from_float(module.eval(), QuantSpec(data_out=grid))
     assert torch.equal(twin(x), grid.round(twin(x)))
     assert torch.equal(grid.round(module(x)), twin(x))
+
+
+def slots(kind, module):
+    return [*kind.present_operands(module), "data_out"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("training", [True, False])
+def test_an_observer_sees_every_operand_and_changes_nothing(name, training):
+    module, x, kind = example(name)
+    plain = kind.from_float(copy.deepcopy(module), QuantSpec()).train(training)
+    watches = {operand: Watch() for operand in slots(kind, module)}
+    twin = kind.from_float(copy.deepcopy(module), QuantSpec(**watches)).train(training)
+    y = twin(x)
+    assert torch.equal(y, plain(x)) and not twin.spec.is_float and not twin.running
+    expected = {**dict(module.named_parameters()), "data_in": x, "data_out": y}
+    for operand, watch in watches.items():
+        if expected[operand].is_floating_point():
+            assert all(torch.equal(seen, expected[operand]) for seen in watch.seen)
+            assert len(watch.seen) == 1
+    assert f"data_out={watches['data_out'].label}" in repr(twin)
+    again = copy.deepcopy(twin).train(training)
+    assert torch.equal(again(x), twin(x))
+    assert len(again.spec.data_out.seen) == len(watches["data_out"].seen) == 2
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_stand_in_computes_what_it_says(name):
+    module, x, kind = example(name)
+    stand_in = Affine()
+    chosen = dict.fromkeys(slots(kind, module), stand_in)
+    twin = kind.from_float(copy.deepcopy(module), QuantSpec(**chosen)).eval()
+    oracle = copy.deepcopy(module).eval()
+    with torch.no_grad():
+        for parameter in oracle.parameters():
+            parameter.copy_(parameter * -3 + 1)
+    inputs = x * -3 + 1 if x.is_floating_point() else x
+    expected = oracle(inputs) * -3 + 1
+    torch.testing.assert_close(twin(x), expected)
+    with cached_weights(twin), torch.no_grad():
+        torch.testing.assert_close(twin(x), expected)
+        stand_in.scale.mul_(2)
+        assert not torch.allclose(twin(x), expected)  # nothing of a stand-in's is kept
+
+
+def test_stand_ins_have_gradients_and_compile():
+    module, x, kind = example("linear")
+    spec = QuantSpec(Affine(), Affine(), Affine(), Affine())
+    twin = kind.from_float(module, spec)
+    expected = twin(x)
+    (grad,) = torch.autograd.grad(expected.sum(), twin.bias)
+    assert torch.equal(grad, torch.full((4,), 3 * -3.0 * -3.0))
+    compiled = torch.compile(twin, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x), expected)
+
+
+def test_calls_and_attention_take_stand_ins():
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    watch = Watch()
+    add = q.QuantCall(torch.add, {"input": "data_in", "other": "data_in"}, {"data_in": watch})
+    assert torch.equal(add(x, y), x + y)
+    assert torch.equal(torch.stack(watch.seen), torch.stack([x, y]))
+    negate = q.QuantCall(torch.neg, {"input": "data_in"}).with_spec(QuantSpec(data_out=Affine()))
+    assert torch.equal(negate(x), x * 3 + 1)
+    query, key, value = torch.randn(3, 1, 2, 5, 4)
+    data, weights = Watch(), Watch()
+    attention = q.QuantScaledDotProductAttention({"data_in": data, "weight": weights})
+    torch.testing.assert_close(
+        attention(query, key, value), F.scaled_dot_product_attention(query, key, value)
+    )
+    assert attention.spec == QuantSpec(data_in=data, weight=weights)
+    assert len(data.seen) == 4  # queries, keys, scores, values
+    torch.testing.assert_close(weights.seen[0], (query @ key.mT / 2).softmax(-1))
 
 
 def test_nothing_is_forgotten():

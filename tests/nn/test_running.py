@@ -1,11 +1,16 @@
 """Formats that were not calibrated follow the training data, and cost what calibrated ones do."""
 
+import copy
+import dataclasses
+import pickle
+
 import pytest
 import torch
 from torch import nn
 
-from chop.formats import Integer, QuantSpec
+from chop.formats import Integer, Quantizer, QuantSpec
 from chop.nn.quantized import QuantCall, QuantLinear
+from chop.nn.quantized.running import Running
 
 AUTO = Integer(8, "auto")
 SPEC = QuantSpec(data_in=AUTO, weight=Integer(8, 6))
@@ -120,3 +125,50 @@ def test_a_compiled_layer_uses_what_is_known(layer):
     layer(x)
     compiled = torch.compile(layer.eval(), fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x / 16), layer(x / 16))
+
+
+@pytest.mark.parametrize(
+    "way",
+    [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))],
+    ids=["copy", "deepcopy", "pickle"],
+)
+def test_state_with_tuples_of_earlier_versions_is_read(layer, way):
+    x = torch.randn(32, 6)
+    layer(x)
+    known = layer.running
+    assert known == {"data_in": Running(AUTO, x.abs().max().item(), AUTO.fitted(x))}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        known["data_in"].largest = 0.0
+    layer.running = {"data_in": (AUTO, x.abs().max().item(), AUTO.fitted(x))}
+    again = way(layer)
+    assert again.running == known
+    again(x * 64)
+    assert again.format_of("data_in") == AUTO.fitted(x * 64)
+
+
+def test_a_quantizer_that_waits_is_fitted_whatever_it_is(layer):
+    class Clamp(Quantizer):
+        """Clamps to the largest magnitude of its samples."""
+
+        label, cache_key, is_identity = "clamp", None, False
+
+        def __init__(self, limit=None):
+            self.limit = limit
+
+        @property
+        def is_fitted(self):
+            return self.limit is not None
+
+        def fitted(self, samples):
+            return Clamp(samples.abs().max().item())
+
+        def __call__(self, x, gradient="identity"):
+            return x if self.limit is None else x.clamp(-self.limit, self.limit)
+
+    waiting = Clamp()
+    layer = layer.with_spec(QuantSpec(data_in=waiting)).train()
+    layer(torch.full((2, 6), 0.5))
+    assert layer.running["data_in"].waiting is waiting
+    assert layer.format_of("data_in").limit == 0.5
+    bounded = layer.eval()(torch.full((2, 6), 7.0))
+    assert torch.equal(bounded, layer(torch.full((2, 6), 0.5)))

@@ -1,10 +1,15 @@
+import copy
+
 import pytest
 import torch
+from torch import nn
 
 from chop import passes
 from chop.errors import ConfigError, GraphError
-from chop.formats import Integer
-from chop.nn.quantized import QuantizedOperator, QuantScaledDotProductAttention
+from chop.formats import Integer, MXInt, QuantSpec
+from chop.nn.packed import pack
+from chop.nn.quantized import QuantizedOperator, QuantLinear, QuantScaledDotProductAttention
+from chop.passes.transforms.calibrate import samples_of
 
 AUTO = {
     "by": "type",
@@ -129,3 +134,22 @@ def test_every_rule_reaches_the_operands(net_graph, settings, expected):
 
 def x_by_name(x):
     return [{"x": part} for part in x.split(64)]
+
+
+def test_packed_layers_are_calibrated_too():
+    spec = QuantSpec(Integer(8, "auto"), MXInt(4), data_out=Integer(8, "auto"))
+    layers = QuantLinear(160, 128, config=spec), QuantLinear(128, 4, config=spec)
+    model = nn.Sequential(*layers).eval()
+    rounded = copy.deepcopy(model)
+    with torch.no_grad():
+        for step in rounded:
+            step.weight.copy_(MXInt(4).round(step.weight))
+    packed = nn.Sequential(*(pack(layer, exact=True) for layer in layers)).eval()
+    batches = [{"input": torch.randn(5, 160)} for _ in range(2)]
+    wanted = {name: ["data_in", "data_out"] for name in ("0", "1")}
+    expected = samples_of(rounded, batches, wanted)
+    found = samples_of(packed, batches, wanted)
+    for name, operands in wanted.items():
+        for operand in operands:
+            assert torch.equal(found[name][operand], expected[name][operand])
+    assert packed[0].spec == spec and not packed[0].spec.is_fitted

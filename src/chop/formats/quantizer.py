@@ -17,8 +17,8 @@ GRADIENTS = get_args(Gradient)
 class Quantizer(ABC):
     """What a quantised operator asks of what quantises one of its operands.
 
-    `NumberFormat` is the quantizer that can be stored: it adds widths, codes and a key. All others
-    are a `StandIn`.
+    `NumberFormat` is one that tensors can be stored in: it adds bits and codes. `StandIn` is the
+    base of those that are there while a model is observed or exported.
     """
 
     @abstractmethod
@@ -59,47 +59,19 @@ class Quantizer(ABC):
 class StandIn(Quantizer):
     """A quantizer that is no number format: an observer, a gradient tap, an exported operator.
 
-    A subclass defines `__call__`. It sees every tensor that reaches its operand, and is never
-    stored. Its label is its class.
-
-    Example:
-        >>> import torch
-        >>> from chop.formats import QuantSpec
-        >>> from chop.nn.quantized import QuantLinear
-        >>> class Largest(StandIn):
-        ...     def __call__(self, x, gradient="identity"):
-        ...         self.value = x.abs().max().item()
-        ...         return x
-        >>> layer = QuantLinear(2, 1, config=QuantSpec(data_in=(largest := Largest())))
-        >>> _ = layer(torch.tensor([0.5, -3.0]))
-        >>> largest.value
-        3.0
+    A subclass defines `__call__`, which sees every tensor that reaches its operand. Files cannot
+    hold one.
     """
+
+    is_fitted = True
+    is_identity = False
+    cache_key = None
 
     @final
     def fitted(self, samples: Tensor) -> Quantizer:
         """Itself: it waits for nothing."""
         return self
 
-    @final
-    @property
-    def is_fitted(self) -> bool:
-        """True."""
-        return True
-
-    @final
-    @property
-    def is_identity(self) -> bool:
-        """False: it sees every tensor."""
-        return False
-
-    @final
-    @property
-    def cache_key(self) -> None:
-        """None: it sees every tensor."""
-        return
-
-    @final
     @property
     def label(self) -> str:
         """The name of its class."""

@@ -104,10 +104,8 @@ class QuantSpec:
             keys.chosen[operand] = keys.chosen[operand] or keys.chosen[source]
         kind = settings.get("name")
         specified: dict[str, Any] = {
-            operand: value
-            if isinstance(value, Quantizer)
-            else parse_format(value, f"{where}.{operand}")
-            for operand, value in keys.nested.items()
+            operand: x if isinstance(x, Quantizer) else parse_format(x, f"{where}.{operand}")
+            for operand, x in keys.nested.items()
         }
         for operand in (*operands, "data_out") if kind is not None else ():
             if operand in specified or not keys.speak_of(operand, get_format(kind)):

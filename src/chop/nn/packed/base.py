@@ -104,7 +104,7 @@ class PackedOperator(QuantizedOperator):
             return self._decode(name, self.encoded(name))
         buffers = self._buffers
         sources = [x for buffer in BUFFER_NAMES[name] if (x := buffers.get(buffer)) is not None]
-        rule = self.spec.number_format(name).key, self.packed_dtype
+        rule = getattr(self.spec, name).key, self.packed_dtype
         return decoded_once(
             self, name, sources, rule, lambda: self._decode(name, self.encoded(name))
         )

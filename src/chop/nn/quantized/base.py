@@ -175,11 +175,12 @@ class QuantizedOperator(nn.Module):
 
     def _kept(self, operand: str, x: Tensor, mask: Tensor | None) -> Tensor:
         quantizer = self.format_of(operand)
-        if quantizer.cache_key is None or (quantizer.is_identity and mask is None):
+        key = quantizer.cache_key
+        if key is None or (quantizer.is_identity and mask is None):
             return self._round(operand, x, mask)
         scales = self._parameters.get(SCALE_NAMES[operand])
         sources = tuple(tensor for tensor in (x, mask, scales) if tensor is not None)
-        rule = quantizer.cache_key, self.spec.learns(operand)
+        rule = key, self.spec.learns(operand)
         return kept(self, operand, sources, rule, lambda: self._round(operand, x, mask))
 
     def start_scales(self, operand: str, x: Tensor) -> None:
