@@ -4,9 +4,8 @@
 scales in buffers.
 """
 
-from chop.nn.packed.base import KnownCodes, PackedOperator
+from chop.nn.packed.base import PACKED, KnownCodes, PackedOperator, packed_twin
 from chop.nn.packed.operators import (
-    PACKED,
     PackedBatchNorm1d,
     PackedBatchNorm2d,
     PackedConv1d,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, MutableMapping
 from typing import Any, ClassVar, Self
 
@@ -20,6 +21,10 @@ SMALL = 2**14
 """Elements of a parameter that is decoded once."""
 KnownCodes = MutableMapping[tuple[int, str], Encoded]
 """Codes by the id of the parameter and the key of the format, so that shared ones stay shared."""
+
+
+PACKED: dict[type[QuantizedOperator], type[PackedOperator]] = {}
+"""The packed twin of each operator with a weight."""
 
 
 class PackedOperator(QuantizedOperator):
@@ -47,6 +52,10 @@ class PackedOperator(QuantizedOperator):
     packed_trainable: tuple[str, ...]
     packed_mask: bool
     packed_exact: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        PACKED.setdefault(cls.operator, cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         name = self.operator.__name__
@@ -190,6 +199,22 @@ class PackedOperator(QuantizedOperator):
         probe = torch.empty(0, dtype=self.packed_dtype, device=self.encoded("weight").codes.device)
         self.packed_dtype = fn(probe).dtype
         return self
+
+
+def packed_twin(operator: type[QuantizedOperator], home: str | None = None) -> type[PackedOperator]:
+    """The packed twin of an operator; without one, a class that decodes before it computes.
+
+    Args:
+        operator: quantises its `weight`, as `self.quantize("weight", self.weight)`.
+        home: the module that a new class belongs to, for pickles; default, the operator's.
+    """
+    if operator not in PACKED:
+        home = home or operator.__module__
+        name = f"Packed{operator.__name__.removeprefix('Quant')}"
+        text = f"`{operator.__name__}` from codes, with the same tensors."
+        body = {"__module__": home, "__doc__": text, "operator": operator}
+        setattr(sys.modules[home], name, type(name, (PackedOperator, operator), body))
+    return PACKED[operator]
 
 
 ATTRIBUTES = ("packed_shapes", "packed_dtype", "packed_trainable", "packed_mask", "packed_exact")

@@ -1,4 +1,4 @@
-"""The packed twin of each operator with parameters."""
+"""The packed twins that compute with codes directly, and those that decode them first."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from torch import Tensor
 from chop.formats import Float, NumberFormat
 from chop.formats.transforms import is_transformed
 from chop.nn import quantized as q
-from chop.nn.packed.base import PackedOperator
-from chop.nn.quantized import QuantizedOperator
+from chop.nn.packed.base import PackedOperator, packed_twin
 
 FLOAT = Float()
 
@@ -50,54 +49,6 @@ class PackedLinear(PackedOperator, q.QuantLinear):
         return y if spec.data_out.is_identity else self.quantize("data_out", y)
 
 
-class PackedConv1d(PackedOperator, q.QuantConv1d):
-    """`QuantConv1d` from codes; input (N, C, L)."""
-
-    operator = q.QuantConv1d
-
-
-class PackedConv2d(PackedOperator, q.QuantConv2d):
-    """`QuantConv2d` from codes; input (N, C, H, W)."""
-
-    operator = q.QuantConv2d
-
-
-class PackedConvTranspose2d(PackedOperator, q.QuantConvTranspose2d):
-    """`QuantConvTranspose2d` from codes; input (N, C, H, W)."""
-
-    operator = q.QuantConvTranspose2d
-
-
-class PackedBatchNorm1d(PackedOperator, q.QuantBatchNorm1d):
-    """`QuantBatchNorm1d` from codes; input (N, C) or (N, C, L)."""
-
-    operator = q.QuantBatchNorm1d
-
-
-class PackedBatchNorm2d(PackedOperator, q.QuantBatchNorm2d):
-    """`QuantBatchNorm2d` from codes; input (N, C, H, W)."""
-
-    operator = q.QuantBatchNorm2d
-
-
-class PackedLayerNorm(PackedOperator, q.QuantLayerNorm):
-    """`QuantLayerNorm` from codes; input (..., *normalized_shape)."""
-
-    operator = q.QuantLayerNorm
-
-
-class PackedRMSNorm(PackedOperator, q.QuantRMSNorm):
-    """`QuantRMSNorm` from codes; input (..., *normalized_shape)."""
-
-    operator = q.QuantRMSNorm
-
-
-class PackedGroupNorm(PackedOperator, q.QuantGroupNorm):
-    """`QuantGroupNorm` from codes; input (N, C, ...)."""
-
-    operator = q.QuantGroupNorm
-
-
 class PackedEmbedding(PackedOperator, q.QuantEmbedding):
     """`QuantEmbedding` from codes; indices of any shape to (..., embedding_dim).
 
@@ -117,19 +68,11 @@ class PackedEmbedding(PackedOperator, q.QuantEmbedding):
         return self.quantize("data_out", rows.view(*input.shape, self.embedding_dim))
 
 
-PACKED: dict[type[QuantizedOperator], type[PackedOperator]] = {
-    cls.operator: cls
-    for cls in (
-        PackedLinear,
-        PackedConv1d,
-        PackedConv2d,
-        PackedConvTranspose2d,
-        PackedBatchNorm1d,
-        PackedBatchNorm2d,
-        PackedLayerNorm,
-        PackedRMSNorm,
-        PackedGroupNorm,
-        PackedEmbedding,
-    )
-}
-"""The packed twin of each operator with parameters."""
+PackedConv1d = packed_twin(q.QuantConv1d, __name__)
+PackedConv2d = packed_twin(q.QuantConv2d, __name__)
+PackedConvTranspose2d = packed_twin(q.QuantConvTranspose2d, __name__)
+PackedBatchNorm1d = packed_twin(q.QuantBatchNorm1d, __name__)
+PackedBatchNorm2d = packed_twin(q.QuantBatchNorm2d, __name__)
+PackedLayerNorm = packed_twin(q.QuantLayerNorm, __name__)
+PackedRMSNorm = packed_twin(q.QuantRMSNorm, __name__)
+PackedGroupNorm = packed_twin(q.QuantGroupNorm, __name__)

@@ -7,8 +7,13 @@ from torch import nn
 
 from chop.errors import ConfigError
 from chop.formats import NumberFormat
-from chop.nn.packed.base import KnownCodes, PackedOperator, encoded, packable_operands
-from chop.nn.packed.operators import PACKED
+from chop.nn.packed.base import (
+    PACKED,
+    KnownCodes,
+    PackedOperator,
+    encoded,
+    packable_operands,
+)
 from chop.nn.quantized import QuantizedOperator
 
 
