@@ -18,7 +18,7 @@ from chop.train import calibration_batches
 LayerFormats = Mapping[str, Mapping[str, str]]
 """Path of a layer -> operand -> format as people type it."""
 
-QUANTIZED_OPERATORS = ("linear", "conv1d", "conv2d", "conv_transpose2d", "embedding")
+QUANTIZED_OPERATORS = tuple(row.name for row in OPS.values() if row.weight and row.quantized)
 QUANTIZABLE = tuple(row.name for row in OPS.values() if row.is_quantizable)
 QUANTIZE_RANGES: dict[str, tuple[float, float]] = {
     "qat_epochs": (0, 10_000),

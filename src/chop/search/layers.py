@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import Float, NumberFormat, QuantSpec
 from chop.ir.graph import MaseGraph, metadata_of
-from chop.ir.ops import OPS
+from chop.ir.ops import OPS, of_called
 from chop.nn.quantized import QuantizedOperator
 from chop.passes import quantize_transform_pass
 from chop.passes.analysis.add_common_metadata import record_formats
@@ -212,20 +211,24 @@ def _count(layers: Layers, batch: Mapping[str, Tensor]) -> None:
     rows = len(next(iter(batch.values())))
     paths = {part: path for x in layers.by_name.values() for path, part in x.parts.items()}
     seen: dict[str, torch.Size] = {}
+    flops = dict.fromkeys(paths.values(), 0)
 
-    def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def look(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         if given and given[0].is_floating_point():
-            seen.setdefault(paths[module], given[0].shape)  # type: ignore[index]
+            seen.setdefault(paths[module], given[0].shape)
+        held = [module.weight] if "weight" in module._parameters else []
+        count = of_called(module).flops
+        if count is not None:
+            flops[paths[module]] += count([x.shape for x in (*given, *held)], result.shape)
 
-    hooks = [part.register_forward_pre_hook(look, with_kwargs=True) for part in paths]
+    hooks = [part.register_forward_hook(look, with_kwargs=True) for part in paths]
     try:
-        with torch.no_grad(), evaluating(model), FlopCounterMode(display=False) as counter:
+        with torch.no_grad(), evaluating(model):
             model(**batch)
     finally:
         for hook in hooks:
             hook.remove()
-    flops = {key.partition(".")[2]: sum(x.values()) for key, x in counter.get_flop_counts().items()}
     for layer in layers.by_name.values():
-        layer.macs = sum(flops.get(path, 0) for path in layer.parts) / 2 / rows
+        layer.macs = sum(flops[path] for path in layer.parts) / 2 / rows
         layer.inputs = {p: (math.prod(seen[p]) / rows, seen[p]) for p in layer.parts if p in seen}

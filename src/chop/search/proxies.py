@@ -19,15 +19,19 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import ConfigError, did_you_mean
+from chop.ir.ops import OPS
+from chop.ir.ops.dimensions import unchanged
 from chop.search.space import Config, SearchSpace
 from chop.train.calling import LABELS, input_columns, loss_and_logits
 
 Batch = Mapping[str, Tensor]
 Proxy = Callable[[nn.Module, Batch], float]
 
-LAYERS = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_WEIGHTED = [row for row in OPS.values() if row.weight and row.weight.inputs == 1]
+_MIXING = [row for row in OPS.values() if row.follow is not unchanged]
+LAYERS = tuple(cls for row in _WEIGHTED for cls in row.modules)
 ACTIVATION_FILES = ("torch.nn.modules.activation", "transformers.activations")
-NOT_ELEMENTWISE = (nn.Softmax, nn.LogSoftmax, nn.Softmax2d, nn.Softmin, nn.MultiheadAttention)
+NOT_ELEMENTWISE = (nn.Softmax2d, nn.Softmin, *(cls for row in _MIXING for cls in row.modules))
 SMALLEST_EIGENVALUE = 1e-5
 ZEN_STEP = 0.01
 DRAWS_PER_CONFIG = 50

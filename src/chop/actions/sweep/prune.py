@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from chop import passes
-from chop.actions.rounding import check_operators, present_operators
+from chop.actions.rounding import QUANTIZED_OPERATORS, check_operators, present_operators
 from chop.actions.subject import Subject, SubjectConfig, subject_for
 from chop.actions.sweep.experiment import Experiment
 from chop.actions.sweep.grid import spread
@@ -18,13 +18,14 @@ from chop.actions.sweep.record import write_figure, write_table
 from chop.config import convert, parse
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
+from chop.ir.ops import OPS
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import SCORES
-from chop.passes.pruning.layers import OPERATORS, TABLES
 from chop.passes.pruning.settings import PruneConfig
 from chop.report.plots import Curve, plot_accuracy
 from chop.train import calibration_batches
 
+PRUNED_OPERATORS = tuple(name for name in QUANTIZED_OPERATORS if OPS[name].is_product)
 Setting = tuple[str, float]
 """A method and a sparsity."""
 
@@ -57,7 +58,7 @@ class PruneSweepConfig(SubjectConfig):
     sparsity: str | float | tuple[float, ...] = "0.1:0.9:0.1"
     methods: tuple[str, ...] = ("l1-norm", "random")
     scope: Literal["local", "global"] = "local"
-    operators: tuple[str, ...] = OPERATORS
+    operators: tuple[str, ...] = PRUNED_OPERATORS
     finetune_epochs: int | None = None
     finetune_lr: float | None = None
     calibration_rows: int = 256
@@ -65,7 +66,7 @@ class PruneSweepConfig(SubjectConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         convert(self.scope, Literal["local", "global"], "scope")
-        check_operators(self.operators, (*OPERATORS, *TABLES))
+        check_operators(self.operators, QUANTIZED_OPERATORS)
         if not self.methods:
             raise ConfigError("methods: expected at least one.")
         for value in self.shares():

@@ -17,9 +17,7 @@ from chop.files import write_text
 from chop.ir.drawing.layout import Block, Line, Placed, lay_out
 from chop.ir.drawing.sketch import (
     COLLAPSED,
-    KINDS,
     LINE_HEIGHT,
-    OTHER,
     TEXT_WIDTH,
     Box,
     Sketch,
@@ -39,7 +37,7 @@ COLOURS = {
     "input": ("#d8f0d3", "#3f8f35"),
     "constant": ("#ececec", "#8a8a8a"),
     "output": ("#c9e8c4", "#2c6e24"),
-    OTHER: ("#f7f7f7", "#9a9a9a"),
+    "reshape and other": ("#f7f7f7", "#9a9a9a"),
     COLLAPSED: ("#ffffff", "#3b6ea8"),
 }
 OTHER_PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".pdf", ".eps")
@@ -110,7 +108,7 @@ def _legend(plan: Sketch) -> Iterator[tuple[str, str]]:
     """(kind, text) in the order of the colours; then notes, whose kind is ""."""
     boxes = [box for box in plan.words.values() if box.kind in COLOURS]
     counts = Counter(box.kind for box in boxes)
-    for kind in [*KINDS, OTHER, COLLAPSED]:
+    for kind in COLOURS:
         if counts[kind]:
             yield kind, f"{kind} {counts[kind]}"
     if any(box.is_quantized for box in boxes):

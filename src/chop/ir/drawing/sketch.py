@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import fx, nn
@@ -16,6 +16,7 @@ from chop.ir.capture.specs import TensorSpec
 from chop.ir.drawing.nesting import Item
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata
+from chop.ir.ops import Kind
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import PruneActivation, sparsity_of
 
@@ -26,37 +27,6 @@ TEXT_WIDTH = 6.3
 LINE_HEIGHT = 13.0
 MARGIN = 8.0
 
-KINDS: Mapping[str, tuple[str, ...]] = {
-    "matrix product": (
-        *("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"),
-        *("matmul", "bmm", "einsum", "embedding", "scaled_dot_product_attention"),
-        *("lstm", "gru", "multihead_attention"),
-    ),
-    "normalisation": (
-        *("batch_norm", "batch_norm1d", "batch_norm2d", "batch_norm3d"),
-        *("layer_norm", "rms_norm", "group_norm"),
-    ),
-    "activation": (
-        *("relu", "gelu", "silu", "tanh", "softplus", "selu", "sigmoid", "softmax", "log_softmax"),
-        *("leaky_relu", "elu", "hardtanh", "hardswish", "mish", "softsign"),
-    ),
-    "arithmetic": (
-        *("add", "sub", "mul", "div", "neg", "pow", "sqrt", "rsqrt", "exp", "mean", "sum"),
-        *("sin", "cos", "log", "abs", "clamp", "minimum", "maximum"),
-        *("floor_div", "masked_fill", "where", "and_", "or_", "ge", "gt", "le", "lt", "eq", "ne"),
-    ),
-    "pooling": (
-        *("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d"),
-        *("adaptive_avg_pool1d", "adaptive_avg_pool2d"),
-    ),
-    "dropout": ("dropout",),
-    "loss": ("cross_entropy", "mse_loss"),
-    "input": ("placeholder",),
-    "constant": ("get_attr",),
-    "output": ("output",),
-}
-KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
-OTHER = "reshape and other"
 COLLAPSED = "module, folded"
 
 
@@ -255,11 +225,10 @@ class _Writer:
         lines += [shape] if shape else []
         lines += formats_of(module) if isinstance(module, QuantizedOperator) else []
         lines += _sparsity(module)
-        kind = KIND_OF.get(row.name, OTHER)
-        could = row.is_quantizable and node.op.startswith("call_") and kind != OTHER
+        could = row.is_quantizable and node.op.startswith("call_") and row.kind != Kind.OTHER
         box = Box(
             shorten(".".join(self.paths[leaf][said:])),
-            kind,
+            row.kind,
             tuple(map(shorten, lines)),
             _tooltip(node, lines),
             is_quantized,

@@ -36,11 +36,11 @@ MODULE_HOMES = ("torch.nn.modules.", "chop.nn.")
 OPERANDS = (Tensor, int, float)
 # Operators beside those of the table that cost one step for any data.
 PLAIN = (
-    *("amax", "amin", "argmax", "argmin", "and_", "clone", "cumsum", "detach", "dim", "gather"),
-    *("expand_as", "index_select", "logsumexp", "max", "min", "narrow", "norm", "or_", "select"),
-    *("std", "type_as", "unflatten", "var", "view_as", "new_empty", "new_full", "new_ones"),
+    *("amax", "amin", "argmax", "argmin", "clone", "cumsum", "detach", "dim", "gather"),
+    *("expand_as", "index_select", "logsumexp", "max", "min", "narrow", "norm", "select"),
+    *("std", "unflatten", "var", "view_as", "new_empty", "new_full", "new_ones"),
     *("new_zeros", "empty_like", "full_like", "ones_like", "zeros_like"),
-    *("bfloat16", "bool", "double", "float", "half", "int", "long"),
+    *("bool", "double", "int", "long"),
 )
 
 

@@ -8,9 +8,6 @@ from chop.ir.graph import MaseGraph, metadata_of
 from chop.passes.base import MASE_KEYS, NoConfig, graph_pass
 
 PORTS = frozenset({"placeholder", "get_attr", "output"})
-WIRING = frozenset({"identity", "dropout", "flatten", "view", "reshape", "unsqueeze", "squeeze"})
-QUESTIONS = frozenset({"contiguous", "size", "getattr", "getitem"})
-"""These three compute no new number at inference: they carry, rename or describe what exists."""
 
 
 @graph_pass(config=NoConfig, ignores=MASE_KEYS, requires=("add_common_metadata_analysis_pass",))
@@ -21,6 +18,7 @@ def add_hardware_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict
     """
     for node in mg.nodes:
         metadata = metadata_of(node)
-        metadata.hardware["is_implicit"] = metadata.common.mase_op in PORTS | WIRING | QUESTIONS
+        is_port = metadata.common.mase_op in PORTS
+        metadata.hardware["is_implicit"] = is_port or mg.operator(node).is_implicit
     implicit = sum(metadata_of(node).hardware["is_implicit"] for node in mg.nodes)
     return {"implicit": implicit, "explicit": len(mg.nodes) - implicit}

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.passes.base import graph_pass
 from chop.passes.batches import known_inputs, watch
-from chop.passes.pruning.layers import OPERATORS, prunable_layers
+from chop.passes.pruning.layers import prunable_layers
 
 WHERE = "add_natural_sparsity_metadata_analysis_pass"
 
@@ -43,7 +43,7 @@ def add_natural_sparsity_metadata_analysis_pass(
     Raises:
         ConfigError: `dummy_in` is missing or no mapping.
     """
-    found = [layer for layer in prunable_layers(mg) if layer.operator in OPERATORS]
+    found = [layer for layer in prunable_layers(mg) if layer.row.is_product]
     layers = {node: layer for layer in found for node in layer.nodes}
     weights = {layer.path: _zeros(layer.module.weight) for layer in found}  # type: ignore[arg-type]
     inputs: dict[str, tuple[int, int]] = {}

@@ -24,8 +24,6 @@ from chop.passes.fusion.reading import (
 )
 from chop.passes.fusion.triangles import causal, causal_when_added
 
-PRODUCTS = ("matmul", "bmm", "__matmul__")
-
 
 @dataclass(frozen=True)
 class Mask:
@@ -136,11 +134,17 @@ def _to_the_value(
 
 
 def _is_weights_of(mg: MaseGraph, product: fx.Node, node: fx.Node) -> bool:
-    return operation(mg, product) in PRODUCTS and product.args[:1] == (node,)
+    return _is_product(mg, product) and product.args[:1] == (node,)
+
+
+def _is_product(mg: MaseGraph, node: fx.Node) -> bool:
+    """True for a product of two activations."""
+    return mg.operator(node).onnx == "MatMul"
 
 
 def _drops_single_weights(mg: MaseGraph, node: fx.Node) -> bool:
-    return isinstance(mg.module_of(node), nn.Dropout) or node.target in (F.dropout, torch.dropout)
+    called = mg.module_of(node) or node.target
+    return isinstance(called, nn.Dropout) or called is F.dropout or called is torch.dropout
 
 
 def _passes_weights(mg: MaseGraph, node: fx.Node) -> bool:
@@ -156,7 +160,7 @@ def _to_the_query(
     scale, scaled = 1.0, False
     node: Any = softmax.args[0] if softmax.args else softmax.kwargs.get("input")
     while isinstance(node, fx.Node):
-        if operation(mg, node) in PRODUCTS:
+        if _is_product(mg, node):
             return steps, node, scale, masks
         factor = _factor(mg, node)
         mask = None if factor is not None else _mask(mg, node)
@@ -177,14 +181,14 @@ def _to_the_query(
 
 def _factor(mg: MaseGraph, node: fx.Node) -> tuple[Any, float] | None:
     """(scores, factor) of a step that scales by a number."""
-    name = operation(mg, node)
-    if name not in ("mul", "div") or len(node.args) != 2 or node.kwargs:
+    if len(node.args) != 2 or node.kwargs:
         return None
-    first, second = node.args
-    if is_number(second) and (name == "mul" or second):
-        return first, float(second) if name == "mul" else 1 / float(second)  # type: ignore[arg-type]
-    if name == "mul" and is_number(first):
-        return second, float(first)  # type: ignore[arg-type]
+    name, (first, second) = operation(mg, node), node.args
+    if name == "div" and is_number(second) and second:
+        return first, 1 / float(second)  # type: ignore[arg-type]
+    if name == "mul" and (is_number(first) or is_number(second)):
+        scores, factor = (first, second) if is_number(second) else (second, first)
+        return scores, float(factor)  # type: ignore[arg-type]
     return None
 
 
@@ -219,10 +223,10 @@ def _fill(value: Any) -> float:
 
 def _leads_to_a_product(mg: MaseGraph, node: Any) -> bool:
     while isinstance(node, fx.Node):
-        if operation(mg, node) in PRODUCTS:
+        name, factor = operation(mg, node), _factor(mg, node)
+        if _is_product(mg, node):
             return True
-        factor = _factor(mg, node)
-        mask = operation(mg, node) in ("masked_fill", "add") and not node.kwargs
+        mask = (name == "masked_fill" or name == "add") and not node.kwargs
         if not (factor or mask or is_cast(mg, node)):
             return False
         node = factor[0] if factor else node.args[0]

@@ -11,7 +11,6 @@ from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import TensorInfo
 from chop.nn.quantized import QuantizedOperator
 
-CASTS = ("to", "type", "float", "type_as", "bfloat16", "half")
 SURE_TO_HIDE = -1e9
 """From here on, to be added to a float32 score and to replace it come to the same."""
 
@@ -42,7 +41,8 @@ def is_number(value: Any) -> bool:
 
 def is_cast(mg: MaseGraph, node: Any) -> bool:
     """True for a change of dtype that gives a tensor of reals."""
-    return operation(mg, node) in CASTS and result_of(node).is_floating
+    is_cast = isinstance(node, fx.Node) and mg.operator(node).layout == "cast"
+    return is_cast and result_of(node).is_floating
 
 
 def check_free(mg: MaseGraph, node: fx.Node) -> None:

@@ -15,7 +15,6 @@ Triangle = Literal["lower", "upper"]
 """Where something is true: on and below the diagonal, or strictly above it."""
 
 OPPOSITE: dict[Triangle | None, Triangle | None] = {"lower": "upper", "upper": "lower", None: None}
-UNCHANGED = ("to", "bool", "type", "view", "unsqueeze")
 WHOLE = slice(None)
 
 
@@ -52,7 +51,8 @@ def triangle(mg: MaseGraph, node: Any) -> Triangle | None:
     source, other = argument(node, 0, "input"), argument(node, 1, "other")
     if name in ("invert", "logical_not", "__invert__") or (name == "eq" and other == 0):
         return OPPOSITE[triangle(mg, source)]
-    if name in UNCHANGED or (name == "ne" and other == 0):
+    keeps_values = mg.operator(node).layout in ("view", "cast") or name == "bool"
+    if keeps_values or (name == "ne" and other == 0):
         return triangle(mg, source)
     diagonal = argument(node, 1, "diagonal", 0)
     if name == "tril" and diagonal == 0 and _is_square(mg, source, "ones"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -11,16 +12,14 @@ from torch import Tensor, fx, nn
 from chop.errors import ConfigError
 from chop.formats import Gradient, Quantizer, QuantSpec, StandIn
 from chop.ir.graph import MaseGraph
-from chop.nn.quantized import QuantConv1d, QuantConv2d, QuantizedOperator, QuantLinear
+from chop.nn.quantized import QuantizedOperator, QuantLinear
 from chop.nn.quantized.masks import FULL, MASK
 from chop.passes.onnx.grids import CHOICE, Grid, grid_of
 from chop.passes.onnx.operators import onnx_dequantize, onnx_round
 from chop.passes.transforms.calibrate import basic_operators
 
-CONVOLUTIONS = (QuantConv1d, QuantConv2d)
+CONVOLUTION = "Conv"
 """What runtimes compute in integers only if the result is rounded too."""
-COMMUTING = ("relu", "flatten", "view", "reshape", "transpose", "permute", "max_pool2d")
-"""Operators that give the same, whether their input is rounded or their result."""
 
 
 @dataclass(frozen=True)
@@ -136,9 +135,9 @@ def _round_early(twin: MaseGraph) -> None:
     commutes with what only moves numbers or drops negative ones, so that nothing changes.
     """
     for node in twin.nodes:
-        module = twin.module_of(node)
-        if not isinstance(module, CONVOLUTIONS):
+        if _integer_form(twin, node) != CONVOLUTION:
             continue
+        module: Any = twin.module_of(node)
         rounds = _rounds_of(twin, node)
         grids = {stand_in.grid for stand_in in rounds if isinstance(stand_in, _Round)}
         fixed = len(grids) == 1 and len(rounds) == sum(isinstance(r, _Round) for r in rounds)
@@ -151,14 +150,21 @@ def _rounds_of(twin: MaseGraph, node: fx.Node) -> list[Quantizer | None]:
     """What rounds a node's result, past steps that commute with rounding; None: nothing."""
     rounds: list[Quantizer | None] = []
     for user in node.users:
-        module = twin.module_of(user)
-        if isinstance(module, (*CONVOLUTIONS, QuantLinear)):
+        row, module = twin.operator(user), twin.module_of(user)
+        if isinstance(module, QuantizedOperator) and _integer_form(twin, user):
             rounds.append(module.spec.data_in)
-        elif twin.operator(user).name in COMMUTING and not isinstance(module, QuantizedOperator):
+        elif (row.commutes or row.only_moves) and not isinstance(module, QuantizedOperator):
             rounds += _rounds_of(twin, user)
         else:
             rounds.append(None)
     return rounds
+
+
+def _integer_form(twin: MaseGraph, node: fx.Node) -> str:
+    """The ONNX operator that computes a quantised layer in integers; "" for other nodes."""
+    module = twin.module_of(node)
+    is_layer = isinstance(module, QuantizedOperator) and module.function is None
+    return twin.operator(node).onnx if is_layer else ""
 
 
 def exported_twin(mg: MaseGraph, float_fallback: bool) -> Twin:
@@ -197,12 +203,12 @@ def exported_twin(mg: MaseGraph, float_fallback: bool) -> Twin:
             step._buffers.pop(name, None)
     _round_early(twin)
     for node in twin.nodes:
-        module = twin.module_of(node)
-        if isinstance(module, QuantLinear) and isinstance(module.spec.weight, _Codes):
-            twin.replace(node, _Linear(module))
-        elif isinstance(module, CONVOLUTIONS):
-            bias = _integer_bias(module.bias, module.spec) or module.spec.bias
-            module.spec = module.spec.with_quantizers(bias=bias)
+        layer: Any = twin.module_of(node)
+        if isinstance(layer, QuantLinear) and isinstance(layer.spec.weight, _Codes):
+            twin.replace(node, _Linear(layer))
+        elif _integer_form(twin, node) == CONVOLUTION:
+            bias = _integer_bias(layer.bias, layer.spec) or layer.spec.bias
+            layer.spec = layer.spec.with_quantizers(bias=bias)
     return Twin(twin, quantized, missing)
 
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from chop.errors import ConfigError
 from chop.ir.capture.isolation import untouched
 from chop.ir.graph import MaseGraph
-from chop.nn.sparsity import SCORES, Evidence, input_axis
+from chop.ir.ops import Weight, of_module
+from chop.nn.sparsity import SCORES, Evidence
 from chop.passes.batches import known_inputs
 
 WHERE = "prune_transform_pass.batches"
@@ -134,7 +135,7 @@ def _gather_input_norms(
     hooks = []
     for target in targets:
         for module in target.modules:
-            if isinstance(module, nn.Embedding):
+            if _weight(module).is_table:
                 raise ConfigError(
                     f"prune_transform_pass: '{target.path}' looks rows up, it has no inputs to "
                     "weigh; exclude it or choose another method."
@@ -150,22 +151,26 @@ def _gather_input_norms(
     for target in targets:
         module = target.modules[0]
         seen = squares.get(target.path)
-        norms = torch.zeros(_inputs(module)) if seen is None else seen.sqrt()
+        norms = (
+            torch.zeros(getattr(module, _weight(module).sizes[1])) if seen is None else seen.sqrt()
+        )
         evidence[target.path].input_norms = _broadcast(norms.to(target.weight.device), module)
 
 
 def _adding(squares: dict[str, Tensor], path: str) -> Any:
     def add(module: nn.Module, args: tuple[Any, ...]) -> None:
         x = args[0].float()
-        axis = -1 if isinstance(module, nn.Linear) else x.dim() - 1 - len(module.kernel_size)  # type: ignore[arg-type]
+        axis = x.dim() - 1 - of_module(type(module)).spatial
         total = x.movedim(axis, 0).flatten(1).square().sum(1)
         squares[path] = squares[path] + total if path in squares else total
 
     return add
 
 
-def _inputs(module: nn.Module) -> int:
-    return int(module.in_features if isinstance(module, nn.Linear) else module.in_channels)  # type: ignore[arg-type]
+def _weight(module: nn.Module) -> Weight:
+    weight = of_module(type(module)).weight
+    assert weight is not None
+    return weight
 
 
 def _broadcast(norms: Tensor, module: nn.Module) -> Tensor:
@@ -173,7 +178,7 @@ def _broadcast(norms: Tensor, module: nn.Module) -> Tensor:
     weight = module.weight
     assert isinstance(weight, Tensor)
     shape = [1] * weight.dim()
-    axis = input_axis(module)
+    axis = _weight(module).inputs
     shape[axis] = -1
     if axis == 0 or len(norms) == weight.shape[1]:
         return norms.view(shape)

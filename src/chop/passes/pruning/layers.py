@@ -11,11 +11,8 @@ from torch import fx, nn
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph
+from chop.ir.ops import Operator
 from chop.nn.quantized import QuantizedOperator
-
-OPERATORS = ("linear", "conv1d", "conv2d", "conv_transpose2d")
-"""What is pruned unless settings say otherwise; embedding tables only when they are named."""
-TABLES = ("embedding",)
 
 Sparsity = float | Mapping[str, float]
 
@@ -26,15 +23,20 @@ class Layer:
 
     Attributes:
         path: its dotted path, the first if it has several.
-        operator: name of its row of the operator table.
+        row: of the operator table.
         module: the module.
         nodes: the nodes that call it, in order.
     """
 
     path: str
-    operator: str
+    row: Operator
     module: nn.Module
     nodes: tuple[fx.Node, ...]
+
+    @property
+    def operator(self) -> str:
+        """The operator's name."""
+        return self.row.name
 
     def answers_to(self, selector: str) -> bool:
         """True when an operator name, a path, a node name or a pattern of these means it."""
@@ -48,12 +50,12 @@ def prunable_layers(mg: MaseGraph) -> list[Layer]:
     for node in mg.nodes:
         module = mg.module_of(node)
         row = mg.operator(node)
-        if module is not None and row.name in (*OPERATORS, *TABLES) and row.quantized is not None:
+        if module is not None and row.weight is not None and row.quantized is not None:
             calls.setdefault(id(module), []).append(node)
     return [
         Layer(
             str(nodes[0].target),
-            mg.operator(nodes[0]).name,
+            mg.operator(nodes[0]),
             mg.model.get_submodule(str(nodes[0].target)),
             tuple(nodes),
         )
@@ -74,7 +76,8 @@ def choose(
         layers: those there are.
         sparsity: one number, or numbers by selector; where several selectors mean a layer, one
             that names it exactly comes first. Layers that none means are left alone.
-        include: selectors; default, `OPERATORS`, and with several sparsities whatever they name.
+        include: selectors; default, all but embedding tables, and with several sparsities whatever
+            they name.
         exclude: selectors.
         where: for messages.
 
@@ -82,14 +85,16 @@ def choose(
         ConfigError: a selector means no layer.
     """
     by_layer = isinstance(sparsity, Mapping)
-    wanted = list(include if include is not None else ([] if by_layer else OPERATORS))
+    wanted = list(include or ())
     unwanted = list(exclude)
     shares = dict(sparsity) if isinstance(sparsity, Mapping) else {}
-    for selector in [*(wanted if include is not None else []), *unwanted, *shares]:
+    for selector in [*wanted, *unwanted, *shares]:
         _check(selector, layers, where)
     chosen: dict[Layer, float] = {}
     for layer in layers:
         taken = not wanted or any(map(layer.answers_to, wanted))
+        if include is None:
+            taken = by_layer or layer.row.is_product
         if taken and not any(map(layer.answers_to, unwanted)):
             share = _share(layer, shares) if isinstance(sparsity, Mapping) else sparsity
             if share is not None:
@@ -123,9 +128,8 @@ def as_carrier(mg: MaseGraph, layer: Layer) -> QuantizedOperator:
     """The layer's module as an operator that can carry a mask; it replaces the layer's own."""
     if isinstance(layer.module, QuantizedOperator):
         return layer.module
-    row = mg.operator(layer.nodes[0])
-    assert row.quantized is not None
-    carrier = row.quantized.from_float(layer.module, QuantSpec())
+    assert layer.row.quantized is not None
+    carrier = layer.row.quantized.from_float(layer.module, QuantSpec())
     for node in layer.nodes:
         mg.replace(node, carrier)
     return carrier

@@ -12,19 +12,18 @@ from torch import Tensor, fx, nn
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import TensorInfo
+from chop.ir.ops.dimensions import BlockedError, Shape, joined
 from chop.ir.propagate import example_inputs, propagate
 from chop.nn.quantized import QuantizedOperator
-from chop.nn.sparsity import SCORES, Evidence, Score, input_axis, lowest, unit_scores
+from chop.nn.sparsity import SCORES, Evidence, Score, lowest, unit_scores
 from chop.passes.analysis.add_common_metadata import add_common_metadata_analysis_pass
 from chop.passes.pruning.evidence import gather
-from chop.passes.pruning.layers import OPERATORS, Layer, choose, prunable_layers
+from chop.passes.pruning.layers import Layer, choose, prunable_layers
 from chop.passes.pruning.settings import PruneConfig, WeightPruning
-from chop.passes.pruning.unit_walk import KEEPING, BlockedError, Shape, Walk
+from chop.passes.pruning.unit_walk import Walk
 from chop.passes.transforms.insert_lora_adapter import refuse_adapters
 
 ATTENTION = "scaled_dot_product_attention"
-# What may stand between a projection and the attention that reads it.
-BETWEEN = ("transpose", "permute", "view", "reshape", "contiguous")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +48,12 @@ class Source:
         weight = self.layer.module.weight
         assert isinstance(weight, Tensor)
         return weight
+
+    @property
+    def output_axis(self) -> int:
+        """The axis of the weight along which the units lie."""
+        assert self.layer.row.weight is not None
+        return self.layer.row.weight.outputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,10 +179,11 @@ def _joint_walk(
     mg: MaseGraph, layer: Layer, chosen: Iterable[Layer], shapes: Mapping[fx.Node, Shape]
 ) -> tuple[Walk, list[Layer]]:
     """The walk of a layer's outputs and of all that are joined with them, and the layers."""
-    if layer.operator == "embedding":
+    if not layer.row.is_product:
         raise BlockedError("a table has no output channels")
     by_node = {node: each for each in chosen for node in each.nodes}
-    walk = Walk(mg, shapes, Source(layer).weight.shape[1 - input_axis(layer.module)])
+    source = Source(layer)
+    walk = Walk(mg, shapes, source.weight.shape[source.output_axis])
     layers = [layer]
     walk.start(layer.nodes[0])
     while (missing := walk.missing()) is not None:
@@ -192,9 +198,9 @@ def _joint_walk(
 
 def _maker(mg: MaseGraph, node: fx.Node) -> fx.Node | None:
     """The layer whose channels a tensor has, as far as it only changes their values."""
-    while mg.operator(node).name in KEEPING:
+    while mg.operator(node).keeps_dimensions:
         node = node.all_input_nodes[0]
-    return node if mg.operator(node).name in OPERATORS else None
+    return node if mg.operator(node).is_product else None
 
 
 def _head_groups(
@@ -224,14 +230,14 @@ def _head_groups(
 
 def _projection(mg: MaseGraph, node: fx.Node) -> fx.Node | None:
     """The linear layer whose heads an input of an attention are."""
-    while mg.operator(node).name in BETWEEN or _is_scaled(mg, node):
+    while mg.operator(node).only_moves or _is_scaled(mg, node):
         node = node.all_input_nodes[0]
     return node if isinstance(mg.module_of(node), nn.Linear) else None
 
 
 def _is_scaled(mg: MaseGraph, node: fx.Node) -> bool:
-    """True for a product with a number."""
-    return mg.operator(node).name in ("mul", "div") and len(node.all_input_nodes) == 1
+    """True for arithmetic with a number."""
+    return mg.operator(node).follow is joined and len(node.all_input_nodes) == 1
 
 
 # --- how many of them ----------------------------------------------------------------------------
@@ -245,7 +251,7 @@ def _scores(group: Group, score: Score, evidence: Mapping[str, Evidence]) -> Ten
         masked = isinstance(module, QuantizedOperator) and module.is_pruned
         weight = module.effective("weight") if masked else source.weight  # type: ignore[operator]
         values = score.of(weight.detach(), evidence[source.path])
-        per_output = unit_scores(values, 1 - input_axis(module), score)
+        per_output = unit_scores(values, source.output_axis, score)
         total += per_output.view(group.walk.units, -1).mean(1).cpu()
     return total
 

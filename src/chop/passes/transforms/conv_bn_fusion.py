@@ -19,9 +19,6 @@ from chop.passes.analysis.add_common_metadata import record_formats
 from chop.passes.base import graph_pass
 from chop.passes.ownership import Ownership
 
-CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
-NORMS = ("batch_norm1d", "batch_norm2d", "batch_norm3d", "batch_norm")
-
 
 @dataclass(frozen=True)
 class FusionConfig:
@@ -51,7 +48,7 @@ def conv_bn_fusion_transform_pass(mg: MaseGraph, config: FusionConfig) -> dict[s
     owned = Ownership(mg)
     fused: list[str] = []
     skipped: dict[str, str] = {}
-    for node in [node for node in mg.nodes if mg.operator(node).name in NORMS]:
+    for node in [node for node in mg.nodes if mg.operator(node).is_affine]:
         reason = _obstacle(mg, node, owned)
         if reason is not None:
             skipped[node.name] = reason
@@ -72,7 +69,7 @@ def _obstacle(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | None:
         return "it has several inputs"
     before = node.all_input_nodes[0]
     convolution = mg.module_of(before)
-    if convolution is None or mg.operator(before).name not in CONVOLUTIONS:
+    if convolution is None or not mg.operator(before).is_convolution:
         return "what it reads is no convolution module"
     if len(before.users) > 1:
         return "the convolution has other readers"

@@ -123,7 +123,7 @@ def _layers(mg: MaseGraph) -> list[Layer]:
             calls.setdefault(id(module), []).append(node)
             modules[id(module)] = module
     return [
-        Layer(str(nodes[0].target), mg.operator(nodes[0]).name, modules[key], tuple(nodes))
+        Layer(str(nodes[0].target), mg.operator(nodes[0]), modules[key], tuple(nodes))
         for key, nodes in calls.items()
     ]
 

@@ -36,7 +36,6 @@ from chop.passes.base import MASE_KEYS, graph_pass
 from chop.passes.batches import Batches, known_inputs, watch
 from chop.passes.pruning.evidence import gather
 from chop.passes.pruning.layers import (
-    OPERATORS,
     Layer,
     as_carrier,
     choose,
@@ -198,7 +197,7 @@ def _prune_inputs(mg: MaseGraph, config: PruneConfig, settings: ActivationPrunin
         ConfigError: the settings choose nothing else than tables.
     """
     chosen = choose(prunable_layers(mg), settings.sparsity, config.include, config.exclude)
-    layers = {layer: share for layer, share in chosen.items() if layer.operator in OPERATORS}
+    layers = {layer: share for layer, share in chosen.items() if layer.row.is_product}
     if not layers:
         raise ConfigError(f"{WHERE}.activation: embedding tables have no input to prune.")
     pruners: list[PruneActivation] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from chop.passes.base import MASE_KEYS, graph_pass
 By = Literal["type", "name", "regex_name"]
 Settings = Mapping[str, Any] | QuantSpec
 T = TypeVar("T")
-IN_PLACE_OPERATORS = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 
 
 @dataclass(frozen=True)
@@ -184,7 +182,7 @@ def _is_in_place(mg: MaseGraph, node: fx.Node) -> bool:
     if node.op == "call_method":
         return str(node.target).endswith("_") and not str(node.target).startswith("__")
     by_flag = node.kwargs.get("inplace") is True or True in node.args[1:2]
-    return by_flag or node.target in IN_PLACE_OPERATORS
+    return by_flag or getattr(node.target, "__name__", "") == f"i{mg.operator(node).name}"
 
 
 def _hand_on_the_result(mg: MaseGraph, node: fx.Node) -> None:

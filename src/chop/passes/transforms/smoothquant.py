@@ -20,10 +20,6 @@ from chop.passes.base import graph_pass
 from chop.passes.batches import Batches, known_inputs, watch
 from chop.passes.ownership import Ownership
 
-SOURCES = ("linear", "layer_norm", "rms_norm", "batch_norm1d")
-# Operators f with f(x / s) = f(x) / s for s > 0: a factor passes through them.
-CARRIERS = ("relu", "leaky_relu", "dropout", "identity")
-
 
 @dataclass(frozen=True)
 class SmoothQuantConfig:
@@ -136,12 +132,12 @@ def _obstacle(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | None:
 def _source(mg: MaseGraph, value: fx.Node, owned: Ownership) -> tuple[fx.Node | None, str | None]:
     """The norm or Linear whose parameters scale `value`, or the reason why there is none."""
     source = value
-    while mg.operator(source).name in CARRIERS:
+    while mg.operator(source).is_homogeneous:
         source = source.all_input_nodes[0]
         if len(source.users) > 1:
             return None, f"'{source.name}', whose result reaches it, has other readers"
     row, module = mg.operator(source), mg.module_of(source)
-    if row.name not in SOURCES:
+    if row.features is None:
         return None, f"what it reads comes from '{source.name}', no norm or Linear"
     obstacle = _obstacle(mg, source, owned)
     if obstacle is not None:
@@ -150,7 +146,7 @@ def _source(mg: MaseGraph, value: fx.Node, owned: Ownership) -> tuple[fx.Node | 
     shape = metadata_of(source).common.results["data_out_0"].shape
     if weight is None or shape[-1] != len(weight):
         return None, f"'{source.name}' before it has no weight for each channel"
-    if row.name == "batch_norm1d" and len(shape) != 2:
+    if row.features % len(shape) != len(shape) - 1:
         return None, f"the channels of '{source.name}' are not the last axis"
     return source, None
 

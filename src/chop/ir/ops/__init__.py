@@ -1,0 +1,15 @@
+"""The operator table; see `table` for its rows and `row` for what they say."""
+
+from chop.ir.ops.dimensions import BlockedError, Call, Followed, Place
+from chop.ir.ops.row import Arguments, Kind, Operator, Weight
+from chop.ir.ops.table import (
+    OPS,
+    STANDARD_MODULES,
+    TABLE,
+    of_called,
+    of_function,
+    of_module,
+    of_node,
+    register,
+    unregister,
+)

@@ -1,0 +1,240 @@
+"""Dimension rules: which dimension of an operator's result follows which of an input.
+
+A dimension holds units, such as channels or heads, of some neighbours each. A rule says where they
+lie in the result, as long as every unit there comes from the same one in the input; what has no
+rule mixes them. What a pass takes out, or puts on several devices, is its own business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import fx, nn
+
+if TYPE_CHECKING:
+    from chop.ir.ops.row import Operator
+
+Shape = tuple[int, ...]
+
+
+class BlockedError(Exception):
+    """The units reach something that cannot tell them apart; the message says what."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the units lie in a tensor: along `dim`, each as `run` neighbours."""
+
+    dim: int
+    run: int = 1
+
+
+@dataclass(frozen=True)
+class Call:
+    """A node with what a rule reads of it.
+
+    Attributes:
+        node: the call.
+        row: of the operator table.
+        module: that it calls, if any.
+        shapes: of the results of all nodes.
+    """
+
+    node: fx.Node
+    row: Operator
+    module: nn.Module | None
+    shapes: Mapping[fx.Node, Shape]
+
+    def argument(self, position: int, name: str) -> Any:
+        """An argument given by position or by name; None if it is not given."""
+        given = self.node.args
+        return given[position] if len(given) > position else self.node.kwargs.get(name)
+
+    def listed(self) -> Any:
+        """The arguments after the first, given one by one or as one sequence."""
+        rest = self.node.args[1:]
+        return rest[0] if rest and isinstance(rest[0], tuple | list) else rest
+
+    def mixing(self, how: str = "") -> BlockedError:
+        """The error to raise; `how` is what it does with "them"."""
+        name = self.node.name
+        return BlockedError(f"'{name}' {how}" if how else f"they reach '{name}'")
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Where the units of one input go.
+
+    Attributes:
+        place: in the result; None: they are summed over, or only their number is read.
+        parameters: the axis of each parameter or buffer of the module along which they lie.
+        sizes: the attributes of the module that say how many there are.
+        joined: the inputs that must have them at the same place.
+        has_size: the call's arguments say the length of their dimension.
+    """
+
+    place: Place | None
+    parameters: Mapping[str, int] = field(default_factory=dict)
+    sizes: tuple[str, ...] = ()
+    joined: tuple[fx.Node, ...] = ()
+    has_size: bool = False
+
+
+DimensionRule = Callable[[Call, fx.Node, Place], Followed]
+"""(call, the input that has the units, where) -> where they go; raises BlockedError."""
+
+
+def unchanged(call: Call, source: fx.Node, place: Place) -> Followed:
+    """Element by element, of one input."""
+    if call.node.all_input_nodes != [source]:
+        raise call.mixing()
+    return Followed(place)
+
+
+def joined(call: Call, source: fx.Node, place: Place) -> Followed:
+    """Arithmetic with a number leaves units alone; with a tensor, both have them."""
+    inputs = tuple(call.node.all_input_nodes)
+    if inputs == (source,):
+        return Followed(place)
+    if any(call.shapes[given] != call.shapes[call.node] for given in inputs):
+        raise call.mixing()
+    return Followed(place, joined=inputs)
+
+
+def pooled(call: Call, source: fx.Node, place: Place) -> Followed:
+    """Trailing dimensions are pooled, the others stay."""
+    if place.dim >= len(call.shapes[source]) - call.row.spatial:
+        raise call.mixing("pools them")
+    return unchanged(call, source, place)
+
+
+def by_channel(call: Call, source: fx.Node, place: Place) -> Followed:
+    """A norm with statistics of each channel by itself."""
+    if place.dim != 1:
+        raise call.mixing("mixes them")
+    names = ("weight", "bias", "running_mean", "running_var")
+    return Followed(place, dict.fromkeys(names, 0), ("num_features",))
+
+
+def padded(call: Call, source: fx.Node, place: Place) -> Followed:
+    """Trailing dimensions get longer, the others stay."""
+    padding = getattr(call.module, "padding", None) if call.module else call.argument(1, "pad")
+    if not isinstance(padding, tuple | list):
+        raise call.mixing()
+    if place.dim >= len(call.shapes[source]) - len(padding) // 2:
+        raise call.mixing("adds to them")
+    return unchanged(call, source, place)
+
+
+def linear(call: Call, source: fx.Node, place: Place) -> Followed:
+    """The last dimension is summed over, the others stay."""
+    if place.dim < len(call.shapes[source]) - 1:
+        return unchanged(call, source, place)
+    return _summed(call)
+
+
+def convolution(call: Call, source: fx.Node, place: Place) -> Followed:
+    """Channels are summed over, or stay where each has a filter of its own."""
+    module: Any = call.module
+    if module is None:
+        raise BlockedError(f"'{call.node.name}' has its weight outside of a module")
+    if place.dim != len(call.shapes[source]) - 1 - call.row.spatial:
+        raise call.mixing("sums over them")
+    if module.groups == 1:
+        return _summed(call)
+    if module.groups == module.in_channels == module.out_channels:
+        return Followed(place, {"weight": 0, "bias": 0}, ("groups", "in_channels", "out_channels"))
+    raise BlockedError(f"they reach the grouped convolution '{call.node.name}'")
+
+
+def _summed(call: Call) -> Followed:
+    assert call.row.weight is not None
+    return Followed(None, {"weight": call.row.weight.inputs}, call.row.weight.sizes[1:])
+
+
+def reduced(call: Call, source: fx.Node, place: Place) -> Followed:
+    """Some dimensions are summed over, and left out or kept with length 1."""
+    rank = len(call.shapes[source])
+    given = call.argument(1, "dim")
+    listed = given if isinstance(given, tuple | list) else [given]
+    if call.module is not None or not all(isinstance(dim, int) for dim in listed):
+        raise call.mixing("sums over them")
+    dims = {dim % rank for dim in listed}
+    if place.dim in dims:
+        raise call.mixing("sums over them")
+    keeps = len(call.shapes[call.node]) == rank
+    dim = place.dim if keeps else place.dim - sum(dim < place.dim for dim in dims)
+    return Followed(Place(dim, place.run))
+
+
+def permuted(call: Call, source: fx.Node, place: Place) -> Followed:
+    """Dimensions in the order that the arguments give."""
+    return Followed(Place(_dims(call, source).index(place.dim), place.run))
+
+
+def transposed(call: Call, source: fx.Node, place: Place) -> Followed:
+    """The two dimensions that the arguments give change places."""
+    first, second = _dims(call, source)
+    return Followed(Place({first: second, second: first}.get(place.dim, place.dim), place.run))
+
+
+def _dims(call: Call, source: fx.Node) -> list[int]:
+    dims = call.listed()
+    if call.node.kwargs or not all(isinstance(dim, int) for dim in dims):
+        raise call.mixing()
+    return [dim % len(call.shapes[source]) for dim in dims]
+
+
+def viewed(call: Call, source: fx.Node, place: Place) -> Followed:
+    """A reshape to sizes that the arguments give."""
+    after = reshaped(call, source, place).place
+    assert after is not None
+    if call.node.kwargs or not isinstance(call.listed()[after.dim], int):
+        raise call.mixing("computes their number")
+    return Followed(after, has_size=True)
+
+
+def reshaped(call: Call, source: fx.Node, place: Place) -> Followed:
+    """The units are kept, split off from what they hold, or merged with it."""
+    before, after = call.shapes[source], call.shapes[call.node]
+    size, ahead = before[place.dim], math.prod(before[: place.dim])
+    behind = [
+        math.prod(before[place.dim + 1 : end]) for end in range(place.dim + 1, len(before) + 1)
+    ]
+    for dim in range(len(after)):
+        if math.prod(after[:dim]) != ahead:
+            continue
+        if after[dim] == size:
+            return Followed(Place(dim, place.run))
+        if place.run > 1 and after[dim : dim + 2] == (size // place.run, place.run):
+            return Followed(Place(dim))
+        for inner in behind:
+            if after[dim] == size * inner:
+                return Followed(Place(dim, place.run * inner))
+    raise call.mixing("mixes them")
+
+
+def attention(call: Call, source: fx.Node, place: Place) -> Followed:
+    """Heads stay apart: queries, keys and values have them."""
+    inputs = tuple(call.argument(n, name) for n, name in enumerate(("query", "key", "value")))
+    mask = call.argument(3, "attn_mask")
+    if place != Place(len(call.shapes[source]) - 3) or call.argument(7, "enable_gqa"):
+        raise BlockedError(f"they reach '{call.node.name}' as something else than heads")
+    if isinstance(mask, fx.Node) and call.shapes[mask][-3:-2] not in ((), (1,)):
+        raise call.mixing("has a mask per head")
+    return Followed(place, joined=inputs)
+
+
+def asked_for_size(call: Call, source: fx.Node, place: Place) -> Followed:
+    """Reads the length of one dimension, or of all."""
+    dim = call.argument(1, "dim")
+    if not isinstance(dim, int) or dim % len(call.shapes[source]) == place.dim:
+        raise call.mixing("reads their number")
+    return Followed(None)
+
+
+KEEPING = (unchanged, joined, pooled, by_channel, padded)
+"""Rules by which units stay along their dimension."""

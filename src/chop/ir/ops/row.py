@@ -1,0 +1,135 @@
+"""What a row of the operator table says of one operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+from torch import nn
+
+from chop.ir.ops.dimensions import KEEPING, DimensionRule
+from chop.ir.ops.flops import Flops
+from chop.nn import quantized as q
+
+Arguments = Mapping[str, str | None]
+"""A function's first parameters by name, in order, and the operand that each is (or None)."""
+
+
+class Kind(StrEnum):
+    """What an operator is to a reader of the graph."""
+
+    PRODUCT = "matrix product"
+    NORM = "normalisation"
+    ACTIVATION = "activation"
+    ARITHMETIC = "arithmetic"
+    POOLING = "pooling"
+    DROPOUT = "dropout"
+    LOSS = "loss"
+    INPUT = "input"
+    CONSTANT = "constant"
+    OUTPUT = "output"
+    OTHER = "reshape and other"
+
+
+@dataclass(frozen=True)
+class Weight:
+    """How the weight of a layer lies.
+
+    Attributes:
+        outputs: the axis along which outputs lie.
+        inputs: the axis along which inputs are summed; of a table, its columns.
+        sizes: the attributes of the module that give the numbers of outputs and of inputs.
+        is_table: its rows are looked up, not multiplied.
+    """
+
+    outputs: int = 0
+    inputs: int = 1
+    sizes: tuple[str, str] = ("out_features", "in_features")
+    is_table: bool = False
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One row of the table.
+
+    Attributes:
+        name: MASE's name; configs select by it.
+        mase_type: `module_related_func` (a function with a module twin), `module` (module only) or
+            `builtin_func` (function only).
+        modules: the module classes; subclasses count.
+        functions: the functions, operators and in-place twins.
+        methods: names of the `torch.Tensor` methods.
+        quantized: the class that replaces a module, or None.
+        arguments: the operands of the function form; none if it has no `QuantCall`.
+        twin: what replaces a call of the function form if it is not a `QuantCall`.
+        fallback: operands of that form that take another's format when a config leaves them out.
+        kind: what it is drawn as.
+        weight: the axes of its weight matrix; None without one.
+        spatial: how many trailing dimensions of its input it slides over.
+        features: the dimension of the result along which `weight` and `bias` scale and shift, of
+            an operator that takes inputs of any rank; None elsewhere.
+        follow: which dimension of the result follows which of an input; None stops at it.
+        flops: floating-point operations of a call; None where it multiplies no matrices.
+        layout: computes no number: `view` keeps the order of the elements, `permuted` changes it,
+            `cast` changes their dtype, `read` gives sizes, attributes or parts.
+        is_affine: at inference, with running statistics, a scale and a shift per channel.
+        is_homogeneous: f(x / s) = f(x) / s for s > 0, so that a factor can be moved through it.
+        commutes: f(round(x)) = round(f(x)) for monotonic roundings that keep zero.
+        onnx: the ONNX operator that runtimes compute in integers; "" where they compute floats.
+        integer: the operator on integer codes, bit for bit what a circuit computes; None: it is
+            not lowered yet.
+    """
+
+    name: str
+    mase_type: str
+    modules: tuple[type[nn.Module], ...] = ()
+    functions: tuple[Callable[..., Any], ...] = ()
+    methods: tuple[str, ...] = ()
+    quantized: type[q.QuantizedOperator] | None = None
+    arguments: Arguments = field(default_factory=dict)
+    twin: type[q.QuantizedOperator] | None = None
+    fallback: Mapping[str, str] = field(default_factory=dict)
+    kind: Kind = Kind.OTHER
+    weight: Weight | None = None
+    spatial: int = 0
+    features: int | None = None
+    follow: DimensionRule | None = None
+    flops: Flops | None = None
+    layout: Literal["", "view", "permuted", "cast", "read"] = ""
+    is_affine: bool = False
+    is_homogeneous: bool = False
+    commutes: bool = False
+    onnx: str = ""
+    integer: type[nn.Module] | None = None
+
+    @property
+    def is_quantizable(self) -> bool:
+        """True when some form of the operator has a quantised twin."""
+        return self.quantized is not None or bool(self.arguments) or self.twin is not None
+
+    @property
+    def is_product(self) -> bool:
+        """True when a weight matrix is multiplied: a linear layer or a convolution."""
+        return self.weight is not None and not self.weight.is_table
+
+    @property
+    def is_convolution(self) -> bool:
+        """True when the product slides over spatial dimensions."""
+        return self.is_product and self.spatial > 0
+
+    @property
+    def only_moves(self) -> bool:
+        """True when the result has the elements of the input, once each."""
+        return self.layout in ("view", "permuted")
+
+    @property
+    def is_implicit(self) -> bool:
+        """True when a circuit needs no logic for it at inference."""
+        return self.layout in ("view", "read") or self.kind is Kind.DROPOUT
+
+    @property
+    def keeps_dimensions(self) -> bool:
+        """True when each dimension of the result is that of the inputs."""
+        return self.follow in KEEPING

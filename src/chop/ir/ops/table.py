@@ -1,0 +1,291 @@
+"""The operator table: the only place that knows what "a linear" is. Everything else looks up here.
+
+A row names one operator and all the ways in which models call it, and says what passes need of it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from chop.errors import ConfigError
+from chop.ir.ops import dimensions as d
+from chop.ir.ops import flops
+from chop.ir.ops.row import Arguments, Kind, Operator, Weight
+from chop.nn import quantized as q
+from chop.nn.packed import packed_twin
+
+ONE_INPUT: Arguments = {"input": "data_in"}
+TWO_INPUTS: Arguments = {**ONE_INPUT, "other": "data_in"}
+PARAMETERS: Arguments = {"weight": "weight", "bias": "bias"}
+WEIGHTED: Arguments = {**ONE_INPUT, **PARAMETERS}
+LAYER_NORM: Arguments = {**ONE_INPUT, "normalized_shape": None, **PARAMETERS}
+RMS_NORM: Arguments = {**ONE_INPUT, "normalized_shape": None, "weight": "weight"}
+GROUP_NORM: Arguments = {**ONE_INPUT, "num_groups": None, **PARAMETERS}
+BATCH_NORM: Arguments = {**ONE_INPUT, "running_mean": None, "running_var": None, **PARAMETERS}
+EMBEDDING: Arguments = {"input": None, "weight": "weight"}
+
+KERNEL = Weight(sizes=("out_channels", "in_channels"))
+TRANSPOSED = Weight(1, 0, ("out_channels", "in_channels"))
+LOOKED_UP = Weight(sizes=("num_embeddings", "embedding_dim"), is_table=True)
+
+FROM_DATA_IN = {"weight": "data_in"}
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d)
+
+TORCH = (F, torch, Tensor)
+FX_KINDS = {"placeholder": Kind.INPUT, "get_attr": Kind.CONSTANT, "output": Kind.OUTPUT}
+
+
+def _row(
+    name: str,
+    modules: type[nn.Module] | tuple[type[nn.Module], ...] = (),
+    arguments: Arguments | None = None,
+    homes: tuple[Any, ...] | None = None,
+    others: tuple[Callable[..., Any], ...] = (),
+    **traits: Any,
+) -> Operator:
+    """A row with the functions of its name, and the class that quantises its first module.
+
+    Args:
+        name: the operator's.
+        modules: the module classes.
+        arguments: the operands of the function form.
+        homes: where what has that name is this operator, `Tensor` for the method. Default: `F` if
+            there are modules, otherwise torch and Python.
+        others: functions of other names.
+        traits: what else the row says.
+    """
+    classes = modules if isinstance(modules, tuple) else (modules,)
+    homes = homes or ((F,) if classes else (operator, torch, Tensor))
+    own = (vars(home)[name] for home in homes if home is not Tensor and name in vars(home))
+    functions = (*own, *others)
+    methods = (name,) if Tensor in homes and hasattr(Tensor, name) else ()
+    quantized = getattr(q, f"Quant{classes[0].__name__}", None) if classes else None
+    kind = "builtin_func" if not classes else "module_related_func" if functions else "module"
+    given = {"methods": methods, "quantized": quantized, "arguments": arguments or {}, **traits}
+    return Operator(name, kind, classes, functions, **given)
+
+
+def _rows(names: str, **traits: Any) -> tuple[Operator, ...]:
+    return tuple(_row(name, **traits) for name in names.split())
+
+
+def _all(traits: dict[str, Any], *rows: Operator) -> tuple[Operator, ...]:
+    """Rows with what they have in common."""
+    return tuple(replace(row, **traits) for row in rows)
+
+
+TABLE: tuple[Operator, ...] = (
+    # with parameters
+    *_all(
+        {"kind": Kind.PRODUCT, "flops": flops.by_weight},
+        *_all(
+            {"features": -1, "follow": d.linear, "onnx": "Gemm"},
+            _row("linear", nn.Linear, WEIGHTED, weight=Weight()),
+        ),
+        *_all(
+            {"weight": KERNEL, "follow": d.convolution, "onnx": "Conv"},
+            _row("conv1d", nn.Conv1d, WEIGHTED, spatial=1),
+            _row("conv2d", nn.Conv2d, WEIGHTED, spatial=2),
+        ),
+        _row("conv3d", nn.Conv3d, weight=KERNEL, spatial=3),
+    ),
+    *_all(
+        {"kind": Kind.PRODUCT, "weight": TRANSPOSED, "flops": flops.by_weight_transposed},
+        _row("conv_transpose1d", nn.ConvTranspose1d, spatial=1),
+        _row("conv_transpose2d", nn.ConvTranspose2d, WEIGHTED, spatial=2, follow=d.convolution),
+    ),
+    *_all(
+        {"kind": Kind.NORM},
+        _row("batch_norm1d", nn.BatchNorm1d, features=1, follow=d.by_channel, is_affine=True),
+        _row("batch_norm2d", nn.BatchNorm2d, follow=d.by_channel, is_affine=True),
+        _row("batch_norm3d", nn.BatchNorm3d, follow=d.by_channel, is_affine=True),
+        _row("batch_norm", (), BATCH_NORM, (F,), is_affine=True),
+        _row("layer_norm", nn.LayerNorm, LAYER_NORM, features=-1),
+        _row("rms_norm", nn.RMSNorm, RMS_NORM, features=-1),
+        _row("group_norm", nn.GroupNorm, GROUP_NORM),
+    ),
+    _row("embedding", nn.Embedding, EMBEDDING, weight=LOOKED_UP, kind=Kind.PRODUCT),
+    # activations
+    *_all(
+        {"kind": Kind.ACTIVATION, "follow": d.unchanged},
+        _row("relu", nn.ReLU, ONE_INPUT, TORCH, is_homogeneous=True, commutes=True),
+        _row("gelu", nn.GELU, ONE_INPUT),
+        _row("silu", nn.SiLU, ONE_INPUT),
+        _row("tanh", nn.Tanh, ONE_INPUT, TORCH),
+        _row("softplus", nn.Softplus, ONE_INPUT),
+        _row("softsign", nn.Softsign, ONE_INPUT),
+        _row("selu", nn.SELU, ONE_INPUT, TORCH),
+        _row("sigmoid", nn.Sigmoid, ONE_INPUT, TORCH),
+        _row("leaky_relu", nn.LeakyReLU, is_homogeneous=True),
+        _row("elu", nn.ELU),
+        _row("celu", nn.CELU, homes=TORCH),
+        _row("hardtanh", nn.Hardtanh),
+        _row("hardsigmoid", nn.Hardsigmoid),
+        _row("hardswish", nn.Hardswish),
+        _row("mish", nn.Mish),
+        _row("relu6", homes=(F,)),
+        _row("log_sigmoid", others=(F.logsigmoid,)),
+    ),
+    _row("softmax", nn.Softmax, ONE_INPUT, TORCH, kind=Kind.ACTIVATION),
+    _row("log_softmax", nn.LogSoftmax, homes=TORCH, kind=Kind.ACTIVATION),
+    *_all(
+        {"kind": Kind.DROPOUT, "follow": d.unchanged, "is_homogeneous": True},
+        _row("dropout", DROPOUTS, homes=TORCH, others=(F.dropout1d, F.dropout2d)),
+    ),
+    # pooling
+    *_all(
+        {"kind": Kind.POOLING, "follow": d.pooled},
+        _row("max_pool1d", nn.MaxPool1d, ONE_INPUT, spatial=1),
+        _row("max_pool2d", nn.MaxPool2d, ONE_INPUT, spatial=2, commutes=True),
+        _row("avg_pool1d", nn.AvgPool1d, ONE_INPUT, spatial=1),
+        _row("avg_pool2d", nn.AvgPool2d, ONE_INPUT, spatial=2),
+        _row("adaptive_avg_pool1d", nn.AdaptiveAvgPool1d, ONE_INPUT, spatial=1),
+        _row("adaptive_avg_pool2d", nn.AdaptiveAvgPool2d, ONE_INPUT, spatial=2),
+    ),
+    # structure
+    _row("identity", nn.Identity, layout="view", follow=d.unchanged, is_homogeneous=True),
+    _row("lstm", nn.LSTM, kind=Kind.PRODUCT),
+    _row("gru", nn.GRU, kind=Kind.PRODUCT),
+    _row("multihead_attention", nn.MultiheadAttention, kind=Kind.PRODUCT),
+    _row("flatten", nn.Flatten, homes=TORCH, layout="view", follow=d.reshaped),
+    _row("pad", (nn.ZeroPad2d, nn.ConstantPad2d), follow=d.padded),
+    _row("interpolate", nn.Upsample),
+    _row("cross_entropy", nn.CrossEntropyLoss, kind=Kind.LOSS),
+    _row("mse_loss", nn.MSELoss, kind=Kind.LOSS),
+    # functions of two activations
+    *_all(
+        {"arguments": TWO_INPUTS, "kind": Kind.ARITHMETIC, "follow": d.joined},
+        _row("add", others=(operator.iadd,)),
+        _row("sub", others=(operator.isub,)),
+        _row("mul", others=(operator.imul,)),
+    ),
+    *_all(
+        {"kind": Kind.PRODUCT, "flops": flops.matmul, "onnx": "MatMul", "fallback": FROM_DATA_IN},
+        _row("matmul", (), {**ONE_INPUT, "other": "weight"}, methods=("matmul", "__matmul__")),
+        _row("bmm", (), {**ONE_INPUT, "mat2": "weight"}),
+    ),
+    *_all(
+        {"kind": Kind.PRODUCT, "follow": d.attention, "flops": flops.attention},
+        _row("scaled_dot_product_attention", homes=(F,), twin=q.QuantScaledDotProductAttention),
+    ),
+    # the rest of what models call often
+    *_all(
+        {"kind": Kind.ARITHMETIC},
+        _row("div", others=(operator.truediv,), follow=d.joined),
+        _row("floor_div", others=(operator.floordiv, torch.floor_divide)),
+        *_rows("neg pow sqrt rsqrt exp square abs clamp", follow=d.unchanged),
+        *_rows("mean sum", follow=d.reduced),
+        *_rows("sin cos log minimum maximum masked_fill where and_ or_ ge gt le lt eq ne"),
+    ),
+    _row("cat", others=(torch.concat,)),
+    *_rows("stack chunk split einsum arange expand"),
+    _row("getattr", homes=(builtins,), layout="read"),
+    *_rows("getitem size", layout="read"),
+    *_rows("view reshape", layout="view", follow=d.viewed),
+    *_rows("contiguous", layout="view", follow=d.unchanged),
+    *_rows("unsqueeze squeeze", layout="view"),
+    *_rows("permute", layout="permuted", follow=d.permuted),
+    *_rows("transpose", layout="permuted", follow=d.transposed),
+    *_rows("to type type_as float half bfloat16", homes=(Tensor,), layout="cast"),
+)
+
+OPS: dict[str, Operator] = {}
+"""Rows by operator name."""
+_BY_CALL: dict[Any, Operator] = {}
+"""Rows by module class, function and name of a method."""
+
+
+def register(row: Operator) -> None:
+    """Adds a row: from then on every pass knows the operator.
+
+    A quantised operator with a weight that has no packed twin yet gets one; see `packed_twin`.
+
+    Raises:
+        ConfigError: the name, or something that the row calls, is in the table already.
+    """
+    calls = _calls(row)
+    taken = [x for x in calls if x in _BY_CALL] + [row.name] * (row.name in OPS)
+    if taken:
+        raise ConfigError(f"operator '{row.name}': {taken[0]} is in the table already.")
+    OPS[row.name] = row
+    _BY_CALL.update(dict.fromkeys(calls, row))
+    if row.quantized is not None and "weight" in row.quantized.operands:
+        packed_twin(row.quantized)
+
+
+def unregister(name: str) -> None:
+    """Takes the row of that name out of the table."""
+    for call in _calls(OPS.pop(name)):
+        del _BY_CALL[call]
+
+
+def _calls(row: Operator) -> tuple[Any, ...]:
+    return (*row.modules, *row.functions, *row.methods)
+
+
+for _listed in TABLE:
+    register(_listed)
+
+
+def of_module(cls: type[nn.Module]) -> Operator:
+    """The row of a module class or of its nearest listed ancestor; a generic row otherwise.
+
+    A class that computes something else than its ancestor is another operator.
+    """
+    ancestors: tuple[Any, ...] = cls.__mro__
+    for ancestor in ancestors:
+        if ancestor in _BY_CALL:
+            same = cls.forward is ancestor.forward or issubclass(cls, q.QuantizedOperator)
+            if same:
+                return _BY_CALL[ancestor]
+            break
+    return Operator(cls.__name__.lower(), "module", (cls,))
+
+
+def of_called(module: nn.Module) -> Operator:
+    """The row of a module; a quantised call keeps the row of the function it replaces."""
+    if isinstance(module, q.QuantizedOperator) and module.function is not None:
+        return of_function(module.function)
+    return of_module(type(module))
+
+
+def of_node(node: fx.Node, root: nn.Module) -> Operator:
+    """The row of what a node calls. Unknown calls get a generic row under their own name.
+
+    Placeholders, attributes and the output have the name and type that FX gives them.
+    """
+    if node.op == "call_module":
+        return of_called(root.get_submodule(str(node.target)))
+    if node.op == "call_function":
+        return of_function(node.target)
+    if node.op == "call_method":
+        return _of_method(str(node.target))
+    return Operator(node.op, node.op, kind=FX_KINDS[node.op])
+
+
+def of_function(function: Any) -> Operator:
+    """The row of a function or of a method of `torch.Tensor`; a generic row otherwise."""
+    if function in _BY_CALL:
+        return _BY_CALL[function]
+    name = getattr(function, "__name__", type(function).__name__)
+    if getattr(torch.Tensor, name, None) is function:
+        return _of_method(name)
+    from_torch = (getattr(function, "__module__", "") or "torch").split(".")[0]
+    return Operator(name, "builtin_func" if from_torch in STANDARD_MODULES else "patched_func")
+
+
+def _of_method(name: str) -> Operator:
+    """In-place methods end in an underscore and are the same operator."""
+    plain = name if name.startswith("__") else name.removesuffix("_")
+    return _BY_CALL.get(plain) or Operator(name, "builtin_func")
+
+
+STANDARD_MODULES = frozenset({"torch", "_operator", "operator", "builtins", "math"})
