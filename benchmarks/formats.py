@@ -18,62 +18,18 @@ from collections.abc import Mapping
 from functools import partial
 
 import torch
+from cases import FORMATS
 from format_peers import Way, peers
 from torch import Tensor
 
 from chop.bench import Variant, compare
-from chop.formats import (
-    MXFP,
-    NVFP4,
-    Binary,
-    BinaryResidual,
-    BlockFP,
-    BlockLog,
-    BlockMinifloat,
-    Integer,
-    Log,
-    MinifloatDenorm,
-    MinifloatIEEE,
-    MXInt,
-    NumberFormat,
-    ScaleInteger,
-    Ternary,
-)
+from chop.formats import NumberFormat
 from chop.kernels import KERNELS, fake_quantize
 from chop.kernels.cpu.build import library
 from chop.kernels.eager import round_eagerly
 from chop.tables import markdown_table
 
 WAYS = ("native", "native, out=", "PyTorch alone", "reference")
-FORMATS: list[NumberFormat] = [
-    Integer(8, 4),
-    MinifloatIEEE(8, 4),
-    MinifloatIEEE(8, 5),
-    MinifloatDenorm(8, 4),
-    Log(8),
-    Binary(),
-    Binary(scaling_factor=True),
-    BinaryResidual(),
-    BinaryResidual(levels=3),
-    Ternary(),
-    Ternary(scaling_factor=True),
-    Ternary(median=True),
-    ScaleInteger(8),
-    ScaleInteger(8, granularity="channel"),
-    ScaleInteger(8, granularity="row"),
-    ScaleInteger(4, granularity="group"),
-    BlockFP(8),
-    BlockFP(8, block_size=(16, 16)),
-    BlockMinifloat(8, 4),
-    BlockLog(8),
-    MXInt(8),
-    MXInt(8, block_dim=0),
-    MXInt(4),
-    MXFP(8, 4),
-    MXFP(6, 3),
-    MXFP(4, 2),
-    NVFP4(),
-]
 
 
 def ratios(ways: Mapping[str, Way], x: Tensor, seconds: float) -> dict[str, float]:

@@ -22,30 +22,16 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from cases import SPECS
 from torch import Tensor, nn
 
 from chop.bench import Variant, compare
-from chop.formats import MXFP, NVFP4, BlockFP, Integer, MXInt, QuantSpec, ScaleInteger, Ternary
 from chop.kernels.cpu.build import library
 from chop.nn import quantized as q
 from chop.nn.packed import pack
 from chop.tables import markdown_table
 
 Way = Callable[[Tensor], Tensor]
-ROW = ScaleInteger(8, granularity="row")
-SPECS = {
-    "MXINT8": QuantSpec(weight=MXInt(8)),
-    "MXINT8, inputs too": QuantSpec(data_in=MXInt(8), weight=MXInt(8)),
-    "MXINT4": QuantSpec(weight=MXInt(4)),
-    "MXFP8 e4m3": QuantSpec(weight=MXFP(8, 4)),
-    "MXFP4": QuantSpec(weight=MXFP(4, 2)),
-    "NVFP4": QuantSpec(weight=NVFP4()),
-    "block_fp 8": QuantSpec(weight=BlockFP(8)),
-    "ternary": QuantSpec(weight=Ternary(scaling_factor=True)),
-    "int8 by channel": QuantSpec(weight=ScaleInteger(8, granularity="channel")),
-    "int8, inputs by row": QuantSpec(data_in=ROW, weight=ScaleInteger(8, granularity="channel")),
-    "integer 8.8, inputs 8.5": QuantSpec(data_in=Integer(8, 5), weight=Integer(8, 8)),
-}
 
 
 def ours(layer: nn.Linear) -> Iterator[tuple[str, Way]]:

@@ -1,0 +1,261 @@
+"""Whether a change made anything slower: two source trees, measured in turns.
+
+One process for each tree, each with one thread. Of every case slices of some milliseconds take
+turns (before, after, after, before), so that what slows the machine slows both; their ratios of
+processor time make a median with its 99 % interval (`chop.bench`). Everything is measured by two
+pairs of processes, since where a process has its memory may be worth some percent; cases whose
+interval then reaches above the limit by up to two more, and all their pairs count. Freed memory
+stays with the processes: fresh pages are not timed. The same tree given twice has to come out at
+1.00.
+
+python benchmarks/before_after.py --before OLD/src --after NEW/src [--only TEXT ...] [--rounds 5]
+    [--limit 1.03] [--out runs/before-after] [--list]
+
+Writes `OUT.json` (every reading) and `OUT.md` (the table). The exit status is 1 where a case is
+slower than the limit by its whole interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chop.bench import Interval, paired_ratio
+from chop.bench.environment import environment
+from chop.bench.record import spelt_seconds
+from chop.files import write_text
+from chop.tables import markdown_table
+
+WORKER = Path(__file__).with_name("before_after_cases.py")
+SLICE_SECONDS = 0.012
+MOST_CALLS = 20_000
+LONG_CASE_SECONDS = 8.0
+"""A case of slow calls has fewer rounds, but at least as many as make an interval."""
+LEAST_ROUNDS = 3
+LEAST_PASSES, PASSES = 2, 4
+FIXED = {
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONHASHSEED": "0",
+    "MALLOC_MMAP_THRESHOLD_": str(2**25),
+    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+}
+
+
+class Tree:
+    """A process that measures one source tree.
+
+    Args:
+        source: a folder with the package `chop`.
+
+    Attributes:
+        told: its cases, and where its `chop` and its compiled loops are.
+    """
+
+    def __init__(self, source: Path) -> None:
+        self.source = source.resolve()
+        if not (self.source / "chop" / "__init__.py").is_file():
+            raise SystemExit(f"'{source}' has no package chop in it: expected a folder src.")
+        self.process = subprocess.Popen(
+            [sys.executable, str(WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=_surroundings(self.source),
+        )
+        self.told = self.ask("list")
+
+    def ask(self, do: str, **request: Any) -> dict[str, Any]:
+        """The answer to a request."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps({"do": do, **request}) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"the process of '{self.source}' has ended; see its last words above.")
+        return json.loads(line)
+
+    def __enter__(self) -> Tree:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def _surroundings(source: Path) -> dict[str, str]:
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    path = os.pathsep.join([str(source), str(WORKER.parent)])
+    return {**os.environ, **threads, "PYTHONPATH": path, **FIXED}
+
+
+@dataclass
+class Measured:
+    """A case.
+
+    Attributes:
+        case: its name.
+        before, after: seconds of one call, in the order in which they were taken in pairs.
+        error: why there are none.
+    """
+
+    case: str
+    before: list[float] = field(default_factory=list)
+    after: list[float] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def ratio(self) -> Interval:
+        """Of times, after by before: above 1 is slower."""
+        return paired_ratio(self.after, self.before) if self.after else Interval(math.nan)
+
+    @property
+    def group(self) -> str:
+        """What comes before the colon."""
+        return self.case.partition(":")[0]
+
+
+def measure(measured: Measured, trees: tuple[Tree, Tree], rounds: int) -> None:
+    """Adds pairs: two in each round."""
+    prepared = [tree.ask("prepare", case=measured.case) for tree in trees]
+    errors = [answer["error"] for answer in prepared if "error" in answer]
+    if errors:
+        measured.error = errors[0]
+        return
+    slowest = max(answer["processor"] for answer in prepared)
+    calls = max(1, min(MOST_CALLS, round(SLICE_SECONDS / max(slowest, 1e-7))))
+    most = math.ceil(LONG_CASE_SECONDS / (4 * calls * max(slowest, 1e-7)))
+    for turn in range(max(LEAST_ROUNDS, min(rounds, most))):
+        order = (0, 1, 1, 0) if turn % 2 == 0 else (1, 0, 0, 1)
+        for place in order:
+            seconds = trees[place].ask("time", calls=calls)["processor"] / calls
+            (measured.before, measured.after)[place].append(seconds)
+
+
+def verdict(ratio: Interval, limit: float) -> str:
+    """What the interval says of the limit."""
+    if math.isnan(ratio.median):
+        return "not measured"
+    if ratio.low > limit:
+        return "SLOWER"
+    return "within" if ratio.high <= limit else "unsure"
+
+
+@contextmanager
+def both(before: Path, after: Path) -> Iterator[tuple[Tree, Tree]]:
+    """New processes of both trees."""
+    with Tree(before) as first, Tree(after) as second:
+        for tree in (first, second):
+            if not Path(tree.told["chop"]).is_relative_to(tree.source):
+                raise SystemExit(f"expected chop of '{tree.source}', got '{tree.told['chop']}'.")
+        yield first, second
+
+
+def compare(
+    found: Sequence[Measured], before: Path, after: Path, rounds: int, limit: float
+) -> None:
+    """Measures every case, and those that are not within the limit at greater length."""
+    for number in range(1, PASSES + 1):
+        is_sure = [number > LEAST_PASSES and verdict(m.ratio, limit) == "within" for m in found]
+        left = [m for m, sure in zip(found, is_sure, strict=True) if not (sure or m.error)]
+        if not left:
+            return
+        print(f"pass {number} of up to {PASSES}: {len(left)} cases", flush=True)
+        with both(before, after) as trees:
+            for measured in left:
+                measure(measured, trees, rounds)
+                print("  ".join(row_of(measured, limit).values()), flush=True)
+
+
+def row_of(measured: Measured, limit: float) -> dict[str, str]:
+    """Of the table."""
+    ratio, has_any = measured.ratio, bool(measured.before)
+    median = [
+        torch.tensor(times, dtype=torch.float64).median().item() if has_any else None
+        for times in (measured.before, measured.after)
+    ]
+    return {
+        "case": measured.case,
+        "before": spelt_seconds(median[0]) or "-",
+        "after": spelt_seconds(median[1]) or "-",
+        "after / before": f"{ratio.median:.3f}" if has_any else "-",
+        "99 % interval": f"{ratio.low:.3f} to {ratio.high:.3f}" if has_any else "-",
+        "pairs": str(len(measured.before)),
+        f"limit {limit:g}": measured.error or verdict(ratio, limit),
+    }
+
+
+def summary(found: Sequence[Measured], limit: float) -> list[dict[str, str]]:
+    """Of each group the geometric mean of its medians, and the slowest."""
+    groups: dict[str, list[Measured]] = defaultdict(list)
+    for measured in found:
+        if measured.before:
+            groups[measured.group].append(measured)
+    rows = []
+    for group, members in {**groups, "all": [m for m in found if m.before]}.items():
+        medians = [m.ratio.median for m in members]
+        verdicts = [verdict(m.ratio, limit) for m in members]
+        worst = max(members, key=lambda m: m.ratio.median)
+        mean = math.exp(sum(map(math.log, medians)) / len(medians))
+        rows.append(
+            {
+                "group": group,
+                "cases": str(len(members)),
+                "geometric mean": f"{mean:.3f}",
+                "worst": f"{worst.ratio.median:.3f} {worst.case}",
+                **{v: str(verdicts.count(v)) for v in ("within", "unsure", "SLOWER")},
+            }
+        )
+    return rows
+
+
+def write(out: Path, found: Sequence[Measured], about: dict[str, Any], limit: float) -> None:
+    """The table and every reading."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    cases = [{**asdict(m), "ratio": asdict(m.ratio)} for m in found]
+    document = {**about, "limit": limit, "cases": cases}
+    write_text(out.with_suffix(".json"), json.dumps(document, indent=1) + "\n")
+    tables = (summary(found, limit), [row_of(measured, limit) for measured in found])
+    write_text(out.with_suffix(".md"), "\n\n".join(map(markdown_table, tables)) + "\n")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--before", type=Path, required=True, help="the folder src of one tree")
+    parser.add_argument("--after", type=Path, required=True, help="that of the other")
+    parser.add_argument("--only", nargs="*", default=[], help="cases whose name contains one of")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="of four slices, for each pair of processes"
+    )
+    parser.add_argument("--limit", type=float, default=1.03, help="the largest ratio that passes")
+    parser.add_argument("--out", type=Path, default=Path("runs/before-after"))
+    parser.add_argument("--list", action="store_true", help="prints the cases' names alone")
+    options = parser.parse_args()
+    with both(options.before, options.after) as trees:
+        told = [tree.told for tree in trees]
+    chosen = [n for n in told[0].pop("cases") if any(o in n for o in options.only or [""])]
+    if options.list:
+        print("\n".join(chosen))
+        return
+    found = [Measured(name) for name in chosen]
+    compare(found, options.before, options.after, options.rounds, options.limit)
+    about = {"environment": environment(torch.device("cpu"), 1), "trees": told}
+    write(options.out, found, about, options.limit)
+    print("\n" + markdown_table(summary(found, options.limit)))
+    sys.exit(any(verdict(m.ratio, options.limit) == "SLOWER" for m in found))
+
+
+if __name__ == "__main__":
+    main()
