@@ -3,5 +3,6 @@
 from chop.nn.quantized import QuantAdaptiveAvgPool1d, QuantAvgPool1d, QuantMaxPool1d
 from chop.nn.quantized.derived import bind
 
-for _operator in (QuantAdaptiveAvgPool1d, QuantAvgPool1d, QuantMaxPool1d):
-    bind(_operator, globals())
+bind(QuantAdaptiveAvgPool1d, globals())
+bind(QuantAvgPool1d, globals())
+bind(QuantMaxPool1d, globals())

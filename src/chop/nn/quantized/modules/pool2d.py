@@ -3,5 +3,6 @@
 from chop.nn.quantized import QuantAdaptiveAvgPool2d, QuantAvgPool2d, QuantMaxPool2d
 from chop.nn.quantized.derived import bind
 
-for _operator in (QuantAdaptiveAvgPool2d, QuantAvgPool2d, QuantMaxPool2d):
-    bind(_operator, globals())
+bind(QuantAdaptiveAvgPool2d, globals())
+bind(QuantAvgPool2d, globals())
+bind(QuantMaxPool2d, globals())
