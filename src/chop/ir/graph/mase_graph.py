@@ -14,7 +14,7 @@ from chop.errors import ConfigError, GraphError, did_you_mean
 from chop.ir.capture.captured import CapturedModule
 from chop.ir.graph.guess import Guess, graph_state, misfit
 from chop.ir.metadata import MaseMetadata
-from chop.ir.ops import Operator, of_node
+from chop.ir.ops import OPS, Operator, of_node
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class MaseGraph:
             copied.
         cf_args: arguments of `forward` to fix at capture, by name.
         custom_ops: modules to keep whole: classes or dotted paths, or MASE's
-            `{"modules": {class: ...}}`.
+            `{"modules": {class: ...}}`. Those of registered operators are kept whole in any case.
         hf_input_names: which arguments of `forward` become inputs of the graph; by default those
             that the model's main task needs. With `labels` the loss is part of the graph.
         dummy_in: example inputs by argument name. None: a Hugging Face model's are made from its
@@ -378,5 +378,6 @@ def _leaves(
             if key not in ("modules", "functions"):
                 choices = ("modules", "functions")
                 raise ConfigError(f"custom_ops: unknown key '{key}': {did_you_mean(key, choices)}")
-        return tuple(custom_ops.get("modules", ()))
-    return tuple(custom_ops or ())
+        custom_ops = custom_ops.get("modules", ())
+    listed = (cls for row in OPS.values() for cls in row.modules)
+    return (*(custom_ops or ()), *(x for x in listed if not x.__module__.startswith("torch.")))

@@ -206,7 +206,8 @@ _BY_CALL: dict[Any, Operator] = {}
 def register(row: Operator) -> None:
     """Adds a row: from then on every pass knows the operator.
 
-    A quantised operator with a weight that has no packed twin yet gets one; see `packed_twin`.
+    Captures keep its modules whole. A quantised operator with a weight that has no packed twin yet
+    gets one; see `packed_twin`.
 
     Raises:
         ConfigError: the name, or something that the row calls, is in the table already.
