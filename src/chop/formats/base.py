@@ -1,15 +1,14 @@
 """What a number format is, and everything that is derived from one.
 
-A format is a frozen dataclass in a file of its own. Its fields are the config keys. It writes down
-`round`, `bits`, `encode` and `decode`; registration, config parsing, the fake-quantiser with its
-straight-through gradient, validation and the conformance tests are derived here, once.
+A format is a frozen dataclass in a file of its own. Its fields are the config keys, its `layout`
+says what it is made of. Rounding, encoding, registration, config parsing, the fake-quantiser with
+its straight-through gradient, validation and the conformance tests are derived here, once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Self
@@ -19,59 +18,14 @@ from torch import Tensor
 
 from chop.config import check_fields, parse
 from chop.errors import ConfigError, did_you_mean
-from chop.formats import transforms
+from chop.formats import reference, transforms
+from chop.formats.encoded import Encoded
 from chop.formats.inputs import TAKING_TENSORS, check_tensor, checking
+from chop.formats.layout import Layout
 from chop.formats.quantizer import GRADIENTS, Gradient, Quantizer
 
 OPERANDS = ("data_in", "weight", "bias", "data_out")
 """What an operator can have in a format."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Encoded:
-    """A tensor as a format stores it, which has no gradient.
-
-    Attributes:
-        codes: uint8, one-dimensional: the elements' codes, bit-packed in row-major order.
-        shape: shape of the decoded tensor.
-        dtype: dtype of the decoded tensor.
-        scales: scales shared by several elements, in row-major order of their groups, or None:
-            float32 numbers, or uint8 bytes of bit-packed codes.
-        tensor_scale: float32 scalar, a factor of all scales, or None.
-    """
-
-    codes: Tensor
-    shape: torch.Size
-    dtype: torch.dtype
-    scales: Tensor | None = None
-    tensor_scale: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("scales", "tensor_scale"):
-            x = getattr(self, name)
-            if x is not None and x.requires_grad:
-                object.__setattr__(self, name, x.detach())
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes that codes and scales occupy."""
-        stored = (self.codes, self.scales, self.tensor_scale)
-        return sum(tensor.nbytes for tensor in stored if tensor is not None)
-
-    def take_rows(self, index: Tensor) -> Encoded:
-        """The rows of that index, of a tensor whose format keeps rows apart.
-
-        Args:
-            index: integers, one-dimensional: positions along the first axis.
-        Returns: an encoded tensor of the shape (index size, *shape[1:]).
-        """
-        count = self.shape[0]
-        codes = self.codes.view(count, -1).index_select(0, index).view(-1)
-        scales = self.scales
-        if scales is not None and scales.numel():
-            scales = scales.view(count, -1).index_select(0, index).view(-1)
-        shape = torch.Size((index.numel(), *self.shape[1:]))
-        return dataclasses.replace(self, codes=codes, scales=scales, shape=shape)
 
 
 class NumberFormat(Quantizer):
@@ -91,10 +45,10 @@ class NumberFormat(Quantizer):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        rounding = [base for base in cls.__mro__[:-1] if "round" in vars(base)]
-        if rounding[0] is cls and rounding[1:] != [NumberFormat]:
+        composed = [base for base in cls.__mro__[1:-1] if "layout" in vars(base)]
+        if "round" in vars(cls) and composed[0] is not NumberFormat:
             raise ConfigError(
-                f"number format {cls.__name__} replaces the rounding of {rounding[1].__name__}, "
+                f"number format {cls.__name__} replaces the rounding of {composed[0].__name__}, "
                 "which codes and kernels rely on: derive it from NumberFormat, or give it an "
                 "element of its own."
             )
@@ -128,33 +82,63 @@ class NumberFormat(Quantizer):
         """Whether MASE's configs give the format this field though it says nothing of it."""
         return False
 
-    @abstractmethod
+    def layout(self) -> Layout | None:
+        """What the format is made of; fields that wait for `fitted` are not allowed.
+
+        None for a format with a rounding of its own, which no backend knows: it then defines
+        `round`, `bits`, `encode`, `decode` and `saturates` itself.
+        """
+        return None
+
+    @property
+    def _layout(self) -> Layout:
+        layout = self.layout()
+        if layout is None:
+            raise NotImplementedError(
+                f"number format {type(self).__name__}: expected `layout`, or `round`, `bits`, "
+                "`encode`, `decode` and `saturates` of its own."
+            )
+        return layout
+
+    @checking
     def round(self, x: Tensor) -> Tensor:
         """Nearest representable value of every element: the readable reference.
 
         Args:
             x: any shape, float64, float32, bfloat16 or float16.
-        Returns: same shape and dtype as `x`.
+        Returns: same shape and dtype as `x`; a dtype that cannot hold a value rounds once more.
         """
+        return reference.round_by(self.fitted(x)._layout, x)
 
-    @abstractmethod
     def bits(self, shape: Sequence[int] = ()) -> float:
-        """Storage per element in bits, shared scales of a tensor of this shape included."""
+        """Storage per element in bits, shared scales of a tensor of this shape included.
 
-    @abstractmethod
+        `()` counts scales as in a full group.
+        """
+        return reference.bits(self._layout, shape)
+
+    @checking
     def encode(self, x: Tensor) -> Encoded:
-        """Stores `round(x)`."""
+        """Stores `round(x)`.
 
-    @abstractmethod
+        Raises:
+            ConfigError: a field still waits for `fitted`.
+        """
+        if not self.is_fitted:
+            raise ConfigError(f"{self.label}: call `fitted(x)` before `encode(x)`.")
+        return reference.encode(self._layout, x)
+
     def decode(self, encoded: Encoded) -> Tensor:
         """Inverse of `encode`: `decode(encode(x))` equals `round(x)` bit for bit."""
+        return reference.decode(self._layout, encoded)
 
     def keeps_rows_apart(self, shape: Sequence[int]) -> bool:
         """True where each index of the first axis has codes and scales of its own, in whole bytes.
 
         Rows of such an encoded tensor can be decoded without the others.
         """
-        return False
+        layout = self.layout()
+        return layout is not None and reference.keeps_rows_apart(layout, shape)
 
     @property
     def is_deterministic(self) -> bool:
@@ -166,9 +150,10 @@ class NumberFormat(Quantizer):
         """The key; None where `round` draws at random."""
         return self.key if self.is_deterministic else None
 
-    @abstractmethod
+    @checking
     def saturates(self, x: Tensor) -> Tensor:
         """Boolean, shape of `x`: True where the value lies beyond the largest representable one."""
+        return reference.saturates(self.fitted(x)._layout, x)
 
     @checking
     def fitted(self, samples: Tensor) -> Self:

@@ -12,16 +12,10 @@ from chop.errors import ConfigError
 from chop.formats.base import check_range
 from chop.formats.elements import Sign
 from chop.formats.groups import Whole
-from chop.formats.learnt import LearnableFormat, check_scales, given, sums
+from chop.formats.learnt import LearnableFormat, check_scales, sums
 from chop.formats.scaled import ScaledFormat
 from chop.formats.scaling import TINY, FloatScale, GivenScale, Scaling, Unscaled
-
-
-def mean_magnitude(groups: Tensor) -> Tensor:
-    """Mean of the finite magnitudes of each group, (..., groups, 1)."""
-    finite = groups.isfinite()
-    total = groups.abs().masked_fill(~finite, 0).sum(-1, keepdim=True)
-    return total / finite.sum(-1, keepdim=True).clamp(min=1)
+from chop.formats.statistic import MEAN, mean_magnitude
 
 
 def first_means(groups: Tensor) -> Tensor:
@@ -113,8 +107,8 @@ class Binary(ScaledFormat, LearnableFormat):
     def scaling(self) -> Scaling:
         """The mean magnitude, a given scale, or none."""
         if self.scales is not None:
-            return GivenScale(given(self.scales))
-        return FloatScale(mean_magnitude) if self.scaling_factor else Unscaled()
+            return GivenScale(self.scales)
+        return FloatScale(MEAN) if self.scaling_factor else Unscaled()
 
     @property
     def can_learn(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,14 +10,13 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.formats.base import Encoded, check_range
-from chop.formats.binary import mean_magnitude
-from chop.formats.chunks import chunks
+from chop.formats import reference
+from chop.formats.base import check_range
 from chop.formats.elements import Sign
-from chop.formats.learnt import LearnableFormat, check_scales, given
-from chop.formats.packing import pack_bits, unpack_bits
-from chop.formats.scaled import cast
-from chop.formats.scaling import TINY
+from chop.formats.layout import Layout
+from chop.formats.learnt import LearnableFormat, check_scales
+from chop.formats.scaling import TINY, FloatScale, GivenScale
+from chop.formats.statistic import MEAN
 
 MAX_LEVELS = 8
 
@@ -88,66 +86,10 @@ class BinaryResidual(LearnableFormat):
     def _depth(self) -> int:
         return self.levels if self.residual_sign else 1
 
-    @property
-    def _element(self) -> Sign:
-        return Sign(self.bipolar, self.stochastic)
-
-    def round(self, x: Tensor) -> Tensor:
-        """The sum of the levels; a dtype that cannot hold it rounds once more.
-
-        Args:
-            x: any shape and floating dtype.
-        Returns: same shape and dtype as `x`.
-        """
-        signs, scales = self._signs_and_scales(x)
-        return self._sum(signs, scales, x.dtype)
-
-    def _signs_and_scales(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Per level: s_l in the shape of `x`, NaN where it is; float32 factor."""
-        element, rest = self._element, x.double()
-        known = None if self.scales is None else given(self.scales, x)
-        signs: list[Tensor] = []
-        scales: list[Tensor] = []
-        for level in range(self._depth):
-            if level:
-                rest = rest - scales[-1] * signs[-1]
-            scales.append(_mean(rest) if known is None else known[level].double())
-            signs.append(element.round(rest / scales[-1].masked_fill(scales[-1] == 0, 1.0)))
-        return signs, torch.stack(scales).float()
-
-    def _sum(self, signs: Sequence[Tensor], scales: Tensor, dtype: torch.dtype) -> Tensor:
-        total = torch.zeros_like(signs[0])
-        for level, scale in zip(signs, scales.double(), strict=True):
-            total = total + scale * level
-        return cast(total, dtype)
-
-    def bits(self, shape: Sequence[int] = ()) -> float:
-        """L, and 32 for each level's factor."""
-        scale_bits = 32 * self._depth if shape else 0
-        return self._depth + scale_bits / max(math.prod(shape), 1)
-
-    def encode(self, x: Tensor) -> Encoded:
-        """L bits for each value, the first level lowest, and the factors."""
-        signs, scales = self._signs_and_scales(x)
-        codes = sum(self._element.stored(level) << place for place, level in enumerate(signs))
-        assert isinstance(codes, Tensor)
-        return Encoded(pack_bits(codes, self._depth), x.shape, x.dtype, scales)
-
-    def decode(self, encoded: Encoded) -> Tensor:
-        """The sum of the levels."""
-        assert encoded.scales is not None
-        codes = unpack_bits(encoded.codes, self._depth, encoded.shape.numel())
-        y = torch.empty(codes.shape, dtype=encoded.dtype, device=codes.device)
-        for target, part in zip(chunks(y), chunks(codes), strict=True):
-            signs = [
-                self._element.values((part >> level & 1).long()) for level in range(self._depth)
-            ]
-            target.copy_(self._sum(signs, encoded.scales, y.dtype))
-        return y.view(encoded.shape)
-
-    def saturates(self, x: Tensor) -> Tensor:
-        """True beyond the sum of the factors."""
-        return x.double().abs() > self._signs_and_scales(x)[1].double().sum()
+    def layout(self) -> Layout:
+        """Levels of signs, each with a factor of the tensor."""
+        scaling = FloatScale(MEAN) if self.scales is None else GivenScale(self.scales)
+        return Layout(Sign(self.bipolar, self.stochastic), scaling=scaling, levels=self._depth)
 
     @property
     def can_learn(self) -> bool:
@@ -161,7 +103,7 @@ class BinaryResidual(LearnableFormat):
 
     def first_scales(self, x: Tensor) -> Tensor:
         """The measured factors; 1 for what is all zero."""
-        scales = self._signs_and_scales(x)[1]
+        scales = reference.scales_of_levels(self.layout(), x)
         return scales.masked_fill(scales < TINY, 1.0)
 
     def gradients(
@@ -174,8 +116,3 @@ class BinaryResidual(LearnableFormat):
             of_scales.append((grad * sign).sum())
             rest = rest - scale * sign
         return grad.masked_fill(x.abs() > scales.sum(), 0), torch.stack(of_scales).float()
-
-
-def _mean(rest: Tensor) -> Tensor:
-    """float64 scalar: the mean magnitude, as float32 rounds it."""
-    return mean_magnitude(rest.reshape(-1)).float().double().squeeze()

@@ -6,11 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from chop.formats.base import check_range, clamped
 from chop.formats.elements import Fixed
-from chop.formats.exponents import floor_log2
 from chop.formats.scaled import BlockFormat
 from chop.formats.scaling import SharedExponent
 
@@ -76,8 +73,4 @@ class BlockFP(BlockFormat):
         """The exponent above the largest magnitude."""
         bias = self.exponent_bias
         bias = 2 ** (self.exponent_width - 1) - 1 if bias is None else bias
-        return SharedExponent(_exponent_above, -bias, self.exponent_width, has_nan=False)
-
-
-def _exponent_above(amax: Tensor) -> Tensor:
-    return floor_log2(amax) + 1
+        return SharedExponent(-bias, self.exponent_width, has_nan=False, offset=1)

@@ -6,13 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from chop.formats.base import check_range, clamped
 from chop.formats.elements import Log2
-from chop.formats.exponents import ceil_log2
 from chop.formats.scaled import BlockFormat
-from chop.formats.scaling import SharedExponent
+from chop.formats.scaling import ABOVE_POWERS, SharedExponent
 
 MAX_BIAS_WIDTH = 8
 
@@ -69,7 +66,5 @@ class BlockLog(BlockFormat):
     def scaling(self) -> SharedExponent:
         """2^-b, stored as 2^(exponent_bias_width-1) - 1 - b."""
         width = self.exponent_bias_width or 8
-        return SharedExponent(self._negated_bias, 1 - 2 ** (width - 1), width, has_nan=False)
-
-    def _negated_bias(self, amax: Tensor) -> Tensor:
-        return ceil_log2(amax) - (2 ** (self.width - 1) - 1)
+        lowest, offset = 1 - 2 ** (width - 1), 1 - 2 ** (self.width - 1)
+        return SharedExponent(lowest, width, False, offset, turn=ABOVE_POWERS)

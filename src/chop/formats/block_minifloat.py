@@ -6,11 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from chop.formats.base import check_range, clamped
 from chop.formats.elements import Minifloat
-from chop.formats.exponents import floor_log2
 from chop.formats.minifloat_ieee import check_float_widths, nearest_float_widths
 from chop.formats.scaled import BlockFormat
 from chop.formats.scaling import SharedExponent
@@ -78,7 +75,5 @@ class BlockMinifloat(BlockFormat):
     def scaling(self) -> SharedExponent:
         """2^-b, stored as 2^(exponent_bias_width-1) - 1 - b."""
         lowest = 1 - 2 ** (self.exponent_bias_width - 1)
-        return SharedExponent(self._negated_bias, lowest, self.exponent_bias_width, has_nan=False)
-
-    def _negated_bias(self, amax: Tensor) -> Tensor:
-        return floor_log2(amax) - (2**self.exponent_width - 1)
+        offset = 1 - 2**self.exponent_width
+        return SharedExponent(lowest, self.exponent_bias_width, False, offset)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.formats.base import Encoded, NumberFormat, check_range, even_sample
-from chop.formats.chunks import chunks
-from chop.formats.packing import pack_bits, unpack_bits
+from chop.formats.base import NumberFormat, check_range, even_sample
+from chop.formats.elements import Fixed
+from chop.formats.layout import Layout
 
 MAX_WIDTH = 32
 # Enough to choose a fraction; 85M weights would take minutes.
@@ -79,11 +79,13 @@ class Integer(NumberFormat):
                 f"integer.percentile: got {self.percentile}, expected above 0 to 100 percent."
             )
 
-    @property
-    def _numbers(self) -> tuple[int, int]:
-        """(width, frac_width) of a fitted format."""
+    def layout(self) -> Layout:
+        """Fixed point; both widths have to be numbers."""
         assert isinstance(self.width, int) and isinstance(self.frac_width, int)
-        return self.width, self.frac_width
+        code: Any = "twos_complement" if self.is_signed else "unsigned"
+        rounding: Any = "floor" if self.floor else "nearest_even"
+        element = Fixed(self.width, self.frac_width, code, is_symmetric=False, rounding=rounding)
+        return Layout(element, overflow="infinity")
 
     @property
     def code_range(self) -> tuple[int, int]:
@@ -105,63 +107,11 @@ class Integer(NumberFormat):
             >>> Integer(width=4, frac_width=1).round(torch.tensor([0.26, 9.0]))
             tensor([0.5000, 3.5000])
         """
-        number_format = self.fitted(x)
-        _, frac_width = number_format._numbers
-        # Adding zero turns -0 into +0, the only zero that two's complement has.
-        return ((number_format._codes(x) / 2.0**frac_width) + 0.0).to(x.dtype)
-
-    def _codes(self, x: Tensor) -> Tensor:
-        """k as a floating tensor, wide enough to hold it exactly."""
-        width, frac_width = self._numbers
-        exact = torch.float32 if width <= 24 and x.dtype != torch.float64 else torch.float64
-        scaled = x.to(exact) * 2.0**frac_width
-        whole = scaled.floor() if self.floor else scaled.round()
-        return whole.clamp(*self.code_range)
-
-    def saturates(self, x: Tensor) -> Tensor:
-        """True where `x` rounds to a step beyond the range (NaN: False)."""
-        number_format = self.fitted(x)
-        low, high = number_format.code_range
-        scaled = x.double() * 2.0 ** number_format._numbers[1]
-        whole = scaled.floor() if self.floor else scaled.round()
-        return (whole < low) | (whole > high)
+        return super().round(x)
 
     def bits(self, shape: Sequence[int] = ()) -> float:
         """`width`: the fraction is a part of it. A width that waits can be as large as 32."""
         return float(self.width if isinstance(self.width, int) else MAX_WIDTH)
-
-    def encode(self, x: Tensor) -> Encoded:
-        """Two's-complement codes, `width` bits each.
-
-        Raises:
-            ConfigError: a width still waits for `fitted`.
-        """
-        if not self.is_fitted:
-            raise ConfigError(f"{self.label}: call `fitted(x)` before `encode(x)`.")
-        width, _ = self._numbers
-        parts = [
-            pack_bits(self._codes(part).nan_to_num(0.0).long(), width)
-            for part in chunks(x.reshape(-1))  # a chunk fills whole bytes
-        ]
-        return Encoded(torch.cat(parts), x.shape, x.dtype)
-
-    def decode(self, encoded: Encoded) -> Tensor:
-        """The values k 2^-frac_width in the dtype that was encoded."""
-        codes = unpack_bits(encoded.codes, self._numbers[0], encoded.shape.numel())
-        y = torch.empty(codes.shape, dtype=encoded.dtype, device=codes.device)
-        for target, part in zip(chunks(y), chunks(codes), strict=True):
-            target.copy_(self._values(part.long()))
-        return y.view(encoded.shape)
-
-    def _values(self, codes: Tensor) -> Tensor:
-        width, frac_width = self._numbers
-        if self.is_signed:
-            codes = codes - ((codes >> (width - 1)) << width)
-        return codes.double() / 2.0**frac_width
-
-    def keeps_rows_apart(self, shape: Sequence[int]) -> bool:
-        """True where rows fill whole bytes."""
-        return math.prod(shape) > 0 and self._numbers[0] * math.prod(shape[1:]) % 8 == 0
 
     @property
     def is_fitted(self) -> bool:

@@ -8,7 +8,6 @@ arXiv:1902.08153, sections 2.1 and 2.2. What the formats add is told in their fi
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from abc import abstractmethod
@@ -19,26 +18,11 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
+from chop.formats import reference
 from chop.formats.base import NumberFormat, formats, from_key
 from chop.formats.quantizer import Quantizer
 from chop.formats.scaling import TINY
 from chop.formats.transforms import refuse_transforms
-
-
-class LiveScales(tuple[float, ...]):
-    """Scales that training is changing: a tensor. Seen as a tuple it is empty.
-
-    So all of them are alike to whoever remembers things about the settings of a format.
-    """
-
-    tensor: Tensor
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Self:
-        """Scales, float32 (n,), all above zero."""
-        made = cls()
-        made.tensor = tensor
-        return made
 
 
 class LearnableFormat(NumberFormat):
@@ -82,12 +66,6 @@ class LearnableFormat(NumberFormat):
             scales: float32 (n,), all above zero.
         """
 
-    def by(self, scales: Tensor) -> Self:
-        """This format with scales, float32 (n,), all above zero, that are still learnt."""
-        twin = copy.copy(self)
-        object.__setattr__(twin, "scales", LiveScales.of(scales))
-        return twin
-
     def with_scales(self, scales: Tensor) -> Self:
         """This format with scales that were learnt."""
         # Nine digits tell float32 numbers apart; more would only make keys and files longer.
@@ -99,7 +77,7 @@ def starting_scales(number_format: NumberFormat, x: Tensor) -> Tensor:
     """What learning starts from, float32 (n,): scales that are given, or those that suit `x`."""
     assert isinstance(number_format, LearnableFormat)
     if number_format.scales is not None:
-        return given(number_format.scales, x)
+        return torch.tensor(number_format.scales, dtype=torch.float32, device=x.device)
     return number_format.first_scales(x)
 
 
@@ -131,25 +109,10 @@ def check_scales(scales: Sequence[float] | None, where: str) -> tuple[float, ...
     return tuple(scales)
 
 
-def given(scales: Sequence[float], x: Tensor | None = None) -> Tensor:
-    """Given scales as a tensor, float32, where `x` is."""
-    device = torch.device("cpu") if x is None else x.device
-    if isinstance(scales, LiveScales):
-        return scales.tensor if x is None else scales.tensor.to(device)
-    return torch.tensor(scales, dtype=torch.float32, device=device)
-
-
 def sums(terms: Tensor, count: int) -> Tensor:
     """float32 (count,): the sums of groups, (groups, group size), or of all of them."""
     per_group = terms.sum(-1).reshape(-1).float()
     return per_group if count > 1 else per_group.sum().reshape(1)
-
-
-def by_learnt(key: str, scales: Tensor) -> NumberFormat:
-    """The format of that key with scales as they are used."""
-    number_format = from_key(key)
-    assert isinstance(number_format, LearnableFormat)
-    return number_format.by(in_use(scales))
 
 
 def _like(x: Tensor, y: Tensor) -> Tensor:
@@ -161,7 +124,9 @@ def _like(x: Tensor, y: Tensor) -> Tensor:
 # One node for FX, torch.compile and export, forward and backward; kernels may implement it.
 @torch.library.custom_op("chop::learnt_fake_quantize", mutates_args=())
 def _learnt_fake_quantize(x: Tensor, scales: Tensor, key: str, is_batch: bool) -> Tensor:
-    return _like(x, by_learnt(key, scales).round(x))
+    layout = from_key(key).layout()
+    assert layout is not None
+    return _like(x, reference.round_by(layout.by(in_use(scales)), x))
 
 
 @_learnt_fake_quantize.register_fake

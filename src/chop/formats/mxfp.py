@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor
-
 from chop.formats.base import check_range
 from chop.formats.elements import Minifloat, default_variant
-from chop.formats.exponents import ceil_log2, exp2, floor_log2
 from chop.formats.minifloat_ieee import check_float_widths
 from chop.formats.mxint import BLOCK_SIZE, E8M0_LOWEST, E8M0_WIDTH
 from chop.formats.scaled import BlockFormat
@@ -89,23 +87,13 @@ class MXFP(BlockFormat):
     @property
     def scaling(self) -> SharedExponent:
         """E8M0."""
-        return SharedExponent(self._exponent, E8M0_LOWEST, E8M0_WIDTH, has_nan=True)
-
-    def _exponent(self, amax: Tensor) -> Tensor:
         element = self.element
-        if self.scale_mode == "ceil":
-            return ceil_log2(amax / element.largest)
-        if self.scale_mode == "even":
-            amax = rounded_to_fraction(amax, element.mantissa_width)
-        return floor_log2(amax) - element.largest_exponent
-
-
-def rounded_to_fraction(x: Tensor, mantissa_width: int) -> Tensor:
-    """Positive float64 numbers rounded to a fraction of that many bits, ties to even.
-
-    >>> import torch
-    >>> rounded_to_fraction(torch.tensor([1.97, 1.2]).double(), 2)
-    tensor([2.0000, 1.2500], dtype=torch.float64)
-    """
-    ulp = exp2(floor_log2(x).clamp(-900, 1023) - mantissa_width)
-    return (x / ulp).round() * ulp
+        turn = {
+            "floor": 2.0,
+            # Any magnitude whose significand is above that of the largest element.
+            "ceil": math.nextafter(element.largest / 2.0**element.largest_exponent, 2.0),
+            # From the middle between the largest fraction and 2, a tie that goes to the even 2.
+            "even": 2.0 - 2.0 ** -(element.mantissa_width + 1),
+        }[self.scale_mode]
+        offset = -element.largest_exponent
+        return SharedExponent(E8M0_LOWEST, E8M0_WIDTH, True, offset, turn)

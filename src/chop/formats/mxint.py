@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from chop.formats.base import check_range
 from chop.formats.elements import Fixed
-from chop.formats.exponents import floor_log2
 from chop.formats.scaled import BlockFormat
 from chop.formats.scaling import SharedExponent
 
@@ -58,4 +57,4 @@ class MXInt(BlockFormat):
     @property
     def scaling(self) -> SharedExponent:
         """The exponent of the largest magnitude, E8M0."""
-        return SharedExponent(floor_log2, E8M0_LOWEST, E8M0_WIDTH, has_nan=True)
+        return SharedExponent(E8M0_LOWEST, E8M0_WIDTH, has_nan=True)

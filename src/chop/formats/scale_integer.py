@@ -7,19 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.formats.base import check_range
-from chop.formats.binary import mean_magnitude
 from chop.formats.elements import Fixed
 from chop.formats.groups import Blocks, Groups, Whole
-from chop.formats.learnt import LearnableFormat, check_scales, given, sums
+from chop.formats.learnt import LearnableFormat, check_scales, sums
 from chop.formats.scaled import ScaledFormat
-from chop.formats.scaling import TINY, FloatScale, GivenScale, Scaling
-
-EPSILON = torch.finfo(torch.float32).eps
+from chop.formats.scaling import EPSILON, TINY, FloatScale, GivenScale, Scaling
+from chop.formats.statistic import Statistic, mean_magnitude
 
 
 @dataclass(frozen=True)
@@ -93,20 +90,9 @@ class ScaleInteger(ScaledFormat, LearnableFormat):
     def scaling(self) -> Scaling:
         """A float32 that puts the covered magnitudes on the integers, or a given one."""
         if self.scales is not None:
-            return GivenScale(given(self.scales))
-        return FloatScale(self._scale)
-
-    def _scale(self, groups: Tensor) -> Tensor:
-        values = groups.abs() if self.is_signed else groups.clamp(min=0)
-        values = values.nan_to_num(nan=0.0, posinf=0.0)
-        kept = math.ceil(self.quantile * values.size(-1))
-        covered = (
-            values.amax(-1, keepdim=True)
-            if kept == values.size(-1)
-            else values.kthvalue(kept, -1, keepdim=True).values
-        )
-        scale = (covered / self.element.largest_code).clamp(min=TINY)
-        return scale.masked_fill(covered == 0, EPSILON)
+            return GivenScale(self.scales)
+        covered = Statistic("largest", self.quantile, self.is_signed)
+        return FloatScale(covered, self.element.largest_code, is_positive=True)
 
     @property
     def can_learn(self) -> bool:

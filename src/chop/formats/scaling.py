@@ -1,10 +1,9 @@
-"""How a group's scale is found and stored: not at all, as a power of two, or as a float."""
+"""How a group's scale follows its values and is stored: as a power of two, as a float, in levels."""
 
 from __future__ import annotations
 
-import bisect
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,12 +11,16 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.formats.elements import Element
-from chop.formats.exponents import exp2
+from chop.formats.exponents import BIAS, exp2, floor_log2
 from chop.formats.packing import pack_bits, unpack_bits
+from chop.formats.statistic import LARGEST, Statistic
 
 FRACTION_BITS = 23
 """Of a float32."""
 TINY = torch.finfo(torch.float32).tiny
+EPSILON = torch.finfo(torch.float32).eps
+ABOVE_POWERS = math.nextafter(1.0, 2.0)
+"""The least significand of a number that is no power of two."""
 
 
 @dataclass(frozen=True)
@@ -37,21 +40,35 @@ class Scales:
 
 
 class Scaling(ABC):
-    """Finds scales, and packs what is stored of them."""
+    """The rule from a statistic of a group to its scale, and how that is stored."""
 
     width: int
     """Bits that a group's scale is stored in."""
     tensor_width: int = 0
     """Bits of the factor that all scales share."""
+    statistic: Statistic | None = None
+    """What scales follow; None where they do not follow the data."""
+    has_nan: bool = False
+    """True where a NaN or an infinity makes its whole group NaN."""
 
     @property
     def looks_at_all(self) -> bool:
         """True where a group's scale cannot be told without the other groups."""
         return self.tensor_width > 0
 
-    @abstractmethod
     def measure(self, groups: Tensor) -> Scales:
         """The scales of groups, float64 (..., groups, group size)."""
+        assert self.statistic is not None
+        return self.scales(self.statistic.of(groups), is_poisoned(groups) if self.has_nan else None)
+
+    @abstractmethod
+    def scales(self, found: Tensor, poisoned: Tensor | None = None) -> Scales:
+        """The scales for statistics of groups.
+
+        Args:
+            found: float64, (..., groups, 1).
+            poisoned: boolean, True for groups with a NaN or an infinity; None for none.
+        """
 
     @abstractmethod
     def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
@@ -60,11 +77,6 @@ class Scaling(ABC):
     def pack(self, codes: Tensor) -> Tensor:
         """The codes one after the other: uint8 bytes, or float32."""
         return codes.reshape(-1) if codes.is_floating_point() else pack_bits(codes, self.width)
-
-
-def finite_amax(groups: Tensor) -> Tensor:
-    """Largest finite magnitude of each group, (..., groups, 1)."""
-    return groups.abs().nan_to_num(nan=0.0, posinf=0.0).amax(-1, keepdim=True)
 
 
 def is_poisoned(groups: Tensor) -> Tensor:
@@ -80,8 +92,11 @@ class Unscaled(Scaling):
 
     def measure(self, groups: Tensor) -> Scales:
         """Ones."""
-        ones = groups.new_ones((*groups.shape[:-1], 1))
-        return Scales(ones, groups.new_empty(0, dtype=torch.float32))
+        return self.scales(groups[..., :1])
+
+    def scales(self, found: Tensor, poisoned: Tensor | None = None) -> Scales:
+        """Ones."""
+        return Scales(torch.ones_like(found), found.new_empty(0, dtype=torch.float32))
 
     def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
         """Ones."""
@@ -92,20 +107,26 @@ class Unscaled(Scaling):
 class SharedExponent(Scaling):
     """Scale 2^E, stored as the integer E - lowest.
 
+    E follows the largest finite magnitude amax = s 2^e, 1 <= s < 2: E = e + offset, one more where
+    s >= turn, clipped to the range of the code.
+
     Attributes:
-        exponent: E wanted for the largest finite magnitudes of groups; then it is clipped.
         lowest: the smallest E.
         width: bits of the code.
         has_nan: the last code is NaN and holds for groups with a NaN or an infinity. Otherwise
             infinities saturate, and NaN concerns nobody else.
+        offset: E for a magnitude of 1.
+        turn: above 1, at most 2; `ABOVE_POWERS` takes the exponent of the next power of two.
 
     Source of E8M0 (lowest -127, width 8, NaN): OCP Microscaling Formats 1.0, section 5.4.1.
     """
 
-    exponent: Callable[[Tensor], Tensor]
     lowest: int
     width: int
     has_nan: bool
+    offset: int = 0
+    turn: float = 2.0
+    statistic: Statistic = LARGEST
 
     @property
     def largest(self) -> int:
@@ -116,33 +137,14 @@ class SharedExponent(Scaling):
     def _largest_code(self) -> int:
         return 2**self.width - 1 - self.has_nan
 
-    def turn(self) -> tuple[int, int] | None:
-        """How E follows the largest magnitude: up by one in every binade, in the same place.
-
-        Returns: E for a magnitude of 1, before it is clipped, and the least f for which that of
-            1 + f 2^-FRACTION_BITS is one more; 2^FRACTION_BITS where that is only 2. None where
-            E follows in another way.
-        """
-
-        def exponent(fraction: int) -> int:
-            amax = torch.tensor(
-                1 + fraction * 2.0**-FRACTION_BITS, dtype=torch.float64, device="cpu"
-            )
-            return int(self.exponent(amax))
-
-        offset = exponent(0)
-        powers = torch.arange(-148.0, 128.0, dtype=torch.float64, device="cpu")
-        if not torch.equal(self.exponent(powers.exp2()), powers.long() + offset):
-            return None
-        fractions = range(2**FRACTION_BITS)
-        return offset, bisect.bisect_left(fractions, True, key=lambda f: exponent(f) > offset)
-
-    def measure(self, groups: Tensor) -> Scales:
+    def scales(self, found: Tensor, poisoned: Tensor | None = None) -> Scales:
         """Scales from the largest finite magnitudes."""
-        wanted = self.exponent(finite_amax(groups)) - self.lowest
+        exponent = floor_log2(found)
+        significand = found / exp2(exponent.clamp(1 - BIAS, BIAS))
+        wanted = exponent + self.offset + (significand >= self.turn) - self.lowest
         codes = wanted.clamp(0, self._largest_code)
-        if self.has_nan:
-            codes = codes.masked_fill(is_poisoned(groups), self._largest_code + 1)
+        if poisoned is not None:
+            codes = codes.masked_fill(poisoned, self._largest_code + 1)
         return Scales(self._values(codes), codes)
 
     def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
@@ -155,18 +157,25 @@ class SharedExponent(Scaling):
 
 @dataclass(frozen=True)
 class FloatScale(Scaling):
-    """A float32 per group.
+    """A float32 per group: float32(statistic / divisor).
 
     Attributes:
-        measured: the scale wanted for groups, float64 (..., groups, 1); it is rounded to float32.
+        statistic: what it follows.
+        divisor: the element that the statistic becomes.
+        is_positive: never below 2^-126, and 2^-23 where the statistic is zero.
     """
 
-    measured: Callable[[Tensor], Tensor]
+    statistic: Statistic
+    divisor: float = 1.0
+    is_positive: bool = False
     width: int = 32
 
-    def measure(self, groups: Tensor) -> Scales:
-        """The rounded scales."""
-        codes = self.measured(groups).float()
+    def scales(self, found: Tensor, poisoned: Tensor | None = None) -> Scales:
+        """The rounded quotients."""
+        wanted = found / self.divisor
+        if self.is_positive:
+            wanted = wanted.clamp(min=TINY).masked_fill(found == 0, EPSILON)
+        codes = wanted.float()
         return Scales(codes.double(), codes)
 
     def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
@@ -174,37 +183,79 @@ class FloatScale(Scaling):
         return packed.double().view(-1, 1)
 
 
-@dataclass(frozen=True, eq=False)
-class GivenScale(Scaling):
-    """A float32 per group that does not follow the data.
+class KnownScale(Scaling):
+    """A float32 per group that does not follow the data: one for each, or one that all have."""
 
-    Attributes:
-        scales: float32, one-dimensional: one for each group, or one that all of them have.
-    """
-
-    scales: Tensor
     width: int = 32
 
-    @property
-    def looks_at_all(self) -> bool:
-        """True where groups differ: theirs are told apart by their places."""
-        return self.scales.numel() > 1
+    @abstractmethod
+    def known(self, device: torch.device) -> Tensor:
+        """float32, (n,)."""
 
     def measure(self, groups: Tensor) -> Scales:
-        """The scales in their places."""
+        """The scales in their places.
+
+        Raises:
+            ConfigError: there are neither one nor as many as groups.
+        """
         shape = groups.shape[:-1]
-        scales = self.scales.to(groups.device) if shape.numel() else self.scales[:0]
-        if scales.numel() not in (1, shape.numel()):
+        known = self.known(groups.device)
+        known = known if shape.numel() else known[:0]
+        if known.numel() not in (1, shape.numel()):
             raise ConfigError(
                 f"scales: expected one, or {shape.numel()} for the groups of the tensor, got "
-                f"{self.scales.numel()}."
+                f"{known.numel()}."
             )
-        codes = scales.expand(shape.numel()).view(*shape, 1)
+        codes = known.expand(shape.numel()).view(*shape, 1)
         return Scales(codes.double(), codes)
+
+    def scales(self, found: Tensor, poisoned: Tensor | None = None) -> Scales:
+        """The scales in their places, whatever the statistics."""
+        return self.measure(found)
 
     def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
         """The floats that were stored."""
         return packed.double().view(-1, 1)
+
+
+@dataclass(frozen=True)
+class GivenScale(KnownScale):
+    """Scales that a format has.
+
+    Attributes:
+        given: float32 numbers.
+    """
+
+    given: tuple[float, ...]
+
+    @property
+    def looks_at_all(self) -> bool:
+        """True where groups differ: theirs are told apart by their places."""
+        return len(self.given) > 1
+
+    def known(self, device: torch.device) -> Tensor:
+        """float32, (n,)."""
+        return torch.tensor(self.given, dtype=torch.float32, device=device)
+
+
+@dataclass(frozen=True, eq=False)
+class LearntScale(KnownScale):
+    """Scales that training is changing.
+
+    Attributes:
+        tensor: float32, (n,).
+    """
+
+    tensor: Tensor
+
+    @property
+    def looks_at_all(self) -> bool:
+        """True where groups differ: theirs are told apart by their places."""
+        return self.tensor.numel() > 1
+
+    def known(self, device: torch.device) -> Tensor:
+        """The tensor on that device."""
+        return self.tensor.to(device)
 
 
 @dataclass(frozen=True)
@@ -219,19 +270,22 @@ class ScaledFloatScale(Scaling):
     element: Element
     largest: float
     tensor_width: int = 32
+    statistic: Statistic = LARGEST
+    has_nan: bool = True
 
     @property
     def width(self) -> int:  # type: ignore[override]
         """Bits of the small float."""
         return self.element.width
 
-    def measure(self, groups: Tensor) -> Scales:
+    def scales(self, found: Tensor, poisoned: Tensor | None = None) -> Scales:
         """Scales that put the tensor's largest magnitude at both ends of the range."""
-        amax = finite_amax(groups)
-        top = amax.amax() if amax.numel() else amax.new_zeros(())
+        top = found.amax() if found.numel() else found.new_zeros(())
         of_tensor = (top / (self.element.largest * self.largest)).float().clamp(min=TINY)
-        wanted = amax / self.largest / of_tensor.double()
-        small = self.element.round(wanted.masked_fill(is_poisoned(groups), torch.nan))
+        wanted = found / self.largest / of_tensor.double()
+        if poisoned is not None:
+            wanted = wanted.masked_fill(poisoned, torch.nan)
+        small = self.element.round(wanted)
         return Scales(small * of_tensor.double(), self.element.stored(small), of_tensor)
 
     def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:

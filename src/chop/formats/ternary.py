@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.formats.base import Encoded, check_range
-from chop.formats.binary import first_means, mean_magnitude, of_scaled_signs
+from chop.formats.base import check_range
+from chop.formats.binary import first_means, of_scaled_signs
+from chop.formats.elements import Trit
 from chop.formats.groups import Whole
-from chop.formats.learnt import LearnableFormat, check_scales, given
-from chop.formats.packing import TRITS_PER_BYTE, pack_trits, unpack_trits
-from chop.formats.scaled import cast
-from chop.formats.scaling import FloatScale, GivenScale, Scaling, Unscaled
+from chop.formats.layout import Layout
+from chop.formats.learnt import LearnableFormat, check_scales
+from chop.formats.scaling import FloatScale, GivenScale, Scaling
+from chop.formats.statistic import MEAN, Threshold
 
 SHARE_OF_MEAN = 0.7
 SHARE_OF_MAX = 0.05
@@ -104,76 +103,26 @@ class Ternary(LearnableFormat):
     def _names(self, field: str) -> bool:
         return getattr(self, field) not in (None, False)
 
-    def threshold_of(self, x: Tensor) -> float:
-        """The magnitude above which values of the tensor are kept."""
-        if self.threshold is not None:
-            return float(self.threshold)
-        finite = x[x.isfinite()].double().abs()
-        if finite.numel() == 0:
-            return 0.0
-        if self._names("median"):
-            return SHARE_OF_MEAN * _given(self.median, finite.median())
-        if self._names("max"):
-            return SHARE_OF_MAX * _given(self.max, finite.amax())
-        return SHARE_OF_MEAN * _given(self.mean, finite.mean())
-
-    def round(self, x: Tensor) -> Tensor:
-        """The value for each number; a dtype that cannot hold the scale rounds once more.
-
-        Args:
-            x: any shape and floating dtype.
-        Returns: same shape and dtype as `x`.
-        """
-        digits = self._digits(x)
-        scale = self._scaling.measure(self._kept(x, digits)).values
-        return self._values(digits, scale, x.dtype).masked_fill(x.isnan(), torch.nan)
+    def layout(self) -> Layout:
+        """Ternary digits, and the scales of channels."""
+        return Layout(Trit(self._threshold), CHANNELS, self._scaling)
 
     @property
-    def _scaling(self) -> Scaling:
-        """Of the magnitudes kept: their mean, a given scale, or none."""
+    def _scaling(self) -> Scaling | None:
+        """Of the magnitudes kept: their mean, or a given scale; or none."""
         if self.scales is not None:
-            return GivenScale(given(self.scales))
-        return FloatScale(mean_magnitude) if self.scaling_factor else Unscaled()
+            return GivenScale(self.scales)
+        return FloatScale(MEAN) if self.scaling_factor else None
 
-    def _digits(self, x: Tensor) -> Tensor:
-        """-1, 0, 1 as float64, in the shape of `x`."""
-        exact = x.double()
-        return torch.where(exact.abs() > self.threshold_of(x), exact.sign(), 0.0)
-
-    def _kept(self, x: Tensor, digits: Tensor) -> Tensor:
-        """float64 (channels, elements of each): `x` where its digit is not 0, else NaN."""
-        return CHANNELS.split(x.double().masked_fill(digits == 0, torch.nan))
-
-    def _values(self, digits: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-        values = CHANNELS.split(digits) * scale
-        return cast(CHANNELS.join(values, digits.shape) + 0.0, dtype)
-
-    def bits(self, shape: Sequence[int] = ()) -> float:
-        """1.6, and 32 for each channel's scale."""
-        scale_bits = 32 * CHANNELS.count(shape) if self.scaling_factor and shape else 0
-        return 8 / TRITS_PER_BYTE + scale_bits / max(math.prod(shape), 1)
-
-    def encode(self, x: Tensor) -> Encoded:
-        """Base-3 digits 1 above the values' own, five to a byte, and the scales."""
-        digits = self._digits(x)
-        scale = self._scaling.measure(self._kept(x, digits)).codes
-        scales = scale.reshape(-1) if self.scaling_factor else None
-        return Encoded(pack_trits(digits.nan_to_num(0.0).long() + 1), x.shape, x.dtype, scales)
-
-    def decode(self, encoded: Encoded) -> Tensor:
-        """The digits times the scales."""
-        shape, dtype = encoded.shape, encoded.dtype
-        digits = unpack_trits(encoded.codes, shape.numel()).view(shape)
-        y = CHANNELS.split(digits).to(dtype) - 1
-        if encoded.scales is not None:
-            # Adding zero turns the -0 that a scale may underflow to into +0.
-            y = y * cast(encoded.scales.double(), dtype).view(-1, 1) + 0.0
-        return CHANNELS.join(y, shape)
-
-    def saturates(self, x: Tensor) -> Tensor:
-        """True beyond the scale."""
-        scale = self._scaling.measure(self._kept(x, self._digits(x))).values
-        return CHANNELS.join(CHANNELS.split(x.double()).abs() > scale, x.shape)
+    @property
+    def _threshold(self) -> Threshold | float:
+        if self.threshold is not None:
+            return float(self.threshold)
+        kind: Any = next((name for name in ("median", "max") if self._names(name)), "mean")
+        factor, known = SHARE_OF_MAX if kind == "max" else SHARE_OF_MEAN, getattr(self, kind)
+        if known is None or isinstance(known, bool):
+            return Threshold(factor, "largest" if kind == "max" else kind)
+        return factor * known
 
     @property
     def can_learn(self) -> bool:
@@ -187,15 +136,11 @@ class Ternary(LearnableFormat):
 
     def first_scales(self, x: Tensor) -> Tensor:
         """The means of the magnitudes kept."""
-        return first_means(self._kept(x, self._digits(x)))
+        element = self.layout().element.fitted(x)
+        return first_means(element.measured(CHANNELS.split(x.double())))
 
     def gradients(
         self, grad: Tensor, x: Tensor, rounded: Tensor, scales: Tensor
     ) -> tuple[Tensor, Tensor]:
         """None for values beyond the scale; sums with the digits."""
         return of_scaled_signs(grad, x, rounded, scales)
-
-
-def _given(statistic: bool | float | None, measured: Tensor) -> float:
-    is_number = statistic is not None and not isinstance(statistic, bool)
-    return float(statistic) if is_number else measured.item()  # type: ignore[arg-type]

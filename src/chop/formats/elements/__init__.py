@@ -1,7 +1,8 @@
 """THE SETS OF NUMBERS that formats are made of, before any scale: fixed point, floats, powers."""
 
-from chop.formats.elements.element import Element
+from chop.formats.elements.element import Element, Rounding
 from chop.formats.elements.fixed import Fixed
 from chop.formats.elements.log import Log2
 from chop.formats.elements.minifloat import Denormal, Minifloat, Variant, default_variant
 from chop.formats.elements.sign import Sign
+from chop.formats.elements.trit import Trit

@@ -1,14 +1,21 @@
-"""What an element core is."""
+"""What an element is."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Literal, Self
 
 from torch import Tensor
 
+from chop.formats.packing import pack_bits, unpack_bits
+
+Rounding = Literal["nearest_even", "nearest_up", "nearest_log", "floor", "stochastic", "threshold"]
+"""Which element stands for a value between two: the nearest one, ties to the even code or up, or
+the nearest logarithm; the lower one; one that is drawn; or what a threshold says."""
+
 
 class Element(ABC):
-    """A finite set of numbers, each with a code of `width` bits.
+    """A finite set of numbers, each with a code of `width` bits. What lies beyond saturates.
 
     All tensors are float64 (values) or int64 (codes), of any shape: formats convert.
     """
@@ -16,6 +23,9 @@ class Element(ABC):
     width: int
     nan_code: int = 0
     """The code that NaN is stored with; only some elements have one that means NaN."""
+    rounding: Rounding = "nearest_even"
+    is_absolute: bool = False
+    """True where the element of a value does not depend on the scale that it is multiplied by."""
 
     @property
     @abstractmethod
@@ -42,3 +52,32 @@ class Element(ABC):
         """The codes of values that `round` gave, NaN included."""
         is_nan = y.isnan()
         return self.codes(y.masked_fill(is_nan, 0.0)).masked_fill(is_nan, self.nan_code)
+
+    def scaled(self, y: Tensor, scale: Tensor) -> Tensor:
+        """Elements times scales."""
+        return y * scale
+
+    def fitted(self, x: Tensor) -> Self:
+        """The elements for a tensor; the same for every one, but where a threshold follows it."""
+        return self
+
+    def measured(self, groups: Tensor) -> Tensor:
+        """What of groups their scales follow, NaN where nothing: by default all of it."""
+        return groups
+
+    @property
+    def bits(self) -> float:
+        """Bits that a code takes in memory."""
+        return float(self.width)
+
+    def fills_bytes(self, count: int) -> bool:
+        """True where so many packed codes end with a byte."""
+        return self.width * count % 8 == 0
+
+    def pack(self, codes: Tensor) -> Tensor:
+        """uint8, one-dimensional: codes one after the other in row-major order."""
+        return pack_bits(codes, self.width)
+
+    def unpack(self, packed: Tensor, count: int) -> Tensor:
+        """Inverse of `pack`: integers, (count,)."""
+        return unpack_bits(packed, self.width, count)

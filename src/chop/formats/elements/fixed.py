@@ -1,4 +1,4 @@
-"""Symmetric fixed point: whole steps up to the same limit on both sides of zero."""
+"""Fixed point: whole steps up to a limit."""
 
 from __future__ import annotations
 
@@ -14,17 +14,24 @@ from chop.formats.elements.element import Element
 class Fixed(Element):
     """Numbers k 2^-frac_width, |k| <= 2^(width-1) - 1; or 0 <= k <= 2^width - 1 if unsigned.
 
-    To nearest, ties to even, saturating.
-
     Attributes:
         width: bits per element.
         frac_width: binary places.
         code: how k is stored. Only `sign_magnitude` tells -0 from +0.
+        is_symmetric: False for -2^(width-1) as one more k, which two's complement has.
+        rounding: to nearest, ties to even; or down.
     """
 
     width: int
     frac_width: int
     code: Literal["twos_complement", "sign_magnitude", "unsigned"]
+    is_symmetric: bool = True
+    rounding: Literal["nearest_even", "floor"] = "nearest_even"
+
+    @property
+    def lowest_code(self) -> int:
+        """The smallest k."""
+        return 0 if self.code == "unsigned" else -self.largest_code - (not self.is_symmetric)
 
     @property
     def largest_code(self) -> int:
@@ -33,22 +40,24 @@ class Fixed(Element):
 
     @property
     def largest(self) -> float:
-        """2^-frac_width times the largest k."""
-        return self.largest_code * 2.0**-self.frac_width
+        """2^-frac_width times the largest |k|."""
+        return max(-self.lowest_code, self.largest_code) * 2.0**-self.frac_width
+
+    def _steps(self, x: Tensor) -> Tensor:
+        steps = x * 2.0**self.frac_width
+        return steps.floor() if self.rounding == "floor" else steps.round()
 
     def round(self, x: Tensor) -> Tensor:
-        """The nearest step."""
-        lowest = 0 if self.code == "unsigned" else -self.largest_code
-        steps = (x * 2.0**self.frac_width).round().clamp(lowest, self.largest_code)
+        """The nearest step, or the one below."""
+        steps = self._steps(x).clamp(self.lowest_code, self.largest_code)
         if self.code != "sign_magnitude":
             steps = steps + 0.0  # turns -0 into +0
         return steps * 2.0**-self.frac_width
 
     def saturates(self, x: Tensor) -> Tensor:
         """True where a value rounds to a step beyond the limits."""
-        steps = (x * 2.0**self.frac_width).round()
-        below = steps < 0 if self.code == "unsigned" else steps < -self.largest_code
-        return below | (steps > self.largest_code)
+        steps = self._steps(x)
+        return (steps < self.lowest_code) | (steps > self.largest_code)
 
     def codes(self, y: Tensor) -> Tensor:
         """k in the chosen code."""

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from chop.formats.elements.element import Element
+from chop.formats.elements.element import Element, Rounding
 from chop.formats.exponents import exp2, floor_log2
 
 EXPONENT_LIMIT = 500
@@ -32,6 +32,11 @@ class Log2(Element):
     bias: int
     nearest: Literal["log", "linear"] = "log"
     zero_code: bool = False
+
+    @property
+    def rounding(self) -> Rounding:  # type: ignore[override]
+        """In the domain of `nearest`."""
+        return "nearest_log" if self.nearest == "log" else "nearest_up"
 
     @property
     def lowest_exponent(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from chop.formats.elements.element import Element
+from chop.formats.elements.element import Element, Rounding
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,11 @@ class Sign(Element):
     bipolar: bool
     stochastic: bool
     width: int = 1
+
+    @property
+    def rounding(self) -> Rounding:  # type: ignore[override]
+        """Zeros go up."""
+        return "stochastic" if self.stochastic else "nearest_up"
 
     @property
     def largest(self) -> float:

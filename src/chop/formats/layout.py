@@ -1,0 +1,51 @@
+"""What a number format is made of, as data: the one description that every backend reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from chop.formats.elements import Element, Rounding
+from chop.formats.groups import Groups, Whole
+from chop.formats.scaling import LearntScale, Scaling
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Elements times the scales of groups: each value becomes the element for value/scale.
+
+    Equal layouts round, encode and decode alike. `chop.formats.reference` does so readably;
+    kernels and exporters have one function per element and one per scaling.
+
+    Attributes:
+        element: the set of numbers before any scale: its width, code, rounding and range.
+        groups: which values share a scale.
+        scaling: how scales follow the data and are stored; None for no scales.
+        levels: so many roundings are added, each of what the ones before left, each with a scale
+            of its own for the whole tensor; None for one rounding.
+        overflow: what becomes of a finite result that the tensor's dtype cannot hold: its largest
+            number, or infinity. Values beyond the largest element saturate in any case.
+    """
+
+    element: Element
+    groups: Groups = Whole("tensor")
+    scaling: Scaling | None = None
+    levels: int | None = None
+    overflow: Literal["saturate", "infinity"] = "saturate"
+
+    @property
+    def rounding(self) -> Rounding:
+        """Which element stands for a value between two."""
+        return self.element.rounding
+
+    def fitted(self, x: Tensor) -> Layout:
+        """With the threshold of a tensor as a number, where the elements have one."""
+        element = self.element.fitted(x)
+        return self if element is self.element else dataclasses.replace(self, element=element)
+
+    def by(self, scales: Tensor | None) -> Layout:
+        """With scales, float32 (n,), that training is changing; None leaves them as they are."""
+        return self if scales is None else dataclasses.replace(self, scaling=LearntScale(scales))

@@ -1,0 +1,244 @@
+"""Rounding, encoding and decoding by a layout: the readable reference, computed in float64.
+
+Everything faster is compared with these functions, bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from chop.formats.chunks import chunks
+from chop.formats.elements import Element
+from chop.formats.encoded import Encoded
+from chop.formats.layout import Layout
+from chop.formats.scaling import KnownScale, Scales
+
+
+def cast(y: Tensor, dtype: torch.dtype) -> Tensor:
+    """`y` in another floating dtype; finite numbers beyond its largest one become that."""
+    limits = torch.finfo(dtype)
+    return torch.where(y.isinf(), y, y.clamp(limits.min, limits.max)).to(dtype)
+
+
+def round_by(layout: Layout, x: Tensor) -> Tensor:
+    """The scaled element for each value; a dtype that cannot hold it rounds once more.
+
+    Args:
+        layout: the format's.
+        x: any shape and floating dtype.
+    Returns: same shape and dtype as `x`.
+    """
+    layout = layout.fitted(x)
+    if layout.levels is not None:
+        return _sum(*_signs_and_scales(layout, x), x.dtype)
+    groups = layout.groups.split(x)
+    parts = [_converted(layout, _rounded(layout, part), x.dtype) for part in _parts(layout, groups)]
+    return layout.groups.join(torch.cat(parts).view(groups.shape), x.shape)
+
+
+def _parts(layout: Layout, groups: Tensor) -> Sequence[Tensor]:
+    """Chunks of groups, (rows, group size) each, or of elements if there is no scale.
+
+    All at once where a scale cannot be told from a chunk.
+    """
+    if layout.scaling is None:
+        return chunks(groups.reshape(-1))
+    rows = groups.reshape(-1, groups.size(-1))
+    return (rows,) if layout.scaling.looks_at_all else chunks(rows, rows.size(-1))
+
+
+def _rounded(layout: Layout, part: Tensor) -> Tensor:
+    elements, scales = _elements_and_scales(layout, part)
+    return elements if scales is None else layout.element.scaled(elements, scales.values)
+
+
+def _elements_and_scales(layout: Layout, part: Tensor) -> tuple[Tensor, Scales | None]:
+    exact, element = part.double(), layout.element
+    if layout.scaling is None:
+        return element.round(exact), None
+    scales = layout.scaling.measure(element.measured(exact))
+    return element.round(exact if element.is_absolute else _divide(exact, scales.values)), scales
+
+
+def _divide(groups: Tensor, scale: Tensor) -> Tensor:
+    """`groups / scale`; groups of scale zero stay: whatever they are times zero is zero."""
+    return groups / scale.masked_fill(scale == 0, 1.0)
+
+
+def _converted(layout: Layout, y: Tensor, dtype: torch.dtype) -> Tensor:
+    return y.to(dtype) if layout.overflow == "infinity" else cast(y, dtype)
+
+
+def saturates(layout: Layout, x: Tensor) -> Tensor:
+    """Boolean, shape of `x`: True beyond the largest element times the group's scale."""
+    layout = layout.fitted(x)
+    element = layout.element
+    if layout.levels is not None:
+        return x.double().abs() > _signs_and_scales(layout, x)[1].double().sum()
+    if layout.scaling is None:
+        return element.saturates(x.double())
+    groups = layout.groups.split(x.double())
+    scale = layout.scaling.measure(element.measured(groups)).values
+    outside = (
+        groups.abs() > element.largest * scale
+        if element.is_absolute
+        else element.saturates(_divide(groups, scale))
+    )
+    return layout.groups.join(outside, x.shape)
+
+
+def bits(layout: Layout, shape: Sequence[int] = ()) -> float:
+    """Storage per element in bits, with its part of the scales; `()`: in a full group."""
+    scaling, levels = layout.scaling, layout.levels or 1
+    width = levels * layout.element.bits
+    if scaling is None:
+        return width
+    if not shape:
+        return width + levels * scaling.width / layout.groups.nominal_size
+    count = 1 if layout.levels else layout.groups.count(shape)
+    scale_bits = levels * (scaling.width * count + scaling.tensor_width)
+    return width + scale_bits / max(math.prod(shape), 1)
+
+
+def encode(layout: Layout, x: Tensor) -> Encoded:
+    """The elements' codes in the order of `x`, without padding, and the groups' scales."""
+    layout = layout.fitted(x)
+    if layout.levels is not None:
+        return _encode_levels(layout, x)
+    groups, element, scaling = layout.groups.split(x), layout.element, layout.scaling
+    codes, scales = zip(*(_encode(layout, part) for part in _parts(layout, groups)), strict=True)
+    whole = layout.groups.join(torch.cat(codes).view(groups.shape), x.shape)
+    packed = element.pack(whole)
+    if scaling is None:
+        return Encoded(packed, x.shape, x.dtype)
+    stored = scaling.pack(torch.cat([found.codes for found in scales]))
+    return Encoded(packed, x.shape, x.dtype, stored, scales[0].of_tensor)
+
+
+def _encode(layout: Layout, part: Tensor) -> tuple[Tensor, Scales | None]:
+    """Codes in the narrowest dtype that holds them, and scales."""
+    elements, scales = _elements_and_scales(layout, part)
+    codes = layout.element.stored(elements)
+    return codes.to(torch.uint8 if layout.element.width <= 8 else torch.int64), scales
+
+
+def decode(layout: Layout, encoded: Encoded) -> Tensor:
+    """The values of the codes times the scales."""
+    if layout.levels is not None:
+        return _decode_levels(layout, encoded)
+    shape, element = encoded.shape, layout.element
+    codes = layout.groups.split(element.unpack(encoded.codes, shape.numel()).view(shape))
+    y = torch.empty(codes.shape, dtype=encoded.dtype, device=codes.device)
+    scales = _restored(layout, encoded)
+    if y.dtype == torch.float32 and scales is not None and _float32_does(element, scales):
+        scales = scales.float()
+    values = _reader(element, codes.device, torch.float64 if scales is None else scales.dtype)
+    if scales is None:
+        for target, part in zip(chunks(y.view(-1)), chunks(codes.view(-1)), strict=True):
+            target.copy_(_converted(layout, values(part), y.dtype))
+    else:
+        rows = (x.reshape(-1, x.size(-1)) for x in (y, codes, scales))
+        for target, part, scale in zip(*(chunks(x, y.size(-1)) for x in rows), strict=True):
+            target.copy_(_converted(layout, element.scaled(values(part), scale), y.dtype))
+    return layout.groups.join(y, shape)
+
+
+def _restored(layout: Layout, encoded: Encoded) -> Tensor | None:
+    """float64, (groups, 1)."""
+    if layout.scaling is None:
+        return None
+    assert encoded.scales is not None
+    count = layout.groups.count(encoded.shape)
+    return layout.scaling.restore(encoded.scales, count, encoded.tensor_scale)
+
+
+def keeps_rows_apart(layout: Layout, shape: Sequence[int]) -> bool:
+    """True where no group has values of two rows, and rows fill whole bytes."""
+    if math.prod(shape) == 0 or layout.levels is not None:
+        return False
+    fills_bytes = layout.element.fills_bytes(math.prod(shape[1:]))
+    if layout.scaling is None:
+        return fills_bytes
+    if len(shape) < 2:
+        return False
+    scale_bits = layout.scaling.width * layout.groups.count(shape) // shape[0]
+    return fills_bytes and scale_bits % 8 == 0 and layout.groups.keep_rows_apart(len(shape))
+
+
+def _reader(element: Element, device: torch.device, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """The function from an element's codes to its values: by a table where codes are bytes."""
+    if element.width > 8:
+        return lambda codes: element.values(codes.long()).to(dtype)
+    table = _table(element, device).to(dtype)
+    return lambda codes: table.index_select(0, codes.reshape(-1).int()).view(codes.shape)
+
+
+def _table(element: Element, device: torch.device) -> Tensor:
+    return element.values(torch.arange(2**element.width, device=device))
+
+
+def _float32_does(element: Element, scales: Tensor) -> bool:
+    """Whether elements times scales, rounded to float32, can be computed in float32.
+
+    The product of two float32 numbers is exact in float64. So both ways round once if elements
+    and scales are float32 numbers (or NaN), and finite products stay finite.
+    """
+    if element.width > 8 or scales.numel() == 0:
+        return False
+    values = _table(element, scales.device)
+    top = element.largest * scales.nan_to_num(nan=0.0).abs().amax()
+    return _is_float32(values) and _is_float32(scales) and bool(top <= torch.finfo(torch.float).max)
+
+
+def _is_float32(x: Tensor) -> bool:
+    return bool(((x.float().double() == x) | x.isnan()).all())
+
+
+def _signs_and_scales(layout: Layout, x: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Per level: the elements in the shape of `x`, float64; float32 factor, (levels,)."""
+    scaling, rest = layout.scaling, x.double()
+    assert scaling is not None and layout.levels is not None
+    known = scaling.known(x.device).double() if isinstance(scaling, KnownScale) else None
+    elements: list[Tensor] = []
+    scales: list[Tensor] = []
+    for level in range(layout.levels):
+        if level:
+            rest = rest - scales[-1] * elements[-1]
+        own = scaling.measure(rest.reshape(1, -1)).values.squeeze() if known is None else known[level]
+        scales.append(own)
+        elements.append(layout.element.round(_divide(rest, own)))
+    return elements, torch.stack(scales).float()
+
+
+def scales_of_levels(layout: Layout, x: Tensor) -> Tensor:
+    """float32, (levels,): the factors that the levels of a tensor have."""
+    return _signs_and_scales(layout, x)[1]
+
+
+def _sum(elements: Sequence[Tensor], scales: Tensor, dtype: torch.dtype) -> Tensor:
+    total = torch.zeros_like(elements[0])
+    for level, scale in zip(elements, scales.double(), strict=True):
+        total = total + scale * level
+    return cast(total, dtype)
+
+
+def _encode_levels(layout: Layout, x: Tensor) -> Encoded:
+    """The codes of a value one after the other, the first level's lowest, and the factors."""
+    elements, scales = _signs_and_scales(layout, x)
+    levels = torch.stack([layout.element.stored(level) for level in elements], -1)
+    return Encoded(layout.element.pack(levels), x.shape, x.dtype, scales)
+
+
+def _decode_levels(layout: Layout, encoded: Encoded) -> Tensor:
+    assert encoded.scales is not None and layout.levels is not None
+    count, element = encoded.shape.numel(), layout.element
+    codes = element.unpack(encoded.codes, count * layout.levels).view(count, layout.levels)
+    y = torch.empty(count, dtype=encoded.dtype, device=codes.device)
+    for target, part in zip(chunks(y), chunks(codes), strict=True):
+        levels = [element.values(level.long()) for level in part.unbind(-1)]
+        target.copy_(_sum(levels, encoded.scales, y.dtype))
+    return y.view(encoded.shape)
