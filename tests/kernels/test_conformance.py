@@ -12,7 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chop.errors import ConfigError
-from chop.formats import BinaryResidual, Integer, MXInt, Ternary
+from chop.formats import BinaryResidual, Integer, MXInt, Ternary, reference
+from chop.formats.statistic import Threshold
 from chop.kernels import KERNELS, fake_quantize, fake_quantize_directly
 from chop.kernels.cpu import build, measure
 from chop.kernels.cpu.fake_quantize import WORTH_COMPILING
@@ -97,15 +98,19 @@ MEASURING_MEANS = [
 def test_means_that_are_not_certain_are_left_to_the_reference(fmt, roundoff, monkeypatch):
     monkeypatch.setattr(measure, "UNIT_ROUNDOFF", roundoff)
     asked = []
-    for name in ("mean_magnitude", "reference_means"):
-        certain = getattr(measure, name)
-        monkeypatch.setattr(measure, name, lambda *a, f=certain: asked.append(1) or f(*a))
-    encode = BinaryResidual.encode
-    monkeypatch.setattr(BinaryResidual, "encode", lambda *a: asked.append(1) or encode(*a))
+    for module, name in (
+        (measure, "by_reference"),
+        (reference, "scales_of_levels"),
+        (Threshold, "of"),
+    ):
+        certain = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, f=certain: asked.append(1) or f(*a))
     for x in (torch.randn(300, 33), torch.randn(2, 40_000), torch.randn(3, 35).bfloat16()):
-        assert same(fake_quantize(x, fmt), fmt.round(x))
-        assert same(fake_quantize(x, fmt, x.clone()), fmt.round(x))
-    assert asked or fmt == Ternary() or roundoff < 0.01
+        expected = fmt.round(x)
+        asked.clear()
+        assert same(fake_quantize(x, fmt), expected)
+        assert same(fake_quantize(x, fmt, x.clone()), expected)
+        assert asked or roundoff < 0.01
 
 
 LINES = {

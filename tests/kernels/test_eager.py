@@ -19,6 +19,11 @@ from chop.formats import (
     MXInt,
     Ternary,
 )
+from chop.formats.elements import Sign, Trit
+from chop.formats.groups import Whole
+from chop.formats.layout import Layout
+from chop.formats.scaling import FloatScale
+from chop.formats.statistic import MEAN
 from chop.kernels import KERNELS, fake_quantize
 from chop.kernels.eager import measure, residual, round_eagerly
 from chop.kernels.eager.chunked import CHUNK, FLOAT32, FLOAT64
@@ -202,12 +207,11 @@ def loose(bounds):
 )
 def test_means_that_are_not_certain_are_the_references(fmt, monkeypatch):
     asked = []
-    reference = measure.mean_magnitude
-    spy = lambda groups: asked.append(1) or reference(groups)  # noqa: E731
     monkeypatch.setattr(measure, "bounds", loose(measure.bounds))
     monkeypatch.setattr(residual, "bounds", measure.bounds)
-    monkeypatch.setattr(measure, "mean_magnitude", spy)
-    monkeypatch.setattr(residual, "mean_magnitude", spy)
+    for module, name in ((measure, "by_reference"), (residual, "mean_magnitude")):
+        exact = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, f=exact: asked.append(1) or f(*a))
     check(fmt, torch.randn(7, 33))
     assert bool(asked) == (fmt != Ternary())
 
@@ -217,7 +221,8 @@ def test_a_mean_between_two_floats_is_not_certain():
     low, high = measure.bounds_of_means(tie)
     assert (low.float() == high.float()).tolist() == [[False], [True], [False]]
     assert ((low <= tie.double().mean(1, True)) & (tie.double().mean(1, True) <= high))[:2].all()
-    assert measure.means_of(tie).tolist() == [[1.0], [1.0], [1.0]]
+    layout = Layout(Sign(True, False), Whole("row"), FloatScale(MEAN))
+    assert measure.scales_of_lines(tie, layout).tolist() == [[1.0], [1.0], [1.0]]
 
 
 def test_statistics_are_of_finite_magnitudes():
@@ -225,8 +230,10 @@ def test_statistics_are_of_finite_magnitudes():
     largest = measure.largest_of(lines)
     assert largest.flatten().tolist() == [3.0, 2.0, 0.0, 0.0]
     assert not largest.signbit().any()
-    assert measure.means_of(lines, 0.75).flatten().tolist() == [2.0, 1.5, 0.0, 0.0]
-    assert measure.threshold_of(lines, Ternary(median=True)) == pytest.approx(0.7 * 0.5)
+    layout = Layout(Trit(0.75), Whole("row"), FloatScale(MEAN))
+    assert measure.scales_of_lines(lines, layout).flatten().tolist() == [2.0, 1.5, 0.0, 0.0]
+    by_median = measure.with_threshold(Ternary(median=True).layout(), lines)
+    assert by_median.element.threshold == pytest.approx(0.7 * 0.5)
 
 
 def test_formats_that_change_nothing_are_not_copied(no_kernels):

@@ -15,7 +15,7 @@ from chop.bench.record import Comparison, Measured, spelt_bytes, spelt_ratio, sp
 from chop.bench.timing import Variant, compare
 from chop.formats import MXFP, Encoded, MXInt
 from chop.formats.packing import unpack_bits
-from chop.formats.scaled import cast
+from chop.formats.reference import cast
 from chop.kernels.codes import Packed
 from chop.kernels.cpu import packed as cpu
 from chop.kernels.cuda import dequantize as cuda

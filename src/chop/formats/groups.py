@@ -25,6 +25,25 @@ class Grid(NamedTuple):
     block_columns: int
 
 
+class Lines(NamedTuple):
+    """A tensor as rows, each with scales of its own or all with the same.
+
+    Attributes:
+        rows: how many.
+        columns: of each.
+        group: columns that share a scale; `ALL_COLUMNS` for all of them.
+        groups_per_row: scales of a row; 0 if the rows have the same.
+    """
+
+    rows: int
+    columns: int
+    group: int
+    groups_per_row: int
+
+
+ALL_COLUMNS = 2**62
+
+
 class Groups(ABC):
     """Cuts a tensor into groups and puts it together again."""
 
@@ -46,6 +65,25 @@ class Groups(ABC):
     @abstractmethod
     def grid(self, shape: Sequence[int]) -> Grid | None:
         """A tensor of that shape, not empty, cut without moving anything; None if it has to be."""
+
+    def lines(self, shape: Sequence[int]) -> Lines | None:
+        """A tensor of that shape, not empty, as rows of whole groups; None where groups cross them.
+
+        Codes lie in the order of the rows, scales in that of the groups.
+        """
+        count, columns = math.prod(shape), shape[-1] if shape else 1
+        groups = self.count(shape)
+        if groups == 1:
+            return Lines(count // columns, columns, ALL_COLUMNS, 0)
+        grid = self.grid(shape)
+        if grid is None or grid.matrices > 1 or grid.block_rows > 1:
+            return None
+        if grid.block_columns == grid.columns:
+            return Lines(grid.rows, grid.columns, ALL_COLUMNS, 1)
+        if grid.columns != columns:
+            return None
+        per_row = -(-grid.columns // grid.block_columns)
+        return Lines(grid.rows, grid.columns, grid.block_columns, per_row)
 
     @abstractmethod
     def keep_rows_apart(self, rank: int) -> bool:
@@ -175,3 +213,6 @@ class Blocks(Groups):
 
     def _sizes(self, rank: int) -> tuple[int, ...]:
         return self.sizes[-max(rank - (self.skip_first_dim and rank > 1), 1) :]
+
+
+WHOLE_TENSOR = Whole("tensor")

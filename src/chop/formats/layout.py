@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from chop.formats.elements import Element, Rounding
-from chop.formats.groups import Groups, Whole
+from chop.formats.groups import WHOLE_TENSOR, Groups
 from chop.formats.scaling import LearntScale, Scaling
 
 
@@ -31,7 +31,7 @@ class Layout:
     """
 
     element: Element
-    groups: Groups = Whole("tensor")
+    groups: Groups = WHOLE_TENSOR
     scaling: Scaling | None = None
     levels: int | None = None
     overflow: Literal["saturate", "infinity"] = "saturate"

@@ -15,7 +15,7 @@ from chop.formats.chunks import chunks
 from chop.formats.elements import Element
 from chop.formats.encoded import Encoded
 from chop.formats.layout import Layout
-from chop.formats.scaling import KnownScale, Scales
+from chop.formats.scaling import KnownScale, Scales, Scaling
 
 
 def cast(y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -169,7 +169,9 @@ def keeps_rows_apart(layout: Layout, shape: Sequence[int]) -> bool:
     return fills_bytes and scale_bits % 8 == 0 and layout.groups.keep_rows_apart(len(shape))
 
 
-def _reader(element: Element, device: torch.device, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def _reader(
+    element: Element, device: torch.device, dtype: torch.dtype
+) -> Callable[[Tensor], Tensor]:
     """The function from an element's codes to its values: by a table where codes are bytes."""
     if element.width > 8:
         return lambda codes: element.values(codes.long()).to(dtype)
@@ -208,10 +210,14 @@ def _signs_and_scales(layout: Layout, x: Tensor) -> tuple[list[Tensor], Tensor]:
     for level in range(layout.levels):
         if level:
             rest = rest - scales[-1] * elements[-1]
-        own = scaling.measure(rest.reshape(1, -1)).values.squeeze() if known is None else known[level]
-        scales.append(own)
-        elements.append(layout.element.round(_divide(rest, own)))
+        scales.append(_factor(scaling, rest) if known is None else known[level])
+        elements.append(layout.element.round(_divide(rest, scales[-1])))
     return elements, torch.stack(scales).float()
+
+
+def _factor(scaling: Scaling, rest: Tensor) -> Tensor:
+    """float64 scalar: the scale of a tensor as one group."""
+    return scaling.measure(rest.reshape(1, -1)).values.squeeze()
 
 
 def scales_of_levels(layout: Layout, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How a group's scale follows its values and is stored: as a power of two, as a float, in levels."""
+"""How a group's scale follows its values, and is stored: as a power of two, or as a float."""
 
 from __future__ import annotations
 
@@ -46,10 +46,12 @@ class Scaling(ABC):
     """Bits that a group's scale is stored in."""
     tensor_width: int = 0
     """Bits of the factor that all scales share."""
-    statistic: Statistic | None = None
+    statistic: Statistic | None
     """What scales follow; None where they do not follow the data."""
     has_nan: bool = False
     """True where a NaN or an infinity makes its whole group NaN."""
+    stores_floats: bool = False
+    """True where scales are stored as float32."""
 
     @property
     def looks_at_all(self) -> bool:
@@ -89,6 +91,7 @@ class Unscaled(Scaling):
     """Scale 1, of which nothing is stored."""
 
     width: int = 0
+    statistic = None
 
     def measure(self, groups: Tensor) -> Scales:
         """Ones."""
@@ -123,10 +126,10 @@ class SharedExponent(Scaling):
 
     lowest: int
     width: int
-    has_nan: bool
+    has_nan: bool = False
     offset: int = 0
     turn: float = 2.0
-    statistic: Statistic = LARGEST
+    statistic = LARGEST
 
     @property
     def largest(self) -> int:
@@ -169,6 +172,7 @@ class FloatScale(Scaling):
     divisor: float = 1.0
     is_positive: bool = False
     width: int = 32
+    stores_floats = True
 
     def scales(self, found: Tensor, poisoned: Tensor | None = None) -> Scales:
         """The rounded quotients."""
@@ -187,6 +191,8 @@ class KnownScale(Scaling):
     """A float32 per group that does not follow the data: one for each, or one that all have."""
 
     width: int = 32
+    statistic = None
+    stores_floats = True
 
     @abstractmethod
     def known(self, device: torch.device) -> Tensor:
@@ -270,8 +276,8 @@ class ScaledFloatScale(Scaling):
     element: Element
     largest: float
     tensor_width: int = 32
-    statistic: Statistic = LARGEST
     has_nan: bool = True
+    statistic = LARGEST
 
     @property
     def width(self) -> int:  # type: ignore[override]

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 
@@ -65,5 +64,7 @@ class Threshold:
         finite = x[x.isfinite()].double().abs()
         if finite.numel() == 0:
             return 0.0
-        found = {"mean": torch.mean, "median": torch.median, "largest": torch.amax}[self.kind]
-        return self.factor * found(finite).item()
+        if self.kind == "mean":
+            return self.factor * finite.mean().item()
+        found = finite.median() if self.kind == "median" else finite.amax()
+        return self.factor * found.item()

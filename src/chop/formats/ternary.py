@@ -92,7 +92,7 @@ class Ternary(LearnableFormat):
         if len(named) > 1:
             raise ConfigError(f"ternary: expected one threshold, got {' and '.join(named)}.")
         for name in named:
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise ConfigError(
                     f"ternary.{name}: got {getattr(self, name)}, expected at least 0."
                 )
@@ -105,7 +105,8 @@ class Ternary(LearnableFormat):
 
     def layout(self) -> Layout:
         """Ternary digits, and the scales of channels."""
-        return Layout(Trit(self._threshold), CHANNELS, self._scaling)
+        groups = CHANNELS if self.scaling_factor else Whole("tensor")
+        return Layout(Trit(self._threshold), groups, self._scaling)
 
     @property
     def _scaling(self) -> Scaling | None:

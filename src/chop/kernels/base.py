@@ -11,6 +11,7 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.formats import NumberFormat, from_key
 from chop.formats.base import OPERATORS, Gradient
+from chop.formats.reference import round_by
 from chop.formats.transforms import is_transformed
 from chop.kernels.eager import round_eagerly
 
@@ -26,18 +27,17 @@ class Kernel:
     Attributes:
         name: for messages and tables.
         device: the device type that it runs on.
-        run: (x, format, out): writes the rounded `x` to `out`, which may be `x`, and returns
-            True; or False if it cannot take them, and nothing is written.
-        run_marking: (x, format, out, mask): the same, and writes `saturates(x)` to the boolean
-            `mask`; None where a kernel cannot.
+        run: (x, format, out, mask, scales): writes the rounded `x` to `out`, which may be `x`, and
+            returns True; or False if it cannot take them, and nothing is written. `mask` is None,
+            or boolean and takes `saturates(x)`; `scales` is None, or float32 (n,) and stands for
+            the scales that the format would find.
         reference: what it must equal.
         tolerance: largest difference from the reference; 0 means bit for bit.
     """
 
     name: str
     device: str
-    run: Callable[[Tensor, NumberFormat, Tensor], bool]
-    run_marking: Callable[[Tensor, NumberFormat, Tensor, Tensor], bool] | None = None
+    run: Callable[[Tensor, NumberFormat, Tensor, Tensor | None, Tensor | None], bool]
     reference: Callable[[NumberFormat, Tensor], Tensor] = _reference
     tolerance: float = 0.0
 
@@ -62,7 +62,12 @@ def register(kernel: Kernel) -> Kernel:
 
 
 @torch.no_grad()
-def fake_quantize(x: Tensor, number_format: NumberFormat, out: Tensor | None = None) -> Tensor:
+def fake_quantize(
+    x: Tensor,
+    number_format: NumberFormat,
+    out: Tensor | None = None,
+    scales: Tensor | None = None,
+) -> Tensor:
     """`number_format.round(x)` by the fastest way there is, without a gradient.
 
     That is the device's kernel, else a few operations of PyTorch, else the readable reference.
@@ -72,6 +77,8 @@ def fake_quantize(x: Tensor, number_format: NumberFormat, out: Tensor | None = N
         number_format: the format.
         out: a tensor of the shape, dtype and device of `x` to write to; may be `x` itself. None
             makes a new one, laid out as `torch.empty_like(x)`.
+        scales: float32 (n,), above zero, instead of those that the format finds or has; None for
+            them.
     Returns: `out`, or the new tensor.
 
     Raises:
@@ -90,7 +97,7 @@ def fake_quantize(x: Tensor, number_format: NumberFormat, out: Tensor | None = N
             f"out: expected {tuple(x.shape)} {x.dtype} on {x.device}, got {tuple(out.shape)} "
             f"{out.dtype} on {out.device}."
         )
-    return _rounded(x, number_format, out)
+    return _rounded(x, number_format, out, scales)
 
 
 def fake_quantize_directly(x: Tensor, number_format: NumberFormat, gradient: Gradient) -> Tensor:
@@ -122,13 +129,19 @@ def is_followed(x: Tensor) -> bool:
     )
 
 
-def _rounded(x: Tensor, number_format: NumberFormat, out: Tensor) -> Tensor:
+def _rounded(
+    x: Tensor, number_format: NumberFormat, out: Tensor, scales: Tensor | None = None
+) -> Tensor:
     kernel = KERNELS.get(x.device.type)
-    if kernel is not None and kernel.run(x, number_format, out):
+    if kernel is not None and kernel.run(x, number_format, out, None, scales):
         return out
-    if not round_eagerly(x, number_format, out):
-        out.copy_(number_format.round(x))
-    return out
+    if round_eagerly(x, number_format, out, scales):
+        return out
+    if scales is None:
+        return out.copy_(number_format.round(x))
+    layout = number_format.layout()
+    assert layout is not None
+    return out.copy_(round_by(layout.by(scales), x))
 
 
 @torch.no_grad()
@@ -142,8 +155,7 @@ def fake_quantize_marking(x: Tensor, number_format: NumberFormat) -> tuple[Tenso
     """
     out, mask = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
     kernel = KERNELS.get(x.device.type)
-    run = kernel.run_marking if kernel is not None else None
-    if run is None or not run(x, number_format, out, mask):
+    if kernel is None or not kernel.run(x, number_format, out, mask, None):
         fake_quantize(x, number_format, out)
         mask.copy_(number_format.saturates(x))
     return out, mask

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from chop.formats import BinaryResidual, Encoded, Integer, NumberFormat, Ternary
-from chop.formats.elements import Element, Minifloat
-from chop.formats.groups import Blocks, Groups, Whole
+from chop.formats import Encoded, NumberFormat
+from chop.formats.elements import Element, Minifloat, Trit
+from chop.formats.groups import ALL_COLUMNS, Groups, Lines
 from chop.formats.packing import TRITS_PER_BYTE, pack_bits, packed_bytes
-from chop.formats.scaled import ElementFormat, ScaledFormat
-from chop.formats.scaling import FloatScale, ScaledFloatScale, Scaling, Unscaled
+from chop.formats.reference import decode
+from chop.formats.scaling import Scaling, Unscaled
+from chop.kernels.plan import layout_of
 
 # The enumerations of cpu/codes.h.
 TABLE, WHOLE, FLOAT, TRITS = range(4)
@@ -27,7 +28,6 @@ WIDEST = 16
 FLOAT32_BIAS = 127
 FLOAT32_WIDTH = 32
 LARGEST_POWER = 2.0**FLOAT32_BIAS
-ALL_COLUMNS = 2**62
 
 
 class Codes(ctypes.Structure):
@@ -63,22 +63,6 @@ class Packed(NamedTuple):
         return Encoded(self.codes, shape, dtype, self.scales, self.tensor_scale)
 
 
-class Lines(NamedTuple):
-    """A tensor as rows, each with scales of its own or all with the same.
-
-    Attributes:
-        rows: how many.
-        columns: of each.
-        group: columns that share a scale.
-        groups_per_row: scales of a row; 0 if the rows have the same.
-    """
-
-    rows: int
-    columns: int
-    group: int
-    groups_per_row: int
-
-
 @dataclass(frozen=True)
 class CodeTables:
     """The numbers that codes stand for.
@@ -107,17 +91,10 @@ class CodeTables:
 
     def lines(self, shape: Sequence[int]) -> Lines | None:
         """Where groups lie in a tensor of that shape; None where they cross rows."""
-        count, columns = math.prod(shape), shape[-1] if shape else 1
-        of_groups = self.groups.count(shape) if self.groups else 1
-        if of_groups == 1:
-            return Lines(count // columns, columns, ALL_COLUMNS, 0)
-        if isinstance(self.groups, Whole):
-            return Lines(of_groups, count // of_groups, ALL_COLUMNS, 1)
-        assert isinstance(self.groups, Blocks)
-        if not self.groups.keep_rows_apart(max(len(shape), 1)):
-            return None
-        size = self.groups.sizes[-1]
-        return Lines(count // columns, columns, size, -(-columns // size))
+        if self.groups is None:
+            columns = shape[-1] if shape else 1
+            return Lines(math.prod(shape) // columns, columns, ALL_COLUMNS, 0)
+        return self.groups.lines(shape)
 
     def size_bytes(self, lines: Lines) -> tuple[int, int]:
         """What codes and scales take."""
@@ -173,29 +150,65 @@ class CodeTables:
         return bool(((fractions == 0.5) | self.scale_values.isnan()).all())
 
 
-def residual_tables(number_format: BinaryResidual, scales: Tensor) -> CodeTables:
+def tables_of_levels(number_format: NumberFormat, scales: Tensor) -> CodeTables | None:
     """The tables of a tensor whose levels' factors are stored with it: a code is a sum of them."""
-    depth = scales.numel()
-    every = Encoded(_packed(depth), torch.Size((2**depth,)), torch.float32, scales)
-    return CodeTables(depth, number_format.decode(every))
+    layout = layout_of(number_format)
+    if layout is None or layout.levels is None or not _has_plain_codes(layout.element):
+        return None
+    width = layout.element.width * layout.levels
+    if width > WIDEST:
+        return None
+    every = Encoded(_packed(width), torch.Size((2**width,)), torch.float32, scales)
+    return CodeTables(width, decode(layout, every))
 
 
 @lru_cache(maxsize=1024)
 def fixed_tables(number_format: NumberFormat) -> CodeTables | None:
     """The tables of a format whose codes have the same numbers in every tensor."""
-    if isinstance(number_format, Integer):
-        return _integer(number_format)
-    if isinstance(number_format, Ternary):
-        groups = Whole("channel") if number_format.scaling_factor else None
-        return CodeTables(0, torch.tensor([-1.0, 0.0, 1.0], device="cpu"), TRITS, groups=groups)
-    if not isinstance(number_format, ElementFormat | ScaledFormat):
+    layout = layout_of(number_format) if number_format.is_fitted else None
+    if layout is None or layout.levels is not None:
         return None
-    element = number_format.element
-    values = _exact(element.values(_every_code(element.width))) if element.width <= WIDEST else None
-    if values is None:
+    read = READINGS.get(type(layout.element), _by_table)
+    tables, scaling = read(layout.element), layout.scaling
+    if tables is None or isinstance(scaling, Unscaled):
+        return tables
+    return _whole(tables) if scaling is None else _scaled(layout.groups, scaling, tables)
+
+
+def _has_plain_codes(element: Element) -> bool:
+    return type(element).pack is Element.pack and type(element).scaled is Element.scaled
+
+
+def _by_table(element: Element) -> CodeTables | None:
+    if element.width > WIDEST or not _has_plain_codes(element):
         return None
-    tables = CodeTables(element.width, values, **_reading(element))
-    return tables if isinstance(number_format, ElementFormat) else _scaled(number_format, tables)
+    values = _exact(element.values(_every_code(element.width)))
+    return None if values is None else CodeTables(element.width, values)
+
+
+def _minifloat(element: Minifloat) -> CodeTables | None:
+    """Codes of 8 bits are computed with."""
+    tables = _by_table(element)
+    if tables is None or element.width != 8 or abs(element.bias) >= FLOAT32_BIAS:
+        return tables
+    return replace(
+        tables,
+        reading=FLOAT,
+        step=2.0 ** (FLOAT32_BIAS - element.bias),
+        mantissa_width=element.mantissa_width,
+        largest_code=element.largest_code,
+    )
+
+
+def _trit(element: Trit) -> CodeTables:
+    return CodeTables(0, element.values(torch.arange(3, device="cpu")).float(), TRITS)
+
+
+READINGS: dict[type[Element], Callable[[Any], CodeTables | None]] = {
+    Minifloat: _minifloat,
+    Trit: _trit,
+}
+"""Elements whose codes are not, or not only, looked up."""
 
 
 def _every_code(width: int) -> Tensor:
@@ -217,39 +230,10 @@ def _exact(values: Tensor) -> Tensor | None:
     return rounded if holds.all() else None
 
 
-def _integer(number_format: Integer) -> CodeTables | None:
-    if not number_format.is_fitted or number_format.width > WIDEST:
-        return None
-    width = cast(int, number_format.width)
-    every = Encoded(_packed(width), torch.Size((2**width,)), torch.float64)
-    values = _exact(number_format.decode(every))
-    if values is None:
-        return None
-    return _whole(CodeTables(width, values))
-
-
-def _reading(element: Element) -> dict[str, Any]:
-    """How codes of 8 bits are computed with."""
-    if element.width != 8:
-        return {}
-    if isinstance(element, Minifloat) and abs(element.bias) < FLOAT32_BIAS:
-        return {
-            "reading": FLOAT,
-            "step": 2.0 ** (FLOAT32_BIAS - element.bias),
-            "mantissa_width": element.mantissa_width,
-            "largest_code": element.largest_code,
-        }
-    return {}
-
-
-def _scaled(number_format: ScaledFormat, tables: CodeTables) -> CodeTables | None:
-    scaling = number_format.scaling
-    if isinstance(scaling, Unscaled):
-        return tables
-    groups = number_format.groups
-    if isinstance(scaling, FloatScale):
+def _scaled(groups: Groups, scaling: Scaling, tables: CodeTables) -> CodeTables | None:
+    if scaling.stores_floats:
         return _whole(replace(tables, groups=groups))
-    if scaling.width > WIDEST:
+    if scaling.width > WIDEST or tables.reading == TRITS:
         return None
     scales = _scale_values(scaling)
     # float32 ends below 2^128, which may be a scale: a power of two goes over to the elements.
@@ -280,5 +264,5 @@ def _whole(tables: CodeTables) -> CodeTables:
 
 def _scale_values(scaling: Scaling) -> Tensor:
     """Each scale code's number as float64, without the factor of the whole tensor."""
-    one = torch.ones((), device="cpu") if isinstance(scaling, ScaledFloatScale) else None
+    one = torch.ones((), device="cpu") if scaling.tensor_width else None
     return scaling.restore(_packed(scaling.width), 2**scaling.width, one).view(-1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from chop.formats.learnt import by_learnt
+from chop.formats import from_key
+from chop.formats.learnt import in_use
 from chop.kernels.base import fake_quantize
 from chop.kernels.cpu.fake_quantize import CPU_FAKE_QUANTIZE
 from chop.kernels.triton.register import CUDA_FAKE_QUANTIZE
@@ -13,7 +14,7 @@ from chop.kernels.triton.register import CUDA_FAKE_QUANTIZE
 
 def round_by_learnt(x: Tensor, scales: Tensor, key: str, is_batch: bool) -> Tensor:
     """The implementation of `chop::learnt_fake_quantize`."""
-    return fake_quantize(x, by_learnt(key, scales))
+    return fake_quantize(x, from_key(key), scales=in_use(scales))
 
 
 for kernel in (CPU_FAKE_QUANTIZE, CUDA_FAKE_QUANTIZE):

@@ -1,4 +1,4 @@
-"""A number format in the numbers that kernels work with."""
+"""A layout in the numbers that kernels work with: a row for each element and each scaling."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chop.formats import (
-    Binary,
-    BinaryResidual,
-    Integer,
-    NumberFormat,
-    ScaleInteger,
-    Ternary,
+from chop.formats import NumberFormat
+from chop.formats.elements import Denormal, Element, Fixed, Log2, Minifloat, Sign, Trit
+from chop.formats.layout import Layout
+from chop.formats.scaling import (
+    FRACTION_BITS,
+    FloatScale,
+    GivenScale,
+    LearntScale,
+    ScaledFloatScale,
+    Scaling,
+    SharedExponent,
+    Unscaled,
 )
-from chop.formats.binary_residual import MAX_LEVELS
-from chop.formats.elements import Denormal, Element, Fixed, Log2, Minifloat, Sign
-from chop.formats.scaled import BlockFormat, ElementFormat, ScaledFormat
-from chop.formats.scaling import GivenScale, ScaledFloatScale, SharedExponent, Unscaled
+from chop.formats.statistic import MEAN as MEAN_MAGNITUDE
 
 # The enumerations and the structure of cpu/plan.h, in its order.
 INTEGER_FLOAT32, INTEGER_FLOAT64, FIXED, MINIFLOAT, LOG, SIGN, TERNARY, RESIDUAL = range(8)
 NONE, SHARED_EXPONENT, SMALL_FLOAT, GIVEN, LARGEST, MEAN = range(6)
-FRACTION_BITS = 23  # of float32; the widest dtype that the kernels take
+MAX_LEVELS = 8
 DOUBLE_BITS = 52
+UNIT_ROUNDOFF = 2.0**-53
 EVERY_MAGNITUDE, EVERY_BIT = 0x7FFFFFFF, -1
 """Which bits of a float32 are compared: all of them where negative numbers do not count."""
 
@@ -55,43 +58,59 @@ class Plan(ctypes.Structure):
 
 
 @lru_cache(maxsize=4096)
-def plan_of(number_format: NumberFormat, dtype: torch.dtype) -> Plan | None:
-    """The plan, or None for what the loops do not know. Callers must not change it."""
-    if isinstance(number_format, Integer):
-        return _integer(number_format)
-    if isinstance(number_format, Ternary):
-        return _ternary(number_format, dtype)
-    if isinstance(number_format, BinaryResidual):
-        return _residual(number_format, dtype)
-    if not isinstance(number_format, ElementFormat | ScaledFormat):
-        return None
-    element = _ELEMENTS.get(type(number_format.element), _unknown)(number_format.element)
-    scale = _scale(number_format)
-    if element is None or scale is None:
-        return None
-    common = {"block": 1, "magnitude_mask": EVERY_MAGNITUDE, "limit": torch.finfo(dtype).max}
-    return Plan(**{**common, **element, **scale})
+def layout_of(number_format: NumberFormat) -> Layout | None:
+    """`number_format.layout()`, remembered."""
+    return number_format.layout()
 
 
-def with_kept_range(plan: Plan, number_format: NumberFormat) -> Plan:
+@lru_cache(maxsize=4096)
+def plan_of(
+    number_format: NumberFormat, dtype: torch.dtype, scales_are_known: bool = False
+) -> Plan | None:
+    """The plan, or None for what the loops do not know. Callers must not change it.
+
+    Args:
+        number_format: fitted.
+        dtype: of the tensor.
+        scales_are_known: scales come with the tensor, whatever the layout says.
+    """
+    layout = layout_of(number_format)
+    if layout is None:
+        return None
+    element = ELEMENTS.get(type(layout.element), _unknown)(layout.element)
+    if element is None:
+        return None
+    limit = torch.finfo(dtype).max if layout.overflow == "saturate" else math.inf
+    common = {"block": 1, "magnitude_mask": EVERY_MAGNITUDE, "limit": limit}
+    if layout.levels is not None:
+        scale, element = _levels(layout), {**element, "core": RESIDUAL}
+    elif scales_are_known:
+        scale = {"scale": GIVEN}
+    else:
+        scale = SCALINGS.get(type(layout.scaling), _measured)(layout.scaling)
+    if scale is None:
+        return None
+    if scale["scale"] == NONE:
+        element = ALONE.get(element["core"], _as_it_is)(layout.element, element, limit)
+    return Plan(**{**common, **scale, **element})
+
+
+def with_kept_range(plan: Plan, layout: Layout) -> Plan:
     """The plan with the range that does not saturate, where it does not follow the tensor."""
     if plan.core in (TERNARY, RESIDUAL):
         return plan
     plan = Plan.from_buffer_copy(plan)
-    plan.kept_low, plan.kept_high = _kept_range(number_format)
+    plan.kept_low, plan.kept_high = _kept_range(layout.element, layout.scaling is not None)
     return plan
 
 
 @lru_cache(maxsize=4096)
-def _kept_range(number_format: NumberFormat) -> tuple[float, float]:
-    """The least and the largest number that does not saturate: of elements, if there are scales.
+def _kept_range(element: Element, is_scaled: bool) -> tuple[float, float]:
+    """The least and the largest number that does not saturate: of quotients, if there are scales.
 
     Zero is between them, and whatever lies beyond saturates.
     """
-    if isinstance(number_format, ScaledFormat):
-        saturates, dtypes = number_format.element.saturates, (torch.int64, torch.float64)
-    else:
-        saturates, dtypes = number_format.saturates, (torch.int32, torch.float32)
+    dtypes = (torch.int64, torch.float64) if is_scaled else (torch.int32, torch.float32)
 
     def number(bits: int) -> Tensor:
         return torch.tensor([bits], dtype=dtypes[0], device="cpu").view(dtypes[1])
@@ -100,64 +119,41 @@ def _kept_range(number_format: NumberFormat) -> tuple[float, float]:
         infinity = torch.tensor(torch.inf, dtype=dtypes[1], device="cpu").view(dtypes[0]).item()
         magnitudes = range(int(infinity) + 1)
         beyond = bisect.bisect_left(
-            magnitudes, True, key=lambda bits: bool(saturates(sign * number(bits)))
+            magnitudes, True, key=lambda bits: bool(element.saturates(sign * number(bits).double()))
         )
         return sign * number(beyond - 1).item()
 
     return last_kept(-1), last_kept(1)
 
 
-def _integer(number_format: Integer) -> Plan:
-    width, frac_width = number_format.width, number_format.frac_width
-    assert isinstance(width, int) and isinstance(frac_width, int)
-    low, high = number_format.code_range
-    return Plan(
-        core=INTEGER_FLOAT32 if width <= FRACTION_BITS + 1 else INTEGER_FLOAT64,
-        scale=NONE,
-        steps=2.0**frac_width,
-        step=2.0**-frac_width,
-        low=low,
-        high=high,
-        floors=number_format.floor,
-        block=1,
-    )
+Row = dict[str, Any]
+"""Fields of a plan."""
 
 
-def _ternary(number_format: Ternary, dtype: torch.dtype) -> Plan:
-    """Without the threshold, which follows the tensor."""
-    return Plan(core=TERNARY, scale=GIVEN, limit=torch.finfo(dtype).max, block=1)
-
-
-def measures_mean(number_format: Ternary) -> bool:
-    """True where the threshold follows the mean magnitude of the tensor."""
-    named = (number_format.threshold, number_format.median, number_format.max, number_format.mean)
-    return all(value is None or value is False for value in named[:3]) and (
-        named[3] is None or isinstance(named[3], bool)
-    )
-
-
-def _residual(number_format: BinaryResidual, dtype: torch.dtype) -> Plan | None:
-    """Without the factors, which follow the tensor."""
-    # A factor beyond float32 would be infinite.
-    are_floats = all(abs(s) <= torch.finfo(torch.float32).max for s in number_format.scales or ())
-    if number_format.stochastic or not are_floats:
+def _fixed(element: Fixed) -> Row | None:
+    floors, keeps_zero_sign = element.rounding == "floor", element.code == "sign_magnitude"
+    if floors and keeps_zero_sign:
         return None
-    low = -1.0 if number_format.bipolar else 0.0
-    return Plan(core=RESIDUAL, scale=NONE, low=low, limit=torch.finfo(dtype).max, block=1)
-
-
-def _fixed(element: Fixed) -> dict[str, Any]:
     return {
-        "core": FIXED,
+        "core": INTEGER_FLOAT64 if floors else FIXED,
         "steps": 2.0**element.frac_width,
         "step": 2.0**-element.frac_width,
-        "low": 0 if element.code == "unsigned" else -element.largest_code,
+        "low": element.lowest_code,
         "high": element.largest_code,
-        "zero": -0.0 if element.code == "sign_magnitude" else 0.0,
+        "zero": -0.0 if keeps_zero_sign else 0.0,
+        "floors": floors,
     }
 
 
-def _minifloat(element: Minifloat) -> dict[str, Any]:
+def _fixed_alone(element: Fixed, row: Row, limit: float) -> Row:
+    """By loops in float32, where no step rounds there and what vanishes is not floored."""
+    if element.code == "sign_magnitude" or element.largest > limit:
+        return row
+    in_float32 = element.width <= FRACTION_BITS + 1 and not (row["floors"] and row["step"] > 1)
+    return {**row, "core": INTEGER_FLOAT32 if in_float32 else INTEGER_FLOAT64}
+
+
+def _minifloat(element: Minifloat) -> Row:
     return {
         "core": MINIFLOAT,
         "low": 2.0**element.lowest_exponent,
@@ -166,7 +162,7 @@ def _minifloat(element: Minifloat) -> dict[str, Any]:
     }
 
 
-def _denormal(element: Denormal) -> dict[str, Any]:
+def _denormal(element: Denormal) -> Row:
     # In [2^(E-1), 2^E) the top bit of k is set: it does what a hidden bit would.
     return {
         "core": MINIFLOAT,
@@ -176,7 +172,7 @@ def _denormal(element: Denormal) -> dict[str, Any]:
     }
 
 
-def _log(element: Log2) -> dict[str, Any]:
+def _log(element: Log2) -> Row:
     low = 2.0**element.lowest_exponent
     in_log_domain = element.nearest == "log"
     zero_below = low / 2 * (math.sqrt(2) if in_log_domain else 1.0)
@@ -189,72 +185,107 @@ def _log(element: Log2) -> dict[str, Any]:
     }
 
 
-def _sign(element: Sign) -> dict[str, Any] | None:
+def _sign(element: Sign) -> Row | None:
     if element.stochastic:
         return None
     return {"core": SIGN, "low": -1.0 if element.bipolar else 0.0}
 
 
-def _unknown(element: Element) -> None:
+def _trit(element: Trit) -> Row:
+    """Without the threshold, which may follow the tensor."""
+    return {"core": TERNARY}
+
+
+def _trit_alone(element: Trit, row: Row, limit: float) -> Row:
+    return {**row, "scale": GIVEN}
+
+
+def _unknown(element: Any) -> None:
     return None
 
 
-_ELEMENTS: dict[type[Element], Callable[[Any], dict[str, Any] | None]] = {
+def _as_it_is(element: Any, row: Row, limit: float) -> Row:
+    return row
+
+
+ELEMENTS: dict[type[Element], Callable[[Any], Row | None]] = {
     Fixed: _fixed,
     Minifloat: _minifloat,
     Denormal: _denormal,
     Log2: _log,
     Sign: _sign,
+    Trit: _trit,
 }
+ALONE: dict[int, Callable[[Any, Row, float], Row]] = {
+    FIXED: _fixed_alone,
+    INTEGER_FLOAT64: _fixed_alone,
+    TERNARY: _trit_alone,
+}
+"""What is different without a scale, by core."""
 
 
-def _scale(number_format: ElementFormat | ScaledFormat) -> dict[str, Any] | None:
-    if isinstance(number_format, ElementFormat):
-        return {"scale": NONE}
-    scaling = number_format.scaling
-    if isinstance(scaling, Unscaled):
-        return {"scale": NONE}
-    if isinstance(number_format, ScaleInteger):
-        return _scaled_integer(number_format)
-    if isinstance(number_format, Binary) or isinstance(scaling, GivenScale):
-        return {"scale": GIVEN}
-    if isinstance(number_format, BlockFormat):
-        block = {"block": int(number_format.groups.nominal_size)}
-        if isinstance(scaling, SharedExponent):
-            rule = _shared_exponent(scaling)
-            return None if rule is None else {**block, **rule}
-        if isinstance(scaling, ScaledFloatScale) and isinstance(scaling.element, Minifloat):
-            return {**block, **_small_float(scaling, scaling.element)}
-    return None
+def _levels(layout: Layout) -> Row | None:
+    """Without the factors, which may follow the tensor. One beyond float32 would be infinite."""
+    known = layout.scaling.given if isinstance(layout.scaling, GivenScale) else ()
+    are_floats = all(abs(scale) <= torch.finfo(torch.float32).max for scale in known)
+    is_known = layout.scaling == FloatScale(MEAN_MAGNITUDE) or isinstance(
+        layout.scaling, GivenScale | LearntScale
+    )
+    fits = type(layout.element) is Sign and layout.levels <= MAX_LEVELS  # type: ignore[operator]
+    return {"scale": NONE} if fits and is_known and are_floats else None
 
 
-def _scaled_integer(number_format: ScaleInteger) -> dict[str, Any]:
-    return {
-        "scale": GIVEN,
-        "small_divisor": number_format.element.largest_code,
-        "magnitude_mask": EVERY_MAGNITUDE if number_format.is_signed else EVERY_BIT,
-    }
+def _unscaled(scaling: Scaling | None) -> Row:
+    return {"scale": NONE}
 
 
-def _shared_exponent(scaling: SharedExponent) -> dict[str, Any] | None:
-    found = scaling.turn()
-    if found is None:
-        return None
-    offset, turn = found
+def _measured(scaling: Scaling) -> Row:
+    """Scales are found before the loops; those of the layout's own file too."""
+    return {"scale": GIVEN}
+
+
+def _float_scale(scaling: FloatScale) -> Row:
+    statistic = scaling.statistic
+    mask = EVERY_MAGNITUDE if statistic.is_signed else EVERY_BIT
+    row = {"scale": GIVEN, "magnitude_mask": mask, "small_divisor": scaling.divisor}
+    if scaling == FloatScale(MEAN_MAGNITUDE):
+        return {**row, "scale": MEAN}
+    covers_all = statistic.kind == "largest" and statistic.quantile == 1
+    return {**row, "scale": LARGEST} if covers_all and scaling.is_positive else row
+
+
+def _shared_exponent(scaling: SharedExponent) -> Row:
     return {
         "scale": SHARED_EXPONENT,
-        "offset": offset,
-        "carry": turn << DOUBLE_BITS - FRACTION_BITS,
+        "offset": scaling.offset,
+        "carry": first_fraction(scaling.turn) << DOUBLE_BITS - FRACTION_BITS,
         "lowest_exponent": scaling.lowest,
         "largest_exponent": scaling.largest,
         "has_nan": scaling.has_nan,
     }
 
 
-def _small_float(scaling: ScaledFloatScale, element: Minifloat) -> dict[str, Any]:
-    small = _minifloat(element)
+def first_fraction(value: float) -> int:
+    """Fraction, in units of 2^-23, of the first float32 at or above a value in [1, 2]."""
+    return math.ceil((value - 1) * 2**FRACTION_BITS)
+
+
+def _small_float(scaling: ScaledFloatScale) -> Row:
+    if type(scaling.element) is not Minifloat:
+        return {"scale": GIVEN}
+    small = _minifloat(scaling.element)
     return {
         "scale": SMALL_FLOAT,
         **{f"small_{name}": small[name] for name in ("low", "high", "turn")},
         "small_divisor": scaling.largest,
     }
+
+
+SCALINGS: dict[type[Scaling] | type[None], Callable[[Any], Row | None]] = {
+    type(None): _unscaled,
+    Unscaled: _unscaled,
+    FloatScale: _float_scale,
+    SharedExponent: _shared_exponent,
+    ScaledFloatScale: _small_float,
+}
+"""What the loops find themselves, or need not find; other scales are measured before."""

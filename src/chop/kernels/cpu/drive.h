@@ -119,7 +119,7 @@ void convert(const Plan& p, StripLoop loop, const Half* x, Half* y, const Strip&
 
 template <class T>
 int round_grid(const Plan& p, StripLoop loop, const Grid& grid, int threads) {
-    if (p.block > BATCH) return 1;
+    if (!loop || p.block > BATCH) return 1;
     const int64_t rows = grid.rows, columns = grid.columns, elements = grid.matrices * rows * columns;
     prefer_huge_pages(grid.y, elements * static_cast<int64_t>(sizeof(T)));
     const int64_t tall = std::min(grid.block_rows, rows);

@@ -28,11 +28,16 @@ LOOP(wide_integers, each<double, IntegerCore<double>>)
 LOOP(minifloats, each_clamped<MinifloatCore>)
 LOOP(logs, each_clamped<LogCore>)
 LOOP(signs, each_clamped<SignCore>)
+LOOP(fixed, each_clamped<FixedCore>)
 LOOP(scaled_fixed, each_scaled<FixedCore>)
+LOOP(scaled_integers, each_scaled<IntegerCore<double>>)
+LOOP(scaled_minifloats, each_scaled<MinifloatCore>)
+LOOP(scaled_logs, each_scaled<LogCore>)
 LOOP(scaled_signs, each_scaled<SignCore>)
 LOOP(ternaries, each_ternary)
 LOOP(residuals, each_residual)
 LOOP(largest_fixed_blocks, blocks<FixedCore, LargestFloat>)
+LOOP(largest_minifloat_blocks, blocks<MinifloatCore, LargestFloat>)
 BLOCK_LOOPS(fixed, FixedCore, SharedExponent)
 BLOCK_LOOPS(minifloat, MinifloatCore, SharedExponent)
 BLOCK_LOOPS(log, LogCore, SharedExponent)
@@ -42,6 +47,7 @@ Loop loop_of(const Plan& p) {
     if (p.scale == NONE) {
         if (p.core == INTEGER_FLOAT32) return integers;
         if (p.core == INTEGER_FLOAT64) return wide_integers;
+        if (p.core == FIXED) return fixed;
         if (p.core == MINIFLOAT) return minifloats;
         if (p.core == LOG) return logs;
         if (p.core == SIGN) return signs;
@@ -54,8 +60,12 @@ Loop loop_of(const Plan& p) {
         if (p.core == MINIFLOAT) return small_float_blocks;
     } else if (p.scale == LARGEST) {
         if (p.core == FIXED) return largest_fixed_blocks;
+        if (p.core == MINIFLOAT) return largest_minifloat_blocks;
     } else if (p.scale == GIVEN || p.scale == MEAN) {
         if (p.core == FIXED) return scaled_fixed;
+        if (p.core == INTEGER_FLOAT64) return scaled_integers;
+        if (p.core == MINIFLOAT) return scaled_minifloats;
+        if (p.core == LOG) return scaled_logs;
         if (p.core == SIGN) return scaled_signs;
         if (p.core == TERNARY) return ternaries;
     }
@@ -63,9 +73,11 @@ Loop loop_of(const Plan& p) {
 }
 
 StripLoop strip_loop_of(const Plan& p) {
-    if (p.scale == SMALL_FLOAT) return small_float_strips;
+    if (p.scale == SMALL_FLOAT) return p.core == MINIFLOAT ? small_float_strips : nullptr;
+    if (p.scale != SHARED_EXPONENT) return nullptr;
     if (p.core == FIXED) return fixed_strips;
-    return p.core == MINIFLOAT ? minifloat_strips : log_strips;
+    if (p.core == MINIFLOAT) return minifloat_strips;
+    return p.core == LOG ? log_strips : nullptr;
 }
 
 // `lines` sums of tiles become bounds of means.

@@ -11,10 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from chop.formats import Binary, BinaryResidual, NumberFormat, ScaleInteger, Ternary
-from chop.formats.groups import Grid, Groups, Whole
-from chop.formats.scaled import ScaledFormat
-from chop.formats.ternary import CHANNELS
+from chop.formats import NumberFormat
+from chop.formats.groups import Grid, Groups
+from chop.formats.layout import Layout
 from chop.kernels.base import Kernel, register
 from chop.kernels.cpu import measure
 from chop.kernels.cpu.build import is_ready, library
@@ -24,9 +23,9 @@ from chop.kernels.plan import (
     LARGEST,
     MEAN,
     NONE,
-    SMALL_FLOAT,
-    TERNARY,
+    RESIDUAL,
     Plan,
+    layout_of,
     plan_of,
     with_kept_range,
 )
@@ -37,6 +36,8 @@ WORTH_COMPILING = 2**16
 """Elements of a tensor for which compiling, a matter of seconds, is begun."""
 STAYS_IN_CACHE = 2**16
 """Elements of a group that is still there when its scale is known."""
+MEASURED = (LARGEST, MEAN)
+"""Scales for which a group is read twice."""
 WIDEST_BLOCK = 256
 """Columns of a block of several rows."""
 
@@ -94,7 +95,13 @@ class Tensors(NamedTuple):
                 target.copy_(result)
 
 
-def run(x: Tensor, number_format: NumberFormat, out: Tensor, mask: Tensor | None = None) -> bool:
+def run(
+    x: Tensor,
+    number_format: NumberFormat,
+    out: Tensor,
+    mask: Tensor | None = None,
+    scales: Tensor | None = None,
+) -> bool:
     """Rounds `x` into `out`; False where a format, dtype or compiler is not to be had.
 
     Args:
@@ -102,6 +109,7 @@ def run(x: Tensor, number_format: NumberFormat, out: Tensor, mask: Tensor | None
         number_format: the format.
         out: of the shape and dtype of `x`; may be `x`.
         mask: boolean, of the shape of `x`: takes `saturates(x)`; or None.
+        scales: float32 (n,), instead of those of the format's layout; or None.
     """
     if x.dtype not in TYPES or not x.numel():
         return False
@@ -111,23 +119,24 @@ def run(x: Tensor, number_format: NumberFormat, out: Tensor, mask: Tensor | None
     if loops is None:
         return False
     line = _whole_line(loops, number_format, x.dtype) if mask is None else None
-    if line is not None and x.is_contiguous() and out.is_contiguous():
+    if line is not None and scales is None and x.is_contiguous() and out.is_contiguous():
         return line(x.data_ptr(), out.data_ptr(), x.numel()) == 0
     number_format = number_format.fitted(x)
-    plan = plan_of(number_format, x.dtype)
-    if plan is None:
+    plan = plan_of(number_format, x.dtype, scales is not None)
+    layout = layout_of(number_format)
+    if plan is None or layout is None:
         return False
     if mask is not None:
-        plan = with_kept_range(plan, number_format)
-    rounding = _Rounding(loops, number_format, Tensors(x, out, mask))
+        plan = with_kept_range(plan, layout)
+    rounding = _Rounding(loops, layout.by(scales), Tensors(x, out, mask))
     return rounding.of_elements(plan) if plan.scale == NONE else rounding.of_groups(plan)
 
 
 class _Rounding(NamedTuple):
-    """Rounds tensors to a format by the library. Every method returns whether the library did."""
+    """Rounds tensors by the library. Every method returns whether the library did."""
 
     loops: ctypes.CDLL
-    number_format: NumberFormat
+    layout: Layout
     tensors: Tensors
 
     def of_elements(self, plan: Plan) -> bool:
@@ -135,79 +144,62 @@ class _Rounding(NamedTuple):
         tensors = self.tensors
         worked = tensors if tensors.share_memory_order() else tensors.contiguous()
         count = worked.x.numel()
-        if isinstance(self.number_format, BinaryResidual):
+        if self.layout.levels is not None:
             memory = worked.x.as_strided((count,), (1,))
-            plan = measure.with_factors(self.loops, plan, tensors.x, memory, self.number_format)
+            plan = measure.with_factors(self.loops, plan, tensors.x, memory, self.layout)
         done = self._lines(plan, worked, (1, count), None)
         if worked is not tensors:
             worked.copy_to(tensors)
         return done
 
     def of_groups(self, plan: Plan) -> bool:
+        """By scales that the loops find, or else by scales that are measured before."""
+        if plan.scale != GIVEN and self._of_groups(plan):
+            return True
+        plan = Plan.from_buffer_copy(plan)
+        plan.scale = GIVEN
+        return self._of_groups(plan)
+
+    def _of_groups(self, plan: Plan) -> bool:
         """Groups that lie in memory as blocks of matrices stay there; others are moved."""
-        tensors, groups = self.tensors, _groups(self.number_format)
+        tensors, groups = self.tensors, self.layout.groups
         grid = groups.grid(tensors.x.shape)
-        if grid is not None:
-            plan = self._fused(plan, grid)
+        if grid is not None and plan.scale in MEASURED and grid.block_columns > STAYS_IN_CACHE:
+            return False
         if grid is not None and _lies_in_place(plan, grid):
             worked = tensors.contiguous()
             done = self._grid(plan, worked, grid)
-            worked.copy_to(tensors)
+            if done:
+                worked.copy_to(tensors)
             return done
         split = tensors.split(groups)
         size = split.x.size(-1)
         done = self._grid(plan, split, Grid(1, split.x.numel() // size, size, 1, size))
+        if not done:
+            return False
         for result, target in zip(split.results, tensors.results, strict=True):
             target.copy_(groups.join(result, target.shape))
-        return done
-
-    def _fused(self, plan: Plan, grid: Grid) -> Plan:
-        """The plan by which the loops find the scales of small groups themselves."""
-        number_format = self.number_format
-        is_large = grid.block_columns > STAYS_IN_CACHE
-        if plan.scale != GIVEN or is_large or measure.has_scales(number_format):
-            return plan
-        if isinstance(number_format, ScaleInteger):
-            scale = LARGEST if number_format.quantile == 1 else GIVEN
-        else:
-            assert isinstance(number_format, Binary | Ternary)
-            scale = MEAN if number_format.scaling_factor else GIVEN
-        plan = Plan.from_buffer_copy(plan)
-        plan.scale, plan.roundoff = scale, measure.UNIT_ROUNDOFF
-        return plan
+        return True
 
     def _grid(self, plan: Plan, worked: Tensors, grid: Grid) -> bool:
-        plan = self._measured(plan, worked.x)
+        plan, layout = measure.of_tensor(self.loops, plan, worked.x, self.layout)
         plan.block = grid.block_columns
         count, size = worked.x.numel(), grid.block_columns
         if grid.block_rows > 1:
             return self._matrices(plan, worked, grid)
         if plan.scale == MEAN:
-            return self._by_means(plan, worked, (count // size, size))
+            return self._by_means(plan, layout, worked, (count // size, size))
         if plan.scale == GIVEN:
             plan.block, lines = 1, (count // size, size)
-            return self._lines(plan, worked, lines, self._given(plan, worked.x.view(lines)))
+            scales = measure.scales_of_lines(self.loops, plan, worked.x.view(lines), layout)
+            return self._lines(plan, worked, lines, scales)
         is_even = grid.columns % size == 0
         lines = (1, count) if is_even else (count // grid.columns, grid.columns)
         return self._lines(plan, worked, lines, None)
 
-    def _measured(self, plan: Plan, x: Tensor) -> Plan:
-        """A plan to be changed, with what has to be known of the whole tensor."""
-        number_format = self.number_format
-        if isinstance(number_format, Ternary):
-            return measure.with_threshold(self.loops, plan, x, number_format)
-        if plan.scale == SMALL_FLOAT:
-            assert isinstance(number_format, ScaledFormat)
-            return measure.with_tensor_scale(self.loops, plan, x, number_format)
-        return Plan.from_buffer_copy(plan)
-
-    def _given(self, plan: Plan, lines: Tensor) -> Tensor:
-        """float64, (lines, 1)."""
-        if isinstance(self.number_format, Ternary):
-            return measure.ternary_scales(self.loops, plan, lines, self.number_format)
-        return measure.given_scales(self.loops, plan, lines, self.number_format)
-
-    def _by_means(self, plan: Plan, worked: Tensors, lines: tuple[int, int]) -> bool:
+    def _by_means(
+        self, plan: Plan, layout: Layout, worked: Tensors, lines: tuple[int, int]
+    ) -> bool:
         """Lines whose means are not certain stay as they are, and get the reference's."""
         count, size = lines
         scales = torch.empty(count, 1, dtype=torch.float64)
@@ -216,9 +208,8 @@ class _Rounding(NamedTuple):
         if not done or not is_open.any():
             return done
         rest = worked.rows(is_open, count)
-        above = plan.low if plan.core == TERNARY else measure.EVERYTHING
         plan.scale, plan.block = GIVEN, 1
-        means = measure.reference_means(rest.x.float(), above)
+        means = measure.by_reference(rest.x, layout)
         done = self._lines(plan, rest, (means.numel(), size), means)
         for result, whole in zip(rest.results, worked.results, strict=True):
             whole.view(count, size)[is_open] = result
@@ -264,10 +255,8 @@ def _whole_line(
 
     The short way for small tensors, whose plan would otherwise take longer than they do.
     """
-    if not number_format.is_fitted or isinstance(number_format, BinaryResidual):
-        return None
-    plan = plan_of(number_format, dtype)
-    if plan is None or plan.scale != NONE:
+    plan = plan_of(number_format, dtype) if number_format.is_fitted else None
+    if plan is None or plan.scale != NONE or plan.core == RESIDUAL:
         return None
     loop, kind, reference = _lines_loop(loops), TYPES[dtype], byref(plan)
 
@@ -275,13 +264,6 @@ def _whole_line(
         return loop(reference, x, out, None, None, kind, 1, count, torch.get_num_threads())
 
     return line
-
-
-def _groups(number_format: NumberFormat) -> Groups:
-    if isinstance(number_format, Ternary):
-        return CHANNELS if number_format.scaling_factor else Whole("tensor")
-    assert isinstance(number_format, ScaledFormat)
-    return number_format.groups
 
 
 def _lies_in_place(plan: Plan, grid: Grid) -> bool:
@@ -303,4 +285,4 @@ def clip_gradient(grad: Tensor, mask: Tensor) -> Tensor:
 
 
 torch.library.register_kernel("chop::clip_gradient", "cpu", clip_gradient)
-CPU_FAKE_QUANTIZE = register(Kernel("C++ fake-quantise", "cpu", run, run))
+CPU_FAKE_QUANTIZE = register(Kernel("C++ fake-quantise", "cpu", run))

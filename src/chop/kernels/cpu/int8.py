@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from chop.formats import Integer, NumberFormat, ScaleInteger
-from chop.formats.scale_integer import EPSILON
-from chop.formats.scaling import TINY
+from chop.formats import NumberFormat
+from chop.formats.elements import Fixed
+from chop.formats.groups import Whole
+from chop.formats.scaling import EPSILON, TINY, FloatScale, GivenScale, Scaling
+from chop.formats.statistic import LARGEST
 from chop.kernels.codes import WHOLE, Packed
 from chop.kernels.cpu.measure import pointer
 from chop.kernels.cpu.reader import CHUNK_ROWS, Reader
+from chop.kernels.plan import layout_of
 
 WIDEST = 8
 LONGEST_SUM = (2**31 - 1) // 128**2
@@ -49,21 +53,44 @@ def is_exact() -> bool:
 
 def whole_rule(number_format: NumberFormat) -> WholeRule | None:
     """The rule of a format, or None if it is not one of signed integers of up to 8 bits."""
-    if isinstance(number_format, Integer):
-        fits = number_format.is_fitted and number_format.is_signed and not number_format.floor
-        if not fits or number_format.width > WIDEST:  # type: ignore[operator]
-            return None
-        low, high = number_format.code_range
-        return WholeRule(low, high, 2.0**-number_format.frac_width, by_row=False)  # type: ignore[operator]
-    if not isinstance(number_format, ScaleInteger):
+    layout = layout_of(number_format) if number_format.is_fitted else None
+    element = None if layout is None or layout.levels is not None else layout.element
+    if layout is None or not isinstance(element, Fixed) or element.width > WIDEST:
         return None
-    fits = number_format.is_signed and number_format.width <= WIDEST and number_format.quantile == 1
-    scales = number_format.scales or (0.0,)
-    fits = fits and len(scales) == 1 and 0 not in (number_format.scales or ())
-    if not fits or number_format.granularity not in ("tensor", "row"):
+    if element.code != "twos_complement" or element.rounding != "nearest_even":
         return None
-    high = number_format.element.largest_code
-    return WholeRule(-high, high, scales[0], number_format.granularity == "row")
+    scale = SCALES.get(type(layout.scaling), _no_scale)(layout.scaling, element)
+    if scale is None or (layout.scaling is not None and layout.groups not in WHOLES):
+        return None
+    by_row = layout.scaling is not None and layout.groups == WHOLES[1]
+    return WholeRule(element.lowest_code, element.largest_code, scale, by_row)
+
+
+def _step(scaling: None, element: Fixed) -> float:
+    return 2.0**-element.frac_width
+
+
+def _following(scaling: FloatScale, element: Fixed) -> float | None:
+    """0: the loops divide the largest magnitude by the largest integer."""
+    expected = FloatScale(LARGEST, element.largest_code, is_positive=True)
+    return 0.0 if scaling == expected and element.frac_width == 0 else None
+
+
+def _given(scaling: GivenScale, element: Fixed) -> float | None:
+    is_one = len(scaling.given) == 1 and scaling.given[0] != 0 and element.frac_width == 0
+    return scaling.given[0] if is_one else None
+
+
+def _no_scale(scaling: Scaling, element: Fixed) -> None:
+    return None
+
+
+SCALES: dict[type[Scaling] | type[None], Callable[[Any, Fixed], float | None]] = {
+    type(None): _step,
+    FloatScale: _following,
+    GivenScale: _given,
+}
+WHOLES = (Whole("tensor"), Whole("row"))
 
 
 def linear(

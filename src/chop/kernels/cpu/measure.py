@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import math
 from ctypes import byref, c_double, c_float, c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
-from chop.formats import BinaryResidual, NumberFormat, ScaleInteger, Ternary
-from chop.formats.binary import Binary, mean_magnitude
-from chop.formats.learnt import LearnableFormat, given
-from chop.formats.scaled import ScaledFormat
-from chop.formats.scaling import GivenScale, Scales
-from chop.kernels.plan import EVERY_MAGNITUDE, Plan, measures_mean
+from chop.formats import reference
+from chop.formats.elements import Element, Trit
+from chop.formats.layout import Layout
+from chop.formats.scaling import KnownScale, ScaledFloatScale, is_poisoned
+from chop.formats.statistic import Statistic, Threshold
+from chop.kernels.plan import EVERY_BIT, EVERY_MAGNITUDE, SMALL_FLOAT, TERNARY, UNIT_ROUNDOFF, Plan
 
 EVERYTHING = -1.0
 """Below every magnitude."""
-UNIT_ROUNDOFF = 2.0**-53
 HALF = -1
 """The rank of the lower median."""
 
@@ -28,60 +28,64 @@ def pointer(x: Tensor | None) -> c_void_p:
     return c_void_p(None if x is None else x.data_ptr())
 
 
-def given_scales(
-    loops: ctypes.CDLL, plan: Plan, lines: Tensor, number_format: NumberFormat
-) -> Tensor:
-    """float64, (lines, 1): the scale of each line."""
-    if has_scales(number_format):
-        return _own(lines, number_format)
-    if isinstance(number_format, Binary):
-        return mean_magnitudes(loops, lines.float(), EVERYTHING)
-    assert isinstance(number_format, ScaleInteger)
-    covered = _covered(loops, plan, lines.float(), number_format.quantile)
-    return number_format.scaling.measure(covered.double()).values
-
-
-def has_scales(number_format: NumberFormat) -> bool:
-    """Whether a format has scales of its own, which do not follow the data."""
-    return isinstance(number_format, LearnableFormat) and number_format.scales is not None
-
-
-def _own(lines: Tensor, number_format: NumberFormat) -> Tensor:
-    assert isinstance(number_format, LearnableFormat) and number_format.scales is not None
-    return GivenScale(given(number_format.scales, lines)).measure(lines).values
-
-
-def with_tensor_scale(
-    loops: ctypes.CDLL, plan: Plan, x: Tensor, number_format: ScaledFormat
-) -> Plan:
-    """The plan with the factor that all scales of this tensor share."""
-    largest = _largest(loops, x.float().view(1, -1), plan.magnitude_mask)
-    scales: Scales = number_format.scaling.measure(largest.double())
-    assert scales.of_tensor is not None
+def of_tensor(loops: ctypes.CDLL, plan: Plan, x: Tensor, layout: Layout) -> tuple[Plan, Layout]:
+    """A plan to be changed, with what has to be known of the whole tensor; the layout as well."""
     plan = Plan.from_buffer_copy(plan)
-    plan.of_tensor = scales.of_tensor.item()
-    return plan
+    plan.roundoff = UNIT_ROUNDOFF
+    if plan.core == TERNARY:
+        element = layout.element
+        assert isinstance(element, Trit)
+        plan.low = _threshold(loops, x.float().view(1, -1), element.threshold)
+        layout = dataclasses.replace(
+            layout, element=dataclasses.replace(element, threshold=plan.low)
+        )
+    if plan.scale == SMALL_FLOAT:
+        assert isinstance(layout.scaling, ScaledFloatScale)
+        largest = _largest(loops, x.float().view(1, -1), plan.magnitude_mask)
+        of_all = layout.scaling.scales(largest.double()).of_tensor
+        assert of_all is not None
+        plan.of_tensor = of_all.item()
+    return plan, layout
 
 
-def with_threshold(loops: ctypes.CDLL, plan: Plan, x: Tensor, number_format: Ternary) -> Plan:
-    """The plan with this tensor's threshold."""
-    plan = Plan.from_buffer_copy(plan)
-    plan.low = _threshold(loops, x.float().view(1, -1), number_format)
-    return plan
+def scales_of_lines(loops: ctypes.CDLL, plan: Plan, lines: Tensor, layout: Layout) -> Tensor:
+    """float64, (lines, 1): the reference's scale of each line, a whole group.
 
-
-def ternary_scales(loops: ctypes.CDLL, plan: Plan, lines: Tensor, number_format: Ternary) -> Tensor:
-    """float64, (lines, 1): what the values kept have in common."""
-    if not number_format.scaling_factor:
+    Args:
+        loops: the library.
+        plan: with the threshold, where there is one.
+        lines: floating, (lines, elements).
+        layout: fitted.
+    """
+    scaling = layout.scaling
+    if scaling is None:
         return lines.new_ones(lines.size(0), 1, dtype=torch.float64)
-    if has_scales(number_format):
-        return _own(lines, number_format)
-    return mean_magnitudes(loops, lines.float(), plan.low)
+    if isinstance(scaling, KnownScale):
+        return scaling.measure(lines).values
+    statistic = scaling.statistic
+    if statistic is None or type(layout.element).measured not in (Element.measured, Trit.measured):
+        return by_reference(lines, layout)
+    exact = lines.float()
+    poisoned = is_poisoned(exact) if scaling.has_nan else None
+    if statistic.kind == "largest":
+        return scaling.scales(_covered(loops, exact, statistic).double(), poisoned).values
+    above = plan.low if plan.core == TERNARY else EVERYTHING
+    low, high = (scaling.scales(bound, poisoned).values for bound in _bounds(loops, exact, above))
+    # Sums depend on the order of their terms. Where the bounds of any order have one scale, that
+    # is it; the few other lines are left to the reference.
+    is_open = (low != high).squeeze(1)
+    if is_open.any():
+        low[is_open] = by_reference(lines[is_open], layout)
+    return low
 
 
-def with_factors(
-    loops: ctypes.CDLL, plan: Plan, x: Tensor, memory: Tensor, number_format: BinaryResidual
-) -> Plan:
+def by_reference(lines: Tensor, layout: Layout) -> Tensor:
+    """float64, (lines, 1): scales in the reference's own order."""
+    assert layout.scaling is not None
+    return layout.scaling.measure(layout.element.measured(lines.double())).values
+
+
+def with_factors(loops: ctypes.CDLL, plan: Plan, x: Tensor, memory: Tensor, layout: Layout) -> Plan:
     """The plan with the factors of all levels.
 
     Args:
@@ -89,16 +93,16 @@ def with_factors(
         plan: without them.
         x: the tensor.
         memory: its elements in the order of memory.
-        number_format: says how many levels there are.
+        layout: says how many levels there are.
     """
     plan = Plan.from_buffer_copy(plan)
-    plan.levels = number_format.levels if number_format.residual_sign else 1
-    if number_format.scales is not None:
-        factors = given(number_format.scales, x)
+    assert layout.levels is not None
+    plan.levels = layout.levels
+    if isinstance(layout.scaling, KnownScale):
+        factors = layout.scaling.known(x.device)
     else:
         measured = _factors(loops, plan, memory.float(), plan.levels)
-        factors = number_format.encode(x).scales if measured is None else measured
-    assert factors is not None
+        factors = reference.scales_of_levels(layout, x) if measured is None else measured
     plan.factors[: plan.levels] = factors.double().tolist()
     # The sum as the reference has it, rounded down: that parts float32 alike.
     plan.kept_high = _float_below(factors.double().sum().item())
@@ -128,43 +132,17 @@ def _factors(loops: ctypes.CDLL, plan: Plan, memory: Tensor, depth: int) -> Tens
     return torch.tensor(plan.factors[:depth])
 
 
-def mean_magnitudes(loops: ctypes.CDLL, lines: Tensor, above: float) -> Tensor:
-    """The reference's means of finite magnitudes above a float32, rounded to float32.
-
-    Sums depend on the order of their terms. Where the bounds of any order round to one float32,
-    that is it; the few other lines are left to the reference.
-
-    Args:
-        loops: the library.
-        lines: float32, (lines, elements).
-        above: the magnitude.
-    Returns: float64, (lines, 1).
-    """
-    low, high = _bounds(loops, lines, above)
-    scales = low.float()
-    open_lines = (scales != high.float()).squeeze(1)
-    if open_lines.any():
-        scales[open_lines] = reference_means(lines[open_lines], above).float()
-    return scales.double()
-
-
-def reference_means(lines: Tensor, above: float) -> Tensor:
-    """float64, (lines, 1), in the reference's own order, as float32 rounds them."""
-    exact = lines.double()
-    return mean_magnitude(exact.masked_fill(exact.abs() <= above, torch.nan)).float().double()
-
-
-def _threshold(loops: ctypes.CDLL, line: Tensor, number_format: Ternary) -> float:
+def _threshold(loops: ctypes.CDLL, line: Tensor, threshold: Threshold | float) -> float:
     """The largest float32 not above the reference's threshold, which parts float32 alike."""
-    if number_format.max is True:
-        return _float_below(number_format.threshold_of(_largest(loops, line, EVERY_MAGNITUDE)))
-    if number_format.median is True:
+    if isinstance(threshold, float):
+        return _float_below(threshold)
+    if threshold.kind == "largest":
+        return _float_below(threshold.factor * _largest(loops, line, EVERY_MAGNITUDE).item())
+    if threshold.kind == "median":
         median = _order_statistics(loops, line, EVERY_MAGNITUDE, HALF)
-        return _float_below(number_format.threshold_of(median))
-    if measures_mean(number_format):
-        low, high = (_float_below(number_format.threshold_of(m)) for m in _bounds(loops, line))
-        return low if low == high else _float_below(number_format.threshold_of(line))
-    return _float_below(number_format.threshold_of(line.new_zeros(1)))
+        return _float_below(threshold.factor * median.item())
+    low, high = (_float_below(threshold.factor * mean.item()) for mean in _bounds(loops, line))
+    return low if low == high else _float_below(threshold.of(line))
 
 
 def _bounds(loops: ctypes.CDLL, lines: Tensor, above: float = EVERYTHING) -> tuple[Tensor, Tensor]:
@@ -189,12 +167,13 @@ def _float_below(number: float) -> float:
     return nearest.item()
 
 
-def _covered(loops: ctypes.CDLL, plan: Plan, lines: Tensor, quantile: float) -> Tensor:
+def _covered(loops: ctypes.CDLL, lines: Tensor, statistic: Statistic) -> Tensor:
     """float32, (lines, 1): the magnitudes that scales have to cover."""
-    beyond = lines.size(1) - math.ceil(quantile * lines.size(1))
+    mask = EVERY_MAGNITUDE if statistic.is_signed else EVERY_BIT
+    beyond = lines.size(1) - math.ceil(statistic.quantile * lines.size(1))
     if beyond == 0:
-        return _largest(loops, lines, plan.magnitude_mask)
-    return _order_statistics(loops, lines, plan.magnitude_mask, beyond)
+        return _largest(loops, lines, mask)
+    return _order_statistics(loops, lines, mask, beyond)
 
 
 def _largest(loops: ctypes.CDLL, lines: Tensor, mask: int) -> Tensor:

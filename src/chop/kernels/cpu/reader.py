@@ -10,8 +10,9 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-from chop.formats import BinaryResidual, from_key
-from chop.kernels.codes import Codes, CodeTables, Lines, Packed, fixed_tables, residual_tables
+from chop.formats import from_key
+from chop.formats.groups import Lines
+from chop.kernels.codes import Codes, CodeTables, Packed, fixed_tables, tables_of_levels
 from chop.kernels.cpu.build import is_ready, library
 
 CHUNK_ROWS = 256
@@ -65,9 +66,8 @@ def find_reader(packed: Packed) -> Reader | None:
     if packed.tensor_scale is not None:
         return _reader_of(fixed_tables(from_key(key)), shape, packed.tensor_scale)
     reader = _fixed_reader(key, shape)
-    if reader is None and isinstance(number_format := from_key(key), BinaryResidual):
-        assert packed.scales is not None
-        return _reader_of(residual_tables(number_format, packed.scales), shape, None)
+    if reader is None and packed.scales is not None:
+        return _reader_of(tables_of_levels(from_key(key), packed.scales), shape, None)
     return reader
 
 

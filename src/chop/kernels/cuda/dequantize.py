@@ -15,14 +15,21 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError, UnavailableError
-from chop.formats import Encoded, MXInt, NumberFormat
+from chop.formats import Encoded, NumberFormat
 from chop.hub import cache_folder
-from chop.kernels.triton.rules import BlockLayout, decodes
+from chop.kernels.triton.rules import (
+    BlockLayout,
+    CodeRule,
+    block_size_along_rows,
+    code_rule,
+    decodes,
+)
 
 FOLDER = Path(__file__).parent
 SOURCES = (FOLDER / "binding.cpp", FOLDER / "mxint8.cu")
 ALIGNMENT = 16  # bytes of the widest load
 LARGEST_ROW = 2**31
+MXINT8 = CodeRule(8, True, 2.0**-6, 0, 0, False)
 
 
 def obstacle() -> str | None:
@@ -61,14 +68,15 @@ def dequantize(encoded: Encoded, number_format: NumberFormat) -> Tensor:
             f"{number_format.label} in {encoded.dtype}: expected mxint of 8 bits in blocks along "
             "the last axis, of float32, bfloat16 or float16; use the format's `decode`."
         )
-    assert isinstance(number_format, MXInt) and scales is not None
+    block_size = block_size_along_rows(number_format, len(shape))
+    assert scales is not None and block_size is not None
     missing = obstacle()
     if missing:
         raise UnavailableError(missing)
     y = torch.empty(shape, dtype=encoded.dtype, device=codes.device)
     if y.numel() == 0:
         return y
-    layout = BlockLayout.of(shape, number_format.groups.sizes[-1])
+    layout = BlockLayout.of(shape, block_size)
     if layout.row_size > LARGEST_ROW:
         raise ConfigError(f"expected rows of up to {LARGEST_ROW} numbers, got {layout.row_size}.")
     codes = codes.contiguous()
@@ -79,8 +87,7 @@ def dequantize(encoded: Encoded, number_format: NumberFormat) -> Tensor:
 
 def takes(number_format: NumberFormat, rank: int, dtype: torch.dtype) -> bool:
     """True for MXINT8 in blocks along the last axis of a tensor of that rank."""
-    is_mxint8 = isinstance(number_format, MXInt) and number_format.width == 8
-    return is_mxint8 and decodes(number_format, rank, dtype)
+    return code_rule(number_format) == MXINT8 and decodes(number_format, rank, dtype)
 
 
 @cache

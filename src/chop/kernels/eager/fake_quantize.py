@@ -1,6 +1,6 @@
 """Fake-quantise in PyTorch alone: few operations, on chunks that stay in the caches.
 
-The results are those of `NumberFormat.round`, bit for bit, at a fraction of its cost.
+The results are those of the readable reference, bit for bit, at a fraction of its cost.
 """
 
 from __future__ import annotations
@@ -12,20 +12,36 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from chop.formats import Binary, BinaryResidual, Integer, NumberFormat, ScaleInteger, Ternary
+from chop.formats import NumberFormat
 from chop.formats.groups import Groups, Whole
-from chop.formats.scaled import ScaledFormat
-from chop.formats.scaling import FloatScale, GivenScale, ScaledFloatScale, SharedExponent, Unscaled
-from chop.formats.ternary import CHANNELS
+from chop.formats.layout import Layout
+from chop.formats.scaling import KnownScale, ScaledFloatScale
 from chop.kernels.eager.chunked import FLOAT32, FLOAT64, Buffers, line_chunks, pairs
 from chop.kernels.eager.cores import Core, FixedCore, core_of, magic_number
-from chop.kernels.eager.grids import elements, round_scaled, shared_exponents, two_levels
-from chop.kernels.eager.measure import largest_of, scales_of_lines, threshold_of
+from chop.kernels.eager.grids import (
+    elements,
+    magnitudes_of,
+    round_scaled,
+    shared_exponents,
+    two_levels,
+)
+from chop.kernels.eager.measure import largest_of, scales_of_lines, with_threshold
 from chop.kernels.eager.memory import prefer_huge_pages
 from chop.kernels.eager.residual import level_scales, round_residual
 from chop.kernels.eager.scales import Scale
 from chop.kernels.eager.signs import round_integers, round_signs, round_ternary
-from chop.kernels.plan import SIGN, Plan, plan_of
+from chop.kernels.plan import (
+    INTEGER_FLOAT32,
+    INTEGER_FLOAT64,
+    NONE,
+    SHARED_EXPONENT,
+    SIGN,
+    SMALL_FLOAT,
+    TERNARY,
+    Plan,
+    layout_of,
+    plan_of,
+)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -35,37 +51,46 @@ WorkByScale = Callable[[Tensor, Tensor, Buffers, Tensor], None]
 """The same, with the scales of the chunk's lines."""
 
 
-def round_eagerly(x: Tensor, number_format: NumberFormat, out: Tensor) -> bool:
-    """Writes `number_format.round(x)` to `out`; False where a format or dtype is not served.
+def round_eagerly(
+    x: Tensor, number_format: NumberFormat, out: Tensor, scales: Tensor | None = None
+) -> bool:
+    """Writes what the reference gives for `x` to `out`; False where something is not served.
 
     Args:
         x: any shape and device.
         number_format: the format.
         out: like `x`; may be `x`.
+        scales: float32 (n,), instead of those of the format's layout; or None.
     """
     if x.dtype not in DTYPES or not x.numel():
         return False
     number_format = number_format.fitted(x)
-    plan = plan_of(number_format, x.dtype)
-    if plan is None:
+    plan = plan_of(number_format, x.dtype, scales is not None)
+    layout = layout_of(number_format)
+    if plan is None or layout is None:
         return False
     prefer_huge_pages(out)
-    if isinstance(number_format, Ternary):
-        return _round_ternary(x, number_format, out)
-    if isinstance(number_format, BinaryResidual):
-        return _round_residual(x, number_format, plan, out)
-    if isinstance(number_format, ScaledFormat):
-        return _round_scaled_format(x, number_format, plan, out)
-    return _round_elements(x, number_format, plan, out)
+    layout = with_threshold(layout.by(scales), x)
+    if layout.levels is not None:
+        return _round_levels(x, layout, plan, out)
+    if layout.scaling is None or plan.scale == NONE:
+        return _round_elements(x, layout, plan, out)
+    grid = _grid_of(x, layout, plan)
+    if grid is None:
+        return _round_lines(x, layout, plan, out)
+    _in_groups(x, out, layout.groups, partial(_each, grid))
+    return True
 
 
-def _round_elements(x: Tensor, number_format: NumberFormat, plan: Plan, out: Tensor) -> bool:
+def _round_elements(x: Tensor, layout: Layout, plan: Plan, out: Tensor) -> bool:
     work: Work | None
-    if isinstance(number_format, Integer):
-        work = _integers(number_format)
+    if plan.core in (INTEGER_FLOAT32, INTEGER_FLOAT64):
+        work = _integers(plan)
     elif plan.core == SIGN:
         one = torch.ones((), device=x.device)
         work = partial(round_signs, scale=one, is_bipolar=plan.low < 0)
+    elif plan.core == TERNARY:
+        work = partial(round_ternary, threshold=layout.element.threshold, scale=None)  # type: ignore[attr-defined]
     else:
         work = elements(plan)
     if work is None:
@@ -74,103 +99,89 @@ def _round_elements(x: Tensor, number_format: NumberFormat, plan: Plan, out: Ten
     return True
 
 
-def _integers(number_format: Integer) -> Work | None:
-    step = 2.0**-number_format.frac_width  # type: ignore[operator]
-    low, high = number_format.code_range
-    # The reference multiplies by 1/step in float32, where small numbers may vanish: they round
-    # to zero then, down too.
-    if number_format.floor and step > 1:
-        return None
+def _integers(plan: Plan) -> Work:
+    low, high, step = plan.low, plan.high, plan.step
     is_narrow = max(-low, high) <= 2 ** (FLOAT32.fraction_bits - 1)
     in_float32 = is_narrow and magic_number(FLOAT32, step) < torch.finfo(torch.float32).max
     core = FixedCore(FLOAT32 if in_float32 else FLOAT64, step, low * step, high * step, False)
-    return partial(round_integers, core=core, floors=number_format.floor)
+    return partial(round_integers, core=core, floors=bool(plan.floors))
 
 
-def _round_scaled_format(x: Tensor, number_format: ScaledFormat, plan: Plan, out: Tensor) -> bool:
-    scaling = number_format.scaling
-    if isinstance(scaling, Unscaled):
-        return _round_elements(x, number_format, plan, out)
-    if isinstance(scaling, FloatScale | GivenScale):
-        return _round_lines(x, number_format, plan, out)
-    if isinstance(scaling, ScaledFloatScale):
-        of_tensor = scaling.measure(largest_of(x.reshape(1, -1)).double()).of_tensor
-        assert of_tensor is not None
-        grid = two_levels(plan, of_tensor.item())
-    else:
-        grid = shared_exponents(plan) if isinstance(scaling, SharedExponent) else None
-    if grid is None:
+def _grid_of(x: Tensor, layout: Layout, plan: Plan) -> Work | None:
+    """Grids that find the scales of blocks themselves; None for other elements or scales."""
+    if plan.scale == SHARED_EXPONENT:
+        return shared_exponents(plan)
+    if plan.scale != SMALL_FLOAT:
+        return None
+    assert isinstance(layout.scaling, ScaledFloatScale)
+    of_tensor = layout.scaling.scales(largest_of(x.reshape(1, -1)).double()).of_tensor
+    assert of_tensor is not None
+    return two_levels(plan, of_tensor.item())
+
+
+def _round_lines(x: Tensor, layout: Layout, plan: Plan, out: Tensor) -> bool:
+    """By the scales of lines, which are measured before."""
+    work = _work_by_scale(layout, plan)
+    is_negative = isinstance(layout.scaling, KnownScale) and bool(
+        layout.scaling.known(x.device).signbit().any()
+    )
+    if work is None or (is_negative and not _takes_negative_scales(plan)):
         return False
-    _in_groups(x, out, number_format.groups, partial(_each, grid))
-    return True
-
-
-def _round_lines(x: Tensor, number_format: ScaledFormat, plan: Plan, out: Tensor) -> bool:
-    """Formats whose lines have a float scale each."""
-    run: Run
-    if isinstance(number_format, Binary):
-        if any(math.copysign(1.0, scale) < 0 for scale in number_format.scales or ()):
-            return False
-        run = partial(_sign_lines, number_format=number_format)
-    elif isinstance(number_format, ScaleInteger):
-        core = core_of(plan, FLOAT64)
-        assert core is not None
-        run = partial(_divide_lines, number_format=number_format, core=core, limit=plan.limit)
-    else:
-        return False
-    _in_groups(x, out, number_format.groups, run)
-    return True
-
-
-def _sign_lines(lines: Tensor, out: Tensor, number_format: Binary) -> None:
-    scales = scales_of_lines(lines, number_format).float()
-    work = partial(round_signs, is_bipolar=number_format.bipolar)
-    _each_by_scale(work, lines, out, scales)
-
-
-def _divide_lines(
-    lines: Tensor, out: Tensor, number_format: ScaleInteger, core: Core, limit: float
-) -> None:
-    scales = scales_of_lines(lines, number_format)
-    if scales.abs().amax().item() * core.largest <= limit:
-        limit = math.inf
-
-    def work(x: Tensor, out: Tensor, buffers: Buffers, scale: Tensor) -> None:
-        divisor = scale.masked_fill(scale == 0, 1.0)
-        round_scaled(core, Scale(None, divisor, scale), x, out, buffers, limit)
-
-    _each_by_scale(work, lines, out, scales)
-
-
-def _round_ternary(x: Tensor, number_format: Ternary, out: Tensor) -> bool:
-    threshold = threshold_of(x, number_format)
-    if not threshold >= 0:
-        return False
-    work = partial(round_ternary, threshold=threshold)
-    if not number_format.scaling_factor:
-        _in_memory_order(x, out, partial(_each, partial(work, scale=None)))
-        return True
 
     def run(lines: Tensor, target: Tensor) -> None:
-        scales = scales_of_lines(lines, number_format, above=threshold).float()
-        _each_by_scale(work, lines, target, scales)
+        _each_by_scale(work, lines, target, scales_of_lines(lines, layout))
 
-    _in_groups(x, out, CHANNELS, run)
+    _in_groups(x, out, layout.groups, run)
     return True
 
 
-def _round_residual(x: Tensor, number_format: BinaryResidual, plan: Plan, out: Tensor) -> bool:
-    if any(math.copysign(1.0, scale) < 0 for scale in number_format.scales or ()):
+def _takes_negative_scales(plan: Plan) -> bool:
+    core = core_of(plan, FLOAT64)
+    return core is not None and not core.of_magnitudes
+
+
+def _work_by_scale(layout: Layout, plan: Plan) -> WorkByScale | None:
+    if plan.core == SIGN:
+        return partial(_round_signs, is_bipolar=plan.low < 0)
+    if plan.core == TERNARY:
+        return partial(_round_ternary, threshold=layout.element.threshold)  # type: ignore[attr-defined]
+    core = core_of(plan, FLOAT64)
+    return None if core is None else partial(_divide, core=core, limit=plan.limit)
+
+
+def _round_signs(x: Tensor, out: Tensor, buffers: Buffers, scale: Tensor, is_bipolar: bool) -> None:
+    round_signs(x, out, buffers, scale.float(), is_bipolar)
+
+
+def _round_ternary(
+    x: Tensor, out: Tensor, buffers: Buffers, scale: Tensor, threshold: float
+) -> None:
+    round_ternary(x, out, buffers, threshold, scale.float())
+
+
+def _divide(
+    x: Tensor, out: Tensor, buffers: Buffers, scale: Tensor, core: Core, limit: float
+) -> None:
+    if scale.abs().amax().item() * core.largest <= limit:
+        limit = math.inf
+    if core.of_magnitudes:
+        magnitudes_of(x, core.real, buffers)
+    divisor = scale.masked_fill(scale == 0, 1.0)
+    round_scaled(core, Scale(None, divisor, scale), x, out, buffers, limit)
+
+
+def _round_levels(x: Tensor, layout: Layout, plan: Plan, out: Tensor) -> bool:
+    known = layout.scaling.known(x.device) if isinstance(layout.scaling, KnownScale) else None
+    if known is not None and known.signbit().any():
         return False
 
     def run(lines: Tensor, target: Tensor) -> None:
         line = lines.view(-1)
-        scales = level_scales(line, number_format)
+        scales = level_scales(line, layout, plan.low < 0)
         limit = plan.limit if sum(scales).item() > plan.limit else math.inf
         if len(scales) <= 2:
             scales = [scale.float() for scale in scales]
-        is_bipolar = number_format.bipolar
-        work = partial(round_residual, scales=scales, is_bipolar=is_bipolar, limit=limit)
+        work = partial(round_residual, scales=scales, is_bipolar=plan.low < 0, limit=limit)
         _each(work, line, target.view(-1))
 
     _in_groups(x, out, Whole("tensor"), run)

@@ -2,48 +2,58 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import torch
 from torch import Tensor
 
-from chop.formats import Binary, ScaleInteger, Ternary
-from chop.formats.binary import mean_magnitude
-from chop.formats.learnt import given
-from chop.formats.scaling import GivenScale
+from chop.formats.elements import Trit
+from chop.formats.layout import Layout
+from chop.formats.scaling import KnownScale, is_poisoned
+from chop.formats.statistic import Statistic, Threshold
 from chop.kernels.eager.chunked import line_chunks
-from chop.kernels.plan import measures_mean
-
-UNIT_ROUNDOFF = 2.0**-53
+from chop.kernels.plan import UNIT_ROUNDOFF
 
 
-def scales_of_lines(
-    lines: Tensor, number_format: Binary | ScaleInteger | Ternary, above: float | None = None
-) -> Tensor:
-    """float64, (lines, 1): the scales of (lines, elements), which are float32 numbers.
+def scales_of_lines(lines: Tensor, layout: Layout) -> Tensor:
+    """float64, (lines, 1): the reference's scales of (lines, elements), each a group.
 
     Args:
         lines: floating.
-        number_format: with a scale for each line.
-        above: a float32: means are of the magnitudes above it; None for all.
+        layout: with scales, and the threshold as a float32 number if it has one.
     """
-    if number_format.scales is not None:
-        return GivenScale(given(number_format.scales, lines)).measure(lines).values
-    if isinstance(number_format, ScaleInteger):
-        return number_format.scaling.measure(_covered(lines, number_format).double()).values
-    return means_of(lines, above).double()
+    scaling, element = layout.scaling, layout.element
+    assert scaling is not None
+    if isinstance(scaling, KnownScale):
+        return scaling.measure(lines).values
+    statistic = scaling.statistic
+    if statistic is None:
+        return by_reference(lines, layout)
+    poisoned = is_poisoned(lines) if scaling.has_nan else None
+    if statistic.kind == "largest":
+        return scaling.scales(_covered(lines, statistic).double(), poisoned).values
+    above = element.threshold if isinstance(element, Trit) else None
+    assert not isinstance(above, Threshold)
+    low, high = (scaling.scales(x, poisoned).values for x in bounds_of_means(lines, above))
+    # Sums depend on the order of their terms. Where the bounds of any order have one scale, that
+    # is it; the few other lines are left to the reference.
+    is_open = (low != high).squeeze(1)  # or NaN
+    if is_open.any():
+        low[is_open] = by_reference(lines[is_open], layout)
+    return low
 
 
-def _covered(lines: Tensor, number_format: ScaleInteger) -> Tensor:
+def by_reference(lines: Tensor, layout: Layout) -> Tensor:
+    """float64, (lines, 1): scales in the reference's own order."""
+    assert layout.scaling is not None
+    return layout.scaling.measure(layout.element.measured(lines.double())).values
+
+
+def _covered(lines: Tensor, statistic: Statistic) -> Tensor:
     """(lines, 1): the magnitude that each line's scale has to cover."""
-    kept = math.ceil(number_format.quantile * lines.size(1))
-    if kept == lines.size(1) and number_format.is_signed:
-        return largest_of(lines)
-    values = lines.abs() if number_format.is_signed else lines.clamp(min=0)
-    values = values.nan_to_num(nan=0.0, posinf=0.0)
-    if kept == lines.size(1):
-        return values.amax(-1, keepdim=True)
-    return values.kthvalue(kept, -1, keepdim=True).values
+    covers_all = statistic.is_signed and statistic.quantile == 1
+    return largest_of(lines) if covers_all else statistic.of(lines)
 
 
 def largest_of(lines: Tensor) -> Tensor:
@@ -54,28 +64,6 @@ def largest_of(lines: Tensor) -> Tensor:
         finite = lines[poisoned].abs().nan_to_num(nan=0.0, posinf=0.0)
         largest[poisoned] = finite.amax(-1, keepdim=True)
     return largest.abs().float()
-
-
-def means_of(lines: Tensor, above: float | None = None) -> Tensor:
-    """The reference's means of finite magnitudes, or of those above a number, as float32 rounds.
-
-    Sums depend on the order of their terms. Where the bounds of any order round to one float32,
-    that is it; the few other lines are left to the reference.
-
-    Args:
-        lines: (lines, elements), floating.
-        above: a float32, or None for all.
-    Returns: float32, (lines, 1).
-    """
-    low, high = bounds_of_means(lines, above)
-    means = low.float()
-    is_open = (means != high.float()).squeeze(1)  # or NaN
-    if is_open.any():
-        exact = lines[is_open].double()
-        if above is not None:
-            exact = exact.masked_fill(exact.abs() <= above, torch.nan)
-        means[is_open] = mean_magnitude(exact).float()
-    return means
 
 
 def bounds_of_means(lines: Tensor, above: float | None = None) -> tuple[Tensor, Tensor]:
@@ -115,23 +103,29 @@ def bounds(sums: Tensor, counts: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return mean - slack, mean + slack
 
 
-def threshold_of(x: Tensor, number_format: Ternary) -> float:
-    """The largest float32 not above the reference's threshold, which parts float32 alike."""
+def with_threshold(layout: Layout, x: Tensor) -> Layout:
+    """The layout with the tensor's threshold, if it has one.
+
+    The threshold is the largest float32 not above the reference's, which parts float32 alike.
+    """
+    element = layout.element
+    if not isinstance(element, Trit):
+        return layout
+    number = _float_below(_threshold(x, element.threshold))
+    return dataclasses.replace(layout, element=dataclasses.replace(element, threshold=number))
+
+
+def _threshold(x: Tensor, threshold: Threshold | float) -> float:
+    if isinstance(threshold, float):
+        return threshold
     line = x.reshape(1, -1)
-    if number_format.max is True:
-        return _float_below(number_format.threshold_of(largest_of(line)))
-    if number_format.median is True:
-        magnitudes = x[x.isfinite()].abs()
-        middle = magnitudes.median().view(1) if magnitudes.numel() else x.new_zeros(1)
-        return _float_below(number_format.threshold_of(middle))
-    if not measures_mean(number_format):
-        return _float_below(number_format.threshold_of(x.new_zeros(1)))
-    low, high = bounds_of_means(line)
-    if low.isfinite():
-        below, above = (_float_below(number_format.threshold_of(m)) for m in (low, high))
-        if below == above:
-            return below
-    return _float_below(number_format.threshold_of(x))
+    if threshold.kind == "largest":
+        return threshold.factor * largest_of(line).item()
+    if threshold.kind == "mean":
+        ends = [threshold.factor * mean.item() for mean in bounds_of_means(line)]
+        if all(map(math.isfinite, ends)) and len(set(map(_float_below, ends))) == 1:
+            return ends[0]
+    return threshold.of(x)
 
 
 def _float_below(number: float) -> float:

@@ -1,4 +1,4 @@
-"""`binary_residual`: the levels of a chunk are found again for each statistic, and not kept."""
+"""Sums of signs: the levels of a chunk are found again for each statistic, and not kept."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ import math
 import torch
 from torch import Tensor
 
-from chop.formats import BinaryResidual
-from chop.formats.binary import mean_magnitude
-from chop.formats.learnt import given
+from chop.formats.layout import Layout
+from chop.formats.scaling import KnownScale
+from chop.formats.statistic import mean_magnitude
 from chop.kernels.eager.chunked import FLOAT32, FLOAT64, Buffers, Lane, Real, pairs
 from chop.kernels.eager.measure import bounds
 
 
-def level_scales(x: Tensor, number_format: BinaryResidual) -> list[Tensor]:
+def level_scales(x: Tensor, layout: Layout, is_bipolar: bool) -> list[Tensor]:
     """float64 scalars that are float32 numbers: the factors of the levels.
 
     Args:
         x: one-dimensional, floating.
-        number_format: with the factors, or how many of them to measure.
+        layout: with the factors, or how many of them to measure.
+        is_bipolar: False for levels of 0 and 1.
     """
-    if number_format.scales is not None:
-        return list(given(number_format.scales, x).double())
+    if isinstance(layout.scaling, KnownScale):
+        return list(layout.scaling.known(x.device).double())
     scales: list[Tensor] = []
-    for _ in range(number_format.levels if number_format.residual_sign else 1):
-        scales.append(_mean_of_rest(x, scales, number_format.bipolar))
+    for _ in range(layout.levels or 0):
+        scales.append(_mean_of_rest(x, scales, is_bipolar))
     return scales
 
 

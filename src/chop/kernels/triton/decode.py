@@ -8,7 +8,7 @@ import triton.language as tl
 from chop.errors import ConfigError
 from chop.formats import Encoded, NumberFormat
 from chop.kernels.triton.elements import FRACTION_BITS, SIGN, bits_of, clamp, float_of
-from chop.kernels.triton.rules import CodeRule, code_rule, decodes
+from chop.kernels.triton.rules import CodeRule, block_size_along_rows, code_rule, decodes
 
 MAX_ALIGNMENT = 16  # bytes of the widest load
 NAN_SCALE = tl.constexpr(255)
@@ -121,7 +121,7 @@ def rule_of(encoded: Encoded, number_format: NumberFormat) -> tuple[CodeRule, in
             "`decode`."
         )
     rule = code_rule(number_format)
-    block_size = number_format.groups.sizes[-1]
+    block_size = block_size_along_rows(number_format, len(shape))
     alignment = math.gcd(shape[-1] if shape else 1, block_size, MAX_ALIGNMENT)
     is_paired = rule.width == 4 and alignment > 1
     return rule._replace(alignment=alignment, is_paired=is_paired), block_size

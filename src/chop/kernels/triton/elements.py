@@ -106,7 +106,7 @@ def _round_fixed(x, RULE: tl.constexpr):
     steps = x * RULE.steps
     whole = round_to_even(steps)
     if RULE.floors:  # tl.floor takes subnormal numbers for zero on a GPU
-        whole = tl.where(whole > steps, whole - 1.0, whole)
+        whole = tl.where(whole * RULE.step > x, whole - 1.0, whole)
     whole = clamp(whole, RULE.low, RULE.high)
     if not RULE.has_negative_zero:
         whole = whole + 0.0

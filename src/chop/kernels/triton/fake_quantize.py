@@ -11,8 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from chop.formats import NumberFormat
-from chop.formats.integer import Integer
-from chop.formats.scaled import BlockFormat
+from chop.kernels.plan import layout_of
 from chop.kernels.triton.elements import (
     FRACTION_BITS,
     INFINITE,
@@ -25,7 +24,7 @@ from chop.kernels.triton.elements import (
     stored,
     times_power_of_two,
 )
-from chop.kernels.triton.rules import BlockLayout, element_rule, runs_along_rows, scale_rule
+from chop.kernels.triton.rules import BlockLayout, block_size_along_rows, element_rule, scale_rule
 
 TILE = 2048  # elements of a program
 
@@ -97,21 +96,22 @@ def fake_quantize(x: Tensor, number_format: NumberFormat, out: Tensor) -> None:
     number_format = number_format.fitted(x)
     x = x.contiguous()
     y = out if out.is_contiguous() else torch.empty_like(x)
-    if not isinstance(number_format, BlockFormat):
+    layout = layout_of(number_format)
+    if layout.scaling is None:
         _round_elements(x, y, number_format)
-    elif runs_along_rows(number_format.groups, x.ndim):
-        _round_rows(x, y, number_format, number_format.groups.sizes[-1])
+    elif (block_size := block_size_along_rows(number_format, x.ndim)) is not None:
+        _round_rows(x, y, number_format, block_size)
     else:
-        y = number_format.groups.split(x).contiguous()
+        y = layout.groups.split(x).contiguous()
         _round_rows(y, y, number_format, y.size(-1))
-        y = number_format.groups.join(y, x.shape)
+        y = layout.groups.join(y, x.shape)
     if y is not out:
         out.copy_(y)
 
 
 def _round_elements(x: Tensor, y: Tensor, number_format: NumberFormat) -> None:
-    # Integers are converted as they are: what a dtype cannot hold becomes infinity.
-    limit = float("inf") if isinstance(number_format, Integer) else torch.finfo(x.dtype).max
+    becomes_infinite = layout_of(number_format).overflow == "infinity"
+    limit = float("inf") if becomes_infinite else torch.finfo(x.dtype).max
     round_elements[(triton.cdiv(x.numel(), TILE),)](
         stored(x),
         stored(y),
@@ -123,7 +123,7 @@ def _round_elements(x: Tensor, y: Tensor, number_format: NumberFormat) -> None:
     )
 
 
-def _round_rows(x: Tensor, y: Tensor, number_format: BlockFormat, block_size: int) -> None:
+def _round_rows(x: Tensor, y: Tensor, number_format: NumberFormat, block_size: int) -> None:
     layout = BlockLayout.of(x.shape, block_size)
     lanes = triton.next_power_of_2(block_size)
     blocks = max(TILE // lanes, 1)

@@ -20,9 +20,17 @@ def is_installed() -> bool:
     return find_spec("triton") is not None
 
 
-def run(x: Tensor, number_format: NumberFormat, out: Tensor) -> bool:
+def run(
+    x: Tensor,
+    number_format: NumberFormat,
+    out: Tensor,
+    mask: Tensor | None = None,
+    scales: Tensor | None = None,
+) -> bool:
     """Rounds `x` into `out`; False where a format, dtype or Triton is not to be had."""
-    if not (is_installed() and takes(number_format, x.dtype)):
+    if mask is not None or scales is not None:
+        return False
+    if not (is_installed() and takes(number_format.fitted(x), x.dtype)):
         return False
     from chop.kernels.triton.fake_quantize import fake_quantize
 

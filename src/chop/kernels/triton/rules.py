@@ -1,4 +1,4 @@
-"""A number format in the constants that the kernels are compiled with. Needs no Triton.
+"""A layout in the constants that the kernels are compiled with. Needs no Triton.
 
 The kernels compute in float32, where the readable references use float64. A format whose steps
 float32 cannot take exactly has no rule, and the reference does the work.
@@ -7,6 +7,7 @@ float32 cannot take exactly has no rule, and the reference does the work.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,11 +16,9 @@ import torch
 from chop.formats import NumberFormat
 from chop.formats.elements import Denormal, Element, Fixed, Log2, Minifloat
 from chop.formats.groups import Blocks
-from chop.formats.integer import Integer
-from chop.formats.scaled import BlockFormat, ElementFormat
-from chop.formats.scaling import SharedExponent
+from chop.formats.scaling import FRACTION_BITS, Scaling, SharedExponent
+from chop.kernels.plan import first_fraction, layout_of
 
-FRACTION_BITS = 23
 BIAS = 127
 SMALLEST_EXPONENT = 1 - BIAS
 FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -165,89 +164,85 @@ class CodeRule(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def element_rule(number_format: NumberFormat) -> ElementRule | None:
-    """The rule of a format's elements, or None; an integer format must be fitted."""
-    if isinstance(number_format, Integer):
-        return _integer(number_format)
-    if not isinstance(number_format, ElementFormat | BlockFormat):
+    """The rule of the elements of a fitted format, or None."""
+    layout = layout_of(number_format)
+    if layout is None or layout.levels is not None:
         return None
-    element = number_format.element
-    if isinstance(element, Fixed):
-        return _fixed(element)
-    if isinstance(element, Log2):
-        return _log(element)
-    smallest_step = _smallest_step(element)
-    if smallest_step is None:
-        return None
-    return _minifloat(*smallest_step, element.largest)
+    rule: ElementRule | None = ELEMENTS.get(type(layout.element), _unknown)(layout.element)
+    return rule
 
 
 @lru_cache(maxsize=4096)
-def scale_rule(number_format: BlockFormat) -> ScaleRule | None:
-    """The rule of a format's blocks, or None."""
-    scaling = number_format.scaling
-    if not isinstance(scaling, SharedExponent) or number_format.groups.nominal_size > MAX_BLOCK:
+def scale_rule(number_format: NumberFormat) -> ScaleRule | None:
+    """The rule of the scales of a fitted format's groups, or None."""
+    layout = layout_of(number_format)
+    if layout is None or type(layout.scaling) is not SharedExponent:
         return None
-    turn = scaling.turn()
-    if turn is None:
+    scaling, element = layout.scaling, layout.element
+    if layout.groups.nominal_size > MAX_BLOCK:
         return None
-    offset, carry = turn
-    highest = scaling.largest
-    lowest, mantissa_width = _smallest_step(number_format.element) or (0, 0)
     in_range = (
-        max(highest, -scaling.lowest) <= LARGEST_SCALE_EXPONENT
-        and EXPONENT_OF_ZERO + offset <= scaling.lowest
-        and lowest - mantissa_width >= SMALLEST_SCALED_STEP
-        and number_format.element.largest <= FLOAT32_MAX
+        max(scaling.largest, -scaling.lowest) <= LARGEST_SCALE_EXPONENT
+        and EXPONENT_OF_ZERO + scaling.offset <= scaling.lowest
+        and _smallest_step(element) >= SMALLEST_SCALED_STEP
+        and element.largest <= FLOAT32_MAX
+        and element.rounding != "floor"  # what vanishes would not go down
     )
-    rule = ScaleRule(offset, 2**FRACTION_BITS - carry, scaling.lowest, highest, scaling.has_nan)
+    turn = 2**FRACTION_BITS - first_fraction(scaling.turn)
+    rule = ScaleRule(scaling.offset, turn, scaling.lowest, scaling.largest, scaling.has_nan)
     return rule if in_range else None
 
 
+def _smallest_step(element: Element) -> int:
+    """Exponent of the step in the lowest binade of a minifloat; others have none that vanishes."""
+    if not isinstance(element, Minifloat | Denormal):
+        return 0
+    lowest, mantissa_width = _lowest_binade(element)
+    return lowest - mantissa_width
+
+
+def is_scaled(number_format: NumberFormat) -> bool:
+    """True for formats with scales."""
+    layout = layout_of(number_format)
+    return layout is not None and layout.scaling is not None
+
+
 def takes(number_format: NumberFormat, dtype: torch.dtype) -> bool:
-    """True where the fake-quantiser has rules for the format, and knows the dtype."""
-    if dtype not in DTYPES:
+    """True where the fake-quantiser has rules for the fitted format, and knows the dtype."""
+    if dtype not in DTYPES or element_rule(number_format) is None:
         return False
-    if isinstance(number_format, Integer):  # also one that will be fitted to each tensor
-        return True
-    if element_rule(number_format) is None:
-        return False
-    return not isinstance(number_format, BlockFormat) or scale_rule(number_format) is not None
+    return not is_scaled(number_format) or scale_rule(number_format) is not None
 
 
 @lru_cache(maxsize=4096)
 def code_rule(number_format: NumberFormat) -> CodeRule | None:
     """The rule of codes of 8 bits or fewer that are scaled by E8M0, or None."""
-    if not isinstance(number_format, BlockFormat) or not _is_e8m0(number_format.scaling):
+    layout = layout_of(number_format) if number_format.is_fitted else None
+    if layout is None or layout.scaling is None or not _is_e8m0(layout.scaling):
         return None
-    if number_format.groups.nominal_size > MAX_BLOCK:
+    if layout.groups.nominal_size > MAX_BLOCK or layout.element.width > MAX_CODE_WIDTH:
         return None
-    element = number_format.element
-    if element.width > MAX_CODE_WIDTH:
-        return None
-    if isinstance(element, Fixed) and element.code == "twos_complement":
-        return CodeRule(element.width, True, 2.0**-element.frac_width, 0, 0, False)
-    if isinstance(element, Minifloat) and 0 <= element.bias < BIAS:
-        shift = FRACTION_BITS - element.mantissa_width
-        factor = 2.0 ** (BIAS - element.bias)
-        has_infinity = element.variant == "ieee"
-        return CodeRule(element.width, False, factor, shift, element.largest_code, has_infinity)
-    return None
+    rule: CodeRule | None = CODES.get(type(layout.element), _unknown)(layout.element)
+    return rule
 
 
 def decodes(number_format: NumberFormat, rank: int, dtype: torch.dtype) -> bool:
     """True where the kernels on packed weights know the codes of a tensor of that rank."""
     if dtype not in DTYPES or code_rule(number_format) is None:
         return False
-    assert isinstance(number_format, BlockFormat)
-    return runs_along_rows(number_format.groups, rank)
+    return block_size_along_rows(number_format, rank) is not None
 
 
-def runs_along_rows(groups: Blocks, rank: int) -> bool:
-    """True for blocks of one axis, the last of a tensor of that rank."""
-    return rank < 2 or groups.keep_rows_apart(rank)
+def block_size_along_rows(number_format: NumberFormat, rank: int) -> int | None:
+    """Elements of a block, if blocks run along the last axis of a tensor of that rank alone."""
+    layout = layout_of(number_format)
+    groups = None if layout is None else layout.groups
+    if not isinstance(groups, Blocks) or not (rank < 2 or groups.keep_rows_apart(rank)):
+        return None
+    return groups.sizes[-1]
 
 
-def _is_e8m0(scaling: Any) -> bool:
+def _is_e8m0(scaling: Scaling) -> bool:
     return (
         isinstance(scaling, SharedExponent)
         and scaling.has_nan
@@ -255,35 +250,34 @@ def _is_e8m0(scaling: Any) -> bool:
     )
 
 
-def _integer(number_format: Integer) -> FixedRule:
-    width, frac_width = number_format.width, number_format.frac_width
-    assert isinstance(width, int) and isinstance(frac_width, int)
-    low, high = number_format.code_range
-    return FixedRule(2.0**frac_width, 2.0**-frac_width, low, high, number_format.floor, False)
-
-
-def _fixed(element: Fixed) -> FixedRule:
-    frac_width, high = element.frac_width, float(element.largest_code)
-    low = 0.0 if element.code == "unsigned" else -high
-    signed_zero = element.code == "sign_magnitude"
-    return FixedRule(2.0**frac_width, 2.0**-frac_width, low, high, False, signed_zero)
-
-
-def _smallest_step(element: Element) -> tuple[int, int] | None:
-    """Exponent of the lowest binade of a minifloat, and bits of its fraction."""
-    if isinstance(element, Minifloat):
-        return element.lowest_exponent, element.mantissa_width
-    if isinstance(element, Denormal):
-        # In [2^(E-1), 2^E) the top bit of k is set: it does what a hidden bit would.
-        return -element.bias - 1, element.mantissa_width - 1
+def _unknown(element: Element) -> None:
     return None
 
 
-def _minifloat(lowest: int, mantissa_width: int, largest: float) -> MinifloatRule | None:
+def _fixed(element: Fixed) -> FixedRule | None:
+    floors, signed_zero = element.rounding == "floor", element.code == "sign_magnitude"
+    if floors and signed_zero:
+        return None
+    low, high = float(element.lowest_code), float(element.largest_code)
+    step = 2.0**-element.frac_width
+    return FixedRule(1 / step, step, low, high, floors, signed_zero)
+
+
+def _lowest_binade(element: Minifloat | Denormal) -> tuple[int, int]:
+    """Exponent of the lowest binade of a minifloat, and bits of its fraction."""
+    if isinstance(element, Minifloat):
+        return element.lowest_exponent, element.mantissa_width
+    # In [2^(E-1), 2^E) the top bit of k is set: it does what a hidden bit would.
+    return -element.bias - 1, element.mantissa_width - 1
+
+
+def _minifloat(element: Minifloat | Denormal) -> MinifloatRule | None:
+    lowest, mantissa_width = _lowest_binade(element)
     dropped = FRACTION_BITS - mantissa_width
     if dropped < 1 or lowest < SMALLEST_EXPONENT or lowest + dropped > BIAS:
         return None
-    return MinifloatRule(dropped, 2.0**lowest, 2.0 ** (lowest + dropped), min(largest, FLOAT32_MAX))
+    largest = min(element.largest, FLOAT32_MAX)
+    return MinifloatRule(dropped, 2.0**lowest, 2.0 ** (lowest + dropped), largest)
 
 
 def _log(element: Log2) -> LogRule | None:
@@ -292,12 +286,28 @@ def _log(element: Log2) -> LogRule | None:
     if lowest < 2 or lowest > 2 * BIAS:
         return None
     in_log_domain = element.nearest == "log"
-    carry = _first_fraction(math.sqrt(2) if in_log_domain else 1.5)
+    carry = first_fraction(math.sqrt(2) if in_log_domain else 1.5)
     halfway = (lowest - 1 << FRACTION_BITS) + (carry if in_log_domain else 0)
     zero_below = halfway if element.zero_code else 0
     return LogRule(2**FRACTION_BITS - carry, lowest, min(highest, 2 * BIAS + 1), zero_below)
 
 
-def _first_fraction(value: float) -> int:
-    """Fraction, in units of 2^-23, of the first float32 at or above a value in [1, 2)."""
-    return math.ceil((value - 1) * 2**FRACTION_BITS)
+def _whole_codes(element: Fixed) -> CodeRule | None:
+    if element.code != "twos_complement":
+        return None
+    return CodeRule(element.width, True, 2.0**-element.frac_width, 0, 0, False)
+
+
+def _float_codes(element: Minifloat) -> CodeRule | None:
+    if not 0 <= element.bias < BIAS:
+        return None
+    shift, factor = FRACTION_BITS - element.mantissa_width, 2.0 ** (BIAS - element.bias)
+    has_infinity = element.variant == "ieee"
+    return CodeRule(element.width, False, factor, shift, element.largest_code, has_infinity)
+
+
+Rows = dict[type[Element], Callable[[Any], Any]]
+ELEMENTS: Rows = {Fixed: _fixed, Minifloat: _minifloat, Denormal: _minifloat, Log2: _log}
+"""The rule of each element's rounding."""
+CODES: Rows = {Fixed: _whole_codes, Minifloat: _float_codes}
+"""The rule of each element's codes."""

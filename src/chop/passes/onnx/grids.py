@@ -7,7 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from chop.formats import Integer, NumberFormat, ScaleInteger
+from chop.formats import NumberFormat
+from chop.formats.elements import Fixed
+from chop.formats.groups import Whole
+from chop.formats.layout import Layout
+from chop.formats.scaling import FloatScale, GivenScale
+from chop.formats.statistic import Statistic
 
 MAX_WIDTH = 8
 CHOICE = (
@@ -45,29 +50,33 @@ def grid_of(number_format: NumberFormat, parameter: Tensor | None = None) -> Gri
         number_format: the format.
         parameter: the tensor that is stored in it, if it is one; None for activations.
     """
-    if isinstance(number_format, Integer):
-        width, fraction = number_format.width, number_format.frac_width
-        if number_format.floor or not isinstance(width, int) or not isinstance(fraction, int):
-            return None
-        scale = torch.tensor(2.0**-fraction)
-        return Grid(*number_format.code_range, scale) if width <= MAX_WIDTH else None
-    if isinstance(number_format, ScaleInteger) and number_format.width <= MAX_WIDTH:
-        return _scaled(number_format, parameter)
-    return None
-
-
-def _scaled(number_format: ScaleInteger, parameter: Tensor | None) -> Grid | None:
-    high = number_format.largest_step
-    low = -high if number_format.is_signed else 0
-    is_whole = number_format.granularity == "tensor"
+    layout = number_format.layout() if number_format.is_fitted else None
+    element = None if layout is None or layout.levels is not None else layout.element
+    if layout is None or not isinstance(element, Fixed) or element.width > MAX_WIDTH:
+        return None
+    if element.rounding != "nearest_even" or element.code == "sign_magnitude":
+        return None
+    ends, step = (element.lowest_code, element.largest_code), 2.0**-element.frac_width
+    if layout.scaling is None:
+        return Grid(*ends, torch.tensor(step))
     if parameter is not None:
-        by_channel = number_format.granularity == "channel"
-        if not (is_whole or by_channel):
-            return None
-        groups = number_format.groups.split(parameter.detach())
-        scale = number_format.scaling.measure(groups.double()).values.float().reshape(-1)
-        return Grid(low, high, scale if by_channel else scale[0])
-    if number_format.scales is not None:
-        is_one = len(number_format.scales) == 1
-        return Grid(low, high, torch.tensor(number_format.scales[0])) if is_one else None
-    return Grid(low, high, None) if is_whole and number_format.quantile == 1 else None
+        scale = _scale_of(layout, parameter)
+        return None if scale is None else Grid(*ends, scale * step)
+    if isinstance(layout.scaling, GivenScale):
+        is_one = len(layout.scaling.given) == 1
+        return Grid(*ends, torch.tensor(layout.scaling.given[0] * step)) if is_one else None
+    statistic = Statistic("largest", is_signed=element.code != "unsigned")
+    follows = layout.scaling == FloatScale(statistic, element.largest_code, is_positive=True)
+    is_whole = layout.groups == Whole("tensor") and step == 1
+    return Grid(*ends, None) if is_whole and follows else None
+
+
+def _scale_of(layout: Layout, parameter: Tensor) -> Tensor | None:
+    """float32 () or (n,): the scale of a parameter or of each of its channels; None for others."""
+    if layout.groups not in (Whole("tensor"), Whole("channel")) or layout.scaling is None:
+        return None
+    groups = layout.groups.split(parameter.detach()).double()
+    scale = layout.scaling.measure(layout.element.measured(groups)).values.float().reshape(-1)
+    if not (scale.isfinite() & (scale != 0)).all():
+        return None
+    return scale if layout.groups == Whole("channel") else scale[0]

@@ -12,7 +12,6 @@ from torch import Tensor, fx
 
 from chop.errors import ConfigError
 from chop.formats import NumberFormat
-from chop.formats.scaled import ScaledFormat
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantConv2d, QuantizedOperator, QuantLinear
 from chop.passes.base import graph_pass
@@ -156,17 +155,17 @@ def fixed_scales(number_format: NumberFormat, weight: Tensor) -> tuple[Round, Te
         keep theirs, NaN for the others. Both are float64 of the weight's shape.
     """
     free = torch.full_like(weight, torch.nan)
-    if not isinstance(number_format, ScaledFormat):
+    layout = number_format.layout()
+    if layout is None or layout.scaling is None or layout.levels or layout.element.is_absolute:
         return number_format.round, torch.ones_like(weight), free
-    groups = number_format.groups.split(weight)
-    scale = number_format.scaling.measure(groups).values.expand_as(groups)
+    groups = layout.groups.split(weight)
+    scale = layout.scaling.measure(groups).values.expand_as(groups)
     is_largest = groups.abs() == groups.abs().amax(-1, keepdim=True)
     scale, is_largest = (
-        number_format.groups.join(x, weight.shape)
-        for x in (scale.masked_fill(scale == 0, 1), is_largest)
+        layout.groups.join(x, weight.shape) for x in (scale.masked_fill(scale == 0, 1), is_largest)
     )
-    rounded = number_format.element.round(weight / scale) * scale
-    return number_format.element.round, scale, torch.where(is_largest, rounded, free)
+    rounded = layout.element.round(weight / scale) * scale
+    return layout.element.round, scale, torch.where(is_largest, rounded, free)
 
 
 def _settled(layer: Layer, weight: Tensor, path: str) -> Tensor:
