@@ -16,6 +16,7 @@ from chop.formats import (
     Ternary,
     from_key,
     learnt_fake_quantize,
+    reference,
     starting_scales,
 )
 from chop.formats.learnt import in_use, learnable_names, learns
@@ -64,7 +65,7 @@ def test_step_sizes_have_the_gradient_of_the_lsq_paper(fmt, is_batch):
     y = lsq(xs, ss.view(-1, 1), -largest if fmt.is_signed else 0, largest, per_sample)
     expected = torch.autograd.grad((y * upstream).sum(), (xs, ss))
     found = gradients(fmt, x, s, upstream, is_batch)
-    torch.testing.assert_close(fmt.by(s.float()).round(x), y.detach(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(fmt.round_by(x, s.float()), y.detach(), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(found[0], expected[0])
     torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-5)
 
@@ -79,11 +80,11 @@ def test_scales_have_the_slope_of_a_finite_difference_with_rounding_held(fmt):
         moved = s.clone()
         moved[index] += change
         if isinstance(fmt, BinaryResidual):
-            signs, _ = fmt.by(s.float())._signs_and_scales(x)
+            signs, _ = reference._signs_and_scales(fmt.layout().by(s.float()), x)
             y = sum(moved[level] * sign for level, sign in enumerate(signs))
         else:
             rows = s.view(-1, 1)
-            k = fmt.by(s.float()).round(x) / rows
+            k = fmt.round_by(x, s.float()) / rows
             inside = torch.zeros_like(x, dtype=torch.bool)
             if isinstance(fmt, ScaleInteger):
                 lowest = -fmt.largest_step if fmt.is_signed else 0
@@ -152,7 +153,7 @@ def test_zeros_infinities_and_scales_that_a_step_took_below_zero(fmt):
     x = torch.tensor([[math.inf, -math.inf, 0.0, -0.0], [1e30, -1e30, 0.5, 1e-42]])
     assert learnt_fake_quantize(x, s, fmt, False).isfinite().all()
     x, upstream = sample(2, 8), sample(2, 8).flip(1)
-    assert torch.equal(learnt_fake_quantize(x, -s, fmt, False), fmt.by(s).round(x))
+    assert torch.equal(learnt_fake_quantize(x, -s, fmt, False), fmt.round_by(x, s))
     positive, negative = gradients(fmt, x, s, upstream), gradients(fmt, x, -s, upstream)
     assert torch.equal(negative[1], -positive[1])
     assert (in_use(torch.zeros(2)) > 0).all()

@@ -119,11 +119,15 @@ class BlockRadix4(BlockFormat):
 
     @property
     def scaling(self):
-        return SharedExponent(_even_exponent_above, -128, 8, has_nan=False)
+        return PowerOfFour(lowest=-128, width=8)
 
 
-def _even_exponent_above(amax):
-    return (floor_log2(amax) + 2) // 2 * 2
+@dataclass(frozen=True)
+class PowerOfFour(SharedExponent):
+    """The even exponent above the largest magnitude."""
+
+    def exponent(self, amax):
+        return (floor_log2(amax) + 2) // 2 * 2
 '''
 FILES = {"squares": SQUARES, "block_radix4": BLOCK_RADIX4}
 

@@ -66,6 +66,10 @@ class LearnableFormat(NumberFormat):
             scales: float32 (n,), all above zero.
         """
 
+    def round_by(self, x: Tensor, scales: Tensor) -> Tensor:
+        """`x` rounded by scales, float32 (n,), above zero, instead of those found or given."""
+        return reference.round_by(self._layout.by(scales), x)
+
     def with_scales(self, scales: Tensor) -> Self:
         """This format with scales that were learnt."""
         # Nine digits tell float32 numbers apart; more would only make keys and files longer.
@@ -124,9 +128,9 @@ def _like(x: Tensor, y: Tensor) -> Tensor:
 # One node for FX, torch.compile and export, forward and backward; kernels may implement it.
 @torch.library.custom_op("chop::learnt_fake_quantize", mutates_args=())
 def _learnt_fake_quantize(x: Tensor, scales: Tensor, key: str, is_batch: bool) -> Tensor:
-    layout = from_key(key).layout()
-    assert layout is not None
-    return _like(x, reference.round_by(layout.by(in_use(scales)), x))
+    number_format = from_key(key)
+    assert isinstance(number_format, LearnableFormat)
+    return _like(x, number_format.round_by(x, in_use(scales)))
 
 
 @_learnt_fake_quantize.register_fake

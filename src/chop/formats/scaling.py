@@ -140,12 +140,15 @@ class SharedExponent(Scaling):
     def _largest_code(self) -> int:
         return 2**self.width - 1 - self.has_nan
 
+    def exponent(self, amax: Tensor) -> Tensor:
+        """E for magnitudes, int64, before it is clipped."""
+        below = floor_log2(amax)
+        significand = amax / exp2(below.clamp(1 - BIAS, BIAS))
+        return below + self.offset + (significand >= self.turn)
+
     def scales(self, found: Tensor, poisoned: Tensor | None = None) -> Scales:
         """Scales from the largest finite magnitudes."""
-        exponent = floor_log2(found)
-        significand = found / exp2(exponent.clamp(1 - BIAS, BIAS))
-        wanted = exponent + self.offset + (significand >= self.turn) - self.lowest
-        codes = wanted.clamp(0, self._largest_code)
+        codes = (self.exponent(found) - self.lowest).clamp(0, self._largest_code)
         if poisoned is not None:
             codes = codes.masked_fill(poisoned, self._largest_code + 1)
         return Scales(self._values(codes), codes)

@@ -244,7 +244,7 @@ def block_size_along_rows(number_format: NumberFormat, rank: int) -> int | None:
 
 def _is_e8m0(scaling: Scaling) -> bool:
     return (
-        isinstance(scaling, SharedExponent)
+        type(scaling) is SharedExponent
         and scaling.has_nan
         and (scaling.lowest, scaling.width) == (-BIAS, 8)
     )
