@@ -14,7 +14,7 @@ from chop.errors import GraphError, did_you_mean
 from chop.ir.capture.captured import CapturedModule
 from chop.ir.capture.isolation import untouched
 from chop.ir.capture.module_tree import member_at
-from chop.ir.capture.specs import FieldsSpec, TensorSpec
+from chop.ir.capture.specs import TensorSpec, map_specs
 
 
 def propagate(
@@ -70,17 +70,24 @@ def example_inputs(model: CapturedModule) -> dict[str, Any]:
     parameter = next(model.parameters(), torch.empty(0))
 
     def draw(spec: Any) -> Any:
-        if isinstance(spec, TensorSpec):
-            return spec.dummy(generator).to(parameter.device)
-        if isinstance(spec, FieldsSpec):
-            return SimpleNamespace(**{name: draw(item) for name, item in spec.fields.items()})
-        if isinstance(spec, Mapping):
-            return {key: draw(item) for key, item in spec.items()}
-        if isinstance(spec, tuple | list):
-            return type(spec)(draw(item) for item in spec)
-        return spec
+        is_tensor = isinstance(spec, TensorSpec)
+        return spec.dummy(generator).to(parameter.device) if is_tensor else spec
 
-    return {name: draw(spec) for name, spec in model.record.example_inputs.items()}
+    return map_specs(draw, model.record.example_inputs, lambda _, named: SimpleNamespace(**named))
+
+
+def noted_inputs(model: CapturedModule) -> dict[str, Any]:
+    """Inputs of the shapes and dtypes that the placeholders' metadata notes, where it does."""
+    inputs = example_inputs(model)
+    for node in model.graph.nodes:
+        example = inputs.get(str(node.target))
+        if node.op != "placeholder" or not isinstance(example, Tensor) or "mase" not in node.meta:
+            continue
+        info = node.meta["mase"].common.results.get("data_out_0")
+        if info is not None and (info.shape, info.torch_dtype) != (example.shape, example.dtype):
+            shape, dtype = info.shape, info.torch_dtype
+            inputs[str(node.target)] = torch.zeros(shape, dtype=dtype, device=example.device)
+    return inputs
 
 
 class GraphRunner(fx.Interpreter):

@@ -126,13 +126,20 @@ def cast_floats(spec: Any, cast: Callable[[torch.dtype], torch.dtype]) -> Any:
     return map_specs(of_tensor, spec)
 
 
-def map_specs(function: Callable[[Any], Any], spec: Any) -> Any:
-    """A nested description with a function applied to what describes single values."""
+def map_specs(
+    function: Callable[[Any], Any], spec: Any, make: Callable[..., Any] = FieldsSpec
+) -> Any:
+    """A nested description with a function applied to what describes single values.
+
+    Args:
+        function: takes the description of a value.
+        spec: the description.
+        make: takes the class name and the fields of a nested object.
+    """
     if isinstance(spec, FieldsSpec):
-        fields = {name: map_specs(function, item) for name, item in spec.fields.items()}
-        return FieldsSpec(spec.class_name, fields)
+        return make(spec.class_name, map_specs(function, spec.fields, make))
     if isinstance(spec, Mapping):
-        return {key: map_specs(function, item) for key, item in spec.items()}
+        return {key: map_specs(function, item, make) for key, item in spec.items()}
     if isinstance(spec, tuple | list):
-        return type(spec)(map_specs(function, item) for item in spec)
+        return type(spec)(map_specs(function, item, make) for item in spec)
     return function(spec)

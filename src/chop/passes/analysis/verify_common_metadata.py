@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, fx
+from torch import fx
 
 from chop.errors import GraphError
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import CommonMetadata, TensorInfo
-from chop.ir.propagate import example_inputs, propagate
+from chop.ir.propagate import noted_inputs, propagate
 from chop.passes.analysis.add_common_metadata import describe
 from chop.passes.base import graph_pass
 
@@ -51,23 +50,9 @@ def verify_common_metadata_analysis_pass(
         results[node] = result
         _compare(node, metadata_of(node).common, describe(mg, node, results))
 
-    inputs = _noted_inputs(mg) if config.dummy_in is None else config.dummy_in
+    inputs = noted_inputs(mg.model) if config.dummy_in is None else config.dummy_in
     propagate(mg.model, inputs, compare)
     return {"checked": len(results)}
-
-
-def _noted_inputs(mg: MaseGraph) -> dict[str, Any]:
-    """Inputs of the shapes that the placeholders' metadata notes."""
-    inputs = example_inputs(mg.model)
-    for node in mg.nodes:
-        example = inputs.get(str(node.target))
-        if node.op != "placeholder" or not isinstance(example, Tensor):
-            continue
-        info = metadata_of(node).common.results.get("data_out_0")
-        if info is not None and (info.shape, info.torch_dtype) != (example.shape, example.dtype):
-            shape, dtype = info.shape, info.torch_dtype
-            inputs[str(node.target)] = torch.zeros(shape, dtype=dtype, device=example.device)
-    return inputs
 
 
 def _compare(node: fx.Node, noted: CommonMetadata, true: CommonMetadata) -> None:

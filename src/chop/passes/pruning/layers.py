@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import QuantSpec
@@ -34,6 +35,22 @@ class Layer:
     nodes: tuple[fx.Node, ...]
 
     @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The module."""
+        return (self.module,)
+
+    @property
+    def weight(self) -> Tensor:
+        """The stored weight."""
+        return cast(Tensor, self.module.weight)
+
+    @property
+    def output_axis(self) -> int:
+        """The axis of the weight along which outputs lie."""
+        assert self.row.weight is not None
+        return self.row.weight.outputs
+
+    @property
     def operator(self) -> str:
         """The operator's name."""
         return self.row.name
@@ -44,23 +61,22 @@ class Layer:
         return selector in names or any(re.fullmatch(selector, name) for name in names)
 
 
-def prunable_layers(mg: MaseGraph) -> list[Layer]:
-    """Every layer that can be pruned, in the order of the graph; embedding tables too."""
-    calls: dict[int, list[fx.Node]] = {}
+def layers_of(mg: MaseGraph, wanted: Callable[[Operator, nn.Module], bool]) -> list[Layer]:
+    """The modules that a graph calls, in its order, those that are wanted."""
+    calls: dict[nn.Module, list[fx.Node]] = {}
     for node in mg.nodes:
         module = mg.module_of(node)
-        row = mg.operator(node)
-        if module is not None and row.weight is not None and row.quantized is not None:
-            calls.setdefault(id(module), []).append(node)
+        if module is not None and wanted(mg.operator(node), module):
+            calls.setdefault(module, []).append(node)
     return [
-        Layer(
-            str(nodes[0].target),
-            mg.operator(nodes[0]),
-            mg.model.get_submodule(str(nodes[0].target)),
-            tuple(nodes),
-        )
-        for nodes in calls.values()
+        Layer(str(nodes[0].target), mg.operator(nodes[0]), module, tuple(nodes))
+        for module, nodes in calls.items()
     ]
+
+
+def prunable_layers(mg: MaseGraph) -> list[Layer]:
+    """Every layer that can be pruned, in the order of the graph; embedding tables too."""
+    return layers_of(mg, lambda row, _: row.weight is not None and row.quantized is not None)
 
 
 def choose(
@@ -89,7 +105,7 @@ def choose(
     unwanted = list(exclude)
     shares = dict(sparsity) if isinstance(sparsity, Mapping) else {}
     for selector in [*wanted, *unwanted, *shares]:
-        _check(selector, layers, where)
+        check_selector(selector, layers, where)
     chosen: dict[Layer, float] = {}
     for layer in layers:
         taken = not wanted or any(map(layer.answers_to, wanted))
@@ -111,17 +127,19 @@ def _share(layer: Layer, shares: Mapping[str, float]) -> float | None:
     return next(iter([*exact, *matching]), None)
 
 
-def _check(selector: str, layers: Sequence[Layer], where: str) -> None:
+def check_selector(
+    selector: str, layers: Sequence[Layer], where: str, which: str = "that can be pruned"
+) -> None:
+    """Raises ConfigError where a selector means no layer; `which` says what layers there are."""
     try:
         found = any(layer.answers_to(selector) for layer in layers)
     except re.error as error:
         raise ConfigError(f"{where}: '{selector}' is no regular expression: {error}.") from None
     if not found:
-        known = {name for layer in layers for name in (layer.path, layer.operator)}
-        raise ConfigError(
-            f"{where}: no layer that can be pruned matches '{selector}': "
-            f"{did_you_mean(selector, known)}"
+        nearest = did_you_mean(
+            selector, {x for layer in layers for x in (layer.path, layer.operator)}
         )
+        raise ConfigError(f"{where}: no layer {which} matches '{selector}': {nearest}")
 
 
 def as_carrier(mg: MaseGraph, layer: Layer) -> QuantizedOperator:

@@ -11,9 +11,8 @@ from torch import Tensor, fx, nn
 
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph, metadata_of
-from chop.ir.metadata import TensorInfo
-from chop.ir.ops.dimensions import BlockedError, Shape, joined
-from chop.ir.propagate import example_inputs, propagate
+from chop.ir.ops.dimensions import KEEPING, BlockedError, Shape, joined
+from chop.ir.propagate import example_inputs, noted_inputs, propagate
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import SCORES, Evidence, Score, lowest, unit_scores
 from chop.passes.analysis.add_common_metadata import add_common_metadata_analysis_pass
@@ -24,36 +23,6 @@ from chop.passes.pruning.unit_walk import Walk
 from chop.passes.transforms.insert_lora_adapter import refuse_adapters
 
 ATTENTION = "scaled_dot_product_attention"
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """A layer that makes units, as `gather` wants it."""
-
-    layer: Layer
-
-    @property
-    def path(self) -> str:
-        """Its path."""
-        return self.layer.path
-
-    @property
-    def modules(self) -> tuple[nn.Module, ...]:
-        """Its module."""
-        return (self.layer.module,)
-
-    @property
-    def weight(self) -> Tensor:
-        """The stored weight."""
-        weight = self.layer.module.weight
-        assert isinstance(weight, Tensor)
-        return weight
-
-    @property
-    def output_axis(self) -> int:
-        """The axis of the weight along which the units lie."""
-        assert self.layer.row.weight is not None
-        return self.layer.row.weight.outputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +37,7 @@ class Group:
     """
 
     names: tuple[str, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[Layer, ...]
     walk: Walk
     sparsity: float
 
@@ -94,17 +63,15 @@ def shrink(mg: MaseGraph, config: PruneConfig, settings: WeightPruning) -> dict[
     scores = [_scores(group, SCORES[settings.method], evidence) for group in groups]
     removed = _lowest_units(groups, scores, settings)
     before = _parameters(mg)
-    noted = _noted_inputs(mg)
+    is_noted = all("mase" in n.meta and metadata_of(n).common.mase_op for n in mg.nodes)
+    noted = noted_inputs(mg.model)
     for group, gone in zip(groups, removed, strict=True):
         group.walk.apply((~gone).nonzero()[:, 0].cpu())
-    if groups and noted is not None:
+    if groups and is_noted:
         add_common_metadata_analysis_pass(mg, {"dummy_in": noted})
     total, count = sum(map(len, removed)), sum(int(gone.sum()) for gone in removed)
-    shares = {
-        name: int(gone.sum()) / len(gone)
-        for group, gone in zip(groups, removed, strict=True)
-        for name in group.names
-    }
+    pairs = [(n, gone) for group, gone in zip(groups, removed, strict=True) for n in group.names]
+    shares = {name: int(gone.sum()) / len(gone) for name, gone in pairs}
     return {
         "sparsity": count / max(total, 1),
         "hidden": count,
@@ -170,7 +137,7 @@ def _channel_groups(
             walk, layers = _joint_walk(mg, layer, chosen, shapes)
             taken.update(layers)
             names = tuple(each.path for each in layers)
-            yield layer.path, Group(names, tuple(map(Source, layers)), walk, share)
+            yield layer.path, Group(names, tuple(layers), walk, share)
         except BlockedError as error:
             yield layer.path, str(error)
 
@@ -182,8 +149,7 @@ def _joint_walk(
     if not layer.row.is_product:
         raise BlockedError("a table has no output channels")
     by_node = {node: each for each in chosen for node in each.nodes}
-    source = Source(layer)
-    walk = Walk(mg, shapes, source.weight.shape[source.output_axis])
+    walk = Walk(mg, shapes, layer.weight.shape[layer.output_axis])
     layers = [layer]
     walk.start(layer.nodes[0])
     while (missing := walk.missing()) is not None:
@@ -198,7 +164,7 @@ def _joint_walk(
 
 def _maker(mg: MaseGraph, node: fx.Node) -> fx.Node | None:
     """The layer whose channels a tensor has, as far as it only changes their values."""
-    while mg.operator(node).keeps_dimensions:
+    while mg.operator(node).follow in KEEPING:
         node = node.all_input_nodes[0]
     return node if mg.operator(node).is_product else None
 
@@ -219,11 +185,11 @@ def _head_groups(
             walk = Walk(mg, shapes, shapes[attention][-3])
             for node, layer in zip(made_by, layers, strict=True):
                 assert node is not None
-                walk.start(node, Source(layer).weight.shape[0] // walk.units)
+                walk.start(node, layer.weight.shape[0] // walk.units)
             if walk.missing() is not None:
                 raise BlockedError("only some of its inputs are heads")
-            sources = tuple(map(Source, layers))
-            yield attention.name, Group((attention.name,), sources, walk, chosen[layers[0]])
+            group = Group((attention.name,), tuple(layers), walk, chosen[layers[0]])
+            yield attention.name, group
         except BlockedError as error:
             yield attention.name, str(error)
 
@@ -247,7 +213,7 @@ def _scores(group: Group, score: Score, evidence: Mapping[str, Evidence]) -> Ten
     """One score per unit, the sum over the group's layers."""
     total = torch.zeros(group.walk.units, dtype=torch.float64)
     for source in group.sources:
-        module = source.layer.module
+        module = source.module
         masked = isinstance(module, QuantizedOperator) and module.is_pruned
         weight = module.effective("weight") if masked else source.weight  # type: ignore[operator]
         values = score.of(weight.detach(), evidence[source.path])
@@ -274,26 +240,3 @@ def _with_a_survivor(scores: Tensor) -> Tensor:
     values = scores.nan_to_num(torch.inf).clone()
     values[values.argmax()] = torch.inf
     return values
-
-
-# --- metadata ------------------------------------------------------------------------------------
-
-
-def _noted_inputs(mg: MaseGraph) -> dict[str, Any] | None:
-    """Inputs of the shapes that metadata tell of; None without metadata."""
-    if any("mase" not in node.meta or not metadata_of(node).common.mase_op for node in mg.nodes):
-        return None
-    inputs = example_inputs(mg.model)
-    device = next((parameter.device for parameter in mg.model.parameters()), None)
-    for node in mg.nodes:
-        infos = list(metadata_of(node).common.results.values())
-        if node.op == "placeholder" and len(infos) == 1 and _is_tensor(infos[0]):
-            info = infos[0]
-            inputs[str(node.target)] = torch.zeros(
-                info.shape, dtype=info.torch_dtype, device=device
-            )
-    return inputs
-
-
-def _is_tensor(info: object) -> bool:
-    return isinstance(info, TensorInfo) and info.torch_dtype is not None

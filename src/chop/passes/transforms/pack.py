@@ -7,16 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import fx, nn
+from torch import nn
 
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import KnownCodes, PackedOperator, obstacle, pack
 from chop.nn.quantized import QuantizedOperator
 from chop.passes.analysis.add_common_metadata import record_formats
 from chop.passes.analysis.stored_parameters import StoredParameter, stored_parameters, total_bits
 from chop.passes.base import graph_pass
-from chop.passes.pruning.layers import Layer, user_besides
+from chop.passes.pruning.layers import Layer, check_selector, layers_of, user_besides
 from chop.tables import print_table
 
 WHERE = "pack_transform_pass"
@@ -115,27 +115,12 @@ def _settle(mg: MaseGraph) -> None:
 
 def _layers(mg: MaseGraph) -> list[Layer]:
     """Every module with parameters of its own that a node calls, in the order of the graph."""
-    calls: dict[int, list[fx.Node]] = {}
-    modules: dict[int, nn.Module] = {}
-    for node in mg.nodes:
-        module = mg.module_of(node)
-        if module is not None and (module._parameters or isinstance(module, PackedOperator)):
-            calls.setdefault(id(module), []).append(node)
-            modules[id(module)] = module
-    return [
-        Layer(str(nodes[0].target), mg.operator(nodes[0]), modules[key], tuple(nodes))
-        for key, nodes in calls.items()
-    ]
+    return layers_of(mg, lambda _, x: bool(x._parameters) or isinstance(x, PackedOperator))
 
 
 def _choose(layers: Sequence[Layer], config: PackConfig) -> list[Layer]:
     for selector in (*(config.include or ()), *config.exclude):
-        if not any(layer.answers_to(selector) for layer in layers):
-            known = {name for layer in layers for name in (layer.path, layer.operator)}
-            raise ConfigError(
-                f"{WHERE}: no layer with parameters matches '{selector}': "
-                f"{did_you_mean(selector, known)}"
-            )
+        check_selector(selector, layers, WHERE, "with parameters")
     return [
         layer
         for layer in layers
