@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
 from chop.nn.sparsity import hidden_of
+from chop.passes.analysis.stored_parameters import hidden_weights
 from chop.passes.base import graph_pass
 from chop.passes.batches import known_inputs, watch
 from chop.tables import print_table
@@ -91,11 +92,7 @@ def report_sparsity_analysis_pass(mg: MaseGraph, config: SparsityConfig) -> dict
 
 def weight_rows(mg: MaseGraph) -> list[WeightRow]:
     """A row per parameter of two dimensions or more, packed ones last."""
-    masks = {
-        id(module.weight): mask
-        for module in mg.model.modules()
-        if (mask := hidden_of(module)) is not None
-    }
+    masks = hidden_weights(mg)
     rows = [
         _weight_row(name, parameter, masks.get(id(parameter)))
         for name, parameter in mg.model.named_parameters()

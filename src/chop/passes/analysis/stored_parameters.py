@@ -13,10 +13,11 @@ from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantCall, QuantizedOperator
 from chop.nn.quantized.base import SCALE_NAMES
+from chop.nn.sparsity import hidden_of
 
 FLOAT = Float()
-Uses = dict[int, list[tuple[str, NumberFormat]]]
-"""As what, and in which formats, a parameter is taken; by its id."""
+Use = tuple[Tensor, str, NumberFormat]
+"""A parameter, as what it is taken, and in which format."""
 
 
 @dataclass(frozen=True)
@@ -54,19 +55,18 @@ class StoredParameter:
 
 def stored_parameters(mg: MaseGraph) -> list[StoredParameter]:
     """Every parameter of the model once, in its order; shared ones under their first name."""
-    uses: Uses = {}
-    for node in mg.nodes:
-        for parameter, operand, number_format in _uses(mg, node):
-            uses.setdefault(id(parameter), []).append((operand, number_format))
-    return _stored(mg.model, uses)
+    return _stored(mg.model, (use for node in mg.nodes for use in _uses(mg, node)))
 
 
 def stored_parameters_of(module: nn.Module) -> list[StoredParameter]:
     """The same for a module that is no graph: every module below it is taken to be called."""
-    uses: Uses = {}
-    for parameter, operand, number_format in _uses_in(module):
-        uses.setdefault(id(parameter), []).append((operand, number_format))
-    return _stored(module, uses)
+    return _stored(module, _uses_in(module))
+
+
+def hidden_weights(mg: MaseGraph) -> dict[int, Tensor]:
+    """What pruning hides, by the id of the weight."""
+    masks = ((module, hidden_of(module)) for module in mg.model.modules())
+    return {id(module.weight): hidden for module, hidden in masks if hidden is not None}
 
 
 def total_bits(stored: Iterable[StoredParameter]) -> tuple[float, int]:
@@ -75,14 +75,17 @@ def total_bits(stored: Iterable[StoredParameter]) -> tuple[float, int]:
     return sum(bits * numel for bits, numel in sizes), sum(numel for _, numel in sizes)
 
 
-def _stored(root: nn.Module, uses: Uses) -> list[StoredParameter]:
+def _stored(root: nn.Module, taken: Iterable[Use]) -> list[StoredParameter]:
+    uses: dict[int, list[tuple[str, NumberFormat]]] = {}
+    for parameter, operand, number_format in taken:
+        uses.setdefault(id(parameter), []).append((operand, number_format))
     found: dict[int, StoredParameter] = {}
     for path, module in root.named_modules():
         prefix = f"{path}." if path else ""
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) not in found and not _is_learnt_scale(module, name):
-                taken = uses.get(id(parameter), [])
-                found[id(parameter)] = _widest(prefix + name, parameter, taken)
+                own = uses.get(id(parameter), [])
+                found[id(parameter)] = _widest(prefix + name, parameter, own)
         for operand in module.packed_shapes if isinstance(module, PackedOperator) else ():
             assert isinstance(module, PackedOperator)
             stored = _packed(prefix, module, operand)
@@ -107,7 +110,7 @@ def _widest(name: str, parameter: Tensor, uses: list[tuple[str, NumberFormat]]) 
     return max(stored, key=lambda s: s.bits, default=StoredParameter(name, parameter, FLOAT, ""))
 
 
-def _uses(mg: MaseGraph, node: fx.Node) -> Iterator[tuple[Tensor, str, NumberFormat]]:
+def _uses(mg: MaseGraph, node: fx.Node) -> Iterator[Use]:
     """The parameters that a node takes, as what, and in which format."""
     module = mg.module_of(node)
     if isinstance(module, QuantCall):
@@ -125,7 +128,7 @@ def _uses(mg: MaseGraph, node: fx.Node) -> Iterator[tuple[Tensor, str, NumberFor
                 yield parameter, "", FLOAT
 
 
-def _uses_in(module: nn.Module) -> Iterator[tuple[Tensor, str, NumberFormat]]:
+def _uses_in(module: nn.Module) -> Iterator[Use]:
     """The parameters of a module and of all below it, as what, and in which format."""
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):

@@ -18,9 +18,12 @@ from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import TensorInfo, operand_of
 from chop.nn.quantized import QuantizedOperator
-from chop.nn.sparsity import hidden_of
 from chop.passes.analysis.calculate_avg_bits import parameter_bits
-from chop.passes.analysis.stored_parameters import StoredParameter, stored_parameters
+from chop.passes.analysis.stored_parameters import (
+    StoredParameter,
+    hidden_weights,
+    stored_parameters,
+)
 from chop.passes.base import graph_pass
 from chop.tables import print_table
 
@@ -152,18 +155,12 @@ def layer_rows(mg: MaseGraph) -> list[LayerRow]:
     """
     weights = (parameter for parameter in stored_parameters(mg) if parameter.operand == "weight")
     stored = (parameter for parameter in weights if parameter.packed is None)
-    hidden = _hidden_weights(mg)
+    hidden = hidden_weights(mg)
     return [
         _layer_row(parameter, hidden.get(id(parameter.value)))
         for parameter in stored
         if not parameter.format.is_identity
     ]
-
-
-def _hidden_weights(mg: MaseGraph) -> dict[int, Tensor]:
-    """What pruning hides, by the id of the weight."""
-    masks = ((module, hidden_of(module)) for module in mg.model.modules())
-    return {id(module.weight): hidden for module, hidden in masks if hidden is not None}
 
 
 def _layer_row(parameter: StoredParameter, hidden: Tensor | None) -> LayerRow:
