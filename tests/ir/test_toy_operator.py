@@ -112,7 +112,7 @@ def test_captured(mg):
     assert (common.mase_op, common.mase_type) == ("biased_scale", "module")
     assert common.args["weight"].shape == (8,)
     assert of_module(BiasedScale) is ROW is OPS["biased_scale"]
-    assert ROW.is_quantizable and not ROW.is_implicit and not ROW.is_product
+    assert ROW.is_quantizable and not ROW.is_product
 
 
 def test_quantised(quantized):

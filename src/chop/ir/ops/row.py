@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from chop.ir.ops.dimensions import KEEPING, DimensionRule
+from chop.ir.ops.dimensions import DimensionRule
 from chop.ir.ops.flops import Flops
 from chop.nn import quantized as q
 
@@ -115,21 +115,6 @@ class Operator:
         return self.weight is not None and not self.weight.is_table
 
     @property
-    def is_convolution(self) -> bool:
-        """True when the product slides over spatial dimensions."""
-        return self.is_product and self.spatial > 0
-
-    @property
     def only_moves(self) -> bool:
         """True when the result has the elements of the input, once each."""
         return self.layout in ("view", "permuted")
-
-    @property
-    def is_implicit(self) -> bool:
-        """True when a circuit needs no logic for it at inference."""
-        return self.layout in ("view", "read") or self.kind is Kind.DROPOUT
-
-    @property
-    def keeps_dimensions(self) -> bool:
-        """True when each dimension of the result is that of the inputs."""
-        return self.follow in KEEPING

@@ -53,14 +53,8 @@ def _row(
 ) -> Operator:
     """A row with the functions of its name, and the class that quantises its first module.
 
-    Args:
-        name: the operator's.
-        modules: the module classes.
-        arguments: the operands of the function form.
-        homes: where what has that name is this operator, `Tensor` for the method. Default: `F` if
-            there are modules, otherwise torch and Python.
-        others: functions of other names.
-        traits: what else the row says.
+    `homes` is where what has that name is this operator, `Tensor` for the method: by default `F`
+    if there are modules, otherwise torch and Python. `others` are functions of other names.
     """
     classes = modules if isinstance(modules, tuple) else (modules,)
     homes = homes or ((F,) if classes else (operator, torch, Tensor))

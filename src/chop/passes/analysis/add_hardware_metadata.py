@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.ops import Kind
 from chop.passes.base import MASE_KEYS, NoConfig, graph_pass
 
 PORTS = frozenset({"placeholder", "get_attr", "output"})
@@ -17,8 +18,8 @@ def add_hardware_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict
     Returns: `implicit` and `explicit`, how many nodes of each.
     """
     for node in mg.nodes:
-        metadata = metadata_of(node)
-        is_port = metadata.common.mase_op in PORTS
-        metadata.hardware["is_implicit"] = is_port or mg.operator(node).is_implicit
+        row = mg.operator(node)
+        is_wiring = row.layout in ("view", "read") or row.kind is Kind.DROPOUT
+        metadata_of(node).hardware["is_implicit"] = is_wiring or node.op in PORTS
     implicit = sum(metadata_of(node).hardware["is_implicit"] for node in mg.nodes)
     return {"implicit": implicit, "explicit": len(mg.nodes) - implicit}

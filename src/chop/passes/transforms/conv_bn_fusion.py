@@ -69,7 +69,8 @@ def _obstacle(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | None:
         return "it has several inputs"
     before = node.all_input_nodes[0]
     convolution = mg.module_of(before)
-    if convolution is None or not mg.operator(before).is_convolution:
+    row = mg.operator(before)
+    if convolution is None or not (row.is_product and row.spatial):
         return "what it reads is no convolution module"
     if len(before.users) > 1:
         return "the convolution has other readers"
