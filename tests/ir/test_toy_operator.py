@@ -14,7 +14,7 @@ from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
 from chop.ir.ops import OPS, Followed, Kind, Operator, of_module, register, unregister
 from chop.ir.ops.dimensions import unchanged
-from chop.nn.packed import PACKED, pack
+from chop.nn.packed import PACKED, PackedOperator, pack
 from chop.nn.quantized import QuantizedOperator
 from chop.search.costs import Costs
 from chop.search.layers import Layers
@@ -229,3 +229,17 @@ def test_what_is_in_the_table_is_not_replaced(row, taken):
     with pytest.raises(ConfigError, match=f"operator '{row.name}': .*{taken}.* already"):
         register(row)
     assert before == OPS
+
+
+def test_a_packed_class_of_its_own_takes_the_place_of_the_derived_one(quantized):
+    derived = PACKED[QuantBiasedScale]
+    assert derived.__module__ == __name__ and "from codes" in derived.__doc__
+
+    class Own(PackedOperator, QuantBiasedScale):
+        operator = QuantBiasedScale
+
+    class Heir(Own):
+        pass
+
+    assert PACKED[QuantBiasedScale] is Own
+    assert type(pack(quantized.modules["scale"])) is Own

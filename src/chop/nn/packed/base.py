@@ -55,7 +55,8 @@ class PackedOperator(QuantizedOperator):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        PACKED.setdefault(cls.operator, cls)
+        if "operator" in vars(cls):
+            PACKED[cls.operator] = cls
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         name = self.operator.__name__
