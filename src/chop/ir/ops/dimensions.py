@@ -146,7 +146,8 @@ def convolution(call: Call, source: fx.Node, place: Place) -> Followed:
     if module.groups == 1:
         return _summed(call)
     if module.groups == module.in_channels == module.out_channels:
-        return Followed(place, {"weight": 0, "bias": 0}, ("groups", "in_channels", "out_channels"))
+        sizes = ("groups", "in_channels", "out_channels")
+        return Followed(place, {"weight": 0, "bias": 0}, sizes)
     raise BlockedError(f"they reach the grouped convolution '{call.node.name}'")
 
 

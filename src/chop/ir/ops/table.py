@@ -206,7 +206,7 @@ def register(row: Operator) -> None:
     Raises:
         ConfigError: the name, or something that the row calls, is in the table already.
     """
-    calls = _calls(row)
+    calls = (*row.modules, *row.functions, *row.methods)
     taken = [x for x in calls if x in _BY_CALL] + [row.name] * (row.name in OPS)
     if taken:
         raise ConfigError(f"operator '{row.name}': {taken[0]} is in the table already.")
@@ -218,12 +218,9 @@ def register(row: Operator) -> None:
 
 def unregister(name: str) -> None:
     """Takes the row of that name out of the table."""
-    for call in _calls(OPS.pop(name)):
+    row = OPS.pop(name)
+    for call in (*row.modules, *row.functions, *row.methods):
         del _BY_CALL[call]
-
-
-def _calls(row: Operator) -> tuple[Any, ...]:
-    return (*row.modules, *row.functions, *row.methods)
 
 
 for _listed in TABLE:

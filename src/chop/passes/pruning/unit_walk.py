@@ -101,11 +101,8 @@ class Walk:
 
     def missing(self) -> fx.Node | None:
         """A tensor that has to bring the units too, because it is joined with one that does."""
-        for node, inputs in self.awaited.items():
-            for given in inputs:
-                if given not in self.met[node]:
-                    return given
-        return None
+        pairs = ((node, given) for node, inputs in self.awaited.items() for given in inputs)
+        return next((given for node, given in pairs if given not in self.met[node]), None)
 
     def meet(
         self, node: fx.Node, source: fx.Node, place: Place, inputs: tuple[fx.Node, ...]
