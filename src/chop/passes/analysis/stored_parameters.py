@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx, nn
 
+from chop.dotted import deepgetattr
 from chop.formats import Encoded, Float, NumberFormat
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
@@ -141,7 +142,6 @@ def _uses_in(module: nn.Module) -> Iterator[Use]:
 def _fetched(mg: MaseGraph, argument: object) -> Iterator[nn.Parameter]:
     """The parameter that an argument fetches, if it does."""
     if isinstance(argument, fx.Node) and argument.op == "get_attr":
-        path, _, name = str(argument.target).rpartition(".")
-        value = getattr(mg.model.get_submodule(path), name)
+        value = deepgetattr(mg.model, str(argument.target))
         if isinstance(value, nn.Parameter):
             yield value

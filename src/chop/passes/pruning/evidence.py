@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,25 +22,13 @@ WHERE = "prune_transform_pass.batches"
 LABELS = "labels"
 
 
-class Weighted(Protocol):
-    """What is needed of a weight to prune."""
-
-    @property
-    def path(self) -> str:
-        """Its layer."""
-
-    @property
-    def modules(self) -> tuple[nn.Module, ...]:
-        """The modules that use it."""
-
-    @property
-    def weight(self) -> Tensor:
-        """The stored weight."""
+Users = Mapping[str, Sequence[nn.Module]]
+"""The modules that use a weight, by the path of its layer."""
 
 
 def gather(
     mg: MaseGraph,
-    targets: Sequence[Weighted],
+    users: Users,
     method: str,
     seed: int,
     batches: Iterable[Mapping[str, Any]] | None,
@@ -51,16 +39,16 @@ def gather(
         ConfigError: there is no batch, or one without labels where a loss is needed.
     """
     generator = torch.Generator().manual_seed(seed)
-    evidence = {target.path: Evidence(generator) for target in targets}
+    evidence = {path: Evidence(generator) for path in users}
     needs = SCORES[method].needs
     if needs is None:
         return evidence
     with untouched(mg.model):
         mg.model.eval()
         if needs == "gradients":
-            _gather_saliency(mg, targets, evidence, batches or ())
+            _gather_saliency(mg, users, evidence, batches or ())
         else:
-            _gather_input_norms(mg, targets, evidence, batches or ())
+            _gather_input_norms(mg, users, evidence, batches or ())
     return evidence
 
 
@@ -69,18 +57,18 @@ def gather(
 
 def _gather_saliency(
     mg: MaseGraph,
-    targets: Sequence[Weighted],
+    users: Users,
     evidence: Mapping[str, Evidence],
     batches: Iterable[Mapping[str, Any]],
 ) -> None:
-    weights = [target.weight for target in targets]
+    weights = [_weight(modules[0]) for modules in users.values()]
     with _requiring_gradients(weights):
         given, again = itertools.tee(batches)
         for inputs, batch in zip(known_inputs(mg, given, WHERE), again, strict=False):
             loss = _loss(mg.model(**inputs), batch)
             gradients = torch.autograd.grad(loss, weights, allow_unused=True)
-            for target, gradient in zip(targets, gradients, strict=True):
-                add_saliency(evidence[target.path], target.weight, gradient)
+            for path, weight, gradient in zip(users, weights, gradients, strict=True):
+                add_saliency(evidence[path], weight, gradient)
 
 
 def add_saliency(evidence: Evidence, weight: Tensor, gradient: Tensor | None) -> None:
@@ -127,20 +115,20 @@ def _has_logits(output: Any) -> bool:
 
 def _gather_input_norms(
     mg: MaseGraph,
-    targets: Sequence[Weighted],
+    users: Users,
     evidence: Mapping[str, Evidence],
     batches: Iterable[Mapping[str, Any]],
 ) -> None:
     squares: dict[str, Tensor] = {}
     hooks = []
-    for target in targets:
-        for module in target.modules:
-            if _weight(module).is_table:
+    for path, modules in users.items():
+        for module in modules:
+            if _axes(module).is_table:
                 raise ConfigError(
-                    f"prune_transform_pass: '{target.path}' looks rows up, it has no inputs to "
+                    f"prune_transform_pass: '{path}' looks rows up, it has no inputs to "
                     "weigh; exclude it or choose another method."
                 )
-            hooks.append(module.register_forward_pre_hook(_adding(squares, target.path)))
+            hooks.append(module.register_forward_pre_hook(_adding(squares, path)))
     try:
         with torch.no_grad():
             for inputs in known_inputs(mg, batches, WHERE):
@@ -148,13 +136,10 @@ def _gather_input_norms(
     finally:
         for hook in hooks:
             hook.remove()
-    for target in targets:
-        module = target.modules[0]
-        seen = squares.get(target.path)
-        norms = (
-            torch.zeros(getattr(module, _weight(module).sizes[1])) if seen is None else seen.sqrt()
-        )
-        evidence[target.path].input_norms = _broadcast(norms.to(target.weight.device), module)
+    for path, (module, *_) in users.items():
+        inputs = getattr(module, _axes(module).sizes[1])
+        norms = squares[path].sqrt() if path in squares else torch.zeros(inputs)
+        evidence[path].input_norms = _broadcast(norms.to(_weight(module).device), module)
 
 
 def _adding(squares: dict[str, Tensor], path: str) -> Any:
@@ -167,18 +152,21 @@ def _adding(squares: dict[str, Tensor], path: str) -> Any:
     return add
 
 
-def _weight(module: nn.Module) -> Weight:
-    weight = of_module(type(module)).weight
-    assert weight is not None
-    return weight
+def _axes(module: nn.Module) -> Weight:
+    axes = of_module(type(module)).weight
+    assert axes is not None
+    return axes
+
+
+def _weight(module: nn.Module) -> Tensor:
+    assert isinstance(module.weight, Tensor)
+    return module.weight
 
 
 def _broadcast(norms: Tensor, module: nn.Module) -> Tensor:
     """One norm per input -> a shape that broadcasts to the weight's, groups of channels too."""
-    weight = module.weight
-    assert isinstance(weight, Tensor)
+    weight, axis = _weight(module), _axes(module).inputs
     shape = [1] * weight.dim()
-    axis = _weight(module).inputs
     shape[axis] = -1
     if axis == 0 or len(norms) == weight.shape[1]:
         return norms.view(shape)

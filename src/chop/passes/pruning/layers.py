@@ -9,6 +9,7 @@ from typing import cast
 
 from torch import Tensor, fx, nn
 
+from chop.dotted import deepgetattr
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph
@@ -33,11 +34,6 @@ class Layer:
     row: Operator
     module: nn.Module
     nodes: tuple[fx.Node, ...]
-
-    @property
-    def modules(self) -> tuple[nn.Module, ...]:
-        """The module."""
-        return (self.module,)
 
     @property
     def weight(self) -> Tensor:
@@ -179,11 +175,6 @@ def user_besides(mg: MaseGraph, tensor: object, modules: Sequence[nn.Module]) ->
         for module in called.modules() if called is not None else ():
             if id(module) not in known and any(x is tensor for x in module._parameters.values()):
                 return f"the {type(module).__name__} '{node.target}'"
-        if node.op == "get_attr" and _fetched(mg, str(node.target)) is tensor:
+        if node.op == "get_attr" and deepgetattr(mg.model, str(node.target)) is tensor:
             return f"node '{node.name}'"
     return None
-
-
-def _fetched(mg: MaseGraph, target: str) -> object:
-    path, _, name = target.rpartition(".")
-    return getattr(mg.model.get_submodule(path), name, None)

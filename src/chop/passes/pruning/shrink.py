@@ -58,8 +58,8 @@ def shrink(mg: MaseGraph, config: PruneConfig, settings: WeightPruning) -> dict[
     """
     refuse_adapters(mg, "prune_transform_pass")
     groups, skipped = _groups(mg, config, settings)
-    sources = [source for group in groups for source in group.sources]
-    evidence = gather(mg, sources, settings.method, settings.seed, config.batches)
+    users = {source.path: [source.module] for group in groups for source in group.sources}
+    evidence = gather(mg, users, settings.method, settings.seed, config.batches)
     scores = [_scores(group, SCORES[settings.method], evidence) for group in groups]
     removed = _lowest_units(groups, scores, settings)
     before = _parameters(mg)

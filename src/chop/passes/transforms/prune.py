@@ -81,7 +81,8 @@ def prune_transform_pass(mg: MaseGraph, config: PruneConfig) -> dict[str, Any]:
         info |= shrink(mg, config, config.weight)
     elif config.weight is not None:
         targets, info["skipped"] = take_targets(mg, config, config.weight)
-        evidence = gather(mg, targets, config.weight.method, config.weight.seed, config.batches)
+        users = {target.path: target.modules for target in targets}
+        evidence = gather(mg, users, config.weight.method, config.weight.seed, config.batches)
         hide_lowest(targets, config.weight, evidence)
         info |= count_hidden(targets)
     pruned = 0 if config.activation is None else _prune_inputs(mg, config, config.activation)
