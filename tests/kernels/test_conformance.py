@@ -15,7 +15,9 @@ from chop.errors import ConfigError
 from chop.formats import BinaryResidual, Integer, MXInt, Ternary, reference
 from chop.formats.statistic import Threshold
 from chop.kernels import KERNELS, fake_quantize, fake_quantize_directly
+from chop.kernels import measure as scales
 from chop.kernels.cpu import build, measure
+from chop.kernels.cpu import fake_quantize as rounding
 from chop.kernels.cpu.fake_quantize import WORTH_COMPILING
 from chop.kernels.plan import EVERY_BIT, EVERY_MAGNITUDE
 from tests.kernels.examples import BINARY, DTYPES, INF, NAN, NOT_TAKEN, TAKEN, inputs, params, same
@@ -99,7 +101,8 @@ def test_means_that_are_not_certain_are_left_to_the_reference(fmt, roundoff, mon
     monkeypatch.setattr(measure, "UNIT_ROUNDOFF", roundoff)
     asked = []
     for module, name in (
-        (measure, "by_reference"),
+        (scales, "by_reference"),
+        (rounding, "by_reference"),
         (reference, "scales_of_levels"),
         (Threshold, "of"),
     ):
@@ -126,7 +129,7 @@ LINES = {
 @pytest.mark.parametrize("lines", LINES.values(), ids=LINES)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_order_statistics_are_those_of_sorting(lines, threads, loops):
-    lines = lines.clone()
+    lines, statistics = lines.clone(), measure.NativeStatistics(loops)
     lines[:, :3] = torch.tensor([NAN, INF, -INF])
     finite = lines[:, 3:]
     torch.set_num_threads(threads)
@@ -134,10 +137,10 @@ def test_order_statistics_are_those_of_sorting(lines, threads, loops):
         for mask, kept in ((EVERY_MAGNITUDE, finite.abs()), (EVERY_BIT, finite.clamp(min=0))):
             order = kept.sort(-1, descending=True).values
             for rank in (0, 1, 7, finite.size(1) // 2, finite.size(1) - 1):
-                found = measure._order_statistics(loops, lines, mask, rank)
+                found = statistics.order_statistics(lines, mask, rank)
                 assert torch.equal(found, order[:, rank : rank + 1]), rank
-            assert (measure._order_statistics(loops, lines, mask, finite.size(1)) == 0).all()
-        median = measure._order_statistics(loops, lines, EVERY_MAGNITUDE, measure.HALF)
+            assert (statistics.order_statistics(lines, mask, finite.size(1)) == 0).all()
+        median = statistics.order_statistics(lines, EVERY_MAGNITUDE, measure.HALF)
         assert torch.equal(median, finite.abs().median(-1, keepdim=True).values)
     finally:
         torch.set_num_threads(1)
@@ -145,7 +148,7 @@ def test_order_statistics_are_those_of_sorting(lines, threads, loops):
 
 def test_a_mean_between_two_floats_is_not_certain(loops):
     tie = torch.tensor([[1.0, 1 + 2**-23], [1.0, 1.0]])
-    low, high = measure._bounds(loops, tie)
+    low, high = measure.NativeStatistics(loops).mean_bounds(tie)
     assert (low.float() == high.float()).tolist() == [[False], [True]]
     assert ((low <= tie.double().mean(1, True)) & (tie.double().mean(1, True) <= high)).all()
     assert same(fake_quantize(tie, BINARY), BINARY.round(tie))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.formats.elements import Element
-from chop.formats.exponents import BIAS, exp2, floor_log2
+from chop.formats.exponents import BIAS, MANTISSA_BITS, exp2
 from chop.formats.packing import pack_bits, unpack_bits
 from chop.formats.statistic import LARGEST, Statistic
 
@@ -30,7 +30,7 @@ class Scales:
     Attributes:
         values: float64, (..., groups, 1), what a group's elements are multiplied by; NaN makes
             the group NaN.
-        codes: what is stored for them, int64 or float32, of the same shape.
+        codes: what `pack` takes, of the same shape: int64 codes, or float numbers.
         of_tensor: float32 scalar, a factor of all of `values`, or None.
     """
 
@@ -142,9 +142,10 @@ class SharedExponent(Scaling):
 
     def exponent(self, amax: Tensor) -> Tensor:
         """E for magnitudes, int64, before it is clipped."""
-        below = floor_log2(amax)
-        significand = amax / exp2(below.clamp(1 - BIAS, BIAS))
-        return below + self.offset + (significand >= self.turn)
+        # The least fraction that goes up carries into the exponent's field.
+        carry = int((2.0 - self.turn) * 2**MANTISSA_BITS)
+        bits = amax.contiguous().view(torch.int64) + carry
+        return (bits >> MANTISSA_BITS) - (BIAS - self.offset)
 
     def scales(self, found: Tensor, poisoned: Tensor | None = None) -> Scales:
         """Scales from the largest finite magnitudes."""
@@ -158,7 +159,8 @@ class SharedExponent(Scaling):
         return self._values(unpack_bits(packed, self.width, count).long().view(-1, 1))
 
     def _values(self, codes: Tensor) -> Tensor:
-        return exp2(codes + self.lowest).masked_fill(codes > self._largest_code, torch.nan)
+        values = exp2(codes + self.lowest)
+        return values.masked_fill(codes > self._largest_code, torch.nan) if self.has_nan else values
 
 
 @dataclass(frozen=True)
@@ -295,7 +297,11 @@ class ScaledFloatScale(Scaling):
         if poisoned is not None:
             wanted = wanted.masked_fill(poisoned, torch.nan)
         small = self.element.round(wanted)
-        return Scales(small * of_tensor.double(), self.element.stored(small), of_tensor)
+        return Scales(small * of_tensor.double(), small, of_tensor)
+
+    def pack(self, codes: Tensor) -> Tensor:
+        """The codes of small floats one after the other: uint8 bytes."""
+        return pack_bits(self.element.stored(codes), self.width)
 
     def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
         """The products."""

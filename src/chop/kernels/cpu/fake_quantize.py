@@ -12,18 +12,21 @@ import torch
 from torch import Tensor
 
 from chop.formats import NumberFormat
+from chop.formats.elements import Trit
 from chop.formats.groups import Grid, Groups
 from chop.formats.layout import Layout
 from chop.kernels.base import Kernel, register
 from chop.kernels.cpu import measure
 from chop.kernels.cpu.build import is_ready, library
 from chop.kernels.cpu.measure import pointer
+from chop.kernels.measure import by_reference
 from chop.kernels.plan import (
     GIVEN,
     LARGEST,
     MEAN,
     NONE,
     RESIDUAL,
+    SMALL_FLOAT,
     Plan,
     layout_of,
     plan_of,
@@ -139,6 +142,11 @@ class _Rounding(NamedTuple):
     layout: Layout
     tensors: Tensors
 
+    @property
+    def statistics(self) -> measure.NativeStatistics:
+        """What finds scales before the pass that rounds."""
+        return measure.NativeStatistics(self.loops)
+
     def of_elements(self, plan: Plan) -> bool:
         """Elements by themselves need no order: any layout without gaps is one line."""
         tensors = self.tensors
@@ -146,7 +154,7 @@ class _Rounding(NamedTuple):
         count = worked.x.numel()
         if self.layout.levels is not None:
             memory = worked.x.as_strided((count,), (1,))
-            plan = measure.with_factors(self.loops, plan, tensors.x, memory, self.layout)
+            plan = self.statistics.with_factors(plan, tensors.x, memory, self.layout)
         done = self._lines(plan, worked, (1, count), None)
         if worked is not tensors:
             worked.copy_to(tensors)
@@ -182,7 +190,7 @@ class _Rounding(NamedTuple):
         return True
 
     def _grid(self, plan: Plan, worked: Tensors, grid: Grid) -> bool:
-        plan, layout = measure.of_tensor(self.loops, plan, worked.x, self.layout)
+        plan, layout = self._of_tensor(plan, worked.x)
         plan.block = grid.block_columns
         count, size = worked.x.numel(), grid.block_columns
         if grid.block_rows > 1:
@@ -191,11 +199,21 @@ class _Rounding(NamedTuple):
             return self._by_means(plan, layout, worked, (count // size, size))
         if plan.scale == GIVEN:
             plan.block, lines = 1, (count // size, size)
-            scales = measure.scales_of_lines(self.loops, plan, worked.x.view(lines), layout)
+            scales = self.statistics.scales(worked.x.view(lines), layout)
             return self._lines(plan, worked, lines, scales)
         is_even = grid.columns % size == 0
         lines = (1, count) if is_even else (count // grid.columns, grid.columns)
         return self._lines(plan, worked, lines, None)
+
+    def _of_tensor(self, plan: Plan, x: Tensor) -> tuple[Plan, Layout]:
+        """A plan to be changed, with what has to be known of the whole tensor; the layout too."""
+        plan, layout = Plan.from_buffer_copy(plan), self.statistics.fitted(self.layout, x)
+        plan.roundoff = measure.UNIT_ROUNDOFF
+        if isinstance(layout.element, Trit):
+            plan.low = layout.element.threshold
+        if plan.scale == SMALL_FLOAT:
+            plan.of_tensor = self.statistics.tensor_scale(x, layout)
+        return plan, layout
 
     def _by_means(
         self, plan: Plan, layout: Layout, worked: Tensors, lines: tuple[int, int]
@@ -209,7 +227,7 @@ class _Rounding(NamedTuple):
             return done
         rest = worked.rows(is_open, count)
         plan.scale, plan.block = GIVEN, 1
-        means = measure.by_reference(rest.x, layout)
+        means = by_reference(rest.x, layout)
         done = self._lines(plan, rest, (means.numel(), size), means)
         for result, whole in zip(rest.results, worked.results, strict=True):
             whole.view(count, size)[is_open] = result

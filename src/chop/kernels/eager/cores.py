@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from chop.kernels.eager.chunked import FLOAT32, FLOAT64, Buffers, Lane, Real
+from chop.kernels.eager.chunked import FLOAT32, Buffers, Lane, Real
 from chop.kernels.plan import DOUBLE_BITS, FIXED, LOG, MINIFLOAT, Plan
 
 SMALLEST_NORMAL = 2.0**-126  # of float32
@@ -159,26 +159,18 @@ class LogCore(Core):
         torch.add(power.values, values, alpha=0.0, out=values)
 
 
-def core_of(plan: Plan, real: Real, halvings: int = 0) -> Core | None:
-    """The core of a plan, its elements divided by 2^halvings; None for another kind of element."""
-    unit = 2.0**-halvings
-    low, high = plan.low * unit, plan.high * unit
+def core_of(plan: Plan, real: Real) -> Core | None:
+    """The core of a plan; None for another kind of element."""
     if plan.core == FIXED:
-        step = plan.step * unit
         keeps_sign = math.copysign(1.0, plan.zero) < 0
-        return FixedCore(real, step, plan.low * step, plan.high * step, keeps_sign)
+        return FixedCore(real, plan.step, plan.low * plan.step, plan.high * plan.step, keeps_sign)
     if plan.core == MINIFLOAT:
         turn = plan.turn * 2.0 ** (real.fraction_bits - DOUBLE_BITS)
-        core = MinifloatCore(real, low, high, turn)
+        core = MinifloatCore(real, plan.low, plan.high, turn)
         return core if core.is_exact else None
     if plan.core == LOG:
-        return LogCore(real, low, high, plan.turn, plan.zero_below * unit)
+        return LogCore(real, plan.low, plan.high, plan.turn, plan.zero_below)
     return None
-
-
-def small_core(plan: Plan) -> MinifloatCore:
-    """The core of the small floats that scale blocks."""
-    return MinifloatCore(FLOAT64, plan.small_low, plan.small_high, plan.small_turn)
 
 
 def exact_in_float32(core: Core, is_scaled: bool) -> bool:

@@ -13,35 +13,28 @@ import torch
 from torch import Tensor
 
 from chop.formats import NumberFormat
-from chop.formats.groups import Groups, Whole
+from chop.formats.groups import WHOLE_TENSOR, Groups
 from chop.formats.layout import Layout
-from chop.formats.scaling import KnownScale, ScaledFloatScale
+from chop.formats.scaling import KnownScale, SharedExponent
 from chop.kernels.eager.chunked import FLOAT32, FLOAT64, Buffers, line_chunks, pairs
-from chop.kernels.eager.cores import Core, FixedCore, core_of, magic_number
-from chop.kernels.eager.grids import (
-    elements,
-    magnitudes_of,
-    round_scaled,
-    shared_exponents,
-    two_levels,
-)
-from chop.kernels.eager.measure import largest_of, scales_of_lines, with_threshold
+from chop.kernels.eager.cores import FixedCore, core_of, exact_in_float32, magic_number
+from chop.kernels.eager.levels import factors_of_levels, round_levels
+from chop.kernels.eager.measure import EagerStatistics
 from chop.kernels.eager.memory import prefer_huge_pages
-from chop.kernels.eager.residual import level_scales, round_residual
-from chop.kernels.eager.scales import Scale
+from chop.kernels.eager.rounding import have_inverses, round_alone, round_scaled
 from chop.kernels.eager.signs import round_integers, round_signs, round_ternary
 from chop.kernels.plan import (
     INTEGER_FLOAT32,
     INTEGER_FLOAT64,
     NONE,
-    SHARED_EXPONENT,
     SIGN,
-    SMALL_FLOAT,
     TERNARY,
     Plan,
     layout_of,
     plan_of,
 )
+
+STATISTICS = EagerStatistics()
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -70,33 +63,48 @@ def round_eagerly(
     if plan is None or layout is None:
         return False
     prefer_huge_pages(out)
-    layout = with_threshold(layout.by(scales), x)
+    layout = STATISTICS.fitted(layout.by(scales), x)
+    if _has_negative_scales(layout, plan):
+        return False
     if layout.levels is not None:
         return _round_levels(x, layout, plan, out)
     if layout.scaling is None or plan.scale == NONE:
         return _round_elements(x, layout, plan, out)
-    grid = _grid_of(x, layout, plan)
-    if grid is None:
-        return _round_lines(x, layout, plan, out)
-    _in_groups(x, out, layout.groups, partial(_each, grid))
-    return True
+    return _round_lines(x, layout, plan, out)
+
+
+def _has_negative_scales(layout: Layout, plan: Plan) -> bool:
+    """True where the signs of values, which are given back, would not be the results'."""
+    if not isinstance(layout.scaling, KnownScale):
+        return False
+    core = core_of(plan, FLOAT64)
+    takes_signs = core is not None and not core.of_magnitudes
+    return not takes_signs and bool(layout.scaling.known(torch.device("cpu")).signbit().any())
 
 
 def _round_elements(x: Tensor, layout: Layout, plan: Plan, out: Tensor) -> bool:
-    work: Work | None
-    if plan.core in (INTEGER_FLOAT32, INTEGER_FLOAT64):
-        work = _integers(plan)
-    elif plan.core == SIGN:
-        one = torch.ones((), device=x.device)
-        work = partial(round_signs, scale=one, is_bipolar=plan.low < 0)
-    elif plan.core == TERNARY:
-        work = partial(round_ternary, threshold=layout.element.threshold, scale=None)  # type: ignore[attr-defined]
-    else:
-        work = elements(plan)
+    work = _work_alone(layout, plan, x.device)
     if work is None:
         return False
     _in_memory_order(x, out, partial(_each, work))
     return True
+
+
+def _work_alone(layout: Layout, plan: Plan, device: torch.device) -> Work | None:
+    if plan.core in (INTEGER_FLOAT32, INTEGER_FLOAT64):
+        return _integers(plan)
+    if plan.core == SIGN:
+        one = torch.ones((), device=device)
+        return partial(round_signs, scale=one, is_bipolar=plan.low < 0)
+    if plan.core == TERNARY:
+        return partial(round_ternary, threshold=_threshold(layout), scale=None)
+    core = core_of(plan, FLOAT32)
+    if core is None or not exact_in_float32(core, is_scaled=False):
+        core = core_of(plan, FLOAT64)
+    if core is None:
+        return None
+    limit = plan.limit if core.largest > plan.limit else math.inf
+    return partial(round_alone, core=core, limit=limit)
 
 
 def _integers(plan: Plan) -> Work:
@@ -107,84 +115,54 @@ def _integers(plan: Plan) -> Work:
     return partial(round_integers, core=core, floors=bool(plan.floors))
 
 
-def _grid_of(x: Tensor, layout: Layout, plan: Plan) -> Work | None:
-    """Grids that find the scales of blocks themselves; None for other elements or scales."""
-    if plan.scale == SHARED_EXPONENT:
-        return shared_exponents(plan)
-    if plan.scale != SMALL_FLOAT:
-        return None
-    assert isinstance(layout.scaling, ScaledFloatScale)
-    of_tensor = layout.scaling.scales(largest_of(x.reshape(1, -1)).double()).of_tensor
-    assert of_tensor is not None
-    return two_levels(plan, of_tensor.item())
+def _threshold(layout: Layout) -> float:
+    threshold: float = layout.element.threshold  # type: ignore[attr-defined]
+    return threshold
 
 
 def _round_lines(x: Tensor, layout: Layout, plan: Plan, out: Tensor) -> bool:
     """By the scales of lines, which are measured before."""
-    work = _work_by_scale(layout, plan)
-    is_negative = isinstance(layout.scaling, KnownScale) and bool(
-        layout.scaling.known(x.device).signbit().any()
-    )
-    if work is None or (is_negative and not _takes_negative_scales(plan)):
+    if plan.core not in (SIGN, TERNARY) and core_of(plan, FLOAT64) is None:
         return False
 
     def run(lines: Tensor, target: Tensor) -> None:
-        _each_by_scale(work, lines, target, scales_of_lines(lines, layout))
+        scales = STATISTICS.scales(lines, layout)
+        work, scales = _work_by_scale(layout, plan, scales)
+        for (part, out_part, scale), buffers in line_chunks(lines, target, scales):
+            _in_float32(partial(work, scale=scale), part, out_part, buffers)
 
     _in_groups(x, out, layout.groups, run)
     return True
 
 
-def _takes_negative_scales(plan: Plan) -> bool:
-    core = core_of(plan, FLOAT64)
-    return core is not None and not core.of_magnitudes
-
-
-def _work_by_scale(layout: Layout, plan: Plan) -> WorkByScale | None:
+def _work_by_scale(layout: Layout, plan: Plan, scales: Tensor) -> tuple[WorkByScale, Tensor]:
+    """The work on chunks of lines, and the scales in its dtype."""
     if plan.core == SIGN:
-        return partial(_round_signs, is_bipolar=plan.low < 0)
+        return partial(round_signs, is_bipolar=plan.low < 0), scales.float()
     if plan.core == TERNARY:
-        return partial(_round_ternary, threshold=layout.element.threshold)  # type: ignore[attr-defined]
-    core = core_of(plan, FLOAT64)
-    return None if core is None else partial(_divide, core=core, limit=plan.limit)
-
-
-def _round_signs(x: Tensor, out: Tensor, buffers: Buffers, scale: Tensor, is_bipolar: bool) -> None:
-    round_signs(x, out, buffers, scale.float(), is_bipolar)
-
-
-def _round_ternary(
-    x: Tensor, out: Tensor, buffers: Buffers, scale: Tensor, threshold: float
-) -> None:
-    round_ternary(x, out, buffers, threshold, scale.float())
-
-
-def _divide(
-    x: Tensor, out: Tensor, buffers: Buffers, scale: Tensor, core: Core, limit: float
-) -> None:
-    if scale.abs().amax().item() * core.largest <= limit:
-        limit = math.inf
-    if core.of_magnitudes:
-        magnitudes_of(x, core.real, buffers)
-    divisor = scale.masked_fill(scale == 0, 1.0)
-    round_scaled(core, Scale(None, divisor, scale), x, out, buffers, limit)
+        return partial(round_ternary, threshold=_threshold(layout)), scales.float()
+    core = core_of(plan, FLOAT32)
+    is_exact = type(layout.scaling) is SharedExponent and have_inverses(scales)
+    if core is None or not (is_exact and exact_in_float32(core, is_scaled=True)):
+        core = core_of(plan, FLOAT64)
+    assert core is not None
+    reaches = scales.nan_to_num(nan=0.0).abs().amax().item() * core.largest
+    limit = plan.limit if reaches > plan.limit else math.inf
+    work = partial(round_scaled, core=core, limit=limit, is_power=is_exact)
+    return work, scales.to(core.real.dtype)
 
 
 def _round_levels(x: Tensor, layout: Layout, plan: Plan, out: Tensor) -> bool:
-    known = layout.scaling.known(x.device) if isinstance(layout.scaling, KnownScale) else None
-    if known is not None and known.signbit().any():
-        return False
-
     def run(lines: Tensor, target: Tensor) -> None:
         line = lines.view(-1)
-        scales = level_scales(line, layout, plan.low < 0)
+        scales = factors_of_levels(line, layout, plan.low < 0)
         limit = plan.limit if sum(scales).item() > plan.limit else math.inf
         if len(scales) <= 2:
             scales = [scale.float() for scale in scales]
-        work = partial(round_residual, scales=scales, is_bipolar=plan.low < 0, limit=limit)
+        work = partial(round_levels, scales=scales, is_bipolar=plan.low < 0, limit=limit)
         _each(work, line, target.view(-1))
 
-    _in_groups(x, out, Whole("tensor"), run)
+    _in_groups(x, out, WHOLE_TENSOR, run)
     return True
 
 
@@ -192,12 +170,6 @@ def _each(work: Work, x: Tensor, out: Tensor) -> None:
     """Does the work on all chunks of two tensors of one shape, in float32."""
     for part, out_part, buffers in pairs(x, out):
         _in_float32(work, part, out_part, buffers)
-
-
-def _each_by_scale(work: WorkByScale, lines: Tensor, out: Tensor, scales: Tensor) -> None:
-    """Does the work on all chunks of lines with the scales that belong to them."""
-    for (part, out_part, scale), buffers in line_chunks(lines, out, scales):
-        _in_float32(partial(work, scale=scale), part, out_part, buffers)
 
 
 def _in_float32(work: Work, x: Tensor, out: Tensor, buffers: Buffers) -> None:
@@ -219,7 +191,7 @@ def _in_memory_order(x: Tensor, out: Tensor, run: Run) -> None:
         line = (x.numel(),), (1,)
         run(x.as_strided(*line), out.as_strided(*line))
     else:
-        _in_groups(x, out, Whole("tensor"), lambda x, out: run(x.view(-1), out.view(-1)))
+        _in_groups(x, out, WHOLE_TENSOR, lambda x, out: run(x.view(-1), out.view(-1)))
 
 
 def _in_groups(x: Tensor, out: Tensor, groups: Groups, run: Run) -> None:

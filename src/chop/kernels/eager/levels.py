@@ -14,7 +14,7 @@ from chop.kernels.eager.chunked import FLOAT32, FLOAT64, Buffers, Lane, Real, pa
 from chop.kernels.eager.measure import bounds
 
 
-def level_scales(x: Tensor, layout: Layout, is_bipolar: bool) -> list[Tensor]:
+def factors_of_levels(x: Tensor, layout: Layout, is_bipolar: bool) -> list[Tensor]:
     """float64 scalars that are float32 numbers: the factors of the levels.
 
     Args:
@@ -65,7 +65,7 @@ def _level(rest: Lane, scale: Tensor, is_bipolar: bool, real: Real, buffers: Buf
     return level.values
 
 
-def round_residual(
+def round_levels(
     x: Tensor, out: Tensor, buffers: Buffers, scales: list[Tensor], is_bipolar: bool, limit: float
 ) -> None:
     """The sum of the levels of each number.

@@ -1,0 +1,123 @@
+"""Scales and thresholds, bit for bit the reference's, measured before the pass that rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from chop.formats.elements import Element, Trit
+from chop.formats.layout import Layout
+from chop.formats.scaling import KnownScale, is_poisoned
+from chop.formats.statistic import LARGEST, MEAN, Statistic, Threshold
+
+
+class Statistics(ABC):
+    """How statistics of lines, (lines, elements), are found.
+
+    Attributes:
+        finds_poison: `largest` is not finite for every line with a NaN or an infinity.
+    """
+
+    finds_poison: bool = False
+
+    @abstractmethod
+    def largest(self, lines: Tensor, statistic: Statistic = LARGEST) -> Tensor:
+        """float32, (lines, 1): a statistic of the kind `largest`.
+
+        Lines with a NaN or an infinity may have one, and are then asked again.
+        """
+
+    @abstractmethod
+    def mean_bounds(self, lines: Tensor, above: float | None = None) -> tuple[Tensor, Tensor]:
+        """Two bounds of the mean finite magnitude that any order of summation can give.
+
+        Args:
+            lines: floating.
+            above: a float32: means are of the magnitudes above it; None for all.
+        Returns: float64, (lines, 1) each; NaN where the reference has to be asked.
+        """
+
+    @abstractmethod
+    def median(self, line: Tensor) -> float:
+        """The lower median of finite magnitudes; 0 if there are none."""
+
+    def scales(self, lines: Tensor, layout: Layout) -> Tensor:
+        """float64, (lines, 1): the reference's scale of each line, a whole group.
+
+        Args:
+            lines: floating, (lines, elements).
+            layout: with the threshold as a float32 number if it has one.
+        """
+        scaling, element = layout.scaling, layout.element
+        if scaling is None:
+            return lines.new_ones(lines.size(0), 1, dtype=torch.float64)
+        if isinstance(scaling, KnownScale):
+            return scaling.measure(lines).values
+        statistic, sees_all = scaling.statistic, type(element).measured is Element.measured
+        if statistic is not None and statistic.kind == "largest" and sees_all:
+            found, poisoned = self._finite_and_poisoned(lines, statistic, scaling.has_nan)
+            return scaling.scales(found.double(), poisoned).values
+        poisoned = is_poisoned(lines) if scaling.has_nan else None
+        above = element.threshold if isinstance(element, Trit) else None
+        if statistic != MEAN or isinstance(above, Threshold) or not (sees_all or above is not None):
+            return by_reference(lines, layout)
+        low, high = (scaling.scales(x, poisoned).values for x in self.mean_bounds(lines, above))
+        # Sums depend on the order of their terms. Where the bounds of any order have one scale,
+        # that is it; the few other lines are left to the reference.
+        is_open = (low != high).squeeze(1)  # or NaN
+        if is_open.any():
+            low[is_open] = by_reference(lines[is_open], layout)
+        return low
+
+    def _finite_and_poisoned(
+        self, lines: Tensor, statistic: Statistic, asks_poison: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        found = self.largest(lines, statistic)
+        is_open = ~found.isfinite()
+        if is_open.any():
+            found[is_open] = statistic.of(lines[is_open.squeeze(1)].float()).squeeze(1)
+        if not asks_poison:
+            return found, None
+        return found, is_open if self.finds_poison else is_poisoned(lines)
+
+    def fitted(self, layout: Layout, x: Tensor) -> Layout:
+        """The layout with the tensor's threshold, if it has one.
+
+        The threshold is the largest float32 not above the reference's, which parts float32 alike.
+        """
+        element = layout.element
+        if not isinstance(element, Trit):
+            return layout
+        number = float_below(self._threshold(x, element.threshold))
+        return dataclasses.replace(layout, element=dataclasses.replace(element, threshold=number))
+
+    def _threshold(self, x: Tensor, threshold: Threshold | float) -> float:
+        if isinstance(threshold, float):
+            return threshold
+        line = x.reshape(1, -1)
+        if threshold.kind == "largest":
+            return threshold.factor * self._finite_and_poisoned(line, LARGEST, False)[0].item()
+        if threshold.kind == "median":
+            return threshold.factor * self.median(line)
+        ends = [threshold.factor * mean.item() for mean in self.mean_bounds(line)]
+        if all(map(math.isfinite, ends)) and float_below(ends[0]) == float_below(ends[1]):
+            return ends[0]
+        return threshold.of(x)
+
+
+def by_reference(lines: Tensor, layout: Layout) -> Tensor:
+    """float64, (lines, 1): scales in the reference's own order."""
+    assert layout.scaling is not None
+    return layout.scaling.measure(layout.element.measured(lines.double())).values
+
+
+def float_below(number: float) -> float:
+    """The largest float32 that is not above a number."""
+    nearest = torch.tensor(number, dtype=torch.float32, device="cpu")
+    if nearest.double() > number:
+        nearest = nearest.nextafter(torch.tensor(-torch.inf, device="cpu"))
+    return nearest.item()
