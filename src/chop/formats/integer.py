@@ -189,7 +189,7 @@ class Integer(NumberFormat):
         candidates = range(finest, min(finest + int(self.width) + SATURATING, FRAC_LIMIT + 1))
 
         def squared_error(frac_width: int) -> float:
-            rounded = replace(self, frac_width=frac_width).round(sample)
+            rounded = replace(self, frac_width=frac_width).layout().element.round(sample)
             return (rounded - sample).square().sum().item()
 
         return min(candidates, key=squared_error)

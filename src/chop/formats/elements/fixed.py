@@ -45,14 +45,14 @@ class Fixed(Element):
 
     def _steps(self, x: Tensor) -> Tensor:
         steps = x * 2.0**self.frac_width
-        return steps.floor() if self.rounding == "floor" else steps.round()
+        return steps.floor_() if self.rounding == "floor" else steps.round_()
 
     def round(self, x: Tensor) -> Tensor:
         """The nearest step, or the one below."""
-        steps = self._steps(x).clamp(self.lowest_code, self.largest_code)
+        steps = self._steps(x).clamp_(self.lowest_code, self.largest_code)
         if self.code != "sign_magnitude":
-            steps = steps + 0.0  # turns -0 into +0
-        return steps * 2.0**-self.frac_width
+            steps += 0.0  # turns -0 into +0
+        return steps.mul_(2.0**-self.frac_width)
 
     def saturates(self, x: Tensor) -> Tensor:
         """True where a value rounds to a step beyond the limits."""
@@ -65,6 +65,10 @@ class Fixed(Element):
         if self.code == "sign_magnitude":
             return steps.abs() | (y.signbit().long() << self.width - 1)
         return steps & 2**self.width - 1
+
+    def stored(self, y: Tensor) -> Tensor:
+        """k in the chosen code; NaN is 0."""
+        return self.codes(y.nan_to_num(0.0))
 
     def values(self, codes: Tensor) -> Tensor:
         """The numbers; sign-magnitude zeros keep their sign."""
