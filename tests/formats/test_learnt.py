@@ -87,14 +87,14 @@ def test_scales_have_the_slope_of_a_finite_difference_with_rounding_held(fmt):
             k = fmt.round_by(x, s.float()) / rows
             inside = torch.zeros_like(x, dtype=torch.bool)
             if isinstance(fmt, ScaleInteger):
-                lowest = -fmt.largest_step if fmt.is_signed else 0
-                inside = (x / rows > lowest) & (x / rows < fmt.largest_step)
+                lowest = -fmt.layout().element.largest if fmt.is_signed else 0
+                inside = (x / rows > lowest) & (x / rows < fmt.layout().element.largest)
             y = moved.view(-1, 1) * (k - inside * x / rows) + inside * x
         return (y * upstream).sum()
 
     step = 1e-4
     slopes = [(loss(i, step) - loss(i, -step)) / (2 * step) for i in range(s.numel())]
-    share = 1 / math.sqrt(x.numel() / s.numel() * fmt.largest_step)
+    share = 1 / math.sqrt(x.numel() / s.numel() * fmt.layout().element.largest)
     found = gradients(fmt, x, s, upstream)[1]
     torch.testing.assert_close(found, torch.stack(slopes) * share, rtol=1e-4, atol=1e-5)
 

@@ -6,32 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from chop.errors import ConfigError
 from chop.formats.base import check_range
 from chop.formats.elements import Sign
 from chop.formats.groups import Whole
-from chop.formats.learnt import LearnableFormat, check_scales, sums
+from chop.formats.learnt import LearnableFormat, check_scales
 from chop.formats.scaled import ScaledFormat
-from chop.formats.scaling import TINY, FloatScale, GivenScale, Scaling, Unscaled
-from chop.formats.statistic import MEAN, mean_magnitude
-
-
-def first_means(groups: Tensor) -> Tensor:
-    """float32 (groups,): mean magnitudes to start learning from; 1 for groups of zeros."""
-    mean = mean_magnitude(groups.float()).reshape(-1)
-    return mean.masked_fill(mean < TINY, 1.0)
-
-
-def of_scaled_signs(
-    grad: Tensor, x: Tensor, rounded: Tensor, scales: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The gradients of elements of magnitude up to 1 times a scale; see `LearnableFormat`."""
-    channels = Whole("channel")
-    beyond = channels.split(x).abs() > scales.view(-1, 1)
-    of_scales = sums(channels.split(grad * rounded), scales.numel()) / scales
-    return grad.masked_fill(channels.join(beyond, x.shape), 0), of_scales
+from chop.formats.scaling import FloatScale, GivenScale, Scaling, Unscaled
+from chop.formats.statistic import MEAN
 
 
 @dataclass(frozen=True)
@@ -109,23 +91,3 @@ class Binary(ScaledFormat, LearnableFormat):
         if self.scales is not None:
             return GivenScale(self.scales)
         return FloatScale(MEAN) if self.scaling_factor else Unscaled()
-
-    @property
-    def can_learn(self) -> bool:
-        """True with a scale, unless signs are drawn."""
-        return self.scaling_factor and not self.stochastic
-
-    @property
-    def largest_step(self) -> int:
-        """1."""
-        return 1
-
-    def first_scales(self, x: Tensor) -> Tensor:
-        """The mean magnitudes."""
-        return first_means(self.groups.split(x))
-
-    def gradients(
-        self, grad: Tensor, x: Tensor, rounded: Tensor, scales: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """None for values beyond the scale; sums with the signs."""
-        return of_scaled_signs(grad, x, rounded, scales)

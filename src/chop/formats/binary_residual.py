@@ -6,16 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
 from chop.errors import ConfigError
-from chop.formats import reference
 from chop.formats.base import check_range
 from chop.formats.elements import Sign
 from chop.formats.layout import Layout
 from chop.formats.learnt import LearnableFormat, check_scales
-from chop.formats.scaling import TINY, FloatScale, GivenScale
+from chop.formats.scaling import FloatScale, GivenScale
 from chop.formats.statistic import MEAN
 
 MAX_LEVELS = 8
@@ -90,29 +86,3 @@ class BinaryResidual(LearnableFormat):
         """Levels of signs, each with a factor of the tensor."""
         scaling = FloatScale(MEAN) if self.scales is None else GivenScale(self.scales)
         return Layout(Sign(self.bipolar, self.stochastic), scaling=scaling, levels=self._depth)
-
-    @property
-    def can_learn(self) -> bool:
-        """True unless signs are drawn."""
-        return not self.stochastic
-
-    @property
-    def largest_step(self) -> int:
-        """1."""
-        return 1
-
-    def first_scales(self, x: Tensor) -> Tensor:
-        """The measured factors; 1 for what is all zero."""
-        scales = reference.scales_of_levels(self.layout(), x)
-        return scales.masked_fill(scales < TINY, 1.0)
-
-    def gradients(
-        self, grad: Tensor, x: Tensor, rounded: Tensor, scales: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """None for values beyond the sum of the factors; sums with the signs of each level."""
-        rest, of_scales = x, []
-        for scale in scales:
-            sign = torch.where(rest >= 0, 1.0, -1.0 if self.bipolar else 0.0)
-            of_scales.append((grad * sign).sum())
-            rest = rest - scale * sign
-        return grad.masked_fill(x.abs() > scales.sum(), 0), torch.stack(of_scales).float()

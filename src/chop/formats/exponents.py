@@ -22,12 +22,6 @@ def floor_log2(x: Tensor) -> Tensor:
     return (x.contiguous().view(torch.int64) >> MANTISSA_BITS & 0x7FF) - BIAS
 
 
-def ceil_log2(x: Tensor) -> Tensor:
-    """ceil(log2 |x|), exactly; zero, infinities and NaN as in `floor_log2`."""
-    below = floor_log2(x)
-    return below + (x.abs() > exp2(below.clamp(1 - BIAS, BIAS)))
-
-
 def exp2(exponent: Tensor) -> Tensor:
     """2^exponent, exactly.
 

@@ -215,4 +215,4 @@ class Blocks(Groups):
         return self.sizes[-max(rank - (self.skip_first_dim and rank > 1), 1) :]
 
 
-WHOLE_TENSOR = Whole("tensor")
+WHOLE_TENSOR, CHANNELS = Whole("tensor"), Whole("channel")

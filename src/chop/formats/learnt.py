@@ -3,14 +3,13 @@
 y = s q(x/s) has a gradient for its scale s as well as for x. The sum over the values of a group is
 divided by sqrt(N Q), N the values of one sample for each scale and Q the largest element, which
 keeps the updates of scales and weights in proportion. Source: Esser et al. 2020 (LSQ),
-arXiv:1902.08153, sections 2.1 and 2.2. What the formats add is told in their files.
+arXiv:1902.08153, sections 2.1 and 2.2.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -20,51 +19,23 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.formats import reference
 from chop.formats.base import NumberFormat, formats, from_key
+from chop.formats.groups import CHANNELS, WHOLE_TENSOR
+from chop.formats.layout import Layout
 from chop.formats.quantizer import Quantizer
-from chop.formats.scaling import TINY
+from chop.formats.scaling import EPSILON, TINY
+from chop.formats.statistic import mean_magnitude
 from chop.formats.transforms import refuse_transforms
 
 
 class LearnableFormat(NumberFormat):
     """A format with float32 scales that may be given instead of measured, and so be learnt.
 
-    Scales are one-dimensional: one for each group of the tensor, or one that all groups have; a
-    format may know better what its scales are for.
+    Scales are one-dimensional: one for each group of the tensor, or one that all groups have; of
+    levels, one for each.
     """
 
     scales: tuple[float, ...] | None
     """The given ones; None to measure them."""
-
-    @property
-    @abstractmethod
-    def can_learn(self) -> bool:
-        """Whether these settings leave a scale to learn."""
-
-    @property
-    @abstractmethod
-    def largest_step(self) -> int:
-        """The largest magnitude among the elements that a scale multiplies."""
-
-    @abstractmethod
-    def first_scales(self, x: Tensor) -> Tensor:
-        """What learning starts from, float32 (n,), all above zero.
-
-        Args:
-            x: any shape and floating dtype: the weight, or inputs as one row.
-        """
-
-    @abstractmethod
-    def gradients(
-        self, grad: Tensor, x: Tensor, rounded: Tensor, scales: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Of the loss, with respect to `x` and, not yet divided, to `scales`.
-
-        Args:
-            grad: of the loss with respect to `rounded`.
-            x: at least float32.
-            rounded: `x` rounded by the scales, of its shape and dtype.
-            scales: float32 (n,), all above zero.
-        """
 
     def round_by(self, x: Tensor, scales: Tensor) -> Tensor:
         """`x` rounded by scales, float32 (n,), above zero, instead of those found or given."""
@@ -77,17 +48,78 @@ class LearnableFormat(NumberFormat):
         return dataclasses.replace(self, scales=settled)  # type: ignore[type-var]
 
 
+def learns(quantizer: Quantizer) -> bool:
+    """True for formats with a float scale of a tensor or a channel, and no random signs."""
+    if not isinstance(quantizer, LearnableFormat):
+        return False
+    layout = quantizer.layout()
+    if layout is None or layout.scaling is None or layout.rounding == "stochastic":
+        return False
+    return layout.scaling.stores_floats and layout.groups in (WHOLE_TENSOR, CHANNELS)
+
+
 def starting_scales(number_format: NumberFormat, x: Tensor) -> Tensor:
-    """What learning starts from, float32 (n,): scales that are given, or those that suit `x`."""
+    """What learning starts from, float32 (n,), all above zero: scales that are given, or measured.
+
+    Elements that follow values start at 2 mean |x| / sqrt(Q), Q the largest one; others, signs, at
+    the mean of the magnitudes that the scale stands for.
+
+    Args:
+        number_format: one that learns.
+        x: any shape and floating dtype: the weight, or inputs as one row.
+    """
     assert isinstance(number_format, LearnableFormat)
+    layout = number_format.layout()
+    assert layout is not None
     if number_format.scales is not None:
         return torch.tensor(number_format.scales, dtype=torch.float32, device=x.device)
-    return number_format.first_scales(x)
+    if layout.levels is not None:
+        start = reference.scales_of_levels(layout, x)
+        return start.masked_fill(start < TINY, 1.0)
+    element = layout.element.fitted(x)
+    groups = element.measured(layout.groups.split(x.double()))
+    mean = mean_magnitude(groups.float()).reshape(-1)
+    if not element.follows:
+        return mean.masked_fill(mean < TINY, 1.0)
+    start = 2 * mean / math.sqrt(element.largest)
+    return start.masked_fill(start < TINY, EPSILON)
 
 
-def learns(quantizer: Quantizer) -> bool:
-    """True for formats with a scale to learn."""
-    return isinstance(quantizer, LearnableFormat) and quantizer.can_learn
+def gradients(
+    layout: Layout, grad: Tensor, x: Tensor, rounded: Tensor, scales: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Of the loss, with respect to `x` and, not yet divided, to `scales`.
+
+    Where x/s lies within the range of elements that follow values, dy/dx = 1 and dy/ds = k - x/s
+    for the element k; beyond, 0 and k. For signs, dy/dx is 1, and 0 beyond the scale; dy/ds = k.
+
+    Args:
+        layout: of the format.
+        grad: of the loss with respect to `rounded`.
+        x: at least float32.
+        rounded: `x` rounded by the scales, of its shape and dtype.
+        scales: float32 (n,), all above zero.
+    """
+    if layout.levels is not None:
+        return _of_levels(layout, grad, x, scales)
+    element, split, s = layout.element, layout.groups.split, scales.view(-1, 1)
+    groups, slopes = split(x), split(rounded)  # times the scale
+    if element.follows:
+        beyond = (groups <= element.lowest * s) | (groups >= element.largest * s)
+        slopes = slopes - groups.masked_fill(beyond, 0)
+    else:
+        beyond = groups.abs() > s
+    of_scales = _sums(split(grad) * slopes, scales.numel()) / scales
+    return grad.masked_fill(layout.groups.join(beyond, x.shape), 0), of_scales
+
+
+def _of_levels(layout: Layout, grad: Tensor, x: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    rest, of_scales = x, []
+    for scale in scales:
+        sign = torch.where(rest >= 0, layout.element.largest, layout.element.lowest)
+        of_scales.append((grad * sign).sum())
+        rest = rest - scale * sign
+    return grad.masked_fill(x.abs() > scales.sum(), 0), torch.stack(of_scales).float()
 
 
 def learnable_names() -> list[str]:
@@ -113,7 +145,7 @@ def check_scales(scales: Sequence[float] | None, where: str) -> tuple[float, ...
     return tuple(scales)
 
 
-def sums(terms: Tensor, count: int) -> Tensor:
+def _sums(terms: Tensor, count: int) -> Tensor:
     """float32 (count,): the sums of groups, (groups, group size), or of all of them."""
     per_group = terms.sum(-1).reshape(-1).float()
     return per_group if count > 1 else per_group.sum().reshape(1)
@@ -147,10 +179,12 @@ def _learnt_gradients(
     wide = torch.promote_types(x.dtype, torch.float32)
     values = x.to(wide)
     rounded = torch.ops.chop.learnt_fake_quantize(values, scales, key, is_batch)
-    of_x, of_scales = number_format.gradients(grad.to(wide), values, rounded, in_use(scales))
+    layout = number_format.layout()
+    assert layout is not None
+    of_x, of_scales = gradients(layout, grad.to(wide), values, rounded, in_use(scales))
     samples = x.shape[0] if is_batch and x.ndim > 1 else 1
     count = x.numel() / max(samples, 1) / scales.numel()
-    share = 1 / math.sqrt(max(count * number_format.largest_step, 1.0))
+    share = 1 / math.sqrt(max(count * layout.element.largest, 1.0))
     signs = torch.where(scales < 0, -share, share)
     return _like(x, of_x), (of_scales * signs).to(scales.dtype)
 

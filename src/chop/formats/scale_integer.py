@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
-
-from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.formats.base import check_range
 from chop.formats.elements import Fixed
 from chop.formats.groups import Blocks, Groups, Whole
-from chop.formats.learnt import LearnableFormat, check_scales, sums
+from chop.formats.learnt import LearnableFormat, check_scales
 from chop.formats.scaled import ScaledFormat
-from chop.formats.scaling import EPSILON, TINY, FloatScale, GivenScale, Scaling
-from chop.formats.statistic import Statistic, mean_magnitude
+from chop.formats.scaling import FloatScale, GivenScale, Scaling
+from chop.formats.statistic import Statistic
 
 
 @dataclass(frozen=True)
@@ -93,29 +90,3 @@ class ScaleInteger(ScaledFormat, LearnableFormat):
             return GivenScale(self.scales)
         covered = Statistic("largest", self.quantile, self.is_signed)
         return FloatScale(covered, self.element.largest_code, is_positive=True)
-
-    @property
-    def can_learn(self) -> bool:
-        """True for one scale per tensor or channel."""
-        return self.granularity in ("tensor", "channel")
-
-    @property
-    def largest_step(self) -> int:
-        """The largest integer."""
-        return self.element.largest_code
-
-    def first_scales(self, x: Tensor) -> Tensor:
-        """Twice the mean magnitudes over the square root of the largest integer."""
-        mean = mean_magnitude(self.groups.split(x.float())).reshape(-1)
-        start = 2 * mean / math.sqrt(self.largest_step)
-        return start.masked_fill(start < TINY, EPSILON)
-
-    def gradients(
-        self, grad: Tensor, x: Tensor, rounded: Tensor, scales: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """None for values beyond the range."""
-        groups, limit = self.groups.split(x), self.largest_step * scales.view(-1, 1)
-        beyond = groups.abs() >= limit if self.is_signed else (groups <= 0) | (groups >= limit)
-        slopes = self.groups.split(rounded) - groups.masked_fill(beyond, 0)  # times the scale
-        of_scales = sums(self.groups.split(grad) * slopes, scales.numel()) / scales
-        return grad.masked_fill(self.groups.join(beyond, x.shape), 0), of_scales

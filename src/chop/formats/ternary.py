@@ -6,13 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from chop.errors import ConfigError
 from chop.formats.base import check_range
-from chop.formats.binary import first_means, of_scaled_signs
 from chop.formats.elements import Trit
-from chop.formats.groups import Whole
+from chop.formats.groups import CHANNELS, WHOLE_TENSOR
 from chop.formats.layout import Layout
 from chop.formats.learnt import LearnableFormat, check_scales
 from chop.formats.scaling import FloatScale, GivenScale, Scaling
@@ -20,7 +17,6 @@ from chop.formats.statistic import MEAN, Threshold
 
 SHARE_OF_MEAN = 0.7
 SHARE_OF_MAX = 0.05
-CHANNELS = Whole("channel")
 STATISTICS = ("threshold", "mean", "max", "median")
 """What a threshold is derived from; of several that MASE's config names, the first holds."""
 
@@ -105,7 +101,7 @@ class Ternary(LearnableFormat):
 
     def layout(self) -> Layout:
         """Ternary digits, and the scales of channels."""
-        groups = CHANNELS if self.scaling_factor else Whole("tensor")
+        groups = CHANNELS if self.scaling_factor else WHOLE_TENSOR
         return Layout(Trit(self._threshold), groups, self._scaling)
 
     @property
@@ -124,24 +120,3 @@ class Ternary(LearnableFormat):
         if known is None or isinstance(known, bool):
             return Threshold(factor, "largest" if kind == "max" else kind)
         return factor * known
-
-    @property
-    def can_learn(self) -> bool:
-        """True with a scale."""
-        return self.scaling_factor
-
-    @property
-    def largest_step(self) -> int:
-        """1."""
-        return 1
-
-    def first_scales(self, x: Tensor) -> Tensor:
-        """The means of the magnitudes kept."""
-        element = self.layout().element.fitted(x)
-        return first_means(element.measured(CHANNELS.split(x.double())))
-
-    def gradients(
-        self, grad: Tensor, x: Tensor, rounded: Tensor, scales: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """None for values beyond the scale; sums with the digits."""
-        return of_scaled_signs(grad, x, rounded, scales)

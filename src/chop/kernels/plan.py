@@ -188,7 +188,7 @@ def _log(element: Log2) -> Row:
 def _sign(element: Sign) -> Row | None:
     if element.stochastic:
         return None
-    return {"core": SIGN, "low": -1.0 if element.bipolar else 0.0}
+    return {"core": SIGN, "low": element.lowest}
 
 
 def _trit(element: Trit) -> Row:

@@ -26,11 +26,18 @@ class Element(ABC):
     rounding: Rounding = "nearest_even"
     is_absolute: bool = False
     """True where the element of a value does not depend on the scale that it is multiplied by."""
+    follows: bool = True
+    """False where elements, such as signs, only part values, and are not near them."""
 
     @property
     @abstractmethod
     def largest(self) -> float:
         """The largest magnitude."""
+
+    @property
+    def lowest(self) -> float:
+        """The lowest number."""
+        return -self.largest
 
     @abstractmethod
     def round(self, x: Tensor) -> Tensor:

@@ -43,6 +43,11 @@ class Fixed(Element):
         """2^-frac_width times the largest |k|."""
         return max(-self.lowest_code, self.largest_code) * 2.0**-self.frac_width
 
+    @property
+    def lowest(self) -> float:
+        """2^-frac_width times the smallest k."""
+        return self.lowest_code * 2.0**-self.frac_width
+
     def _steps(self, x: Tensor) -> Tensor:
         steps = x * 2.0**self.frac_width
         return steps.floor_() if self.rounding == "floor" else steps.round_()

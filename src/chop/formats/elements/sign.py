@@ -23,6 +23,7 @@ class Sign(Element):
     bipolar: bool
     stochastic: bool
     width: int = 1
+    follows: bool = False
 
     @property
     def rounding(self) -> Rounding:  # type: ignore[override]
@@ -33,6 +34,11 @@ class Sign(Element):
     def largest(self) -> float:
         """1."""
         return 1.0
+
+    @property
+    def lowest(self) -> float:
+        """-1, or 0."""
+        return -1.0 if self.bipolar else 0.0
 
     def round(self, x: Tensor) -> Tensor:
         """The value that each sign, or draw, gives."""

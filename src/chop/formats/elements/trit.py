@@ -27,6 +27,7 @@ class Trit(Element):
     nan_code: int = 1  # of zero
     rounding: Rounding = "threshold"
     is_absolute: bool = True
+    follows: bool = False
 
     @property
     def largest(self) -> float:
