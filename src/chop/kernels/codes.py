@@ -233,7 +233,7 @@ def _exact(values: Tensor) -> Tensor | None:
 def _scaled(groups: Groups, scaling: Scaling, tables: CodeTables) -> CodeTables | None:
     if scaling.stores_floats:
         return _whole(replace(tables, groups=groups))
-    if scaling.width > WIDEST or tables.reading == TRITS:
+    if scaling.width > WIDEST:
         return None
     scales = _scale_values(scaling)
     # float32 ends below 2^128, which may be a scale: a power of two goes over to the elements.
@@ -263,6 +263,10 @@ def _whole(tables: CodeTables) -> CodeTables:
 
 
 def _scale_values(scaling: Scaling) -> Tensor:
-    """Each scale code's number as float64, without the factor of the whole tensor."""
+    """Each scale code's number as float64, without the factor of the whole tensor.
+
+    Infinities, which no group has, become NaN.
+    """
     one = torch.ones((), device="cpu") if scaling.tensor_width else None
-    return scaling.restore(_packed(scaling.width), 2**scaling.width, one).view(-1)
+    scales = scaling.restore(_packed(scaling.width), 2**scaling.width, one).view(-1)
+    return scales.masked_fill(scales.isinf(), torch.nan)

@@ -57,14 +57,22 @@ class Statistics(ABC):
             return lines.new_ones(lines.size(0), 1, dtype=torch.float64)
         if isinstance(scaling, KnownScale):
             return scaling.measure(lines).values
-        statistic, sees_all = scaling.statistic, type(element).measured is Element.measured
-        if statistic is not None and statistic.kind == "largest" and sees_all:
-            found, poisoned = self._finite_and_poisoned(lines, statistic, scaling.has_nan)
-            return scaling.scales(found.double(), poisoned).values
-        poisoned = is_poisoned(lines) if scaling.has_nan else None
-        above = element.threshold if isinstance(element, Trit) else None
-        if statistic != MEAN or isinstance(above, Threshold) or not (sees_all or above is not None):
+        statistic, above = (
+            scaling.statistic,
+            element.threshold if isinstance(element, Trit) else None,
+        )
+        sees_all = type(element).measured is Element.measured
+        if isinstance(above, Threshold) or not (sees_all or above is not None):
             return by_reference(lines, layout)
+        finds_largest = statistic is not None and statistic.kind == "largest"
+        if finds_largest and (sees_all or statistic.quantile == 1):
+            found, poisoned = self._finite_and_poisoned(lines, statistic, scaling.has_nan)
+            if above is not None:
+                found = found.masked_fill(found <= above, 0.0)
+            return scaling.scales(found.double(), poisoned).values
+        if statistic != MEAN:
+            return by_reference(lines, layout)
+        poisoned = is_poisoned(lines) if scaling.has_nan else None
         low, high = (scaling.scales(x, poisoned).values for x in self.mean_bounds(lines, above))
         # Sums depend on the order of their terms. Where the bounds of any order have one scale,
         # that is it; the few other lines are left to the reference.

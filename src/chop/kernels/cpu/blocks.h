@@ -82,13 +82,14 @@ struct Strip {
 };
 
 // The largest magnitude in each column, as bits: of all, or of the finite ones.
-template <bool IS_FINITE> INLINE void largest_of_columns(const Strip& s, int32_t* largest) {
+template <bool IS_FINITE>
+INLINE void largest_of_columns(const Strip& s, int32_t mask, int32_t* largest) {
     for (int64_t column = 0; column < s.columns; column++) largest[column] = 0;
     for (int64_t row = 0; row < s.rows; row++) {
         const float* x = s.x + row * s.stride;
         INDEPENDENT
         for (int64_t column = 0; column < s.columns; column++) {
-            int32_t bits = magnitude_bits(x[column]);
+            int32_t bits = bit_cast<int32_t>(x[column]) & mask;
             if (IS_FINITE) bits = bits < INFINITE ? bits : 0;
             largest[column] = bits > largest[column] ? bits : largest[column];
         }
@@ -104,9 +105,9 @@ INLINE int32_t largest_of(const int32_t* bits, int64_t n) {
 // p.block columns wide blocks, side by side.
 INLINE int64_t measure_strip(const Plan& p, const Strip& strip, Scales& s) {
     int32_t all[BATCH], finite[BATCH];
-    largest_of_columns<false>(strip, all);
+    largest_of_columns<false>(strip, p.magnitude_mask, all);
     const bool is_wild = largest_of(all, strip.columns) >= INFINITE;
-    if (is_wild) largest_of_columns<true>(strip, finite);
+    if (is_wild) largest_of_columns<true>(strip, p.magnitude_mask, finite);
     const int32_t* counted = is_wild ? finite : all;
     int64_t count = 0;
     for (int64_t first = 0; first < strip.columns; first += p.block, count++) {

@@ -36,12 +36,15 @@ LOOP(scaled_logs, each_scaled<LogCore>)
 LOOP(scaled_signs, each_scaled<SignCore>)
 LOOP(ternaries, each_ternary)
 LOOP(residuals, each_residual)
-LOOP(largest_fixed_blocks, blocks<FixedCore, LargestFloat>)
-LOOP(largest_minifloat_blocks, blocks<MinifloatCore, LargestFloat>)
 BLOCK_LOOPS(fixed, FixedCore, SharedExponent)
 BLOCK_LOOPS(minifloat, MinifloatCore, SharedExponent)
 BLOCK_LOOPS(log, LogCore, SharedExponent)
-BLOCK_LOOPS(small_float, MinifloatCore, SmallFloat)
+BLOCK_LOOPS(sign, SignCore, SharedExponent)
+BLOCK_LOOPS(integer, IntegerCore<double>, SharedExponent)
+BLOCK_LOOPS(small_fixed, FixedCore, SmallFloat)
+BLOCK_LOOPS(small_minifloat, MinifloatCore, SmallFloat)
+BLOCK_LOOPS(largest_fixed, FixedCore, LargestFloat)
+BLOCK_LOOPS(largest_minifloat, MinifloatCore, LargestFloat)
 
 Loop loop_of(const Plan& p) {
     if (p.scale == NONE) {
@@ -56,8 +59,11 @@ Loop loop_of(const Plan& p) {
         if (p.core == FIXED) return fixed_blocks;
         if (p.core == MINIFLOAT) return minifloat_blocks;
         if (p.core == LOG) return log_blocks;
+        if (p.core == SIGN) return sign_blocks;
+        if (p.core == INTEGER_FLOAT64) return integer_blocks;
     } else if (p.scale == SMALL_FLOAT) {
-        if (p.core == MINIFLOAT) return small_float_blocks;
+        if (p.core == FIXED) return small_fixed_blocks;
+        if (p.core == MINIFLOAT) return small_minifloat_blocks;
     } else if (p.scale == LARGEST) {
         if (p.core == FIXED) return largest_fixed_blocks;
         if (p.core == MINIFLOAT) return largest_minifloat_blocks;
@@ -73,11 +79,20 @@ Loop loop_of(const Plan& p) {
 }
 
 StripLoop strip_loop_of(const Plan& p) {
-    if (p.scale == SMALL_FLOAT) return p.core == MINIFLOAT ? small_float_strips : nullptr;
-    if (p.scale != SHARED_EXPONENT) return nullptr;
-    if (p.core == FIXED) return fixed_strips;
-    if (p.core == MINIFLOAT) return minifloat_strips;
-    return p.core == LOG ? log_strips : nullptr;
+    if (p.scale == SHARED_EXPONENT) {
+        if (p.core == FIXED) return fixed_strips;
+        if (p.core == INTEGER_FLOAT64) return integer_strips;
+        if (p.core == MINIFLOAT) return minifloat_strips;
+        if (p.core == LOG) return log_strips;
+        if (p.core == SIGN) return sign_strips;
+    } else if (p.scale == SMALL_FLOAT) {
+        if (p.core == FIXED) return small_fixed_strips;
+        if (p.core == MINIFLOAT) return small_minifloat_strips;
+    } else if (p.scale == LARGEST) {
+        if (p.core == FIXED) return largest_fixed_strips;
+        if (p.core == MINIFLOAT) return largest_minifloat_strips;
+    }
+    return nullptr;
 }
 
 // `lines` sums of tiles become bounds of means.
