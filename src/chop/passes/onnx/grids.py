@@ -73,10 +73,13 @@ def grid_of(number_format: NumberFormat, parameter: Tensor | None = None) -> Gri
 
 def _scale_of(layout: Layout, parameter: Tensor) -> Tensor | None:
     """float32 () or (n,): the scale of a parameter or of each of its channels; None for others."""
-    if layout.groups not in (Whole("tensor"), Whole("channel")) or layout.scaling is None:
+    lines = layout.groups.lines(parameter.shape)
+    if lines is None or layout.scaling is None or lines.groups_per_row > 1:
+        return None
+    if lines.groups_per_row and lines.rows != parameter.size(0):
         return None
     groups = layout.groups.split(parameter.detach()).double()
     scale = layout.scaling.measure(layout.element.measured(groups)).values.float().reshape(-1)
     if not (scale.isfinite() & (scale != 0)).all():
         return None
-    return scale if layout.groups == Whole("channel") else scale[0]
+    return scale if lines.groups_per_row else scale[0]
