@@ -10,14 +10,18 @@ import pytest
 import torch
 
 from chop.errors import ConfigError
-from chop.formats import formats
+from chop.formats import NVFP4, BinaryResidual, BlockFP, Integer, ScaleInteger, formats
 from chop.formats.base import REGISTRY
-from chop.formats.elements import Fixed
+from chop.formats.elements import Fixed, Sign
+from chop.formats.groups import Groups
+from chop.formats.layout import Layout
 from chop.formats.mxfp import MXFP
 from chop.formats.mxint import MXInt
 from chop.formats.scaled import ElementFormat
 from chop.report.format_page import PAGE, PICTURES, examples_of, measure, pages, write
 from chop.report.grid_picture import LINE_HEIGHT, grid_picture
+from chop.report.layout_text import made_of
+from tests.formats.composed import PowerOfFour
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -43,12 +47,49 @@ def test_every_format_has_its_definition_and_a_picture(made):
         for part in ("Values:", "Rounding", "aturation:", "Special values", "Source"):
             assert part in section.replace("\n", " "), (kind.name, part)
         rows = re.findall(r"^\| `.*", section, re.MULTILINE)
-        assert len(rows) == len(examples_of(kind)) and all(row.count("|") == 6 for row in rows)
+        assert len(rows) == len(examples_of(kind)) and all(row.count("|") == 7 for row in rows)
         settings = re.findall(r"^- `(\w+)(?: = .+?)?`: .", section, re.MULTILINE)
         assert settings == [field.name for field in dataclasses.fields(kind)]
         assert ">>>" not in section
         root = ElementTree.fromstring(made[f"{PICTURES}/{kind.name}.svg"])
         assert root.tag.endswith("svg")
+
+
+def test_the_page_runs(made, capsys):
+    """In the environment of a user's file, which nobody knows afterwards."""
+    (block,) = re.findall(r"```python\n(.*?)```", made[PAGE], re.DOTALL)
+    try:
+        exec(block, {"__name__": __name__})
+        promised = re.findall(r"print\(.*\)  # (.*)", block)
+        assert capsys.readouterr().out.splitlines() == promised and len(promised) == 2
+    finally:
+        REGISTRY.pop("row_fp8", None)
+
+
+@dataclass(frozen=True)
+class Thirds(Groups):
+    """Three parts."""
+
+    parts: int
+    split = join = count = grid = keep_rows_apart = None
+
+
+@pytest.mark.parametrize(
+    "layout, text",
+    [
+        (MXInt(4).layout(), "Fixed(width 4, frac_width 2, twos complement) x 2^E (E8M0) per block"),
+        (ScaleInteger(8).layout(), "x float32 (largest / 127) per tensor; nearest even"),
+        (NVFP4().layout(), "per block of 16 x float32 per tensor; nearest even"),
+        (BlockFP(6, block_size=(4, 16)).layout(), "2^E (-127 <= E <= 128) per block of 4 x 16; "),
+        (BinaryResidual(levels=3).layout(), "sum of 3 levels of Sign(bipolar, not stochastic) x "),
+        (Integer(8, 4, floor=True).layout(), "not symmetric, floor); floor"),
+        (Layout(Sign(True, False), Thirds(3), PowerOfFour(-128, 8)), "Four(lowest -128, width 8) "),
+        (Layout(Sign(True, False), Thirds(3), PowerOfFour(-128, 8)), " per Thirds(parts 3); near"),
+        (None, "a rounding of its own"),
+    ],
+)
+def test_what_a_layout_is_made_of(layout, text):
+    assert text in made_of(layout)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """The page of number formats, made from the registry: `python -m chop.report.format_page`.
 
-Every format has its definition from its docstring, its settings, and per example what is measured:
-bits, range, smallest step, the noise it adds to normal data, and a picture of its values.
+Every format has its definition from its docstring, its settings, and per example what it is made of
+and what is measured: bits, range, smallest step, the noise it adds to normal data, and a picture of
+its values.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from chop.errors import ConfigError
 from chop.files import write_text
 from chop.formats import NumberFormat, formats
 from chop.report.grid_picture import grid_picture
+from chop.report.layout_text import made_of
 from chop.tables import markdown_table
 
 PAGE = "formats.md"
@@ -66,6 +68,7 @@ class Example:
         smallest_step: between two neighbours of `grid`; NaN if there is one value only.
         sqnr_db: signal to quantisation noise on standard normal data, in dB.
         grid: its values from 0 to 1, ascending; where scales follow the data, 1 is the largest.
+        made_of: the parts of its layout.
     """
 
     label: str
@@ -74,6 +77,7 @@ class Example:
     smallest_step: float
     sqnr_db: float
     grid: tuple[float, ...]
+    made_of: str
 
 
 def measure(number_format: NumberFormat) -> Example:
@@ -91,6 +95,7 @@ def measure(number_format: NumberFormat) -> Example:
         steps.min().item() if steps.numel() else math.nan,
         10 * math.log10(signal / noise),
         tuple(values.tolist()),
+        made_of(fitted.layout()),
     )
 
 
@@ -154,7 +159,7 @@ def pages() -> dict[str, str]:
     return files
 
 
-INTRODUCTION = """
+INTRODUCTION = '''
 # Number formats
 
 Every format that `name` in a quantisation config can take. It can be given to each operand by
@@ -172,11 +177,61 @@ data: 6 dB more halve the error. Where scales follow the data, values are those 
 largest magnitude is 1, and whose others are even. The pictures show all values from 0 to 1, evenly
 (left) and by powers of two from 2^-12 on (right).
 
+`made of` is what the format's `layout()` says: the element, a set of numbers before any scale; the
+scale, and which values share it; how values are rounded; and the levels, if there are several.
+
+## A format of your own
+
 A format of your own is one frozen dataclass in a file of yours, derived from
-`chop.formats.NumberFormat`, or from `BlockFormat` of `chop.formats.scaled` if it is a known set of
-numbers times shared scales. Once that file is imported, the format's name works in every config,
-and it has operators (`LinearYours`), packed storage and checkpoints.
-"""
+`chop.formats.NumberFormat`, with a `layout()` of known parts: an element of `chop.formats.elements`
+(`Fixed`, `Minifloat`, `Denormal`, `Log2`, `Sign`, `Trit`), a grouping of `chop.formats.groups`
+(`Whole`, `Blocks`) and a scaling of `chop.formats.scaling` (`SharedExponent`, `FloatScale`,
+`GivenScale`, `ScaledFloatScale`), or a grouping or scaling of your own.
+
+```python
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from chop.formats import NumberFormat
+from chop.formats.elements import Minifloat
+from chop.formats.groups import Whole
+from chop.formats.layout import Layout
+from chop.formats.scaling import FloatScale
+from chop.formats.statistic import LARGEST
+
+
+@dataclass(frozen=True)
+class RowFP8(NumberFormat):
+    """e4m3 times a float32 for each row."""
+
+    name: ClassVar[str] = "row_fp8"
+
+    def layout(self) -> Layout:
+        element = Minifloat(4, 3, 7, "fn")
+        scaling = FloatScale(LARGEST, element.largest, is_positive=True)
+        return Layout(element, Whole("row"), scaling)
+
+
+print(RowFP8()(torch.tensor([448.0, 99.0, -0.3])).tolist())  # [448.0, 96.0, -0.3125]
+print(RowFP8().bits((64, 256)))  # 8.125
+```
+
+Once that file is imported, the format's name works in every config. It has operators
+(`LinearRowFP8`), packed storage, checkpoints, and a section of this page. The C++ loops and the
+PyTorch fallback read its layout, so that it rounds at native speed, and packed weights are
+multiplied by their codes where no group crosses rows. ONNX has integers of up to 8 bits by tensor
+or channel; other weights are exported as floats (`float_fallback`).
+
+A new element is a class derived from `chop.formats.elements.Element`. It works everywhere by the
+readable reference, and packed weights are read through a table of its values. A row in
+`chop.kernels.plan.ELEMENTS` says how the C++ loops and PyTorch round it, one in
+`chop.kernels.triton.rules.ELEMENTS` how Triton does; one in `chop.kernels.codes.READINGS` and
+`chop.kernels.triton.rules.CODES` how its codes become numbers without a table.
+
+## All formats
+'''
 
 
 def _line(example: Example) -> dict[str, Any]:
@@ -199,7 +254,9 @@ def _section(kind: type[NumberFormat], examples: Sequence[Example]) -> str:
     ]
     parts.append("\n".join(_settings(kind)))
     parts += [text for text in paragraphs if text.startswith("Source")]
-    parts.append(markdown_table([_line(example) for example in examples]))
+    parts.append(
+        markdown_table([_line(example) | {"made of": example.made_of} for example in examples])
+    )
     parts.append(f"![values of {kind.name} between 0 and 1]({PICTURES}/{kind.name}.svg)")
     return "\n\n".join(part for part in parts if part)
 

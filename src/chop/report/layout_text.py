@@ -1,0 +1,105 @@
+"""What a layout says, in a line of text: element x scale per group, rounding, levels."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from chop.formats.groups import Blocks, Groups, Whole
+from chop.formats.layout import Layout
+from chop.formats.scaling import (
+    FloatScale,
+    GivenScale,
+    ScaledFloatScale,
+    Scaling,
+    SharedExponent,
+    Unscaled,
+)
+
+E8M0 = (-127, 8, True)
+"""Lowest exponent, bits, and whether there is a NaN."""
+
+
+def made_of(layout: Layout | None) -> str:
+    """The parts of a format in the field's words; those that are not known by their fields.
+
+    >>> from chop.formats import MXInt
+    >>> made_of(MXInt(4).layout())
+    'Fixed(width 4, frac_width 2, twos complement) x 2^E (E8M0) per block of 32; nearest even'
+    """
+    if layout is None:
+        return "a rounding of its own"
+    text = _parts(layout.element)
+    if layout.scaling is not None and not isinstance(layout.scaling, Unscaled):
+        scale = SCALINGS.get(type(layout.scaling), _own_scale)
+        text = f"{text} x {scale(layout.scaling, _group(layout.groups))}"
+    if layout.levels is not None:
+        text = f"sum of {layout.levels} levels of {text}"
+    return f"{text}; {_words(layout.rounding)}"
+
+
+def _group(groups: Groups) -> str:
+    return GROUPS.get(type(groups), _parts)(groups)
+
+
+def _whole(groups: Whole) -> str:
+    return groups.granularity
+
+
+def _blocks(groups: Blocks) -> str:
+    axis = "" if groups.dim == -1 else f" along axis {groups.dim}"
+    return f"block of {' x '.join(map(str, groups.sizes))}{axis}"
+
+
+def _shared_exponent(scaling: SharedExponent, group: str) -> str:
+    is_e8m0 = (scaling.lowest, scaling.width, scaling.has_nan) == E8M0
+    range_of = "E8M0" if is_e8m0 else f"{scaling.lowest} <= E <= {scaling.largest}"
+    return f"2^E ({range_of}) per {group}"
+
+
+def _float_scale(scaling: FloatScale, group: str) -> str:
+    divisor = "" if scaling.divisor == 1 else f" / {scaling.divisor:g}"
+    return f"float32 ({scaling.statistic.kind}{divisor}) per {group}"
+
+
+def _given(scaling: GivenScale, group: str) -> str:
+    return f"given float32 per {group}"
+
+
+def _two_levels(scaling: ScaledFloatScale, group: str) -> str:
+    return f"{_parts(scaling.element)} per {group} x float32 per tensor"
+
+
+def _own_scale(scaling: Scaling, group: str) -> str:
+    return f"{_parts(scaling)} per {group}"
+
+
+GROUPS: dict[type[Groups], Callable[[Any], str]] = {Whole: _whole, Blocks: _blocks}
+SCALINGS: dict[type[Scaling], Callable[[Any, str], str]] = {
+    SharedExponent: _shared_exponent,
+    FloatScale: _float_scale,
+    GivenScale: _given,
+    ScaledFloatScale: _two_levels,
+}
+
+
+def _parts(part: Any) -> str:
+    """A part's class, and those of its fields that are not as by default."""
+    fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
+    given = {field.name: getattr(part, field.name) for field in fields}
+    defaults = {field.name: field.default for field in fields}
+    told = [_field(name, x) for name, x in given.items() if x != defaults[name]]
+    return f"{type(part).__name__}({', '.join(told)})" if told else type(part).__name__
+
+
+def _field(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return _words(value)
+    if isinstance(value, bool):
+        return name.removeprefix("is_") if value else f"not {name.removeprefix('is_')}"
+    return f"{name} {_parts(value) if dataclasses.is_dataclass(value) else value}"
+
+
+def _words(text: str) -> str:
+    return text.replace("_", " ")
