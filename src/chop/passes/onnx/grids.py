@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from chop.formats import NumberFormat
-from chop.formats.elements import Fixed
 from chop.formats.groups import Whole
 from chop.formats.layout import Layout
 from chop.formats.scaling import FloatScale, GivenScale
 from chop.formats.statistic import Statistic
+from chop.kernels.plan import integers_of
 
-MAX_WIDTH = 8
 CHOICE = (
     "integer (width up to 8, not floored, calibrated) or scale_integer (width up to 8; granularity "
     "tensor, or channel for weights)"
@@ -51,24 +50,21 @@ def grid_of(number_format: NumberFormat, parameter: Tensor | None = None) -> Gri
         parameter: the tensor that is stored in it, if it is one; None for activations.
     """
     layout = number_format.layout() if number_format.is_fitted else None
-    element = None if layout is None or layout.levels is not None else layout.element
-    if layout is None or not isinstance(element, Fixed) or element.width > MAX_WIDTH:
+    integers = None if layout is None or layout.levels is not None else integers_of(layout.element)
+    if layout is None or integers is None:
         return None
-    if element.rounding != "nearest_even" or element.code == "sign_magnitude":
-        return None
-    ends, step = (element.lowest_code, element.largest_code), 2.0**-element.frac_width
+    low, high, step = integers
     if layout.scaling is None:
-        return Grid(*ends, torch.tensor(step))
+        return Grid(low, high, torch.tensor(step))
     if parameter is not None:
         scale = _scale_of(layout, parameter)
-        return None if scale is None else Grid(*ends, scale * step)
+        return None if scale is None else Grid(low, high, scale * step)
     if isinstance(layout.scaling, GivenScale):
         is_one = len(layout.scaling.given) == 1
-        return Grid(*ends, torch.tensor(layout.scaling.given[0] * step)) if is_one else None
-    statistic = Statistic("largest", is_signed=element.code != "unsigned")
-    follows = layout.scaling == FloatScale(statistic, element.largest_code, is_positive=True)
+        return Grid(low, high, torch.tensor(layout.scaling.given[0] * step)) if is_one else None
+    follows = layout.scaling == FloatScale(Statistic(is_signed=low < 0), high, is_positive=True)
     is_whole = layout.groups == Whole("tensor") and step == 1
-    return Grid(*ends, None) if is_whole and follows else None
+    return Grid(low, high, None) if is_whole and follows else None
 
 
 def _scale_of(layout: Layout, parameter: Tensor) -> Tensor | None:
