@@ -110,14 +110,12 @@ def fake_quantize(x: Tensor, number_format: NumberFormat, out: Tensor) -> None:
 
 
 def _round_elements(x: Tensor, y: Tensor, number_format: NumberFormat) -> None:
-    becomes_infinite = layout_of(number_format).overflow == "infinity"
-    limit = float("inf") if becomes_infinite else torch.finfo(x.dtype).max
     round_elements[(triton.cdiv(x.numel(), TILE),)](
         stored(x),
         stored(y),
         x.numel(),
         element_rule(number_format),
-        limit,
+        _limit(number_format, x.dtype),
         TILE,
         enable_fp_fusion=False,
     )
@@ -133,8 +131,14 @@ def _round_rows(x: Tensor, y: Tensor, number_format: NumberFormat, block_size: i
         *layout,
         element_rule(number_format),
         scale_rule(number_format),
-        torch.finfo(x.dtype).max,
+        _limit(number_format, x.dtype),
         blocks,
         lanes,
         enable_fp_fusion=False,
     )
+
+
+def _limit(number_format: NumberFormat, dtype: torch.dtype) -> float:
+    """The largest finite magnitude that results have."""
+    becomes_infinite = layout_of(number_format).overflow == "infinity"
+    return float("inf") if becomes_infinite else torch.finfo(dtype).max
