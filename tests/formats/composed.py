@@ -117,6 +117,26 @@ class TwoLevelInt4(NumberFormat):
 
 
 @dataclass(frozen=True)
+class TileLog(NumberFormat):
+    """Powers of two times one for each 2 x 16, with a NaN."""
+
+    name: ClassVar[str] = "tile_log"
+
+    def layout(self):
+        return Layout(Log2(4, 7, "linear", True), Blocks((2, 16)), SharedExponent(-127, 8, True))
+
+
+@dataclass(frozen=True)
+class OpenE5M2(NumberFormat):
+    """e5m2 times a power of two for each 16 of a row; what a dtype cannot hold is infinite."""
+
+    name: ClassVar[str] = "open_e5m2"
+
+    def layout(self):
+        return Layout(E5M2, Blocks((16,)), SharedExponent(-127, 8, True), overflow="infinity")
+
+
+@dataclass(frozen=True)
 class RowTrit(NumberFormat):
     """Ternary digits times a power of two for each row."""
 
@@ -250,9 +270,18 @@ class RowInt8BFloat16(NumberFormat):
 
 KINDS = [
     *(RowE4M3, TensorE4M3, ChannelFixed, FlooredBlocks, GroupLog, TileSign, TileUInt8),
-    *(TwoLevelInt4, RowTrit, TwoLevelE3M2, HalvesRadix4, CombE4M3, RowInt8BFloat16),
+    *(
+        TwoLevelInt4,
+        TileLog,
+        OpenE5M2,
+        RowTrit,
+        TwoLevelE3M2,
+        HalvesRadix4,
+        CombE4M3,
+        RowInt8BFloat16,
+    ),
 ]
-SCATTERED = (TileSign, TileUInt8, CombE4M3)
+SCATTERED = (TileSign, TileUInt8, TileLog, CombE4M3)
 """Groups cross rows, or do not lie in one piece: weights are decoded before they are multiplied."""
 for _kind in KINDS:  # known while these tests run, and to no other
     del REGISTRY[_kind.name]

@@ -27,7 +27,14 @@ from chop.nn.quantized import QuantLinear, modules
 from chop.nn.quantized.modules import linear
 from chop.report.format_page import PAGE, PICTURES, pages
 from tests.formats import checks
-from tests.formats.composed import KINDS, SCATTERED, ChannelFixed, CombE4M3, RowInt8BFloat16
+from tests.formats.composed import (
+    KINDS,
+    SCATTERED,
+    ChannelFixed,
+    CombE4M3,
+    RowInt8BFloat16,
+    TensorE4M3,
+)
 from tests.formats.examples import ALL
 from tests.kernels.examples import DTYPES, inputs, same
 from tests.passes.conftest import with_metadata
@@ -57,7 +64,7 @@ def packed_layer(fmt, columns=COLUMNS, exact=False):
 
 def test_no_registered_format_is_composed_alike():
     def parts(layout):
-        return layout.element, type(layout.groups), type(layout.scaling)
+        return layout.element, type(layout.groups), type(layout.scaling), layout.overflow
 
     known = [parts(fmt.layout()) for fmt in ALL if fmt.layout() is not None]
     assert not [kind.name for kind in KINDS if parts(kind().layout()) in known]
@@ -151,6 +158,15 @@ def test_a_packed_layer_multiplies_by_its_codes(kind, monkeypatch):
         assert bool(asked) == (kind in SCATTERED)
         in_full = pack(layer, exact=True).eval()
         assert same(in_full(x), F.linear(x, weight, layer.bias)) and same(in_full(x), layer(x))
+
+
+@every_kind
+def test_rows_that_are_kept_apart_are_decoded_by_themselves(kind):
+    fmt, x, index = kind(), torch.randn(12, COLUMNS), torch.tensor([3, 0, 7])
+    is_apart = fmt.keeps_rows_apart(x.shape)
+    assert is_apart == (kind is CombE4M3 or kind not in (*SCATTERED, TensorE4M3))
+    if is_apart:
+        assert same(fmt.decode(fmt.encode(x).take_rows(index)), fmt.round(x)[index])
 
 
 @every_kind

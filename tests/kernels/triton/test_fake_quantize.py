@@ -19,6 +19,7 @@ from chop.formats import (
 )
 from chop.kernels.triton import register
 from chop.kernels.triton.rules import takes
+from tests.formats.composed import OpenE5M2, TileLog
 
 ELEMENTS = [
     Integer(8, 4),
@@ -56,6 +57,8 @@ BLOCKS = [
     BlockMinifloat(8, 4),
     BlockLog(4, 4),
     BlockLog(8),
+    TileLog(),
+    OpenE5M2(),
 ]
 REFUSED = [
     Float(),
