@@ -413,3 +413,17 @@ def test_bfloat16_scores_may_be_summed_in_float32():
     x = torch.randn(2, 12, 16).bfloat16()
     assert fused.model(x).dtype == torch.bfloat16
     torch.testing.assert_close(fused.model(x), mg.model(x), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("cut", [torch.Tensor.view, torch.reshape, torch.Tensor.reshape])
+@pytest.mark.parametrize(("width", "call"), [(20, {"attn_mask"}), (10, {"is_causal"})])
+def test_a_triangle_whose_rows_are_cut_is_none(cut, width, call):
+    def weigh(m, q, k):
+        lower = cut(torch.ones(width, width).tril(), (width**2 // 100, 10, 10))
+        return scores(q, k).masked_fill(lower == 0, -1e9).softmax(-1)
+
+    mg = raised(Attention(weigh, heads=4, head_size=4).eval(), 2, 10, 16)
+    fused, info = passes.fuse_attention_transform_pass(mg, {})
+    assert len(info["fused"]) == 1 and call <= set(fused_calls(fused)[0].kwargs)
+    x = torch.randn(2, 10, 16)
+    torch.testing.assert_close(fused.model(x), mg.model(x))

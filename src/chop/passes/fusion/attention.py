@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from chop.ir.graph import MaseGraph
+from chop.ir.ops import Kind
+from chop.ir.ops.flops import matmul
 from chop.passes.fusion.reading import (
     SURE_TO_HIDE,
     Obstacle,
@@ -139,12 +141,11 @@ def _is_weights_of(mg: MaseGraph, product: fx.Node, node: fx.Node) -> bool:
 
 def _is_product(mg: MaseGraph, node: fx.Node) -> bool:
     """True for a product of two activations."""
-    return mg.operator(node).onnx == "MatMul"
+    return mg.operator(node).flops is matmul
 
 
 def _drops_single_weights(mg: MaseGraph, node: fx.Node) -> bool:
-    called = mg.module_of(node) or node.target
-    return isinstance(called, nn.Dropout) or called is F.dropout or called is torch.dropout
+    return isinstance(mg.module_of(node), nn.Dropout) or node.target in (F.dropout, torch.dropout)
 
 
 def _passes_weights(mg: MaseGraph, node: fx.Node) -> bool:
@@ -223,11 +224,11 @@ def _fill(value: Any) -> float:
 
 def _leads_to_a_product(mg: MaseGraph, node: Any) -> bool:
     while isinstance(node, fx.Node):
-        name, factor = operation(mg, node), _factor(mg, node)
+        factor = _factor(mg, node)
         if _is_product(mg, node):
             return True
-        mask = (name == "masked_fill" or name == "add") and not node.kwargs
-        if not (factor or mask or is_cast(mg, node)):
+        is_step = mg.operator(node).kind is Kind.ARITHMETIC and not node.kwargs
+        if not (factor or is_step or is_cast(mg, node)):
             return False
         node = factor[0] if factor else node.args[0]
     return False

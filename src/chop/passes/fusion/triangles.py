@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 
 from chop.dotted import deepgetattr
 from chop.ir.graph import MaseGraph
-from chop.passes.fusion.reading import SURE_TO_HIDE, argument, is_number, operation
+from chop.passes.fusion.reading import SURE_TO_HIDE, argument, is_number, operation, result_of
 
 Triangle = Literal["lower", "upper"]
 """Where something is true: on and below the diagonal, or strictly above it."""
@@ -53,7 +53,9 @@ def triangle(mg: MaseGraph, node: Any) -> Triangle | None:
         return OPPOSITE[triangle(mg, source)]
     keeps_values = mg.operator(node).layout in ("view", "cast") or name == "bool"
     if keeps_values or (name == "ne" and other == 0):
-        return triangle(mg, source)
+        # A view that cuts the rows otherwise moves the diagonal.
+        same_rows = result_of(node).shape[-2:] == result_of(source).shape[-2:]
+        return triangle(mg, source) if same_rows else None
     diagonal = argument(node, 1, "diagonal", 0)
     if name == "tril" and diagonal == 0 and _is_square(mg, source, "ones"):
         return "lower"
