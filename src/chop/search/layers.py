@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from chop.errors import ConfigError, did_you_mean
 from chop.formats import Float, NumberFormat, QuantSpec
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.ops import OPS, of_called
-from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized import QuantCall, QuantizedOperator
 from chop.passes import quantize_transform_pass
 from chop.passes.analysis.add_common_metadata import record_formats
 from chop.passes.base import check_graph
@@ -209,20 +210,23 @@ def _count(layers: Layers, batch: Mapping[str, Tensor]) -> None:
     """Notes each layer's operations and inputs, from a forward of the float model."""
     model = layers.mg.model
     rows = len(next(iter(batch.values())))
-    paths = {part: path for x in layers.by_name.values() for path, part in x.parts.items()}
+    parts = {path: part for x in layers.by_name.values() for path, part in x.parts.items()}
+    # Adapters are modules within a part, which count as part of it.
+    paths = {module: path for path, part in parts.items() for module in part.modules()}
     seen: dict[str, torch.Size] = {}
-    flops = dict.fromkeys(paths.values(), 0)
+    flops = dict.fromkeys(parts, 0)
 
     def look(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-        if given and given[0].is_floating_point():
-            seen.setdefault(paths[module], given[0].shape)
+        given = [x for x in _in_order(module, args, kwargs) if isinstance(x, Tensor)]
+        path = paths[module]
+        if module is parts[path] and given and given[0].is_floating_point():
+            seen.setdefault(path, given[0].shape)
         held = [module.weight] if "weight" in module._parameters else []
         count = of_called(module).flops
         if count is not None:
-            flops[paths[module]] += count([x.shape for x in (*given, *held)], result.shape)
+            flops[path] += count([x.shape for x in (*given, *held)], result.shape)
 
-    hooks = [part.register_forward_hook(look, with_kwargs=True) for part in paths]
+    hooks = [module.register_forward_hook(look, with_kwargs=True) for module in paths]
     try:
         with torch.no_grad(), evaluating(model):
             model(**batch)
@@ -232,3 +236,10 @@ def _count(layers: Layers, batch: Mapping[str, Tensor]) -> None:
     for layer in layers.by_name.values():
         layer.macs = sum(flops[path] for path in layer.parts) / 2 / rows
         layer.inputs = {p: (math.prod(seen[p]) / rows, seen[p]) for p in layer.parts if p in seen}
+
+
+def _in_order(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments of a call in the order of its parameters."""
+    is_call = isinstance(module, QuantCall)
+    names = module.arguments if is_call else inspect.signature(module.forward).parameters
+    return [*args, *(kwargs[name] for name in names if name in kwargs)]
