@@ -341,3 +341,57 @@ def test_a_shrunk_graph_is_exported_and_trained(tmp_path):
     assert torch.equal(outputs(again, inputs), outputs(small, inputs))
     outputs(small, inputs).sum().backward()
     assert all(p.grad.shape == p.shape for p in small.model.parameters() if p.grad is not None)
+
+
+class AskedForSize(nn.Module):
+    """Two layers between which only the number of rows, or that of the channels, is read."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
+
+@pytest.mark.parametrize(("dim", "passes_by"), [(0, True), (-2, True), (1, False), (None, False)])
+def test_asking_for_the_size_of_another_dimension_stops_nothing(dim, passes_by):
+    mg = MaseGraph(distinct(AskedForSize()), dummy_in={"x": torch.randn(3, 6)})
+    a, b = (next(node for node in mg.nodes if node.name == name) for name in "ab")
+    with mg.fx_graph.inserting_before(b):
+        mg.fx_graph.call_method("size", (a,) if dim is None else (a, dim))
+    mg.model.recompile()
+    _, info = shrink(mg, include=["a"])
+    skipped = {} if passes_by else {"a": "'size' reads their number"}
+    assert info["skipped"] == skipped and info["layers"] == ({"a": 0.5} if passes_by else {})
+
+
+class Shifted(nn.Module):
+    """Attention by two heads, whose queries, keys and values are scaled and shifted by numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        heads = x.size(0), x.size(1), 2, 4
+        q, k = (self.q(x) + 0.5).view(heads), (self.k(x) - 0.25).view(heads)
+        v = (1 - 2 * self.v(x)).view(heads)
+        y = F.scaled_dot_product_attention(*(part.transpose(1, 2) for part in (q, k, v)))
+        return self.o(y.transpose(1, 2).reshape(x.size(0), x.size(1), 8))
+
+
+def test_heads_leave_where_numbers_are_added_to_them():
+    """A shift by a number is the same for the heads that stay, and leaves with the others."""
+    model = distinct(Shifted())
+    mg = with_metadata(MaseGraph(model, dummy_in={"x": torch.randn(2, 5, 8)}))
+    small, info = shrink(mg, "head")
+    assert not info["skipped"] and info["hidden"] == 1
+    kept = torch.isin(model.v.bias, small.modules["v"].bias)
+    assert kept.view(2, 4).all(1).sum() == 1
+    seen = []
+    model.o.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    x = torch.randn(2, 5, 8)
+    model(x)
+    expected = F.linear(seen[0][..., kept], model.o.weight[:, kept], model.o.bias)
+    torch.testing.assert_close(small.model(x), expected)

@@ -16,7 +16,6 @@ from chop.nn.sparsity import (
     Granularity,
     Scored,
     hidden_of,
-    input_axis,
     lowest_weights,
     make_permanent,
     note_of,
@@ -35,7 +34,9 @@ LAYERS = {
 
 
 def hide(layers, granularity, sparsity, score="l1-norm", scope="local"):
-    scored = [Scored(m.weight.detach().abs(), input_axis(m), sparsity) for m in layers]
+    axes = [0 if isinstance(m, nn.ConvTranspose2d) else 1 for m in layers]
+    weights = [m.weight.detach().abs() for m in layers]
+    scored = [Scored(x, axis, sparsity) for x, axis in zip(weights, axes, strict=True)]
     return lowest_weights(scored, SCORES[score], Granularity.parse(granularity), scope)
 
 

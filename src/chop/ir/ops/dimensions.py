@@ -235,7 +235,3 @@ def asked_for_size(call: Call, source: fx.Node, place: Place) -> Followed:
     if not isinstance(dim, int) or dim % len(call.shapes[source]) == place.dim:
         raise call.mixing("reads their number")
     return Followed(None)
-
-
-KEEPING = (unchanged, joined, pooled, by_channel, padded)
-"""Rules by which units stay along their dimension."""

@@ -4,7 +4,6 @@ from chop.nn.sparsity.activation import PruneActivation
 from chop.nn.sparsity.granularity import (
     Granularity,
     Scored,
-    input_axis,
     lowest_weights,
     unit_scores,
 )

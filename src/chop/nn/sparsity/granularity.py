@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from chop.errors import ConfigError, did_you_mean
 from chop.nn.sparsity.scores import Score
@@ -58,17 +58,11 @@ class Granularity:
         """True where units leave the model."""
         return self.name in UNITS
 
-    def obstacle(self, module: nn.Module) -> str | None:
-        """Why the weight of `module` cannot be pruned so; None if it can."""
-        size = module.weight.shape[input_axis(module)]  # type: ignore[union-attr, index]
+    def obstacle(self, size: int) -> str | None:
+        """Why a weight of `size` inputs cannot be pruned so; None if it can."""
         if self.group and size % self.group:
             return f"its {size} inputs are no multiple of {self.group}"
         return None
-
-
-def input_axis(module: nn.Module) -> int:
-    """The axis of the weight along which inputs are summed; of a table, its columns."""
-    return 0 if isinstance(module, nn.modules.conv._ConvTransposeNd) else 1
 
 
 @dataclass(frozen=True)
@@ -77,7 +71,7 @@ class Scored:
 
     Attributes:
         values: the weight's shape.
-        input_axis: see `input_axis`.
+        input_axis: the axis along which inputs are summed; of a table, its columns.
         sparsity: the share to hide.
     """
 

@@ -14,16 +14,17 @@ from torch import Tensor, nn
 from chop.errors import ConfigError
 from chop.ir.capture.isolation import untouched
 from chop.ir.graph import MaseGraph
-from chop.ir.ops import Weight, of_module
+from chop.ir.ops import Weight
 from chop.nn.sparsity import SCORES, Evidence
 from chop.passes.batches import known_inputs
+from chop.passes.pruning.layers import Layer
 
 WHERE = "prune_transform_pass.batches"
 LABELS = "labels"
 
 
-Users = Mapping[str, Sequence[nn.Module]]
-"""The modules that use a weight, by the path of its layer."""
+Users = Mapping[str, Sequence[Layer]]
+"""The layers that use a weight, by the path of one of them."""
 
 
 def gather(
@@ -61,7 +62,7 @@ def _gather_saliency(
     evidence: Mapping[str, Evidence],
     batches: Iterable[Mapping[str, Any]],
 ) -> None:
-    weights = [_weight(modules[0]) for modules in users.values()]
+    weights = [layers[0].weight for layers in users.values()]
     with _requiring_gradients(weights):
         given, again = itertools.tee(batches)
         for inputs, batch in zip(known_inputs(mg, given, WHERE), again, strict=False):
@@ -121,14 +122,15 @@ def _gather_input_norms(
 ) -> None:
     squares: dict[str, Tensor] = {}
     hooks = []
-    for path, modules in users.items():
-        for module in modules:
-            if _axes(module).is_table:
-                raise ConfigError(
-                    f"prune_transform_pass: '{path}' looks rows up, it has no inputs to "
-                    "weigh; exclude it or choose another method."
-                )
-            hooks.append(module.register_forward_pre_hook(_adding(squares, path)))
+    for path, layers in users.items():
+        if not all(layer.row.is_product for layer in layers):
+            raise ConfigError(
+                f"prune_transform_pass: '{path}' looks rows up, it has no inputs to "
+                "weigh; exclude it or choose another method."
+            )
+        for layer in layers:
+            add = _adding(squares, path, layer.row.spatial)
+            hooks.append(layer.module.register_forward_pre_hook(add))
     try:
         with torch.no_grad():
             for inputs in known_inputs(mg, batches, WHERE):
@@ -136,39 +138,27 @@ def _gather_input_norms(
     finally:
         for hook in hooks:
             hook.remove()
-    for path, (module, *_) in users.items():
-        inputs = getattr(module, _axes(module).sizes[1])
+    for path, (layer, *_) in users.items():
+        inputs = getattr(layer.module, layer.axes.sizes[1])
         norms = squares[path].sqrt() if path in squares else torch.zeros(inputs)
-        evidence[path].input_norms = _broadcast(norms.to(_weight(module).device), module)
+        evidence[path].input_norms = _broadcast(norms, layer.weight, layer.axes)
 
 
-def _adding(squares: dict[str, Tensor], path: str) -> Any:
+def _adding(squares: dict[str, Tensor], path: str, spatial: int) -> Any:
     def add(module: nn.Module, args: tuple[Any, ...]) -> None:
         x = args[0].float()
-        axis = x.dim() - 1 - of_module(type(module)).spatial
+        axis = x.dim() - 1 - spatial
         total = x.movedim(axis, 0).flatten(1).square().sum(1)
         squares[path] = squares[path] + total if path in squares else total
 
     return add
 
 
-def _axes(module: nn.Module) -> Weight:
-    axes = of_module(type(module)).weight
-    assert axes is not None
-    return axes
-
-
-def _weight(module: nn.Module) -> Tensor:
-    assert isinstance(module.weight, Tensor)
-    return module.weight
-
-
-def _broadcast(norms: Tensor, module: nn.Module) -> Tensor:
+def _broadcast(norms: Tensor, weight: Tensor, axes: Weight) -> Tensor:
     """One norm per input -> a shape that broadcasts to the weight's, groups of channels too."""
-    weight, axis = _weight(module), _axes(module).inputs
-    shape = [1] * weight.dim()
-    shape[axis] = -1
-    if axis == 0 or len(norms) == weight.shape[1]:
+    shape, norms = [1] * weight.dim(), norms.to(weight.device)
+    shape[axes.inputs] = -1
+    if axes.is_transposed or len(norms) == weight.shape[1]:
         return norms.view(shape)
     outputs = weight.shape[0] // (len(norms) // weight.shape[1])
     by_group = norms.view(-1, weight.shape[1]).repeat_interleave(outputs, 0)

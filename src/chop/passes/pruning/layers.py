@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from torch import Tensor, fx, nn
@@ -13,7 +13,7 @@ from chop.dotted import deepgetattr
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph
-from chop.ir.ops import Operator
+from chop.ir.ops import Operator, Weight
 from chop.nn.quantized import QuantizedOperator
 
 Sparsity = float | Mapping[str, float]
@@ -41,19 +41,14 @@ class Layer:
         return cast(Tensor, self.module.weight)
 
     @property
-    def output_axis(self) -> int:
-        """The axis of the weight along which outputs lie."""
+    def axes(self) -> Weight:
+        """The axes of the weight."""
         assert self.row.weight is not None
-        return self.row.weight.outputs
-
-    @property
-    def operator(self) -> str:
-        """The operator's name."""
-        return self.row.name
+        return self.row.weight
 
     def answers_to(self, selector: str) -> bool:
         """True when an operator name, a path, a node name or a pattern of these means it."""
-        names = (self.operator, self.path, *(node.name for node in self.nodes))
+        names = (self.row.name, self.path, *(node.name for node in self.nodes))
         return selector in names or any(re.fullmatch(selector, name) for name in names)
 
 
@@ -117,7 +112,7 @@ def choose(
 
 
 def _share(layer: Layer, shares: Mapping[str, float]) -> float | None:
-    names = (layer.path, *(node.name for node in layer.nodes), layer.operator)
+    names = (layer.path, *(node.name for node in layer.nodes), layer.row.name)
     exact = [shares[name] for name in names if name in shares]
     matching = [share for selector, share in shares.items() if layer.answers_to(selector)]
     return next(iter([*exact, *matching]), None)
@@ -132,21 +127,20 @@ def check_selector(
     except re.error as error:
         raise ConfigError(f"{where}: '{selector}' is no regular expression: {error}.") from None
     if not found:
-        nearest = did_you_mean(
-            selector, {x for layer in layers for x in (layer.path, layer.operator)}
-        )
+        names = {x for layer in layers for x in (layer.path, layer.row.name)}
+        nearest = did_you_mean(selector, names)
         raise ConfigError(f"{where}: no layer {which} matches '{selector}': {nearest}")
 
 
-def as_carrier(mg: MaseGraph, layer: Layer) -> QuantizedOperator:
-    """The layer's module as an operator that can carry a mask; it replaces the layer's own."""
+def as_carrier(mg: MaseGraph, layer: Layer) -> Layer:
+    """The layer with an operator that can carry a mask; it replaces the layer's own module."""
     if isinstance(layer.module, QuantizedOperator):
-        return layer.module
+        return layer
     assert layer.row.quantized is not None
     carrier = layer.row.quantized.from_float(layer.module, QuantSpec())
     for node in layer.nodes:
         mg.replace(node, carrier)
-    return carrier
+    return replace(layer, module=carrier)
 
 
 def with_sharers(mg: MaseGraph, layer: Layer, layers: Sequence[Layer]) -> list[Layer]:

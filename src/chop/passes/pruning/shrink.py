@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph, metadata_of
-from chop.ir.ops.dimensions import KEEPING, BlockedError, Shape, joined
+from chop.ir.ops.dimensions import BlockedError, Shape, attention, joined
 from chop.ir.propagate import example_inputs, noted_inputs, propagate
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import SCORES, Evidence, Score, lowest, unit_scores
@@ -21,8 +21,6 @@ from chop.passes.pruning.layers import Layer, choose, prunable_layers
 from chop.passes.pruning.settings import PruneConfig, WeightPruning
 from chop.passes.pruning.unit_walk import Walk
 from chop.passes.transforms.insert_lora_adapter import refuse_adapters
-
-ATTENTION = "scaled_dot_product_attention"
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +56,7 @@ def shrink(mg: MaseGraph, config: PruneConfig, settings: WeightPruning) -> dict[
     """
     refuse_adapters(mg, "prune_transform_pass")
     groups, skipped = _groups(mg, config, settings)
-    users = {source.path: [source.module] for group in groups for source in group.sources}
+    users = {source.path: [source] for group in groups for source in group.sources}
     evidence = gather(mg, users, settings.method, settings.seed, config.batches)
     scores = [_scores(group, SCORES[settings.method], evidence) for group in groups]
     removed = _lowest_units(groups, scores, settings)
@@ -107,10 +105,12 @@ def _groups(
             groups.append(group)
         else:
             skipped[name] = group
+    taken = {name for group in groups for name in group.names}
+    skipped = {name: reason for name, reason in skipped.items() if name not in taken}
     if not groups and not skipped:
         raise ConfigError(
             "prune_transform_pass: granularity 'head' takes heads out of calls of "
-            f"{ATTENTION}, and the graph has none; choose 'channel'."
+            "scaled_dot_product_attention, and the graph has none; choose 'channel'."
         )
     return groups, skipped
 
@@ -149,24 +149,17 @@ def _joint_walk(
     if not layer.row.is_product:
         raise BlockedError("a table has no output channels")
     by_node = {node: each for each in chosen for node in each.nodes}
-    walk = Walk(mg, shapes, layer.weight.shape[layer.output_axis])
+    walk = Walk(mg, shapes, layer.weight.shape[layer.axes.outputs])
     layers = [layer]
     walk.start(layer.nodes[0])
     while (missing := walk.missing()) is not None:
-        node = _maker(mg, missing)
+        node = walk.maker(*missing)
         partner = by_node.get(node) if node is not None else None
         if node is None or partner is None or partner in layers:
-            raise BlockedError(f"they are joined with '{missing.name}'")
+            raise BlockedError(f"they are joined with '{missing[0].name}'")
         layers.append(partner)
         walk.start(node)
     return walk, layers
-
-
-def _maker(mg: MaseGraph, node: fx.Node) -> fx.Node | None:
-    """The layer whose channels a tensor has, as far as it only changes their values."""
-    while mg.operator(node).follow in KEEPING:
-        node = node.all_input_nodes[0]
-    return node if mg.operator(node).is_product else None
 
 
 def _head_groups(
@@ -174,24 +167,23 @@ def _head_groups(
 ) -> Iterator[tuple[str, Group | str]]:
     """The heads of each attention whose projections are all chosen; its output layer names it."""
     by_node = {node: layer for layer in chosen for node in layer.nodes}
-    for attention in mg.nodes:
-        if mg.operator(attention).name != ATTENTION:
+    for call in mg.nodes:
+        if mg.operator(call).follow is not attention:
             continue
         try:
-            made_by = [_projection(mg, node) for node in attention.all_input_nodes[:3]]
+            made_by = [_projection(mg, node) for node in call.all_input_nodes[:3]]
             layers = [by_node[node] for node in made_by if node in by_node]
             if len(layers) < 3:
                 raise BlockedError("its projections are no chosen linear layers of their own")
-            walk = Walk(mg, shapes, shapes[attention][-3])
+            walk = Walk(mg, shapes, shapes[call][-3])
             for node, layer in zip(made_by, layers, strict=True):
                 assert node is not None
                 walk.start(node, layer.weight.shape[0] // walk.units)
             if walk.missing() is not None:
                 raise BlockedError("only some of its inputs are heads")
-            group = Group((attention.name,), tuple(layers), walk, chosen[layers[0]])
-            yield attention.name, group
+            yield call.name, Group((call.name,), tuple(layers), walk, chosen[layers[0]])
         except BlockedError as error:
-            yield attention.name, str(error)
+            yield call.name, str(error)
 
 
 def _projection(mg: MaseGraph, node: fx.Node) -> fx.Node | None:
@@ -217,7 +209,7 @@ def _scores(group: Group, score: Score, evidence: Mapping[str, Evidence]) -> Ten
         masked = isinstance(module, QuantizedOperator) and module.is_pruned
         weight = module.effective("weight") if masked else source.weight  # type: ignore[operator]
         values = score.of(weight.detach(), evidence[source.path])
-        per_output = unit_scores(values, source.output_axis, score)
+        per_output = unit_scores(values, source.axes.outputs, score)
         total += per_output.view(group.walk.units, -1).mean(1).cpu()
     return total
 

@@ -99,10 +99,13 @@ class Walk:
         self.cut(node, {"weight": row.weight.outputs, "bias": 0}, row.weight.sizes[:1], run)
         self.follow(node, Place(len(self.shapes[node]) - 1 - row.spatial, run))
 
-    def missing(self) -> fx.Node | None:
-        """A tensor that has to bring the units too, because it is joined with one that does."""
-        pairs = ((node, given) for node, inputs in self.awaited.items() for given in inputs)
-        return next((given for node, given in pairs if given not in self.met[node]), None)
+    def missing(self) -> tuple[fx.Node, Place] | None:
+        """A tensor that has to bring the units too, joined with one that does, and where."""
+        for node, inputs in self.awaited.items():
+            for given in inputs:
+                if given not in self.met[node]:
+                    return given, next(iter(self.met[node].values()))
+        return None
 
     def meet(
         self, node: fx.Node, source: fx.Node, place: Place, inputs: tuple[fx.Node, ...]
@@ -119,22 +122,35 @@ class Walk:
         """Goes on from a node whose result has the units at `place`."""
         self.places.append((node, place))
         for user in node.users:
-            call = Call(user, self.mg.operator(user), self.mg.module_of(user), self.shapes)
-            if call.row.follow is None:
-                raise call.mixing()
-            after = self.arrive(node, place, call, call.row.follow(call, node, place))
+            after = self.arrive(node, place, user, self.step(user, node, place))
             if after is not None:
                 self.follow(user, after)
 
-    def arrive(self, source: fx.Node, place: Place, call: Call, after: Followed) -> Place | None:
-        """Notes what a call loses; where the units go on from it, if they do."""
+    def step(self, node: fx.Node, source: fx.Node, place: Place) -> Followed:
+        """Where a node takes the units that an input has at `place`."""
+        call = Call(node, self.mg.operator(node), self.mg.module_of(node), self.shapes)
+        if call.row.follow is None:
+            raise call.mixing()
+        return call.row.follow(call, source, place)
+
+    def arrive(self, source: fx.Node, place: Place, node: fx.Node, after: Followed) -> Place | None:
+        """Notes what a node loses; where the units go on from it, if they do."""
         if after.parameters:
-            self.cut(call.node, after.parameters, after.sizes, place.run)
+            self.cut(node, after.parameters, after.sizes, place.run)
         if after.joined:
-            return self.meet(call.node, source, place, after.joined)
+            return self.meet(node, source, place, after.joined)
         if after.has_size and after.place is not None:
-            self.sizes.append((call.node, after.place.dim))
+            self.sizes.append((node, after.place.dim))
         return after.place
+
+    def maker(self, node: fx.Node, place: Place) -> fx.Node | None:
+        """The layer that made the units of a node, as long as they stayed at their place."""
+        while not self.mg.operator(node).is_product:
+            source = next(iter(node.all_input_nodes), None)
+            if source is None or self.step(node, source, place).place != place:
+                return None
+            node = source
+        return node
 
     def module(self, node: fx.Node) -> nn.Module:
         """The module that a node calls, if nothing else uses it or its parameters."""

@@ -13,12 +13,12 @@ from torch import Tensor, fx
 from chop.errors import ConfigError
 from chop.formats import NumberFormat
 from chop.ir.graph import MaseGraph
-from chop.nn.quantized import QuantConv2d, QuantizedOperator, QuantLinear
+from chop.ir.ops import of_called
+from chop.nn.quantized import QuantizedOperator
 from chop.passes.base import graph_pass
 from chop.passes.batches import Batches, Runs, in_step, known_inputs
 from chop.passes.ownership import Ownership
 
-Layer = QuantLinear | QuantConv2d
 Round = Callable[[Tensor], Tensor]
 
 
@@ -84,12 +84,15 @@ def gptq_transform_pass(mg: MaseGraph, config: GptqConfig) -> dict[str, Any]:
     return {"layers": corrected, "skipped": skipped}
 
 
-def _layer(mg: MaseGraph, node: fx.Node) -> Layer | None:
-    """The layer that a node calls, if its weight is quantised."""
-    module = mg.module_of(node)
-    if isinstance(module, QuantLinear | QuantConv2d) and not module.spec.weight.is_identity:
-        return module
-    return None
+def _layer(mg: MaseGraph, node: fx.Node) -> Any:
+    """The layer that a node calls, if its weight is quantised and is a matrix for each group."""
+    row, module = mg.operator(node), mg.module_of(node)
+    if row.weight is None or not row.is_product or row.weight.is_transposed:
+        return None
+    # `F.unfold` lays out the inputs of two dimensions.
+    is_layer = isinstance(module, QuantizedOperator) and module.function is None
+    is_quantized = is_layer and not module.spec.weight.is_identity  # type: ignore[union-attr]
+    return module if is_quantized and row.spatial in (0, 2) else None
 
 
 def _skipped(mg: MaseGraph) -> dict[str, str]:
@@ -115,7 +118,7 @@ def _input_of(node: fx.Node, values: Mapping[fx.Node, Any]) -> Tensor:
     return values[given]
 
 
-def _correct(layer: Layer, inputs: list[Tensor], config: GptqConfig, path: str) -> dict[str, float]:
+def _correct(layer: Any, inputs: list[Tensor], config: GptqConfig, path: str) -> dict[str, float]:
     """Replaces the layer's weight; its relative error before and after.
 
     Shapes: G groups of a convolution, O outputs of a group, D weights of each.
@@ -168,7 +171,7 @@ def fixed_scales(number_format: NumberFormat, weight: Tensor) -> tuple[Round, Te
     return layout.element.round, scale, torch.where(is_largest, rounded, free)
 
 
-def _settled(layer: Layer, weight: Tensor, path: str) -> Tensor:
+def _settled(layer: Any, weight: Tensor, path: str) -> Tensor:
     """The weight that rounds to itself and equals `weight` but for the last bits of its dtype.
 
     Raises:
@@ -186,17 +189,15 @@ def _settled(layer: Layer, weight: Tensor, path: str) -> Tensor:
     )
 
 
-def _hessians(layer: Layer, x: Tensor) -> Tensor:
+def _hessians(layer: Any, x: Tensor) -> Tensor:
     """X X^T of the quantised inputs, float64 (G, D, D), summed over rows and positions."""
     x = layer.quantize("data_in", x).float()
-    if isinstance(layer, QuantConv2d):
-        columns = _patches(layer, x)
-    else:
-        columns = x.reshape(1, -1, x.shape[-1])
+    is_image = of_called(layer).spatial == 2
+    columns = _patches(layer, x) if is_image else x.reshape(1, -1, x.shape[-1])
     return (columns.mT @ columns).double()
 
 
-def _patches(layer: QuantConv2d, x: Tensor) -> Tensor:
+def _patches(layer: Any, x: Tensor) -> Tensor:
     """The inputs of each output pixel of a convolution, (G, pixels, D)."""
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     x = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)

@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, fx
 
@@ -25,7 +25,6 @@ from chop.nn.sparsity import (
     Score,
     Scored,
     hidden_of,
-    input_axis,
     kth_smallest,
     lowest_weights,
     put_mask,
@@ -81,7 +80,7 @@ def prune_transform_pass(mg: MaseGraph, config: PruneConfig) -> dict[str, Any]:
         info |= shrink(mg, config, config.weight)
     elif config.weight is not None:
         targets, info["skipped"] = take_targets(mg, config, config.weight)
-        users = {target.path: target.modules for target in targets}
+        users = {target.path: target.layers for target in targets}
         evidence = gather(mg, users, config.weight.method, config.weight.seed, config.batches)
         hide_lowest(targets, config.weight, evidence)
         info |= count_hidden(targets)
@@ -98,20 +97,23 @@ class Target:
 
     Attributes:
         path: its layer.
-        modules: the operators that use it; each carries the mask.
+        layers: those that use it.
         sparsity: the share to hide.
     """
 
     path: str
-    modules: tuple[QuantizedOperator, ...]
+    layers: tuple[Layer, ...]
     sparsity: float
 
     @property
     def weight(self) -> Tensor:
         """The stored weight."""
-        weight = self.modules[0].weight
-        assert isinstance(weight, Tensor)
-        return weight
+        return self.layers[0].weight
+
+    @property
+    def modules(self) -> list[QuantizedOperator]:
+        """The operators that use it; each carries the mask."""
+        return [cast(QuantizedOperator, layer.module) for layer in self.layers]
 
 
 def take_targets(
@@ -128,7 +130,7 @@ def take_targets(
     skipped: dict[str, str] = {}
     seen: set[int] = set()
     for layer, share in chosen.items():
-        reason = granularity.obstacle(layer.module)
+        reason = granularity.obstacle(layer.weight.shape[layer.axes.inputs])
         if reason is not None:
             skipped[layer.path] = reason
         elif id(layer.module.weight) not in seen:
@@ -171,7 +173,7 @@ def _scored(target: Target, score: Score, evidence: Evidence, growing: bool) -> 
     hidden = hidden_of(target.modules[0]) if growing else None
     if hidden is not None:
         values = values.masked_fill(hidden, -math.inf)
-    return Scored(values, input_axis(target.modules[0]), target.sparsity)
+    return Scored(values, target.layers[0].axes.inputs, target.sparsity)
 
 
 def count_hidden(targets: Sequence[Target]) -> dict[str, Any]:
