@@ -7,7 +7,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from chop.formats import Integer
-from chop.ir.ops import OPS, of_function, of_module
+from chop.ir.ops import OPS, Kind, Operator, of_function, of_module, table
+from chop.nn import quantized
 
 WEIGHTED = [
     (nn.Linear(6, 4), (3, 5, 6)),
@@ -134,3 +135,33 @@ def test_weights_scale_features(name):
     factor[1] = 2
     torch.testing.assert_close(layer(x), before * factor)
     assert row.features % x.dim() == 1
+
+
+@pytest.mark.parametrize("name", ["celu", "hardsigmoid"])
+def test_functions_that_mase_has_apart_from_their_modules(name):
+    cls = {"celu": nn.CELU, "hardsigmoid": nn.Hardsigmoid}[name]
+    module, function = of_module(cls), of_function(getattr(F, name))
+    assert (module.name, module.mase_type) == (name, "module")
+    assert (function.name, function.mase_type) == (name, "builtin_func")
+    assert module.follow is function.follow is OPS[name].follow is not None
+
+
+def test_each_quantised_operator_has_its_row():
+    named = {row.quantized for row in OPS.values()} | {row.twin for row in OPS.values()}
+    classes = {cls for cls in vars(quantized).values() if isinstance(cls, type)}
+    operators = {cls for cls in classes if issubclass(cls, quantized.QuantizedOperator)}
+    assert operators - named == {quantized.QuantizedOperator, quantized.QuantCall}
+    for row in OPS.values():
+        if row.quantized is not None:
+            assert issubclass(row.quantized, row.modules[0])
+
+
+def test_a_contraction_is_a_product():
+    assert OPS["einsum"].kind is Kind.PRODUCT is OPS["matmul"].kind
+
+
+def test_rows_do_not_contradict_what_they_have_in_common():
+    row = Operator("another", "module", kind=Kind.NORM)
+    with pytest.raises(AssertionError):
+        table._all({"kind": Kind.POOLING}, row)
+    assert table._all({"spatial": 1}, row)[0].spatial == 1

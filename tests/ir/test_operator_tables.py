@@ -14,8 +14,12 @@ from chop.ir.ops import OPS
 from chop.nn import quantized as q
 
 HOME = Path(chop.__file__).parent
-CALLS = {x for row in OPS.values() for x in (*row.modules, *row.functions, row.quantized, row.twin)}
-CALLS -= {None, getattr}
+CALLS = {
+    call: row.name
+    for row in OPS.values()
+    for call in (*row.modules, *row.functions, row.quantized, row.twin)
+    if call not in (None, getattr)
+}
 EXEMPT = {
     "ir/ops/": "the operator table",
     "ir/capture/": "runs before there is a graph, on every function and method of Python and torch",
@@ -32,9 +36,26 @@ def texts_alone(tree: ast.AST) -> set[ast.AST]:
     return {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
 
 
+def alternatives(node: ast.expr) -> Iterator[ast.expr]:
+    """What is compared in `name == "add" or name == "sub"`, and united in `Add | Sub`."""
+    if isinstance(node, ast.BoolOp):
+        for value in node.values:
+            yield from alternatives(value)
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        yield from alternatives(node.left)
+        yield from alternatives(node.right)
+    elif isinstance(node, ast.Compare):
+        yield from node.comparators
+    else:
+        yield node
+
+
 def collections(tree: ast.AST) -> Iterator[tuple[int, list[ast.expr]]]:
-    """The line of each tuple, list or set with its items, of each dict with its keys or values."""
+    """The line of each tuple, list, set, union or chain of `or` with its items, dicts twice."""
     for node in ast.walk(tree):
+        is_or = isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or)
+        if is_or or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr)):
+            yield node.lineno, list(alternatives(node))
         if isinstance(node, ast.Tuple | ast.List | ast.Set):
             yield node.lineno, [x.value if isinstance(x, ast.Starred) else x for x in node.elts]
         elif isinstance(node, ast.Dict):
@@ -60,15 +81,15 @@ def called(tree: ast.AST, names_of: Callable[[], dict]) -> Iterator[tuple[int, s
     for line, items in collections(tree):
         names = [x for x in items if isinstance(x, ast.Attribute | ast.Name)]
         if len(names) > 1:
-            yield line, {ast.unparse(x) for x in names if is_operator(x, names_of())}
+            yield line, {row for x in names if (row := operator_of(x, names_of()))}
 
 
-def is_operator(item: ast.expr, namespace: dict) -> bool:
+def operator_of(item: ast.expr, namespace: dict) -> str | None:
     try:
         value = eval(ast.unparse(item), dict(namespace))
     except (AttributeError, NameError):  # of a function's own variables
-        return False
-    return type(value).__hash__ is not None and value in CALLS
+        return None
+    return CALLS.get(value) if type(value).__hash__ is not None else None
 
 
 def tables(source: str, names_of: Callable[[], dict]) -> list[str]:
@@ -111,6 +132,10 @@ def test_what_is_exempt_exists_and_needs_to_be(name):
         "RULES = {1: torch.relu, 2: torch.add}",
         "LAYERS = (nn.Linear, *(nn.Conv2d, nn.Conv1d))",
         "def f(layer):\n    return isinstance(layer, (q.QuantLinear, q.QuantConv2d))",
+        "def f(layer):\n    return isinstance(layer, q.QuantLinear | q.QuantConv2d)",
+        "Layer = q.QuantLinear | nn.Conv1d",
+        "def f(name):\n    return name == 'add' or name == 'sub'",
+        "def f(g):\n    return g is torch.relu or g is torch.add or (g is None and f(g))",
     ],
 )
 def test_tables_are_found(source):
@@ -121,11 +146,13 @@ def test_tables_are_found(source):
     "source",
     [
         "'''add sub'''\nX = 1\n'''relu gelu'''",
-        "def f(name):\n    return name == 'add' or name == 'sub'",
+        "def f(name):\n    return name == 'add' or name is None",
+        "def f(call):\n    return call in (torch.relu, nn.ReLU)",
+        "Layer = q.QuantLinear | None",
         "NAMES = ('linear', 'another')",
         "CLASSES = (nn.Linear, nn.Module)",
         "TEXT = 'expected a relu or a gelu, no silu'",
     ],
 )
 def test_what_is_no_table_is_not(source):
-    assert tables(source, lambda: {"nn": nn}) == []
+    assert tables(source, lambda: {"nn": nn, "q": q, "torch": torch}) == []

@@ -12,7 +12,7 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
-from chop.ir.ops import OPS, Followed, Kind, Operator, of_module, register, unregister
+from chop.ir.ops import OPS, Followed, Kind, Operator, Weight, of_module, register, unregister
 from chop.ir.ops.dimensions import unchanged
 from chop.nn.packed import PACKED, PackedOperator, pack
 from chop.nn.quantized import QuantizedOperator
@@ -71,7 +71,7 @@ def registered():
     register(ROW)
     yield
     unregister(ROW.name)
-    PACKED.pop(QuantBiasedScale)
+    PACKED.pop(QuantBiasedScale, None)
 
 
 def example():
@@ -215,6 +215,88 @@ def test_smoothed_as_a_source(mg):
     torch.testing.assert_close(smooth.model(x), mg.model(x))
 
 
+class Transposed(nn.Module):
+    """A linear layer whose weight lies as (inputs, outputs); input (..., inputs)."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.inputs, self.outputs = inputs, outputs
+        self.weight = nn.Parameter(torch.randn(inputs, outputs))
+        self.bias = nn.Parameter(torch.randn(outputs))
+
+    def forward(self, input):
+        return input @ self.weight + self.bias
+
+
+class QuantTransposed(QuantizedOperator, Transposed):
+    """`Transposed`, quantised."""
+
+    operands = ("data_in", "weight", "bias")
+
+    def forward(self, input):
+        Q = self.quantize
+        y = Q("data_in", input) @ Q("weight", self.weight) + Q("bias", self.bias)
+        return Q("data_out", y)
+
+
+@pytest.fixture
+def transposed():
+    row = Operator(
+        "transposed",
+        "module",
+        (Transposed,),
+        quantized=QuantTransposed,
+        kind=Kind.PRODUCT,
+        weight=Weight(1, 0, ("outputs", "inputs")),
+        features=-1,
+    )
+    register(row)
+    torch.manual_seed(2)
+    model = nn.Sequential(Transposed(8, 8), nn.Linear(8, 3))
+    yield with_metadata(MaseGraph(model, dummy_in={"input": torch.randn(5, 8)}))
+    unregister("transposed")
+
+
+def test_a_transposed_weight_is_smoothed_along_its_outputs(transposed):
+    x = torch.randn(5, 8) * torch.arange(1.0, 9)
+    smooth, info = passes.smoothquant_transform_pass(transposed, {"batches": [{"input": x}]})
+    assert info["smoothed"] == {"0": ["1"]}
+    torch.testing.assert_close(smooth.model(x), transposed.model(x))
+    assert not torch.equal(smooth.modules["1"].weight, transposed.modules["1"].weight)
+
+
+@pytest.mark.parametrize("granularity", ["column", "2:4"])
+def test_a_transposed_weight_is_pruned_along_its_inputs(transposed, granularity):
+    settings = {"granularity": granularity, "method": "l1-norm"}
+    settings |= {"sparsity": 0.5} if granularity == "column" else {}
+    pruned, _ = passes.prune_transform_pass(
+        transposed, {"weight": settings, "include": ["transposed"]}
+    )
+    hidden = pruned.modules["0"].effective("weight") == 0
+    if granularity == "column":
+        assert hidden.all(1).sum() == 4 and hidden.any(1).sum() == 4
+    else:
+        assert (hidden.view(2, 4, 8).sum(1) == 2).all()
+
+
+def test_layers_joined_behind_it_lose_the_same_features():
+    class Joined(Net):
+        def __init__(self):
+            super().__init__()
+            self.beside = nn.Linear(6, 8)
+
+        def forward(self, x):
+            return self.last(self.beside(x) + self.scale(self.first(x)))
+
+    mg = with_metadata(MaseGraph(Joined().eval(), dummy_in={"x": torch.randn(5, 6)}))
+    small, info = passes.prune_transform_pass(
+        mg, {"weight": {"sparsity": 0.5, "granularity": "channel", "method": "l1-norm"}}
+    )
+    assert info["layers"] == {"beside": 0.5, "first": 0.5}
+    assert info["skipped"] == {"last": "they reach 'output'"}
+    assert small.modules["scale"].features == 4 and small.model(torch.randn(2, 6)).shape == (2, 3)
+
+
 @pytest.mark.parametrize(
     ("row", "taken"),
     [
@@ -229,6 +311,46 @@ def test_what_is_in_the_table_is_not_replaced(row, taken):
     with pytest.raises(ConfigError, match=f"operator '{row.name}': .*{taken}.* already"):
         register(row)
     assert before == OPS
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (Operator("another", "builtin_func", methods=("erf_",)), "'erf_' as 'erf'"),
+        (Operator("another", "module", (nn.PReLU,), quantized=nn.ReLU), "QuantizedOperator.*ReLU"),
+    ],
+)
+def test_rows_that_cannot_work_leave_the_table_as_it_is(row, message):
+    before = dict(OPS)
+    with pytest.raises(ConfigError, match=message):
+        register(row)
+    assert before == OPS and of_module(nn.PReLU).name == "prelu"
+
+
+def test_names_that_are_taken_are_not_overwritten(monkeypatch):
+    class QuantThing(QuantizedOperator, BiasedScale):
+        operands = ("weight",)
+
+    row = Operator("thing", "module", (nn.PReLU,), quantized=QuantThing)
+    monkeypatch.setitem(globals(), "PackedThing", "somebody's")
+    with pytest.raises(ConfigError, match=f"QuantThing.*'{__name__}' has a PackedThing already"):
+        register(row)
+    assert "thing" not in OPS and QuantThing not in PACKED
+    monkeypatch.delitem(globals(), "PackedThing")
+    QuantThing.__module__ = "nowhere"
+    with pytest.raises(ConfigError, match="'nowhere' is not imported"):
+        register(row)
+    assert "thing" not in OPS
+
+
+def test_a_row_that_is_gone_leaves_its_names_free():
+    derived = PACKED[QuantBiasedScale]
+    unregister(ROW.name)
+    assert QuantBiasedScale not in PACKED and of_module(BiasedScale) is not ROW
+    with pytest.raises(ConfigError, match="'biased_scales' is not in the table"):
+        unregister("biased_scales")
+    register(ROW)
+    assert PACKED[QuantBiasedScale] is not derived and globals()["PackedBiasedScale"] is not derived
 
 
 def test_a_packed_class_of_its_own_takes_the_place_of_the_derived_one(quantized):

@@ -49,6 +49,11 @@ class Weight:
     sizes: tuple[str, str] = ("out_features", "in_features")
     is_table: bool = False
 
+    @property
+    def is_transposed(self) -> bool:
+        """True when inputs lie ahead of outputs."""
+        return self.inputs < self.outputs
+
 
 @dataclass(frozen=True)
 class Operator:
@@ -57,7 +62,7 @@ class Operator:
     Attributes:
         name: MASE's name; configs select by it.
         mase_type: `module_related_func` (a function with a module twin), `module` (module only) or
-            `builtin_func` (function only).
+            `builtin_func` (function only; modules of the row are `module`).
         modules: the module classes; subclasses count.
         functions: the functions, operators and in-place twins.
         methods: names of the `torch.Tensor` methods.
@@ -77,7 +82,7 @@ class Operator:
         is_affine: at inference, with running statistics, a scale and a shift per channel.
         is_homogeneous: f(x / s) = f(x) / s for s > 0, so that a factor can be moved through it.
         commutes: f(round(x)) = round(f(x)) for monotonic roundings that keep zero.
-        onnx: the ONNX operator that runtimes compute in integers; "" where they compute floats.
+        onnx: the ONNX operator of a layer that runtimes compute in integers; "" of other rows.
         integer: the operator on integer codes, bit for bit what a circuit computes; None: it is
             not lowered yet.
     """

@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from chop.errors import ConfigError
+from chop.errors import ConfigError, did_you_mean
 from chop.ir.ops import dimensions as d
 from chop.ir.ops import flops
 from chop.ir.ops.row import Arguments, Kind, Operator, Weight
 from chop.nn import quantized as q
-from chop.nn.packed import packed_twin
+from chop.nn.packed import drop_packed_twin, packed_twin
 
 ONE_INPUT: Arguments = {"input": "data_in"}
 TWO_INPUTS: Arguments = {**ONE_INPUT, "other": "data_in"}
@@ -63,8 +63,8 @@ def _row(
     methods = (name,) if Tensor in homes and hasattr(Tensor, name) else ()
     quantized = getattr(q, f"Quant{classes[0].__name__}", None) if classes else None
     kind = "builtin_func" if not classes else "module_related_func" if functions else "module"
-    given = {"methods": methods, "quantized": quantized, "arguments": arguments or {}, **traits}
-    return Operator(name, kind, classes, functions, **given)
+    given = {"mase_type": kind, "methods": methods, "quantized": quantized, **traits}
+    return Operator(name, modules=classes, functions=functions, arguments=arguments or {}, **given)
 
 
 def _rows(names: str, **traits: Any) -> tuple[Operator, ...]:
@@ -72,7 +72,9 @@ def _rows(names: str, **traits: Any) -> tuple[Operator, ...]:
 
 
 def _all(traits: dict[str, Any], *rows: Operator) -> tuple[Operator, ...]:
-    """Rows with what they have in common."""
+    """Rows with what they have in common, which none of them has said otherwise."""
+    blank = Operator("", "")
+    assert all(getattr(row, name) == getattr(blank, name) for row in rows for name in traits)
     return tuple(replace(row, **traits) for row in rows)
 
 
@@ -120,9 +122,9 @@ TABLE: tuple[Operator, ...] = (
         _row("sigmoid", nn.Sigmoid, ONE_INPUT, TORCH),
         _row("leaky_relu", nn.LeakyReLU, is_homogeneous=True),
         _row("elu", nn.ELU),
-        _row("celu", nn.CELU, homes=TORCH),
+        _row("celu", nn.CELU, homes=TORCH, mase_type="builtin_func"),
         _row("hardtanh", nn.Hardtanh),
-        _row("hardsigmoid", nn.Hardsigmoid),
+        _row("hardsigmoid", nn.Hardsigmoid, mase_type="builtin_func"),
         _row("hardswish", nn.Hardswish),
         _row("mish", nn.Mish),
         _row("relu6", homes=(F,)),
@@ -162,7 +164,7 @@ TABLE: tuple[Operator, ...] = (
         _row("mul", others=(operator.imul,)),
     ),
     *_all(
-        {"kind": Kind.PRODUCT, "flops": flops.matmul, "onnx": "MatMul", "fallback": FROM_DATA_IN},
+        {"kind": Kind.PRODUCT, "flops": flops.matmul, "fallback": FROM_DATA_IN},
         _row("matmul", (), {**ONE_INPUT, "other": "weight"}, methods=("matmul", "__matmul__")),
         _row("bmm", (), {**ONE_INPUT, "mat2": "weight"}),
     ),
@@ -180,9 +182,11 @@ TABLE: tuple[Operator, ...] = (
         *_rows("sin cos log minimum maximum masked_fill where and_ or_ ge gt le lt eq ne"),
     ),
     _row("cat", others=(torch.concat,)),
-    *_rows("stack chunk split einsum arange expand"),
+    _row("einsum", kind=Kind.PRODUCT),
+    *_rows("stack chunk split arange expand"),
     _row("getattr", homes=(builtins,), layout="read"),
-    *_rows("getitem size", layout="read"),
+    _row("getitem", layout="read"),
+    _row("size", layout="read", follow=d.asked_for_size),
     *_rows("view reshape", layout="view", follow=d.viewed),
     *_rows("contiguous", layout="view", follow=d.unchanged),
     *_rows("unsqueeze squeeze", layout="view"),
@@ -200,31 +204,50 @@ _BY_CALL: dict[Any, Operator] = {}
 def register(row: Operator) -> None:
     """Adds a row: from then on every pass knows the operator.
 
-    Captures keep its modules whole. A quantised operator with a weight that has no packed twin yet
-    gets one; see `packed_twin`.
+    Captures keep its modules whole; they see through a function of one's own, into what it calls,
+    so that an operator is better a module. A quantised operator with a weight that has no packed
+    twin yet gets one; see `packed_twin`. Pickles of packed layers are read where the row is
+    registered.
 
     Raises:
-        ConfigError: the name, or something that the row calls, is in the table already.
+        ConfigError: the name, or something that the row calls, is in the table already; a method
+            is named with the underscore of its in-place twin; or there can be no packed twin. The
+            table then stays as it was.
     """
     calls = (*row.modules, *row.functions, *row.methods)
     taken = [x for x in calls if x in _BY_CALL] + [row.name] * (row.name in OPS)
     if taken:
         raise ConfigError(f"operator '{row.name}': {taken[0]} is in the table already.")
-    OPS[row.name] = row
-    _BY_CALL.update(dict.fromkeys(calls, row))
+    for method in row.methods:
+        if method != _plain(method):
+            raise ConfigError(f"operator '{row.name}': write '{method}' as '{_plain(method)}'.")
+    if row.quantized is not None and not issubclass(row.quantized, q.QuantizedOperator):
+        raise ConfigError(
+            f"operator '{row.name}': expected a QuantizedOperator as quantized, got "
+            f"{row.quantized.__name__}."
+        )
     if row.quantized is not None and "weight" in row.quantized.operands:
         packed_twin(row.quantized)
+    OPS[row.name] = row
+    # MASE has some functions apart from the modules that compute the same.
+    apart = row.mase_type == "builtin_func"
+    _BY_CALL.update(dict.fromkeys(row.modules, replace(row, mase_type="module") if apart else row))
+    _BY_CALL.update(dict.fromkeys((*row.functions, *row.methods), row))
 
 
 def unregister(name: str) -> None:
-    """Takes the row of that name out of the table."""
+    """Takes the row of that name out of the table, to put another in its place or none.
+
+    Raises:
+        ConfigError: there is no such row.
+    """
+    if name not in OPS:
+        raise ConfigError(f"operator '{name}' is not in the table: {did_you_mean(name, OPS)}")
     row = OPS.pop(name)
     for call in (*row.modules, *row.functions, *row.methods):
         del _BY_CALL[call]
-
-
-for _listed in TABLE:
-    register(_listed)
+    if row.quantized is not None:
+        drop_packed_twin(row.quantized)
 
 
 def of_module(cls: type[nn.Module]) -> Operator:
@@ -275,9 +298,14 @@ def of_function(function: Any) -> Operator:
 
 
 def _of_method(name: str) -> Operator:
+    return _BY_CALL.get(_plain(name)) or Operator(name, "builtin_func")
+
+
+def _plain(method: str) -> str:
     """In-place methods end in an underscore and are the same operator."""
-    plain = name if name.startswith("__") else name.removesuffix("_")
-    return _BY_CALL.get(plain) or Operator(name, "builtin_func")
+    return method if method.startswith("__") else method.removesuffix("_")
 
 
 STANDARD_MODULES = frozenset({"torch", "_operator", "operator", "builtins", "math"})
+for _listed in TABLE:
+    register(_listed)

@@ -4,7 +4,13 @@
 scales in buffers.
 """
 
-from chop.nn.packed.base import PACKED, KnownCodes, PackedOperator, packed_twin
+from chop.nn.packed.base import (
+    PACKED,
+    KnownCodes,
+    PackedOperator,
+    drop_packed_twin,
+    packed_twin,
+)
 from chop.nn.packed.operators import (
     PackedBatchNorm1d,
     PackedBatchNorm2d,

@@ -47,6 +47,8 @@ class PackedOperator(QuantizedOperator):
 
     operator: ClassVar[type[QuantizedOperator]]
     """The class that it packs."""
+    is_derived: ClassVar[bool] = False
+    """`packed_twin` made the class, in the operator's module."""
     packed_shapes: dict[str, torch.Size]
     packed_dtype: torch.dtype
     packed_trainable: tuple[str, ...]
@@ -207,15 +209,35 @@ def packed_twin(operator: type[QuantizedOperator], home: str | None = None) -> t
 
     Args:
         operator: quantises its `weight`, as `self.quantize("weight", self.weight)`.
-        home: the module that a new class belongs to, for pickles; default, the operator's.
+        home: the module that a new class belongs to, for pickles; default, the operator's. They
+            are read back where that module has made the class again.
+
+    Raises:
+        ConfigError: there is no such module, or it has something else of the new class's name.
     """
-    if operator not in PACKED:
-        home = home or operator.__module__
-        name = f"Packed{operator.__name__.removeprefix('Quant')}"
-        text = f"`{operator.__name__}` from codes, with the same tensors."
-        body = {"__module__": home, "__doc__": text, "operator": operator}
-        setattr(sys.modules[home], name, type(name, (PackedOperator, operator), body))
+    if operator in PACKED:
+        return PACKED[operator]
+    module = sys.modules.get(home or operator.__module__)
+    name = f"Packed{operator.__name__.removeprefix('Quant')}"
+    if module is None or not _is_free(getattr(module, name, None)):
+        why = f"has a {name} already" if module is not None else "is not imported"
+        raise ConfigError(f"{operator.__name__}: its module '{operator.__module__}' {why}.")
+    text = f"`{operator.__name__}` from codes, with the same tensors."
+    body = {"__module__": module.__name__, "__doc__": text, "operator": operator}
+    setattr(module, name, type(name, (PackedOperator, operator), {**body, "is_derived": not home}))
     return PACKED[operator]
+
+
+def _is_free(found: Any) -> bool:
+    """Whether a derived class may take a name: nothing has it, or a twin that was dropped."""
+    derived = getattr(found, "is_derived", False)
+    return found is None or (derived and PACKED.get(found.operator) is not found)
+
+
+def drop_packed_twin(operator: type[QuantizedOperator]) -> None:
+    """Forgets the packed twin of an operator, if it was derived from the operator alone."""
+    if operator in PACKED and PACKED[operator].is_derived:
+        del PACKED[operator]
 
 
 ATTRIBUTES = ("packed_shapes", "packed_dtype", "packed_trainable", "packed_mask", "packed_exact")
