@@ -131,21 +131,16 @@ def run(
         return False
     if mask is not None:
         plan = with_kept_range(plan, layout)
-    rounding = _Rounding(loops, layout.by(scales), Tensors(x, out, mask))
+    rounding = _Rounding(measure.native(loops), layout.by(scales), Tensors(x, out, mask))
     return rounding.of_elements(plan) if plan.scale == NONE else rounding.of_groups(plan)
 
 
 class _Rounding(NamedTuple):
     """Rounds tensors by the library. Every method returns whether the library did."""
 
-    loops: ctypes.CDLL
+    statistics: measure.NativeStatistics
     layout: Layout
     tensors: Tensors
-
-    @property
-    def statistics(self) -> measure.NativeStatistics:
-        """What finds scales before the pass that rounds."""
-        return measure.NativeStatistics(self.loops)
 
     def of_elements(self, plan: Plan) -> bool:
         """Elements by themselves need no order: any layout without gaps is one line."""
@@ -235,7 +230,7 @@ class _Rounding(NamedTuple):
 
     def _lines(self, plan: Plan, t: Tensors, lines: tuple[int, int], scales: Tensor | None) -> bool:
         """`plan.block` is what a line may be cut into. Other Python threads run meanwhile."""
-        status = _lines_loop(self.loops)(
+        status = _lines_loop(self.statistics.loops)(
             byref(plan),
             t.x.data_ptr(),
             t.out.data_ptr(),
@@ -248,7 +243,7 @@ class _Rounding(NamedTuple):
         return status == 0
 
     def _matrices(self, plan: Plan, t: Tensors, grid: Grid) -> bool:
-        status = self.loops.chop_fake_quantize_grid(
+        status = self.statistics.loops.chop_fake_quantize_grid(
             byref(plan),
             *map(pointer, (t.x, t.out, t.mask)),
             TYPES[t.x.dtype],

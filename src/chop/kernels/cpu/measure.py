@@ -6,6 +6,7 @@ import ctypes
 import math
 from ctypes import byref, c_double, c_float, c_int64, c_void_p
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -123,3 +124,9 @@ class NativeStatistics(Statistics):
                 return None
             plan.factors[level] = low
         return torch.tensor(plan.factors[:depth])
+
+
+@lru_cache(maxsize=8)
+def native(loops: ctypes.CDLL) -> NativeStatistics:
+    """Those of a library, made once."""
+    return NativeStatistics(loops)
