@@ -373,7 +373,7 @@ def rounds_parts_alike(fmt):
         threshold = getattr(element_of(fmt), "threshold", 0.0)
         return isinstance(threshold, float) and not has_levels(fmt)
     by_row = layout.groups.keep_rows_apart(3) and layout.groups != Whole("channel")
-    return by_row and not (layout.scaling.looks_at_all or has_levels(fmt))
+    return by_row and not (layout.scaling.spans_tensor or has_levels(fmt))
 
 
 @check(is_deterministic)

@@ -16,13 +16,14 @@ from chop.formats.groups import Blocks, Whole
 from chop.formats.layout import Layout
 from chop.formats.scaling import FloatScale
 from chop.formats.statistic import LARGEST
-from chop.kernels import KERNELS, fake_quantize, plan
+from chop.kernels import KERNELS, fake_quantize, integers, plan
 from chop.kernels.codes import WHOLE, Packed, fixed_tables
 from chop.kernels.cpu import build, int8
 from chop.kernels.cpu.fake_quantize import _whole_line
 from chop.kernels.cpu.reader import find_reader
 from chop.kernels.eager import round_eagerly
-from chop.kernels.plan import FIXED, Integers
+from chop.kernels.integers import Integers
+from chop.kernels.plan import FIXED
 from chop.kernels.triton import rules
 from chop.nn.packed import pack
 from chop.nn.quantized import QuantLinear
@@ -145,11 +146,11 @@ def rows(monkeypatch):
     def fixed_rule(element):
         return rules.FixedRule(1.0, 1.0, -element.limit, element.limit, False, False)
 
-    def integers(element):
+    def whole(element):
         return Integers(-element.limit, element.limit, 1.0)
 
     monkeypatch.setitem(plan.ELEMENTS, Limited, steps)  # C++ and PyTorch round it
-    monkeypatch.setitem(plan.INTEGERS, Limited, integers)  # products of integers, and ONNX
+    monkeypatch.setitem(integers.ELEMENTS, Limited, whole)  # products of integers, and ONNX
     monkeypatch.setitem(rules.ELEMENTS, Limited, fixed_rule)  # Triton rounds it
     forget()
 

@@ -47,6 +47,10 @@ class Integer(NumberFormat):
         percentile: of the values that are not zero, the percentage that `"percentile"` keeps from
             saturating, above 0 to 100. Zeros are not counted: they fit every range.
 
+    Example:
+        >>> Integer(width=4, frac_width=1).round(torch.tensor([0.26, 9.0]))
+        tensor([0.5000, 3.5000])
+
     Source: the definition of `torch.fake_quantize_per_tensor_affine` with scale 2^-frac_width and
     zero point 0.
     """
@@ -80,8 +84,13 @@ class Integer(NumberFormat):
             )
 
     def layout(self) -> Layout:
-        """Fixed point; both widths have to be numbers."""
-        assert isinstance(self.width, int) and isinstance(self.frac_width, int)
+        """Fixed point.
+
+        Raises:
+            ConfigError: a width still waits for `fitted`.
+        """
+        if not isinstance(self.width, int) or not isinstance(self.frac_width, int):
+            raise ConfigError(f"{self.label}: call `fitted(x)` first.")
         code: Any = "twos_complement" if self.is_signed else "unsigned"
         rounding: Any = "floor" if self.floor else "nearest_even"
         element = Fixed(self.width, self.frac_width, code, is_symmetric=False, rounding=rounding)
@@ -94,20 +103,6 @@ class Integer(NumberFormat):
         if self.is_signed:
             return -(2 ** (self.width - 1)), 2 ** (self.width - 1) - 1
         return 0, 2**self.width - 1
-
-    def round(self, x: Tensor) -> Tensor:
-        """Nearest representable value, ties to even, saturating.
-
-        Args:
-            x: any shape, any floating dtype; NaN stays NaN.
-        Returns: same shape and dtype as `x`; a dtype with fewer significant bits than `width`
-            rounds once more.
-
-        Example:
-            >>> Integer(width=4, frac_width=1).round(torch.tensor([0.26, 9.0]))
-            tensor([0.5000, 3.5000])
-        """
-        return super().round(x)
 
     def bits(self, shape: Sequence[int] = ()) -> float:
         """`width`: the fraction is a part of it. A width that waits can be as large as 32."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
+from chop.errors import ConfigError
 from chop.formats.elements import Element, Rounding
 from chop.formats.groups import WHOLE_TENSOR, Groups
 from chop.formats.scaling import LearntScale, Scaling
+from chop.formats.statistic import Threshold
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,35 @@ class Layout:
         """Which element stands for a value between two."""
         return self.element.rounding
 
+    def __post_init__(self) -> None:
+        if self.overflow == "infinity" and self.scaling is not None:
+            raise ConfigError("layout: overflow 'infinity' is for elements without scales.")
+        if self.levels is not None:
+            in_order = self.groups == WHOLE_TENSOR and self.element.threshold is None
+            if not (in_order and self.scaling is not None and self.scaling.stores_floats):
+                raise ConfigError(
+                    "layout: levels are of elements without a threshold, times a float scale of "
+                    f"the tensor; got {self.element}, {self.groups}, {self.scaling}."
+                )
+
     def fitted(self, x: Tensor) -> Layout:
         """With the threshold of a tensor as a number, where the elements have one."""
-        element = self.element.fitted(x)
-        return self if element is self.element else dataclasses.replace(self, element=element)
+        threshold = self.element.threshold
+        return self.parted_at(threshold.of(x)) if isinstance(threshold, Threshold) else self
 
-    def by(self, scales: Tensor | None) -> Layout:
+    def parted_at(self, threshold: float) -> Layout:
+        """With another threshold of its elements, which have one."""
+        element: Any = dataclasses.replace(self.element, threshold=threshold)  # type: ignore[type-var]
+        return dataclasses.replace(self, element=element)
+
+    def counted(self, groups: Tensor) -> Tensor | None:
+        """`groups` with NaN for the values that scales do not follow; None: they follow all."""
+        threshold = self.element.threshold
+        if threshold is None:
+            return None
+        assert isinstance(threshold, float)
+        return groups.masked_fill(groups.abs() <= threshold, torch.nan)
+
+    def with_scales(self, scales: Tensor | None) -> Layout:
         """With scales, float32 (n,), that training is changing; None leaves them as they are."""
         return self if scales is None else dataclasses.replace(self, scaling=LearntScale(scales))

@@ -39,7 +39,7 @@ class LearnableFormat(NumberFormat):
 
     def round_by(self, x: Tensor, scales: Tensor) -> Tensor:
         """`x` rounded by scales, float32 (n,), above zero, instead of those found or given."""
-        return reference.round_by(self._layout.by(scales), x)
+        return reference.round_by(self._layout.with_scales(scales), x)
 
     def with_scales(self, scales: Tensor) -> Self:
         """This format with scales that were learnt."""
@@ -76,12 +76,12 @@ def starting_scales(number_format: NumberFormat, x: Tensor) -> Tensor:
     if layout.levels is not None:
         start = reference.scales_of_levels(layout, x)
         return start.masked_fill(start < TINY, 1.0)
-    element = layout.element.fitted(x)
-    groups = element.measured(layout.groups.split(x.double()))
-    mean = mean_magnitude(groups.float()).reshape(-1)
-    if not element.follows:
+    groups = layout.groups.split(x.double())
+    counted = layout.fitted(x).counted(groups)
+    mean = mean_magnitude((groups if counted is None else counted).float()).reshape(-1)
+    if not layout.element.follows:
         return mean.masked_fill(mean < TINY, 1.0)
-    start = 2 * mean / math.sqrt(element.largest)
+    start = 2 * mean / math.sqrt(layout.element.largest)
     return start.masked_fill(start < TINY, EPSILON)
 
 

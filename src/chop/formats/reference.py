@@ -48,20 +48,26 @@ def _parts(layout: Layout, groups: Tensor) -> Sequence[Tensor]:
     if layout.scaling is None:
         return chunks(groups.reshape(-1))
     rows = groups.reshape(-1, groups.size(-1))
-    return (rows,) if layout.scaling.looks_at_all else chunks(rows, rows.size(-1))
+    return (rows,) if layout.scaling.spans_tensor else chunks(rows, rows.size(-1))
 
 
 def _rounded(layout: Layout, part: Tensor) -> Tensor:
     elements, scales = _elements_and_scales(layout, part)
-    return elements if scales is None else layout.element.scaled(elements, scales.values)
+    return elements if scales is None else _scaled(layout.element, elements, scales.values)
+
+
+def _scaled(element: Element, y: Tensor, scale: Tensor) -> Tensor:
+    """Adding zero turns the -0 that a digit times a scale of zero may be into +0."""
+    return y * scale if element.threshold is None else y * scale + 0.0
 
 
 def _elements_and_scales(layout: Layout, part: Tensor) -> tuple[Tensor, Scales | None]:
     exact, element = part.double(), layout.element
     if layout.scaling is None:
         return element.round(exact), None
-    scales = layout.scaling.measure(element.measured(exact))
-    return element.round(exact if element.is_absolute else _divide(exact, scales.values)), scales
+    scales = layout.scaling.measure(exact, layout.counted(exact))
+    parted = element.threshold is not None
+    return element.round(exact if parted else _divide(exact, scales.values)), scales
 
 
 def _divide(groups: Tensor, scale: Tensor) -> Tensor:
@@ -82,10 +88,10 @@ def saturates(layout: Layout, x: Tensor) -> Tensor:
     if layout.scaling is None:
         return element.saturates(x.double())
     groups = layout.groups.split(x.double())
-    scale = layout.scaling.measure(element.measured(groups)).values
+    scale = layout.scaling.measure(groups, layout.counted(groups)).values
     outside = (
         groups.abs() > element.largest * scale
-        if element.is_absolute
+        if element.threshold is not None
         else element.saturates(_divide(groups, scale))
     )
     return layout.groups.join(outside, x.shape)
@@ -143,7 +149,7 @@ def decode(layout: Layout, encoded: Encoded) -> Tensor:
     else:
         rows = (x.reshape(-1, x.size(-1)) for x in (y, codes, scales))
         for target, part, scale in zip(*(chunks(x, y.size(-1)) for x in rows), strict=True):
-            target.copy_(_converted(layout, element.scaled(values(part), scale), y.dtype))
+            target.copy_(_converted(layout, _scaled(element, values(part), scale), y.dtype))
     return layout.groups.join(y, shape)
 
 

@@ -54,14 +54,20 @@ class Scaling(ABC):
     """True where scales are stored as float32."""
 
     @property
-    def looks_at_all(self) -> bool:
+    def spans_tensor(self) -> bool:
         """True where a group's scale cannot be told without the other groups."""
         return self.tensor_width > 0
 
-    def measure(self, groups: Tensor) -> Scales:
-        """The scales of groups, float64 (..., groups, group size)."""
+    def measure(self, groups: Tensor, counted: Tensor | None = None) -> Scales:
+        """The scales of groups.
+
+        Args:
+            groups: float64, (..., groups, group size).
+            counted: the same with NaN for values that scales do not follow; None: all count.
+        """
         assert self.statistic is not None
-        return self.scales(self.statistic.of(groups), is_poisoned(groups) if self.has_nan else None)
+        found = self.statistic.of(groups if counted is None else counted)
+        return self.scales(found, is_poisoned(groups) if self.has_nan else None)
 
     @abstractmethod
     def scales(self, found: Tensor, poisoned: Tensor | None = None) -> Scales:
@@ -93,7 +99,7 @@ class Unscaled(Scaling):
     width: int = 0
     statistic = None
 
-    def measure(self, groups: Tensor) -> Scales:
+    def measure(self, groups: Tensor, counted: Tensor | None = None) -> Scales:
         """Ones."""
         return self.scales(groups[..., :1])
 
@@ -203,7 +209,12 @@ class KnownScale(Scaling):
     def known(self, device: torch.device) -> Tensor:
         """float32, (n,)."""
 
-    def measure(self, groups: Tensor) -> Scales:
+    @property
+    def spans_tensor(self) -> bool:
+        """True where groups differ: theirs are told apart by their places."""
+        return self.known(torch.device("cpu")).numel() > 1
+
+    def measure(self, groups: Tensor, counted: Tensor | None = None) -> Scales:
         """The scales in their places.
 
         Raises:
@@ -239,11 +250,6 @@ class GivenScale(KnownScale):
 
     given: tuple[float, ...]
 
-    @property
-    def looks_at_all(self) -> bool:
-        """True where groups differ: theirs are told apart by their places."""
-        return len(self.given) > 1
-
     def known(self, device: torch.device) -> Tensor:
         """float32, (n,)."""
         return torch.tensor(self.given, dtype=torch.float32, device=device)
@@ -258,11 +264,6 @@ class LearntScale(KnownScale):
     """
 
     tensor: Tensor
-
-    @property
-    def looks_at_all(self) -> bool:
-        """True where groups differ: theirs are told apart by their places."""
-        return self.tensor.numel() > 1
 
     def known(self, device: torch.device) -> Tensor:
         """The tensor on that device."""

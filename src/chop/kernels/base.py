@@ -141,7 +141,7 @@ def _rounded(
         return out.copy_(number_format.round(x))
     layout = number_format.layout()
     assert layout is not None
-    return out.copy_(round_by(layout.by(scales), x))
+    return out.copy_(round_by(layout.with_scales(scales), x))
 
 
 @torch.no_grad()

@@ -141,6 +141,11 @@ class CodeTables:
         return bool(((self.values.bfloat16().float() == self.values) | self.values.isnan()).all())
 
     @cached_property
+    def fits_bfloat16(self) -> bool:
+        """True if bfloat16 ends beyond every number, before it is scaled."""
+        return self.values.nan_to_num(nan=0.0).abs().max().item() <= torch.finfo(torch.bfloat16).max
+
+    @cached_property
     def scales_are_powers(self) -> bool:
         """True without scales, or if each is a power of two: scaling never rounds, or at the ends
         of the range alone."""
@@ -176,7 +181,7 @@ def fixed_tables(number_format: NumberFormat) -> CodeTables | None:
 
 
 def _has_plain_codes(element: Element) -> bool:
-    return type(element).pack is Element.pack and type(element).scaled is Element.scaled
+    return element.radix == 2 and element.threshold is None
 
 
 def _by_table(element: Element) -> CodeTables | None:
@@ -253,6 +258,8 @@ def _whole(tables: CodeTables) -> CodeTables:
     step, whole = tables.values[1], _every_code(8)
     whole = (whole - ((whole >> 7) << 8)).float()
     if tables.width != 8 or not torch.equal(tables.values, whole * step):
+        return tables
+    if tables.stores_floats and step != 1:  # products by whole numbers could overflow
         return tables
     if tables.scale_values is None:
         return replace(tables, reading=WHOLE, values=whole, factor=step.item())

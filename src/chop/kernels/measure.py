@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 
-from chop.formats.elements import Element, Trit
 from chop.formats.layout import Layout
 from chop.formats.scaling import KnownScale, is_poisoned
 from chop.formats.statistic import LARGEST, MEAN, Statistic, Threshold
@@ -57,15 +55,10 @@ class Statistics(ABC):
             return lines.new_ones(lines.size(0), 1, dtype=torch.float64)
         if isinstance(scaling, KnownScale):
             return scaling.measure(lines).values
-        statistic, above = (
-            scaling.statistic,
-            element.threshold if isinstance(element, Trit) else None,
-        )
-        sees_all = type(element).measured is Element.measured
-        if isinstance(above, Threshold) or not (sees_all or above is not None):
+        statistic, above = scaling.statistic, element.threshold
+        if statistic is None or isinstance(above, Threshold):
             return by_reference(lines, layout)
-        finds_largest = statistic is not None and statistic.kind == "largest"
-        if finds_largest and (sees_all or statistic.quantile == 1):
+        if statistic.kind == "largest" and (above is None or statistic.quantile == 1):
             found, poisoned = self._finite_and_poisoned(lines, statistic, scaling.has_nan)
             if above is not None:
                 found = found.masked_fill(found <= above, 0.0)
@@ -97,11 +90,10 @@ class Statistics(ABC):
 
         The threshold is the largest float32 not above the reference's, which parts float32 alike.
         """
-        element = layout.element
-        if not isinstance(element, Trit):
+        threshold = layout.element.threshold
+        if threshold is None:
             return layout
-        number = float_below(self._threshold(x, element.threshold))
-        return dataclasses.replace(layout, element=dataclasses.replace(element, threshold=number))
+        return layout.parted_at(float_below(self._threshold(x, threshold)))
 
     def _threshold(self, x: Tensor, threshold: Threshold | float) -> float:
         if isinstance(threshold, float):
@@ -120,7 +112,8 @@ class Statistics(ABC):
 def by_reference(lines: Tensor, layout: Layout) -> Tensor:
     """float64, (lines, 1): scales in the reference's own order."""
     assert layout.scaling is not None
-    return layout.scaling.measure(layout.element.measured(lines.double())).values
+    exact = lines.double()
+    return layout.scaling.measure(exact, layout.counted(exact)).values
 
 
 def float_below(number: float) -> float:

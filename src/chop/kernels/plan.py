@@ -7,7 +7,7 @@ import ctypes
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,8 +31,6 @@ from chop.formats.statistic import MEAN as MEAN_MAGNITUDE
 INTEGER_FLOAT32, INTEGER_FLOAT64, FIXED, MINIFLOAT, LOG, SIGN, TERNARY, RESIDUAL = range(8)
 NONE, SHARED_EXPONENT, SMALL_FLOAT, GIVEN, LARGEST, MEAN = range(6)
 MAX_LEVELS = 8
-WIDEST_INTEGER = 8
-"""Bits of the integers that other libraries multiply."""
 DOUBLE_BITS = 52
 UNIT_ROUNDOFF = 2.0**-53
 EVERY_MAGNITUDE, EVERY_BIT = 0x7FFFFFFF, -1
@@ -224,35 +222,6 @@ ALONE: dict[int, Callable[[Any, Row, float], Row]] = {
     TERNARY: _trit_alone,
 }
 """What is different without a scale, by core."""
-
-
-class Integers(NamedTuple):
-    """Elements k `step` for the whole numbers `low` <= k <= `high`, to nearest, ties to even.
-
-    They are stored in at most 8 bits: in two's complement where `low` is negative.
-    """
-
-    low: int
-    high: int
-    step: float
-
-
-def integers_of(element: Element) -> Integers | None:
-    """The element as integers that other libraries multiply; None if it is none of them."""
-    row: Integers | None = INTEGERS.get(type(element), _unknown)(element)
-    return row
-
-
-def _integers(element: Fixed) -> Integers | None:
-    if element.width > WIDEST_INTEGER or element.rounding != "nearest_even":
-        return None
-    if element.code == "sign_magnitude":
-        return None
-    return Integers(element.lowest_code, element.largest_code, 2.0**-element.frac_width)
-
-
-INTEGERS: dict[type[Element], Callable[[Any], Integers | None]] = {Fixed: _integers}
-"""For products of 8-bit integers, and for ONNX."""
 
 
 def _levels(layout: Layout) -> Row | None:

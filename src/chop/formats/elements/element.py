@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal, Self
+from typing import Literal, final
 
 from torch import Tensor
 
-from chop.formats.packing import pack_bits, unpack_bits
+from chop.formats.packing import (
+    TRITS_PER_BYTE,
+    pack_bits,
+    pack_trits,
+    unpack_bits,
+    unpack_trits,
+)
+from chop.formats.statistic import Threshold
 
 Rounding = Literal["nearest_even", "nearest_up", "nearest_log", "floor", "stochastic", "threshold"]
 """Which element stands for a value between two: the nearest one, ties to the even code or up, or
@@ -24,8 +31,11 @@ class Element(ABC):
     nan_code: int = 0
     """The code that NaN is stored with; only some elements have one that means NaN."""
     rounding: Rounding = "nearest_even"
-    is_absolute: bool = False
-    """True where the element of a value does not depend on the scale that it is multiplied by."""
+    threshold: Threshold | float | None = None
+    """The magnitude up to which values become zero, before any scale, which follows the others;
+    a rule until `Layout.fitted`; None for none."""
+    radix: int = 2
+    """Codes are packed by their bits; or by digits, 3, as many as a byte holds."""
     follows: bool = True
     """False where elements, such as signs, only part values, and are not near them."""
 
@@ -60,31 +70,25 @@ class Element(ABC):
         is_nan = y.isnan()
         return self.codes(y.masked_fill(is_nan, 0.0)).masked_fill(is_nan, self.nan_code)
 
-    def scaled(self, y: Tensor, scale: Tensor) -> Tensor:
-        """Elements times scales."""
-        return y * scale
-
-    def fitted(self, x: Tensor) -> Self:
-        """The elements for a tensor; the same for every one, but where a threshold follows it."""
-        return self
-
-    def measured(self, groups: Tensor) -> Tensor:
-        """What of groups their scales follow, NaN where nothing: by default all of it."""
-        return groups
-
+    @final
     @property
     def bits(self) -> float:
         """Bits that a code takes in memory."""
-        return float(self.width)
+        return float(self.width) if self.radix == 2 else 8 / TRITS_PER_BYTE
 
+    @final
     def fills_bytes(self, count: int) -> bool:
         """True where so many packed codes end with a byte."""
-        return self.width * count % 8 == 0
+        return (self.width * count % 8 if self.radix == 2 else count % TRITS_PER_BYTE) == 0
 
+    @final
     def pack(self, codes: Tensor) -> Tensor:
         """uint8, one-dimensional: codes one after the other in row-major order."""
-        return pack_bits(codes, self.width)
+        return pack_bits(codes, self.width) if self.radix == 2 else pack_trits(codes)
 
+    @final
     def unpack(self, packed: Tensor, count: int) -> Tensor:
         """Inverse of `pack`: integers, (count,)."""
-        return unpack_bits(packed, self.width, count)
+        if self.radix == 2:
+            return unpack_bits(packed, self.width, count)
+        return unpack_trits(packed, count)

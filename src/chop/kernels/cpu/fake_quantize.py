@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from chop.formats import NumberFormat
-from chop.formats.elements import Trit
 from chop.formats.groups import Grid, Groups
 from chop.formats.layout import Layout
 from chop.kernels.base import Kernel, register
@@ -27,6 +26,7 @@ from chop.kernels.plan import (
     NONE,
     RESIDUAL,
     SMALL_FLOAT,
+    TERNARY,
     Plan,
     layout_of,
     plan_of,
@@ -131,7 +131,9 @@ def run(
         return False
     if mask is not None:
         plan = with_kept_range(plan, layout)
-    rounding = _Rounding(measure.native(loops), layout.by(scales), Tensors(x, out, mask))
+    statistics = measure.native(loops)
+    layout = statistics.fitted(layout.with_scales(scales), x)
+    rounding = _Rounding(statistics, layout, Tensors(x, out, mask))
     return rounding.of_elements(plan) if plan.scale == NONE else rounding.of_groups(plan)
 
 
@@ -185,7 +187,7 @@ class _Rounding(NamedTuple):
         return True
 
     def _grid(self, plan: Plan, worked: Tensors, grid: Grid) -> bool:
-        plan, layout = self._of_tensor(plan, worked.x)
+        plan, layout = self._of_tensor(plan, worked.x), self.layout
         plan.block = grid.block_columns
         count, size = worked.x.numel(), grid.block_columns
         if grid.block_rows > 1:
@@ -200,15 +202,15 @@ class _Rounding(NamedTuple):
         lines = (1, count) if is_even else (count // grid.columns, grid.columns)
         return self._lines(plan, worked, lines, None)
 
-    def _of_tensor(self, plan: Plan, x: Tensor) -> tuple[Plan, Layout]:
-        """A plan to be changed, with what has to be known of the whole tensor; the layout too."""
-        plan, layout = Plan.from_buffer_copy(plan), self.statistics.fitted(self.layout, x)
+    def _of_tensor(self, plan: Plan, x: Tensor) -> Plan:
+        """A plan to be changed, with what has to be known of the whole tensor."""
+        plan = Plan.from_buffer_copy(plan)
         plan.roundoff = measure.UNIT_ROUNDOFF
-        if isinstance(layout.element, Trit):
-            plan.low = layout.element.threshold
+        if plan.core == TERNARY:
+            plan.low = self.layout.element.threshold
         if plan.scale == SMALL_FLOAT:
-            plan.of_tensor = self.statistics.tensor_scale(x, layout)
-        return plan, layout
+            plan.of_tensor = self.statistics.tensor_scale(x, self.layout)
+        return plan
 
     def _by_means(
         self, plan: Plan, layout: Layout, worked: Tensors, lines: tuple[int, int]

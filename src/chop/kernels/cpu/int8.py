@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from chop.formats import NumberFormat
-from chop.formats.groups import Whole
-from chop.formats.scaling import EPSILON, TINY, FloatScale, GivenScale, Scaling
-from chop.formats.statistic import LARGEST
+from chop.formats.groups import WHOLE_TENSOR, Whole
+from chop.formats.scaling import EPSILON, TINY
 from chop.kernels.codes import WHOLE, Packed
 from chop.kernels.cpu.measure import pointer
 from chop.kernels.cpu.reader import CHUNK_ROWS, Reader
-from chop.kernels.plan import Integers, integers_of, layout_of
+from chop.kernels.integers import integers_of, one_scale
+from chop.kernels.plan import layout_of
 
 LONGEST_SUM = (2**31 - 1) // 128**2
 """Products of such integers whose sum 32 bits hold, whatever they are."""
@@ -52,43 +51,16 @@ def is_exact() -> bool:
 def whole_rule(number_format: NumberFormat) -> WholeRule | None:
     """The rule of a format, or None if it is not one of signed integers of up to 8 bits."""
     layout = layout_of(number_format) if number_format.is_fitted else None
-    if layout is None or layout.levels is not None:
+    integers = integers_of(layout)
+    if layout is None or integers is None or integers.low >= 0:
         return None
-    integers = integers_of(layout.element)
-    if integers is None or integers.low >= 0:
+    scale, by_row = one_scale(layout, integers), layout.groups == ROWS
+    if scale is None or not (scale or by_row or layout.groups == WHOLE_TENSOR):
         return None
-    scale = SCALES.get(type(layout.scaling), _no_scale)(layout.scaling, integers)
-    if scale is None or (layout.scaling is not None and layout.groups not in WHOLES):
-        return None
-    by_row = layout.scaling is not None and layout.groups == WHOLES[1]
     return WholeRule(integers.low, integers.high, scale, by_row)
 
 
-def _step(scaling: None, integers: Integers) -> float:
-    return integers.step
-
-
-def _following(scaling: FloatScale, integers: Integers) -> float | None:
-    """0: the loops divide the largest magnitude by the largest integer."""
-    expected = FloatScale(LARGEST, integers.high, is_positive=True)
-    return 0.0 if scaling == expected and integers.step == 1 else None
-
-
-def _given(scaling: GivenScale, integers: Integers) -> float | None:
-    is_one = len(scaling.given) == 1 and scaling.given[0] != 0 and integers.step == 1
-    return scaling.given[0] if is_one else None
-
-
-def _no_scale(scaling: Scaling, integers: Integers) -> None:
-    return None
-
-
-SCALES: dict[type[Scaling] | type[None], Callable[[Any, Integers], float | None]] = {
-    type(None): _step,
-    FloatScale: _following,
-    GivenScale: _given,
-}
-WHOLES = (Whole("tensor"), Whole("row"))
+ROWS = Whole("row")
 
 
 def linear(

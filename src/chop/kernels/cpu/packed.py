@@ -92,8 +92,9 @@ def _decoder(packed: Packed, dtype: torch.dtype) -> Reader | None:
     reader = find_reader(packed)
     if reader is None or dtype not in TYPES or not reader.takes(packed):
         return None
-    # Otherwise it would be rounded twice.
-    return reader if dtype == torch.float32 or reader.tables.scales_are_powers else None
+    # Otherwise it would be rounded twice, or become infinite.
+    fits = reader.tables.scales_are_powers and reader.tables.fits_bfloat16
+    return reader if dtype == torch.float32 or fits else None
 
 
 def _decoded(reader: Reader, packed: Packed, dtype: torch.dtype) -> Tensor:

@@ -63,7 +63,7 @@ def round_eagerly(
     if plan is None or layout is None:
         return False
     prefer_huge_pages(out)
-    layout = STATISTICS.fitted(layout.by(scales), x)
+    layout = STATISTICS.fitted(layout.with_scales(scales), x)
     if _has_negative_scales(layout, plan):
         return False
     if layout.levels is not None:
@@ -116,7 +116,8 @@ def _integers(plan: Plan) -> Work:
 
 
 def _threshold(layout: Layout) -> float:
-    threshold: float = layout.element.threshold  # type: ignore[attr-defined]
+    threshold = layout.element.threshold
+    assert isinstance(threshold, float)
     return threshold
 
 
@@ -137,10 +138,12 @@ def _round_lines(x: Tensor, layout: Layout, plan: Plan, out: Tensor) -> bool:
 
 def _work_by_scale(layout: Layout, plan: Plan, scales: Tensor) -> tuple[WorkByScale, Tensor]:
     """The work on chunks of lines, and the scales in its dtype."""
+    if plan.core in (SIGN, TERNARY):
+        scales = scales.clamp(-plan.limit, plan.limit).float()
     if plan.core == SIGN:
-        return partial(round_signs, is_bipolar=plan.low < 0), scales.float()
+        return partial(round_signs, is_bipolar=plan.low < 0), scales
     if plan.core == TERNARY:
-        return partial(round_ternary, threshold=_threshold(layout)), scales.float()
+        return partial(round_ternary, threshold=_threshold(layout)), scales
     core = core_of(plan, FLOAT32)
     is_exact = type(layout.scaling) is SharedExponent and have_inverses(scales)
     if core is None or not (is_exact and exact_in_float32(core, is_scaled=True)):

@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from chop.formats import NumberFormat
-from chop.formats.groups import Whole
+from chop.formats.groups import WHOLE_TENSOR
 from chop.formats.layout import Layout
-from chop.formats.scaling import FloatScale, GivenScale
-from chop.formats.statistic import Statistic
-from chop.kernels.plan import integers_of
+from chop.kernels.integers import integers_of, one_scale
 
 CHOICE = (
     "integer (width up to 8, not floored, calibrated) or scale_integer (width up to 8; granularity "
@@ -50,21 +48,17 @@ def grid_of(number_format: NumberFormat, parameter: Tensor | None = None) -> Gri
         parameter: the tensor that is stored in it, if it is one; None for activations.
     """
     layout = number_format.layout() if number_format.is_fitted else None
-    integers = None if layout is None or layout.levels is not None else integers_of(layout.element)
+    integers = integers_of(layout)
     if layout is None or integers is None:
         return None
     low, high, step = integers
-    if layout.scaling is None:
-        return Grid(low, high, torch.tensor(step))
+    one = one_scale(layout, integers)
+    if one:
+        return Grid(low, high, torch.tensor(one))
     if parameter is not None:
         scale = _scale_of(layout, parameter)
         return None if scale is None else Grid(low, high, scale * step)
-    if isinstance(layout.scaling, GivenScale):
-        is_one = len(layout.scaling.given) == 1
-        return Grid(low, high, torch.tensor(layout.scaling.given[0] * step)) if is_one else None
-    follows = layout.scaling == FloatScale(Statistic(is_signed=low < 0), high, is_positive=True)
-    is_whole = layout.groups == Whole("tensor") and step == 1
-    return Grid(low, high, None) if is_whole and follows else None
+    return Grid(low, high, None) if one == 0 and layout.groups == WHOLE_TENSOR else None
 
 
 def _scale_of(layout: Layout, parameter: Tensor) -> Tensor | None:
@@ -75,7 +69,7 @@ def _scale_of(layout: Layout, parameter: Tensor) -> Tensor | None:
     if lines.groups_per_row and lines.rows != parameter.size(0):
         return None
     groups = layout.groups.split(parameter.detach()).double()
-    scale = layout.scaling.measure(layout.element.measured(groups)).values.float().reshape(-1)
-    if not (scale.isfinite() & (scale != 0)).all():
+    scale = layout.scaling.measure(groups, layout.counted(groups)).values.float().reshape(-1)
+    if not (scale.isfinite() & (scale > 0)).all():
         return None
     return scale if lines.groups_per_row else scale[0]

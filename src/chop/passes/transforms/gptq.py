@@ -159,7 +159,9 @@ def fixed_scales(number_format: NumberFormat, weight: Tensor) -> tuple[Round, Te
     """
     free = torch.full_like(weight, torch.nan)
     layout = number_format.layout()
-    if layout is None or layout.scaling is None or layout.levels or layout.element.is_absolute:
+    if layout is None or layout.scaling is None or layout.levels is not None:
+        return number_format.round, torch.ones_like(weight), free
+    if layout.element.threshold is not None:
         return number_format.round, torch.ones_like(weight), free
     groups = layout.groups.split(weight)
     scale = layout.scaling.measure(groups).values.expand_as(groups)

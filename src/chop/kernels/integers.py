@@ -1,0 +1,60 @@
+"""Layouts as integers of at most 8 bits times a scale, which processors and ONNX multiply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from chop.formats.elements import Element, Fixed
+from chop.formats.layout import Layout
+from chop.formats.scaling import FloatScale, GivenScale, Unscaled
+from chop.formats.statistic import Statistic
+
+WIDEST = 8
+
+
+class Integers(NamedTuple):
+    """Elements k `step` for the whole numbers `low` <= k <= `high`, to nearest, ties to even.
+
+    They are stored in at most 8 bits: in two's complement where `low` is negative.
+    """
+
+    low: int
+    high: int
+    step: float
+
+
+def integers_of(layout: Layout | None) -> Integers | None:
+    """The integers that a layout's elements are; None where they are something else."""
+    if layout is None or layout.levels is not None:
+        return None
+    row: Integers | None = ELEMENTS.get(type(layout.element), lambda _: None)(layout.element)
+    return row
+
+
+def _fixed(element: Fixed) -> Integers | None:
+    if element.width > WIDEST or element.rounding != "nearest_even":
+        return None
+    if element.code == "sign_magnitude":
+        return None
+    return Integers(element.lowest_code, element.largest_code, 2.0**-element.frac_width)
+
+
+ELEMENTS: dict[type[Element], Callable[[Any], Integers | None]] = {Fixed: _fixed}
+"""For products of 8-bit integers, and for ONNX."""
+
+
+def one_scale(layout: Layout, integers: Integers) -> float | None:
+    """The factor of all integers of a group; 0 where it follows the data; None for others.
+
+    It then is the largest magnitude over the largest integer.
+    """
+    scaling = layout.scaling
+    if scaling is None or isinstance(scaling, Unscaled):
+        return integers.step
+    if isinstance(scaling, GivenScale):
+        (scale, *others) = scaling.given
+        return scale * integers.step if scale > 0 and not others else None
+    statistic = Statistic("largest", is_signed=integers.low < 0)
+    follows = scaling == FloatScale(statistic, integers.high, is_positive=True)
+    return 0.0 if follows and integers.step == 1 else None
