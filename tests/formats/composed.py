@@ -282,6 +282,8 @@ KINDS = [
     ),
 ]
 SCATTERED = (TileSign, TileUInt8, TileLog, CombE4M3)
-"""Groups cross rows, or do not lie in one piece: weights are decoded before they are multiplied."""
+"""Groups cross rows, or do not lie in one piece."""
+DECODED = (*SCATTERED, OpenE5M2)
+"""Weights are decoded before they are multiplied: the loops also bound what is to overflow."""
 for _kind in KINDS:  # known while these tests run, and to no other
     del REGISTRY[_kind.name]

@@ -28,6 +28,7 @@ from chop.nn.quantized.modules import linear
 from chop.report.format_page import PAGE, PICTURES, pages
 from tests.formats import checks
 from tests.formats.composed import (
+    DECODED,
     KINDS,
     SCATTERED,
     ChannelFixed,
@@ -143,7 +144,7 @@ def test_a_packed_layer_multiplies_by_its_codes(kind, monkeypatch):
     weight, x = fmt.round(layer.weight), torch.randn(3, COLUMNS)
     assert same(fmt.decode(stored), weight) and same(twin.weight, weight)
     assert twin.packed_bits("weight") == pytest.approx(fmt.bits(weight.shape), abs=1e-3)
-    assert (find_reader(packed) is None) == (kind in SCATTERED)
+    assert (find_reader(packed) is None) == (kind in DECODED)
     asked = []
     decode = reference.decode
     monkeypatch.setattr(reference, "decode", lambda *a: asked.append(1) or decode(*a))
@@ -155,7 +156,7 @@ def test_a_packed_layer_multiplies_by_its_codes(kind, monkeypatch):
                 bound = COLUMNS * 2.0**-23 * (rows.double().abs() @ weight.double().abs().T + 1)
                 assert ((y - exact).abs() <= bound).all()
             assert (y - exact).norm() < 10 ** (-50 / 20) * exact.norm()
-        assert bool(asked) == (kind in SCATTERED)
+        assert bool(asked) == (kind in DECODED)
         in_full = pack(layer, exact=True).eval()
         assert same(in_full(x), F.linear(x, weight, layer.bias)) and same(in_full(x), layer(x))
 

@@ -80,7 +80,7 @@ def test_scales_have_the_slope_of_a_finite_difference_with_rounding_held(fmt):
         moved = s.clone()
         moved[index] += change
         if isinstance(fmt, BinaryResidual):
-            signs, _ = reference._signs_and_scales(fmt.layout().by(s.float()), x)
+            signs, _ = reference._signs_and_scales(fmt.layout().with_scales(s.float()), x)
             y = sum(moved[level] * sign for level, sign in enumerate(signs))
         else:
             rows = s.view(-1, 1)

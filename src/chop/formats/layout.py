@@ -45,8 +45,6 @@ class Layout:
         return self.element.rounding
 
     def __post_init__(self) -> None:
-        if self.overflow == "infinity" and self.scaling is not None:
-            raise ConfigError("layout: overflow 'infinity' is for elements without scales.")
         if self.levels is not None:
             in_order = self.groups == WHOLE_TENSOR and self.element.threshold is None
             if not (in_order and self.scaling is not None and self.scaling.stores_floats):

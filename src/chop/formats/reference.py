@@ -34,7 +34,7 @@ def round_by(layout: Layout, x: Tensor) -> Tensor:
     """
     layout = layout.fitted(x)
     if layout.levels is not None:
-        return _sum(*_signs_and_scales(layout, x), x.dtype)
+        return _sum(layout, *_signs_and_scales(layout, x), x.dtype)
     groups = layout.groups.split(x)
     parts = [_converted(layout, _rounded(layout, part), x.dtype) for part in _parts(layout, groups)]
     return layout.groups.join(torch.cat(parts).view(groups.shape), x.shape)
@@ -231,11 +231,11 @@ def scales_of_levels(layout: Layout, x: Tensor) -> Tensor:
     return _signs_and_scales(layout, x)[1]
 
 
-def _sum(elements: Sequence[Tensor], scales: Tensor, dtype: torch.dtype) -> Tensor:
+def _sum(layout: Layout, elements: Sequence[Tensor], scales: Tensor, dtype: torch.dtype) -> Tensor:
     total = torch.zeros_like(elements[0])
     for level, scale in zip(elements, scales.double(), strict=True):
         total = total + scale * level
-    return cast(total, dtype)
+    return _converted(layout, total, dtype)
 
 
 def _encode_levels(layout: Layout, x: Tensor) -> Encoded:
@@ -252,5 +252,5 @@ def _decode_levels(layout: Layout, encoded: Encoded) -> Tensor:
     y = torch.empty(count, dtype=encoded.dtype, device=codes.device)
     for target, part in zip(chunks(y), chunks(codes), strict=True):
         levels = [element.values(level.long()) for level in part.unbind(-1)]
-        target.copy_(_sum(levels, encoded.scales, y.dtype))
+        target.copy_(_sum(layout, levels, encoded.scales, y.dtype))
     return y.view(encoded.shape)

@@ -173,6 +173,8 @@ def fixed_tables(number_format: NumberFormat) -> CodeTables | None:
     layout = layout_of(number_format) if number_format.is_fitted else None
     if layout is None or layout.levels is not None:
         return None
+    if layout.overflow == "infinity" and layout.scaling is not None:  # which the loops bound
+        return None
     read = READINGS.get(type(layout.element), _by_table)
     tables, scaling = read(layout.element), layout.scaling
     if tables is None or isinstance(scaling, Unscaled):

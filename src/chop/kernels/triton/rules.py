@@ -218,7 +218,9 @@ def takes(number_format: NumberFormat, dtype: torch.dtype) -> bool:
 def code_rule(number_format: NumberFormat) -> CodeRule | None:
     """The rule of codes of 8 bits or fewer that are scaled by E8M0, or None."""
     layout = layout_of(number_format) if number_format.is_fitted else None
-    if layout is None or layout.scaling is None or not _is_e8m0(layout.scaling):
+    if layout is None or layout.scaling is None or layout.overflow == "infinity":
+        return None
+    if not _is_e8m0(layout.scaling):
         return None
     if layout.groups.nominal_size > MAX_BLOCK or layout.element.width > MAX_CODE_WIDTH:
         return None
