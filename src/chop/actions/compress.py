@@ -22,11 +22,11 @@ from chop.actions.compress_results import (
 from chop.actions.interrupt import told_when_interrupted
 from chop.actions.rounding import (
     QUANTIZE_RANGES,
-    QUANTIZED_OPERATORS,
     check_operators,
     layer_spec,
     quantize_after_training,
     quantize_layers,
+    weighted_operators,
 )
 from chop.actions.subject import Subject, SubjectConfig, raise_to_graph, subject_for
 from chop.errors import ConfigError
@@ -77,7 +77,7 @@ class CompressConfig(SubjectConfig):
     }
 
     out: Path = Path("runs/compress")
-    operators: tuple[str, ...] = QUANTIZED_OPERATORS
+    operators: tuple[str, ...] = field(default_factory=weighted_operators)
     formats: tuple[str, ...] = ("8.5", "6.4", "4.2", "8.auto", "6.auto", "4.auto")
     layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     qat_epochs: int | None = None

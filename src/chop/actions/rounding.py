@@ -18,8 +18,6 @@ from chop.train import calibration_batches
 LayerFormats = Mapping[str, Mapping[str, str]]
 """Path of a layer -> operand -> format as people type it."""
 
-QUANTIZED_OPERATORS = tuple(row.name for row in OPS.values() if row.weight and row.quantized)
-QUANTIZABLE = tuple(row.name for row in OPS.values() if row.is_quantizable)
 QUANTIZE_RANGES: dict[str, tuple[float, float]] = {
     "qat_epochs": (0, 10_000),
     "qat_lr": (1e-9, 10),
@@ -27,8 +25,19 @@ QUANTIZE_RANGES: dict[str, tuple[float, float]] = {
 }
 
 
-def check_operators(names: Sequence[str], choices: Sequence[str] = QUANTIZABLE) -> None:
-    """Raises ConfigError where a name is not among the choices, or there is none."""
+def weighted_operators() -> tuple[str, ...]:
+    """The names of quantisable operators with a matrix of weights."""
+    return tuple(row.name for row in OPS.values() if row.weight and row.quantized)
+
+
+def check_operators(names: Sequence[str], choices: Sequence[str] = ()) -> None:
+    """Raises ConfigError where there is no name, or one is not among the choices.
+
+    Args:
+        names: they.
+        choices: default, all quantisable operators.
+    """
+    choices = choices or [row.name for row in OPS.values() if row.is_quantizable]
     for name in names:
         if name not in choices:
             raise ConfigError(f"operators: unknown '{name}': {did_you_mean(name, choices)}")

@@ -27,11 +27,7 @@ from chop.train.calling import LABELS, input_columns, loss_and_logits
 Batch = Mapping[str, Tensor]
 Proxy = Callable[[nn.Module, Batch], float]
 
-_WEIGHTED = [row for row in OPS.values() if row.weight and row.weight.inputs == 1]
-_MIXING = [row for row in OPS.values() if row.follow is not unchanged]
-LAYERS = tuple(cls for row in _WEIGHTED for cls in row.modules)
 ACTIVATION_FILES = ("torch.nn.modules.activation", "transformers.activations")
-NOT_ELEMENTWISE = (nn.Softmax2d, nn.Softmin, *(cls for row in _MIXING for cls in row.modules))
 SMALLEST_EIGENVALUE = 1e-5
 ZEN_STEP = 0.01
 DRAWS_PER_CONFIG = 50
@@ -237,7 +233,7 @@ def zen(model: nn.Module, batch: Batch) -> float:
     """
     scales, features = [], []
     for module in model.modules():
-        if isinstance(module, LAYERS):
+        if _is_layer(module):
             nn.init.normal_(module.weight)
         if "Norm" in type(module).__name__:
             module.register_forward_pre_hook(lambda norm, x: scales.append(_deviation(norm, x[0])))
@@ -283,7 +279,15 @@ def _weights(model: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def _is_activation(module: nn.Module) -> bool:
-    return type(module).__module__ in ACTIVATION_FILES and not isinstance(module, NOT_ELEMENTWISE)
+    mixing = (cls for row in OPS.values() if row.follow is not unchanged for cls in row.modules)
+    others = (nn.Softmax2d, nn.Softmin, *mixing)
+    return type(module).__module__ in ACTIVATION_FILES and not isinstance(module, others)
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """True for linear layers, convolutions that are not transposed, and embeddings."""
+    rows = [row for row in OPS.values() if row.weight and not row.weight.is_transposed]
+    return isinstance(module, tuple(cls for row in rows for cls in row.modules))
 
 
 def _as_double(x: Tensor) -> Tensor:
@@ -296,7 +300,7 @@ def _change_input(model: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
     Raises:
         ConfigError: the model has no layer.
     """
-    first = next((module for module in model.modules() if isinstance(module, LAYERS)), None)
+    first = next((module for module in model.modules() if _is_layer(module)), None)
     if first is None:
         raise ConfigError(f"{type(model).__name__} has no linear, convolution or embedding layer.")
     if isinstance(first, nn.Embedding):

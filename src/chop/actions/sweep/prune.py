@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from chop import passes
-from chop.actions.rounding import QUANTIZED_OPERATORS, check_operators, present_operators
+from chop.actions.rounding import check_operators, present_operators, weighted_operators
 from chop.actions.subject import Subject, SubjectConfig, subject_for
 from chop.actions.sweep.experiment import Experiment
 from chop.actions.sweep.grid import spread
@@ -25,9 +25,12 @@ from chop.passes.pruning.settings import PruneConfig
 from chop.report.plots import Curve, plot_accuracy
 from chop.train import calibration_batches
 
-PRUNED_OPERATORS = tuple(name for name in QUANTIZED_OPERATORS if OPS[name].is_product)
 Setting = tuple[str, float]
 """A method and a sparsity."""
+
+
+def _multiplied() -> tuple[str, ...]:
+    return tuple(name for name in weighted_operators() if OPS[name].is_product)
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class PruneSweepConfig(SubjectConfig):
     sparsity: str | float | tuple[float, ...] = "0.1:0.9:0.1"
     methods: tuple[str, ...] = ("l1-norm", "random")
     scope: Literal["local", "global"] = "local"
-    operators: tuple[str, ...] = PRUNED_OPERATORS
+    operators: tuple[str, ...] = field(default_factory=_multiplied)
     finetune_epochs: int | None = None
     finetune_lr: float | None = None
     calibration_rows: int = 256
@@ -66,7 +69,7 @@ class PruneSweepConfig(SubjectConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         convert(self.scope, Literal["local", "global"], "scope")
-        check_operators(self.operators, QUANTIZED_OPERATORS)
+        check_operators(self.operators, weighted_operators())
         if not self.methods:
             raise ConfigError("methods: expected at least one.")
         for value in self.shares():

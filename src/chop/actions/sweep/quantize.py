@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from chop.actions.rounding import (
     QUANTIZE_RANGES,
-    QUANTIZED_OPERATORS,
     check_operators,
     quantize_after_training,
+    weighted_operators,
 )
 from chop.actions.subject import Subject, SubjectConfig, subject_for
 from chop.actions.sweep.experiment import Experiment
@@ -55,7 +55,7 @@ class QuantizeSweepConfig(SubjectConfig):
     out: Path = Path("runs/sweep-quantize")
     widths: str | int | tuple[int, ...] = "4:32:4"
     frac: str | int = "half"
-    operators: tuple[str, ...] = QUANTIZED_OPERATORS
+    operators: tuple[str, ...] = field(default_factory=weighted_operators)
     qat_epochs: int | None = None
     qat_lr: float | None = None
     calibration_rows: int = 256

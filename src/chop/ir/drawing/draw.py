@@ -24,20 +24,21 @@ from chop.ir.drawing.sketch import (
     sketch,
 )
 from chop.ir.graph import MaseGraph
+from chop.ir.ops import Kind
 
 # (fill, border): pale fills keep black text readable in print too.
-COLOURS = {
-    "matrix product": ("#d6e4f7", "#3b6ea8"),
-    "normalisation": ("#e6dcf3", "#7a56a8"),
-    "activation": ("#fbe3cf", "#bf6a1f"),
-    "arithmetic": ("#fbf3c9", "#a08a1a"),
-    "pooling": ("#d3efec", "#2e8b84"),
-    "dropout": ("#f7dbe6", "#b0507c"),
-    "loss": ("#f6d0cc", "#b03a2e"),
-    "input": ("#d8f0d3", "#3f8f35"),
-    "constant": ("#ececec", "#8a8a8a"),
-    "output": ("#c9e8c4", "#2c6e24"),
-    "reshape and other": ("#f7f7f7", "#9a9a9a"),
+COLOURS: dict[str, tuple[str, str]] = {
+    Kind.PRODUCT: ("#d6e4f7", "#3b6ea8"),
+    Kind.NORM: ("#e6dcf3", "#7a56a8"),
+    Kind.ACTIVATION: ("#fbe3cf", "#bf6a1f"),
+    Kind.ARITHMETIC: ("#fbf3c9", "#a08a1a"),
+    Kind.POOLING: ("#d3efec", "#2e8b84"),
+    Kind.DROPOUT: ("#f7dbe6", "#b0507c"),
+    Kind.LOSS: ("#f6d0cc", "#b03a2e"),
+    Kind.INPUT: ("#d8f0d3", "#3f8f35"),
+    Kind.CONSTANT: ("#ececec", "#8a8a8a"),
+    Kind.OUTPUT: ("#c9e8c4", "#2c6e24"),
+    Kind.OTHER: ("#f7f7f7", "#9a9a9a"),
     COLLAPSED: ("#ffffff", "#3b6ea8"),
 }
 OTHER_PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".pdf", ".eps")

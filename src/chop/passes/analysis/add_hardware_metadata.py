@@ -8,8 +8,6 @@ from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.ops import Kind
 from chop.passes.base import MASE_KEYS, NoConfig, graph_pass
 
-PORTS = frozenset({"placeholder", "get_attr", "output"})
-
 
 @graph_pass(config=NoConfig, ignores=MASE_KEYS, requires=("add_common_metadata_analysis_pass",))
 def add_hardware_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
@@ -20,6 +18,7 @@ def add_hardware_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict
     for node in mg.nodes:
         row = mg.operator(node)
         is_wiring = row.layout in ("view", "read") or row.kind is Kind.DROPOUT
-        metadata_of(node).hardware["is_implicit"] = is_wiring or node.op in PORTS
+        is_port = not node.op.startswith("call_")
+        metadata_of(node).hardware["is_implicit"] = is_wiring or is_port
     implicit = sum(metadata_of(node).hardware["is_implicit"] for node in mg.nodes)
     return {"implicit": implicit, "explicit": len(mg.nodes) - implicit}

@@ -6,7 +6,6 @@ and users import a pass from any of them.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import chop.passes
@@ -15,7 +14,9 @@ from chop.errors import did_you_mean
 
 def __getattr__(name: str) -> Any:
     if name == "QUANTIZEABLE_OP":
-        return _quantizable_operators()
+        from chop.ir.ops import OPS
+
+        return tuple(name for name, row in OPS.items() if row.is_quantizable)
     if name in __dir__():
         return getattr(chop.passes, name)
     hint = "" if name.startswith("_") else f": {did_you_mean(name, __dir__())}"
@@ -25,11 +26,3 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     passes = [name for name in vars(chop.passes) if name.endswith("_pass")]
     return [*passes, "get_synthesis_results", "QUANTIZEABLE_OP"]
-
-
-@cache
-def _quantizable_operators() -> tuple[str, ...]:
-    """The operators that `quantize_transform_pass` can be told of, by MASE's names."""
-    from chop.ir.ops import OPS
-
-    return tuple(name for name, row in OPS.items() if row.quantized or row.arguments or row.twin)

@@ -13,6 +13,7 @@ from torch import fx
 from chop.config import convert, ignoring, without_na
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import QuantSpec
+from chop.ir.capture.targets import changes_its_input
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.ops import OPS
 from chop.nn.quantized import QuantCall, QuantizedOperator
@@ -182,7 +183,7 @@ def _is_in_place(mg: MaseGraph, node: fx.Node) -> bool:
     if node.op == "call_method":
         return str(node.target).endswith("_") and not str(node.target).startswith("__")
     by_flag = node.kwargs.get("inplace") is True or True in node.args[1:2]
-    return by_flag or getattr(node.target, "__name__", "") == f"i{mg.operator(node).name}"
+    return by_flag or changes_its_input(node.target)  # type: ignore[arg-type]
 
 
 def _hand_on_the_result(mg: MaseGraph, node: fx.Node) -> None:
