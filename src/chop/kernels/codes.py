@@ -160,6 +160,8 @@ def tables_of_levels(number_format: NumberFormat, scales: Tensor) -> CodeTables 
     layout = layout_of(number_format)
     if layout is None or layout.levels is None or not _has_plain_codes(layout.element):
         return None
+    if layout.overflow == "infinity":  # which the loops bound
+        return None
     width = layout.element.width * layout.levels
     if width > WIDEST:
         return None

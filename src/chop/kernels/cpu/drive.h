@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cfloat>
 #include <vector>
 
 #include "blocks.h"
@@ -19,7 +20,8 @@ void round_marked(const Plan& p, Loop loop, const Part& part) {
     if (part.mask) {
         const double scale = part.scales ? *part.scales : 1.0;
         if (p.core == TERNARY)
-            mark(part.x, part.mask, part.n, -scale, scale);
+            mark(part.x, part.mask, part.n, -std::min<double>(scale, FLT_MAX),
+                 std::min<double>(scale, FLT_MAX));
         else if (p.scale == GIVEN || p.scale == MEAN)
             mark_scaled(part.x, part.mask, part.n, p.kept_low, p.kept_high, scale);
         else if (p.scale == NONE)

@@ -45,16 +45,17 @@ template <class CoreOf> INLINE void each_scaled(const Plan& p, const Part& part)
         y[i] = static_cast<float>(clamp(core(x[i] / divisor) * scale, -limit, limit));
 }
 
-// float32 holds the threshold, the scale and the limit.
+// float32 holds the threshold, the scale and the limit. A scale that is NaN makes zeros NaN too.
 INLINE void each_ternary(const Plan& p, const Part& part) {
     const float threshold = p.low, limit = p.limit;
     const float kept = clamp<float>(*part.scales, -limit, limit) + 0.0f;
+    const float zero = kept == kept ? 0.0f : kept;
     const float* x = part.x;
     float* y = part.y;
     INDEPENDENT
     for (int64_t i = 0; i < part.n; i++) {
         const float v = x[i], rounded = v < 0 ? 0.0f - kept : kept;
-        y[i] = v == v ? (std::fabs(v) > threshold ? rounded : 0.0f) : v;
+        y[i] = v == v ? (std::fabs(v) > threshold ? rounded : zero) : v;
     }
 }
 

@@ -123,7 +123,7 @@ def _threshold(layout: Layout) -> float:
 
 def _round_lines(x: Tensor, layout: Layout, plan: Plan, out: Tensor) -> bool:
     """By the scales of lines, which are measured before."""
-    if plan.core not in (SIGN, TERNARY) and core_of(plan, FLOAT64) is None:
+    if not _is_scalable(layout, plan):
         return False
 
     def run(lines: Tensor, target: Tensor) -> None:
@@ -134,6 +134,17 @@ def _round_lines(x: Tensor, layout: Layout, plan: Plan, out: Tensor) -> bool:
 
     _in_groups(x, out, layout.groups, run)
     return True
+
+
+def _is_scalable(layout: Layout, plan: Plan) -> bool:
+    if plan.core in (SIGN, TERNARY):  # by a float32 scale
+        return plan.limit < math.inf
+    core = core_of(plan, FLOAT64)
+    if core is None:
+        return False
+    # A scale of zero keeps the signs of elements, but for those of zero.
+    is_never_zero = isinstance(layout.scaling, SharedExponent)
+    return is_never_zero or core.has_negative_zero or not core.of_magnitudes
 
 
 def _work_by_scale(layout: Layout, plan: Plan, scales: Tensor) -> tuple[WorkByScale, Tensor]:
