@@ -113,3 +113,9 @@ def test_a_name_or_mapping_never_means_a_stand_in():
         parse_format(Watch())
     with pytest.raises(ConfigError, match="unknown number format 'Watch'"):
         QuantSpec.parse({"data_in": "Watch"})
+
+
+@pytest.mark.parametrize("given", [3, "integer", None, Integer])
+def test_a_slot_takes_nothing_else_than_a_quantizer(given):
+    with pytest.raises(ConfigError, match=r"data_in: expected a number format, such as .*, got "):
+        QuantSpec(data_in=given)

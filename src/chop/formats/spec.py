@@ -146,6 +146,11 @@ class QuantSpec:
         )
 
     def __post_init__(self) -> None:
+        for operand, given in self.items():
+            if not isinstance(given, Quantizer):
+                raise ConfigError(
+                    f"{operand}: expected a number format, such as Integer(8, 4), got {given!r}."
+                )
         if self.gradient not in get_args(Gradient):
             raise ConfigError(
                 f"gradient '{self.gradient}': {did_you_mean(self.gradient, get_args(Gradient))}"
