@@ -193,11 +193,7 @@ def _calls_by_owner(graph: fx.Graph) -> dict[str, list[Any]]:
 
 
 def _dropout_module(
-    graph: fx.Graph,
-    node: fx.Node,
-    twin: fx.Node,
-    differences: list[_Difference],
-    extras: _Extras,
+    graph: fx.Graph, node: fx.Node, twin: fx.Node, differences: list[_Difference], extras: _Extras
 ) -> None:
     signature = inspect.signature(node.target)  # type: ignore[arg-type]
     in_eval = signature.bind(*node.args, **node.kwargs)
@@ -218,10 +214,7 @@ def _dropout_module(
 
 
 def _switch_constants(
-    graph: fx.Graph,
-    node: fx.Node,
-    differences: list[_Difference],
-    extras: _Extras,
+    graph: fx.Graph, node: fx.Node, differences: list[_Difference], extras: _Extras
 ) -> None:
     for place, when_eval, when_training in differences:
         path = extras.add(owner_of(node), "by_mode", ByMode(when_training, when_eval))

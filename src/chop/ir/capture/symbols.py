@@ -19,15 +19,8 @@ import torch
 from sympy.logic.boolalg import BooleanAtom
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-    FakeTensorMode,
-    in_kernel_invocation_manager,
-)
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    StatelessSymbolicContext,
-)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy import functions as size_functions
 from torch.utils._sympy.numbers import int_oo
@@ -258,8 +251,7 @@ class Sizes:
     def _write_sum(self, expression: sympy.Add) -> Any:
         # `a - b` reads better than `a + -1 * b`, so negative terms and numbers go last.
         terms = sorted(
-            expression.args,
-            key=lambda term: (term.could_extract_minus_sign(), term.is_number),
+            expression.args, key=lambda term: (term.could_extract_minus_sign(), term.is_number)
         )
         total = self._write(terms[0])
         for term in terms[1:]:

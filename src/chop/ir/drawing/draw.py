@@ -15,14 +15,7 @@ from xml.sax.saxutils import escape, quoteattr
 from chop.errors import ConfigError
 from chop.files import write_text
 from chop.ir.drawing.layout import Block, Line, Placed, lay_out
-from chop.ir.drawing.sketch import (
-    COLLAPSED,
-    LINE_HEIGHT,
-    TEXT_WIDTH,
-    Box,
-    Sketch,
-    sketch,
-)
+from chop.ir.drawing.sketch import COLLAPSED, LINE_HEIGHT, TEXT_WIDTH, Box, Sketch, sketch
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
 

@@ -185,9 +185,7 @@ def _in_line(slot: Slot) -> list[Wish]:
 
 
 def _align(
-    layer: list[Slot],
-    wishes_of: Callable[[Slot], list[Wish]],
-    settled: bool = False,
+    layer: list[Slot], wishes_of: Callable[[Slot], list[Wish]], settled: bool = False
 ) -> None:
     """Least squares under the order: pools of touching slots share the mean of their wishes.
 

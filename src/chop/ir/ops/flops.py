@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-Shape = Sequence[int]
+from chop.ir.ops.dimensions import Shape
+
 Flops = Callable[[Sequence[Shape], Shape], int]
 """(shapes of the tensors that go in, the input first, then the weight; the result's) -> number."""
 

@@ -221,13 +221,12 @@ def register(row: Operator) -> None:
     for method in row.methods:
         if method != _plain(method):
             raise ConfigError(f"operator '{row.name}': write '{method}' as '{_plain(method)}'.")
-    if row.quantized is not None and not issubclass(row.quantized, q.QuantizedOperator):
-        raise ConfigError(
-            f"operator '{row.name}': expected a QuantizedOperator as quantized, got "
-            f"{row.quantized.__name__}."
-        )
-    if row.quantized is not None and "weight" in row.quantized.operands:
-        packed_twin(row.quantized)
+    if row.quantized is not None:
+        if not issubclass(row.quantized, q.QuantizedOperator):
+            text = f"expected a QuantizedOperator as quantized, got {row.quantized.__name__}."
+            raise ConfigError(f"operator '{row.name}': {text}")
+        if "weight" in row.quantized.operands:
+            packed_twin(row.quantized)
     OPS[row.name] = row
     # MASE has some functions apart from the modules that compute the same.
     apart = row.mase_type == "builtin_func"

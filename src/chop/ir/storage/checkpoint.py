@@ -37,12 +37,7 @@ from chop.ir.graph import MaseGraph, Provenance
 from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError
 from chop.ir.storage.configs import ConfigReader, ConfigWriter
-from chop.ir.storage.graph_codec import (
-    decode_graph,
-    encode_graph,
-    fold_metadata,
-    unfold_metadata,
-)
+from chop.ir.storage.graph_codec import decode_graph, encode_graph, fold_metadata, unfold_metadata
 from chop.ir.storage.module_codec import decode_tree, encode_tree
 from chop.ir.storage.shapes import describe_missing
 from chop.ir.storage.tensor_store import (
@@ -92,18 +87,13 @@ def export(mg: MaseGraph, fname: str | Path, save_format: SaveFormat = "full_mod
     with replacing_together(tensor_path.parent, tensor_path.stem) as folder:
         written = folder / tensor_path.name
         _save_tensors(tensors, written)
-        document["tensor_file"] = {
-            "sha256": _digest(written),
-            "size_bytes": written.stat().st_size,
-        }
+        document["tensor_file"] = {"sha256": _digest(written), "size_bytes": written.stat().st_size}
         head = {"format": FORMAT, "version": VERSION, "save_format": save_format}
         (folder / graph_path.name).write_text(_render({**head, **document}), encoding="utf-8")
 
 
 def from_checkpoint(
-    checkpoint: str | Path,
-    propagate_missing_metadata: bool = True,
-    allow: Iterable[Any] = (),
+    checkpoint: str | Path, propagate_missing_metadata: bool = True, allow: Iterable[Any] = ()
 ) -> MaseGraph:
     """Reads what `export` wrote.
 

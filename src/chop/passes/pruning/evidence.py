@@ -28,11 +28,7 @@ Users = Mapping[str, Sequence[Layer]]
 
 
 def gather(
-    mg: MaseGraph,
-    users: Users,
-    method: str,
-    seed: int,
-    batches: Iterable[Mapping[str, Any]] | None,
+    mg: MaseGraph, users: Users, method: str, seed: int, batches: Iterable[Mapping[str, Any]] | None
 ) -> dict[str, Evidence]:
     """The evidence that a score needs, by path. The model runs in eval mode and is left as it was.
 
@@ -95,7 +91,8 @@ def _requiring_gradients(weights: Sequence[Tensor]) -> Iterator[None]:
 
 def _loss(output: Any, batch: Mapping[str, Any]) -> Tensor:
     """The graph's own loss, or the mean cross entropy of its logits with the batch's labels."""
-    named = output if isinstance(output, Mapping) else vars(output) if _has_logits(output) else {}
+    has_logits = hasattr(output, "logits") and not isinstance(output, Tensor)
+    named = output if isinstance(output, Mapping) else vars(output) if has_logits else {}
     if named.get("loss") is not None:
         return named["loss"]
     logits = named.get("logits", output)
@@ -105,10 +102,6 @@ def _loss(output: Any, batch: Mapping[str, Any]) -> Tensor:
             f"that is, or has, logits; got {', '.join(batch)} and {type(output).__name__}."
         )
     return F.cross_entropy(logits, batch[LABELS].to(logits.device))
-
-
-def _has_logits(output: Any) -> bool:
-    return hasattr(output, "logits") and not isinstance(output, Tensor)
 
 
 # --- inputs --------------------------------------------------------------------------------------

@@ -65,9 +65,7 @@ def calibrate_transform_pass(mg: MaseGraph, config: CalibrateConfig) -> dict[str
 
 
 def samples_of(
-    model: nn.Module,
-    batches: Iterable[Mapping[str, Any]],
-    wanted: Mapping[str, Sequence[str]],
+    model: nn.Module, batches: Iterable[Mapping[str, Any]], wanted: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, Tensor]]:
     """What reaches operands of quantised operators while all quantisers are off.
 

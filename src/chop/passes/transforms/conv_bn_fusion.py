@@ -111,11 +111,7 @@ def _fold(convolution: _ConvNd, norm: _BatchNorm) -> None:
 
 
 def folded(
-    weight: Tensor,
-    bias: Tensor | None,
-    norm: _BatchNorm,
-    transposed: bool,
-    groups: int,
+    weight: Tensor, bias: Tensor | None, norm: _BatchNorm, transposed: bool, groups: int
 ) -> tuple[Tensor, Tensor]:
     """Weight and bias of the convolution that computes `norm(convolution(x))`.
 
@@ -149,8 +145,7 @@ def _merged(spec: QuantSpec, norm: nn.Module, config: FusionConfig) -> QuantSpec
     if config.frac_width == "keep":
         return spec
     return spec.with_quantizers(
-        weight=_waiting(spec.weight, config.frac_width),
-        bias=_waiting(spec.bias, config.frac_width),
+        weight=_waiting(spec.weight, config.frac_width), bias=_waiting(spec.bias, config.frac_width)
     )
 
 

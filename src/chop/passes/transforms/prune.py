@@ -34,19 +34,8 @@ from chop.nn.sparsity import (
 from chop.passes.base import MASE_KEYS, graph_pass
 from chop.passes.batches import Batches, known_inputs, watch
 from chop.passes.pruning.evidence import gather
-from chop.passes.pruning.layers import (
-    Layer,
-    as_carrier,
-    choose,
-    prunable_layers,
-    with_sharers,
-)
-from chop.passes.pruning.settings import (
-    WHERE,
-    ActivationPruning,
-    PruneConfig,
-    WeightPruning,
-)
+from chop.passes.pruning.layers import Layer, as_carrier, choose, prunable_layers, with_sharers
+from chop.passes.pruning.settings import WHERE, ActivationPruning, PruneConfig, WeightPruning
 from chop.passes.pruning.shrink import shrink
 
 

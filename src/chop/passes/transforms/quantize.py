@@ -133,10 +133,7 @@ class QuantizeConfig:
         return f"{text}: {did_you_mean(key, known)}"
 
 
-@graph_pass(
-    config=QuantizeConfig.from_settings,
-    requires=("add_common_metadata_analysis_pass",),
-)
+@graph_pass(config=QuantizeConfig.from_settings, requires=("add_common_metadata_analysis_pass",))
 def quantize_transform_pass(mg: MaseGraph, config: QuantizeConfig) -> dict[str, Any]:
     """Replaces each selected operator by its quantised twin.
 

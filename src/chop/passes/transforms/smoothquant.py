@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import MaseMetadata
-from chop.ir.ops import Operator
+from chop.ir.ops import Weight
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.masks import stored_weights
 from chop.passes.analysis.add_common_metadata import describe
@@ -145,16 +145,11 @@ def _source(mg: MaseGraph, value: fx.Node, owned: Ownership) -> tuple[fx.Node | 
         return None, f"'{source.name}' comes before it: {obstacle}"
     weight = getattr(module, "weight", None)
     shape = metadata_of(source).common.results["data_out_0"].shape
-    if weight is None or shape[-1] != weight.shape[_output_axis(row)]:
+    if weight is None or shape[-1] != weight.shape[(row.weight or Weight()).outputs]:
         return None, f"'{source.name}' before it has no weight for each channel"
     if row.features % len(shape) != len(shape) - 1:
         return None, f"the channels of '{source.name}' are not the last axis"
     return source, None
-
-
-def _output_axis(row: Operator) -> int:
-    """The axis of the weight, of a norm too, along which its outputs lie."""
-    return row.weight.outputs if row.weight is not None else 0
 
 
 def _measure(mg: MaseGraph, sites: Sequence[_Site], config: SmoothQuantConfig) -> None:
@@ -184,7 +179,7 @@ def _smooth(mg: MaseGraph, site: _Site, config: SmoothQuantConfig) -> None:
         for stored in stored_weights(reader):
             stored *= scale
     source: Any = mg.module_of(site.source)
-    axis = _output_axis(mg.operator(site.source))
+    axis = (mg.operator(site.source).weight or Weight()).outputs
     for stored in stored_weights(source):
         stored /= scale.view(-1, *[1] * (stored.dim() - 1 - axis))
     if getattr(source, "bias", None) is not None:
