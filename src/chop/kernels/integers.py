@@ -9,6 +9,7 @@ from chop.formats.elements import Element, Fixed
 from chop.formats.layout import Layout
 from chop.formats.scaling import FloatScale, GivenScale, Unscaled
 from chop.formats.statistic import Statistic
+from chop.kernels.plan import row_of
 
 WIDEST = 8
 
@@ -28,7 +29,7 @@ def integers_of(layout: Layout | None) -> Integers | None:
     """The integers that a layout's elements are; None where they are something else."""
     if layout is None or layout.levels is not None:
         return None
-    row: Integers | None = ELEMENTS.get(type(layout.element), lambda _: None)(layout.element)
+    row: Integers | None = row_of(ELEMENTS, layout.element)
     return row
 
 

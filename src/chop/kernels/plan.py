@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -77,7 +77,7 @@ def plan_of(
     layout = layout_of(number_format)
     if layout is None:
         return None
-    element = ELEMENTS.get(type(layout.element), _unknown)(layout.element)
+    element = row_of(ELEMENTS, layout.element)
     if element is None:
         return None
     limit = torch.finfo(dtype).max if layout.overflow == "saturate" else math.inf
@@ -90,8 +90,8 @@ def plan_of(
         scale = SCALINGS.get(type(layout.scaling), _measured)(layout.scaling)
     if scale is None:
         return None
-    if scale["scale"] == NONE:
-        element = ALONE.get(element["core"], _as_it_is)(layout.element, element, limit)
+    if scale["scale"] == NONE and element["core"] in ALONE:
+        element = ALONE[element["core"]](layout.element, element, limit)
     return Plan(**{**common, **scale, **element})
 
 
@@ -124,6 +124,12 @@ def _kept_range(element: Element, is_scaled: bool) -> tuple[float, float]:
         return sign * number(beyond - 1).item()
 
     return last_kept(-1), last_kept(1)
+
+
+def row_of(table: Mapping[type, Callable[[Any], Any]], part: Any) -> Any:
+    """What a table says of a part of a layout; None if it has no row for its class."""
+    rule = table.get(type(part))
+    return None if rule is None else rule(part)
 
 
 Row = dict[str, Any]
@@ -198,14 +204,6 @@ def _trit(element: Trit) -> Row:
 
 def _trit_alone(element: Trit, row: Row, limit: float) -> Row:
     return {**row, "scale": GIVEN}
-
-
-def _unknown(element: Any) -> None:
-    return None
-
-
-def _as_it_is(element: Any, row: Row, limit: float) -> Row:
-    return row
 
 
 ELEMENTS: dict[type[Element], Callable[[Any], Row | None]] = {

@@ -227,7 +227,7 @@ or channel; other weights are exported as floats (`float_fallback`).
 A new element is a class derived from `chop.formats.elements.Element`. It works everywhere by the
 readable reference, and packed weights are read through a table of its values. A row in
 `chop.kernels.plan.ELEMENTS` says how the C++ loops and PyTorch round it, one in
-`chop.kernels.triton.rules.ELEMENTS` how Triton does; one in `chop.kernels.plan.INTEGERS` which
+`chop.kernels.triton.rules.ELEMENTS` how Triton does; one in `chop.kernels.integers.ELEMENTS` which
 integers of 8 bits its elements are, for ONNX and for products of integers; one in
 `chop.kernels.codes.READINGS` and `chop.kernels.triton.rules.CODES` how its codes become numbers
 without a table.

@@ -17,7 +17,7 @@ from chop.formats import NumberFormat
 from chop.formats.elements import Denormal, Element, Fixed, Log2, Minifloat
 from chop.formats.groups import Blocks
 from chop.formats.scaling import FRACTION_BITS, Scaling, SharedExponent
-from chop.kernels.plan import first_fraction, layout_of
+from chop.kernels.plan import first_fraction, layout_of, row_of
 
 BIAS = 127
 SMALLEST_EXPONENT = 1 - BIAS
@@ -168,7 +168,7 @@ def element_rule(number_format: NumberFormat) -> ElementRule | None:
     layout = layout_of(number_format)
     if layout is None or layout.levels is not None:
         return None
-    rule: ElementRule | None = ELEMENTS.get(type(layout.element), _unknown)(layout.element)
+    rule: ElementRule | None = row_of(ELEMENTS, layout.element)
     return rule
 
 
@@ -224,7 +224,7 @@ def code_rule(number_format: NumberFormat) -> CodeRule | None:
         return None
     if layout.groups.nominal_size > MAX_BLOCK or layout.element.width > MAX_CODE_WIDTH:
         return None
-    rule: CodeRule | None = CODES.get(type(layout.element), _unknown)(layout.element)
+    rule: CodeRule | None = row_of(CODES, layout.element)
     return rule
 
 
@@ -250,10 +250,6 @@ def _is_e8m0(scaling: Scaling) -> bool:
         and scaling.has_nan
         and (scaling.lowest, scaling.width) == (-BIAS, 8)
     )
-
-
-def _unknown(element: Element) -> None:
-    return None
 
 
 def _fixed(element: Fixed) -> FixedRule | None:
