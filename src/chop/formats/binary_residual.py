@@ -40,6 +40,7 @@ class BinaryResidual(LearnableFormat):
     the sum of the factors.
 
     Example:
+        >>> import torch
         >>> BinaryResidual(levels=2).round(torch.tensor([3.0, 1.0, -1.0, -3.0]))
         tensor([ 3.,  1., -1., -3.])
 

@@ -48,6 +48,7 @@ class Ternary(LearnableFormat):
     ever.
 
     Example:
+        >>> import torch
         >>> Ternary().round(torch.tensor([0.9, -0.8, 0.1, 0.0]))
         tensor([ 1., -1.,  0.,  0.])
 
