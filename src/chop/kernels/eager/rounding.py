@@ -26,6 +26,7 @@ def round_alone(x: Tensor, out: Tensor, buffers: Buffers, core: Core, limit: flo
         torch.abs(x, out=lane.values)
     else:
         lane.values.copy_(x)
+        _drop_signs(lane, core)
     _round(lane, x, out, buffers, core, None, limit)
 
 
@@ -54,7 +55,13 @@ def round_scaled(
         torch.mul(x, scale.reciprocal(), out=lane.values)
     else:
         torch.div(x, scale.masked_fill(scale == 0, 1.0), out=lane.values)
+    _drop_signs(lane, core)
     _round(lane, x, out, buffers, core, scale, limit)
+
+
+def _drop_signs(lane: Lane, core: Core) -> None:
+    if core.of_magnitudes:
+        lane.values.abs_()
 
 
 def _round(
@@ -67,7 +74,7 @@ def _round(
     limit: float,
 ) -> None:
     """Writes what the numbers of a lane round to; they get the signs of `x` if they have none."""
-    values = lane.values.abs_() if core.of_magnitudes else lane.values
+    values = lane.values
     core.round_(lane, buffers)
     if scale is not None:
         values.mul_(scale)
