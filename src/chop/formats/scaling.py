@@ -212,7 +212,7 @@ class KnownScale(Scaling):
     @property
     def spans_tensor(self) -> bool:
         """True where groups differ: theirs are told apart by their places."""
-        return self.known(torch.device("cpu")).numel() > 1
+        return self.known(torch.device("meta")).numel() > 1
 
     def measure(self, groups: Tensor, counted: Tensor | None = None) -> Scales:
         """The scales in their places.
