@@ -11,7 +11,7 @@ from chop.formats import REGISTRY, LearnableFormat, NumberFormat, formats
 from chop.formats.scaled import BlockFormat, ElementFormat, ScaledFormat
 
 HOME = Path(chop.__file__).parent
-BACKENDS = [HOME / name for name in ("kernels", "passes/onnx", "hardware", "distributed")]
+BACKENDS = [HOME / name for name in ("kernels", "onnx", "hardware", "distributed")]
 PATHS = [path for folder in BACKENDS for path in sorted(folder.rglob("*.py"))]
 BASES = (ElementFormat, ScaledFormat, BlockFormat, LearnableFormat)
 CLASSES = {cls.__name__ for cls in (*formats(), *BASES)} - {"Float"}

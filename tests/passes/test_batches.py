@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from chop.errors import ConfigError
-from chop.passes.batches import in_step, known_inputs, watch
+from chop.ir.batches import in_step, known_inputs, watch
 
 
 def batches():

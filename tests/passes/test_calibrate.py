@@ -9,7 +9,7 @@ from chop.errors import ConfigError, GraphError
 from chop.formats import Integer, MXInt, QuantSpec
 from chop.nn.packed import pack
 from chop.nn.quantized import QuantizedOperator, QuantLinear, QuantScaledDotProductAttention
-from chop.passes.transforms.calibrate import samples_of
+from chop.quantization.calibration import samples_of
 
 AUTO = {
     "by": "type",

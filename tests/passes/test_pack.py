@@ -8,9 +8,9 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError, GraphError
+from chop.ir.parameters import stored_parameters
 from chop.nn.packed import PackedEmbedding, PackedLinear, PackedOperator
 from chop.nn.quantized import QuantLinear
-from chop.passes.analysis.stored_parameters import stored_parameters
 from tests.passes.conftest import with_metadata
 
 MXINT8 = {"config": {"name": "mxint"}}

@@ -10,7 +10,7 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
-from chop.passes.analysis.stored_parameters import stored_parameters
+from chop.ir.parameters import stored_parameters
 from tests.passes.conftest import with_metadata
 
 GRID = Integer(5, 2)

@@ -19,6 +19,7 @@ from chop.bench.record import spelt_bytes
 from chop.formats import Float, NumberFormat, QuantSpec
 from chop.ir.capture.inputs import dummy_inputs
 from chop.ir.graph import MaseGraph
+from chop.ir.parameters import stored_parameters_of
 from chop.nn.quantized import QuantLinear
 from chop.passes import (
     add_common_metadata_analysis_pass,
@@ -26,7 +27,6 @@ from chop.passes import (
     pack_transform_pass,
     quantize_transform_pass,
 )
-from chop.passes.analysis.stored_parameters import stored_parameters_of
 
 FLOAT_BITS = 32
 TOKENS = 32

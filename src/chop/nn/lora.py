@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from chop.errors import ConfigError
+from chop.errors import ConfigError, GraphError
 from chop.formats import QuantSpec
 from chop.nn.quantized import QuantizedOperator, QuantLinear
 
@@ -161,6 +161,16 @@ def check_adapter(rank: int, alpha: float, dropout: float, where: str = "LoraLin
 def adapters_of(root: nn.Module) -> dict[str, LoraLinear]:
     """The layers with an adapter, by dotted path."""
     return {path: m for path, m in root.named_modules() if isinstance(m, LoraLinear)}
+
+
+def refuse_adapters(root: nn.Module, where: str) -> None:
+    """Raises GraphError where a model has adapters, for passes that cannot keep them."""
+    present = list(adapters_of(root))
+    if present:
+        raise GraphError(
+            f"{where}: the graph has LoRA adapters ({len(present)}, one on '{present[0]}'); run "
+            "fuse_lora_weights_transform_pass(mg) first."
+        )
 
 
 def freeze(root: nn.Module) -> None:

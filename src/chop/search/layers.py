@@ -13,13 +13,13 @@ from torch import Tensor, fx, nn
 
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import Float, NumberFormat, QuantSpec
+from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.ops import OPS, of_called
-from chop.nn.quantized import QuantCall, QuantizedOperator
+from chop.nn.quantized import QuantCall, QuantizedOperator, basic_operators
 from chop.passes import quantize_transform_pass
-from chop.passes.analysis.add_common_metadata import record_formats
 from chop.passes.base import check_graph
-from chop.passes.transforms.calibrate import basic_operators, samples_of
+from chop.quantization.calibration import samples_of
 from chop.search.evaluation import evaluating
 from chop.search.options import Rule, fitted
 

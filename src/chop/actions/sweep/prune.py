@@ -21,7 +21,7 @@ from chop.ir.graph import MaseGraph
 from chop.ir.ops import OPS
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import SCORES
-from chop.passes.pruning.settings import PruneConfig
+from chop.pruning.settings import PruneConfig
 from chop.report.plots import Curve, plot_accuracy
 from chop.train import calibration_batches
 

@@ -272,3 +272,13 @@ class QuantizedOperator(nn.Module):
         """The float module's text and the formats."""
         chosen = [f"{name}={q.label}" for name, q in self.spec.items() if not q.is_identity]
         return ", ".join(text for text in (super().extra_repr(), *chosen) if text)
+
+
+def basic_operators(model: nn.Module) -> dict[str, QuantizedOperator]:
+    """By path, the quantised operators that are not made of smaller ones."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, QuantizedOperator)
+        and not any(isinstance(child, QuantizedOperator) for child in module.children())
+    }

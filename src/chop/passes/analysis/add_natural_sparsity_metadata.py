@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from chop.ir.batches import known_inputs, watch
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.passes.base import graph_pass
-from chop.passes.batches import known_inputs, watch
-from chop.passes.pruning.layers import prunable_layers
+from chop.pruning.layers import prunable_layers
 
 WHERE = "add_natural_sparsity_metadata_analysis_pass"
 

@@ -7,9 +7,10 @@ from typing import Any
 from torch import fx
 
 from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.layers import Layer
 from chop.nn.sparsity import PruneActivation, hidden_of, note_of
 from chop.passes.base import MASE_KEYS, NoConfig, graph_pass
-from chop.passes.pruning.layers import Layer, prunable_layers
+from chop.pruning.layers import prunable_layers
 
 UNPRUNED = {"method": None, "scope": None, "granularity": None}
 

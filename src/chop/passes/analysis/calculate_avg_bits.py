@@ -9,8 +9,8 @@ from torch import fx
 
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import TensorInfo, operand_of
+from chop.ir.parameters import stored_parameters, total_bits
 from chop.nn.quantized import QuantizedOperator
-from chop.passes.analysis.stored_parameters import stored_parameters, total_bits
 from chop.passes.base import NoConfig, graph_pass
 
 

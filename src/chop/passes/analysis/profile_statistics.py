@@ -9,14 +9,14 @@ from typing import Any, Literal
 from torch import Tensor, fx
 
 from chop.errors import ConfigError, did_you_mean
+from chop.ir.annotate import argument_tensors, tensors_in
+from chop.ir.batches import known_inputs, watch
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import Record
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
-from chop.passes.analysis.add_common_metadata import argument_tensors, tensors_in
 from chop.passes.base import graph_pass
-from chop.passes.batches import known_inputs, watch
-from chop.passes.statistics import Statistic, make_statistic
+from chop.statistics import Statistic, make_statistic
 from chop.tables import print_table
 
 WHERE = "profile_statistics_analysis_pass"
@@ -66,7 +66,7 @@ def profile_statistics_analysis_pass(mg: MaseGraph, config: ProfileConfig) -> di
     """Measures parameters, and real inputs and results of nodes while the graph runs in eval mode.
 
     Results go to `node.meta["mase"]["software"]["args" or "results"][tensor]["stat"][statistic]`.
-    The statistics are those of `chop.passes.statistics`.
+    The statistics are those of `chop.statistics`.
 
     Returns: `{"statistics": {node name: {"args": {...}, "results": {...}}}}`, the same mappings.
 

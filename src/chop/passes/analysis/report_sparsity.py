@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from chop.ir.batches import known_inputs, watch
 from chop.ir.graph import MaseGraph
+from chop.ir.parameters import hidden_weights
 from chop.nn.packed import PackedOperator
 from chop.nn.sparsity import hidden_of
-from chop.passes.analysis.stored_parameters import hidden_weights
 from chop.passes.base import graph_pass
-from chop.passes.batches import known_inputs, watch
 from chop.tables import print_table
 
 WHERE = "report_sparsity_analysis_pass"

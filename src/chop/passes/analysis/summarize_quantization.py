@@ -17,13 +17,13 @@ from chop.files import write_text
 from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import TensorInfo, operand_of
-from chop.nn.quantized import QuantizedOperator
-from chop.passes.analysis.calculate_avg_bits import parameter_bits
-from chop.passes.analysis.stored_parameters import (
+from chop.ir.parameters import (
     StoredParameter,
     hidden_weights,
     stored_parameters,
 )
+from chop.nn.quantized import QuantizedOperator
+from chop.passes.analysis.calculate_avg_bits import parameter_bits
 from chop.passes.base import graph_pass
 from chop.tables import print_table
 

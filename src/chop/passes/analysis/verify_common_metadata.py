@@ -9,10 +9,10 @@ from typing import Any
 from torch import fx
 
 from chop.errors import GraphError
+from chop.ir.annotate import common_metadata
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import CommonMetadata, TensorInfo
 from chop.ir.propagate import noted_inputs, propagate
-from chop.passes.analysis.add_common_metadata import describe
 from chop.passes.base import graph_pass
 
 CHECKED = ("shape", "torch_dtype", "type", "precision")
@@ -48,7 +48,7 @@ def verify_common_metadata_analysis_pass(
 
     def compare(node: fx.Node, result: Any) -> None:
         results[node] = result
-        _compare(node, metadata_of(node).common, describe(mg, node, results))
+        _compare(node, metadata_of(node).common, common_metadata(mg, node, results))
 
     inputs = noted_inputs(mg.model) if config.dummy_in is None else config.dummy_in
     propagate(mg.model, inputs, compare)

@@ -9,8 +9,8 @@ from typing import Any
 
 from chop.errors import UnavailableError
 from chop.ir.graph import MaseGraph
+from chop.onnx import exported_twin, write
 from chop.passes.base import graph_pass
-from chop.passes.onnx import exported_twin, write
 
 NEEDS = ("onnx", "onnxscript")
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from chop.errors import CheckpointError, GraphError, did_you_mean
 from chop.ir.graph import MaseGraph, Provenance
 from chop.ir.verify import verify
+from chop.lora.layers import attach, linears_of
+from chop.lora.peft_format import AdapterFile, LayerFile, read_adapter
 from chop.nn.lora import LoraLinear, adapters_of, freeze
 from chop.passes.base import check_graph
-from chop.passes.interface.peft_format import AdapterFile, LayerFile, read_adapter
 from chop.passes.interface.save_graph import path_of
-from chop.passes.transforms.insert_lora_adapter import attach, linears_of
 
 NAME = "load_lora_adapter_interface_pass"
 

@@ -10,9 +10,9 @@ from torch import nn
 
 from chop.errors import GraphError
 from chop.ir.graph import MaseGraph
+from chop.lora.peft_format import AdapterFile, LayerFile, targets_for, write_adapter
 from chop.nn.lora import ADAPTER_MODULES, LoraLinear, adapters_of
 from chop.passes.base import check_graph
-from chop.passes.interface.peft_format import AdapterFile, LayerFile, targets_for, write_adapter
 from chop.passes.interface.save_graph import path_of
 
 NAME = "save_lora_adapter_interface_pass"

@@ -10,7 +10,7 @@ from torch import nn
 from chop.config import parse
 from chop.ir.capture.captured import CapturedModule
 from chop.ir.graph import MaseGraph
-from chop.passes.analysis.stored_parameters import (
+from chop.ir.parameters import (
     stored_parameters,
     stored_parameters_of,
     total_bits,

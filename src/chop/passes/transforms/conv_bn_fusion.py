@@ -11,13 +11,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from chop.formats import Integer, Quantizer, QuantSpec
+from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import TensorInfo
+from chop.ir.ownership import Ownership
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.masks import FULL, stored_weights
-from chop.passes.analysis.add_common_metadata import record_formats
 from chop.passes.base import graph_pass
-from chop.passes.ownership import Ownership
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch.fx.node import map_arg
 
+from chop.fusion import Attention, Mask, attentions
+from chop.fusion.matching import argument, erase_calls, operation, result_of
+from chop.ir.annotate import common_metadata
 from chop.ir.capture.runtime import ByMode
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata
-from chop.passes.analysis.add_common_metadata import describe
 from chop.passes.base import NoConfig, graph_pass
-from chop.passes.fusion import Attention, Mask, attentions
-from chop.passes.fusion.reading import argument, erase_calls, operation, result_of
 
 
 @graph_pass(config=NoConfig, requires=("add_common_metadata_analysis_pass",))
@@ -98,7 +98,7 @@ class _Rewriter:
     def _note(self, node: fx.Node, result: Any) -> None:
         self.results[node] = result
         node.meta["mase"] = MaseMetadata()
-        node.meta["mase"].common.update(describe(self.mg, node, self.results))
+        node.meta["mase"].common.update(common_metadata(self.mg, node, self.results))
 
     def _key(self) -> fx.Node:
         """The keys as (..., K, D)."""

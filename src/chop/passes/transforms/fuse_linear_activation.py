@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import fx, nn
 
+from chop.fusion.matching import erase_calls, has_hooks, operation
 from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.ownership import Ownership
 from chop.nn.fused import ACTIVATIONS, LinearActivation
 from chop.nn.quantized import QuantizedOperator
 from chop.passes.base import NoConfig, graph_pass
-from chop.passes.fusion.reading import erase_calls, has_hooks, operation
-from chop.passes.ownership import Ownership
 
 
 @graph_pass(config=NoConfig, requires=("add_common_metadata_analysis_pass",))

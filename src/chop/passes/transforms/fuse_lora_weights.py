@@ -6,9 +6,9 @@ from typing import Any
 
 from chop.errors import GraphError
 from chop.ir.graph import MaseGraph
+from chop.lora.layers import attach
 from chop.nn.lora import adapters_of, unfreeze
 from chop.passes.base import NoConfig, graph_pass
-from chop.passes.transforms.insert_lora_adapter import attach
 
 
 @graph_pass(config=NoConfig)

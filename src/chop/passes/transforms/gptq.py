@@ -12,12 +12,12 @@ from torch import Tensor, fx
 
 from chop.errors import ConfigError
 from chop.formats import NumberFormat
+from chop.ir.batches import Batches, Runs, in_step, known_inputs
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import of_called
+from chop.ir.ownership import Ownership
 from chop.nn.quantized import QuantizedOperator
 from chop.passes.base import graph_pass
-from chop.passes.batches import Batches, Runs, in_step, known_inputs
-from chop.passes.ownership import Ownership
 
 Round = Callable[[Tensor], Tensor]
 

@@ -10,9 +10,10 @@ from typing import Any, Literal
 from torch import nn
 
 from chop.config import parse
-from chop.errors import ConfigError, GraphError, did_you_mean
+from chop.errors import ConfigError, did_you_mean
 from chop.ir.graph import MaseGraph
-from chop.nn.lora import LoraLinear, adapters_of, check_adapter, freeze
+from chop.lora.layers import attach, linears_of
+from chop.nn.lora import LoraLinear, adapters_of, check_adapter, freeze, refuse_adapters
 from chop.passes.base import graph_pass
 from chop.passes.module.report_trainable_parameters import ParameterCount
 
@@ -117,7 +118,7 @@ def insert_lora_adapter_transform_pass(mg: MaseGraph, config: InsertLoraConfig) 
 
         {"rank": 6, "alpha": 1.0, "dropout": 0.5, "target_modules": ["query", "value"]}
     """
-    refuse_adapters(mg, NAME)
+    refuse_adapters(mg.model, NAME)
     targets = config.targets(mg)
     before = {path: ParameterCount.of(linear).trainable for path, linear in targets.items()}
     trainable_before = ParameterCount.of(mg.model).trainable
@@ -143,29 +144,6 @@ def insert_lora_adapter_transform_pass(mg: MaseGraph, config: InsertLoraConfig) 
     }
 
 
-def refuse_adapters(mg: MaseGraph, where: str) -> None:
-    """Raises GraphError where a graph has adapters, for passes that cannot keep them."""
-    present = list(adapters_of(mg.model))
-    if present:
-        raise GraphError(
-            f"{where}: the graph has LoRA adapters ({len(present)}, one on '{present[0]}'); run "
-            "fuse_lora_weights_transform_pass(mg) first."
-        )
-
-
-def linears_of(mg: MaseGraph) -> dict[str, nn.Linear]:
-    """The Linears that the graph calls, float or quantised, by path."""
-    called = {str(node.target): mg.module_of(node) for node in mg.nodes if _calls_linear(mg, node)}
-    return {path: module for path, module in called.items() if isinstance(module, nn.Linear)}
-
-
-def attach(mg: MaseGraph, layers: Mapping[str, nn.Linear]) -> None:
-    """Puts each layer in the place of the one at its path, for every node that calls it."""
-    for node in mg.nodes:
-        if node.op == "call_module" and str(node.target) in layers:
-            mg.replace(node, layers[str(node.target)])
-
-
 def train_also(mg: MaseGraph, saved: Iterable[str], train_bias: TrainBias) -> None:
     """Unfreezes whole modules, and the biases that `train_bias` names."""
     for path in saved:
@@ -176,10 +154,6 @@ def train_also(mg: MaseGraph, saved: Iterable[str], train_bias: TrainBias) -> No
         bias = module._parameters.get("bias")
         if bias is not None:
             bias.requires_grad_(True)
-
-
-def _calls_linear(mg: MaseGraph, node: Any) -> bool:
-    return node.op == "call_module" and mg.operator(node).name == "linear"
 
 
 def _node_names(mg: MaseGraph, path: str) -> list[str]:

@@ -10,13 +10,13 @@ from typing import Any
 from torch import nn
 
 from chop.errors import ConfigError
+from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph
+from chop.ir.layers import Layer, check_selector, layers_of, user_besides
+from chop.ir.parameters import StoredParameter, stored_parameters, total_bits
 from chop.nn.packed import KnownCodes, PackedOperator, obstacle, pack
 from chop.nn.quantized import QuantizedOperator
-from chop.passes.analysis.add_common_metadata import record_formats
-from chop.passes.analysis.stored_parameters import StoredParameter, stored_parameters, total_bits
 from chop.passes.base import graph_pass
-from chop.passes.pruning.layers import Layer, check_selector, layers_of, user_besides
 from chop.tables import print_table
 
 WHERE = "pack_transform_pass"

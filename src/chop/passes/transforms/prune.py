@@ -13,7 +13,9 @@ from typing import Any, cast
 from torch import Tensor, fx
 
 from chop.errors import ConfigError
+from chop.ir.batches import Batches, known_inputs, watch
 from chop.ir.graph import MaseGraph
+from chop.ir.layers import Layer
 from chop.ir.metadata import MaseMetadata
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.masks import full_weight
@@ -32,11 +34,10 @@ from chop.nn.sparsity import (
     take_mask,
 )
 from chop.passes.base import MASE_KEYS, graph_pass
-from chop.passes.batches import Batches, known_inputs, watch
-from chop.passes.pruning.evidence import gather
-from chop.passes.pruning.layers import Layer, as_carrier, choose, prunable_layers, with_sharers
-from chop.passes.pruning.settings import WHERE, ActivationPruning, PruneConfig, WeightPruning
-from chop.passes.pruning.shrink import shrink
+from chop.pruning.layers import as_carrier, choose, prunable_layers, with_sharers
+from chop.pruning.saliency import gather
+from chop.pruning.settings import WHERE, ActivationPruning, PruneConfig, WeightPruning
+from chop.pruning.structured import shrink
 
 
 @graph_pass(config=PruneConfig, ignores=MASE_KEYS)

@@ -7,10 +7,10 @@ from typing import Any
 from torch import nn
 
 from chop.ir.graph import MaseGraph
+from chop.nn.lora import refuse_adapters
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import PruneActivation, make_permanent
 from chop.passes.base import NoConfig, graph_pass
-from chop.passes.transforms.insert_lora_adapter import refuse_adapters
 
 
 @graph_pass(config=NoConfig)
@@ -25,7 +25,7 @@ def prune_detach_hook_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[st
     Raises:
         GraphError: the graph has LoRA adapters, whose updates the masks hide too.
     """
-    refuse_adapters(mg, "prune_detach_hook_transform_pass")
+    refuse_adapters(mg.model, "prune_detach_hook_transform_pass")
     masks = 0
     for _, module in mg.model.named_modules():
         if isinstance(module, QuantizedOperator) and module.is_pruned:

@@ -13,12 +13,12 @@ from torch import fx
 from chop.config import convert, ignoring, without_na
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import QuantSpec
+from chop.ir.annotate import record_formats
 from chop.ir.capture.targets import changes_its_input
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.ops import OPS
 from chop.nn.quantized import QuantCall, QuantizedOperator
 from chop.notices import warn_once
-from chop.passes.analysis.add_common_metadata import record_formats
 from chop.passes.base import MASE_KEYS, graph_pass
 
 By = Literal["type", "name", "regex_name"]

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, fx
 
 from chop.errors import ConfigError
+from chop.ir.annotate import common_metadata
+from chop.ir.batches import Batches, known_inputs, watch
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import MaseMetadata
 from chop.ir.ops import Weight
+from chop.ir.ownership import Ownership
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.masks import stored_weights
-from chop.passes.analysis.add_common_metadata import describe
 from chop.passes.base import graph_pass
-from chop.passes.batches import Batches, known_inputs, watch
-from chop.passes.ownership import Ownership
 
 
 @dataclass(frozen=True)
@@ -217,6 +217,6 @@ def _rescale(mg: MaseGraph, site: _Site, scale: Tensor) -> None:
     values[product] = values[site.value]
     for node in (factor, product):
         node.meta.update(kept)
-        node.meta["mase"] = MaseMetadata(describe(mg, node, values))
+        node.meta["mase"] = MaseMetadata(common_metadata(mg, node, values))
     for other in site.others:
         other.replace_input_with(site.value, product)

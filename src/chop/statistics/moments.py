@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from chop.passes.statistics.base import Reduction
+from chop.statistics.base import Reduction
 
 
 @dataclass

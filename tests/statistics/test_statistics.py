@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from chop.errors import ConfigError
-from chop.passes.statistics import STATISTICS, Reservoir, Statistic, make_statistic
+from chop.statistics import STATISTICS, Reservoir, Statistic, make_statistic
 
 
 def stream(*shape, batches=7, scale=3.0):

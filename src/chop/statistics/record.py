@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.passes.statistics.base import Statistic
+from chop.statistics.base import Statistic
 
 
 @dataclass

@@ -18,9 +18,9 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from chop.ir.capture.specs import TensorSpec
 from chop.ir.graph import MaseGraph
+from chop.ir.layers import user_besides
 from chop.ir.ops.dimensions import BlockedError, Call, Followed, Place, Shape
 from chop.nn.quantized.masks import FULL, MASK
-from chop.passes.pruning.layers import user_besides
 
 
 @dataclass(frozen=True)

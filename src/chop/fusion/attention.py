@@ -11,10 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from chop.ir.graph import MaseGraph
-from chop.ir.ops import Kind
-from chop.ir.ops.flops import matmul
-from chop.passes.fusion.reading import (
+from chop.fusion.causal_masks import causal, causal_when_added
+from chop.fusion.matching import (
     SURE_TO_HIDE,
     Obstacle,
     argument,
@@ -24,7 +22,9 @@ from chop.passes.fusion.reading import (
     operation,
     result_of,
 )
-from chop.passes.fusion.triangles import causal, causal_when_added
+from chop.ir.graph import MaseGraph
+from chop.ir.ops import Kind
+from chop.ir.ops.flops import matmul
 
 
 @dataclass(frozen=True)

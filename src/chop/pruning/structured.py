@@ -10,17 +10,18 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.errors import ConfigError
+from chop.ir.annotate import annotate
 from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.layers import Layer
 from chop.ir.ops.dimensions import BlockedError, Shape, attention, joined
 from chop.ir.propagate import example_inputs, noted_inputs, propagate
+from chop.nn.lora import refuse_adapters
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import SCORES, Evidence, Score, lowest, unit_scores
-from chop.passes.analysis.add_common_metadata import add_common_metadata_analysis_pass
-from chop.passes.pruning.evidence import gather
-from chop.passes.pruning.layers import Layer, choose, prunable_layers
-from chop.passes.pruning.settings import PruneConfig, WeightPruning
-from chop.passes.pruning.unit_walk import Walk
-from chop.passes.transforms.insert_lora_adapter import refuse_adapters
+from chop.pruning.channel_dependencies import Walk
+from chop.pruning.layers import choose, prunable_layers
+from chop.pruning.saliency import gather
+from chop.pruning.settings import PruneConfig, WeightPruning
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +55,7 @@ def shrink(mg: MaseGraph, config: PruneConfig, settings: WeightPruning) -> dict[
     Raises:
         GraphError: the graph has LoRA adapters, which would keep the old widths.
     """
-    refuse_adapters(mg, "prune_transform_pass")
+    refuse_adapters(mg.model, "prune_transform_pass")
     groups, skipped = _groups(mg, config, settings)
     users = {source.path: [source] for group in groups for source in group.sources}
     evidence = gather(mg, users, settings.method, settings.seed, config.batches)
@@ -66,7 +67,7 @@ def shrink(mg: MaseGraph, config: PruneConfig, settings: WeightPruning) -> dict[
     for group, gone in zip(groups, removed, strict=True):
         group.walk.apply((~gone).nonzero()[:, 0].cpu())
     if groups and is_noted:
-        add_common_metadata_analysis_pass(mg, {"dummy_in": noted})
+        annotate(mg, noted)
     total, count = sum(map(len, removed)), sum(int(gone.sum()) for gone in removed)
     pairs = [(n, gone) for group, gone in zip(groups, removed, strict=True) for n in group.names]
     shares = {name: int(gone.sum()) / len(gone) for name, gone in pairs}

@@ -12,11 +12,10 @@ from torch import Tensor, fx, nn
 from chop.errors import ConfigError
 from chop.formats import Gradient, Quantizer, QuantSpec, StandIn
 from chop.ir.graph import MaseGraph
-from chop.nn.quantized import QuantizedOperator, QuantLinear
+from chop.nn.quantized import QuantizedOperator, QuantLinear, basic_operators
 from chop.nn.quantized.masks import FULL, MASK
-from chop.passes.onnx.grids import CHOICE, Grid, grid_of
-from chop.passes.onnx.operators import onnx_dequantize, onnx_round
-from chop.passes.transforms.calibrate import basic_operators
+from chop.onnx.grids import CHOICE, Grid, grid_of
+from chop.onnx.operators import onnx_dequantize, onnx_round
 
 CONVOLUTION = "Conv"
 """What runtimes compute in integers only if the result is rounded too."""

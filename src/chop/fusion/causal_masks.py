@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.dotted import deepgetattr
+from chop.fusion.matching import SURE_TO_HIDE, argument, is_number, operation, result_of
 from chop.ir.graph import MaseGraph
-from chop.passes.fusion.reading import SURE_TO_HIDE, argument, is_number, operation, result_of
 
 Triangle = Literal["lower", "upper"]
 """Where something is true: on and below the diagonal, or strictly above it."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.passes.statistics.base import Reduction
-from chop.passes.statistics.reservoir import Reservoir
+from chop.statistics.base import Reduction
+from chop.statistics.reservoir import Reservoir
 
 # A quantile per channel from fewer numbers would be no estimate.
 MIN_SAMPLES_PER_CELL = 1024

@@ -1,68 +1,17 @@
-"""The layers of a graph whose weights or inputs can be pruned, and how settings choose them."""
+"""Prunable layers, and how settings choose them."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import cast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from torch import Tensor, fx, nn
-
-from chop.dotted import deepgetattr
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError
 from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph
-from chop.ir.ops import Operator, Weight
+from chop.ir.layers import Layer, check_selector, layers_of, user_besides
 from chop.nn.quantized import QuantizedOperator
 
 Sparsity = float | Mapping[str, float]
-
-
-@dataclass(frozen=True, eq=False)
-class Layer:
-    """A module with a weight, and the nodes that call it.
-
-    Attributes:
-        path: its dotted path, the first if it has several.
-        row: of the operator table.
-        module: the module.
-        nodes: the nodes that call it, in order.
-    """
-
-    path: str
-    row: Operator
-    module: nn.Module
-    nodes: tuple[fx.Node, ...]
-
-    @property
-    def weight(self) -> Tensor:
-        """The stored weight."""
-        return cast(Tensor, self.module.weight)
-
-    @property
-    def axes(self) -> Weight:
-        """The axes of the weight."""
-        assert self.row.weight is not None
-        return self.row.weight
-
-    def answers_to(self, selector: str) -> bool:
-        """True when an operator name, a path, a node name or a pattern of these means it."""
-        names = (self.row.name, self.path, *(node.name for node in self.nodes))
-        return selector in names or any(re.fullmatch(selector, name) for name in names)
-
-
-def layers_of(mg: MaseGraph, wanted: Callable[[Operator, nn.Module], bool]) -> list[Layer]:
-    """The modules that a graph calls, in its order, those that are wanted."""
-    calls: dict[nn.Module, list[fx.Node]] = {}
-    for node in mg.nodes:
-        module = mg.module_of(node)
-        if module is not None and wanted(mg.operator(node), module):
-            calls.setdefault(module, []).append(node)
-    return [
-        Layer(str(nodes[0].target), mg.operator(nodes[0]), module, tuple(nodes))
-        for module, nodes in calls.items()
-    ]
 
 
 def prunable_layers(mg: MaseGraph) -> list[Layer]:
@@ -118,20 +67,6 @@ def _share(layer: Layer, shares: Mapping[str, float]) -> float | None:
     return next(iter([*exact, *matching]), None)
 
 
-def check_selector(
-    selector: str, layers: Sequence[Layer], where: str, which: str = "that can be pruned"
-) -> None:
-    """Raises ConfigError where a selector means no layer; `which` says what layers there are."""
-    try:
-        found = any(layer.answers_to(selector) for layer in layers)
-    except re.error as error:
-        raise ConfigError(f"{where}: '{selector}' is no regular expression: {error}.") from None
-    if not found:
-        names = {x for layer in layers for x in (layer.path, layer.row.name)}
-        nearest = did_you_mean(selector, names)
-        raise ConfigError(f"{where}: no layer {which} matches '{selector}': {nearest}")
-
-
 def as_carrier(mg: MaseGraph, layer: Layer) -> Layer:
     """The layer with an operator that can carry a mask; it replaces the layer's own module."""
     if isinstance(layer.module, QuantizedOperator):
@@ -159,16 +94,3 @@ def with_sharers(mg: MaseGraph, layer: Layer, layers: Sequence[Layer]) -> list[L
             f"carry a mask; exclude '{layer.path}'."
         )
     return sharing
-
-
-def user_besides(mg: MaseGraph, tensor: object, modules: Sequence[nn.Module]) -> str | None:
-    """Names something that uses a parameter, `modules` aside; None if nothing does."""
-    known = {id(module) for module in modules}
-    for node in mg.nodes:
-        called = mg.module_of(node)
-        for module in called.modules() if called is not None else ():
-            if id(module) not in known and any(x is tensor for x in module._parameters.values()):
-                return f"the {type(module).__name__} '{node.target}'"
-        if node.op == "get_attr" and deepgetattr(mg.model, str(node.target)) is tensor:
-            return f"node '{node.name}'"
-    return None

@@ -18,7 +18,7 @@ from chop.files import replacing
 from chop.ir.capture.cleanup import drop_autocast
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import example_inputs
-from chop.passes.onnx.operators import OPSET, translations
+from chop.onnx.operators import OPSET, translations
 
 DEQUANTIZE = "DequantizeLinear"
 

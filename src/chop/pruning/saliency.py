@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chop.errors import ConfigError
+from chop.ir.batches import known_inputs
 from chop.ir.capture.isolation import untouched
 from chop.ir.graph import MaseGraph
+from chop.ir.layers import Layer
 from chop.ir.ops import Weight
 from chop.nn.sparsity import SCORES, Evidence
-from chop.passes.batches import known_inputs
-from chop.passes.pruning.layers import Layer
 
 WHERE = "prune_transform_pass.batches"
 LABELS = "labels"

@@ -1,3 +1,3 @@
 """How passes that fuse operators find them: patterns, and what stands in their way."""
 
-from chop.passes.fusion.attention import Attention, Mask, attentions
+from chop.fusion.attention import Attention, Mask, attentions

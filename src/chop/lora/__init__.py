@@ -1,0 +1,1 @@
+"""LoRA adapters of graphs: which layers get one, and PEFT's file format."""

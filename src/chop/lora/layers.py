@@ -1,0 +1,26 @@
+"""Linear layers of a graph, and their replacement by ones with or without LoRA adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import fx, nn
+
+from chop.ir.graph import MaseGraph
+
+
+def linears_of(mg: MaseGraph) -> dict[str, nn.Linear]:
+    """The Linears that the graph calls, float or quantised, by path."""
+    called = {str(node.target): mg.module_of(node) for node in mg.nodes if _calls_linear(mg, node)}
+    return {path: module for path, module in called.items() if isinstance(module, nn.Linear)}
+
+
+def attach(mg: MaseGraph, layers: Mapping[str, nn.Linear]) -> None:
+    """Puts each layer in the place of the one at its path, for every node that calls it."""
+    for node in mg.nodes:
+        if node.op == "call_module" and str(node.target) in layers:
+            mg.replace(node, layers[str(node.target)])
+
+
+def _calls_linear(mg: MaseGraph, node: fx.Node) -> bool:
+    return node.op == "call_module" and mg.operator(node).name == "linear"

@@ -1,0 +1,1 @@
+"""Quantisation engines: calibration, GPTQ, SmoothQuant, packing, and what a graph stores."""

@@ -1,0 +1,7 @@
+"""What can be measured of a stream of tensors: one small class per statistic."""
+
+from chop.statistics.base import STATISTICS, Reduction, Statistic, make_statistic
+from chop.statistics.moments import AbsoluteMean, NSigmaRange, Variance
+from chop.statistics.ranges import Histogram, MinMaxRange, QuantileRange
+from chop.statistics.record import Record
+from chop.statistics.reservoir import Reservoir
