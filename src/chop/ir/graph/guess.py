@@ -14,6 +14,7 @@ from chop.ir.capture.captured import CapturedModule
 from chop.ir.capture.inputs import dummy_inputs
 from chop.ir.capture.isolation import untouched
 from chop.ir.capture.tracer import capture
+from chop.ir.graph.edits import last_edit
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -149,14 +150,7 @@ def _state(model: CapturedModule) -> tuple[Any, ...]:
         (path, module, sum(len(vars(module)[name]) for name in HOOKS))
         for path, module in model.named_modules()
     ]
-    return graph_state(model.graph), tuple((path, id(m), hooks) for path, m, hooks in modules)
-
-
-def graph_state(graph: torch.fx.Graph) -> tuple[Any, ...]:
-    """Changes whenever the generated code would."""
-    return tuple(
-        (n.name, n.op, str(n.target), n.args, tuple(n.kwargs.items())) for n in graph.nodes
-    )
+    return last_edit(model.graph), tuple((path, id(m), hooks) for path, m, hooks in modules)
 
 
 def _copy_modes(old: CapturedModule, new: CapturedModule) -> None:

@@ -12,7 +12,8 @@ from torch import fx, nn
 
 from chop.errors import ConfigError, GraphError, did_you_mean
 from chop.ir.capture.captured import CapturedModule
-from chop.ir.graph.guess import Guess, graph_state, misfit
+from chop.ir.graph.edits import last_edit
+from chop.ir.graph.guess import Guess, misfit
 from chop.ir.metadata import MaseMetadata
 from chop.ir.ops import OPS, Operator, of_node
 
@@ -76,7 +77,7 @@ class MaseGraph:
             )
         self._guess: Guess | None = None
         self._held: CapturedModule | None = None
-        self._written: tuple[Any, ...] = ()
+        self._compiled_edit = 0
         self.provenance: list[Provenance] = []
         if isinstance(model, CapturedModule):
             self._hold(model)
@@ -91,7 +92,7 @@ class MaseGraph:
 
     def _hold(self, model: CapturedModule | None) -> None:
         self._held = model
-        self._written = () if model is None else graph_state(model.graph)
+        self._compiled_edit = 0 if model is None else last_edit(model.graph)
 
     @property
     def _model(self) -> CapturedModule:
@@ -145,11 +146,12 @@ class MaseGraph:
     @property
     def model(self) -> CapturedModule:
         """The model that runs the graph; always up to date with its nodes."""
-        written = graph_state(self._model.graph)
-        if written != self._written:
-            self._model.recompile()
-            self._written = written
-        return self._model
+        model = self._model
+        edit = last_edit(model.graph)
+        if edit != self._compiled_edit:
+            model.recompile()
+            self._compiled_edit = edit
+        return model
 
     @model.setter
     def model(self, model: CapturedModule) -> None:
@@ -159,7 +161,7 @@ class MaseGraph:
                 "model make another MaseGraph."
             )
         self._held, self._guess = model, None
-        self._written = ()
+        self._compiled_edit = 0
 
     @property
     def fx_graph(self) -> fx.Graph:
@@ -169,7 +171,7 @@ class MaseGraph:
     @fx_graph.setter
     def fx_graph(self, graph: fx.Graph) -> None:
         self._model.graph = graph
-        self._written = graph_state(graph)
+        self._compiled_edit = last_edit(graph)
 
     @property
     def nodes(self) -> list[fx.Node]:
@@ -212,7 +214,7 @@ class MaseGraph:
             twin = MaseGraph.__new__(MaseGraph)
             twin.__dict__ = {
                 "_held": None,
-                "_written": (),
+                "_compiled_edit": 0,
                 "_guess": copy.deepcopy(self._guess, memo),
             }
             twin.provenance = list(self.provenance)
@@ -265,7 +267,6 @@ class MaseGraph:
                 for name, child in parent._modules.items():
                     if child is old:
                         parent._modules[name] = module
-        self._written = ()
 
     def erase(self, node: fx.Node) -> None:
         """Removes a node; its users take its first input instead.
