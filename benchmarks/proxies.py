@@ -19,8 +19,8 @@ import torch
 from scipy.stats import kendalltau, spearmanr
 
 from chop.actions.search.nas import usual_fields
-from chop.actions.sweep.journal import Journal
 from chop.models import load_model
+from chop.runs import Journal
 from chop.search.architecture import Architectures
 from chop.search.proxies import PROXIES, zero_cost_score
 from chop.search.training import TrainedMeasure, split_rows

@@ -20,8 +20,8 @@ from pathlib import Path
 from chop.actions.search.compare import compare_searches
 from chop.actions.search.nas import PASS_ARGS
 from chop.actions.subject import SubjectConfig, fingerprint_of_rows, load_subject
-from chop.actions.sweep.journal import Journal
 from chop.actions.sweep.record import write_table
+from chop.runs import Journal
 from chop.search import Goal, Search
 from chop.search.architecture import Architectures
 from chop.search.compression import Compression

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 from chop.errors import ChopError, WriteError
 
@@ -29,6 +32,7 @@ DECIDED = ".*.new"
 NO_LOCKS_ON_FOLDERS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """What file systems such as NFS say, which lock files that are open for writing alone."""
 PROBE_BYTES = 4096
+_written: ContextVar[list[Path] | None] = ContextVar("written", default=None)
 
 
 @contextmanager
@@ -71,6 +75,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
                 with _locked(path.parent, fcntl.LOCK_EX):
                     _move_into_place(*_decided(path.parent))
             temporary.replace(path)
+            _record(path)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -106,6 +111,7 @@ def replacing_together(folder: str | Path, name: str) -> Iterator[Path]:
                         raise IsADirectoryError(errno.EISDIR, "a folder is in the way", place.name)
                 fresh.rename(decided)
                 _move_into_place(decided)
+            _record(*places)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
 
@@ -171,6 +177,29 @@ def _locked(folder: Path, how: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def recording_writes() -> Iterator[list[Path]]:
+    """Yields a list to which every file is added that this thread finishes inside the block.
+
+    Files that are only prepared, in a folder of `replacing_together`, are added with their places.
+    """
+    outer, paths = _written.get(), list[Path]()
+    token = _written.set(paths)
+    try:
+        yield paths
+    finally:
+        _written.reset(token)
+        if outer is not None:
+            outer += paths
+
+
+def _record(*paths: Path) -> None:
+    found = _written.get()
+    for path in paths if found is not None else ():
+        if not any(re.fullmatch(UNFINISHED, part) for part in path.parts) and path not in found:
+            found.append(path)
+
+
 def make_folder(path: str | Path) -> Path:
     """Makes a folder, and its parents, and makes sure that files can be written to it.
 
@@ -196,3 +225,38 @@ def write_text(path: str | Path, text: str) -> None:
     """
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | Path, document: Any) -> None:
+    """Writes a JSON file in one step, indented.
+
+    Raises:
+        WriteError: the disk is full or read-only, or `path` can be no file.
+        ValueError: a number is not finite, which JSON cannot say.
+    """
+    write_text(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+
+def append_line(path: str | Path, line: str) -> None:
+    """Appends a line to a UTF-8 text file; it is on the disk when this returns.
+
+    Writers in other processes wait. Where a kill has cut the last line short, the new one begins
+    after it.
+
+    Raises:
+        WriteError: the disk is full or read-only, or `path` can be no file.
+    """
+    path = Path(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b") as file:
+            with suppress(OSError):  # file systems without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(size - 1)
+            torn = bool(size) and file.read(1) != b"\n"
+            file.write(b"\n" * torn + line.encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        _record(path)

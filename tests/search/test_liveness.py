@@ -9,6 +9,7 @@ import time
 import pytest
 
 from chop.errors import ChopError
+from chop.runs import process
 from chop.search import workers
 from chop.search.ledger import Ledger
 from chop.search.workers import Watch
@@ -45,14 +46,14 @@ def begins(journal, count=1):
 
 def elsewhere(monkeypatch):
     """This process is one of another machine."""
-    monkeypatch.setattr(workers, "_system", lambda: "elsewhere")
+    monkeypatch.setattr(process, "system_id", lambda: "elsewhere")
 
 
 def far(work):
     """Runs `work` as on another machine."""
 
     def there():
-        workers._system = lambda: "elsewhere"
+        process.system_id = lambda: "elsewhere"
         work()
 
     return in_a_group(there)

@@ -12,6 +12,7 @@ import uuid
 import psutil
 import pytest
 
+from chop.runs.process import system_id
 from chop.search import workers
 from tests.search.killing import (
     FORK,
@@ -50,7 +51,7 @@ def in_a_pid_namespace(work):
     def first():
         assert os.getpid() == 1
         subprocess.run(["mount", "-t", "proc", "proc", "/proc"], check=True)
-        workers._system.cache_clear()
+        system_id.cache_clear()
         work()
 
     return in_a_group(outside)

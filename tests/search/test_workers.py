@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from chop.errors import ChopError
+from chop.runs.process import start_time
 from chop.search import Choice, Goal, Search, SearchSpace, workers
 from chop.search.choosers import SAMPLERS
 from chop.search.ledger import Ledger, make_tables
@@ -26,7 +27,6 @@ from chop.search.workers import (
     RUNNING_SECONDS,
     SILENT_SECONDS,
     Watch,
-    _started,
     beating,
     new_worker,
     patience,
@@ -360,7 +360,7 @@ def test_workers_are_told_apart():
     me, parent = new_worker(), os.getppid()
     system = me.rsplit(":", 3)[0]
     assert me != new_worker()
-    assert patience(f"{system}:{parent}:{_started(parent)}:1") == RUNNING_SECONDS
+    assert patience(f"{system}:{parent}:{start_time(parent)}:1") == RUNNING_SECONDS
     assert patience(f"{system}:{parent}:1:1") == patience(me) == 0
     assert patience(f"elsewhere:{parent}:1:1") == SILENT_SECONDS
     with beating(None, me, Watch(), is_shared=False):
@@ -374,7 +374,7 @@ def test_workers_are_told_apart():
 
 def test_a_stopped_worker_has_the_patience_of_a_far_one():
     process = in_a_process(lambda: time.sleep(60))
-    worker = f"{new_worker().rsplit(':', 3)[0]}:{process.pid}:{_started(process.pid)}:1"
+    worker = f"{new_worker().rsplit(':', 3)[0]}:{process.pid}:{start_time(process.pid)}:1"
     os.kill(process.pid, signal.SIGSTOP)
     while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
         time.sleep(0.01)

@@ -16,7 +16,7 @@ from chop.config import load_toml
 from chop.errors import ConfigError, did_you_mean
 from chop.ir.graph import MaseGraph
 from chop.passes.base import check_graph
-from chop.pipelines.journal import Journal
+from chop.pipelines.stages import StageJournal
 
 Pass = str | Callable[..., tuple[MaseGraph, dict[str, Any]]]
 METADATA_PASSES = ("init_metadata_analysis_pass", "add_common_metadata_analysis_pass")
@@ -128,7 +128,7 @@ class Pipeline:
         """
         check_graph(type(self).__name__, mg)
         console = Console(quiet=quiet, highlight=False, markup=False, soft_wrap=True)
-        journal = None if out is None else Journal(Path(out), mg, self.stages, allow)
+        journal = None if out is None else StageJournal(Path(out), mg, self.stages, allow)
         names = list(_numbered(self.stages))
         resumed = journal.resume() if journal else None
         if resumed is None:

@@ -8,7 +8,6 @@ import itertools
 import math
 import multiprocessing
 import os
-import platform
 import signal
 import threading
 import time
@@ -16,9 +15,9 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 from chop.errors import ChopError, UnavailableError
+from chop.runs.process import process_id, process_status
 from chop.search.ledger import NOBODY, RUNNING, Ledger, Row
 
 BEAT_SECONDS = 10.0
@@ -43,53 +42,20 @@ _numbers = itertools.count(1)
 def new_worker() -> str:
     """A name for a run in this process, told apart from other runs and later processes.
 
-    Returns: `SYSTEM:PID:STARTED:RUN`: what numbers its processes (a boot of a machine, and the PID
-        namespace there: each container has its own), its number there, when it started by a clock
-        that is never set, and the count of its runs.
+    Returns: `SYSTEM:PID:STARTED:RUN`: the identity of its process and the count of its runs.
     """
-    return f"{_system()}:{os.getpid()}:{_started(os.getpid())}:{next(_numbers)}"
+    return f"{process_id()}:{next(_numbers)}"
 
 
 def patience(worker: str) -> float:
     """Seconds that a worker may be silent: none where its process is known to have ended."""
-    import psutil
-
-    system, number, started, _ = worker.rsplit(":", 3)
-    pid = int(number)
-    if system != _system():
-        return SILENT_SECONDS
-    if pid == os.getpid():
+    process = worker.rpartition(":")[0]
+    if process == process_id():
         return math.inf if worker in ACTIVE else 0.0
-    try:
-        status, since = psutil.Process(pid).status(), _started(pid)
-    except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+    status = process_status(process)
+    if status == "ended":
         return 0.0
-    if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) or since != started:
-        return 0.0
-    return SILENT_SECONDS if status == psutil.STATUS_STOPPED else RUNNING_SECONDS
-
-
-@functools.cache
-def _system() -> str:
-    """The host, and on Linux its boot (random(4)) and PID namespace (pid_namespaces(7))."""
-    parts = [platform.node()]
-    with contextlib.suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        parts.append(str(Path("/proc/self/ns/pid").stat().st_ino))
-    return ":".join(parts)
-
-
-def _started(pid: int) -> str:
-    """When a process started: on Linux in clock ticks since the machine did (proc(5), field 22).
-
-    Seconds since 1970 move whenever the machine's clock is set.
-    """
-    import psutil
-
-    if psutil.LINUX:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return stat.rpartition(")")[2].split()[19]
-    return f"{psutil.Process(pid).create_time():.0f}"
+    return RUNNING_SECONDS if status == "running" else SILENT_SECONDS
 
 
 class Watch:

@@ -13,7 +13,7 @@ from chop.actions.rounding import check_operators, present_operators, weighted_o
 from chop.actions.subject import Subject, SubjectConfig, subject_for
 from chop.actions.sweep.experiment import Experiment
 from chop.actions.sweep.grid import spread
-from chop.actions.sweep.journal import Journal, measure_all
+from chop.actions.sweep.points import measure_all
 from chop.actions.sweep.record import write_figure, write_table
 from chop.config import convert, parse
 from chop.errors import ConfigError
@@ -23,6 +23,7 @@ from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import SCORES
 from chop.pruning.settings import PruneConfig
 from chop.report.plots import Curve, plot_accuracy
+from chop.runs import Journal
 from chop.train import calibration_batches
 
 Setting = tuple[str, float]

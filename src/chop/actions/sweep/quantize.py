@@ -16,13 +16,14 @@ from chop.actions.rounding import (
 from chop.actions.subject import Subject, SubjectConfig, subject_for
 from chop.actions.sweep.experiment import Experiment
 from chop.actions.sweep.grid import spread, whole
-from chop.actions.sweep.journal import Journal, measure_all
+from chop.actions.sweep.points import measure_all
 from chop.actions.sweep.record import write_figure, write_table
 from chop.errors import ConfigError
 from chop.formats import Integer
 from chop.ir.graph import MaseGraph
 from chop.passes import calculate_avg_bits_mg_analysis_pass
 from chop.report.plots import Curve, plot_accuracy, plot_heat_map
+from chop.runs import Journal
 
 DERIVED = ("auto", "minmax", "mse")
 

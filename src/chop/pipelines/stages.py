@@ -1,7 +1,8 @@
 """What a pipeline writes after each stage, and how another run finds its place again.
 
-A stage leaves three files: `01_name.pt` and `01_name.mz`, its graph, and last `01_name.json`, which
-vouches for them with a key: the digest of the first graph and of all stages up to this one.
+A stage leaves `01_name.pt` and `01_name.mz`, its graph, and last a line of `stages.jsonl`, which
+vouches for them with a key: the digest of the first graph and of all stages up to this one. Earlier
+versions kept that line in a file of its own, `01_name.json`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import math
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,20 +20,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from chop import runs
 from chop.errors import CheckpointError
-from chop.files import write_text
 from chop.ir.graph import MaseGraph
 
 if TYPE_CHECKING:
     from chop.pipelines.pipeline import Stage
 
 log = logging.getLogger(__name__)
-PLAIN = (str, int, float, bool, type(None))
 MOST_NUMBERS = 10_000
 """Larger tensors among the findings, such as recorded activations, are only described."""
 
 
-class Journal:
+class StageJournal:
     """The files of one pipeline in one folder.
 
     Args:
@@ -50,6 +49,7 @@ class Journal:
         self.device = next(mg.model.parameters(), torch.empty(0)).device
         self.paths = [folder / f"{i:02}_{stage.name}" for i, stage in enumerate(stages, start=1)]
         self.keys = list(_keys(mg, stages))
+        self.journal = runs.Journal(folder / "stages.jsonl")
 
     def resume(self) -> tuple[MaseGraph, list[Any]] | None:
         """The graph after the last stage that is done, and the findings of all up to it."""
@@ -68,43 +68,43 @@ class Journal:
     def record(self, index: int, mg: MaseGraph, info: Any) -> None:
         """Writes down a stage that is done; what was known of later ones is void."""
         for path in self.paths[index:]:
-            _note(path).unlink(missing_ok=True)
+            self.journal.remove({"stage": path.name})
+            _old_note(path).unlink(missing_ok=True)
         mg.export(self.paths[index])
-        entry = {"key": self.keys[index], "info": as_json(info)}
-        write_text(_note(self.paths[index]), json.dumps(entry, indent=2) + "\n")
+        entry = {"key": self.keys[index], "info": findings_as_json(info)}
+        self.journal.add({"stage": self.paths[index].name}, entry)
 
     def _finished(self) -> Iterator[Any]:
         for path, key in zip(self.paths, self.keys, strict=True):
-            try:
-                entry = json.loads(_note(path).read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                return
-            if not isinstance(entry, dict) or entry.get("key") != key:
+            entry = self.journal.find({"stage": path.name}) or _read_old_note(path)
+            if entry.get("key") != key:
                 return
             yield entry["info"]
 
 
-def _note(path: Path) -> Path:
+def _old_note(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
 
-def as_json(value: Any) -> Any:
-    """What JSON can hold of a pass's findings: the rest is described by its class and shape."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, PLAIN):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): as_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [as_json(item) for item in value]
-    if isinstance(value, Tensor) and value.numel() > MOST_NUMBERS:
+def _read_old_note(path: Path) -> dict[str, Any]:
+    try:
+        entry = json.loads(_old_note(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return entry if isinstance(entry, dict) else {}
+
+
+def findings_as_json(value: Any) -> Any:
+    """What JSON can hold of a pass's findings; small tensors are lists."""
+    return runs.as_json(value, _describe)
+
+
+def _describe(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return runs.class_name(value)
+    if value.numel() > MOST_NUMBERS:
         return f"tensor {tuple(value.shape)} {value.dtype}"
-    if isinstance(value, Tensor):
-        return as_json(value.tolist())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: as_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    return str(value) if isinstance(value, Path) else type(value).__name__
+    return runs.as_json(value.tolist())
 
 
 def _keys(mg: MaseGraph, stages: Sequence[Stage]) -> Iterator[str]:
@@ -132,7 +132,7 @@ def _parts(*values: Any) -> Iterator[bytes]:
     """The content of settings; for what has none that can be compared, something unique."""
     for value in values:
         yield type(value).__name__.encode()
-        if isinstance(value, PLAIN):
+        if isinstance(value, runs.PLAIN):
             yield repr(value).encode()
         elif isinstance(value, Mapping):
             yield from _parts(*(part for item in value.items() for part in item))

@@ -1,19 +1,15 @@
-"""Finished points on disk, so that a killed sweep goes on where it was."""
+"""Points of a sweep: what each is measured by, and measuring those that a journal lacks."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from chop.actions.interrupt import points_are_kept, told_when_interrupted
 from chop.actions.subject import Subject, fingerprint_of_rows, fingerprint_of_weights
 from chop.actions.sweep.progress import Estimate, sweep_bar
-from chop.files import make_folder, writing
+from chop.runs import Journal, key_of
 from chop.train.tasks import CLASSIFICATION, Metric
 
 
@@ -34,49 +30,6 @@ class Point:
     kind: str = ""
 
 
-class Journal:
-    """Results by settings, one JSON line each, written the moment they are there.
-
-    Points of other settings in the same file stay and do no harm. A line that was cut short by a
-    kill is passed over: that point is measured again.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._known: dict[str, dict[str, float]] = {}
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        for line in lines:
-            try:
-                entry = json.loads(line)
-                self._known[_digest(entry["settings"])] = entry["result"]
-            except (ValueError, KeyError, TypeError):
-                continue
-
-    def find(self, settings: Mapping[str, Any]) -> dict[str, float] | None:
-        """What was measured with these settings, if it was."""
-        return self._known.get(_digest(settings))
-
-    def get(self, settings: Mapping[str, Any]) -> dict[str, float]:
-        """What was measured with these settings; KeyError if nothing was."""
-        return self._known[_digest(settings)]
-
-    def add(self, settings: Mapping[str, Any], result: Mapping[str, float]) -> dict[str, float]:
-        """Notes a result; it is on the disk when this returns."""
-        make_folder(self.path.parent)
-        line = json.dumps({"settings": settings, "result": result}, sort_keys=True, default=str)
-        with writing(self.path), self.path.open("a+b") as file:
-            # What a kill left of the last line must not swallow this one.
-            size = file.seek(0, os.SEEK_END)
-            if size:
-                file.seek(size - 1)
-            torn = bool(size) and file.read(1) != b"\n"
-            file.write(b"\n" * torn + line.encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self._known[_digest(settings)] = dict(result)
-        return dict(result)
-
-
 def measure_all(
     title: str, points: Sequence[Point], journal: Journal, metric: Metric = CLASSIFICATION.metric
 ) -> list[dict[str, float]]:
@@ -87,7 +40,7 @@ def measure_all(
     Returns: one mapping per point, in their order.
     """
     # Equal settings, equal result: each is measured once.
-    todo = {_digest(p.settings): p for p in points if journal.find(p.settings) is None}
+    todo = {key_of(p.settings): p for p in points if journal.find(p.settings) is None}
     done = sum(journal.find(point.settings) is not None for point in points)
     estimate = Estimate(point.kind for point in todo.values())
     with told_when_interrupted(lambda: points_are_kept(journal.path)), sweep_bar(estimate) as bar:
@@ -119,8 +72,3 @@ def identity_of(subject: Subject) -> dict[str, str]:
         "train": fingerprint_of_rows(subject.train),
         "test": fingerprint_of_rows(subject.test),
     }
-
-
-def _digest(settings: Mapping[str, Any]) -> str:
-    text = json.dumps(settings, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()

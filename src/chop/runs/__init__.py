@@ -1,0 +1,28 @@
+"""Runs of jobs: manifest, journal of finished points, and identity of processes.
+
+A job writes a manifest (`start`, `read_manifest`) and, where it is made of points, a `Journal`.
+"""
+
+from chop.runs.environment import processor_name, read_environment
+from chop.runs.journal import Journal, key_of
+from chop.runs.manifest import MANIFEST, Artifact, Manifest, Run, read_manifest, start
+from chop.runs.process import process_id, process_status
+from chop.runs.serialization import PLAIN, as_json, class_name
+
+__all__ = [
+    "MANIFEST",
+    "PLAIN",
+    "Artifact",
+    "Journal",
+    "Manifest",
+    "Run",
+    "as_json",
+    "class_name",
+    "key_of",
+    "process_id",
+    "process_status",
+    "processor_name",
+    "read_environment",
+    "read_manifest",
+    "start",
+]

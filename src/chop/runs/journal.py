@@ -1,0 +1,103 @@
+"""Append-only journal of finished points, keyed by the content of their settings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from chop.files import append_line
+
+
+class Journal:
+    """Results by settings, one JSON line each, written the moment they are there.
+
+    Points of other settings in the same file stay and do no harm. A line that was cut short by a
+    kill is passed over: that point is missing. Several processes may share a journal: each line is
+    appended under a lock, and what others have appended is found too.
+
+    Args:
+        path: a JSONL file; it and its folder are made with the first point.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     _ = Journal(Path(folder) / "points.jsonl").add({"width": 8}, {"accuracy": 0.5})
+        ...     Journal(Path(folder) / "points.jsonl").find({"width": 8})
+        {'accuracy': 0.5}
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._known: dict[str, dict[str, Any]] = {}
+        self._read_bytes = 0
+
+    def find(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The result of these settings, or None."""
+        self._read_more()
+        return self._known.get(key_of(settings))
+
+    def get(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The result of these settings.
+
+        Raises:
+            KeyError: there is none.
+        """
+        self._read_more()
+        return self._known[key_of(settings)]
+
+    def add(self, settings: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+        """Appends a result; it is on the disk when this returns. The last one of a key counts.
+
+        Raises:
+            WriteError: the disk is full or read-only.
+        """
+        self._append(settings, dict(result))
+        self._known[key_of(settings)] = dict(result)
+        return dict(result)
+
+    def remove(self, settings: Mapping[str, Any]) -> None:
+        """Forgets the result of these settings, by another line.
+
+        Raises:
+            WriteError: the disk is full or read-only.
+        """
+        if self.find(settings) is not None:
+            self._append(settings, None)
+            del self._known[key_of(settings)]
+
+    def _append(self, settings: Mapping[str, Any], result: dict[str, Any] | None) -> None:
+        entry = {"settings": settings, "result": result}
+        append_line(self.path, json.dumps(entry, sort_keys=True, default=str))
+
+    def _read_more(self) -> None:
+        """Reads what was appended since the last time, by whatever process."""
+        size = self.path.stat().st_size if self.path.is_file() else 0
+        if size == self._read_bytes:
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._read_bytes)
+            appended = file.read()
+        # A last line without its end may be half of one that is being written.
+        self._read_bytes += appended.rfind(b"\n") + 1
+        for line in appended.split(b"\n"):
+            self._read(line)
+
+    def _read(self, line: bytes) -> None:
+        try:
+            entry = json.loads(line)
+            key, result = key_of(entry["settings"]), entry["result"]
+        except (ValueError, KeyError, TypeError):
+            return
+        if isinstance(result, dict):
+            self._known[key] = result
+        else:
+            self._known.pop(key, None)
+
+
+def key_of(settings: Mapping[str, Any]) -> str:
+    """Digest of the content of settings: equal settings, equal key."""
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()

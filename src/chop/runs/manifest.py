@@ -1,0 +1,271 @@
+"""Manifest of a run: what was run, with which settings, on what, and what came of it.
+
+A run writes `manifest.json` into its output folder when it starts and again when it ends. Reports
+and other jobs read it by `read_manifest`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from chop import __version__
+from chop.config import parse
+from chop.errors import CheckpointError, ConfigError, WriteError
+from chop.files import (
+    latest,
+    make_folder,
+    reading_together,
+    recording_writes,
+    replacing_together,
+    write_json,
+)
+from chop.runs.environment import now, read_environment
+from chop.runs.process import process_id, process_status
+from chop.runs.serialization import as_json
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+"""Version of the file's format."""
+CHUNK_BYTES = 1 << 20
+SECRETS = re.compile(r"(?<=://)[^/\s]*(?=@)|(?<=\?)\S+")
+"""Of a URL: the user with the password, and the options."""
+
+State = Literal["running", "finished", "failed", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file that a run wrote.
+
+    Attributes:
+        path: below the output folder, with `/` between folders.
+        size_bytes: of the file.
+        sha256: digest of its content, in hexadecimal.
+    """
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path, folder: Path) -> Artifact:
+        """Describes the file `path` below `folder`."""
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+        return cls(path.relative_to(folder).as_posix(), path.stat().st_size, digest.hexdigest())
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Content of `manifest.json`.
+
+    Attributes:
+        kind: what was run, as the command line has it: `compress`, `sweep quantize` ...
+        settings: of the job, by name.
+        state: `running`; `finished`; `failed`, by an error; `interrupted`, by a person or a kill.
+        process: identity of the process, see `process_id`.
+        command: the command line, `sys.argv`.
+        environment: see `read_environment`.
+        version: of `chop`.
+        started: in UTC, ISO 8601.
+        ended: the same; None while it runs, and after a kill.
+        rows: the table of results.
+        artifacts: files that this run wrote below the folder.
+        error: what it failed with.
+        last_finished: the last run that finished in the same folder, where this one has not:
+            results in the folder are its own.
+        format: version of the file's format.
+    """
+
+    kind: str
+    settings: Mapping[str, Any]
+    state: State
+    process: str
+    command: tuple[str, ...] = ()
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    version: str = ""
+    started: str = ""
+    ended: str | None = None
+    rows: tuple[Mapping[str, Any], ...] = ()
+    artifacts: tuple[Artifact, ...] = ()
+    error: str | None = None
+    last_finished: Manifest | None = None
+    format: int = FORMAT
+
+    @property
+    def results(self) -> Manifest | None:
+        """The manifest that describes the results in the folder, where there are any."""
+        return self if self.state == "finished" else self.last_finished
+
+
+class Run:
+    """A run that is going on, see `start`.
+
+    Attributes:
+        folder: of its output.
+        manifest: as it is on the disk.
+        rows: the table of results; empty until the job sets it.
+        written: files that were written so far; the job adds those of other processes.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, written: list[Path]) -> None:
+        self.folder, self.manifest, self.written = folder, manifest, written
+        self.rows: Sequence[Mapping[str, Any]] = ()
+
+    @contextmanager
+    def results(self) -> Iterator[Path]:
+        """Yields a folder whose files, and the manifest, are put in place together or not at all.
+
+        The run is finished with the block: a reader sees its files and its manifest, or neither.
+
+        Raises:
+            WriteError: the disk is full or read-only.
+        """
+        with replacing_together(self.folder, "results") as fresh:
+            yield fresh
+            own = [Artifact.of(path, fresh) for path in sorted(fresh.iterdir())]
+            finished = self._finished([*own, *self._artifacts()])
+            write_json(fresh / MANIFEST, as_json(finished))
+        self.manifest = finished
+
+    def end(self, error: BaseException | None) -> None:
+        """Writes how the run ended, unless another run has begun in the same folder since."""
+        if self.manifest.state == "finished" or not self._is_latest():
+            return
+        if error is None:
+            finished = self._finished(self._artifacts())
+            write_json(self.folder / MANIFEST, as_json(finished))
+            self.manifest = finished
+            return
+        self.manifest = replace(
+            self.manifest,
+            state="interrupted" if isinstance(error, KeyboardInterrupt) else "failed",
+            ended=now(),
+            error=f"{type(error).__name__}: {error}",
+        )
+        with suppress(WriteError):  # the run's own error matters more
+            write_json(self.folder / MANIFEST, as_json(self.manifest))
+
+    def _is_latest(self) -> bool:
+        with suppress(CheckpointError):
+            found = read_manifest(self.folder)
+            return (found.process, found.started) == (self.manifest.process, self.manifest.started)
+        return True
+
+    def _finished(self, artifacts: Iterable[Artifact]) -> Manifest:
+        return replace(
+            self.manifest,
+            state="finished",
+            ended=now(),
+            rows=tuple(self.rows),
+            artifacts=tuple(artifacts),
+            last_finished=None,
+        )
+
+    def _artifacts(self) -> list[Artifact]:
+        """Files below the folder that were written and are still there."""
+        folder = self.folder.resolve()
+        files = sorted({path.resolve() for path in self.written if path.is_file()})
+        return [
+            Artifact.of(path, folder)
+            for path in files
+            if path.is_relative_to(folder) and path.name != MANIFEST
+        ]
+
+
+@contextmanager
+def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
+    """Inside, a run goes on: its manifest says so, and says afterwards how it ended.
+
+    Args:
+        kind: what is run, as the command line has it.
+        settings: of the job: a dataclass or a mapping.
+        folder: of its output; made if missing.
+    Yields: the run, whose `rows` become the manifest's.
+    Raises:
+        WriteError: the folder cannot be written to.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     with start("sweep", {"widths": (4, 8)}, folder) as run:
+        ...         run.rows = [{"width": 4, "accuracy": 0.5}]
+        ...     found = read_manifest(folder)
+        >>> found.state, found.settings, found.rows
+        ('finished', {'widths': [4, 8]}, ({'width': 4, 'accuracy': 0.5},))
+    """
+    folder = make_folder(folder)
+    manifest = Manifest(
+        kind=kind,
+        settings=as_json(settings),
+        state="running",
+        process=process_id(),
+        command=tuple(_without_secrets(argument) for argument in sys.argv),
+        environment=read_environment(),
+        version=__version__,
+        started=now(),
+        last_finished=_last_finished(folder),
+    )
+    write_json(folder / MANIFEST, as_json(manifest))
+    with recording_writes() as written:
+        run = Run(folder, manifest, written)
+        try:
+            yield run
+            run.end(None)
+        except BaseException as error:
+            run.end(error)
+            raise
+
+
+def read_manifest(folder: str | Path) -> Manifest:
+    """The manifest of the last run in a folder; one whose process is gone was interrupted.
+
+    Raises:
+        CheckpointError: there is none, it is broken, or a later version of `chop` wrote it.
+    """
+    folder = Path(folder)
+    with reading_together(folder):
+        path = latest(folder / MANIFEST)
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"'{folder}' holds no {MANIFEST}: expected the output folder of a chop command."
+            ) from None
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"'{path}' cannot be read: {error}.") from None
+    found = document.get("format", FORMAT) if isinstance(document, dict) else None
+    if found != FORMAT:
+        raise CheckpointError(
+            f"'{path}' is of format {found!r}, expected {FORMAT}: read it with the version of chop "
+            "that wrote it."
+        )
+    try:
+        manifest = parse(Manifest, document)
+        return replace(manifest, state="interrupted") if _is_gone(manifest) else manifest
+    except ConfigError as error:
+        raise CheckpointError(f"'{path}' is broken: {error}") from None
+
+
+def _without_secrets(argument: str) -> str:
+    return SECRETS.sub("...", argument) if "://" in argument else argument
+
+
+def _is_gone(manifest: Manifest) -> bool:
+    return manifest.state == "running" and process_status(manifest.process) == "ended"
+
+
+def _last_finished(folder: Path) -> Manifest | None:
+    with suppress(CheckpointError):
+        return read_manifest(folder).results
+    return None

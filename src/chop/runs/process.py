@@ -1,0 +1,75 @@
+"""Identity and liveness of the process behind a run."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import platform
+from pathlib import Path
+from typing import Literal
+
+from chop.errors import ConfigError
+
+Status = Literal["running", "stopped", "ended", "elsewhere"]
+
+
+def process_id(pid: int | None = None) -> str:
+    """Identity of a process of this machine, told apart from later processes with its number.
+
+    Args:
+        pid: its number; None takes this process.
+    Returns: `SYSTEM:PID:STARTED`: what numbers its processes (a boot of a machine, and the PID
+        namespace there: each container has its own), its number there, and when it started by a
+        clock that is never set.
+    """
+    number = os.getpid() if pid is None else pid
+    return f"{system_id()}:{number}:{start_time(number)}"
+
+
+def process_status(identity: str) -> Status:
+    """Whether a process still runs; "elsewhere" where another machine or container numbers it.
+
+    Args:
+        identity: from `process_id`.
+    Raises:
+        ConfigError: it is not spelt as one.
+    """
+    import psutil
+
+    parts = identity.rsplit(":", 2)
+    if len(parts) != 3 or not parts[1].isdecimal():
+        raise ConfigError(f"process: got {identity!r}, expected SYSTEM:PID:STARTED.")
+    system, number, started = parts
+    if system != system_id():
+        return "elsewhere"
+    try:
+        status, since = psutil.Process(int(number)).status(), start_time(int(number))
+    except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+        return "ended"
+    if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) or since != started:
+        return "ended"
+    return "stopped" if status == psutil.STATUS_STOPPED else "running"
+
+
+@functools.cache
+def system_id() -> str:
+    """The host, and on Linux its boot (random(4)) and PID namespace (pid_namespaces(7))."""
+    parts = [platform.node()]
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts.append(str(Path("/proc/self/ns/pid").stat().st_ino))
+    return ":".join(parts)
+
+
+def start_time(pid: int) -> str:
+    """When a process started: on Linux in clock ticks since the machine did (proc(5), field 22).
+
+    Seconds since 1970 move whenever the machine's clock is set.
+    """
+    import psutil
+
+    if psutil.LINUX:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return stat.rpartition(")")[2].split()[19]
+    return f"{psutil.Process(pid).create_time():.0f}"

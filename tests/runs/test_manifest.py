@@ -1,0 +1,302 @@
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chop import runs
+from chop.errors import CheckpointError, ConfigError, WriteError
+from chop.files import replacing, write_text
+from chop.runs import MANIFEST, as_json, process_id, process_status, read_manifest
+from tests.unprivileged import NEEDS_ROOT, as_nobody, in_a_namespace, let_others_in
+
+ROWS = [{"width": 4, "accuracy": 0.5}, {"width": 8, "accuracy": 0.75}]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    out: Path
+    widths: tuple[int, ...] = (4, 8)
+
+
+def finish(folder, text="table", rows=ROWS):
+    with runs.start("sweep", Settings(folder), folder) as run:
+        write_text(folder / "table.md", text)
+        run.rows = rows
+
+
+def document(folder):
+    return json.loads((folder / MANIFEST).read_text())
+
+
+def test_a_manifest_says_what_was_run_and_what_came_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["chop", "sweep", "quantize", "--widths", "4,8"])
+    finish(tmp_path / "out")
+    found = read_manifest(tmp_path / "out")
+    assert (found.kind, found.state, found.error) == ("sweep", "finished", None)
+    assert found.settings == {"out": str(tmp_path / "out"), "widths": [4, 8]}
+    assert found.command == ("chop", "sweep", "quantize", "--widths", "4,8")
+    assert list(found.rows) == ROWS and found.results is found
+    (table,) = found.artifacts
+    digest = hashlib.sha256(b"table").hexdigest()
+    assert (table.path, table.size_bytes, table.sha256) == ("table.md", 5, digest)
+    assert found.started <= found.ended and found.process == process_id()
+    assert found.environment["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert {"cores", "processor", "system", "variables", "versions"} <= set(found.environment)
+
+
+def test_a_run_that_goes_on_says_so(tmp_path):
+    with runs.start("sweep", {}, tmp_path) as run:
+        found = read_manifest(tmp_path)
+        assert found == run.manifest and (found.state, found.ended) == ("running", None)
+        assert found.results is None
+    assert read_manifest(tmp_path).state == "finished"
+
+
+@pytest.mark.parametrize(
+    "error, state, told",
+    [
+        (ConfigError("too few"), "failed", "ConfigError: too few"),
+        (KeyboardInterrupt(), "interrupted", "KeyboardInterrupt: "),
+        (SystemExit(1), "failed", "SystemExit: 1"),
+    ],
+)
+def test_a_run_that_stops_says_by_what_and_keeps_what_finished_before(error, state, told, tmp_path):
+    for earlier in (False, True):
+        if earlier:
+            finish(tmp_path)
+        with pytest.raises(type(error)), runs.start("sweep", {"seed": 1}, tmp_path) as run:
+            run.rows = [{"width": 2}]
+            raise error
+        found = read_manifest(tmp_path)
+        assert (found.state, found.error, found.rows) == (state, told, ())
+        assert (found.results is not None) == earlier
+    with pytest.raises(type(error)), runs.start("sweep", {}, tmp_path):
+        raise error
+    results = read_manifest(tmp_path).results
+    assert list(results.rows) == ROWS and results.settings["widths"] == [4, 8]
+    finish(tmp_path)
+    assert read_manifest(tmp_path).last_finished is None
+
+
+RUNNING = """
+import sys, time
+from chop import runs
+with runs.start("sweep", {"width": 4}, sys.argv[1]) as run:
+    print("started", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_killed_run_reads_as_interrupted(tmp_path):
+    finish(tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-c", RUNNING, tmp_path], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "started\n"
+        assert read_manifest(tmp_path).state == "running"
+        os.kill(process.pid, signal.SIGSTOP)
+        assert read_manifest(tmp_path).state == "running"
+        os.kill(process.pid, signal.SIGKILL)
+    assert document(tmp_path)["state"] == "running"
+    found = read_manifest(tmp_path)
+    assert (found.state, found.ended, found.settings) == ("interrupted", None, {"width": 4})
+    assert list(found.results.rows) == ROWS
+    finish(tmp_path, "again")
+    assert read_manifest(tmp_path).state == "finished"
+
+
+REPLACING = """
+import itertools, sys
+from pathlib import Path
+from chop import runs
+print("started", flush=True)
+for number in itertools.count():
+    with runs.start("compress", {"number": number}, sys.argv[1]) as run:
+        with run.results() as folder:
+            (folder / "model.pt").write_text(str(number))
+            run.rows = [{"number": number}]
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.1, 0.15, 0.2, 0.25, 0.3])
+def test_a_kill_leaves_results_that_their_manifest_describes(seconds, tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", REPLACING, tmp_path], stdout=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.readline()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(seconds)
+        process.kill()
+    found = read_manifest(tmp_path)
+    assert found.state in ("finished", "interrupted")
+    if found.results is not None:
+        (row,) = found.results.rows
+        folders = [tmp_path / ".results.new", tmp_path]
+        models = [folder / "model.pt" for folder in folders if (folder / "model.pt").exists()]
+        assert models[0].read_text() == str(row["number"])
+
+
+def test_results_and_manifest_appear_together_or_not_at_all(tmp_path):
+    with runs.start("compress", {}, tmp_path) as run:
+        with run.results() as folder:
+            (folder / "model.pt").write_text("model")
+            run.rows = ROWS
+            assert read_manifest(tmp_path).state == "running"
+            assert not (tmp_path / "model.pt").exists()
+        found = read_manifest(tmp_path)
+        assert found.state == "finished" and list(found.rows) == ROWS
+        assert [artifact.path for artifact in found.artifacts] == ["model.pt"]
+    assert read_manifest(tmp_path) == found
+    with pytest.raises(RuntimeError), runs.start("compress", {}, tmp_path) as run, run.results():
+        raise RuntimeError("no model")
+    assert read_manifest(tmp_path).state == "failed"
+    assert read_manifest(tmp_path).results == found
+
+
+def test_artifacts_are_what_this_run_wrote_below_its_folder(tmp_path):
+    out = tmp_path / "out"
+    write_text(out / "older.md", "older")
+    with runs.start("sweep", {}, out) as run:
+        write_text(out / "best" / "a.json", "a")
+        write_text(out / "gone.md", "gone")
+        write_text(tmp_path / "elsewhere.md", "elsewhere")
+        with pytest.raises(RuntimeError), replacing(out / "half.md"):
+            raise RuntimeError
+        (out / "gone.md").unlink()
+        (out / "by-hand.md").write_text("by another process")
+        run.written.append(out / "by-hand.md")
+    paths = [artifact.path for artifact in read_manifest(out).artifacts]
+    assert paths == ["best/a.json", "by-hand.md"]
+
+
+def test_of_two_runs_in_one_folder_the_later_has_the_manifest(tmp_path):
+    with runs.start("search", {"worker": 1}, tmp_path) as first:
+        first.rows = ROWS
+        first.manifest = dataclasses.replace(first.manifest, process="elsewhere:1:1")
+        with runs.start("search", {"worker": 2}, tmp_path):
+            first.end(None)
+            assert read_manifest(tmp_path).settings == {"worker": 2}
+            assert read_manifest(tmp_path).state == "running"
+    assert read_manifest(tmp_path).settings == {"worker": 2}
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"format": 2}, "is of format 2, expected 1.*version of chop that wrote it"),
+        ({"format": "x"}, "is of format 'x'"),
+        ({"state": "finnished"}, "did you mean 'finished'"),
+        ({"rows": 3}, "rows: expected a list"),
+        ({"artifacts": [{"path": "a"}]}, "missing key 'size_bytes'"),
+        ({"kidn": "sweep"}, "unknown key 'kidn': did you mean 'kind'"),
+        ({"process": "me", "state": "running"}, "process: got 'me'"),
+        ({"process": "a:b:c", "state": "running"}, "process: got 'a:b:c'"),
+    ],
+)
+def test_a_manifest_with_a_wrong_value_is_refused(change, message, tmp_path):
+    finish(tmp_path)
+    (tmp_path / MANIFEST).write_text(json.dumps({**document(tmp_path), **change}))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        read_manifest(tmp_path)
+    assert str(tmp_path / MANIFEST) in str(caught.value)
+    finish(tmp_path)
+    assert read_manifest(tmp_path).state == "finished"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b'{"kind": "sweep"}'])
+def test_a_corrupt_manifest_is_one_sentence(content, tmp_path):
+    (tmp_path / MANIFEST).write_bytes(content)
+    with pytest.raises(CheckpointError, match=MANIFEST):
+        read_manifest(tmp_path)
+    with runs.start("sweep", {}, tmp_path):
+        assert read_manifest(tmp_path).state == "running"
+
+
+@pytest.mark.parametrize("name", ["", "missing"])
+def test_a_folder_without_a_manifest_is_one_sentence(name, tmp_path):
+    with pytest.raises(CheckpointError, match="holds no manifest.json: expected the output folder"):
+        read_manifest(tmp_path / name)
+
+
+def test_a_process_of_another_machine_is_taken_at_its_word(tmp_path):
+    finish(tmp_path)
+    far = {**document(tmp_path), "state": "running", "process": "far:boot:1:2:3"}
+    (tmp_path / MANIFEST).write_text(json.dumps(far))
+    assert read_manifest(tmp_path).state == "running"
+    assert process_status("far:boot:1:2:3") == "elsewhere"
+    assert process_status(process_id()) == "running"
+    assert process_status(process_id().rpartition(":")[0] + ":1") == "ended"
+
+
+def test_no_secrets_of_urls_are_kept(tmp_path, monkeypatch):
+    url = "postgresql://user:pa@ssw0rd@host:5432/db?sslpassword=secret"
+    monkeypatch.setattr(sys, "argv", ["chop", "search", f"--storage={url}", "a:b@c?d"])
+    finish(tmp_path)
+    command = read_manifest(tmp_path).command
+    assert command[2:] == ("--storage=postgresql://...@host:5432/db?...", "a:b@c?d")
+    assert "ssw0rd" not in (tmp_path / MANIFEST).read_text()
+
+
+def test_settings_and_rows_are_said_as_json_can():
+    class Other:
+        pass
+
+    value = {"a": math.nan, 1: np.int64(3), "b": {4}, "c": np.float64(0.5), "d": Other(), "e": int}
+    found = as_json({**value, "f": Settings(Path("out")), "g": [-math.inf, None, True]})
+    assert json.loads(json.dumps(found, allow_nan=False)) == {
+        "a": "nan",
+        "1": 3,
+        "b": [4],
+        "c": 0.5,
+        "d": "Other",
+        "e": "type",
+        "f": {"out": "out", "widths": [4, 8]},
+        "g": ["-inf", None, True],
+    }
+
+
+FULL = """
+import sys
+from pathlib import Path
+from chop import runs
+from chop.errors import WriteError
+folder = Path(sys.argv[1])
+with runs.start("sweep", {"width": 4}, folder) as run:
+    run.rows = [{"width": 4}]
+try:
+    with runs.start("sweep", {"width": 8}, folder) as run:
+        run.rows = [{"width": n} for n in range(100000)]
+except WriteError as error:
+    print(error)
+found = runs.read_manifest(folder)
+print(found.settings["width"], found.state, found.results.settings["width"])
+"""
+
+
+def test_a_full_disk_leaves_the_manifest_of_the_run_that_finished(tmp_path):
+    script = 'mount -t tmpfs -o size=64k none "$1"; "$2" -c "$3" "$1"'
+    told, found = in_a_namespace(script, tmp_path, sys.executable, FULL).splitlines()
+    assert "manifest.json' cannot be written: No space left on device; free some space" in told
+    assert found == "8 failed 4"
+
+
+@NEEDS_ROOT
+def test_a_folder_that_may_only_be_read(tmp_path):
+    finish(tmp_path)
+    let_others_in(tmp_path)
+    assert as_nobody(lambda: list(read_manifest(tmp_path).rows)) == ROWS
+
+    def start():
+        with runs.start("sweep", {}, tmp_path):
+            pass
+
+    error = as_nobody(start)
+    assert isinstance(error, WriteError) and "Permission denied" in str(error)
