@@ -140,11 +140,12 @@ def test_a_float_pruned_layer_is_drawn_as_pruned_and_not_as_quantised(net_graph)
     pruned, _ = passes.prune_transform_pass(
         net_graph, {"weight": {"sparsity": 0.75}, "include": ["fc1"]}
     )
-    picture = to_svg(pruned)
+    picture = to_svg(pruned.model)
     assert "75% pruned" in picture and "quantised" not in picture
-    both = to_svg(quantize(pruned))
+    both = to_svg(quantize(pruned).model)
     assert "75% pruned" in both and "thick border: quantised" in both
-    assert "20% pruned" in to_svg(prune(net_graph)) and "pruned" not in to_svg(net_graph)
+    assert "20% pruned" in to_svg(prune(net_graph).model)
+    assert "pruned" not in to_svg(net_graph.model)
 
 
 def test_float_pruned_layers_are_not_counted_as_quantised(net_graph):

@@ -11,8 +11,9 @@ from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
+from chop.errors import GraphError
 from chop.formats import NumberFormat
 from chop.nn.quantized import QuantCall, QuantizedOperator
 
@@ -142,3 +143,31 @@ class MaseMetadata(Record):
     def parameters(self) -> MaseMetadata:
         """Itself: MASE keeps the same three entries one level deeper."""
         return self
+
+
+def metadata_of(node: fx.Node) -> MaseMetadata:
+    """`node.meta["mase"]`.
+
+    Raises:
+        GraphError: `init_metadata_analysis_pass` has not run.
+    """
+    if "mase" not in node.meta:
+        raise GraphError(
+            f"node '{node.name}' has no metadata: run init_metadata_analysis_pass and "
+            "add_common_metadata_analysis_pass first."
+        )
+    metadata: MaseMetadata = node.meta["mase"]
+    return metadata
+
+
+@dataclasses.dataclass(frozen=True)
+class Provenance:
+    """One pass that a graph went through.
+
+    Attributes:
+        name: the pass.
+        config: the settings it ran with, as text.
+    """
+
+    name: str
+    config: str

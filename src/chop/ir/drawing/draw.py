@@ -14,9 +14,9 @@ from xml.sax.saxutils import escape, quoteattr
 
 from chop.errors import ConfigError
 from chop.files import write_text
+from chop.ir.capture.captured import CapturedModule
 from chop.ir.drawing.layout import Block, Line, Placed, lay_out
 from chop.ir.drawing.sketch import COLLAPSED, LINE_HEIGHT, TEXT_WIDTH, Box, Sketch, sketch
-from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
 
 # (fill, border): pale fills keep black text readable in print too.
@@ -43,11 +43,13 @@ LegendRow = list[tuple[str, str, float]]
 """Kind, text and distance from the left."""
 
 
-def draw(mg: MaseGraph, file: str | Path = "mase_graph.svg", depth: int | None = None) -> Path:
+def draw(
+    model: CapturedModule, file: str | Path = "mase_graph.svg", depth: int | None = None
+) -> Path:
     """Writes the picture; missing folders are made.
 
     Args:
-        mg: the graph.
+        model: the captured model.
         file: where to; the suffix is `.svg`, and is added if it is missing.
         depth: levels of modules to unfold; None unfolds what stays readable.
     Returns: the path of the file.
@@ -64,17 +66,17 @@ def draw(mg: MaseGraph, file: str | Path = "mase_graph.svg", depth: int | None =
         )
     if path.suffix != ".svg":
         path = path.with_name(f"{path.name}.svg")
-    text = to_svg(mg, depth)
+    text = to_svg(model, depth)
     write_text(path, text)
     return path
 
 
-def to_svg(mg: MaseGraph, depth: int | None = None) -> str:
+def to_svg(model: CapturedModule, depth: int | None = None) -> str:
     """The picture as text; the same graph gives the same text."""
-    plan = sketch(mg, depth)
+    plan = sketch(model, depth)
     inputs = [n for n, node in enumerate(plan.nodes) if node.op == "placeholder"]
     block = lay_out(plan.root, plan.uses, inputs)
-    title = f"{mg.model.record.class_name}: {len(mg.nodes)} nodes"
+    title = f"{model.record.class_name}: {len(model.graph.nodes)} nodes"
     legend = list(_legend(plan))
     width = max(block.width, 640.0)
     rows = _legend_rows(legend, width)

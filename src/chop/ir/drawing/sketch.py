@@ -11,12 +11,12 @@ from typing import Any
 from torch import fx, nn
 
 from chop.errors import ConfigError
+from chop.ir.capture.captured import CapturedModule
 from chop.ir.capture.runtime import ByMode
 from chop.ir.capture.specs import TensorSpec
 from chop.ir.drawing.nesting import Item
-from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata
-from chop.ir.ops import Kind
+from chop.ir.ops import Kind, module_of_node, of_node
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import PruneActivation, sparsity_of
 
@@ -84,11 +84,11 @@ class Sketch:
         return dataclasses.replace(whole, lines=lines)
 
 
-def sketch(mg: MaseGraph, depth: int | None = None) -> Sketch:
+def sketch(model: CapturedModule, depth: int | None = None) -> Sketch:
     """Decides what to draw.
 
     Args:
-        mg: the graph.
+        model: the captured model.
         depth: modules with a path longer than this are folded into a box; None unfolds as much as
             fits into about 120 boxes.
 
@@ -97,12 +97,12 @@ def sketch(mg: MaseGraph, depth: int | None = None) -> Sketch:
     """
     if depth is not None and (not isinstance(depth, int) or depth < 1):
         raise ConfigError(f"draw: depth is {depth!r}, expected 1 or more levels of modules.")
-    hidden = _size_arithmetic(mg)
-    nodes = [node for node in mg.nodes if node not in hidden]
+    hidden = _size_arithmetic(model)
+    nodes = [node for node in model.graph.nodes if node not in hidden]
     number = {node: n for n, node in enumerate(nodes)}
     uses = {number[node]: [number[u] for u in node.users if u in number] for node in nodes}
     paths = [_path(node) for node in nodes]
-    writer = _Writer(mg, nodes, paths, depth or _fitting_depth(paths))
+    writer = _Writer(model, nodes, paths, depth or _fitting_depth(paths))
     root = Item("", tuple(range(len(nodes))), writer.items(range(len(nodes)), ()))
     return Sketch(nodes, uses, writer.words, root, len(hidden), writer.letters, writer.quantized)
 
@@ -126,18 +126,18 @@ def _fitting_depth(paths: Sequence[tuple[str, ...]]) -> int:
     return 1
 
 
-def _size_arithmetic(mg: MaseGraph) -> set[fx.Node]:
+def _size_arithmetic(model: CapturedModule) -> set[fx.Node]:
     """Nodes that compute sizes, devices and constants of the mode, and no tensor."""
     found: set[fx.Node] = set()
-    for node in mg.nodes:
-        if _is_size(mg, node) or (_is_python(node) and found.issuperset(node.all_input_nodes)):
+    for node in model.graph.nodes:
+        if _is_size(model, node) or (_is_python(node) and found.issuperset(node.all_input_nodes)):
             found.add(node)
     return found
 
 
-def _is_size(mg: MaseGraph, node: fx.Node) -> bool:
+def _is_size(model: CapturedModule, node: fx.Node) -> bool:
     if node.op == "call_module":
-        return isinstance(mg.module_of(node), ByMode)
+        return isinstance(module_of_node(node, model), ByMode)
     if node.op == "call_method":
         return node.target in ("size", "dim", "numel")
     reads = node.op == "call_function" and node.target is getattr and len(node.args) > 1
@@ -157,12 +157,12 @@ class _Writer:
     """Makes the items of a picture and the words on them."""
 
     def __init__(
-        self, mg: MaseGraph, nodes: list[fx.Node], paths: list[tuple[str, ...]], depth: int
+        self, model: CapturedModule, nodes: list[fx.Node], paths: list[tuple[str, ...]], depth: int
     ) -> None:
-        self.mg, self.nodes, self.paths, self.depth = mg, nodes, paths, depth
+        self.model, self.nodes, self.paths, self.depth = model, nodes, paths, depth
         self.words: dict[str, Box] = {}
         self.letters: dict[str, str] = {}
-        modules = enumerate(map(mg.module_of, nodes))
+        modules = enumerate(module_of_node(node, model) for node in nodes)
         self.quantized = frozenset(n for n, module in modules if _is_quantized(module))
 
     def items(
@@ -218,7 +218,7 @@ class _Writer:
 
     def _node(self, leaf: int, said: int) -> Item:
         node = self.nodes[leaf]
-        row, module = self.mg.operator(node), self.mg.module_of(node)
+        row, module = of_node(node, self.model), module_of_node(node, self.model)
         is_quantized = _is_quantized(module)
         lines = [] if module is None else [type(module).__name__]
         shape = self.shape_of(node)
@@ -244,9 +244,10 @@ class _Writer:
 
     def _class_name(self, path: tuple[str, ...]) -> str:
         try:
-            return self.mg.model.get_submodule(".".join(path))._get_name()
+            module: Any = self.model.get_submodule(".".join(path))
         except AttributeError:
             return ""
+        return str(module._get_name())
 
     def shape_of(self, node: fx.Node) -> str:
         """The shape of a node's result, sizes of inputs as letters."""

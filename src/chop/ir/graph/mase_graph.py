@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,21 +13,8 @@ from chop.errors import ConfigError, GraphError, did_you_mean
 from chop.ir.capture.captured import CapturedModule
 from chop.ir.graph.edits import last_edit
 from chop.ir.graph.guess import Guess, misfit
-from chop.ir.metadata import MaseMetadata
-from chop.ir.ops import OPS, Operator, of_node
-
-
-@dataclasses.dataclass(frozen=True)
-class Provenance:
-    """One pass that a graph went through.
-
-    Attributes:
-        name: the pass.
-        config: the settings it ran with, as text.
-    """
-
-    name: str
-    config: str
+from chop.ir.metadata import Provenance
+from chop.ir.ops import OPS, Operator, module_of_node, of_node
 
 
 class MaseGraph:
@@ -197,9 +183,7 @@ class MaseGraph:
 
     def module_of(self, node: fx.Node) -> nn.Module | None:
         """The module that a `call_module` node calls; None for other nodes."""
-        if node.op != "call_module":
-            return None
-        return self._model.get_submodule(str(node.target))
+        return module_of_node(node, self._model)
 
     def operator(self, node: fx.Node) -> Operator:
         """The row of the operator table that describes a node."""
@@ -302,7 +286,7 @@ class MaseGraph:
         """
         from chop.ir.drawing.draw import draw
 
-        return draw(self, file, depth)
+        return draw(self.model, file, depth)
 
     def export(
         self,
@@ -312,7 +296,7 @@ class MaseGraph:
         """Writes `fname.pt` and `fname.mz`; see `chop.ir.storage.checkpoint`."""
         from chop.ir.storage.checkpoint import export
 
-        export(self, fname, save_format)
+        export(self.model, self.provenance, fname, save_format)
 
     @classmethod
     def from_checkpoint(
@@ -333,9 +317,12 @@ class MaseGraph:
         Raises:
             CheckpointError: files are missing, broken, or name a class that is not allowed.
         """
-        from chop.ir.storage.checkpoint import from_checkpoint
+        from chop.ir.storage.checkpoint import read_checkpoint
 
-        return from_checkpoint(checkpoint, propagate_missing_metadata, allow)
+        model, provenance = read_checkpoint(checkpoint, propagate_missing_metadata, allow)
+        mg = cls(model)
+        mg.provenance = provenance
+        return mg
 
     def __repr__(self) -> str:
         if self._held is None and self._guess is not None:
@@ -355,20 +342,6 @@ class MaseGraph:
         while name in taken or name in attributes:
             name += "_q"
         return f"{parent}.{name}" if parent else name
-
-
-def metadata_of(node: fx.Node) -> MaseMetadata:
-    """`node.meta["mase"]`.
-
-    Raises:
-        GraphError: `init_metadata_analysis_pass` has not run.
-    """
-    if "mase" not in node.meta:
-        raise GraphError(
-            f"node '{node.name}' has no metadata: run init_metadata_analysis_pass and "
-            "add_common_metadata_analysis_pass first."
-        )
-    return node.meta["mase"]
 
 
 def _leaves(

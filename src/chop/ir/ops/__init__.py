@@ -6,6 +6,7 @@ from chop.ir.ops.table import (
     OPS,
     STANDARD_MODULES,
     TABLE,
+    module_of_node,
     of_called,
     of_function,
     of_module,

@@ -276,13 +276,19 @@ def of_node(node: fx.Node, root: nn.Module) -> Operator:
 
     Placeholders, attributes and the output have the name and type that FX gives them.
     """
-    if node.op == "call_module":
-        return of_called(root.get_submodule(str(node.target)))
+    module = module_of_node(node, root)
+    if module is not None:
+        return of_called(module)
     if node.op == "call_function":
         return of_function(node.target)
     if node.op == "call_method":
         return _of_method(str(node.target))
     return Operator(node.op, node.op, kind=FX_KINDS[node.op])
+
+
+def module_of_node(node: fx.Node, root: nn.Module) -> nn.Module | None:
+    """The module that a `call_module` node calls; None for other nodes."""
+    return root.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
 def of_function(function: Any) -> Operator:

@@ -22,7 +22,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -33,7 +33,7 @@ from chop.errors import CheckpointError, did_you_mean
 from chop.files import latest, reading_together, replacing_together
 from chop.ir.capture.captured import CapturedModule, CaptureRecord
 from chop.ir.capture.guards import compile_guard
-from chop.ir.graph import MaseGraph, Provenance
+from chop.ir.metadata import Provenance
 from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError
 from chop.ir.storage.configs import ConfigReader, ConfigWriter
@@ -57,13 +57,19 @@ LONG_WORD = re.compile(r"\S{200,}")
 SaveFormat = Literal["full_model", "state_dict"]
 
 
-def export(mg: MaseGraph, fname: str | Path, save_format: SaveFormat = "full_model") -> None:
+def export(
+    model: CapturedModule,
+    provenance: Sequence[Provenance],
+    fname: str | Path,
+    save_format: SaveFormat = "full_model",
+) -> None:
     """Writes `fname.pt` and `fname.mz`, both or none: killed or failed, it leaves older ones alone.
 
     Missing folders are made.
 
     Args:
-        mg: the graph; it is not changed.
+        model: the captured model; it is not changed.
+        provenance: the passes that the graph went through.
         fname: any path. Of a suffix only `.pt` and `.mz` count, other dots are part of the name.
         save_format: see the module's text.
 
@@ -76,10 +82,10 @@ def export(mg: MaseGraph, fname: str | Path, save_format: SaveFormat = "full_mod
         raise CheckpointError(f"save_format: got {save_format!r}: {choice}")
     tensor_path, graph_path = _paths(fname)
     store = TensorStore()
-    document = fold_metadata(_describe(mg, store))
+    document = fold_metadata(_describe(model, provenance, store))
     tensors = store.tensors
     if save_format == "state_dict":
-        state = _state_dict(mg.model)
+        state = _state_dict(model)
         document["inline"] = {
             name: pack_inline(tensor) for name, tensor in tensors.items() if name not in state
         }
@@ -92,9 +98,9 @@ def export(mg: MaseGraph, fname: str | Path, save_format: SaveFormat = "full_mod
         (folder / graph_path.name).write_text(_render({**head, **document}), encoding="utf-8")
 
 
-def from_checkpoint(
+def read_checkpoint(
     checkpoint: str | Path, propagate_missing_metadata: bool = True, allow: Iterable[Any] = ()
-) -> MaseGraph:
+) -> tuple[CapturedModule, list[Provenance]]:
     """Reads what `export` wrote.
 
     The graph computes the same bits, in the same mode, and can be trained and exported again.
@@ -105,6 +111,7 @@ def from_checkpoint(
             none, notes operator, shapes and dtypes of those.
         allow: module classes, functions and `autograd.Function`s of your own that the checkpoint
             may contain.
+    Returns: the captured model, and the passes that its graph went through.
 
     Raises:
         CheckpointError: a file is missing, cut off, corrupt, foreign or from a later version, or
@@ -113,9 +120,9 @@ def from_checkpoint(
     tensor_path, graph_path = _paths(checkpoint)
     try:
         document, tensors = _read(tensor_path, graph_path)
-        mg = _rebuild(document, tensors, AllowList(allow))
+        model, provenance = _rebuild(document, tensors, AllowList(allow))
         if propagate_missing_metadata:
-            describe_missing(mg)
+            describe_missing(model)
     except CheckpointError as error:
         raise CheckpointError(_sentence(str(error))) from error.__cause__
     except (MemoryError, OSError):
@@ -124,7 +131,7 @@ def from_checkpoint(
         # Code that expects a well-formed document can raise anything when it meets another one.
         text = _sentence(f"'{graph_path}' is malformed ({type(error).__name__}: {error}).")
         raise CheckpointError(text) from error
-    return mg
+    return model, provenance
 
 
 def _sentence(text: str) -> str:
@@ -136,7 +143,9 @@ def _sentence(text: str) -> str:
 # --- the document ------------------------------------------------------------------------------
 
 
-def _describe(mg: MaseGraph, store: TensorStore) -> dict[str, Json]:
+def _describe(
+    model: CapturedModule, provenance: Sequence[Provenance], store: TensorStore
+) -> dict[str, Json]:
     """The graph as plain data; its tensors go into `store`."""
     configs = ConfigWriter()
     names = itertools.count()
@@ -146,7 +155,6 @@ def _describe(mg: MaseGraph, store: TensorStore) -> dict[str, Json]:
         return {"$tensor": store.add(f"attribute..{next(names)}", tensor)}
 
     encode = Encoder({nn.Module: _refuse, Tensor: add, **configs.rules})
-    model = mg.model
     modules = encode_tree(model, store, encode)
     return {
         "model": model.record.class_name,
@@ -155,7 +163,7 @@ def _describe(mg: MaseGraph, store: TensorStore) -> dict[str, Json]:
             name: _encode_attribute(name, getattr(model.record, name), encode)
             for name in _root_attributes()
         },
-        "provenance": [[step.name, step.config] for step in mg.provenance],
+        "provenance": [[step.name, step.config] for step in provenance],
         **encode_graph(model.graph, encode, Encoder({Tensor: _where_plain(add)}, functions=False)),
         "modules": modules,
         "tensors": store.table,
@@ -193,7 +201,9 @@ def _encode_attribute(name: str, value: Any, encode: Encoder) -> Json:
         raise CheckpointError(f"the model's '{name}' cannot be exported: it is {error}.") from None
 
 
-def _rebuild(document: Json, stored: Mapping[str, Tensor], allowed: AllowList) -> MaseGraph:
+def _rebuild(
+    document: Json, stored: Mapping[str, Tensor], allowed: AllowList
+) -> tuple[CapturedModule, list[Provenance]]:
     unfold_metadata(document)
     inline = {
         name: unpack_inline(text, document["tensors"][name])
@@ -210,9 +220,8 @@ def _rebuild(document: Json, stored: Mapping[str, Tensor], allowed: AllowList) -
     for guard in model.record.guards:
         compile_guard(guard)
     model.graph = decode_graph(document, paths, allowed, decode)
-    mg = MaseGraph(model)
-    mg.provenance = [Provenance(str(name), str(config)) for name, config in document["provenance"]]
-    return mg
+    steps = [Provenance(str(name), str(config)) for name, config in document["provenance"]]
+    return model, steps
 
 
 # --- the files ---------------------------------------------------------------------------------

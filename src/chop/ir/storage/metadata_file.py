@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+from torch import fx
 
 from chop.errors import CheckpointError, GraphError, did_you_mean
 from chop.files import write_text
-from chop.ir.graph import MaseGraph, Provenance
-from chop.ir.metadata import MaseMetadata
+from chop.ir.metadata import MaseMetadata, Provenance
 from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder
 
@@ -16,25 +19,33 @@ FORMAT = "chop metadata"
 VERSION = 1
 
 
-def write_metadata(mg: MaseGraph, path: Path) -> int:
+def write_metadata(nodes: Iterable[fx.Node], provenance: Sequence[Provenance], path: Path) -> int:
     """Writes what is noted on every node; tensors among it are left out.
 
+    Args:
+        nodes: the nodes of a graph.
+        provenance: the passes that the graph went through.
+        path: the file.
     Returns: the number of nodes with metadata.
     """
-    noted = {node.name: node.meta["mase"] for node in mg.nodes if "mase" in node.meta}
+    noted = {node.name: node.meta["mase"] for node in nodes if "mase" in node.meta}
     document = {
         "format": FORMAT,
         "version": VERSION,
-        "passes": [step.name for step in mg.provenance if step.name.endswith("_analysis_pass")],
+        "passes": [step.name for step in provenance if step.name.endswith("_analysis_pass")],
         "nodes": Encoder(functions=False).leniently(noted),
     }
     write_text(path, json.dumps(document, indent=1))
     return len(noted)
 
 
-def read_metadata(mg: MaseGraph, path: Path) -> int:
+def read_metadata(nodes: Iterable[fx.Node], provenance: list[Provenance], path: Path) -> int:
     """Notes what was written on the nodes of the same names, in place of what they had.
 
+    Args:
+        nodes: the nodes of the graph.
+        provenance: the passes that the graph went through; those of the file are added.
+        path: the file.
     Returns: the number of nodes with metadata.
 
     Raises:
@@ -44,7 +55,7 @@ def read_metadata(mg: MaseGraph, path: Path) -> int:
     document = _parse(path)
     decode = Decoder(AllowList(()))
     found = {name: decode(plain) for name, plain in document["nodes"].items()}
-    by_name = {node.name: node for node in mg.nodes}
+    by_name = {node.name: node for node in nodes}
     for name, metadata in found.items():
         if name not in by_name:
             raise GraphError(
@@ -54,16 +65,14 @@ def read_metadata(mg: MaseGraph, path: Path) -> int:
             raise CheckpointError(f"'{path}' is malformed: node '{name}' has no metadata.")
     for name, metadata in found.items():
         by_name[name].meta["mase"] = metadata
-    done = {step.name for step in mg.provenance}
-    mg.provenance += [
-        Provenance(n, f"read from {path}") for n in document["passes"] if n not in done
-    ]
+    done = {step.name for step in provenance}
+    provenance += [Provenance(n, f"read from {path}") for n in document["passes"] if n not in done]
     return len(found)
 
 
-def _parse(path: Path) -> dict[str, dict[str, object]]:
+def _parse(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"'{path}' cannot be read: {error.strerror}.") from None
     except ValueError as error:

@@ -21,13 +21,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from chop.ir.capture.captured import CapturedModule
 from chop.ir.capture.guards import power, product
 from chop.ir.capture.isolation import untouched
 from chop.ir.capture.runtime import ByMode
 from chop.ir.capture.specs import TensorSpec
-from chop.ir.graph import MaseGraph, metadata_of
-from chop.ir.metadata import MaseMetadata, TensorInfo
-from chop.ir.ops import OPS
+from chop.ir.metadata import MaseMetadata, TensorInfo, metadata_of
+from chop.ir.ops import OPS, module_of_node, of_node
 
 MAX_PARTS = 4096
 """Of a tensor that is split or unbound; also items of a sequence."""
@@ -86,19 +86,19 @@ SIZE_CALLS: Mapping[Any, Callable[..., Any]] = {
 """How each size operator is computed, with operands that are bounded."""
 
 
-def describe_missing(mg: MaseGraph) -> None:
+def describe_missing(model: CapturedModule) -> None:
     """Describes the nodes that were put in after the others had been described.
 
     Nodes whose shapes would take running more than the module's text says are named in a warning.
     """
-    described = {n for n in mg.nodes if "mase" in n.meta and metadata_of(n).common.mase_op}
-    missing = [node for node in mg.nodes if node not in described]
+    described = {n for n in model.graph.nodes if "mase" in n.meta and metadata_of(n).common.mase_op}
+    missing = [node for node in model.graph.nodes if node not in described]
     if not described or not missing:
         return
-    values = _evaluate(mg, missing)
+    values = _evaluate(model, missing)
     for node in missing:
         node.meta["mase"] = MaseMetadata()
-        common, row = metadata_of(node).common, mg.operator(node)
+        common, row = metadata_of(node).common, of_node(node, model)
         common.mase_op, common.mase_type = row.name, row.mase_type
         inputs = [values[n] for n in node.all_input_nodes]
         tensors = [TensorInfo.of(x) for x in inputs if isinstance(x, Tensor)]
@@ -114,20 +114,20 @@ def describe_missing(mg: MaseGraph) -> None:
         )
 
 
-def _evaluate(mg: MaseGraph, wanted: list[fx.Node]) -> dict[fx.Node, Any]:
+def _evaluate(model: CapturedModule, wanted: list[fx.Node]) -> dict[fx.Node, Any]:
     """Fake values of `wanted`, and of all nodes that lead to them."""
-    noted = {node: _noted(node) for node in mg.nodes}
+    noted = {node: _noted(node) for node in model.graph.nodes}
     needed = set(wanted)
-    for node in reversed(mg.nodes):
+    for node in reversed(model.graph.nodes):
         if node in needed and noted[node] is None:
             needed.update(node.all_input_nodes)
     mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
-    runner = _Runner(mg, mode)
+    runner = _Runner(model, mode)
     values: dict[fx.Node, Any] = {}
-    counted = _Counted(CALLS_PER_NODE * len(mg.nodes))
-    with _unlogged(), untouched(mg.model), torch.no_grad(), mode, counted:
-        mg.model.eval()
-        for node in mg.nodes:
+    counted = _Counted(CALLS_PER_NODE * len(model.graph.nodes))
+    with _unlogged(), untouched(model), torch.no_grad(), mode, counted:
+        model.eval()
+        for node in model.graph.nodes:
             if node in needed:
                 info = noted[node]
                 values[node] = runner.run(node, values) if info is None else _empty(info)
@@ -183,12 +183,12 @@ class _Runner:
     """Gives the fake value of one node after the other.
 
     Args:
-        mg: the graph.
+        model: the captured model.
         mode: makes tensors without data.
     """
 
-    def __init__(self, mg: MaseGraph, mode: FakeTensorMode) -> None:
-        self._mg = mg
+    def __init__(self, model: CapturedModule, mode: FakeTensorMode) -> None:
+        self._model = model
         self._mode = mode
 
     def run(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
@@ -201,9 +201,9 @@ class _Runner:
 
     def _run(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
         if node.op == "placeholder":
-            return self._fake(self._mg.model.record.example_inputs[str(node.target)])
+            return self._fake(self._model.record.example_inputs[str(node.target)])
         if node.op == "get_attr":
-            return self._mode.from_tensor(_tensor(self._mg.model, str(node.target)))
+            return self._mode.from_tensor(_tensor(self._model, str(node.target)))
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: values[n])
         leaves: list[Any] = []
         fx.node.map_aggregate((args, kwargs), leaves.append)
@@ -219,9 +219,9 @@ class _Runner:
 
     def _tensor_call(self, node: fx.Node, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         """What to call with tensors; None if that is not known to cost the same for any data."""
-        name = self._mg.operator(node).name
+        name = of_node(node, self._model).name
         if node.op == "call_module":
-            module = self._mg.module_of(node)
+            module = module_of_node(node, self._model)
             return module if module is not None and name in OPS and _is_plain(module) else None
         call: Any = node.target
         if node.op == "call_method":
@@ -235,7 +235,7 @@ class _Runner:
 
     def _size_call(self, node: fx.Node) -> Callable[..., Any] | None:
         """The same without tensors: arithmetic, looking into shapes, and tensors of a size."""
-        module = self._mg.module_of(node)
+        module = module_of_node(node, self._model)
         return module if isinstance(module, ByMode) else SIZE_CALLS.get(node.target)
 
     def _fake(self, spec: Any) -> Any:

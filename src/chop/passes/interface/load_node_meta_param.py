@@ -31,4 +31,4 @@ def load_node_meta_param_interface_pass(
     """
     check_graph(NAME, graph)
     path = path_of(pass_args, "path", NAME)
-    return graph, {"nodes": read_metadata(graph, path), "path": path}
+    return graph, {"nodes": read_metadata(graph.nodes, graph.provenance, path), "path": path}

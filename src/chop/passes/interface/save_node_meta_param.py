@@ -32,4 +32,4 @@ def save_node_meta_param_interface_pass(
     """
     check_graph(NAME, graph, ("init_metadata_analysis_pass",))
     path = path_of(pass_args, "path", NAME)
-    return graph, {"nodes": write_metadata(graph, path), "path": path}
+    return graph, {"nodes": write_metadata(graph.nodes, graph.provenance, path), "path": path}
