@@ -9,6 +9,7 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.formats import Integer, MXInt, QuantSpec
+from chop.ir.parameters import ParameterCount
 from chop.nn.lora import LoraLinear
 from chop.nn.packed import pack
 from chop.nn.quantized import QuantConv2d, QuantizedOperator, QuantLinear
@@ -17,7 +18,6 @@ from chop.passes.module import (
     quantize_module_transform_pass,
     report_trainable_parameters_analysis_pass,
 )
-from chop.passes.module.report_trainable_parameters import ParameterCount
 from tests.passes.conftest import Net, with_metadata
 
 OPERANDS = ("data_in", "weight", "bias")

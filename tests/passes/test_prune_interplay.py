@@ -13,7 +13,7 @@ from chop.formats import Integer
 from chop.ir.drawing.draw import to_svg
 from chop.nn.quantized import QuantizedOperator, QuantLinear
 from chop.nn.sparsity import PruneActivation, hidden_of, sparsity_of
-from chop.passes.analysis.summarize_quantization import layer_rows
+from chop.quantization.summary import layer_rows
 
 SHARE = 0.6
 PRUNE = {"weight": {"sparsity": SHARE}, "activation": {"sparsity": 0.2}}

@@ -5,7 +5,7 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
-from chop.passes.transforms.smoothquant import smoothing_scale
+from chop.quantization.smoothquant import smoothing_scale
 
 from .conftest import with_metadata
 

@@ -33,8 +33,8 @@ from chop.errors import ConfigError
 from chop.formats import parse_spelling
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
-from chop.passes.analysis.summarize_quantization import layer_rows, poor_fit
-from chop.passes.interface.export_onnx import check_onnx_is_installed
+from chop.onnx.export import check_onnx_is_installed
+from chop.quantization.summary import layer_rows, poor_fit
 from chop.tables import print_table
 from chop.train import Metric, evaluate, fit
 

@@ -21,7 +21,7 @@ from chop.bench.model import BATCH_SIZES
 from chop.files import replacing_together, write_text
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import obstacle
-from chop.passes.analysis.summarize_quantization import layer_rows, operator_rows
+from chop.quantization.summary import layer_rows, operator_rows
 from chop.report.plots import Curve, plot_accuracy
 from chop.tables import markdown_table
 from chop.train import Metric

@@ -1,3 +1,1 @@
-"""How passes that fuse operators find them: patterns, and what stands in their way."""
-
-from chop.fusion.attention import Attention, Mask, attentions
+"""Operator fusion: patterns of a graph, why they cannot be fused, and their rewriting."""

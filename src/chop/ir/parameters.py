@@ -1,4 +1,4 @@
-"""Which format each parameter of a model is stored in, whoever uses it."""
+"""Parameters of a model: how many there are, and the format in which each is stored."""
 
 from __future__ import annotations
 
@@ -54,6 +54,37 @@ class StoredParameter:
         return self.value.nbytes if self.packed is None else self.packed.size_bytes
 
 
+@dataclass(frozen=True)
+class ParameterCount:
+    """Parameters of a module and all below it; one that is shared counts once.
+
+    Attributes:
+        total: all elements, those included that are stored as codes and do not train.
+        trainable: elements of those that require a gradient.
+    """
+
+    total: int
+    trainable: int
+
+    @classmethod
+    def of(cls, module: nn.Module) -> ParameterCount:
+        """Counts the parameters of a module."""
+        sizes = [(p.numel(), p.requires_grad) for p in module.parameters()]
+        packed = {
+            id(part.encoded(name).codes): shape.numel()
+            for part in module.modules()
+            if isinstance(part, PackedOperator)
+            for name, shape in part.packed_shapes.items()
+        }
+        total = sum(n for n, _ in sizes) + sum(packed.values())
+        return cls(total, sum(n for n, trains in sizes if trains))
+
+    @property
+    def share(self) -> float:
+        """Trainable out of all; 0 where there is none."""
+        return self.trainable / self.total if self.total else 0.0
+
+
 def stored_parameters(mg: MaseGraph) -> list[StoredParameter]:
     """Every parameter of the model once, in its order; shared ones under their first name."""
     return _stored(mg.model, (use for node in mg.nodes for use in _uses(mg, node)))
@@ -74,6 +105,11 @@ def total_bits(stored: Iterable[StoredParameter]) -> tuple[float, int]:
     """(total bits, number of elements)."""
     sizes = [(parameter.bits, parameter.value.numel()) for parameter in stored]
     return sum(bits * numel for bits, numel in sizes), sum(numel for _, numel in sizes)
+
+
+def parameter_bits(mg: MaseGraph) -> tuple[float, int]:
+    """(total bits, number of elements) of the model's parameters; a shared one counts once."""
+    return total_bits(stored_parameters(mg))
 
 
 def _stored(root: nn.Module, taken: Iterable[Use]) -> list[StoredParameter]:

@@ -13,9 +13,9 @@ from chop.errors import ConfigError, did_you_mean
 from chop.ir.graph import MaseGraph
 from chop.nn.sparsity import SCORES, Evidence
 from chop.passes.base import check_graph
-from chop.passes.transforms.prune import count_hidden, hide_lowest, take_targets
 from chop.pruning.saliency import add_saliency
 from chop.pruning.settings import PruneConfig, WeightPruning
+from chop.pruning.unstructured import count_hidden, hide_lowest, take_targets
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback

@@ -9,7 +9,7 @@ from torch import fx
 
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import TensorInfo, operand_of
-from chop.ir.parameters import stored_parameters, total_bits
+from chop.ir.parameters import parameter_bits
 from chop.nn.quantized import QuantizedOperator
 from chop.passes.base import NoConfig, graph_pass
 
@@ -36,11 +36,6 @@ def calculate_avg_bits_mg_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict
         "data_avg_bit": data_bits / max(data_count, 1),
         "weight_bytes": weight_bits / 8,
     }
-
-
-def parameter_bits(mg: MaseGraph) -> tuple[float, int]:
-    """(total bits, number of elements) of the model's parameters; a shared one counts once."""
-    return total_bits(stored_parameters(mg))
 
 
 def _data_in(mg: MaseGraph, node: fx.Node) -> list[tuple[float, int]]:

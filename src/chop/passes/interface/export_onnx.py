@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chop.errors import UnavailableError
 from chop.ir.graph import MaseGraph
-from chop.onnx import exported_twin, write
+from chop.onnx.export import export
 from chop.passes.base import graph_pass
-
-NEEDS = ("onnx", "onnxscript")
 
 
 @dataclass(frozen=True)
@@ -30,13 +26,6 @@ class ExportOnnxConfig:
     path: Path
     float_fallback: bool = False
     dynamic_axes: bool = True
-
-
-def check_onnx_is_installed() -> None:
-    """Raises UnavailableError where onnx or onnxscript are not installed."""
-    absent = [name for name in NEEDS if importlib.util.find_spec(name) is None]
-    if absent:
-        raise UnavailableError(f"ONNX needs {' and '.join(absent)}: pip install 'mase-chop[onnx]'.")
 
 
 @graph_pass(config=ExportOnnxConfig)
@@ -69,18 +58,8 @@ def export_onnx_interface_pass(mg: MaseGraph, config: ExportOnnxConfig) -> dict[
 
     Source: the ONNX operators QuantizeLinear and DequantizeLinear, version 13.
     """
-    check_onnx_is_installed()
-    twin = exported_twin(mg, config.float_fallback)
-    path = (
-        config.path
-        if config.path.suffix == ".onnx"
-        else config.path.with_name(config.path.name + ".onnx")
-    )
-    named = write(twin.mg, path, config.dynamic_axes)
-    return {
-        "path": path,
-        **named,
-        "quantized": twin.quantized,
-        "fallback": twin.fallback,
-        "size_bytes": path.stat().st_size,
-    }
+    path = config.path
+    if path.suffix != ".onnx":
+        path = path.with_name(path.name + ".onnx")
+    found = export(mg, path, config.float_fallback, config.dynamic_axes)
+    return {"path": path, **found, "size_bytes": path.stat().st_size}

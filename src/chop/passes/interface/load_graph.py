@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from chop.ir.graph import MaseGraph
-from chop.passes.interface.save_graph import FILE_NAME, path_of
+from chop.passes.interface.base import GRAPH_FILE, path_of
 
 
 def load_mase_graph_interface_pass(
@@ -24,5 +24,5 @@ def load_mase_graph_interface_pass(
         ConfigError: no folder is named.
         CheckpointError: the files are missing, broken, or name code that is not allowed.
     """
-    path = path_of(pass_args, "load_dir", "load_mase_graph_interface_pass") / FILE_NAME
+    path = path_of(pass_args, "load_dir", "load_mase_graph_interface_pass") / GRAPH_FILE
     return MaseGraph.from_checkpoint(path), {"path": path}

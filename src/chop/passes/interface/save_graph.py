@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from chop.config import convert
-from chop.errors import ConfigError, did_you_mean
 from chop.ir.graph import MaseGraph
 from chop.passes.base import check_graph
+from chop.passes.interface.base import GRAPH_FILE, path_of
 
 NAME = "save_mase_graph_interface_pass"
-FILE_NAME = "graph_module"
 
 
 def save_mase_graph_interface_pass(
@@ -31,20 +29,6 @@ def save_mase_graph_interface_pass(
         CheckpointError: something in the graph cannot be exported.
     """
     check_graph(NAME, graph)
-    path = path_of(pass_args, "save_dir", NAME) / FILE_NAME
+    path = path_of(pass_args, "save_dir", NAME) / GRAPH_FILE
     graph.export(path)
     return graph, {"path": path}
-
-
-def path_of(pass_args: Any, key: str, where: str) -> Path:
-    """The file or folder that the settings of a pass name, either alone or under `key`.
-
-    Raises:
-        ConfigError: they name none.
-    """
-    if isinstance(pass_args, Mapping):
-        for name in pass_args:
-            if name != key:
-                raise ConfigError(f"{where}: unknown key '{name}': {did_you_mean(name, [key])}")
-        pass_args = pass_args.get(key)
-    return Path(convert(pass_args, Path, f"{where}: {key}"))

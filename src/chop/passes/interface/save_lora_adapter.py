@@ -8,12 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from chop.errors import GraphError
 from chop.ir.graph import MaseGraph
-from chop.lora.peft_format import AdapterFile, LayerFile, targets_for, write_adapter
-from chop.nn.lora import ADAPTER_MODULES, LoraLinear, adapters_of
+from chop.lora.files import adapter_file
+from chop.lora.peft_format import targets_for, write_adapter
 from chop.passes.base import check_graph
-from chop.passes.interface.save_graph import path_of
+from chop.passes.interface.base import path_of
 
 NAME = "save_lora_adapter_interface_pass"
 
@@ -39,63 +38,7 @@ def save_lora_adapter_interface_pass(
     """
     check_graph(NAME, mg)
     folder = path_of(pass_args, "save_dir", NAME)
-    layers = adapters_of(mg.model)
-    if not layers:
-        raise GraphError(
-            f"{NAME}: the graph has no adapter; insert_lora_adapter_transform_pass(mg, {{...}}) "
-            "adds them."
-        )
+    adapter = adapter_file(mg, NAME)
     linears = [path for path, m in mg.model.named_modules() if isinstance(m, nn.Linear)]
-    write_adapter(folder, _adapter_file(mg, layers), targets_for(layers, linears))
-    return mg, {"path": folder, "layers": len(layers)}
-
-
-def _adapter_file(mg: MaseGraph, layers: Mapping[str, LoraLinear]) -> AdapterFile:
-    shared = {(layer.use_rslora, layer.lora_dropout.p) for layer in layers.values()}
-    if len(shared) > 1:
-        raise GraphError(f"{NAME}: use_rslora or dropout differ; the format has one for all.")
-    use_rslora, dropout = shared.pop()
-    bias, biases, saved = _trained_in_full(mg, layers)
-    state = mg.model.state_dict()
-    inside = [key for key in state if key.rpartition(".")[0] in saved]
-    return AdapterFile(
-        layers={
-            path: LayerFile(layer.lora_A.weight, layer.lora_B.weight, layer.alpha)
-            for path, layer in layers.items()
-        },
-        full={key: state[key] for key in [*biases, *inside]},
-        dropout=dropout,
-        use_rslora=use_rslora,
-        modules_to_save=tuple(saved),
-        bias=bias,
-        base_model=getattr(getattr(mg.model, "config", None), "name_or_path", None) or None,
-    )
-
-
-def _trained_in_full(
-    mg: MaseGraph, layers: Mapping[str, LoraLinear]
-) -> tuple[str, list[str], list[str]]:
-    """PEFT's `bias`, the biases that it covers, and the modules that train besides.
-
-    Raises:
-        GraphError: the weight of an adapted layer trains, or a parameter of the model itself.
-    """
-    own = {f"{path}.{name}.weight" for path in layers for name in ADAPTER_MODULES}
-    parameters = {n: p.requires_grad for n, p in mg.model.named_parameters() if n not in own}
-    biases = [name for name in parameters if name.rpartition(".")[2] == "bias"]
-    adapted = [f"{path}.bias" for path in layers if f"{path}.bias" in parameters]
-    bias = "none"
-    if biases and all(parameters[name] for name in biases):
-        bias = "all"
-    elif any(parameters[name] for name in adapted):
-        bias = "lora_only"
-    covered = {"all": biases, "lora_only": adapted, "none": []}[bias]
-    rest = [name for name, trains in parameters.items() if trains and name not in covered]
-    saved = list(dict.fromkeys(name.rpartition(".")[0] for name in rest))
-    for name in rest:
-        if name.rpartition(".")[0] in ("", *layers):
-            raise GraphError(
-                f"{NAME}: '{name}' trains and PEFT's format has no place for it; freeze it, or "
-                "fuse the adapters and export the graph."
-            )
-    return bias, covered, saved
+    write_adapter(folder, adapter, targets_for(adapter.layers, linears))
+    return mg, {"path": folder, "layers": len(adapter.layers)}

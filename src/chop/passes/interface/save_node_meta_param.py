@@ -9,7 +9,7 @@ from typing import Any
 from chop.ir.graph import MaseGraph
 from chop.ir.storage.metadata_file import write_metadata
 from chop.passes.base import check_graph
-from chop.passes.interface.save_graph import path_of
+from chop.passes.interface.base import path_of
 
 NAME = "save_node_meta_param_interface_pass"
 

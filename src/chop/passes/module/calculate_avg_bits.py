@@ -16,7 +16,7 @@ from chop.ir.parameters import (
     total_bits,
 )
 from chop.passes.base import NoConfig
-from chop.passes.module.subject import check_module
+from chop.passes.module.base import check_module
 
 M = TypeVar("M", bound=nn.Module)
 NAME = "calculate_avg_bits_module_analysis_pass"

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from torch import nn
 
 from chop.config import parse
-from chop.nn.packed import PackedOperator
-from chop.passes.module.subject import check_module
+from chop.ir.parameters import ParameterCount
+from chop.passes.module.base import check_module
 from chop.tables import print_table
 
 M = TypeVar("M", bound=nn.Module)
@@ -28,37 +28,6 @@ class ReportConfig:
 
     depth: int | None = 3
     silent: bool = False
-
-
-@dataclass(frozen=True)
-class ParameterCount:
-    """Parameters of a module and all below it; one that is shared counts once.
-
-    Attributes:
-        total: all elements, those included that are stored as codes and do not train.
-        trainable: elements of those that require a gradient.
-    """
-
-    total: int
-    trainable: int
-
-    @classmethod
-    def of(cls, module: nn.Module) -> ParameterCount:
-        """Counts the parameters of a module."""
-        sizes = [(p.numel(), p.requires_grad) for p in module.parameters()]
-        packed = {
-            id(part.encoded(name).codes): shape.numel()
-            for part in module.modules()
-            if isinstance(part, PackedOperator)
-            for name, shape in part.packed_shapes.items()
-        }
-        total = sum(n for n, _ in sizes) + sum(packed.values())
-        return cls(total, sum(n for n, trains in sizes if trains))
-
-    @property
-    def share(self) -> float:
-        """Trainable out of all; 0 where there is none."""
-        return self.trainable / self.total if self.total else 0.0
 
 
 def report_trainable_parameters_analysis_pass(

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from functools import partial, reduce
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import fx, nn
-from torch.fx.node import map_arg
-
-from chop.fusion import Attention, Mask, attentions
-from chop.fusion.matching import argument, erase_calls, operation, result_of
-from chop.ir.annotate import common_metadata
-from chop.ir.capture.runtime import ByMode
+from chop.fusion.attention_rewriter import fuse_attentions
 from chop.ir.graph import MaseGraph
-from chop.ir.metadata import MaseMetadata
 from chop.passes.base import NoConfig, graph_pass
 
 
@@ -38,144 +27,5 @@ def fuse_attention_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[str, 
 
     Source: Dao et al. 2022 (FlashAttention), arXiv:2205.14135, algorithm 1.
     """
-    fused: list[str] = []
-    skipped: dict[str, str] = {}
-    for softmax, found in attentions(mg):
-        if isinstance(found, str):
-            skipped[softmax.name] = found
-        else:
-            fused.append(softmax.name)
-            _Rewriter(mg, found).rewrite()
+    fused, skipped = fuse_attentions(mg)
     return {"fused": fused, "skipped": skipped}
-
-
-class _Rewriter:
-    """Puts one attention's fused call in place.
-
-    Args:
-        mg: the graph; it is changed.
-        found: the attention.
-    """
-
-    def __init__(self, mg: MaseGraph, found: Attention) -> None:
-        self.mg, self.found = mg, found
-        self.results: dict[fx.Node, Any] = {
-            node: torch.empty(info.shape, dtype=info.torch_dtype, device="meta")
-            for node in mg.nodes
-            if (info := result_of(node)).torch_dtype is not None
-        }
-
-    def rewrite(self) -> None:
-        """Inserts the call and erases what it replaces."""
-        found, graph = self.found, self.mg.fx_graph
-        with graph.inserting_before(found.context):
-            key = self._key()
-            options = {
-                "attn_mask": self._mask(),
-                "dropout_p": self._dropout(),
-                "is_causal": found.is_causal,
-                "scale": self._scale(),
-            }
-            usual = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None}
-            given = {name: value for name, value in options.items() if value != usual[name]}
-            arguments = (found.query, key, found.value)
-            fused = self._new(F.scaled_dot_product_attention, *arguments, **given)
-        found.context.replace_all_uses_with(fused)
-        self._erase()
-
-    def _new(self, function: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """A call, with metadata like the context's."""
-        is_method = getattr(torch.Tensor, getattr(function, "__name__", ""), None) is function
-        graph, name = self.mg.fx_graph, function.__name__
-        make = graph.call_method if is_method else graph.call_function
-        node = make(name if is_method else function, args, kwargs)
-        context = self.found.context.meta
-        node.meta.update(context)
-        known = map_arg((args, kwargs), self.results.__getitem__)
-        self._note(node, function(*known[0], **known[1]))
-        return node
-
-    def _note(self, node: fx.Node, result: Any) -> None:
-        self.results[node] = result
-        node.meta["mase"] = MaseMetadata()
-        node.meta["mase"].common.update(common_metadata(self.mg, node, self.results))
-
-    def _key(self) -> fx.Node:
-        """The keys as (..., K, D)."""
-        node = self.found.key
-        rank = len(result_of(node).shape)
-        dims: Any = node.args[1:]
-        is_swap = operation(self.mg, node) == "transpose" and not node.kwargs
-        if is_swap and {dim % rank for dim in dims} == {rank - 2, rank - 1}:
-            return node.all_input_nodes[0]
-        return self._new(torch.Tensor.transpose, node, -2, -1)
-
-    def _scale(self) -> float | None:
-        """None for the kernel's own 1 / sqrt(D)."""
-        usual = 1 / math.sqrt(result_of(self.found.query).shape[-1])
-        return None if math.isclose(self.found.scale, usual, rel_tol=1e-7) else self.found.scale
-
-    def _mask(self) -> fx.Node | None:
-        masks = self.found.masks
-        if not masks or self.found.is_causal:
-            return None
-        if all(mask.kind != "added" and mask.fill == -math.inf for mask in masks):
-            kept = [self._kept(mask) for mask in masks]
-            return reduce(partial(self._new, torch.logical_and), kept)
-        numbers: Any = 0.0
-        for mask in reversed(masks):
-            numbers = self._hidden(mask, numbers)
-        dtype = result_of(self.found.query).torch_dtype
-        is_it = result_of(numbers).torch_dtype == dtype
-        return numbers if is_it else self._new(torch.Tensor.to, numbers, dtype)
-
-    def _kept(self, mask: Mask) -> fx.Node:
-        return mask.node if mask.kind == "kept" else self._new(torch.logical_not, mask.node)
-
-    def _hidden(self, mask: Mask, numbers: Any) -> fx.Node:
-        """What is added to the scores, after one more mask; 0.0 before the first.
-
-        A fill takes the place of what was there: two that are added would hide more than one.
-        """
-        if mask.kind == "added":
-            return mask.node if numbers == 0.0 else self._new(torch.add, numbers, mask.node)
-        chosen = (numbers, mask.fill) if mask.kind == "kept" else (mask.fill, numbers)
-        return self._new(torch.where, mask.node, *chosen)
-
-    def _dropout(self) -> Any:
-        """The probability: a number, or a node that depends on the mode."""
-        node = self.found.dropout
-        if node is None:
-            return 0.0
-        module = self.mg.module_of(node)
-        if module is None:
-            is_on = argument(node, 2, "training", True)
-            return argument(node, 1, "p", 0.5) if is_on else 0.0
-        assert isinstance(module, nn.Dropout)
-        if module.p == 0:
-            return 0.0
-        return self._by_mode(module)
-
-    def _by_mode(self, dropout: nn.Dropout) -> fx.Node:
-        node = self.mg.fx_graph.call_function(ByMode)
-        node.meta.update(self.found.context.meta)
-        self.mg.replace(node, ByMode(dropout.p, 0.0).train(dropout.training))
-        self._note(node, dropout.p)
-        return node
-
-    def _erase(self) -> None:
-        erase_calls(self.mg, self.found.replaced)
-        for node in (self.found.key, *(mask.node for mask in self.found.masks)):
-            self._erase_unread(node)
-
-    def _erase_unread(self, node: fx.Node) -> None:
-        """Erases a node without readers, and what only it has read."""
-        writes = str(node.target).endswith("_") or node.is_impure()
-        if node.users or writes or node.op in ("placeholder", "call_module"):
-            return
-        if node not in self.mg.nodes:  # two paths lead to it
-            return
-        sources = node.all_input_nodes
-        self.mg.fx_graph.erase_node(node)
-        for source in sources:
-            self._erase_unread(source)

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from torch import nn
+from typing import Any
 
 from chop.config import parse
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
-from chop.lora.layers import attach, linears_of
-from chop.nn.lora import LoraLinear, adapters_of, check_adapter, freeze, refuse_adapters
+from chop.lora.insertion import TrainBias, insert_adapters
+from chop.lora.selection import adapted_linears, modules_named
+from chop.nn.lora import check_adapter, refuse_adapters
 from chop.passes.base import graph_pass
-from chop.passes.module.report_trainable_parameters import ParameterCount
 
 NAME = "insert_lora_adapter_transform_pass"
 ALIASES = {"lora_alpha": "alpha", "lora_dropout": "dropout", "r": "rank", "bias": "train_bias"}
-TrainBias = Literal["none", "lora_only", "all"]
-Names = Mapping[str, Sequence[str]]
-"""What each module may be called, by its path."""
 
 
 @dataclass(frozen=True)
@@ -65,30 +59,6 @@ class InsertLoraConfig:
         check_adapter(config.rank, config.alpha, config.dropout, NAME)
         return config
 
-    def saved(self, mg: MaseGraph) -> set[str]:
-        """Paths of the modules that train in full."""
-        names = {path: (path,) for path, _ in mg.model.named_modules() if path}
-        return set(_named(self.modules_to_save, names, f"{NAME}.modules_to_save", "module"))
-
-    def targets(self, mg: MaseGraph) -> dict[str, nn.Linear]:
-        """The Linears that get an adapter, by path.
-
-        Raises:
-            ConfigError: an entry matches none, or nothing is left to adapt.
-        """
-        linears, saved = linears_of(mg), self.saved(mg)
-        entries = self.target_modules
-        if entries is None or entries == "all-linear":
-            entries = tuple(linears)
-        elif isinstance(entries, str):
-            entries = (entries,)
-        names = {path: (path, *_node_names(mg, path)) for path in linears}
-        chosen = _named(entries, names, f"{NAME}.target_modules", "Linear")
-        kept = [path for path in chosen if not _is_inside(path, saved)]
-        if not kept:
-            raise ConfigError(f"{NAME}: no Linear is left to adapt: the graph has {len(linears)}.")
-        return {path: linears[path] for path in kept}
-
 
 @graph_pass(config=InsertLoraConfig.from_settings)
 def insert_lora_adapter_transform_pass(mg: MaseGraph, config: InsertLoraConfig) -> dict[str, Any]:
@@ -119,75 +89,12 @@ def insert_lora_adapter_transform_pass(mg: MaseGraph, config: InsertLoraConfig) 
         {"rank": 6, "alpha": 1.0, "dropout": 0.5, "target_modules": ["query", "value"]}
     """
     refuse_adapters(mg.model, NAME)
-    targets = config.targets(mg)
-    before = {path: ParameterCount.of(linear).trainable for path, linear in targets.items()}
-    trainable_before = ParameterCount.of(mg.model).trainable
-    freeze(mg.model)
-    shape: dict[str, Any] = {
+    saved = modules_named(mg, config.modules_to_save, f"{NAME}.modules_to_save")
+    targets = adapted_linears(mg, config.target_modules, saved, NAME)
+    adapter = {
         "rank": config.rank,
         "alpha": config.alpha,
         "dropout": config.dropout,
         "use_rslora": config.use_rslora,
     }
-    attach(mg, {path: LoraLinear.around(linear, **shape) for path, linear in targets.items()})
-    train_also(mg, config.saved(mg), config.train_bias)
-    rows = [
-        {"layer": path, "rank": layer.rank, "before": before[path], "after": count.trainable}
-        for path, layer in adapters_of(mg.model).items()
-        if (count := ParameterCount.of(layer))
-    ]
-    return {
-        "inserted": len(targets),
-        "trainable_before": trainable_before,
-        "trainable_after": ParameterCount.of(mg.model).trainable,
-        "layers": rows,
-    }
-
-
-def train_also(mg: MaseGraph, saved: Iterable[str], train_bias: TrainBias) -> None:
-    """Unfreezes whole modules, and the biases that `train_bias` names."""
-    for path in saved:
-        for parameter in mg.model.get_submodule(path).parameters():
-            parameter.requires_grad_(True)
-    owners = mg.model.modules() if train_bias == "all" else adapters_of(mg.model).values()
-    for module in owners if train_bias != "none" else ():
-        bias = module._parameters.get("bias")
-        if bias is not None:
-            bias.requires_grad_(True)
-
-
-def _node_names(mg: MaseGraph, path: str) -> list[str]:
-    return [n.name for n in mg.nodes if n.op == "call_module" and n.target == path]
-
-
-def _is_inside(path: str, parents: Iterable[str]) -> bool:
-    return any(f"{path}.".startswith(f"{parent}.") for parent in parents)
-
-
-def _named(entries: Iterable[str], names: Names, where: str, what: str) -> dict[str, None]:
-    """The paths that the entries name, in the order of `names`.
-
-    Raises:
-        ConfigError: an entry names none.
-    """
-    chosen: set[str] = set()
-    for entry in entries:
-        found = _by_name(entry, names) or _by_pattern(entry, names)
-        if not found:
-            ends = names if "." in entry else {path.rpartition(".")[2] for path in names}
-            near = did_you_mean(entry, ends)
-            raise ConfigError(f"{where}: no {what} in this graph matches '{entry}': {near}")
-        chosen |= found
-    return {path: None for path in names if path in chosen}
-
-
-def _by_name(entry: str, names: Names) -> set[str]:
-    return {p for p, known in names.items() if entry in known or p.endswith(f".{entry}")}
-
-
-def _by_pattern(entry: str, names: Names) -> set[str]:
-    try:
-        pattern = re.compile(entry)
-    except re.error:
-        return set()
-    return {path for path in names if pattern.fullmatch(path)}
+    return insert_adapters(mg, targets, adapter, saved, config.train_bias)

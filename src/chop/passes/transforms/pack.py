@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
-from chop.errors import ConfigError
-from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph
-from chop.ir.layers import Layer, check_selector, layers_of, user_besides
-from chop.ir.parameters import StoredParameter, stored_parameters, total_bits
-from chop.nn.packed import KnownCodes, PackedOperator, obstacle, pack
-from chop.nn.quantized import QuantizedOperator
+from chop.ir.parameters import stored_parameters, total_bits
 from chop.passes.base import graph_pass
+from chop.quantization.packing import (
+    PackedRow,
+    Selection,
+    pack_layers,
+    packed_rows,
+    unpack_layers,
+)
 from chop.tables import print_table
-
-WHERE = "pack_transform_pass"
 
 
 @dataclass(frozen=True)
@@ -43,27 +41,6 @@ class PackConfig:
     silent: bool = False
 
 
-@dataclass(frozen=True)
-class PackedRow:
-    """What the parameters of one module take.
-
-    Attributes:
-        layer: its dotted path.
-        kind: its class.
-        elements: of all its parameters.
-        bytes: that they take, scales included.
-        bits: per element.
-        why_float: why its weight is not packed; empty where it is.
-    """
-
-    layer: str
-    kind: str
-    elements: int
-    bytes: int
-    bits: float
-    why_float: str
-
-
 @graph_pass(config=PackConfig, takes_packed=True)
 def pack_transform_pass(mg: MaseGraph, config: PackConfig) -> dict[str, Any]:
     """Replaces quantised parameters by bit-packed codes and scales; what is computed stays.
@@ -84,96 +61,18 @@ def pack_transform_pass(mg: MaseGraph, config: PackConfig) -> dict[str, Any]:
 
         mg, info = pack_transform_pass(mg, {"exclude": ["classifier"]})
     """
+    selection = Selection(config.include, config.exclude)
+    packed, unpacked, reasons = 0, 0, dict[str, str]()
     if config.unpack:
-        unpacked = _unpack(mg, _choose(_layers(mg), config))
-        return {"packed": 0, "unpacked": unpacked, **_measure(mg, {}, config)}
-    _settle(mg)
-    layers = _layers(mg)
-    chosen = _choose(layers, config)
-    floats = [layer for layer in chosen if not isinstance(layer.module, PackedOperator)]
-    reasons, known = _obstacles(mg, layers, floats)
-    packable = [layer for layer in floats if layer.path not in reasons]
-    if not packable and floats == chosen:
-        raise ConfigError(f"{WHERE}: there is nothing to pack. {_explain(reasons)}")
-    for layer in packable:
-        assert isinstance(layer.module, QuantizedOperator)
-        mg.replace(layer.nodes[0], pack(layer.module, known, config.exact))
-    return {"packed": len(packable), "unpacked": 0, **_measure(mg, reasons, config)}
-
-
-def _settle(mg: MaseGraph) -> None:
-    settled: list[QuantizedOperator] = []
-    for node in mg.nodes:
-        module = mg.module_of(node)
-        if isinstance(module, QuantizedOperator) and module.spec.learnt_operands:
-            module = module.settled()
-            mg.replace(node, module)
-            settled.append(module)
-        if isinstance(module, QuantizedOperator) and module in settled and "mase" in node.meta:
-            record_formats(node, module)
-
-
-def _layers(mg: MaseGraph) -> list[Layer]:
-    """Every module with parameters of its own that a node calls, in the order of the graph."""
-    return layers_of(mg, lambda _, x: bool(x._parameters) or isinstance(x, PackedOperator))
-
-
-def _choose(layers: Sequence[Layer], config: PackConfig) -> list[Layer]:
-    for selector in (*(config.include or ()), *config.exclude):
-        check_selector(selector, layers, WHERE, "with parameters")
-    return [
-        layer
-        for layer in layers
-        if (config.include is None or any(map(layer.answers_to, config.include)))
-        and not any(map(layer.answers_to, config.exclude))
-    ]
-
-
-def _obstacles(
-    mg: MaseGraph, layers: Iterable[Layer], chosen: Sequence[Layer]
-) -> tuple[dict[str, str], KnownCodes]:
-    """Why layers stay float, by path, and the codes of those that do not."""
-    known: KnownCodes = {}
-    reasons = {layer.path: "was not chosen" for layer in layers if layer not in chosen}
-    for layer in chosen:
-        reason = obstacle(layer.module, known)
-        if reason is not None:
-            reasons[layer.path] = reason
-    while True:  # what one layer keeps float, another that shares it must keep too
-        free = [layer for layer in chosen if layer.path not in reasons]
-        modules = [layer.module for layer in free]
-        users = {layer.path: user_besides(mg, layer.module.weight, modules) for layer in free}
-        shared = {path: f"shares its weight with {user}" for path, user in users.items() if user}
-        if not shared:
-            return reasons, known
-        reasons.update(shared)
-
-
-def _explain(reasons: dict[str, str]) -> str:
-    if not reasons:
-        return "The graph has no layer with parameters."
-    path, reason = next(iter(reasons.items()))
-    return f"Layer '{path}' {reason}; quantise it first with quantize_transform_pass."
-
-
-def _unpack(mg: MaseGraph, chosen: Iterable[Layer]) -> int:
-    shared: dict[int, nn.Parameter | None] = {}
-    packed = [layer for layer in chosen if isinstance(layer.module, PackedOperator)]
-    for layer in packed:
-        assert isinstance(layer.module, PackedOperator)
-        twin = layer.module.unpack()
-        for name in layer.module.packed_shapes:
-            codes = layer.module.encoded(name).codes
-            twin._parameters[name] = shared.setdefault(id(codes), twin._parameters[name])
-        mg.replace(layer.nodes[0], twin)
-    if not packed:
-        raise ConfigError(f"{WHERE}: there is nothing to unpack: no chosen layer is packed.")
-    return len(packed)
+        unpacked = unpack_layers(mg, selection)
+    else:
+        packed, reasons = pack_layers(mg, selection, config.exact)
+    return {"packed": packed, "unpacked": unpacked, **_measure(mg, reasons, config)}
 
 
 def _measure(mg: MaseGraph, reasons: dict[str, str], config: PackConfig) -> dict[str, Any]:
     stored = stored_parameters(mg)
-    rows = _rows(mg, stored, reasons)
+    rows = packed_rows(mg, stored, reasons)
     weights = [s for s in stored if s.packed and s.operand == "weight"]
     bits, count = total_bits(weights)
     if not config.silent:
@@ -184,24 +83,6 @@ def _measure(mg: MaseGraph, reasons: dict[str, str], config: PackConfig) -> dict
         "float_bytes": sum(s.value.nbytes for s in stored),
         "bytes": sum(row.bytes for row in rows),
     }
-
-
-def _rows(
-    mg: MaseGraph, stored: Iterable[StoredParameter], reasons: dict[str, str]
-) -> list[PackedRow]:
-    by_layer: dict[str, list[StoredParameter]] = {}
-    for parameter in stored:
-        by_layer.setdefault(parameter.name.rpartition(".")[0], []).append(parameter)
-    return [_row(mg, path, parts, reasons.get(path, "")) for path, parts in by_layer.items()]
-
-
-def _row(mg: MaseGraph, path: str, parts: Sequence[StoredParameter], reason: str) -> PackedRow:
-    module = mg.model.get_submodule(path)
-    packed = isinstance(module, PackedOperator)
-    elements = sum(part.value.numel() for part in parts)
-    size = sum(part.held_bytes for part in parts)
-    why = "" if packed else reason or "is no layer of the graph, which reads its parameters itself"
-    return PackedRow(path, type(module).__name__, elements, size, 8 * size / max(elements, 1), why)
 
 
 def _grouped(rows: Iterable[PackedRow]) -> list[dict[str, Any]]:

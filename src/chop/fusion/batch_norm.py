@@ -1,0 +1,148 @@
+"""Batch norm folding: batch norms become part of the convolutions before them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from chop.formats import Integer, Quantizer, QuantSpec
+from chop.ir.annotate import record_formats
+from chop.ir.graph import MaseGraph
+from chop.ir.metadata import TensorInfo
+from chop.ir.ownership import Ownership
+from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized.masks import FULL, stored_weights
+
+FracWidth = Literal["keep", "minmax", "mse", "percentile"]
+
+
+def fold_batch_norms(mg: MaseGraph, frac_width: FracWidth) -> tuple[list[str], dict[str, str]]:
+    """Folds every batch norm that alone reads a convolution into it, and removes the norm.
+
+    Args:
+        mg: the graph; it is changed.
+        frac_width: `"keep"`, or the rule that derives the fraction of integer weights anew.
+    Returns: the path of each norm that was folded, and by node the reason for each other.
+    """
+    owned = Ownership(mg)
+    fused: list[str] = []
+    skipped: dict[str, str] = {}
+    for node in [node for node in mg.nodes if mg.operator(node).is_affine]:
+        reason = _obstacle(mg, node, owned)
+        if reason is not None:
+            skipped[node.name] = reason
+            continue
+        fused.append(str(node.target))
+        _fuse(mg, node, frac_width)
+    return fused, skipped
+
+
+def _obstacle(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | None:
+    """Why a norm cannot be folded; None if it can."""
+    norm = mg.module_of(node)
+    if not isinstance(norm, _BatchNorm):
+        return "it is a function call, not a module"
+    if norm.running_mean is None or norm.running_var is None:
+        return "it has no running statistics"
+    if len(node.all_input_nodes) != 1:
+        return "it has several inputs"
+    before = node.all_input_nodes[0]
+    convolution = mg.module_of(before)
+    row = mg.operator(before)
+    if convolution is None or not (row.is_product and row.spatial):
+        return "what it reads is no convolution module"
+    if len(before.users) > 1:
+        return "the convolution has other readers"
+    for name, module_node in (("norm", node), ("convolution", before)):
+        obstacle = owned.obstacle(module_node)
+        if obstacle is not None:
+            return f"the {name} {obstacle}"
+    if isinstance(norm, QuantizedOperator) and not isinstance(convolution, QuantizedOperator):
+        return "the norm is quantised and the convolution is not"
+    return None
+
+
+def _fuse(mg: MaseGraph, node: fx.Node, frac_width: FracWidth) -> None:
+    before, norm = node.all_input_nodes[0], mg.module_of(node)
+    convolution = mg.module_of(before)
+    assert isinstance(norm, _BatchNorm) and isinstance(convolution, _ConvNd)
+    _fold(convolution, norm)
+    mg.erase(node)
+    mg.model.delete_submodule(str(node.target))
+    mg.model.record.always_eval = tuple(
+        path for path in mg.model.record.always_eval if path != node.target
+    )
+    if isinstance(convolution, QuantizedOperator):
+        mg.replace(before, convolution.with_spec(_merged(convolution.spec, norm, frac_width)))
+    _update_metadata(mg, before)
+
+
+def _fold(convolution: _ConvNd, norm: _BatchNorm) -> None:
+    stored, bias = stored_weights(convolution), convolution.bias
+    trains, bias = stored[0].requires_grad, None if bias is None else bias.detach().double()
+    settings = norm, convolution.transposed, convolution.groups
+    new = [folded(weight.detach().double(), bias, *settings) for weight in stored]
+    weights = [weight.to(before) for (weight, _), before in zip(new, stored, strict=True)]
+    convolution.weight = nn.Parameter(weights[0], requires_grad=trains)
+    convolution.bias = nn.Parameter(new[0][1].to(weights[0]), requires_grad=trains)
+    if len(weights) > 1:
+        convolution.register_buffer(FULL, weights[1])
+
+
+def folded(
+    weight: Tensor, bias: Tensor | None, norm: _BatchNorm, transposed: bool, groups: int
+) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the convolution that computes `norm(convolution(x))`.
+
+    Args:
+        weight: (out, in / groups, *kernel), or (in, out / groups, *kernel) when `transposed`.
+        bias: (out,) or None.
+        norm: the norm, with running statistics.
+        transposed: True for transposed convolutions.
+        groups: the convolution's groups.
+    Returns: tensors of the same shapes, the bias (out,).
+    """
+    mean, variance = norm.running_mean.to(weight), norm.running_var.to(weight)  # type: ignore[union-attr]
+    scale = (variance + norm.eps).rsqrt()
+    if norm.weight is not None:
+        scale = scale * norm.weight.detach().to(weight)
+    new_bias = ((0 if bias is None else bias) - mean) * scale
+    if norm.bias is not None:
+        new_bias = new_bias + norm.bias.detach().to(weight)
+    if not transposed:
+        return (weight.flatten(1) * scale[:, None]).view_as(weight), new_bias
+    # Output channels of a transposed convolution are the second axis, counted within each group.
+    by_group = weight.view(groups, -1, *weight.shape[1:]).flatten(3)
+    return (by_group * scale.view(groups, 1, -1, 1)).view_as(weight), new_bias
+
+
+def _merged(spec: QuantSpec, norm: nn.Module, frac_width: FracWidth) -> QuantSpec:
+    """The formats of the fused convolution."""
+    after = norm.spec if isinstance(norm, QuantizedOperator) else QuantSpec()
+    bias = after.bias if spec.bias.is_identity else spec.bias
+    spec = spec.with_quantizers(bias=bias, data_out=after.data_out)
+    if frac_width == "keep":
+        return spec
+    return spec.with_quantizers(
+        weight=_waiting(spec.weight, frac_width), bias=_waiting(spec.bias, frac_width)
+    )
+
+
+def _waiting(quantizer: Quantizer, rule: Any) -> Quantizer:
+    """An integer format that derives its fraction again; others as they are."""
+    if isinstance(quantizer, Integer):
+        return dataclasses.replace(quantizer, frac_width=rule)
+    return quantizer
+
+
+def _update_metadata(mg: MaseGraph, node: fx.Node) -> None:
+    if "mase" not in node.meta or not node.meta["mase"].common.mase_op:
+        return
+    convolution: Any = mg.module_of(node)
+    node.meta["mase"].common.args["bias"] = TensorInfo.of(convolution.bias)
+    if isinstance(convolution, QuantizedOperator):
+        record_formats(node, convolution)

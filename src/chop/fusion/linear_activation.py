@@ -1,0 +1,69 @@
+"""Fusion of linear layers with the activations that follow them."""
+
+from __future__ import annotations
+
+from torch import fx, nn
+
+from chop.fusion.matching import erase_calls, has_hooks, operation
+from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.ownership import Ownership
+from chop.nn.fused import ACTIVATIONS, LinearActivation
+from chop.nn.quantized import QuantizedOperator
+
+
+def fuse_linear_activations(mg: MaseGraph) -> tuple[list[str], dict[str, str]]:
+    """Replaces each linear layer and the activation that alone reads it; the graph is changed.
+
+    Returns: the path of each layer that was fused, and by path the reason for each other.
+    """
+    owned = Ownership(mg)
+    fused: list[str] = []
+    skipped: dict[str, str] = {}
+    for node in mg.nodes:
+        activation = _activation(mg, node)
+        linear = node.all_input_nodes[0] if activation else None
+        if linear is None or mg.operator(linear).name != "linear" or linear.op != "call_module":
+            continue
+        reason = _obstacle(mg, linear, node, owned)
+        if reason is not None:
+            skipped[str(linear.target)] = reason
+            continue
+        fused.append(str(linear.target))
+        _fuse(mg, linear, node, activation)
+    return fused, skipped
+
+
+def _activation(mg: MaseGraph, node: fx.Node) -> str:
+    """Which of `ACTIVATIONS` a node computes; "" if none."""
+    name = operation(mg, node)
+    if name == "gelu":
+        how = getattr(mg.module_of(node), "approximate", node.kwargs.get("approximate", "none"))
+        name = "gelu" if how == "none" else f"gelu_{how}"
+    return name if name in ACTIVATIONS and len(node.all_input_nodes) == 1 else ""
+
+
+def _obstacle(mg: MaseGraph, linear: fx.Node, node: fx.Node, owned: Ownership) -> str | None:
+    """Why a layer and its activation stay apart; None if they need not."""
+    modules = [
+        module for module in (mg.module_of(linear), mg.module_of(node)) if module is not None
+    ]
+    if any(isinstance(module, QuantizedOperator) for module in modules):
+        return "it, or its activation, is quantised or pruned"
+    if type(modules[0]) is not nn.Linear:
+        return f"it is a {type(modules[0]).__name__}, no plain nn.Linear"
+    if any(has_hooks(module) for module in modules):
+        return "it, or its activation, has hooks"
+    if len(linear.users) > 1:
+        return "its result is read elsewhere too"
+    obstacle = owned.obstacle(linear)
+    return None if obstacle is None else f"it {obstacle}"
+
+
+def _fuse(mg: MaseGraph, linear: fx.Node, node: fx.Node, activation: str) -> None:
+    layer = mg.module_of(linear)
+    assert isinstance(layer, nn.Linear)
+    mg.replace(linear, LinearActivation.from_linear(layer, activation))
+    node.replace_all_uses_with(linear)
+    erase_calls(mg, [node])
+    common, row = metadata_of(linear).common, mg.operator(linear)
+    common.mase_op, common.mase_type = row.name, row.mase_type

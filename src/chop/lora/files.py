@@ -1,0 +1,166 @@
+"""Adapters between a graph and PEFT's file format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from chop.errors import CheckpointError, GraphError, did_you_mean
+from chop.ir.graph import MaseGraph
+from chop.lora.layers import attach, linears_of
+from chop.lora.peft_format import AdapterFile, LayerFile
+from chop.nn.lora import ADAPTER_MODULES, LoraLinear, adapters_of, freeze
+
+
+def apply_adapter(mg: MaseGraph, adapter: AdapterFile, folder: Path, where: str) -> None:
+    """Gives a graph the adapters of a file; the graph is changed.
+
+    Args:
+        mg: a graph of the model for which the adapters were made. Without adapters, everything
+            else is frozen.
+        adapter: what was read.
+        folder: where from, for messages.
+        where: the pass, for messages.
+
+    Raises:
+        CheckpointError: the file does not fit the model.
+        GraphError: the graph has adapters on other layers than the file.
+    """
+    linears = linears_of(mg)
+    _check(mg, linears, adapter, folder, where)
+    if not adapters_of(mg.model):
+        freeze(mg.model)
+    attach(mg, {p: _layer(linears[p], file, adapter) for p, file in adapter.layers.items()})
+    _copy_in_full(mg.model, adapter.full)
+
+
+def adapter_file(mg: MaseGraph, where: str) -> AdapterFile:
+    """The adapters of a graph and what else trains in it, for PEFT's file format.
+
+    Raises:
+        GraphError: the graph has no adapter, or something trains that the format cannot hold.
+    """
+    layers = adapters_of(mg.model)
+    if not layers:
+        raise GraphError(
+            f"{where}: the graph has no adapter; insert_lora_adapter_transform_pass(mg, {{...}}) "
+            "adds them."
+        )
+    shared = {(layer.use_rslora, layer.lora_dropout.p) for layer in layers.values()}
+    if len(shared) > 1:
+        raise GraphError(f"{where}: use_rslora or dropout differ; the format has one for all.")
+    use_rslora, dropout = shared.pop()
+    bias, biases, saved = _trained_in_full(mg, layers, where)
+    state = mg.model.state_dict()
+    inside = [key for key in state if key.rpartition(".")[0] in saved]
+    return AdapterFile(
+        layers={
+            path: LayerFile(layer.lora_A.weight, layer.lora_B.weight, layer.alpha)
+            for path, layer in layers.items()
+        },
+        full={key: state[key] for key in [*biases, *inside]},
+        dropout=dropout,
+        use_rslora=use_rslora,
+        modules_to_save=tuple(saved),
+        bias=bias,
+        base_model=getattr(getattr(mg.model, "config", None), "name_or_path", None) or None,
+    )
+
+
+def _trained_in_full(
+    mg: MaseGraph, layers: Mapping[str, LoraLinear], where: str
+) -> tuple[str, list[str], list[str]]:
+    """PEFT's `bias`, the biases that it covers, and the modules that train besides.
+
+    Raises:
+        GraphError: the weight of an adapted layer trains, or a parameter of the model itself.
+    """
+    own = {f"{path}.{name}.weight" for path in layers for name in ADAPTER_MODULES}
+    parameters = {n: p.requires_grad for n, p in mg.model.named_parameters() if n not in own}
+    biases = [name for name in parameters if name.rpartition(".")[2] == "bias"]
+    adapted = [f"{path}.bias" for path in layers if f"{path}.bias" in parameters]
+    bias = "none"
+    if biases and all(parameters[name] for name in biases):
+        bias = "all"
+    elif any(parameters[name] for name in adapted):
+        bias = "lora_only"
+    covered = {"all": biases, "lora_only": adapted, "none": []}[bias]
+    rest = [name for name, trains in parameters.items() if trains and name not in covered]
+    saved = list(dict.fromkeys(name.rpartition(".")[0] for name in rest))
+    for name in rest:
+        if name.rpartition(".")[0] in ("", *layers):
+            raise GraphError(
+                f"{where}: '{name}' trains and PEFT's format has no place for it; freeze it, or "
+                "fuse the adapters and export the graph."
+            )
+    return bias, covered, saved
+
+
+def _check(
+    mg: MaseGraph,
+    linears: Mapping[str, nn.Linear],
+    adapter: AdapterFile,
+    folder: Path,
+    where: str,
+) -> None:
+    modules, state = mg.modules, mg.model.state_dict()
+    for path in adapter.layers:
+        if path not in linears:
+            found = f"is a {type(modules[path]).__name__}" if path in modules else "is not there"
+            near = did_you_mean(path, linears)
+            raise CheckpointError(
+                f"'{folder}': its layer '{path}' {found}, expected a linear layer: {near}"
+            )
+    for path, file in adapter.layers.items():
+        _check_shapes(folder, path, file, linears[path])
+    for key, value in adapter.full.items():
+        if key not in state:
+            raise CheckpointError(f"'{folder}': unknown key '{key}': {did_you_mean(key, state)}")
+        if state[key].shape != value.shape:
+            raise CheckpointError(
+                f"'{folder}': '{key}' has shape {tuple(value.shape)}, the model's has "
+                f"{tuple(state[key].shape)}."
+            )
+    others = sorted(adapters_of(mg.model).keys() - adapter.layers.keys())
+    if others:
+        raise GraphError(
+            f"{where}: the graph has an adapter on '{others[0]}' and '{folder}' has none for it; "
+            "fuse or leave out the graph's adapters first."
+        )
+
+
+def _check_shapes(folder: Path, path: str, file: LayerFile, linear: nn.Linear) -> None:
+    expected = ((file.rank, linear.in_features), (linear.out_features, file.rank))
+    found = (tuple(file.a.shape), tuple(file.b.shape))
+    if found != expected:
+        raise CheckpointError(
+            f"'{folder}': layer '{path}' has lora_A {found[0]} and lora_B {found[1]}, expected "
+            f"{expected[0]} and {expected[1]}."
+        )
+
+
+def _layer(linear: nn.Linear, file: LayerFile, adapter: AdapterFile) -> LoraLinear:
+    layer = LoraLinear.around(
+        linear,
+        rank=file.rank,
+        alpha=file.alpha,
+        dropout=adapter.dropout,
+        use_rslora=adapter.use_rslora,
+    )
+    with torch.no_grad():
+        layer.lora_A.weight.copy_(file.a)
+        layer.lora_B.weight.copy_(file.b)
+    return layer
+
+
+def _copy_in_full(model: nn.Module, full: Mapping[str, Tensor]) -> None:
+    for key, value in full.items():
+        path, _, name = key.rpartition(".")
+        owner = model.get_submodule(path)
+        old = getattr(owner, name)
+        new = value.to(old.device, old.dtype)
+        # A new parameter: what shared the old one, like tied embeddings, keeps its values.
+        setattr(owner, name, nn.Parameter(new) if isinstance(old, nn.Parameter) else new)

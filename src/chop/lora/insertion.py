@@ -1,0 +1,63 @@
+"""Insertion of LoRA adapters into the linear layers of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Literal
+
+from torch import nn
+
+from chop.ir.graph import MaseGraph
+from chop.ir.parameters import ParameterCount
+from chop.lora.layers import attach
+from chop.nn.lora import LoraLinear, adapters_of, freeze
+
+TrainBias = Literal["none", "lora_only", "all"]
+
+
+def insert_adapters(
+    mg: MaseGraph,
+    targets: Mapping[str, nn.Linear],
+    adapter: Mapping[str, Any],
+    saved: Collection[str],
+    train_bias: TrainBias,
+) -> dict[str, Any]:
+    """Gives Linears an adapter and freezes everything else; the graph is changed.
+
+    Args:
+        mg: a graph without adapters.
+        targets: the Linears by path.
+        adapter: the arguments of `LoraLinear.around`.
+        saved: paths of modules that train in full.
+        train_bias: which biases train.
+    Returns: `inserted`, the number of layers; `trainable_before` and `trainable_after`, parameters;
+        `layers`, rows of `layer`, `rank`, `before` and `after`.
+    """
+    before = {path: ParameterCount.of(linear).trainable for path, linear in targets.items()}
+    trainable_before = ParameterCount.of(mg.model).trainable
+    freeze(mg.model)
+    attach(mg, {path: LoraLinear.around(linear, **adapter) for path, linear in targets.items()})
+    _train_also(mg, saved, train_bias)
+    rows = [
+        {"layer": path, "rank": layer.rank, "before": before[path], "after": count.trainable}
+        for path, layer in adapters_of(mg.model).items()
+        if (count := ParameterCount.of(layer))
+    ]
+    return {
+        "inserted": len(targets),
+        "trainable_before": trainable_before,
+        "trainable_after": ParameterCount.of(mg.model).trainable,
+        "layers": rows,
+    }
+
+
+def _train_also(mg: MaseGraph, saved: Iterable[str], train_bias: TrainBias) -> None:
+    """Unfreezes whole modules, and the biases that `train_bias` names."""
+    for path in saved:
+        for parameter in mg.model.get_submodule(path).parameters():
+            parameter.requires_grad_(True)
+    owners = mg.model.modules() if train_bias == "all" else adapters_of(mg.model).values()
+    for module in owners if train_bias != "none" else ():
+        bias = module._parameters.get("bias")
+        if bias is not None:
+            bias.requires_grad_(True)

@@ -1,0 +1,89 @@
+"""Selection of the layers that get an adapter, and of those that train in full."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from torch import nn
+
+from chop.errors import ConfigError, did_you_mean
+from chop.ir.graph import MaseGraph
+from chop.lora.layers import linears_of
+
+Names = Mapping[str, Sequence[str]]
+"""What each module may be called, by its path."""
+
+
+def modules_named(mg: MaseGraph, entries: Iterable[str], where: str) -> set[str]:
+    """Paths of the modules that entries name: by path, by the end of one, or by pattern.
+
+    Raises:
+        ConfigError: an entry names none.
+    """
+    names = {path: (path,) for path, _ in mg.model.named_modules() if path}
+    return set(_named(entries, names, where, "module"))
+
+
+def adapted_linears(
+    mg: MaseGraph, entries: Sequence[str] | str | None, saved: Collection[str], where: str
+) -> dict[str, nn.Linear]:
+    """The Linears that get an adapter, by path.
+
+    Args:
+        mg: the graph.
+        entries: paths, ends of paths, node names or patterns; None and "all-linear" take all.
+        saved: paths of modules that train in full: nothing inside of them gets an adapter.
+        where: the pass, for messages.
+
+    Raises:
+        ConfigError: an entry matches none, or nothing is left to adapt.
+    """
+    linears = linears_of(mg)
+    if entries is None or entries == "all-linear":
+        entries = tuple(linears)
+    elif isinstance(entries, str):
+        entries = (entries,)
+    names = {path: (path, *_node_names(mg, path)) for path in linears}
+    chosen = _named(entries, names, f"{where}.target_modules", "Linear")
+    kept = [path for path in chosen if not _is_inside(path, saved)]
+    if not kept:
+        raise ConfigError(f"{where}: no Linear is left to adapt: the graph has {len(linears)}.")
+    return {path: linears[path] for path in kept}
+
+
+def _node_names(mg: MaseGraph, path: str) -> list[str]:
+    return [n.name for n in mg.nodes if n.op == "call_module" and n.target == path]
+
+
+def _is_inside(path: str, parents: Iterable[str]) -> bool:
+    return any(f"{path}.".startswith(f"{parent}.") for parent in parents)
+
+
+def _named(entries: Iterable[str], names: Names, where: str, what: str) -> dict[str, None]:
+    """The paths that the entries name, in the order of `names`.
+
+    Raises:
+        ConfigError: an entry names none.
+    """
+    chosen: set[str] = set()
+    for entry in entries:
+        found = _by_name(entry, names) or _by_pattern(entry, names)
+        if not found:
+            ends = names if "." in entry else {path.rpartition(".")[2] for path in names}
+            near = did_you_mean(entry, ends)
+            raise ConfigError(f"{where}: no {what} in this graph matches '{entry}': {near}")
+        chosen |= found
+    return {path: None for path in names if path in chosen}
+
+
+def _by_name(entry: str, names: Names) -> set[str]:
+    return {p for p, known in names.items() if entry in known or p.endswith(f".{entry}")}
+
+
+def _by_pattern(entry: str, names: Names) -> set[str]:
+    try:
+        pattern = re.compile(entry)
+    except re.error:
+        return set()
+    return {path for path in names if pattern.fullmatch(path)}

@@ -1,0 +1,249 @@
+"""GPTQ: rounding of weights column by column, by the error of the layer's output.
+
+Source: Frantar et al. 2022, arXiv:2210.17323, section 3.3 and algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from chop.errors import ConfigError
+from chop.formats import NumberFormat
+from chop.ir.batches import Runs, in_step
+from chop.ir.graph import MaseGraph
+from chop.ir.ops import of_called
+from chop.ir.ownership import Ownership
+from chop.nn.quantized import QuantizedOperator
+
+Round = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Solver:
+    """Hessian-based rounding of one matrix.
+
+    Attributes:
+        damp_percent: the share of the mean of the Hessian's diagonal that is added to it.
+        block_size: columns of a block.
+        actorder: rounds the columns with the largest inputs first.
+    """
+
+    damp_percent: float = 0.01
+    block_size: int = 128
+    actorder: bool = False
+
+    def solve(
+        self, weight: Tensor, hessian: Tensor, round_: Round, scale: Tensor, fixed: Tensor
+    ) -> Tensor:
+        """Rounds a matrix column by column; the columns that follow make up for each error.
+
+        With U the upper Cholesky factor of H^-1 and e = (w_j - q_j) / U_jj, the columns k > j
+        become w_k - e U_jk. Within a block this is done at once, beyond it when the block is
+        finished.
+
+        Args:
+            weight: float64 (outputs, D).
+            hessian: H, float64 (D, D), before damping.
+            round_: rounds single values.
+            scale: (outputs, D), what `round_` is scaled by.
+            fixed: (outputs, D), the values of the weights that are given, NaN for the others.
+        Returns: the rounded matrix, float64.
+        """
+        order = torch.arange(len(hessian), device=hessian.device)
+        if self.actorder:
+            order = hessian.diagonal().argsort(descending=True)
+        weight, scale, fixed = (x[:, order] for x in (weight, scale, fixed))
+        factor = _inverse_factor(hessian[order][:, order], self.damp_percent)
+        rounded = torch.zeros_like(weight)
+        for start in range(0, weight.shape[1], self.block_size):
+            stop = min(start + self.block_size, weight.shape[1])
+            errors = torch.zeros_like(weight[:, start:stop])
+            for j in range(start, stop):
+                column = round_(weight[:, j] / scale[:, j]) * scale[:, j]
+                rounded[:, j] = torch.where(fixed[:, j].isnan(), column, fixed[:, j])
+                errors[:, j - start] = (weight[:, j] - rounded[:, j]) / factor[j, j]
+                weight[:, j + 1 : stop] -= errors[:, j - start, None] * factor[j, j + 1 : stop]
+            weight[:, stop:] -= errors @ factor[start:stop, stop:]
+        return rounded[:, order.argsort()]
+
+
+def _inverse_factor(hessian: Tensor, damp_percent: float) -> Tensor:
+    """The upper Cholesky factor of the inverse of the damped Hessian."""
+    mean = hessian.diagonal().mean()
+    # Without any input all roundings are as good: the identity rounds each weight by itself.
+    damp = damp_percent * mean if mean > 0 else torch.ones_like(mean)
+    damped = hessian + damp * torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
+    return torch.linalg.cholesky(inverse, upper=True)
+
+
+Corrected = dict[str, dict[str, float]]
+"""By path, the squared output error `before` and `after` correction, relative to the output."""
+
+
+def correct_weights(
+    mg: MaseGraph, batches: Iterable[Mapping[str, Any]], solver: Solver
+) -> tuple[Corrected, dict[str, str]]:
+    """Corrects the quantised weights of a graph, layer after layer.
+
+    Args:
+        mg: the graph; its weights change in place.
+        batches: from `known_inputs`.
+        solver: rounds one matrix.
+    Returns: the errors of each corrected layer, and the reason for each other node.
+
+    Raises:
+        ConfigError: a weight format takes scales from the weights that the result would change.
+    """
+    skipped = _skipped(mg)
+    corrected: Corrected = {}
+
+    def visit(node: fx.Node, runs: Runs) -> None:
+        layer = _layer(mg, node)
+        if layer is not None and node.name not in skipped:
+            inputs = [_input_of(node, values) for values in runs]
+            corrected[str(node.target)] = _correct(layer, inputs, solver, str(node.target))
+
+    in_step(mg, batches, visit)
+    return corrected, skipped
+
+
+def _layer(mg: MaseGraph, node: fx.Node) -> Any:
+    """The layer that a node calls, if its weight is quantised and is a matrix for each group."""
+    row, module = mg.operator(node), mg.module_of(node)
+    if row.weight is None or not row.is_product or row.weight.is_transposed:
+        return None
+    # `F.unfold` lays out the inputs of two dimensions.
+    is_layer = isinstance(module, QuantizedOperator) and module.function is None
+    is_quantized = is_layer and not module.spec.weight.is_identity  # type: ignore[union-attr]
+    return module if is_quantized and row.spatial in (0, 2) else None
+
+
+def _skipped(mg: MaseGraph) -> dict[str, str]:
+    """Why nodes with quantised weights are left alone."""
+    owned = Ownership(mg)
+    skipped: dict[str, str] = {}
+    for node in mg.nodes:
+        module = mg.module_of(node)
+        if not isinstance(module, QuantizedOperator) or module.spec.weight.is_identity:
+            continue
+        obstacle = owned.obstacle(node)
+        if _layer(mg, node) is None:
+            if "weight" in module._parameters:
+                skipped[node.name] = "it is neither a Linear nor a Conv2d"
+        elif obstacle is not None:
+            skipped[node.name] = f"it {obstacle}"
+    return skipped
+
+
+def _input_of(node: fx.Node, values: Mapping[fx.Node, Any]) -> Tensor:
+    given = node.args[0] if node.args else node.kwargs["input"]
+    assert isinstance(given, fx.Node)
+    return values[given]
+
+
+def _correct(layer: Any, inputs: list[Tensor], solver: Solver, path: str) -> dict[str, float]:
+    """Replaces the layer's weight; its relative error before and after.
+
+    Shapes: G groups of a convolution, O outputs of a group, D weights of each.
+    """
+    weight = layer.effective("weight").detach().double()
+    shape = (getattr(layer, "groups", 1), -1, weight[0].numel())
+    hessians = sum(_hessians(layer, x) for x in inputs)
+    assert isinstance(hessians, Tensor)
+    round_, scale, fixed = fixed_scales(layer.spec.number_format("weight"), weight)
+    if layer.is_pruned:
+        fixed = fixed.masked_fill(~layer.weight_mask, 0)
+    groups = zip(*(x.reshape(shape) for x in (weight, scale, fixed)), hessians, strict=True)
+    solved = [solver.solve(w, h, round_, s, f) for w, s, f, h in groups]
+    corrected = torch.stack(solved).view_as(weight).to(layer.weight)
+    candidates = [
+        _settled(layer, x, path) for x in (layer.quantize("weight", layer.weight), corrected)
+    ]
+    errors = [
+        _relative_error(weight.view(shape), x.double().view(shape), hessians) for x in candidates
+    ]
+    hidden = ~layer.weight_mask if layer.is_pruned else torch.zeros_like(weight, dtype=torch.bool)
+    better = candidates[1] if errors[1] < errors[0] else candidates[0]
+    layer.weight.copy_(torch.where(hidden, layer.weight, better))
+    return {"before": errors[0], "after": min(errors)}
+
+
+def fixed_scales(number_format: NumberFormat, weight: Tensor) -> tuple[Round, Tensor, Tensor]:
+    """The format's rounding of a weight, taken apart: scale round(w / scale).
+
+    A format without shared scales has scale 1. Where a scale follows the largest magnitude of its
+    group, the weight that has it must keep its rounded value for the scale to stay.
+
+    Args:
+        number_format: the weight's.
+        weight: float64, any shape.
+    Returns: the rounding of single values; the scales; and the values of the weights that have to
+        keep theirs, NaN for the others. Both are float64 of the weight's shape.
+    """
+    free = torch.full_like(weight, torch.nan)
+    layout = number_format.layout()
+    if layout is None or layout.scaling is None or layout.levels is not None:
+        return number_format.round, torch.ones_like(weight), free
+    if layout.element.threshold is not None:
+        return number_format.round, torch.ones_like(weight), free
+    groups = layout.groups.split(weight)
+    scale = layout.scaling.measure(groups).values.expand_as(groups)
+    is_largest = groups.abs() == groups.abs().amax(-1, keepdim=True)
+    scale, is_largest = (
+        layout.groups.join(x, weight.shape) for x in (scale.masked_fill(scale == 0, 1), is_largest)
+    )
+    rounded = layout.element.round(weight / scale) * scale
+    return layout.element.round, scale, torch.where(is_largest, rounded, free)
+
+
+def _settled(layer: Any, weight: Tensor, path: str) -> Tensor:
+    """The weight that rounds to itself and equals `weight` but for the last bits of its dtype.
+
+    Raises:
+        ConfigError: rounding `weight` changes it.
+    """
+    rounded = layer.quantize("weight", weight)
+    last_bits = 4 * torch.finfo(weight.dtype).eps
+    is_near = torch.allclose(rounded, weight, rtol=last_bits, atol=0)
+    if is_near and torch.equal(layer.quantize("weight", rounded), rounded):
+        return rounded
+    raise ConfigError(
+        f"gptq_transform_pass: '{path}' has weights in {layer.spec.weight.label}, whose scales "
+        "follow the weights, so that the corrected ones would be rounded again; use 'integer', or "
+        "a format whose scales follow the largest weight, such as 'mxint' or 'scale_integer'."
+    )
+
+
+def _hessians(layer: Any, x: Tensor) -> Tensor:
+    """X X^T of the quantised inputs, float64 (G, D, D), summed over rows and positions."""
+    x = layer.quantize("data_in", x).float()
+    is_image = of_called(layer).spatial == 2
+    columns = _patches(layer, x) if is_image else x.reshape(1, -1, x.shape[-1])
+    return (columns.mT @ columns).double()
+
+
+def _patches(layer: Any, x: Tensor) -> Tensor:
+    """The inputs of each output pixel of a convolution, (G, pixels, D)."""
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    x = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
+    patches = F.unfold(x, layer.kernel_size, layer.dilation, 0, layer.stride)
+    grouped = patches.unflatten(1, (layer.groups, -1))  # (N, G, D, pixels)
+    return grouped.permute(1, 0, 3, 2).flatten(1, 2)
+
+
+def _relative_error(weight: Tensor, rounded: Tensor, hessians: Tensor) -> float:
+    """|(W - Q) X|^2 / |W X|^2 from H = X X^T, summed over groups."""
+
+    def energy(x: Tensor) -> Tensor:
+        return ((x @ hessians) * x).sum()
+
+    return (
+        energy(weight - rounded) / energy(weight).clamp(min=torch.finfo(torch.float64).tiny)
+    ).item()

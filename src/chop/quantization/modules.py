@@ -1,0 +1,71 @@
+"""Replacement of modules by their quantised twins, without a graph."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from chop.formats import QuantSpec
+from chop.ir.capture.captured import CapturedModule
+from chop.ir.ops import Operator, of_module
+from chop.nn.quantized import QuantizedOperator
+from chop.quantization.selection import QuantizeConfig
+
+
+def quantize_modules(network: nn.Module, config: QuantizeConfig) -> tuple[nn.Module, int]:
+    """A copy of `network` with quantised twins of the modules that a config chooses, and how many.
+
+    Raises:
+        ConfigError: a key matches no module, or its config does not fit the operator.
+    """
+    result = copy.deepcopy(network)
+    found = {path: (row, module) for path, row, module in _quantizable(result, "")}
+    by_module: dict[nn.Module, list[str]] = {}
+    for path, (_, module) in found.items():
+        by_module.setdefault(module, []).append(path)
+    rows = {module: row for row, module in found.values()}
+    names = {m: [rows[m].name] if config.by == "type" else p for m, p in by_module.items()}
+    twins = {
+        module: _twin(rows[module], module, settings, where)
+        for module, (settings, where) in config.choose(names, found).items()
+    }
+    return _with_twins(result, twins), len(twins)
+
+
+def _quantizable(module: nn.Module, path: str) -> Iterator[tuple[str, Operator, nn.Module]]:
+    """Modules that have a twin, at each of their paths, with their rows of the table."""
+    row = of_module(type(module))
+    if row.quantized is not None:
+        yield path, row, module
+    elif not isinstance(module, nn.MultiheadAttention | QuantizedOperator):
+        for name, child in module._modules.items():
+            if child is not None:
+                yield from _quantizable(child, f"{path}.{name}" if path else name)
+
+
+def _twin(
+    row: Operator, module: nn.Module, settings: Mapping[str, Any] | QuantSpec, where: str
+) -> QuantizedOperator:
+    assert row.quantized is not None
+    spec = QuantSpec.parse(settings, row.quantized.present_operands(module), where=where)
+    if isinstance(module, QuantizedOperator):
+        return module.with_spec(spec)
+    return row.quantized.from_float(module, spec)
+
+
+def _with_twins(root: nn.Module, twins: Mapping[nn.Module, QuantizedOperator]) -> nn.Module:
+    for parent in list(root.modules()):
+        for name, child in parent._modules.items():
+            if child is not None and child in twins:
+                parent._modules[name] = twins[child]
+        if isinstance(parent, nn.TransformerEncoderLayer):
+            # In evaluation its fast path would read weights without calling their modules.
+            parent.activation_relu_or_gelu = 0
+    if isinstance(root, CapturedModule):
+        # Notes on formats would be those of the float model, and belong to it.
+        for node in root.graph.nodes:
+            node.meta.pop("mase", None)
+    return twins.get(root, root)

@@ -1,0 +1,127 @@
+"""Summary of a quantised graph: formats per operator, and the fit of each layer's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, fx
+
+from chop.formats import QuantSpec
+from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.metadata import TensorInfo, operand_of
+from chop.ir.parameters import StoredParameter, hidden_weights, stored_parameters
+from chop.nn.quantized import QuantizedOperator
+
+LARGE_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One operator in one set of formats (`formats` is empty for those left float)."""
+
+    operator: str
+    count: int
+    formats: str
+    bits_before: float
+    bits_after: float
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """How the weights of one layer fit their format; shares are of its non-zero weights."""
+
+    layer: str
+    format: str
+    weights: int
+    share_rounded_to_zero: float
+    share_saturated: float
+
+
+def operator_rows(mg: MaseGraph) -> list[OperatorRow]:
+    """The quantisable operators of a graph, counted by name and formats."""
+    groups: dict[tuple[str, str], list[fx.Node]] = {}
+    for node in mg.nodes:
+        operator = mg.operator(node)
+        results = metadata_of(node).common.results.values()
+        if operator.is_quantizable and all(info.is_floating for info in results):
+            module = mg.module_of(node)
+            spec = module.spec if isinstance(module, QuantizedOperator) else QuantSpec()
+            groups.setdefault((operator.name, describe(spec)), []).append(node)
+    rows = []
+    for (name, text), nodes in sorted(groups.items()):
+        widths = [_mean_bits(mg, node) for node in nodes]
+        before, after = (sum(column) / len(nodes) for column in zip(*widths, strict=True))
+        rows.append(OperatorRow(name, len(nodes), text, before, after))
+    return rows
+
+
+def describe(spec: QuantSpec) -> str:
+    """The formats of a spec as one line; empty when all is float."""
+    chosen = {operand: fmt.label for operand, fmt in spec.items() if not fmt.is_identity}
+    labels = set(chosen.values())
+    if len(labels) == 1:
+        return labels.pop()
+    return ", ".join(f"{operand} {label}" for operand, label in chosen.items())
+
+
+def _mean_bits(mg: MaseGraph, node: fx.Node) -> tuple[float, float]:
+    """Mean width of a node's operands, the result aside: of their dtypes, and of their formats."""
+    module = mg.module_of(node)
+    exact, quantized = [], []
+    for name, info in metadata_of(node).common.args.items():
+        if isinstance(info, TensorInfo) and info.is_floating:
+            exact.append(float(info.torch_dtype.itemsize * 8))  # type: ignore[union-attr]
+            spec = module.spec if isinstance(module, QuantizedOperator) else QuantSpec()
+            number_format = spec.number_format(_operand(name, module))
+            quantized.append(exact[-1] if number_format.is_identity else number_format.bits())
+    count = max(len(exact), 1)
+    return sum(exact) / count, sum(quantized) / count
+
+
+def _operand(argument: str, module: object) -> str:
+    return operand_of(argument, module) if isinstance(module, QuantizedOperator) else "data_in"
+
+
+def layer_rows(mg: MaseGraph) -> list[LayerRow]:
+    """The layers whose weights are quantised, in the order of the model's parameters.
+
+    Packed ones are left out: what rounding took is gone.
+    """
+    weights = (parameter for parameter in stored_parameters(mg) if parameter.operand == "weight")
+    stored = (parameter for parameter in weights if parameter.packed is None)
+    hidden = hidden_weights(mg)
+    return [
+        _layer_row(parameter, hidden.get(id(parameter.value)))
+        for parameter in stored
+        if not parameter.format.is_identity
+    ]
+
+
+def _layer_row(parameter: StoredParameter, hidden: Tensor | None) -> LayerRow:
+    weight, number_format = parameter.value.detach(), parameter.format
+    if hidden is not None:
+        weight = weight.masked_fill(hidden, 0)
+    alive = weight != 0
+    count = max(int(alive.sum()), 1)
+    vanished = ((number_format.round(weight) == 0) & alive).sum().item() / count
+    saturated = number_format.saturates(weight).sum().item() / count
+    layer = parameter.name.removesuffix(".weight")
+    return LayerRow(layer, number_format.label, weight.numel(), vanished, saturated)
+
+
+def poor_fit(layers: Sequence[LayerRow]) -> str | None:
+    """One sentence on the layers that lose most of their weights; None where there are none."""
+    poor = [
+        row
+        for row in layers
+        if row.share_rounded_to_zero > LARGE_SHARE or row.share_saturated > LARGE_SHARE / 10
+    ]
+    if not poor:
+        return None
+    worst = max(poor, key=lambda row: max(row.share_rounded_to_zero, row.share_saturated))
+    return (
+        f"{len(poor)} layers lose most of their weights to their format; the worst is "
+        f"'{worst.layer}' in {worst.format}: {worst.share_rounded_to_zero:.0%} of its weights "
+        f"round to zero, {worst.share_saturated:.0%} saturate. Try frac_width 'auto'."
+    )

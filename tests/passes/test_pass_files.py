@@ -1,0 +1,39 @@
+"""A pass file is settings and a call of an engine: passes share code through engines alone."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from chop import passes
+
+HOME = Path(passes.__file__).parent
+FILES = [
+    path
+    for path in sorted(HOME.rglob("*.py"))
+    if path.stem not in ("__init__", "base") and path.parent != HOME / "graph"
+]
+
+
+def imports(path: Path) -> set[str]:
+    """The modules of `chop.passes` that a file imports, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if f"{name}.".startswith("chop.passes.")}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_no_pass_imports_another(path):
+    helpers = {name for name in imports(path) if name.rpartition(".")[0].endswith(".base")}
+    assert imports(path) == helpers
+    assert len(FILES) > 30
+
+
+def test_every_pass_has_a_file_of_its_own():
+    homes = [run.__module__ for run in passes.PASSES.values()]
+    assert len(set(homes)) == len(homes)
+    assert {home.rpartition(".")[2] for home in homes} <= {path.stem for path in FILES}
