@@ -23,13 +23,14 @@ from torch import nn
 
 from chop.actions.search.format_settings import spread_evenly
 from chop.actions.search.no_search import SHARE, no_search, uniforms_within
-from chop.actions.subject import Subject, raise_to_graph
 from chop.actions.sweep.record import write_table
+from chop.actions.workload import Subject, raise_to_graph
 from chop.data import get_tokenized_dataset
+from chop.mixed_precision import PrecisionProblem
 from chop.models import load_model
-from chop.search import Config, Goal, PrecisionProblem, Search
-from chop.search.evaluation import Evaluator, kl_divergence
+from chop.search import Config, Goal, Search
 from chop.train import Rows, default_dataset, fit, read_rows
+from chop.train.evaluator import Evaluator, kl_divergence
 
 TRIALS = (40, 100)
 

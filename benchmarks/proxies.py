@@ -20,10 +20,10 @@ from scipy.stats import kendalltau, spearmanr
 
 from chop.actions.search.nas import usual_fields
 from chop.models import load_model
+from chop.nas.architecture import Architectures
+from chop.nas.proxies import PROXIES, zero_cost_score
+from chop.nas.training import TrainedMeasure, split_rows
 from chop.runs import Journal
-from chop.search.architecture import Architectures
-from chop.search.proxies import PROXIES, zero_cost_score
-from chop.search.training import TrainedMeasure, split_rows
 from chop.tables import markdown_table
 from chop.train import default_dataset, read_rows
 

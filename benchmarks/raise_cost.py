@@ -21,7 +21,7 @@ from transformers import (
     SwinForImageClassification,
 )
 
-from chop.ir.capture.tracer import capture
+from chop.capture.tracer import capture
 
 LLAMA = LlamaConfig(
     hidden_size=256,

@@ -31,7 +31,7 @@ from search_tables import architecture_table, landscape_table, precision_tables
 
 from chop.files import write_text
 from chop.search import Search
-from chop.search.choosers import sampler_row
+from chop.search.registry import sampler_row
 from chop.tables import markdown_table, print_table
 
 AT = (25, 50, 100, 200)

@@ -31,9 +31,9 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.bench import Variant, compare
 from chop.data import get_tokenized_dataset
+from chop.mixed_precision.problem import PrecisionProblem
 from chop.models import BUILTIN_MODELS, load_model
 from chop.search import Goal, Search
-from chop.search.precision import PrecisionProblem
 from chop.tables import print_table
 from chop.train import (
     calibration_batches,

@@ -13,10 +13,10 @@ import argparse
 from pathlib import Path
 
 from chop import MaseGraph, passes
-from chop.actions.rounding import quantize_after_training
-from chop.actions.subject import load_subject, raise_to_graph
+from chop.actions.ptq import quantize_after_training
 from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
 from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
+from chop.actions.workload import load_subject, raise_to_graph
 from chop.formats import Integer
 from chop.train import evaluate
 

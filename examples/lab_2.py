@@ -19,13 +19,13 @@ from pathlib import Path
 
 from chop.actions.search.compare import compare_searches
 from chop.actions.search.nas import PASS_ARGS
-from chop.actions.subject import SubjectConfig, fingerprint_of_rows, load_subject
 from chop.actions.sweep.record import write_table
+from chop.actions.workload import SubjectConfig, fingerprint_of_rows, load_subject
+from chop.nas.architecture import Architectures
+from chop.nas.compression import Compression
+from chop.nas.training import TrainedMeasure, split_rows
 from chop.runs import Journal
 from chop.search import Goal, Search
-from chop.search.architecture import Architectures
-from chop.search.compression import Compression
-from chop.search.training import TrainedMeasure, split_rows
 from chop.train import evaluate
 
 SIZES = {

@@ -14,12 +14,12 @@ import argparse
 import json
 from pathlib import Path
 
-from chop.actions.subject import SubjectConfig, load_subject, raise_to_graph
 from chop.actions.sweep.record import write_figure, write_table
+from chop.actions.workload import SubjectConfig, load_subject, raise_to_graph
+from chop.mixed_precision.problem import PrecisionProblem
+from chop.nas.training import split_rows
 from chop.report.search_plots import plot_best_so_far
 from chop.search import Goal, Search
-from chop.search.precision import PrecisionProblem
-from chop.search.training import split_rows
 from chop.train import evaluate, fit
 
 WIDTHS = {"width": (8, 16, 32)}

@@ -19,12 +19,12 @@ import torch
 from chop import MaseGraph, passes
 from chop.actions.bench_results import write_results
 from chop.bench import Variant, compare
-from chop.bench.attention import BenchAttentionConfig, bench_attention
-from chop.bench.compile import BenchCompileConfig, bench_compile, random_inputs
-from chop.bench.dequantize import BenchDequantizeConfig, bench_dequantize
 from chop.bench.record import spelt_ratio, spelt_seconds
 from chop.bench.timing import METHODS
 from chop.models.named import get_model
+from chop.studies.attention import BenchAttentionConfig, bench_attention
+from chop.studies.compile import BenchCompileConfig, bench_compile, random_inputs
+from chop.studies.dequantize import BenchDequantizeConfig, bench_dequantize
 from chop.tables import print_table
 
 

@@ -13,13 +13,13 @@ import argparse
 from pathlib import Path
 
 from chop.actions.search.compare import compare_searches
-from chop.actions.subject import SubjectConfig, load_subject
+from chop.actions.workload import SubjectConfig, load_subject
 from chop.errors import ConfigError
 from chop.models import load_model
+from chop.nas.architecture import Architectures
+from chop.nas.compression import Compression
+from chop.nas.training import TrainedMeasure, split_rows
 from chop.search import Goal, Search
-from chop.search.architecture import Architectures
-from chop.search.compression import Compression
-from chop.search.training import TrainedMeasure, split_rows
 from chop.tables import print_table
 from chop.train import evaluate
 

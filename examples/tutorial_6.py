@@ -21,7 +21,10 @@ from torch import nn
 
 from chop import MaseGraph
 from chop.actions.search.format_settings import spread_evenly
-from chop.actions.subject import SubjectConfig, load_subject, raise_to_graph
+from chop.actions.workload import SubjectConfig, load_subject, raise_to_graph
+from chop.mixed_precision.problem import PrecisionProblem
+from chop.nas.architecture import suggest_by_name
+from chop.nas.training import split_rows
 from chop.nn.quantized.modules.linear import (
     LinearBlockFP,
     LinearBlockMinifloat,
@@ -29,9 +32,6 @@ from chop.nn.quantized.modules.linear import (
     LinearMinifloatIEEE,
 )
 from chop.search import Goal, Search
-from chop.search.architecture import suggest_by_name
-from chop.search.precision import PrecisionProblem
-from chop.search.training import split_rows
 from chop.tables import print_table
 from chop.tools.utils import deepsetattr
 from chop.train import evaluate

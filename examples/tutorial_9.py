@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chop.actions.bench_results import write_results
-from chop.bench.softmax import BenchSoftmaxConfig, bench_softmax, naive_softmax
+from chop.studies.softmax import BenchSoftmaxConfig, bench_softmax, naive_softmax
 from chop.tables import print_table
 
 VIEWS = ("unsqueeze", "alias", "slice", "view")

@@ -15,7 +15,7 @@ from chop import MaseGraph, passes
 from chop.actions.bench import BenchModelConfig, bench_model
 from chop.actions.compress import CompressConfig, Row, compress, measure
 from chop.actions.doctor import OK, examine
-from chop.actions.subject import SubjectConfig, load_subject, raise_to_graph
+from chop.actions.workload import SubjectConfig, load_subject, raise_to_graph
 from chop.errors import CheckpointError, ConfigError, UnavailableError, WriteError
 from chop.train import (
     TASKS,
@@ -43,7 +43,7 @@ def load_subject_of(config, data):
     """What `load_subject` makes of a data set, with a model that is no matter."""
     with pytest.MonkeyPatch.context() as patch:
         loaded = nn.Linear(4, 2), DatasetDict(data), TASKS["classification"]
-        patch.setattr("chop.actions.subject.load_checkpoint", lambda config: loaded)
+        patch.setattr("chop.actions.workload.load_checkpoint", lambda config: loaded)
         return load_subject(config)
 
 
@@ -243,7 +243,7 @@ def test_an_earlier_model_survives_a_run_that_saves_none(tmp_path, capsys):
 
 
 def test_the_folder_is_made_before_any_work(tmp_path, monkeypatch):
-    monkeypatch.setattr("chop.actions.subject.default_dataset", lambda *a: pytest.fail("worked"))
+    monkeypatch.setattr("chop.actions.workload.default_dataset", lambda *a: pytest.fail("worked"))
     (tmp_path / "file").touch()
     with pytest.raises(WriteError, match="under' cannot be written: Not a directory"):
         compress(quick(tmp_path / "file" / "under"))

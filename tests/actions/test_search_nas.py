@@ -13,7 +13,7 @@ import torch
 from chop import MaseGraph
 from chop.actions.search.job import rebuild, run_job, settings_of
 from chop.actions.search.nas import JOB, NasConfig, architectures, export, prepare, usual_fields
-from chop.actions.subject import Subject
+from chop.actions.workload import Subject
 from chop.config import parse
 from chop.data import load_dataset
 from chop.errors import ConfigError
@@ -30,7 +30,7 @@ def subject(monkeypatch):
     data = load_dataset("digits", limit=120)
     rows = read_rows(data["train"]), read_rows(data["test"])
     found = Subject(load_model("vit"), "vit", "digits", *rows, torch.device("cpu"), 1, 1e-3)
-    monkeypatch.setattr("chop.actions.subject.load_subject", lambda config: found)
+    monkeypatch.setattr("chop.actions.workload.load_subject", lambda config: found)
     return found
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from chop.bench import Variant, compare
-from chop.bench import peak as peak_module
+from chop.bench import peak_memory as peak_module
 from chop.bench.clock import HostClock, Reading
-from chop.bench.peak import peak_bytes, resident_bytes
+from chop.bench.peak_memory import peak_bytes, resident_bytes
 from chop.bench.record import spelt_ratio
 from chop.errors import ConfigError
 

@@ -8,7 +8,7 @@ import torch
 import chop.formats
 from chop.errors import ConfigError
 from chop.formats import MXFP, formats
-from chop.formats.spelling import parse_spelling, spelling
+from chop.formats.format_string import parse_spelling, spelling
 from tests.formats.examples import EXAMPLES
 
 ODD = {

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
 from chop.ir.drawing.draw import draw, to_svg
+from chop.ir.drawing.hierarchy import Item, without_cycles
 from chop.ir.drawing.layout import Block, Placed, lay_out
-from chop.ir.drawing.nesting import Item, without_cycles
-from chop.ir.drawing.sketch import sketch
+from chop.ir.drawing.view_model import sketch
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantCall, QuantLinear
 

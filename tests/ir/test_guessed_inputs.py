@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from chop import MaseGraph, passes
+from chop.capture.inputs import dummy_inputs
 from chop.errors import CaptureError, GraphError, GuardError
-from chop.ir.capture.inputs import dummy_inputs
 from chop.ir.graph import metadata_of
 from chop.passes.analysis.add_common_metadata import _say_guessed
 

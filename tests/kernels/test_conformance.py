@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from chop import native
 from chop.errors import ConfigError
 from chop.formats import BinaryResidual, Integer, MXInt, Ternary, reference
 from chop.formats.statistic import Threshold
@@ -210,7 +211,7 @@ def test_the_direct_way_is_taken_where_nobody_follows():
 
 @pytest.mark.parametrize("flags", [(), ("-march=x86-64-v3",)], ids=["baseline", "AVX2"])
 def test_every_instruction_set_gives_the_same_bits(flags, monkeypatch):
-    compiler = build.compiler()
+    compiler = native.compiler()
     if flags and build.library().library.chop_instruction_set() == b"baseline":
         pytest.skip("this CPU has no AVX2")
     path = build.compiled(compiler, ("-DCHOP_ONE_INSTRUCTION_SET", *flags))
@@ -257,8 +258,9 @@ def test_what_was_compiled_before_is_ready_for_small_tensors_too(monkeypatch, tm
     code = (
         "import torch, chop.kernels\n"
         "from chop.formats import Integer\n"
+        "from chop import native\n"
         "from chop.kernels.cpu import build\n"
-        "build._compile = lambda *a: print('compiled')\n"
+        "native.Sources._compile = lambda *a: print('compiled')\n"
         "y = Integer(4, 1)(torch.tensor([0.26, 9.0]))\n"
         "print(y.tolist(), build.is_loaded())"
     )
@@ -267,7 +269,7 @@ def test_what_was_compiled_before_is_ready_for_small_tensors_too(monkeypatch, tm
         command = [sys.executable, "-c", code]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
-    kept = build.compiled(build.compiler(), (build.OPENMP,))
+    kept = build.compiled(native.compiler(), (build.OPENMP,))
     monkeypatch.setenv("CHOP_CACHE", str(tmp_path))
     assert run() == "[0.5, 3.5] False" and not list(tmp_path.iterdir())
     shutil.copy(kept, tmp_path)
@@ -279,8 +281,8 @@ def test_what_was_compiled_before_is_ready_for_small_tensors_too(monkeypatch, tm
 
 def test_the_library_is_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("CHOP_CACHE", str(tmp_path))
-    path = build.compiled(build.compiler(), ("-O0",))
+    path = build.compiled(native.compiler(), ("-O0",))
     made = path.stat().st_mtime_ns
-    assert build.compiled(build.compiler(), ("-O0",)) == path
+    assert build.compiled(native.compiler(), ("-O0",)) == path
     assert path.stat().st_mtime_ns == made
     assert list(tmp_path.iterdir()) == [path]

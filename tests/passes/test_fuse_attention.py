@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from chop import MaseGraph, passes
-from chop.ir.capture.runtime import ByMode
+from chop.capture.runtime import ByMode
 from chop.nn.quantized import QuantScaledDotProductAttention
 
 from .conftest import with_metadata

@@ -8,7 +8,7 @@ import pytest
 
 from chop.errors import ConfigError
 from chop.search import Choice, Goal, SearchSpace
-from chop.search.measure import check_values, objectives_of
+from chop.search.objective import check_values, objectives_of
 
 HEADS = Choice("heads", {"2": 2, "3": 3, "4": 4})
 SIZE = Choice("size", {"64": 64, "96": 96}, cost={"64": 1.0, "96": 1.5})

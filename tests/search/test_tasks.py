@@ -8,19 +8,19 @@ import torch
 from torch import nn
 
 from chop.actions.search.precision import PrecisionConfig, prepare, write
-from chop.actions.subject import Subject, raise_to_graph
+from chop.actions.workload import Subject, raise_to_graph
 from chop.errors import ConfigError
-from chop.search.evaluation import Evaluator
-from chop.search.precision import PrecisionProblem
-from chop.search.sensitivities import sensitivity
-from chop.search.training import TrainedMeasure
+from chop.mixed_precision.problem import PrecisionProblem
+from chop.mixed_precision.sensitivity import sensitivity
+from chop.nas.training import TrainedMeasure
 from chop.train import TASKS, evaluate, fit, read_rows
-from tests.search import subjects
+from chop.train.evaluator import Evaluator
+from tests import workloads
 
 
 @pytest.fixture(scope="module")
 def text():
-    return subjects.language()
+    return workloads.language()
 
 
 @pytest.fixture(scope="module")

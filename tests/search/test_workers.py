@@ -17,11 +17,11 @@ import pytest
 from chop.errors import ChopError
 from chop.runs.process import start_time
 from chop.search import Choice, Goal, Search, SearchSpace, workers
-from chop.search.choosers import SAMPLERS
 from chop.search.ledger import Ledger, make_tables
 from chop.search.location import storage_url
 from chop.search.mirror import Mirror
 from chop.search.opening import open_engine
+from chop.search.registry import SAMPLERS
 from chop.search.workers import (
     BEAT_SECONDS,
     RUNNING_SECONDS,

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from chop.actions.compress import CompressConfig, compress
 from chop.actions.compress_results import exported_bytes
-from chop.actions.speed import compare_with_float
-from chop.actions.subject import SubjectConfig, load_subject, raise_to_graph
-from chop.bench.model import BATCH_SIZES, ModelComparison
+from chop.actions.latency import compare_with_float
+from chop.actions.workload import SubjectConfig, load_subject, raise_to_graph
 from chop.errors import CheckpointError, ConfigError
 from chop.files import latest, make_folder, reading_together, write_text
 from chop.ir.graph import MaseGraph
 from chop.report.bench_plots import plot_ratios
+from chop.studies.model import BATCH_SIZES, ModelComparison
 from chop.tables import markdown_table
 
 WEIGHTS = "model.pt"

@@ -35,7 +35,7 @@ from chop.train import TASKS, Task, find_task, read_label_column
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
-    from chop.actions.subject import SubjectConfig
+    from chop.actions.workload import SubjectConfig
 
 AUTO_TASKS = {"token-classification": "token-classification", "causal-lm": "text-generation"}
 """Tasks whose model is of another class than the classifiers'."""

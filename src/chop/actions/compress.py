@@ -20,7 +20,7 @@ from chop.actions.compress_results import (
     write_results,
 )
 from chop.actions.interrupt import told_when_interrupted
-from chop.actions.rounding import (
+from chop.actions.ptq import (
     QUANTIZE_RANGES,
     check_operators,
     layer_spec,
@@ -28,7 +28,7 @@ from chop.actions.rounding import (
     quantize_layers,
     weighted_operators,
 )
-from chop.actions.subject import Subject, SubjectConfig, raise_to_graph, subject_for
+from chop.actions.workload import Subject, SubjectConfig, raise_to_graph, subject_for
 from chop.errors import ConfigError
 from chop.formats import parse_spelling
 from chop.ir.graph import MaseGraph

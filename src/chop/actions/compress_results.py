@@ -15,14 +15,14 @@ import torch
 from rich.console import Console
 
 from chop import passes
-from chop.actions.speed import compare_with_float
-from chop.actions.subject import Subject
-from chop.bench.model import BATCH_SIZES
+from chop.actions.latency import compare_with_float
+from chop.actions.workload import Subject
 from chop.files import replacing_together, write_text
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import obstacle
 from chop.quantization.summary import layer_rows, operator_rows
 from chop.report.plots import Curve, plot_accuracy
+from chop.studies.model import BATCH_SIZES
 from chop.tables import markdown_table
 from chop.train import Metric
 

@@ -128,7 +128,7 @@ def _accelerator() -> Finding:
 
 
 def _compiler() -> Finding:
-    from chop.kernels.cpu.build import compiler
+    from chop.native import compiler
 
     found = compiler()
     if found:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from chop import runs
-from chop.kernels.cpu.build import is_loaded, library
+from chop.native import LOADED
 
 
 def environment(device: torch.device, threads: int) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def load() -> float | None:
 
 def kernels() -> str:
     """Which C++ kernels this process has loaded; tensors that stay small never compile them."""
-    return library().detail if is_loaded() else "not loaded"
+    return "; ".join(LOADED.values()) or "not loaded"
 
 
 def device_name(device: torch.device) -> str:

@@ -34,7 +34,8 @@ class Measured:
         first_call_seconds: by the wall: the first call after `prepare`, where compilers work.
         prepare_seconds: by the wall; None where there was nothing to prepare.
         largest_difference: of the outputs, against the baseline's; None where not compared.
-        peak_bytes: what a call takes while it runs, see `chop.bench.peak`; None where not known.
+        peak_bytes: what a call takes while it runs, see `chop.bench.peak_memory`; None where
+            not known.
         readings: of every block, in the order in which they were taken.
     """
 

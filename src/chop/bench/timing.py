@@ -18,7 +18,7 @@ from chop.bench.clock import Call, Clock, Reading, clock_for
 from chop.bench.cuda_graph import as_cuda_graph
 from chop.bench.environment import environment, kernels, load
 from chop.bench.outputs import copied, largest_difference
-from chop.bench.peak import peak_bytes
+from chop.bench.peak_memory import peak_bytes
 from chop.bench.record import Comparison, Measured
 from chop.bench.statistics import MIN_PAIRS, Interval, paired_ratio
 from chop.errors import ConfigError, did_you_mean

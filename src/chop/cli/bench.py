@@ -129,8 +129,8 @@ def attention_command(
     """See `ATTENTION_HELP`."""
     settings = options.settings_from(locals(), config)
     from chop.actions.bench_results import measure_and_write
-    from chop.bench.attention import BenchAttentionConfig, bench_attention
     from chop.config import parse
+    from chop.studies.attention import BenchAttentionConfig, bench_attention
 
     chosen = parse(BenchAttentionConfig, settings, str(config or "chop bench attention"))
     measure_and_write(bench_attention, chosen)
@@ -191,8 +191,8 @@ def compile_command(
     """See `COMPILE_HELP`."""
     settings = options.settings_from(locals(), config)
     from chop.actions.bench_results import measure_and_write
-    from chop.bench.compile import BenchCompileConfig, bench_compile
     from chop.config import parse
+    from chop.studies.compile import BenchCompileConfig, bench_compile
 
     chosen = parse(BenchCompileConfig, settings, str(config or "chop bench compile"))
     measure_and_write(bench_compile, chosen)
@@ -234,8 +234,8 @@ def softmax_command(
     """See `SOFTMAX_HELP`."""
     settings = options.settings_from(locals(), config)
     from chop.actions.bench_results import measure_and_write
-    from chop.bench.softmax import BenchSoftmaxConfig, bench_softmax
     from chop.config import parse
+    from chop.studies.softmax import BenchSoftmaxConfig, bench_softmax
 
     chosen = parse(BenchSoftmaxConfig, settings, str(config or "chop bench softmax"))
     measure_and_write(bench_softmax, chosen)
@@ -282,8 +282,8 @@ def dequantize_command(
     """See `DEQUANTIZE_HELP`."""
     settings = options.settings_from(locals(), config)
     from chop.actions.bench_results import measure_and_write
-    from chop.bench.dequantize import BenchDequantizeConfig, bench_dequantize
     from chop.config import parse
+    from chop.studies.dequantize import BenchDequantizeConfig, bench_dequantize
 
     chosen = parse(BenchDequantizeConfig, settings, str(config or "chop bench dequantize"))
     measure_and_write(bench_dequantize, chosen)

@@ -19,9 +19,10 @@ from chop.formats.block_fp import BlockFP
 from chop.formats.block_log import BlockLog
 from chop.formats.block_minifloat import BlockMinifloat
 from chop.formats.float import Float
+from chop.formats.format_string import parse_spelling, spelling
 from chop.formats.integer import Integer
-from chop.formats.learnt import LearnableFormat, learnt_fake_quantize, starting_scales
 from chop.formats.log import Log
+from chop.formats.lsq import LearnableFormat, learnt_fake_quantize, starting_scales
 from chop.formats.minifloat_denorm import MinifloatDenorm
 from chop.formats.minifloat_ieee import MinifloatIEEE
 from chop.formats.mxfp import MXFP
@@ -30,7 +31,6 @@ from chop.formats.nvfp4 import NVFP4
 from chop.formats.quantizer import Quantizer, StandIn
 from chop.formats.scale_integer import ScaleInteger
 from chop.formats.spec import OPERANDS, QuantSpec
-from chop.formats.spelling import parse_spelling, spelling
 from chop.formats.ternary import Ternary
 
 # Without the modules: `from chop.formats import *` would put that of `float` for the builtin.

@@ -10,7 +10,7 @@ from chop.errors import ConfigError
 from chop.formats.base import check_range
 from chop.formats.elements import Sign
 from chop.formats.groups import Whole
-from chop.formats.learnt import LearnableFormat, check_scales
+from chop.formats.lsq import LearnableFormat, check_scales
 from chop.formats.scaled import ScaledFormat
 from chop.formats.scaling import FloatScale, GivenScale, Scaling, Unscaled
 from chop.formats.statistic import MEAN

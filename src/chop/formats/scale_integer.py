@@ -10,7 +10,7 @@ from chop.errors import ConfigError
 from chop.formats.base import check_range
 from chop.formats.elements import Fixed
 from chop.formats.groups import Blocks, Groups, Whole
-from chop.formats.learnt import LearnableFormat, check_scales
+from chop.formats.lsq import LearnableFormat, check_scales
 from chop.formats.scaled import ScaledFormat
 from chop.formats.scaling import FloatScale, GivenScale, Scaling
 from chop.formats.statistic import Statistic

@@ -11,7 +11,7 @@ from chop.formats.base import check_range
 from chop.formats.elements import Trit
 from chop.formats.groups import CHANNELS, WHOLE_TENSOR
 from chop.formats.layout import Layout
-from chop.formats.learnt import LearnableFormat, check_scales
+from chop.formats.lsq import LearnableFormat, check_scales
 from chop.formats.scaling import FloatScale, GivenScale, Scaling
 from chop.formats.statistic import MEAN, Threshold
 

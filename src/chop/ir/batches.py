@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from chop.capture.isolation import untouched
 from chop.errors import ConfigError
-from chop.ir.capture.isolation import untouched
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import GraphRunner, bind_inputs
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from chop.capture.captured import CapturedModule
+from chop.capture.isolation import untouched
+from chop.capture.module_tree import member_at
+from chop.capture.specs import TensorSpec, map_specs
 from chop.errors import GraphError, did_you_mean
-from chop.ir.capture.captured import CapturedModule
-from chop.ir.capture.isolation import untouched
-from chop.ir.capture.module_tree import member_at
-from chop.ir.capture.specs import TensorSpec, map_specs
 
 
 def propagate(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import fx
 
+from chop.capture.module_tree import member_at
 from chop.errors import GraphError
-from chop.ir.capture.module_tree import member_at
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata, TensorInfo, operand_of
 from chop.nn.quantized import QuantizedOperator

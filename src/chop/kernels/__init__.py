@@ -11,7 +11,7 @@ from chop.kernels.base import (
     fake_quantize_marking,
 )
 from chop.kernels.cpu.fake_quantize import CPU_FAKE_QUANTIZE
-from chop.kernels.learnt import round_by_learnt
 from chop.kernels.lowest import drop, drop_lowest, lowest_magnitudes
+from chop.kernels.lsq import round_by_learnt
 from chop.kernels.packed import decode, packed_linear
 from chop.kernels.triton.register import CUDA_FAKE_QUANTIZE

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from chop.capture.cleanup import drop_autocast
 from chop.errors import GraphError
 from chop.files import replacing
-from chop.ir.capture.cleanup import drop_autocast
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import example_inputs
 from chop.onnx.operators import OPSET, translations

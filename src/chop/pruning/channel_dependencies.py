@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from chop.ir.capture.specs import TensorSpec
+from chop.capture.specs import TensorSpec
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import user_besides
 from chop.ir.ops.dimensions import BlockedError, Call, Followed, Place, Shape

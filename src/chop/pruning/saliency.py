@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from chop.capture.isolation import untouched
 from chop.errors import ConfigError
 from chop.ir.batches import known_inputs
-from chop.ir.capture.isolation import untouched
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import Layer
 from chop.ir.ops import Weight

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.capture.isolation import untouched
 from chop.formats import Gradient, StandIn
-from chop.ir.capture.isolation import untouched
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import basic_operators
 from chop.statistics import Reservoir

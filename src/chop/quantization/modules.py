@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from chop.capture.captured import CapturedModule
 from chop.formats import QuantSpec
-from chop.ir.capture.captured import CapturedModule
 from chop.ir.ops import Operator, of_module
 from chop.nn.quantized import QuantizedOperator
 from chop.quantization.selection import QuantizeConfig

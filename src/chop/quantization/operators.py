@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import fx
 
+from chop.capture.targets import changes_its_input
 from chop.formats import QuantSpec
 from chop.ir.annotate import record_formats
-from chop.ir.capture.targets import changes_its_input
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantCall, QuantizedOperator
 

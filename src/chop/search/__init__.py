@@ -1,8 +1,21 @@
-"""Search: what to vary, what to measure, and how to spend trials on it, on Optuna."""
+"""Search engine: spaces, objectives, samplers and studies whose trials survive their process."""
 
-from chop.search.measure import Goal, Measure, Pruned, Report
-from chop.search.precision import PrecisionProblem
+from chop.moved import moved_names
+from chop.search.objective import Goal, Measure, Pruned, Report
 from chop.search.result import Result, Tried
-from chop.search.sensitivities import sensitivity
 from chop.search.space import Choice, Config, SearchSpace
 from chop.search.study import Search
+
+__all__ = [
+    "Choice",
+    "Config",
+    "Goal",
+    "Measure",
+    "Pruned",
+    "Report",
+    "Result",
+    "Search",
+    "SearchSpace",
+    "Tried",
+]
+__getattr__ = moved_names(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from chop.search.measure import objectives_of
+from chop.search.objective import objectives_of
 from chop.search.result import Result
 from chop.search.space import SearchSpace
 

@@ -18,7 +18,7 @@ from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from chop.search.ledger import RUNNING, Row
-from chop.search.measure import Goal, objectives_of
+from chop.search.objective import Goal, objectives_of
 from chop.search.space import Config, SearchSpace, Spelling
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from functools import cached_property
 from heapq import nsmallest
 from operator import le
 
-from chop.search.measure import Goal, objectives_of
+from chop.search.objective import Goal, objectives_of
 from chop.search.space import Config
 
 OUTCOMES = {

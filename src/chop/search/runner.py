@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chop.errors import ChopError
-from chop.search.choosers import sampler_row, seed_of
 from chop.search.ledger import RUNNING, WAITING, Ledger, Row
-from chop.search.measure import Pruned, Report, check_values, objectives_of
 from chop.search.mirror import Mirror, document_of
+from chop.search.neighbors import unseen_near
+from chop.search.objective import Pruned, Report, check_values, objectives_of
+from chop.search.registry import sampler_row, seed_of
 from chop.search.result import Result
 from chop.search.space import Config
-from chop.search.unseen import unseen_near
 from chop.search.workers import Watch, beating, new_worker
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chop.errors import ChopError, ConfigError
-from chop.search.artefacts import Artefacts, Save
-from chop.search.choosers import make_pruner, sampler_row
+from chop.search.artifacts import Artefacts, Save
 from chop.search.ledger import RUNNING, Ledger, Row, make_tables
-from chop.search.live import live_progress
 from chop.search.location import MEMORY, check_study_name, storage_url
-from chop.search.measure import Goal, Measure, objectives_of
 from chop.search.mirror import Mirror
+from chop.search.objective import Goal, Measure, objectives_of
 from chop.search.opening import open_engine, storage_errors
+from chop.search.progress import live_progress
+from chop.search.registry import make_pruner, sampler_row
 from chop.search.result import Result
 from chop.search.runner import PROMPT, WAIT_SECONDS, Runner
 from chop.search.space import Config, SearchSpace
@@ -44,7 +44,7 @@ class Search:
         measure: measures one configuration. The same configuration must give the same values.
         goals: what to make large or small; those with a budget are constraints. One without a
             budget makes one best trial, several a Pareto front.
-        sampler: name in `chop.search.choosers.SAMPLERS`, or any Optuna sampler.
+        sampler: name in `chop.search.registry.SAMPLERS`, or any Optuna sampler.
         pruner: "asha", "hyperband", "median", any Optuna pruner, or None; needs one objective.
         storage: None keeps `search.db` (SQLite) in `out`; `postgresql://...` serves workers on
             many machines; "memory" keeps nothing, for trials of milliseconds.

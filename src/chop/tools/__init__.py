@@ -3,8 +3,8 @@
 from typing import Any
 
 from chop.aliases import alias_modules
+from chop.capture.inputs import dummy_inputs as get_hf_dummy_in
 from chop.data import get_tokenized_dataset
-from chop.ir.capture.inputs import dummy_inputs as get_hf_dummy_in
 from chop.tools import logger
 from chop.tools.checkpoint_load import load_model
 from chop.tools.config_load import load_config

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.train.calling import LABELS, input_columns
+from chop.train.model_io import LABELS, input_columns
 from chop.train.rows import Rows, padding_token, read_rows
 
 

@@ -21,7 +21,7 @@ from torch.utils.data import (
 
 from chop.data import label_column
 from chop.errors import ConfigError
-from chop.train.calling import LABELS, POSITION
+from chop.train.model_io import LABELS, POSITION
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from chop.data import label_column
 from chop.errors import ConfigError
-from chop.train.calling import LABELS
+from chop.train.model_io import LABELS
 from chop.train.reading import Column, as_column, read_columns
 from chop.train.tasks import IGNORED, Task, infer_task
 

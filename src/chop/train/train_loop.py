@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from chop.errors import ConfigError, did_you_mean
 from chop.nn import cached_weights
-from chop.train.calling import LABELS, fed_columns, loss_and_logits, read_output
+from chop.train.model_io import LABELS, fed_columns, loss_and_logits, read_output
 from chop.train.rows import Rows, padding_token, read_rows
 from chop.train.tasks import Metric, Task, find_task
 
@@ -47,7 +47,7 @@ def fit(
     """Trains `model` in place with AdamW; frozen parameters stay as they are.
 
     Args:
-        model: see `chop.train.calling`.
+        model: see `chop.train.model_io`.
         dataset: what `read_rows` takes, with labels, texts tokenised; of a mapping of splits, its
             `train`.
         epochs: passes over the rows; 0 does nothing.
@@ -100,6 +100,24 @@ def fit(
     return losses
 
 
+def fit_and_report(
+    model: nn.Module,
+    train: Rows,
+    training: Mapping[str, Any],
+    report: Callable[[int, float], None] | None,
+    value: Callable[[], float],
+) -> None:
+    """Trains a model in place, and reports its value after each epoch but the last."""
+    steps = math.ceil(len(train) / training["batch_size"])
+
+    def after_each_epoch(step: int, of: int) -> None:
+        # Called before a step: the first of an epoch sees what the one before has learnt.
+        if report is not None and step > 1 and (step - 1) % steps == 0:
+            report((step - 1) // steps, value())
+
+    fit(model, train, **training, on_step=after_each_epoch)
+
+
 def evaluate(
     model: nn.Module,
     dataset: DatasetDict | Dataset | Rows,
@@ -115,7 +133,7 @@ def evaluate(
     Quantised weights are rounded once, see `chop.nn.cached_weights`.
 
     Args:
-        model: see `chop.train.calling`.
+        model: see `chop.train.model_io`.
         dataset: what `read_rows` takes, with labels, texts tokenised; of a mapping of splits, its
             `test`. `read_rows` of it spares reading it again at every call.
         batch_size: rows of a step; for texts, neighbours in length.

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from chop.data import label_column, load_dataset
 from chop.errors import ConfigError, UnavailableError, did_you_mean
-from chop.train.calling import LABELS, input_columns
 from chop.train.metrics import find_metric
+from chop.train.model_io import LABELS, input_columns
 from chop.train.rows import padding_token
 from chop.train.tasks import IGNORED
 
@@ -57,7 +57,7 @@ def get_trainer(
 
     Args:
         model: a Hugging Face model, a plain module or a captured graph, see
-            `chop.train.calling`; columns that its `forward` does not take are not fed.
+            `chop.train.model_io`; columns that its `forward` does not take are not fed.
         tokenized_dataset: splits `train` and `test`; token columns are padded batch by batch.
         tokenizer: saved with checkpoints, and names the padding token.
         evaluate_metric: one or several of `chop.train.metrics.METRICS`.

@@ -9,11 +9,11 @@ import torch
 from chop.actions.search.allocation import Allocation
 from chop.actions.search.no_search import divergences
 from chop.errors import ConfigError
+from chop.mixed_precision.fisher import fisher_damages
+from chop.mixed_precision.problem import PrecisionProblem
+from chop.mixed_precision.sensitivity import gradient_rows
 from chop.search import Goal
-from chop.search.fisher import fisher_damages
-from chop.search.precision import PrecisionProblem
-from chop.search.sensitivities import gradient_rows
-from tests.search.subjects import graph, rows
+from tests.workloads import graph, rows
 
 KL = Goal("kl", "minimize")
 

@@ -11,10 +11,10 @@ from chop.actions.search.figures import draw_search
 from chop.actions.search.job import run_job
 from chop.actions.search.nas import NasConfig
 from chop.actions.search.precision import JOB, PrecisionConfig
-from chop.actions.subject import Subject
+from chop.actions.workload import Subject
+from chop.mixed_precision.problem import PrecisionProblem
 from chop.search import Choice, Goal, Result, SearchSpace, Tried
-from chop.search.precision import PrecisionProblem
-from tests.search.subjects import plain, rows
+from tests.workloads import plain, rows
 
 
 def subject():
@@ -23,7 +23,7 @@ def subject():
 
 @pytest.fixture
 def no_training(monkeypatch):
-    monkeypatch.setattr("chop.actions.subject.load_subject", lambda config: subject())
+    monkeypatch.setattr("chop.actions.workload.load_subject", lambda config: subject())
 
 
 def killed_at(call, config):

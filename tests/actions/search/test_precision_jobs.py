@@ -24,13 +24,13 @@ from chop.actions.search.no_search import no_search
 from chop.actions.search.precision import JOB, PrecisionConfig
 from chop.actions.search.precision_report import Judged, TestRows
 from chop.actions.search.sensitivity import SensitivityConfig, measure_sensitivity
-from chop.actions.subject import Subject, raise_to_graph
+from chop.actions.workload import Subject, raise_to_graph
 from chop.config import parse
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
-from chop.search.evaluation import Evaluator
 from chop.train import evaluate
-from tests.search.subjects import plain, rows
+from chop.train.evaluator import Evaluator
+from tests.workloads import plain, rows
 
 
 def subject():
@@ -39,7 +39,7 @@ def subject():
 
 @pytest.fixture
 def no_training(monkeypatch):
-    monkeypatch.setattr("chop.actions.subject.load_subject", lambda config: subject())
+    monkeypatch.setattr("chop.actions.workload.load_subject", lambda config: subject())
 
 
 def test_a_search_finds_formats_that_compress_builds(tmp_path, no_training):
@@ -144,7 +144,7 @@ def test_sensitivities_are_written_and_measured_once(tmp_path, monkeypatch):
     for metric in config.metrics:
         assert (tmp_path / f"{metric}.svg").is_file() and (tmp_path / f"{metric}.png").is_file()
     with monkeypatch.context() as patch:
-        patch.setattr("chop.search.sensitivities.Sensitivity.measure", None)
+        patch.setattr("chop.mixed_precision.sensitivity.Sensitivity.measure", None)
         assert measure_sensitivity(config, subject()) == found
     only = SensitivityConfig(out=tmp_path, widths="2,8", metrics=("weight_error",))
     assert "accuracy" not in measure_sensitivity(only, subject())[0]
@@ -155,7 +155,7 @@ def test_sensitivities_are_written_and_measured_once(tmp_path, monkeypatch):
 PROGRAM = """
     import sys, time
     from pathlib import Path
-    import chop.search.sensitivities as s
+    import chop.mixed_precision.sensitivity as s
     from tests.actions.search.test_precision_jobs import *
     measure = s.Sensitivity.measure
     def slow(self, name, text):

@@ -8,11 +8,11 @@ from torch import nn
 
 from chop.actions.search import precision
 from chop.actions.search.precision import PrecisionConfig
-from chop.actions.subject import Subject
+from chop.actions.workload import Subject
 from chop.errors import ConfigError
+from chop.mixed_precision.problem import PrecisionProblem
 from chop.search import Goal
-from chop.search.precision import PrecisionProblem
-from tests.search.subjects import graph, language, rows
+from tests.workloads import graph, language, rows
 
 
 def search(given, folder, **settings):

@@ -11,8 +11,8 @@ from chop.actions.search.precision import PrecisionConfig
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.search import Pruned
-from chop.search.evaluation import Evaluator
 from chop.train import evaluate, fit
+from chop.train.evaluator import Evaluator
 from tests.actions.search.test_precision_jobs import with_validation
 
 SETTINGS = {"widths": "2,8", "goals": ("accuracy",), "epochs": 2, "lr": 1e-2}
@@ -86,7 +86,7 @@ def test_the_kept_model_is_the_trained_one_and_accuracy_is_drawn_in_percent(
     # The measured numbers are those of the search's rows.
     rows = Evaluator(saved.model, given.validation)
     assert rows.scores(rows.logits())["accuracy"] == points[-1][1]
-    monkeypatch.setattr("chop.actions.subject.load_subject", lambda config: given)
+    monkeypatch.setattr("chop.actions.workload.load_subject", lambda config: given)
     capsys.readouterr()
     exported = precision.export(config, result.best.config)
     told = " ".join(capsys.readouterr().out.split())

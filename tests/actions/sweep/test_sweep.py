@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from chop.actions.subject import SubjectConfig, fingerprint_of_rows, load_subject
 from chop.actions.sweep.grid import spread, whole
 from chop.actions.sweep.points import Point, identity_of, measure_all
 from chop.actions.sweep.progress import Estimate, TimeLeft, sweep_bar
 from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
 from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
+from chop.actions.workload import SubjectConfig, fingerprint_of_rows, load_subject
 from chop.errors import ConfigError
 from chop.models import get_tokenizer
 from chop.runs import Journal

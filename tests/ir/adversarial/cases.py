@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from chop.capture.questions import OtherInputWarning
+from chop.capture.tracer import CaptureWarning, capture
 from chop.errors import CaptureError, ConfigError, GuardError
-from chop.ir.capture.questions import OtherInputWarning
-from chop.ir.capture.tracer import CaptureWarning, capture
 
 Inputs = dict[str, Any]
 Outcome = dict[str, Any] | Exception

@@ -14,9 +14,9 @@ import torch
 
 from chop.errors import ConfigError, UnavailableError
 from chop.formats import MXFP, MXInt
-from chop.kernels.cpu.build import compiler
 from chop.kernels.cuda import dequantize as cuda
 from chop.kernels.triton.rules import BlockLayout
+from chop.native import compiler
 
 HERE = Path(__file__).parent
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from chop.errors import ConfigError
-from chop.search.costs import COSTS
-from chop.search.fisher import Damages
-from chop.search.measure import ROUNDING, Goal
-from chop.search.precision import PrecisionProblem
+from chop.mixed_precision.costs import COSTS
+from chop.mixed_precision.fisher import Damages
+from chop.mixed_precision.problem import PrecisionProblem
+from chop.search.objective import ROUNDING, Goal
 from chop.search.samplers.knapsack import best_sum
 from chop.search.space import Config
 

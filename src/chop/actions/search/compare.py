@@ -20,7 +20,7 @@ from chop.notices import warn_once
 from chop.report.search_plots import Run, plot_best_so_far, value_at
 from chop.search import Goal, Result
 from chop.search.location import without_password
-from chop.search.measure import objectives_of
+from chop.search.objective import objectives_of
 from chop.train import TASKS
 
 OUT = Path("runs/search-compare")

@@ -10,7 +10,7 @@ from chop.actions.sweep.record import write_figure
 from chop.report.search_plots import Cloud, plot_best_so_far, plot_front, plot_importances
 from chop.search import Goal, Result, SearchSpace
 from chop.search.importance import importances
-from chop.search.measure import objectives_of
+from chop.search.objective import objectives_of
 
 
 def draw_search(

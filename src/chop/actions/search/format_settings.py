@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from chop.actions.rounding import check_operators
-from chop.actions.subject import Subject, raise_to_graph
+from chop.actions.ptq import check_operators
 from chop.actions.sweep.grid import spread, whole
+from chop.actions.workload import Subject, raise_to_graph
 from chop.errors import ConfigError
 from chop.formats import parse_spelling
-from chop.search.options import Rule, fields_of, format_options
-from chop.search.precision import METRIC, PrecisionProblem, Score
+from chop.mixed_precision.candidates import Rule, fields_of, format_options
+from chop.mixed_precision.problem import METRIC, PrecisionProblem, Score
 from chop.train import Rows
 
 FORMAT_RANGES: Mapping[str, tuple[float, float]] = {

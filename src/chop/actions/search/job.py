@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from chop.actions.interrupt import told_when_interrupted
-from chop.actions.subject import SubjectConfig
+from chop.actions.workload import SubjectConfig
 from chop.config import parse
 from chop.errors import ChopError, ConfigError, did_you_mean
-from chop.search.choosers import make_pruner, sampler_row
-from chop.search.costs import COSTS
+from chop.mixed_precision.costs import COSTS
 from chop.search.ledger import Ledger, studies
 from chop.search.location import (
     MEMORY,
@@ -30,6 +29,7 @@ from chop.search.location import (
     without_password,
 )
 from chop.search.opening import open_engine, storage_errors
+from chop.search.registry import make_pruner, sampler_row
 from chop.search.study import BEST_FOLDER
 from chop.tables import printable
 

@@ -16,16 +16,16 @@ from rich.console import Console
 from chop.actions.search.figures import draw_search
 from chop.actions.search.job import Job, SearchConfig, check_budgets, where_model_is
 from chop.actions.search.precision_report import wilson
-from chop.actions.subject import Subject, fingerprint_of_rows, subject_for
 from chop.actions.sweep.record import write_table
+from chop.actions.workload import Subject, fingerprint_of_rows, subject_for
 from chop.errors import ConfigError, did_you_mean
 from chop.files import write_text
 from chop.ir.graph import MaseGraph
+from chop.nas.architecture import SQUARE_LAYERS, Architectures
+from chop.nas.compression import Compression, Mode
+from chop.nas.proxies import PROXIES, best_share, zero_cost_score
+from chop.nas.training import TrainedMeasure, split_rows
 from chop.search import Config, Goal, Result, Search, SearchSpace, Tried
-from chop.search.architecture import SQUARE_LAYERS, Architectures
-from chop.search.compression import Compression, Mode
-from chop.search.proxies import PROXIES, best_share, zero_cost_score
-from chop.search.training import TrainedMeasure, split_rows
 from chop.train import Rows, evaluate
 from chop.train.tasks import IGNORED
 
@@ -63,7 +63,7 @@ class NasConfig(SearchConfig):
         lr: the largest learning rate of each trial.
         validation: the share of the training rows that trials are judged on. The test rows are
             for the best alone.
-        compression: "none", "compress" or "compress-train": see `chop.search.compression`.
+        compression: "none", "compress" or "compress-train": see `chop.nas.compression`.
         pass_args: the settings of its passes; None: 4-bit integers and half of the weights.
         compression_epochs: passes over the training rows of "compress-train".
         proxy: a zero-cost score; what scores low is not trained.

@@ -13,13 +13,13 @@ from rich.console import Console
 from chop.actions.search.allocation import Allocation
 from chop.errors import ConfigError
 from chop.files import write_text
+from chop.mixed_precision.costs import COSTS
+from chop.mixed_precision.fisher import Damages, fisher_damages
+from chop.mixed_precision.problem import PrecisionProblem
+from chop.mixed_precision.sensitivity import gradient_rows
 from chop.search import Config, Goal
-from chop.search.costs import COSTS
-from chop.search.evaluation import Evaluator, kl_divergence
-from chop.search.fisher import Damages, fisher_damages
-from chop.search.measure import objectives_of
-from chop.search.precision import PrecisionProblem
-from chop.search.sensitivities import gradient_rows
+from chop.search.objective import objectives_of
+from chop.train.evaluator import Evaluator, kl_divergence
 
 LABEL = "no search"
 SHARE = 0.25

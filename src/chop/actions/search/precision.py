@@ -22,24 +22,24 @@ from chop.actions.search.precision_report import (
     shown_of,
     table_row,
 )
-from chop.actions.subject import (
+from chop.actions.sweep.record import write_table
+from chop.actions.workload import (
     Subject,
     SubjectConfig,
     fingerprint_of_rows,
     fingerprint_of_weights,
     subject_for,
 )
-from chop.actions.sweep.record import write_table
 from chop.errors import ConfigError, did_you_mean
 from chop.files import write_text
 from chop.formats import spelling
+from chop.mixed_precision.costs import COSTS
+from chop.mixed_precision.problem import SCORES, PrecisionProblem
 from chop.search import Config, Goal, Result, Search
-from chop.search.costs import COSTS
-from chop.search.evaluation import Evaluator
 from chop.search.location import storage_file, storage_url
-from chop.search.measure import objectives_of
-from chop.search.precision import SCORES, PrecisionProblem
+from chop.search.objective import objectives_of
 from chop.train import TASKS, Metric, Rows
+from chop.train.evaluator import Evaluator
 
 METRICS = {name: metric for task in TASKS.values() for name, metric in task.metrics.items()}
 DIRECTIONS = {

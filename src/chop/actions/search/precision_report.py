@@ -19,12 +19,13 @@ from chop.actions.search.figures import draw_search
 from chop.actions.search.job import SearchConfig
 from chop.actions.search.no_search import LABEL
 from chop.actions.sweep.record import write_figure
+from chop.mixed_precision import PrecisionProblem
+from chop.mixed_precision.problem import SCORES
 from chop.report.layer_maps import plot_layer_map
 from chop.report.plots import Curve, plot_accuracy
-from chop.search import Config, PrecisionProblem, Result, Tried
-from chop.search.evaluation import Evaluator
-from chop.search.precision import SCORES
+from chop.search import Config, Result, Tried
 from chop.train import Metric
+from chop.train.evaluator import Evaluator
 
 LEVEL = 0.95
 """Of every interval."""

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from chop.actions.search.format_settings import FORMAT_RANGES, FormatSettings
-from chop.actions.subject import Subject, SubjectConfig, subject_for
 from chop.actions.sweep.points import Point, identity_of, measure_all
 from chop.actions.sweep.record import write_figure, write_table
+from chop.actions.workload import Subject, SubjectConfig, subject_for
 from chop.files import write_text
+from chop.mixed_precision.sensitivity import METRICS, Sensitivity, check_metrics, line
 from chop.report.layer_maps import plot_layer_map
 from chop.runs import Journal
-from chop.search.sensitivities import METRICS, Sensitivity, check_metrics, line
 from chop.train import Metric
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from chop.actions.subject import Subject, raise_to_graph
 from chop.actions.sweep.points import Point, identity_of
+from chop.actions.workload import Subject, raise_to_graph
 from chop.ir.graph import MaseGraph
 from chop.train import evaluate, fit
 

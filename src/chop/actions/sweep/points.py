@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from chop.actions.interrupt import points_are_kept, told_when_interrupted
-from chop.actions.subject import Subject, fingerprint_of_rows, fingerprint_of_weights
 from chop.actions.sweep.progress import Estimate, sweep_bar
+from chop.actions.workload import Subject, fingerprint_of_rows, fingerprint_of_weights
 from chop.runs import Journal, key_of
 from chop.train.tasks import CLASSIFICATION, Metric
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from chop import passes
-from chop.actions.rounding import check_operators, present_operators, weighted_operators
-from chop.actions.subject import Subject, SubjectConfig, subject_for
+from chop.actions.ptq import check_operators, present_operators, weighted_operators
 from chop.actions.sweep.experiment import Experiment
 from chop.actions.sweep.grid import spread
 from chop.actions.sweep.points import measure_all
 from chop.actions.sweep.record import write_figure, write_table
+from chop.actions.workload import Subject, SubjectConfig, subject_for
 from chop.config import convert, parse
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from chop.actions.rounding import (
+from chop.actions.ptq import (
     QUANTIZE_RANGES,
     check_operators,
     quantize_after_training,
     weighted_operators,
 )
-from chop.actions.subject import Subject, SubjectConfig, subject_for
 from chop.actions.sweep.experiment import Experiment
 from chop.actions.sweep.grid import spread, whole
 from chop.actions.sweep.points import measure_all
 from chop.actions.sweep.record import write_figure, write_table
+from chop.actions.workload import Subject, SubjectConfig, subject_for
 from chop.errors import ConfigError
 from chop.formats import Integer
 from chop.ir.graph import MaseGraph

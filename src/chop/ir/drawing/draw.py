@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
+from chop.capture.captured import CapturedModule
 from chop.errors import ConfigError
 from chop.files import write_text
-from chop.ir.capture.captured import CapturedModule
 from chop.ir.drawing.layout import Block, Line, Placed, lay_out
-from chop.ir.drawing.sketch import COLLAPSED, LINE_HEIGHT, TEXT_WIDTH, Box, Sketch, sketch
+from chop.ir.drawing.view_model import COLLAPSED, LINE_HEIGHT, TEXT_WIDTH, Box, Sketch, sketch
 from chop.ir.ops import Kind
 
 # (fill, border): pale fills keep black text readable in print too.

@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+from chop.ir.drawing.hierarchy import Item, Uses, flow_between, without_cycles
 from chop.ir.drawing.layers import Join, Slot, in_layers, order, place_columns
-from chop.ir.drawing.nesting import Item, Uses, flow_between, without_cycles
 
 LAYER_GAP = 24.0
 LINE_SPACE = 6.0

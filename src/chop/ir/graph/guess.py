@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from chop.capture.captured import CapturedModule
+from chop.capture.inputs import dummy_inputs
+from chop.capture.isolation import untouched
+from chop.capture.tracer import capture
 from chop.errors import CaptureError, GraphError, GuardError, did_you_mean
-from chop.ir.capture.captured import CapturedModule
-from chop.ir.capture.inputs import dummy_inputs
-from chop.ir.capture.isolation import untouched
-from chop.ir.capture.tracer import capture
 from chop.ir.graph.edits import last_edit
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -26,7 +26,7 @@ class Guess:
     Args:
         model: the model.
         names: the inputs that the user chose; None leaves the choice to the example.
-        leaves: see `chop.ir.capture.tracer.capture`.
+        leaves: see `chop.capture.tracer.capture`.
         fixed: arguments fixed at capture.
         strict: see there.
     """

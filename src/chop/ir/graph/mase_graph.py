@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from torch import fx, nn
 
+from chop.capture.captured import CapturedModule
 from chop.errors import ConfigError, GraphError, did_you_mean
-from chop.ir.capture.captured import CapturedModule
 from chop.ir.graph.edits import last_edit
 from chop.ir.graph.guess import Guess, misfit
 from chop.ir.metadata import Provenance

@@ -25,10 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from chop.errors import CheckpointError
-from chop.formats import NumberFormat, QuantSpec
-from chop.ir.capture.module_tree import Scope
-from chop.ir.capture.runtime import (
+from chop.capture.module_tree import Scope
+from chop.capture.runtime import (
     AutogradCall,
     ByMode,
     enter_autocast,
@@ -39,7 +37,9 @@ from chop.ir.capture.runtime import (
     retain_grad,
     set_item,
 )
-from chop.ir.capture.targets import PYTHON_OPERATORS, SET_GRAD_ENABLED
+from chop.capture.targets import PYTHON_OPERATORS, SET_GRAD_ENABLED
+from chop.errors import CheckpointError
+from chop.formats import NumberFormat, QuantSpec
 
 
 def _words(text: str) -> frozenset[str]:

@@ -29,10 +29,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from chop.capture.captured import CapturedModule, CaptureRecord
+from chop.capture.guards import compile_guard
 from chop.errors import CheckpointError, did_you_mean
 from chop.files import latest, reading_together, replacing_together
-from chop.ir.capture.captured import CapturedModule, CaptureRecord
-from chop.ir.capture.guards import compile_guard
 from chop.ir.metadata import Provenance
 from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from chop.capture.guards import ShapeGuard
+from chop.capture.node_list import NodeRef
+from chop.capture.specs import FieldsSpec, LeafReport, TensorSpec
+from chop.capture.targets import function_reference
 from chop.errors import CheckpointError
 from chop.formats import OPERANDS, NumberFormat, QuantSpec, from_key, parse_format
-from chop.ir.capture.guards import ShapeGuard
-from chop.ir.capture.node_list import NodeRef
-from chop.ir.capture.specs import FieldsSpec, LeafReport, TensorSpec
-from chop.ir.capture.targets import function_reference
 from chop.ir.metadata import CommonMetadata, MaseMetadata, OpenRecord, Record, TensorInfo
 from chop.ir.storage.allowed import AllowList
 from chop.nn.quantized.running import Running

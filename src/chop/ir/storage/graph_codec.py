@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import fx
 
+from chop.capture.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
 from chop.errors import CheckpointError
-from chop.ir.capture.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
 from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError
 

@@ -21,11 +21,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from chop.ir.capture.captured import CapturedModule
-from chop.ir.capture.guards import power, product
-from chop.ir.capture.isolation import untouched
-from chop.ir.capture.runtime import ByMode
-from chop.ir.capture.specs import TensorSpec
+from chop.capture.captured import CapturedModule
+from chop.capture.guards import power, product
+from chop.capture.isolation import untouched
+from chop.capture.runtime import ByMode
+from chop.capture.specs import TensorSpec
 from chop.ir.metadata import MaseMetadata, TensorInfo, metadata_of
 from chop.ir.ops import OPS, module_of_node, of_node
 

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from chop.capture.captured import CapturedModule
 from chop.config import parse
-from chop.ir.capture.captured import CapturedModule
 from chop.ir.graph import MaseGraph
 from chop.ir.parameters import (
     stored_parameters,

@@ -1,0 +1,61 @@
+"""How fast and how large a compressed model is beside the float model that it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from chop.actions.workload import Subject
+from chop.errors import ConfigError
+from chop.ir.graph import MaseGraph
+from chop.studies.model import BATCH_SIZES, Contender, Inputs, ModelComparison, compare_models
+from chop.train import calibration_batches
+
+
+def compare_with_float(
+    subject: Subject,
+    exact: MaseGraph,
+    compressed: MaseGraph,
+    *,
+    file_bytes: tuple[int, int],
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    seconds: float = 1.0,
+    threads: int = 1,
+) -> ModelComparison:
+    """The model itself, its graph, and the compressed graph, in turns on rows of the test set.
+
+    Args:
+        subject: the model, its data and its device.
+        exact: the model's graph: what it gains is not the compression's.
+        compressed: the graph that was saved.
+        file_bytes: of the float and of the compressed weights' file.
+        batch_sizes: rows of an input.
+        seconds: of measuring, per model and batch size.
+        threads: of torch.
+    Raises:
+        ConfigError: the test set is smaller than a batch.
+    """
+    contenders = [
+        Contender("float", subject.model.eval(), file_bytes[0]),
+        Contender("float graph", exact.model.eval(), file_bytes[0]),
+        Contender("compressed", compressed.model.to(subject.device).eval(), file_bytes[1]),
+    ]
+    return compare_models(
+        contenders,
+        _rows_of(subject),
+        batch_sizes=batch_sizes,
+        seconds=seconds,
+        threads=threads,
+        device=str(subject.device),
+    )
+
+
+def _rows_of(subject: Subject) -> Inputs:
+    def inputs(rows: int) -> Mapping[str, Tensor]:
+        if rows > len(subject.test):
+            raise ConfigError(f"batch {rows}: the data set has only {len(subject.test)} test rows.")
+        fed = next(calibration_batches(subject.model, subject.test, rows=rows, batch_size=rows))
+        return {name: x for name, x in fed.items() if name != "labels"}
+
+    return inputs

@@ -1,0 +1,128 @@
+"""Quantisation as the jobs do it: one format for the chosen operators, or one for each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from chop import passes
+from chop.actions.workload import Subject
+from chop.errors import ConfigError, did_you_mean
+from chop.formats import NumberFormat, QuantSpec, parse_spelling
+from chop.formats.spec import OPERANDS
+from chop.ir.graph import MaseGraph
+from chop.ir.ops import OPS
+from chop.nn.quantized import QuantizedOperator
+from chop.train import calibration_batches
+
+LayerFormats = Mapping[str, Mapping[str, str]]
+"""Path of a layer -> operand -> format as people type it."""
+
+QUANTIZE_RANGES: dict[str, tuple[float, float]] = {
+    "qat_epochs": (0, 10_000),
+    "qat_lr": (1e-9, 10),
+    "calibration_rows": (1, 10**9),
+}
+
+
+def weighted_operators() -> tuple[str, ...]:
+    """The names of quantisable operators with a matrix of weights."""
+    return tuple(row.name for row in OPS.values() if row.weight and row.quantized)
+
+
+def check_operators(names: Sequence[str], choices: Sequence[str] = ()) -> None:
+    """Raises ConfigError where there is no name, or one is not among the choices.
+
+    Args:
+        names: they.
+        choices: default, all quantisable operators.
+    """
+    choices = choices or [row.name for row in OPS.values() if row.is_quantizable]
+    for name in names:
+        if name not in choices:
+            raise ConfigError(f"operators: unknown '{name}': {did_you_mean(name, choices)}")
+    if not names:
+        raise ConfigError("operators: expected at least one.")
+
+
+def present_operators(mg: MaseGraph, names: Sequence[str]) -> list[str]:
+    """Those of `names` that the graph has.
+
+    Raises:
+        ConfigError: it has none of them.
+    """
+    present = {mg.operator(node).name for node in mg.nodes}
+    found = [name for name in names if name in present]
+    if not found:
+        raise ConfigError(
+            f"the model has none of the operators {', '.join(names)}; "
+            f"it has: {', '.join(sorted(name for name in present if name in OPS))}."
+        )
+    return found
+
+
+def quantize_after_training(
+    mg: MaseGraph,
+    number_format: NumberFormat,
+    operators: Sequence[str],
+    subject: Subject,
+    calibration_rows: int,
+) -> MaseGraph:
+    """A graph with data, weights and biases of `operators` in one format.
+
+    Args:
+        mg: the float graph; it stays as it is.
+        number_format: fractions that wait for data are calibrated on training rows.
+        operators: those that the graph lacks are passed over.
+        subject: gives the rows.
+        calibration_rows: how many.
+    Raises:
+        ConfigError: the graph has none of the operators.
+    """
+    spec = {"config": QuantSpec.uniform(number_format)}
+    rules = dict.fromkeys(present_operators(mg, operators), spec)
+    return _quantize(mg, {"by": "type", **rules}, subject, calibration_rows)
+
+
+def quantize_layers(
+    mg: MaseGraph, layers: LayerFormats, subject: Subject, calibration_rows: int
+) -> MaseGraph:
+    """A graph with formats of its own for each layer that is named.
+
+    Args:
+        mg: the float graph; it stays as it is.
+        layers: module path (or node name) -> operand -> format as people type it; operands left
+            out stay float.
+        subject: gives the rows that fractions are calibrated on.
+        calibration_rows: how many.
+    Raises:
+        ConfigError: the graph has no such layer, or an operand or format is unknown.
+    """
+    rules = {path: {"config": layer_spec(path, formats)} for path, formats in layers.items()}
+    return _quantize(mg, {"by": "name", **rules}, subject, calibration_rows)
+
+
+def layer_spec(path: str, formats: Mapping[str, str]) -> QuantSpec:
+    """The formats of one layer, from spellings by operand.
+
+    Raises:
+        ConfigError: an operand or format is unknown.
+    """
+    for operand in formats:
+        if operand not in OPERANDS:
+            nearest = did_you_mean(operand, OPERANDS)
+            raise ConfigError(f"layers['{path}']: unknown operand '{operand}': {nearest}")
+    return QuantSpec(**{operand: parse_spelling(text) for operand, text in formats.items()})
+
+
+def _quantize(
+    mg: MaseGraph, settings: Mapping[str, Any], subject: Subject, calibration_rows: int
+) -> MaseGraph:
+    quantized, _ = passes.quantize_transform_pass(mg, settings)
+    specs = [op.spec for op in quantized.model.modules() if isinstance(op, QuantizedOperator)]
+    if not all(spec.is_fitted for spec in specs):
+        batches = calibration_batches(mg.model, subject.train, rows=calibration_rows)
+        quantized, _ = passes.calibrate_transform_pass(
+            quantized, {"batches": batches}, inplace=True
+        )
+    return quantized

@@ -1,0 +1,1 @@
+"""Tracer: captures a model as a graph of its own modules, by running its Python on fake tensors."""

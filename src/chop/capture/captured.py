@@ -1,0 +1,387 @@
+"""A captured model: a graph module that copies and pickles, and refuses what it cannot compute."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from chop.capture.dropped import refusal_to_drop
+from chop.capture.dtypes import float_dtypes, follow, may_follow
+from chop.capture.guards import ShapeGuard, compile_guard, holds, refusal
+from chop.capture.module_tree import hooked_scopes, member, member_at
+from chop.capture.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
+from chop.capture.questions import warn_of_other_answers
+from chop.capture.runtime import regions_left
+from chop.capture.specs import LeafReport, cast_floats, check_form
+from chop.errors import GuardError
+
+
+@dataclass
+class CaptureRecord:
+    """What a captured module knows besides its graph and its module tree.
+
+    Attributes:
+        class_name: the model's class.
+        config: the model's configuration, if it has one.
+        example_inputs: a `TensorSpec` per captured input (nested like the input).
+        ignored_inputs: the model's other parameters.
+        ignored_defaults: what those are where they are left out, if plain values.
+        asked: the line of the model that asked for what of a tensor, see `questions`.
+        contiguous_inputs: the inputs that were contiguous.
+        takes_any_keyword: whether the model's `forward` has a `**kwargs`.
+        fixed_inputs: arguments that were fixed at capture, by name.
+        guards: the conditions on input sizes.
+        auto_leaves: reports on submodules that could not be written down.
+        always_eval: submodules that the model's own `train()` leaves in `eval()`.
+        eval_only: why `train()` is not in the graph; None where it is.
+        guessed: whether the example inputs were guessed from the first layer.
+        constants: buffers that hold tensors which are no state of the model.
+        follows_dtype: which constants in the graph follow the dtype of the model, see
+            `chop.capture.dtypes.follow`; None where that is not known.
+    """
+
+    class_name: str
+    config: Any = None
+    example_inputs: dict[str, Any] = field(default_factory=dict)
+    ignored_inputs: tuple[str, ...] = ()
+    ignored_defaults: dict[str, Any] = field(default_factory=dict)
+    asked: dict[str, str] = field(default_factory=dict)
+    contiguous_inputs: tuple[str, ...] = ()
+    takes_any_keyword: bool = False
+    fixed_inputs: dict[str, Any] = field(default_factory=dict)
+    guards: list[ShapeGuard] = field(default_factory=list)
+    auto_leaves: tuple[LeafReport, ...] = ()
+    always_eval: tuple[str, ...] = ()
+    eval_only: str | None = None
+    guessed: bool = False
+    constants: tuple[str, ...] = ()
+    follows_dtype: dict[str, Any] | None = None
+
+
+class _Recorded:
+    """An entry of a module's record as an attribute; a member of the model by that name wins."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, module: Any, owner: type | None = None) -> Any:
+        if module is None:
+            return self
+        found = member(module, self._name)
+        if found is None:
+            found = getattr(module.record, self._name)
+        if found is None and self._name == "config":
+            raise AttributeError("the model has no configuration")
+        return found
+
+    def __set__(self, module: Any, value: Any) -> None:
+        setattr(module.record, self._name, value)
+
+
+_NOT_STATE = ("_graph", "_code", "_lineno_map", "_prologue_start", "_compiled_guards")
+_KEPT_META = ("spec", "nn_module_stack", "source")
+
+
+class CapturedModule(fx.GraphModule):
+    """The graph of a model together with the model's module tree.
+
+    Call it like the model. Arguments of the model that were not captured are dropped where they
+    carry nothing (None, the default of the signature, `token_type_ids` of zeros) and refused
+    otherwise; so are inputs of a shape that the graph was not captured for. After a change of
+    `graph` call `recompile()`.
+
+    Parameters, buffers and children of the model may have any names. Where one is called like an
+    attribute of `torch.fx.GraphModule` (`graph`, `code`, `meta`), the attribute is that of
+    `torch.fx`, and `get_submodule`, `get_parameter`, `get_buffer` and `state_dict` have the
+    model's.
+
+    Attributes:
+        record: what was noted at capture. Its entries are attributes of the module too, where no
+            member of the model has their name.
+
+    Raises:
+        GuardError: from a call, see above.
+    """
+
+    class_name: Any = _Recorded()
+    config: Any = _Recorded()
+    example_inputs: Any = _Recorded()
+    ignored_inputs: Any = _Recorded()
+    ignored_defaults: Any = _Recorded()
+    asked: Any = _Recorded()
+    contiguous_inputs: Any = _Recorded()
+    takes_any_keyword: Any = _Recorded()
+    fixed_inputs: Any = _Recorded()
+    guards: Any = _Recorded()
+    auto_leaves: Any = _Recorded()
+    always_eval: Any = _Recorded()
+    eval_only: Any = _Recorded()
+    guessed: Any = _Recorded()
+    constants: Any = _Recorded()
+    follows_dtype: Any = _Recorded()
+
+    def __init__(self, class_name: str) -> None:
+        super().__init__(nn.Module(), fx.Graph(), class_name)
+        self._record = CaptureRecord(class_name)
+
+    @property
+    def record(self) -> CaptureRecord:
+        """What was noted at capture."""
+        record: CaptureRecord = self.__dict__["_record"]
+        return record
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the graph; see the class for what is dropped and what is refused."""
+        accepted = {name: value for name, value in kwargs.items() if not self._drops(name, value)}
+        if torch.compiler.is_compiling():
+            return super().__call__(*args, **accepted)
+        self._check_inputs(args, accepted)
+        self._check_hooks()
+        # A `no_grad` or autocast region in the graph ends by a node; an error on the way must not
+        # leave gradients off, nor may a call inside the caller's own region leave them on.
+        with torch.set_grad_enabled(torch.is_grad_enabled()), regions_left():
+            return super().__call__(*args, **accepted)
+
+    def train(self, mode: bool = True) -> CapturedModule:
+        """Switches the mode; modules that the model itself keeps in `eval()` stay there."""
+        super().train(mode)
+        for path in self.record.always_eval:
+            self.get_submodule(path).eval()
+        return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> CapturedModule:
+        """Moves or casts the module; constants that follow the dtype of the model go along."""
+        constants = {name: self._buffers[name] for name in self.record.constants}
+        own = float_dtypes(self)
+        super()._apply(fn, recurse)
+        for name, constant in constants.items():
+            # The model made it, or keeps it as a plain attribute: `.to(dtype)` leaves it alone.
+            moved = self._buffers[name]
+            if constant is not None and moved is not None and moved.dtype != constant.dtype:
+                self._buffers[name] = constant.to(moved.device)
+
+        def cast(dtype: torch.dtype) -> torch.dtype:
+            found: torch.dtype = fn(torch.empty(0, dtype=dtype)).dtype
+            return found
+
+        self._follow_dtype(functools.cache(cast), own)
+        return self
+
+    def _follow_dtype(
+        self, cast: Callable[[torch.dtype], torch.dtype], own: Iterable[torch.dtype]
+    ) -> None:
+        record = self.record
+        record.example_inputs = {
+            name: cast_floats(spec, cast) for name, spec in record.example_inputs.items()
+        }
+        if record.follows_dtype is None:
+            recorded = [dtype for dtype in own if cast(dtype) != dtype]
+            if may_follow(self.graph, recorded):
+                warnings.warn(
+                    f"the graph of {record.class_name} has constants of {recorded[0]}, and which "
+                    "of them follow the model to another dtype is not known; capture the model "
+                    "after the change",
+                    stacklevel=4,
+                )
+            return
+        before, record.follows_dtype = (
+            record.follows_dtype,
+            follow(self.graph, record.follows_dtype, cast),
+        )
+        if record.follows_dtype != before:
+            self.recompile()
+
+    def _drops(self, name: str, value: Any) -> bool:
+        record = self.record
+        if name in record.example_inputs:
+            return False
+        if name in record.fixed_inputs:
+            fixed = record.fixed_inputs[name]
+            if isinstance(value, Tensor) or value != fixed:
+                raise GuardError(
+                    f"captured with {name}={fixed!r}, got {name}={value!r}; capture the model "
+                    "again with the other value"
+                )
+            return True
+        if name not in record.ignored_inputs and not record.takes_any_keyword:
+            return False
+        reason = refusal_to_drop(name, value, record.ignored_defaults, [*record.example_inputs])
+        if reason:
+            raise GuardError(reason)
+        return True
+
+    def _check_hooks(self) -> None:
+        for path in hooked_scopes(self):
+            if not any(n.op == "call_module" and n.target == path for n in self.graph.nodes):
+                raise GuardError(
+                    f"expected hooks on modules that the graph calls, got some on {path}, whose "
+                    "nodes are part of the graph; remove them, or capture the model with "
+                    f"leaves=[{path!r}] (custom_ops in MaseGraph)"
+                )
+
+    def _check_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        record = self.record
+        names = list(record.example_inputs)
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        missing = [name for name in names if name not in given]
+        if missing:
+            raise GuardError(
+                f"captured with the inputs {', '.join(names)}; {', '.join(missing)} did not come. "
+                "Pass them, or capture the model without them"
+            )
+        if self.training and record.eval_only is not None:
+            raise GuardError(f"captured for eval() only: {record.eval_only}")
+        self.check_inputs(given)
+        if record.asked:
+            examples, were_contiguous = record.example_inputs, record.contiguous_inputs
+            warn_of_other_answers(record.asked, examples, were_contiguous, given)
+
+    def check_inputs(self, given: Mapping[str, Any]) -> None:
+        """Raises GuardError where inputs, by name, have a form that the graph does not hold for."""
+        record = self.record
+        try:
+            for name in given:
+                if name in record.example_inputs:
+                    check_form(name, record.example_inputs[name], given[name])
+            for guard, code in zip(record.guards, self._guard_codes(), strict=True):
+                if not holds(code, given):
+                    raise GuardError(refusal(guard, given))
+        except GuardError as error:
+            if not record.guessed:
+                raise
+            raise GuardError(f"the inputs of this graph were guessed: {error}") from None
+
+    def _guard_codes(self) -> list[Any]:
+        guards = self.record.guards
+        cached = self.__dict__.get("_compiled_guards")
+        if cached is None or len(cached) != len(guards):
+            cached = self.__dict__["_compiled_guards"] = list(map(compile_guard, guards))
+        return cached
+
+    # --- members of any name
+
+    def shadowed_members(self) -> Iterator[str]:
+        """Names of the model's parameters, buffers and children that torch.fx uses for itself."""
+        for members in (self._parameters, self._buffers, self._modules):
+            for name, value in members.items():
+                if value is not None and getattr(self, name) is not value:
+                    yield name
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = name in _NOT_STATE or name in self.__dict__ or hasattr(type(self), name)
+        if own and not isinstance(value, Tensor | nn.Module):
+            # torch would take `self.graph = graph` for an assignment to a child of that name.
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def get_submodule(self, target: str) -> nn.Module:
+        """The module at a dotted path.
+
+        Raises:
+            AttributeError: there is none.
+        """
+        found = member_at(self, target) if target else self
+        if not isinstance(found, nn.Module):
+            raise AttributeError(f"{self.class_name} has no module '{target}'")
+        return found
+
+    def get_parameter(self, target: str) -> nn.Parameter:
+        """The parameter at a dotted path.
+
+        Raises:
+            AttributeError: there is none.
+        """
+        found = member_at(self, target)
+        return found if isinstance(found, nn.Parameter) else super().get_parameter(target)
+
+    def get_buffer(self, target: str) -> Tensor:
+        """The buffer at a dotted path.
+
+        Raises:
+            AttributeError: there is none.
+        """
+        path, _, name = target.rpartition(".")
+        found = self.get_submodule(path)._buffers.get(name)
+        return super().get_buffer(target) if found is None else found
+
+    def recompile(self) -> Any:
+        """Generates the code of `forward` from the graph."""
+        code = super().recompile()
+        if any(self.shadowed_members()):
+            # The generated code reads `self.graph`, which has to be the model's and not torch.fx's.
+            cls: Any = type(self)
+            generated = cls.forward
+
+            @functools.wraps(generated)
+            def forward(self: CapturedModule, *args: Any, **kwargs: Any) -> Any:
+                return generated(_Members(self), *args, **kwargs)
+
+            cls.forward = forward
+        return code
+
+    # torch.fx copies and unpickles a graph module by tracing its code again, which renames nodes,
+    # loses metadata and fails on sizes; the node list is the graph.
+
+    def _plain_state(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in _NOT_STATE}
+
+    def __reduce__(self) -> Any:
+        meta = [
+            {key: node.meta[key] for key in _KEPT_META if key in node.meta}
+            for node in self.graph.nodes
+        ]
+        return _unpickled, (
+            _plain_class(self),
+            self._plain_state(),
+            graph_to_nodes(self.graph),
+            meta,
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CapturedModule:
+        twin = memo[id(self)] = _bare(_plain_class(self))
+        twin.__dict__.update(copy.deepcopy(self._plain_state(), memo))
+        twin.graph = copy.deepcopy(self.graph)
+        return twin
+
+
+class _Members:
+    """The parameters, buffers and children of a module as attributes, and nothing else."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return member(self._module, name)
+
+
+def _plain_class(module: CapturedModule) -> type[CapturedModule]:
+    # torch.fx gives every graph module a class of its own, which holds its `forward`.
+    return type(module).__mro__[1]
+
+
+def _bare(cls: type[CapturedModule]) -> CapturedModule:
+    module = cls.__new__(cls)
+    nn.Module.__init__(module)
+    return module
+
+
+def _unpickled(
+    cls: type[CapturedModule],
+    state: dict[str, Any],
+    records: list[NodeRecord],
+    meta: list[dict[str, Any]],
+) -> CapturedModule:
+    module = _bare(cls)
+    module.__dict__.update(state)
+    module.graph = nodes_to_graph(records)
+    for node, kept in zip(module.graph.nodes, meta, strict=True):
+        node.meta.update(kept)
+    return module

@@ -1,0 +1,128 @@
+"""Example inputs for a model that came without any."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.capture.hf_inputs import INPUT_MAKERS, InputSizes, default_names
+from chop.errors import CaptureError, ConfigError, did_you_mean
+
+BATCH = 3
+LENGTH = 14
+"""Sizes of the examples: different from each other and from one, so that no size is confused."""
+
+
+def dummy_inputs(
+    model: nn.Module, names: Sequence[str] | None = None, batch: int = BATCH, length: int = LENGTH
+) -> dict[str, Any]:
+    """Random inputs that a model accepts, by parameter name of its `forward`.
+
+    They are on the device of the model's parameters, and floats have their dtype.
+
+    Args:
+        model: a Hugging Face model (made from its configuration, without the hub), a module
+            with a mapping `dummy_inputs`, or one with one input whose first layer tells its shape.
+        names: which inputs to make; None: those that the model needs.
+        batch: the batch size.
+        length: the sequence length.
+
+    Raises:
+        ConfigError: a name is not a parameter of `forward`.
+        CaptureError: the inputs cannot be derived; pass `dummy_in`.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    for name in names or ():
+        if name not in parameters:
+            raise ConfigError(
+                f"expected a parameter of {type(model).__name__}.forward, got {name!r}; "
+                f"{did_you_mean(name, parameters)}"
+            )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        if not _has_config(model):
+            made = _plain_inputs(model, names, batch, length)
+        else:
+            sizes = InputSizes(model, model.config, batch, length)
+            chosen = default_names(model) if names is None else names
+            made = {name: _make(model, name, sizes) for name in chosen}
+    return {name: _like_parameters(model, value) for name, value in made.items()}
+
+
+def is_guessed(model: nn.Module) -> bool:
+    """Whether `dummy_inputs` goes by the first layer: the model itself does not tell its inputs."""
+    return not _has_config(model) and not isinstance(getattr(model, "dummy_inputs", None), Mapping)
+
+
+def _has_config(model: nn.Module) -> bool:
+    return hasattr(getattr(model, "config", None), "to_dict")
+
+
+def _like_parameters(model: nn.Module, value: Any) -> Any:
+    """A tensor on the device of the parameters, and in their dtype where both are floats."""
+    if not isinstance(value, Tensor):
+        return value
+    parameters = [*model.parameters(), *model.buffers()]
+    floats = (p.dtype for p in parameters if p.is_floating_point() and p.dtype.itemsize > 1)
+    dtype = next(floats, value.dtype) if value.is_floating_point() else value.dtype
+    return value.to(parameters[0].device if parameters else value.device, dtype)
+
+
+def _make(model: nn.Module, name: str, sizes: InputSizes) -> Tensor:
+    if name not in INPUT_MAKERS:
+        raise CaptureError(_ask(model, [name]))
+    try:
+        return INPUT_MAKERS[name](sizes)
+    except Exception as error:
+        # Configurations name and nest their sizes as they like.
+        raise CaptureError(_ask(model, [name])) from error
+
+
+def _ask(model: nn.Module, names: Sequence[str]) -> str:
+    example = ", ".join(f"{name!r}: torch.randn(...)" for name in names)
+    return (
+        f"cannot guess the inputs {', '.join(names)} of {type(model).__name__}; "
+        f"pass an example with dummy_in={{{example}}}"
+    )
+
+
+def _plain_inputs(
+    model: nn.Module, names: Sequence[str] | None, batch: int, length: int
+) -> dict[str, Any]:
+    needed = [
+        name
+        for name, parameter in inspect.signature(model.forward).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    ]
+    wanted = list(names if names is not None else needed)
+    own = getattr(model, "dummy_inputs", None)
+    if isinstance(own, Mapping) and own.keys() >= set(names or ()):
+        return {name: own[name] for name in names or own}
+    made = _first_layer_input(model, batch, length)
+    if len(wanted) != 1 or made is None:
+        raise CaptureError(_ask(model, wanted))
+    return {wanted[0]: made}
+
+
+def _first_layer_input(model: nn.Module, batch: int, length: int) -> Tensor | None:
+    """An input for the first layer that has a width, in the order of definition."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            return torch.randn(batch, module.in_features)
+        if isinstance(module, nn.Embedding):
+            return torch.randint(0, module.num_embeddings, (batch, length))
+        if isinstance(module, nn.Conv1d):
+            return torch.randn(batch, module.in_channels, 4 * length)
+        if isinstance(module, nn.Conv2d):
+            return torch.randn(batch, module.in_channels, 32, 32)
+        if isinstance(module, nn.Conv3d):
+            return torch.randn(batch, module.in_channels, 8, 32, 32)
+        if isinstance(module, nn.RNNBase):
+            lead = (batch, length) if module.batch_first else (length, batch)
+            return torch.randn(*lead, module.input_size)
+    return None

@@ -1,1 +1,0 @@
-"""HOW A MODEL BECOMES A GRAPH: its own Python, run once and written down."""

@@ -1,0 +1,53 @@
+"""How long a quantised graph takes to answer, with its weights packed: a plug for searches."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from chop.errors import ConfigError
+from chop.ir.graph import MaseGraph
+from chop.passes import pack_transform_pass
+from chop.train.evaluator import evaluating
+
+WARM_UP = 3
+
+
+def packed_latency(batch: Mapping[str, Tensor], repeats: int = 20) -> Callable[[MaseGraph], float]:
+    """A function of a graph: the median milliseconds of a forward on `batch`, weights packed.
+
+    Fake-quantised graphs are slower the more they round, so the time is that of the packed one.
+    It is measured in this process, and other work on the machine disturbs it: give such a search
+    one worker, and the machine to itself.
+
+    Args:
+        batch: inputs by name, on the device of the graph.
+        repeats: forwards that are timed, after three that are not.
+    Raises:
+        ConfigError: no repeats; from the function, that nothing of the graph can be packed.
+
+    Example: `PrecisionProblem(..., plugs={"latency_ms": packed_latency(batch)})`.
+    """
+    if repeats < 1:
+        raise ConfigError(f"repeats: expected at least 1, got {repeats}.")
+
+    def measure(mg: MaseGraph) -> float:
+        packed, _ = pack_transform_pass(mg, {"silent": True})
+        with torch.inference_mode(), evaluating(packed.model):
+            times = [_forward_ms(packed, batch) for _ in range(WARM_UP + repeats)]
+        return statistics.median(times[WARM_UP:])
+
+    return measure
+
+
+def _forward_ms(mg: MaseGraph, batch: Mapping[str, Tensor]) -> float:
+    on_gpu = any(x.is_cuda for x in batch.values())
+    begun = time.perf_counter()
+    mg.model(**batch)
+    if on_gpu:
+        torch.cuda.synchronize()
+    return 1000 * (time.perf_counter() - begun)

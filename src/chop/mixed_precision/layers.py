@@ -1,0 +1,245 @@
+"""The operators of a graph whose formats a search chooses: switched in place, and weighed."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from chop.errors import ConfigError, did_you_mean
+from chop.formats import Float, NumberFormat, QuantSpec
+from chop.ir.annotate import record_formats
+from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.ops import OPS, of_called
+from chop.mixed_precision.candidates import Rule, fitted
+from chop.nn.quantized import QuantCall, QuantizedOperator, basic_operators
+from chop.passes import quantize_transform_pass
+from chop.passes.base import check_graph
+from chop.quantization.calibration import samples_of
+from chop.train.evaluator import evaluating
+
+Formats = Mapping[str, NumberFormat]
+"""Formats by operand: `data_in`, `weight`, `bias`."""
+FLOAT = Float()
+PARAMETERS = ("weight", "bias")
+
+
+@dataclass
+class Layer:
+    """One operator.
+
+    Attributes:
+        name: its path in the model; of a function call, the node's name.
+        parts: by path, the quantised operators that it is made of: itself, as a rule.
+        operands: what it has to quantise.
+        macs: multiply-accumulate operations for one row of data.
+        inputs: elements of each part's input for one row of data, and the input's shape.
+    """
+
+    name: str
+    parts: dict[str, QuantizedOperator]
+    operands: tuple[str, ...]
+    macs: float = 0.0
+    inputs: dict[str, tuple[float, torch.Size]] = field(default_factory=dict)
+
+    @property
+    def operator(self) -> QuantizedOperator:
+        """The part with the parameters."""
+        return next(iter(self.parts.values()))
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Its own parameters that have a format, by operand."""
+        held = self.operator._parameters
+        return {name: x for name in PARAMETERS if (x := held.get(name)) is not None}
+
+
+class Layers:
+    """The layers of a graph that a search chooses formats for.
+
+    Until `switch` they are float, and compute what the graph computes.
+
+    Args:
+        mg: a graph with metadata; it stays as it is.
+        batches: a few batches of inputs by name, to derive scales from and to count with.
+        operators: names of operators; None takes the modules with a matrix of weights.
+        rule: how exponent biases are derived.
+    Raises:
+        ConfigError: an unknown operator, or the graph has none of those.
+
+    Attributes:
+        mg: a graph of its own.
+        by_name: the layers, in the order in which they run.
+    """
+
+    def __init__(
+        self,
+        mg: MaseGraph,
+        batches: Iterable[Mapping[str, Tensor]],
+        operators: Sequence[str] | None = None,
+        rule: Rule = "mse",
+    ) -> None:
+        check_graph("chop.search", mg, ("add_common_metadata_analysis_pass",))
+        nodes = _chosen(mg, operators)
+        rules = {_name(node): {"config": QuantSpec()} for node in nodes}
+        self.mg, _ = quantize_transform_pass(mg, {"by": "name", **rules})
+        self.rule = rule
+        self.by_name = {layer.name: layer for layer in map(self._layer, nodes)}
+        self._fitted: dict[tuple[str, str, str], NumberFormat] = {}
+        self._specs: dict[tuple[str, ...], QuantSpec] = {}
+        kept = list(batches)
+        _count(self, kept[0])
+        parts = {p: part for layer in self.by_name.values() for p, part in layer.parts.items()}
+        inputs = {
+            p: [n for n in part.operands if n not in part._parameters] for p, part in parts.items()
+        }
+        self._samples = samples_of(self.mg.model, kept, inputs)
+
+    def _layer(self, node: fx.Node) -> Layer:
+        twin = self.mg.module_of(self.mg.node(node.name))
+        assert isinstance(twin, QuantizedOperator)
+        path = next(path for path, module in self.mg.model.named_modules() if module is twin)
+        inner = basic_operators(twin)
+        parts = {f"{path}.{inside}" if inside else path: part for inside, part in inner.items()}
+        return Layer(_name(node), parts, operands_of(twin))
+
+    def fit(
+        self, path: str, part: QuantizedOperator, operand: str, fmt: NumberFormat
+    ) -> NumberFormat:
+        """The format with its scale derived from what that operand of a part is; found once."""
+        key = (path, operand, fmt.key)
+        if key not in self._fitted:
+            is_parameter = part._parameters.get(operand) is not None
+            samples = part.effective(operand) if is_parameter else self._samples[path].get(operand)
+            self._fitted[key] = fmt if samples is None else fitted(fmt, samples, self.rule)
+        return self._fitted[key]
+
+    def switch(self, chosen: Mapping[str, Formats]) -> None:
+        """Gives the layers other formats, in place; layers and operands left out are float.
+
+        Args:
+            chosen: formats by the name of a layer, fitted or not.
+        """
+        for name, layer in self.by_name.items():
+            formats = chosen.get(name, {})
+            for path, part in layer.parts.items():
+                part.spec = self._spec(path, part, formats)
+
+    def _spec(self, path: str, part: QuantizedOperator, formats: Formats) -> QuantSpec:
+        key = (path, *(f"{operand} {fmt.key}" for operand, fmt in formats.items()))
+        if key not in self._specs:
+            present = operands_of(part)
+            own = {n: self.fit(path, part, n, fmt) for n, fmt in formats.items() if n in present}
+            self._specs[key] = QuantSpec(**own)
+        return self._specs[key]
+
+    def input_variance(self, name: str) -> float:
+        """The variance of what a layer reads, as calibration saw it; NaN of what is no number."""
+        samples = self._samples.get(next(iter(self.by_name[name].parts)), {})
+        x = samples.get("data_in")
+        return float("nan") if x is None else x.double().var(unbiased=False).item()
+
+    def rules(self, chosen: Mapping[str, Formats]) -> dict[str, dict[str, QuantSpec]]:
+        """The same choice as settings of `quantize_transform_pass` by name, scales derived.
+
+        Raises:
+            ConfigError: a layer is made of several operators.
+        """
+        self.switch(chosen)
+        for name, layer in self.by_name.items():
+            if len(layer.parts) > 1:
+                raise ConfigError(
+                    f"layer '{name}' is made of {len(layer.parts)} operators with scales of their "
+                    "own, which one rule cannot hold; take the graph itself."
+                )
+        return {name: {"config": layer.operator.spec} for name, layer in self.by_name.items()}
+
+    def graph(self, chosen: Mapping[str, Formats]) -> MaseGraph:
+        """A graph of its own in these formats, scales derived."""
+        self.switch(chosen)
+        mg = self.mg.copy()
+        for node in mg.nodes:
+            module = mg.module_of(node)
+            if isinstance(module, QuantizedOperator):
+                record_formats(node, module)
+        return mg
+
+
+def operands_of(operator: QuantizedOperator) -> tuple[str, ...]:
+    """What an operator has to quantise: a layer may lack a bias, a call has what it is given."""
+    is_call = operator.function is not None
+    return tuple(operator.operands if is_call else operator.present_operands(operator))
+
+
+def _chosen(mg: MaseGraph, operators: Sequence[str] | None) -> list[fx.Node]:
+    """The nodes to choose formats for; of several calls of one module, the first."""
+    found: dict[str, fx.Node] = {}
+    for node in mg.nodes:
+        row, module = mg.operator(node), mg.module_of(node)
+        if not row.is_quantizable or (module is not None and row.quantized is None):
+            continue
+        results = metadata_of(node).common.results.values()
+        wanted = row.name in operators if operators is not None else _has_matrix(module)
+        if wanted and all(info.is_floating for info in results):
+            found.setdefault(_name(node), node)
+    for name in operators or ():
+        if name not in OPS or not OPS[name].is_quantizable:
+            known = [row.name for row in OPS.values() if row.is_quantizable]
+            raise ConfigError(f"operators: unknown '{name}': {did_you_mean(name, known)}")
+    if not found:
+        what = "a matrix of weights" if operators is None else f"one of {', '.join(operators)}"
+        present = sorted({mg.operator(node).name for node in mg.nodes} & OPS.keys())
+        raise ConfigError(f"the model has no layer with {what}; it has: {', '.join(present)}.")
+    return list(found.values())
+
+
+def _has_matrix(module: nn.Module | None) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.dim() > 1
+
+
+def _name(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_module" else node.name
+
+
+def _count(layers: Layers, batch: Mapping[str, Tensor]) -> None:
+    """Notes each layer's operations and inputs, from a forward of the float model."""
+    model = layers.mg.model
+    rows = len(next(iter(batch.values())))
+    parts = {path: part for x in layers.by_name.values() for path, part in x.parts.items()}
+    # Adapters are modules within a part, which count as part of it.
+    paths = {module: path for path, part in parts.items() for module in part.modules()}
+    seen: dict[str, torch.Size] = {}
+    flops = dict.fromkeys(parts, 0)
+
+    def look(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        given = [x for x in _in_order(module, args, kwargs) if isinstance(x, Tensor)]
+        path = paths[module]
+        if module is parts[path] and given and given[0].is_floating_point():
+            seen.setdefault(path, given[0].shape)
+        held = [module.weight] if "weight" in module._parameters else []
+        count = of_called(module).flops
+        if count is not None:
+            flops[path] += count([x.shape for x in (*given, *held)], result.shape)
+
+    hooks = [module.register_forward_hook(look, with_kwargs=True) for module in paths]
+    try:
+        with torch.no_grad(), evaluating(model):
+            model(**batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for layer in layers.by_name.values():
+        layer.macs = sum(flops[path] for path in layer.parts) / 2 / rows
+        layer.inputs = {p: (math.prod(seen[p]) / rows, seen[p]) for p in layer.parts if p in seen}
+
+
+def _in_order(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments of a call in the order of its parameters."""
+    is_call = isinstance(module, QuantCall)
+    names = module.arguments if is_call else inspect.signature(module.forward).parameters
+    return [*args, *(kwargs[name] for name in names if name in kwargs)]

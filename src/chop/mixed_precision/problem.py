@@ -1,0 +1,318 @@
+"""Mixed precision as a search: which format each layer of a trained model takes.
+
+Only formats are searched. Fractions and exponent biases are derived from training rows, once for
+each layer, operand and format; a trial switches formats in place, rounds only weights that were
+never rounded that way, and runs the model on batches that were made once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from chop.errors import ConfigError, did_you_mean
+from chop.formats import NumberFormat, parse_spelling
+from chop.ir.graph import MaseGraph
+from chop.mixed_precision.candidates import Ranges, Rule, format_options
+from chop.mixed_precision.costs import COSTS, Costs, bits_of
+from chop.mixed_precision.layers import FLOAT, Formats, Layers
+from chop.nn import cached_weights
+from chop.search.objective import Goal, Report
+from chop.search.space import Choice, Config, SearchSpace
+from chop.train import Task, calibration_batches, find_task, fit_and_report, read_rows
+from chop.train.evaluator import Evaluator, kl_divergence
+
+Cost = Callable[[MaseGraph], float]
+"""A number of a quantised graph: its latency, what it takes on a chip ..."""
+
+Targets = dict[str, tuple[str, tuple[str, ...]]]
+PER = ("layer", "operand")
+OPERANDS = ("data_in", "weight", "bias")
+Score = str
+"""The name of the task's metric, "loss" or "kl"."""
+METRIC = "metric"
+"""Stands for the name of the task's metric."""
+SCORES = ("loss", "kl")
+"""What is measured beside the task's metric; kl of classes alone."""
+MEMORY_BYTES = 2**31
+"""What rounded weights that are kept may take."""
+REPORTS = 4
+"""How often a trial says how far it is, if it runs so many batches."""
+SECOND_FORMAT = "8.mse"
+PLUGS = {
+    "hardware_cost": "what the graph takes on a chip",
+    "latency_ms": "a measured time, as chop.mixed_precision.latency.packed_latency(batch) is",
+}
+"""Numbers that need a function of the user's, and what it gives."""
+
+
+class PrecisionProblem:
+    """What to choose, and what a choice is worth.
+
+    Args:
+        mg: the graph of a trained classifier, with metadata; it stays as it is.
+        train: rows that scales are derived from.
+        rows: labelled rows that configurations are measured on.
+        formats: what to choose from: formats, spellings, or names that stand for a whole
+            `search_space`; see `chop.mixed_precision.candidates.format_options`.
+        ranges: values of their fields in the place of those.
+        operators: names of the operators to quantise; None takes all modules with a matrix of
+            weights.
+        operands: what takes the chosen formats.
+        per: one choice for each "layer", or for each "operand" of it.
+        bias: the format of the layers' biases: few numbers, which need more bits than weights.
+        rule: how scales are derived.
+        calibration_rows: how many of `train`.
+        batch_size: rows of a step; None takes what is fast.
+        goal: the score that is reported during a trial, for pruners: "metric" for the task's,
+            "loss" or "kl"; None reports nothing.
+        plugs: functions of the quantised graph, by the name of the number that they give. They
+            run in every trial, on a copy.
+        task: what the model is asked to do; None takes what the labels are.
+        training: arguments of `chop.train.fit`, `batch_size` among them: a copy of the model is
+            trained on `train` in the formats of each configuration before it is measured, from the
+            same weights each time. None measures the rounded model as it is.
+    Raises:
+        ConfigError: an unknown name or field, or nothing to choose.
+
+    Attributes:
+        space: one choice for each layer or operand, `fc1` or `fc1.weight`. Its costs add up to
+            `bits`.
+        targets: by choice, the layer that it is about, and the operands that take its format.
+        layers: the graph that is switched.
+    """
+
+    def __init__(
+        self,
+        mg: MaseGraph,
+        train: Any,
+        rows: Any,
+        *,
+        formats: Sequence[str | NumberFormat] = ("integer",),
+        ranges: Ranges | None = None,
+        operators: Sequence[str] | None = None,
+        operands: Sequence[str] = ("data_in", "weight"),
+        per: Literal["layer", "operand"] = "layer",
+        bias: str | NumberFormat = SECOND_FORMAT,
+        rule: Rule = "mse",
+        calibration_rows: int = 256,
+        batch_size: int | None = None,
+        goal: Score | None = METRIC,
+        plugs: Mapping[str, Cost] | None = None,
+        task: str | Task | None = None,
+        training: Mapping[str, Any] | None = None,
+    ) -> None:
+        _check_words(operands, per)
+        self.options = format_options(formats, ranges, rule)
+        asked = None if task is None else find_task(task)
+        table = read_rows(train["train"] if isinstance(train, dict) else train, asked)
+        self.training, self._train_rows = training, table
+        self._trained: tuple[Config, MaseGraph] | None = None
+        batches = calibration_batches(mg.model, table, rows=calibration_rows)
+        self.layers = Layers(mg, batches, operators, rule)
+        self.costs = Costs(self.layers)
+        self.bias = parse_spelling(bias) if isinstance(bias, str) else bias
+        self.plugs = dict(plugs or {})
+        self.targets = self._find_targets(operands, per)
+        self._fixed = self._find_fixed()
+        self.space = SearchSpace(tuple(self._choice(name) for name in self.targets))
+        self._keep_weights()
+        self.evaluator = Evaluator(self.layers.mg.model, rows, batch_size=batch_size, task=task)
+        self.goal = self.scores[0] if goal == METRIC else goal
+        if self.goal is not None and self.goal not in self.scores:
+            raise ConfigError(f"goal: got '{goal}': {did_you_mean(goal, self.scores)}")
+        self.layers.switch({})
+        self.reference = self.evaluator.logits()
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """What is measured of answers, by name."""
+        task = self.evaluator.task
+        return (task.metric.name, *SCORES) if task.is_categorical else (task.metric.name, "loss")
+
+    def _find_targets(self, operands: Sequence[str], per: str) -> Targets:
+        targets: Targets = {}
+        for name, layer in self.layers.by_name.items():
+            own = tuple(operand for operand in layer.operands if operand in operands)
+            if per == "operand":
+                targets |= {f"{name}.{operand}": (name, (operand,)) for operand in own}
+            elif own:
+                targets[name] = (name, own)
+        if not targets:
+            raise ConfigError(f"operands: no layer has {' or '.join(operands)}.")
+        return targets
+
+    def _choice(self, name: str) -> Choice:
+        layer, operands = self.targets[name]
+        first = next(n for n, (target, _) in self.targets.items() if target == layer)
+        # A layer's first choice bears the cost of what none of them changes.
+        fixed = sum(
+            self.costs.share(layer, operand, fmt)
+            for operand, fmt in self._fixed[layer].items()
+            if name == first
+        )
+        cost = {
+            text: fixed + sum(self.costs.share(layer, operand, fmt) for operand in operands)
+            for text, fmt in self.options.items()
+        }
+        return Choice(name, self.options, cost)
+
+    def _find_fixed(self) -> dict[str, Formats]:
+        """By layer, the formats of the operands that no choice is about."""
+        chosen = {(layer, n) for layer, operands in self.targets.values() for n in operands}
+        return {
+            name: {
+                operand: self.bias if operand == "bias" else FLOAT
+                for operand in layer.operands
+                if (name, operand) not in chosen
+            }
+            for name, layer in self.layers.by_name.items()
+        }
+
+    def _keep_weights(self) -> None:
+        model = self.layers.mg.model
+        size = sum(parameter.nbytes for parameter in model.parameters())
+        count = max(1, min(len(self.options) + 1, MEMORY_BYTES // max(size, 1)))
+        self._kept = contextlib.ExitStack()  # what it holds goes when the problem goes
+        self._kept.enter_context(cached_weights(model, formats=count))
+
+    def formats(self, config: Config) -> dict[str, Formats]:
+        """Every layer's formats by operand, as they are chosen: scales not yet derived."""
+        self.space.check(config)
+        found: dict[str, dict[str, NumberFormat]] = {n: dict(f) for n, f in self._fixed.items()}
+        for name, (layer, operands) in self.targets.items():
+            found[layer] |= dict.fromkeys(operands, self.options[config[name]])
+        return found
+
+    def only(self, name: str, text: str) -> dict[str, Formats]:
+        """The formats of a model that is float but for one choice."""
+        layer, operands = self.targets[name]
+        return {layer: dict.fromkeys(operands, self.options[text])}
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Every choice with each of its options."""
+        return [(name, text) for name in self.targets for text in self.options]
+
+    def bits(self, name: str, text: str) -> float:
+        """Average storage per element of what a choice rounds: the weight, where it does."""
+        layer, operands = self.targets[name]
+        weight = self.layers.by_name[layer].parameters().get("weight")
+        if weight is not None and "weight" in operands:
+            return bits_of(self.options[text], weight.shape)
+        shapes = [shape for _, shape in self.layers.by_name[layer].inputs.values()]
+        return bits_of(self.options[text], shapes[0] if shapes else torch.Size())
+
+    def uniform(self, text: str) -> Config:
+        """The configuration that takes one option everywhere.
+
+        Raises:
+            ConfigError: there is no such option.
+        """
+        config = dict.fromkeys(self.targets, text)
+        self.space.check(config)
+        return config
+
+    def graph(self, config: Config, report: Report | None = None) -> MaseGraph:
+        """The quantised graph of a configuration, scales derived, with metadata; trained, where
+        the problem has `training`. The one that was trained last is kept, and is given again.
+        """
+        if self.training is None:
+            return self.layers.graph(self.formats(config))
+        if self._trained is None or self._trained[0] != config:
+            mg, evaluator = self.layers.graph(self.formats(config)), self.evaluator
+
+            def value() -> float:
+                return self._scores(evaluator.of(mg.model).logits())[self.goal or METRIC]
+
+            told = report if self.goal is not None else None
+            training = {**self.training, "task": evaluator.task}
+            fit_and_report(mg.model, self._train_rows, training, told, value)
+            self._trained = dict(config), mg
+        return self._trained[1]
+
+    def model(self, config: Config | None, report: Report | None = None) -> nn.Module:
+        """The model of a configuration, as it is measured; None gives the float model.
+
+        Without `training` it is always the same module, which the next call switches.
+        """
+        if config is not None and self.training is not None:
+            return self.graph(config, report).model
+        self.layers.switch({} if config is None else self.formats(config))
+        return self.layers.mg.model
+
+    def pass_args(self, config: Config) -> dict[str, Any]:
+        """The settings of `quantize_transform_pass` that give that graph, scales derived.
+
+        Raises:
+            ConfigError: a layer is made of several operators, each with scales of its own.
+        """
+        return {"by": "name", **self.layers.rules(self.formats(config))}
+
+    def measure(self, config: Config, report: Report) -> dict[str, float]:
+        """What a configuration is worth and what it costs.
+
+        Returns: the task's metric by its name (`accuracy`), `loss` (of classes the mean cross
+            entropy, nats), of classes `kl` (mean divergence from the float model's answers,
+            nats), what `chop.mixed_precision.costs.Costs` gives, and each plug's
+            number.
+        """
+        model = self.model(config, report)
+        on_batch = None if self.training else self._reporter(report)
+        numbers = self._scores(self.evaluator.of(model).logits(on_batch))
+        numbers |= self.costs(self.formats(config))
+        if self.plugs:
+            mg = self.graph(config)
+            numbers |= {name: float(plug(mg)) for name, plug in self.plugs.items()}
+        return numbers
+
+    def score(self, formats: Mapping[str, Formats]) -> dict[str, float]:
+        """Metric, loss and divergence of the model in these formats, as it is rounded."""
+        self.layers.switch(formats)
+        return self._scores(self.evaluator.logits())
+
+    def _scores(self, logits: Tensor) -> dict[str, float]:
+        """Of the first rows, if there are fewer answers."""
+        told = self.evaluator.scores(logits)
+        if self.evaluator.task.is_categorical:
+            told["kl"] = kl_divergence(self.reference[: len(logits)], logits)
+        return told
+
+    def _reporter(self, report: Report | None) -> Callable[[list[Tensor]], None] | None:
+        """Reports the score so far a few times; short trials have nothing to save."""
+        goal = self.goal
+        if report is None or goal is None:
+            return None
+        steps = len(self.evaluator.batches)
+        due = {steps * part // (REPORTS + 1) for part in range(1, REPORTS + 1)}
+
+        def on_batch(answers: list[Tensor]) -> None:
+            if steps > 2 * REPORTS and len(answers) in due:
+                report(len(answers), self._scores(torch.cat(answers))[goal])
+
+        return on_batch
+
+    def check_goals(self, goals: Sequence[Goal]) -> None:
+        """Raises ConfigError where a goal's number is not measured."""
+        known = (*self.scores, *COSTS, *self.plugs)
+        for goal in goals:
+            if goal.name in known:
+                continue
+            if goal.name in PLUGS:
+                raise ConfigError(
+                    f"goal '{goal.name}': expected a function of the quantised graph that gives "
+                    f"{PLUGS[goal.name]}: plugs={{'{goal.name}': function}}."
+                )
+            raise ConfigError(f"goal '{goal.name}': {did_you_mean(goal.name, known)}")
+
+
+def _check_words(operands: Sequence[str], per: str) -> None:
+    for operand in operands:
+        if operand not in OPERANDS:
+            raise ConfigError(f"operands: unknown '{operand}': {did_you_mean(operand, OPERANDS)}")
+    if per not in PER:
+        raise ConfigError(f"per: got '{per}': {did_you_mean(per, PER)}")

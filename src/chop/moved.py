@@ -1,0 +1,82 @@
+"""Names that have moved: importable by their old path, each with a `DeprecationWarning`.
+
+Tables of the names that README, docs and tutorials of version 0.1 showed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+MODULES: dict[str, str] = {
+    "chop.actions.subject": "chop.actions.workload",
+    "chop.search.architecture": "chop.nas.architecture",
+    "chop.search.compression": "chop.nas.compression",
+    "chop.search.latency": "chop.mixed_precision.latency",
+    "chop.search.precision": "chop.mixed_precision.problem",
+    "chop.search.proxies": "chop.nas.proxies",
+    "chop.search.training": "chop.nas.training",
+    "chop.bench.attention": "chop.studies.attention",
+    "chop.bench.compile": "chop.studies.compile",
+    "chop.bench.dequantize": "chop.studies.dequantize",
+    "chop.bench.softmax": "chop.studies.softmax",
+}
+"""Module of version 0.1 -> its path now."""
+NAMES: dict[str, str] = {
+    "chop.search.PrecisionProblem": "chop.mixed_precision.PrecisionProblem",
+    "chop.search.sensitivity": "chop.mixed_precision.sensitivity",
+}
+"""Name of version 0.1 -> its path now, where the module stayed or the name changed."""
+
+
+def moved_names(module: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a module that names have left.
+
+    Args:
+        module: its dotted path.
+    Returns: a function of a name: what it is now, with a `DeprecationWarning`.
+        AttributeError: the name was never there.
+    """
+
+    def __getattr__(name: str) -> Any:  # noqa: N807 (Python's hook of modules)
+        old = f"{module}.{name}"
+        new = NAMES.get(old)
+        if new is None and module in MODULES and not name.startswith("__"):
+            new = f"{MODULES[module]}.{name}"
+        if new is None:
+            raise AttributeError(f"module '{module}' has no attribute '{name}'")
+        home, _, own = new.rpartition(".")
+        found = getattr(importlib.import_module(home), own)
+        message = f"'{old}' has moved: import {own} from {home}."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return found
+
+    return __getattr__
+
+
+class _MovedLoader(Loader):
+    """Makes the module of an old path, whose names are looked up in the new one."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return ModuleType(spec.name, f"Moved to `{MODULES[spec.name]}`.")
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__dict__["__getattr__"] = moved_names(module.__name__)
+
+
+class _MovedFinder(MetaPathFinder):
+    """Finds the old paths, after all that exists."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(fullname, _MovedLoader()) if fullname in MODULES else None
+
+
+sys.meta_path.append(_MovedFinder())

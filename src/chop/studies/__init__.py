@@ -1,0 +1,1 @@
+"""Studies on the measuring engine: what `chop bench` compares."""

@@ -1,0 +1,221 @@
+"""Attention written out, against fused scaled-dot-product attention.
+
+Shapes: B rows of a batch, H heads, T tokens, D numbers of a head.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chop.bench.outputs import largest_difference
+from chop.bench.record import Comparison, Measured, spelt_bytes, spelt_ratio, spelt_seconds
+from chop.bench.roofline import Roofline, measured_roofline
+from chop.bench.timing import Variant, compare
+from chop.errors import ConfigError, did_you_mean
+from chop.studies.attention_implementations import (
+    DTYPES,
+    MASKS,
+    Case,
+    added_mask,
+    chosen_backend,
+    kept_pairs,
+    naive_attention,
+    random_inputs,
+    ways,
+)
+
+SHAPES = ("1x12x128x64", "8x12x128x64", "1x12x1024x64")
+QUICK_SHAPES = ("2x3x32x16",)
+
+
+@dataclass(frozen=True)
+class BenchAttentionConfig:
+    """Settings of `chop bench attention`.
+
+    Attributes:
+        shapes: each as "BxHxTxD".
+        dtypes: of queries, keys and values.
+        masks: "none", "padding" (boolean; rows end at different lengths) and "causal".
+        seconds: of measuring, per variant and case.
+        threads: of torch.
+        method: how times are taken, see `chop.bench.compare`.
+        device: "cpu", "cuda" ...
+        seed: of the inputs.
+        out: folder for tables, plots and measurements.
+        quick: one small shape where none is given, and a moment for each: shows that all works,
+            and no times.
+    """
+
+    shapes: tuple[str, ...] = SHAPES
+    dtypes: tuple[str, ...] = tuple(DTYPES)
+    masks: tuple[str, ...] = MASKS
+    seconds: float = 0.3
+    threads: int = 1
+    method: str = "paired"
+    device: str = "cpu"
+    seed: int = 0
+    out: Path = Path("runs/bench/attention")
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        for field, known in (("dtypes", DTYPES), ("masks", MASKS)):
+            chosen = getattr(self, field)
+            if not chosen:
+                raise ConfigError(f"{field}: expected one or more of {', '.join(known)}.")
+            for name in chosen:
+                if name not in known:
+                    raise ConfigError(f"{field}: '{name}': {did_you_mean(name, known)}")
+        if not self.shapes:
+            raise ConfigError("shapes: expected one or more, such as 1x12x128x64.")
+        for shape in self.shapes:
+            Case.parse(shape, self.dtypes[0], self.masks[0])
+
+
+@dataclass(frozen=True)
+class AttentionRow:
+    """One way to compute one case.
+
+    Attributes:
+        case: the problem.
+        way: "naive", "three kernels" or "fused".
+        backend: which kernel torch chose for "fused"; None for the others.
+        measured: its times.
+        moved_bytes: see `Case.moved_bytes`.
+        share_of_roofline: the shortest time that the device allows for the bytes of "fused" and
+            the needed operations, over the time taken.
+        bound: which ceiling that shortest time comes from.
+        error: the largest |result - result in float64| over all elements.
+    """
+
+    case: Case
+    way: str
+    backend: str | None
+    measured: Measured
+    moved_bytes: int
+    share_of_roofline: float
+    bound: str
+    error: float | None
+
+    def spelt(self) -> dict[str, Any]:
+        """For a table."""
+        is_baseline = self.way == "naive"
+        return {
+            "dtype": self.case.dtype,
+            "mask": self.case.mask,
+            "way": self.way if self.backend is None else f"{self.way} ({_short(self.backend)})",
+            "time": spelt_seconds(self.measured.seconds),
+            "times as fast": "1" if is_baseline else spelt_ratio(self.measured.ratio),
+            "moved": spelt_bytes(self.moved_bytes),
+            "of ceiling": f"{self.share_of_roofline:.0%} {self.bound}",
+            "error": "-" if self.error is None else f"{self.error:.1e}",
+        }
+
+
+@dataclass(frozen=True)
+class AttentionComparison:
+    """What was measured.
+
+    Attributes:
+        rows: per case, per way.
+        comparisons: name of the case -> all its times.
+        rooflines: name of the dtype -> ceilings of the device.
+    """
+
+    rows: tuple[AttentionRow, ...]
+    comparisons: Mapping[str, Comparison]
+    rooflines: Mapping[str, Roofline]
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Rows by title, spelt for people."""
+        how = next(iter(self.comparisons.values())).how
+        ceilings = [
+            {
+                "dtype": name,
+                "copied": f"{roofline.bytes_per_second / 1e9:.1f} GB/s",
+                "matrix products": f"{roofline.flops_per_second / 1e9:.1f} GFLOP/s",
+            }
+            for name, roofline in self.rooflines.items()
+        ]
+        by_shape: dict[str, list[dict[str, Any]]] = {}
+        for row in self.rows:
+            shape = "x".join(map(str, row.case.shape))
+            by_shape.setdefault(f"Attention {shape} ({how})", []).append(row.spelt())
+        return {**by_shape, "Ceilings of the device, measured": ceilings}
+
+
+def _short(backend: str) -> str:
+    return backend.removesuffix("_attention")
+
+
+def bench_attention(config: BenchAttentionConfig) -> AttentionComparison:
+    """Measures every shape, dtype and mask in turn."""
+    shapes = QUICK_SHAPES if config.quick and config.shapes == SHAPES else config.shapes
+    cases = [Case.parse(*parts) for parts in itertools.product(shapes, config.dtypes, config.masks)]
+    rooflines = _rooflines(config)
+    comparisons, rows = {}, []
+    for case in cases:
+        found, own = _measure(case, config, rooflines[case.dtype])
+        comparisons[case.name] = found
+        rows += own
+    return AttentionComparison(tuple(rows), comparisons, rooflines)
+
+
+def _rooflines(config: BenchAttentionConfig) -> dict[str, Roofline]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(config.threads)
+    try:
+        return {name: measured_roofline(DTYPES[name], config.device) for name in config.dtypes}
+    finally:
+        torch.set_num_threads(before)
+
+
+def _measure(
+    case: Case, config: BenchAttentionConfig, roofline: Roofline
+) -> tuple[Comparison, list[AttentionRow]]:
+    inputs = random_inputs(case, config.seed, config.device)
+    kept = kept_pairs(case, config.device)
+    calls = {name: partial(way, *inputs) for name, way in ways(case, kept).items()}
+    found = compare(
+        [Variant(name, call) for name, call in calls.items()],
+        seconds=0.02 if config.quick else config.seconds,
+        method=config.method,
+        device=config.device,
+        threads=config.threads,
+    )
+    errors = errors_against_float64(calls, inputs, kept)
+    backend = chosen_backend(inputs, kept, case.mask == "causal")
+    least, flops = case.moved_bytes("fused"), case.needed_flops
+    floor, bound = roofline.floor_seconds(least, flops), roofline.bound(least, flops)
+    rows = [
+        AttentionRow(
+            case=case,
+            way=each.name,
+            backend=backend if each.name == "fused" else None,
+            measured=each,
+            moved_bytes=case.moved_bytes(each.name),
+            share_of_roofline=floor / found.decisive_seconds(each.name),
+            bound=bound,
+            error=errors[each.name],
+        )
+        for each in found
+    ]
+    return found, rows
+
+
+def errors_against_float64(
+    calls: Mapping[str, Callable[[], Tensor]], inputs: Sequence[Tensor], kept: Tensor | None
+) -> dict[str, float | None]:
+    """The largest difference of each call's result from attention in float64 on the same inputs."""
+    q, k, v = (x.double() for x in inputs)
+    added = added_mask(kept, torch.float64)
+    with torch.inference_mode():
+        exact = [naive_attention(q, k, v, added)]
+        return {name: largest_difference([call()], exact, name) for name, call in calls.items()}

@@ -1,0 +1,316 @@
+"""A model as it is, against what torch.compile makes of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.bench.break_even import BreakEven, CourseRow, break_even, compile_seconds, course_rows
+from chop.bench.record import Comparison, Measured, spelt_bytes, spelt_ratio, spelt_seconds
+from chop.bench.timing import METHODS, Variant, compare
+from chop.capture.inputs import dummy_inputs
+from chop.errors import ConfigError, did_you_mean
+from chop.models.named import get_model
+from chop.studies.graph_breaks import Compilations, compilations
+
+EAGER = "eager"
+MODES: Mapping[str, dict[str, Any]] = {
+    "default": {},
+    "reduce-overhead": {"mode": "reduce-overhead"},
+    "max-autotune": {"mode": "max-autotune"},
+    "freezing": {"options": {"freezing": True}},
+}
+"""Arguments of `torch.compile`; freezing makes weights constants, laid out for their kernels."""
+MODES_OF_DEVICE = {
+    # On a CPU reduce-overhead, which is CUDA graphs, is the default.
+    "cpu": ("default", "max-autotune", "freezing"),
+    "cuda": ("default", "reduce-overhead", "max-autotune"),
+}
+QUICK: Mapping[str, Any] = {
+    "models": ("mlp",),
+    "batch_sizes": (2,),
+    "modes": ("default",),
+    "seconds": 0.02,
+}
+PROBE_LENGTH = 2
+"""Texts are as many times shorter in the last call that recompiles are counted in."""
+
+
+@dataclass(frozen=True)
+class BenchCompileConfig:
+    """Settings of `chop bench compile`.
+
+    Attributes:
+        models: each a built-in name, a name of `chop.models.MODELS` such as resnet18 or
+            bert-base-uncased, a local folder, or a name on the hub. Weights are drawn: times do
+            not depend on them, and those of the table need no network.
+        batch_sizes: rows of an input.
+        modes: names of `MODES`; none takes those that make sense on the device.
+        length: tokens of a text.
+        image_size: side of a picture where the model takes any; None takes the model's usual one.
+        iterations: calls in the course's table.
+        seconds: of measuring, per variant and case.
+        threads: of torch.
+        method: how times are taken, see `chop.bench.compare`.
+        device: "cpu", "cuda" ...
+        out: folder for tables, plots and measurements.
+        quick: a small model, one mode and a moment, where no others are given: shows that all
+            works, and no times.
+    """
+
+    models: tuple[str, ...] = ("bert-tiny", "resnet18")
+    batch_sizes: tuple[int, ...] = (1, 16)
+    modes: tuple[str, ...] = ()
+    length: int = 128
+    image_size: int | None = 64
+    iterations: tuple[int, ...] = (5, 50, 200)
+    seconds: float = 1.0
+    threads: int = 1
+    method: str = "paired"
+    device: str = "cpu"
+    out: Path = Path("runs/bench/compile")
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        for mode in self.modes:
+            if mode not in MODES:
+                raise ConfigError(f"modes: '{mode}': {did_you_mean(mode, MODES)}")
+        if self.method not in METHODS:
+            raise ConfigError(f"method: '{self.method}': {did_you_mean(self.method, METHODS)}")
+        sizes = {"batch_sizes": self.batch_sizes, "iterations": self.iterations}
+        sizes |= {"length": (self.length,), "image_size": (self.image_size or 1,)}
+        for name, values in sizes.items():
+            if not values or min(values) < 1:
+                raise ConfigError(f"{name}: expected 1 or more, got {list(values)}.")
+        if not self.models:
+            raise ConfigError("models: expected one or more, such as bert-tiny.")
+
+
+@dataclass(frozen=True)
+class CompileRow:
+    """One way to run one model at one batch size.
+
+    Attributes:
+        model: its name.
+        batch: rows of an input.
+        measured: its times.
+        break_even: None for eager.
+        course: rows for the course's table; none for eager.
+    """
+
+    model: str
+    batch: int
+    measured: Measured
+    break_even: BreakEven | None
+    course: tuple[CourseRow, ...]
+
+    def spelt(self) -> dict[str, Any]:
+        """For a table."""
+        measured, is_eager = self.measured, self.break_even is None
+        return {
+            "mode": measured.name,
+            "time": spelt_seconds(measured.seconds),
+            "times as fast": "1" if is_eager else spelt_ratio(measured.ratio),
+            "compiling": None if is_eager else spelt_seconds(compile_seconds(measured)),
+            "pays after": None if is_eager else str(self.break_even),
+            "difference": None if is_eager else f"{measured.largest_difference:.1e}",
+            "memory": spelt_bytes(measured.peak_bytes),
+        }
+
+
+@dataclass(frozen=True)
+class CompileComparison:
+    """What was measured.
+
+    Attributes:
+        rows: per model, per batch size, eager and the modes.
+        comparisons: name of the case -> all its times.
+        graphs: model -> how torch.compile cut it, and when it compiled again.
+        start_seconds: that the compiler itself took to start, once in a process; not among the
+            times of the rows.
+    """
+
+    rows: tuple[CompileRow, ...]
+    comparisons: Mapping[str, Comparison]
+    graphs: Mapping[str, Compilations]
+    start_seconds: float
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Rows by title, spelt for people."""
+        how = next(iter(self.comparisons.values())).how
+        started = f"the compiler's own start took {spelt_seconds(self.start_seconds)} before"
+        by_case: dict[str, list[dict[str, Any]]] = {}
+        for row in self.rows:
+            title = f"torch.compile of {row.model}, batch {row.batch} ({how}; {started})"
+            by_case.setdefault(title, []).append(row.spelt())
+        return {
+            **by_case,
+            self._why: [_spelt_course(row, course) for row in self.rows for course in row.course],
+            "Graphs, and where they end": [
+                line for model, found in self.graphs.items() for line in _spelt_graphs(model, found)
+            ],
+        }
+
+    @property
+    def _why(self) -> str:
+        """The sentence above the course's table: what the first row of it averages."""
+        row = next((row for row in self.rows if row.course), None)
+        if row is None:
+            return "A run of so many calls"
+        few = row.course[0]
+        spent = compile_seconds(row.measured)
+        share = spent / (spent + (few.iterations - 1) * row.measured.seconds)
+        return (
+            f"Runs of so many calls. The compiler takes {share:.1%} of {few.iterations} calls of "
+            f"{row.model}: their mean says how long it worked, and nothing of its code"
+        )
+
+
+def _spelt_course(row: CompileRow, course: CourseRow) -> dict[str, Any]:
+    return {
+        "model": row.model,
+        "batch": row.batch,
+        "mode": row.measured.name,
+        "iterations": course.iterations,
+        "compile time counted": f"{course.counted:.3g}",
+        "not counted, 9 of 10 runs": f"{course.uncounted_low:.2f} to {course.uncounted_high:.2f}",
+    }
+
+
+def _spelt_graphs(model: str, found: Compilations) -> list[dict[str, Any]]:
+    broken = [("graph break", place) for place in found.breaks]
+    again = [(f"recompile, call {each.call + 1}", each.place) for each in found.recompiles]
+    head = {"model": model, "graphs": found.graphs, "breaks": len(found.breaks)}
+    head["recompiles"] = len(found.recompiles)
+    lines = [
+        {**head, "what": what, "where": f"{Path(place.file).name}:{place.line}"}
+        | {"why": place.reason}
+        for what, place in (*broken, *again)
+    ]
+    return lines or [{**head, "what": None, "where": None, "why": None}]
+
+
+def bench_compile(config: BenchCompileConfig) -> CompileComparison:
+    """Measures every model and batch size in turn.
+
+    Raises:
+        ConfigError: a model has no such name, or its inputs cannot be made.
+        UnavailableError: a model is not there.
+    """
+    config = quickened(config) if config.quick else config
+    place = torch.device(config.device)
+    modes = config.modes or MODES_OF_DEVICE.get(place.type, ("default",))
+    start, graphs = compiler_start_seconds(place), {}
+    comparisons: dict[str, Comparison] = {}
+    rows: list[CompileRow] = []
+    for name in config.models:
+        model = get_model(name).to(place)
+        give = partial(random_inputs, model, image_size=config.image_size, device=place)
+        for batch in config.batch_sizes:
+            found = _measure(model, give(batch, config.length), modes, config)
+            comparisons[f"{name.replace('/', '_')}-batch-{batch}"] = found
+            rows += _rows(name, batch, found, config.iterations)
+        calls = [give(batch, config.length) for batch in config.batch_sizes]
+        calls.append(give(max(config.batch_sizes) + 1, max(1, config.length // PROBE_LENGTH)))
+        graphs[name] = compilations(model, calls)
+    return CompileComparison(tuple(rows), comparisons, graphs, start)
+
+
+def quickened(config: BenchCompileConfig) -> BenchCompileConfig:
+    """With the settings of `QUICK` for those that were not given."""
+    usual = BenchCompileConfig()
+    left = [name for name in QUICK if getattr(config, name) == getattr(usual, name)]
+    return replace(config, **{name: QUICK[name] for name in left})
+
+
+def compiler_start_seconds(device: torch.device) -> float:
+    """What the first of all compiled functions takes: modules, helper processes, a header."""
+    begun = time.perf_counter()
+    torch.compile(torch.relu)(torch.zeros(8, device=device))
+    return time.perf_counter() - begun
+
+
+def random_inputs(
+    model: nn.Module,
+    batch: int,
+    length: int,
+    *,
+    image_size: int | None = None,
+    device: torch.device | str = "cpu",
+) -> dict[str, Tensor]:
+    """Inputs of a model, by name.
+
+    Args:
+        model: a built-in one, one of `chop.models.MODELS`, or Hugging Face's.
+        batch: rows.
+        length: tokens, where there are any.
+        image_size: side of pictures where the model's configuration names none.
+        device: where to put them.
+    """
+    made = dummy_inputs(model, batch=batch, length=length)
+    inputs = {name: _rows_like(x, batch) for name, x in made.items()}
+    pixels = inputs.get("pixel_values")
+    takes_any = not hasattr(getattr(model, "config", model), "image_size")
+    if pixels is not None and hasattr(model, "config") and takes_any and image_size:
+        inputs["pixel_values"] = torch.randn(*pixels.shape[:-2], image_size, image_size)
+    return {name: x.to(device) for name, x in inputs.items()}
+
+
+def _rows_like(x: Tensor, batch: int) -> Tensor:
+    """As many rows; where the example has another number, drawn anew or taken in turn."""
+    if len(x) == batch:
+        return x
+    if x.is_floating_point():
+        return torch.randn(batch, *x.shape[1:], dtype=x.dtype)
+    return x[torch.arange(batch) % len(x)]
+
+
+def _measure(
+    model: nn.Module, inputs: Mapping[str, Tensor], modes: Sequence[str], config: BenchCompileConfig
+) -> Comparison:
+    torch._dynamo.reset()
+    variants = [Variant(EAGER, partial(model, **inputs))]
+    variants += [Variant(mode, prepare=partial(_compiled, model, mode, inputs)) for mode in modes]
+    return compare(
+        variants,
+        seconds=config.seconds,
+        method=config.method,
+        device=config.device,
+        threads=config.threads,
+    )
+
+
+def _compiled(model: nn.Module, mode: str, inputs: Mapping[str, Tensor]) -> Callable[[], Any]:
+    """A compiled model that was called once; nothing that was compiled before is taken."""
+    from torch._inductor.utils import fresh_cache
+
+    with fresh_cache():
+        call = partial(torch.compile(model, **MODES[mode]), **inputs)
+        call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    return call
+
+
+def _rows(name: str, batch: int, found: Comparison, iterations: Sequence[int]) -> list[CompileRow]:
+    eager, *compiled = found
+    return [
+        CompileRow(name, batch, eager, None, ()),
+        *(
+            CompileRow(
+                name,
+                batch,
+                each,
+                break_even(eager, each),
+                tuple(course_rows(eager, each, iterations)),
+            )
+            for each in compiled
+        ),
+    ]

@@ -1,0 +1,152 @@
+"""Packed weights: how fast they are decoded and multiplied by, and how much memory they save."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chop.bench.record import Comparison
+from chop.bench.timing import METHODS
+from chop.errors import ConfigError, did_you_mean
+from chop.kernels.cuda.dequantize import obstacle
+from chop.models import load_model
+from chop.studies.attention_implementations import DTYPES
+from chop.studies.decoding import COPY, FORMATS, DecodeRow, compare_decoding
+from chop.studies.packed_product import ProductRow, compare_products
+from chop.studies.weight_memory import (
+    SMALL,
+    KindRow,
+    MemoryRow,
+    demo_model,
+    measure_memory,
+    spelt_memory,
+)
+
+QUICK_SECONDS, QUICK_SHAPE = 0.02, (96, 1024)
+
+
+@dataclass(frozen=True)
+class BenchDequantizeConfig:
+    """Settings of `chop bench dequantize`.
+
+    Attributes:
+        formats: names of `chop.studies.decoding.FORMATS`.
+        outputs: rows of the weight.
+        inputs: columns of the weight.
+        rows: of activations that it is multiplied by.
+        dtype: of activations and of what is decoded.
+        model: whose memory is measured, by name or folder; None takes a BERT of random weights.
+        seconds: of measuring, per variant and case.
+        threads: of torch.
+        method: how times are taken, see `chop.bench.compare`.
+        device: "cpu", "cuda" ...
+        seed: of the weight.
+        out: folder for tables, plots and measurements.
+        quick: a small weight and model and a moment for each: shows that all works, and no times.
+    """
+
+    formats: tuple[str, ...] = tuple(FORMATS)
+    outputs: int = 4096
+    inputs: int = 4096
+    rows: tuple[int, ...] = (1, 16, 256)
+    dtype: str = "float32"
+    model: str | None = None
+    seconds: float = 0.3
+    threads: int = 1
+    method: str = "paired"
+    device: str = "cpu"
+    seed: int = 0
+    out: Path = Path("runs/bench/dequantize")
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        for field, chosen, known in (
+            ("formats", self.formats, FORMATS),
+            ("dtype", (self.dtype,), DTYPES),
+            ("method", (self.method,), METHODS),
+        ):
+            for name in chosen:
+                if name not in known:
+                    raise ConfigError(f"{field}: '{name}': {did_you_mean(name, known)}")
+        if not self.formats or min(self.outputs, self.inputs, *self.rows, 1) < 1:
+            raise ConfigError("expected one or more formats, and sizes and rows of 1 or more.")
+
+
+@dataclass(frozen=True)
+class DequantizeComparison:
+    """What was measured.
+
+    Attributes:
+        decoding: a row per format and way.
+        products: a row per rows of activations, format and way.
+        memory: a row per width of codes, the float model first.
+        kinds: what the first format saves of which parameters.
+        comparisons: name of the case -> all its times.
+        obstacle: why the CUDA C++ kernel is not among the ways; None where it is.
+    """
+
+    decoding: tuple[DecodeRow, ...]
+    products: tuple[ProductRow, ...]
+    memory: tuple[MemoryRow, ...]
+    kinds: tuple[KindRow, ...]
+    comparisons: Mapping[str, Comparison]
+    obstacle: str | None
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Rows by title, spelt for people."""
+        how = next(iter(self.comparisons.values())).how
+        note = "" if self.obstacle is None else f" {self.obstacle}"
+        memory = "Memory of a model whose linear layers' weights are packed"
+        return {
+            f"Decoding a weight ({how}).{note}": [row.spelt() for row in self.decoding],
+            f"Multiplying by it ({how})": [row.spelt() for row in self.products],
+            memory: spelt_memory(self.memory),
+            f"Where {self.memory[1].format} saves it": [row.spelt() for row in self.kinds],
+        }
+
+
+def bench_dequantize(config: BenchDequantizeConfig) -> DequantizeComparison:
+    """Measures decoding, products and memory.
+
+    Raises:
+        ConfigError: the model has no linear layers, or is not known.
+    """
+    shape = QUICK_SHAPE if config.quick else (config.outputs, config.inputs)
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(config.seed)) * 0.02
+    weight = weight.to(config.device, DTYPES[config.dtype])
+    how: dict[str, Any] = {
+        "seconds": QUICK_SECONDS if config.quick else config.seconds,
+        "threads": config.threads,
+        "method": config.method,
+    }
+    comparisons: dict[str, Comparison] = {}
+    decoding: list[DecodeRow] = []
+    for name in config.formats:
+        comparisons[f"decode-{name}"], rows = compare_decoding(weight, name, **how)
+        decoding += [row for row in rows if row.format or not decoding]  # copies once
+    first = comparisons[f"decode-{config.formats[0]}"]
+    copied_per_second = 2 * weight.nbytes / first.decisive_seconds(COPY)
+    products: list[ProductRow] = []
+    for count in config.rows[:1] if config.quick else config.rows:
+        found, own = compare_products(weight, config.formats, count, copied_per_second, **how)
+        comparisons[f"product-{count}-rows"] = found
+        products += own
+    memory, kinds = _memory(config)
+    return DequantizeComparison(
+        tuple(decoding), tuple(products), tuple(memory), tuple(kinds), comparisons, obstacle()
+    )
+
+
+def _memory(config: BenchDequantizeConfig) -> tuple[list[MemoryRow], list[KindRow]]:
+    """One format of each width: others of that width take as much."""
+    by_bits = {FORMATS[name].bits(): name for name in reversed(config.formats)}
+    names = [name for name in config.formats if name in by_bits.values()]
+    if config.model is not None:
+        model = load_model(config.model)
+    else:
+        model = demo_model(SMALL) if config.quick else demo_model()
+    return measure_memory(model, names[:1] if config.quick else names, config.device)

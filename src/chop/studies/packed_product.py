@@ -1,0 +1,113 @@
+"""Multiplying by packed weights: decoded on the way, decoded first, and never packed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from chop.bench.record import Comparison, Measured, spelt_bytes, spelt_ratio, spelt_seconds
+from chop.bench.timing import Variant, compare
+from chop.formats import Encoded, Float
+from chop.kernels.codes import Packed
+from chop.studies.decoding import FORMATS
+
+FLOAT = Float()
+FLOAT_WAY, FUSED, DECODED = "float", "fused", "decoded first"
+
+
+@dataclass(frozen=True)
+class ProductRow:
+    """One way to multiply by one weight.
+
+    Attributes:
+        format: of the weight; empty for the float one.
+        way: "float", "fused" or "decoded first".
+        rows: of activations.
+        measured: its times.
+        seconds: of one call, by the clock that variants are compared by.
+        weight_bytes: that are moved for the weight: read as it is stored, and where it is decoded
+            first written and read as floats too.
+        share_of_copy: weight bytes per second, over those of a copy; at one row, where nothing
+            else counts, the share of the floor.
+        noise_db: signal-to-noise ratio of the result against the float weight's.
+    """
+
+    format: str
+    way: str
+    rows: int
+    measured: Measured
+    seconds: float
+    weight_bytes: int
+    share_of_copy: float
+    noise_db: float | None
+
+    def spelt(self) -> dict[str, Any]:
+        """For a table."""
+        is_baseline = self.way == FLOAT_WAY
+        return {
+            "rows": self.rows,
+            "format": self.format or "-",
+            "way": self.way,
+            "time": spelt_seconds(self.seconds),
+            "times as fast": "1" if is_baseline else spelt_ratio(self.measured.ratio),
+            "moved for the weight": spelt_bytes(self.weight_bytes),
+            "of a copy": f"{self.share_of_copy:.0%}",
+            "dB": None if self.noise_db is None else f"{self.noise_db:.0f}",
+        }
+
+
+def compare_products(
+    weight: Tensor, names: Sequence[str], rows: int, copied_per_second: float, **how: Any
+) -> tuple[Comparison, list[ProductRow]]:
+    """Times products of some rows of activations with a weight in several formats, in turns.
+
+    Args:
+        weight: (outputs, inputs), on the device; activations have its dtype.
+        names: of `FORMATS`.
+        rows: of activations.
+        copied_per_second: bytes that the device reads and writes while it copies.
+        how: settings of `chop.bench.compare`.
+    """
+    x = torch.randn(rows, weight.size(1), generator=torch.Generator().manual_seed(rows))
+    x = x.to(weight)
+    stored = {name: FORMATS[name].encode(weight) for name in names}
+    calls: dict[tuple[str, str], Callable[[], Tensor]] = {
+        ("", FLOAT_WAY): partial(F.linear, x, weight)
+    }
+    for name, encoded in stored.items():
+        packed = _packed(encoded, name)
+        calls[name, FUSED] = partial(
+            torch.ops.chop.packed_linear, x, FLOAT.key, *packed, None, False
+        )
+        calls[name, DECODED] = partial(_decoded_first, x, packed)
+    variants = [Variant(" ".join(key).strip(), call) for key, call in calls.items()]
+    # On a GPU one row takes less time than starting its kernels from Python.
+    found = compare(variants, outputs=False, device=weight.device, cuda_graph=True, **how)
+    with torch.inference_mode():
+        exact = calls["", FLOAT_WAY]().double()
+        noise = {
+            key: (call().double() - exact).norm() / exact.norm() for key, call in calls.items()
+        }
+    result = []
+    for (name, way), each in zip(calls, found, strict=True):
+        seconds = found.decisive_seconds(each.name)
+        moved = stored[name].size_bytes if name else weight.nbytes
+        moved += 2 * weight.nbytes if way == DECODED else 0
+        decibels = -20 * noise[name, way].log10().item() if name else None
+        share = moved / seconds / copied_per_second
+        result.append(ProductRow(name, way, rows, each, seconds, moved, share, decibels))
+    return found, result
+
+
+def _packed(encoded: Encoded, name: str) -> Packed:
+    return Packed(encoded.codes, encoded.scales, None, list(encoded.shape), FORMATS[name].key)
+
+
+def _decoded_first(x: Tensor, packed: Packed) -> Tensor:
+    return F.linear(x, torch.ops.chop.decode(*packed, x.dtype))

@@ -1,0 +1,281 @@
+"""Softmax written out, and fused: what it costs to move numbers to memory and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chop.bench.outputs import largest_difference
+from chop.bench.record import Comparison, Measured, spelt_bytes, spelt_ratio, spelt_seconds
+from chop.bench.subprocess import in_fresh_process
+from chop.bench.timing import METHODS, Variant, compare
+from chop.errors import ConfigError, did_you_mean
+from chop.kernels.triton.register import is_installed
+from chop.native import compiler
+from chop.studies.attention_implementations import DTYPES
+
+SHAPES = ("131072x128", "16384x1024", "512x32768")
+QUICK_SHAPES = ("64x100",)
+QUICK_SECONDS = 0.02
+INTERPRETED_SHAPES = ("40x100", "3x1000", "2x20000")
+"""Short rows, of which a program takes several; a row for each; and one that is read in parts."""
+NAIVE, TORCH, COMPILED, TRITON = "naive", "torch", "torch.compile", "Triton"
+IN_PLACE, COPY = "torch, in place", "copy, in place"
+"""These write to memory that is there. On a CPU, memory that is new is cleared by the system first,
+page by page, which takes longer than softmax does."""
+Softmax = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class BenchSoftmaxConfig:
+    """Settings of `chop bench softmax`.
+
+    Attributes:
+        shapes: each as "MxN": M rows of N numbers.
+        dtypes: of input and result.
+        seconds: of measuring, per variant and case.
+        threads: of torch.
+        method: how times are taken, see `chop.bench.compare`.
+        device: "cpu", "cuda" ...
+        seed: of the inputs.
+        out: folder for tables, plots and measurements.
+        quick: one small shape and a moment for each: shows that all works, and no times.
+    """
+
+    shapes: tuple[str, ...] = SHAPES
+    dtypes: tuple[str, ...] = ("float32",)
+    seconds: float = 0.5
+    threads: int = 1
+    method: str = "paired"
+    device: str = "cpu"
+    seed: int = 0
+    out: Path = Path("runs/bench/softmax")
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        for name in self.dtypes:
+            if name not in DTYPES:
+                raise ConfigError(f"dtypes: '{name}': {did_you_mean(name, DTYPES)}")
+        if self.method not in METHODS:
+            raise ConfigError(f"method: '{self.method}': {did_you_mean(self.method, METHODS)}")
+        if not (self.shapes and self.dtypes):
+            raise ConfigError("expected one or more shapes, such as 4096x1024, and dtypes.")
+        for shape in self.shapes:
+            Case.parse(shape, self.dtypes[0])
+
+
+@dataclass(frozen=True)
+class Case:
+    """One size of the problem.
+
+    Attributes:
+        rows: M.
+        columns: N; softmax is taken over these.
+        dtype: name.
+    """
+
+    rows: int
+    columns: int
+    dtype: str
+
+    @classmethod
+    def parse(cls, shape: str, dtype: str) -> Case:
+        """From the shape as text.
+
+        >>> Case.parse("4096x1024", "float32").columns
+        1024
+        """
+        parts = shape.lower().split("x")
+        if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
+            raise ConfigError(f"shape '{shape}': expected rows x columns, as 4096x1024.")
+        return cls(*map(int, parts), dtype)
+
+    @property
+    def name(self) -> str:
+        """For titles and file names."""
+        return f"{self.rows}x{self.columns}-{self.dtype}"
+
+    def moved_bytes(self, way: str) -> int:
+        """Bytes that are read and written if nothing stays in a cache between two operations.
+
+        - "naive": 8MN + 4M numbers. The largest of each row reads MN and writes M, subtracting it
+          reads MN + M and writes MN, exponentials read and write MN, their sum reads MN and writes
+          M, dividing reads MN + M and writes MN: 5MN + 2M are read and 3MN + 2M are written.
+        - others: 2MN, one read and one write, as a copy. A row that does not fit on the chip of
+          a GPU is read twice: 3MN.
+        """
+        numbers = self.rows * self.columns
+        count = 8 * numbers + 4 * self.rows if way == NAIVE else 2 * numbers
+        if way == TRITON:
+            from chop.kernels.triton.softmax import LONGEST_ROW
+
+            count = 3 * numbers if self.columns > LONGEST_ROW else count
+        return count * DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True)
+class SoftmaxRow:
+    """One way to compute one case.
+
+    Attributes:
+        case: the problem.
+        measured: its times.
+        moved_bytes: counted, see `Case.moved_bytes`.
+        bytes_per_second: that a result needs, one read and one write, over the time taken.
+        share_of_copy: the time of copying the input, over the time taken.
+        error: the largest |result - result in float64| over all elements; None for the copy.
+    """
+
+    case: Case
+    measured: Measured
+    moved_bytes: int
+    bytes_per_second: float
+    share_of_copy: float
+    error: float | None
+
+    def spelt(self) -> dict[str, Any]:
+        """For a table."""
+        way = self.measured.name
+        return {
+            "M x N": f"{self.case.rows}x{self.case.columns}",
+            "dtype": self.case.dtype,
+            "way": way,
+            "time": spelt_seconds(self.measured.seconds),
+            "times as fast": "1" if way == NAIVE else spelt_ratio(self.measured.ratio),
+            "counted": spelt_bytes(self.moved_bytes),
+            "needed per second": f"{self.bytes_per_second / 1e9:.2f} GB",
+            "of a copy": f"{self.share_of_copy:.0%}",
+            "error": self.error,
+            "first call": spelt_seconds(self.measured.first_call_seconds),
+        }
+
+
+@dataclass(frozen=True)
+class SoftmaxComparison:
+    """What was measured.
+
+    Attributes:
+        rows: per case, per way.
+        comparisons: name of the case -> all its times.
+        interpreted: errors of the Triton kernel where it runs in Triton's interpreter, which says
+            nothing of its speed; empty on a GPU and without Triton.
+    """
+
+    rows: tuple[SoftmaxRow, ...]
+    comparisons: Mapping[str, Comparison]
+    interpreted: tuple[Mapping[str, Any], ...]
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Rows by title, spelt for people."""
+        how = next(iter(self.comparisons.values())).how
+        tables = {f"Softmax, written out and fused ({how})": [row.spelt() for row in self.rows]}
+        if self.interpreted:
+            title = "The Triton kernel in Triton's interpreter: results, and no times"
+            tables[title] = [dict(row) for row in self.interpreted]
+        return tables
+
+
+def bench_softmax(config: BenchSoftmaxConfig) -> SoftmaxComparison:
+    """Measures every shape and dtype; on a CPU it also checks the Triton kernel."""
+    shapes = QUICK_SHAPES if config.quick else config.shapes
+    comparisons, rows = {}, []
+    for case in (Case.parse(shape, dtype) for dtype in config.dtypes for shape in shapes):
+        comparisons[case.name], own = _measure(case, config)
+        rows += own
+    interpreted = []
+    if torch.device(config.device).type != "cuda" and is_installed():
+        shapes = INTERPRETED_SHAPES[:1] if config.quick else INTERPRETED_SHAPES
+        interpreted = in_fresh_process(interpreted_errors, shapes, TRITON_INTERPRET="1")
+    return SoftmaxComparison(tuple(rows), comparisons, tuple(interpreted))
+
+
+def naive_softmax(x: Tensor) -> Tensor:
+    """exp(x - max) / sum, an operation at a time.
+
+    Args:
+        x: (M, N), floating.
+    Returns: (M, N).
+    """
+    largest = x.max(dim=1)[0]
+    shifted = x - largest[:, None]
+    exponentials = shifted.exp()
+    total = exponentials.sum(dim=1)
+    return exponentials / total[:, None]
+
+
+def ways(device: torch.device) -> dict[str, Softmax]:
+    """The variants that can be had on a device, the baseline first."""
+    found: dict[str, Softmax] = {NAIVE: naive_softmax, TORCH: partial(torch.softmax, dim=-1)}
+    on_gpu = device.type == "cuda"
+    if is_installed() if on_gpu else compiler() is not None:
+        found[COMPILED] = torch.compile(naive_softmax, dynamic=False)
+    if on_gpu and is_installed():
+        from chop.kernels.triton.softmax import softmax
+
+        found[TRITON] = softmax
+    return found
+
+
+def interpreted_errors(shapes: list[str]) -> list[dict[str, Any]]:
+    """Errors of the Triton kernel, and of torch, against float64 on a CPU.
+
+    It has to be asked for in a process in which TRITON_INTERPRET=1 was set before Triton came.
+    """
+    from chop.kernels.triton.softmax import softmax
+
+    rows = []
+    for case in (Case.parse(shape, dtype) for shape in shapes for dtype in DTYPES):
+        x = _input(case, 0, torch.device("cpu"))
+        exact = [x.double().softmax(-1)]
+        row = {"M x N": f"{case.rows}x{case.columns}", "dtype": case.dtype}
+        for name, way in ((TRITON, softmax), (TORCH, partial(torch.softmax, dim=-1))):
+            row[f"error of {name}"] = largest_difference([way(x)], exact, name)
+        rows.append(row)
+    return rows
+
+
+def _measure(case: Case, config: BenchSoftmaxConfig) -> tuple[Comparison, list[SoftmaxRow]]:
+    device = torch.device(config.device)
+    x = _input(case, config.seed, device)
+    target = torch.empty_like(x)
+    calls = {name: partial(way, x) for name, way in ways(device).items()}
+    calls[IN_PLACE] = partial(torch.softmax, x, -1, out=target)
+    copy = partial(target.copy_, x)
+    found = compare(
+        [Variant(name, call) for name, call in {**calls, COPY: copy}.items()],
+        seconds=QUICK_SECONDS if config.quick else config.seconds,
+        method=config.method,
+        device=device,
+        threads=config.threads,
+        outputs=False,
+    )
+    with torch.inference_mode():
+        exact = [x.double().softmax(-1)]
+        errors = {name: largest_difference([way()], exact, name) for name, way in calls.items()}
+    copying = found[COPY].ratio.median
+    needed = 2 * x.nbytes
+    rows = [
+        SoftmaxRow(
+            case=case,
+            measured=each,
+            moved_bytes=case.moved_bytes(each.name),
+            bytes_per_second=needed / found.decisive_seconds(each.name),
+            share_of_copy=each.ratio.median / copying,
+            error=errors.get(each.name),
+        )
+        for each in found
+    ]
+    return found, rows
+
+
+def _input(case: Case, seed: int, device: torch.device) -> Tensor:
+    """Normally distributed: the largest of a row is elsewhere in each."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(case.rows, case.columns, generator=draw)
+    return x.to(device, DTYPES[case.dtype])

@@ -1,0 +1,272 @@
+"""What a model with packed weights takes: in theory, by its layers, and as measured."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.bench.peak_memory import peak_bytes, resident_bytes
+from chop.bench.record import spelt_bytes
+from chop.bench.subprocess import in_fresh_process
+from chop.capture.inputs import dummy_inputs
+from chop.formats import Float, NumberFormat, QuantSpec
+from chop.ir.graph import MaseGraph
+from chop.ir.parameters import stored_parameters_of
+from chop.nn.quantized import QuantLinear
+from chop.passes import (
+    add_common_metadata_analysis_pass,
+    init_metadata_analysis_pass,
+    pack_transform_pass,
+    quantize_transform_pass,
+)
+from chop.studies.decoding import FORMATS
+
+FLOAT_BITS = 32
+TOKENS = 32
+"""Of the text that a model is called with: little beside its weights."""
+NAMES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+)
+DEMO, SMALL = (512, 2048, 6, 8, 8192), (32, 64, 1, 2, 500)
+WARM_UP = "warm-up"
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """A model with its linear layers' weights in one format.
+
+    Attributes:
+        format: "float" or one of `FORMATS`.
+        bits: of a packed weight in theory, its part of a scale included.
+        predicted_bytes: of all parameters, from the list of layers and the formats' bits.
+        file_bytes: of the saved tensors.
+        loaded_bytes: by which a fresh process's resident set grows when it loads the file, or that
+            the GPU's allocator has given out for it.
+        called_bytes: the most while it is called once with a short text, likewise.
+    """
+
+    format: str
+    bits: float
+    predicted_bytes: int
+    file_bytes: int
+    loaded_bytes: int | None
+    called_bytes: int | None
+
+
+@dataclass(frozen=True)
+class KindRow:
+    """What a kind of parameters takes, as float and packed.
+
+    Attributes:
+        kind: of which layers, and what.
+        elements: how many numbers.
+        float_bytes: as float32.
+        bytes: in the format.
+    """
+
+    kind: str
+    elements: int
+    float_bytes: int
+    bytes: int
+
+    def spelt(self) -> dict[str, Any]:
+        """For a table."""
+        return {
+            "parameters": self.kind,
+            "numbers": f"{self.elements:,}",
+            "float": spelt_bytes(self.float_bytes),
+            "packed": spelt_bytes(self.bytes),
+            "saved": f"{1 - self.bytes / self.float_bytes:.1%}",
+        }
+
+
+def spelt_memory(rows: Sequence[MemoryRow]) -> list[dict[str, Any]]:
+    """For a table: what each measure says, and saves of the float model's."""
+    first = rows[0]
+
+    def told(own: int | None, base: int | None) -> str | None:
+        if own is None or not base or own == base:
+            return spelt_bytes(own)
+        share = 1 - own / base
+        change = f"{share:.1%} saved" if share > 0 else f"{-share:.1%} more"
+        return f"{spelt_bytes(own)} ({change})"
+
+    return [
+        {
+            "weights": row.format,
+            "theory, per weight": f"{row.bits:.4g} bits ({1 - row.bits / FLOAT_BITS:.1%} saved)"
+            if row.bits < FLOAT_BITS
+            else f"{FLOAT_BITS} bits",
+            "predicted": told(row.predicted_bytes, first.predicted_bytes),
+            "file": told(row.file_bytes, first.file_bytes),
+            "loaded": told(row.loaded_bytes, first.loaded_bytes),
+            "most in a call": told(row.called_bytes, first.called_bytes),
+        }
+        for row in rows
+    ]
+
+
+def demo_model(sizes: tuple[int, ...] = DEMO) -> nn.Module:
+    """A BERT of 6 layers of 512 that knows 8,192 tokens, 24 million random weights in all."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = BertConfig(**dict(zip(NAMES, sizes, strict=True)))
+        return BertForSequenceClassification(config).eval()
+
+
+def predicted(model: nn.Module, number_format: NumberFormat) -> list[KindRow]:
+    """What parameters would take with the weights of linear layers in a format.
+
+    Nothing is computed: models on the "meta" device, which have no memory, will do.
+
+    Args:
+        model: any; a parameter that several modules share counts once.
+        number_format: of linear weights; the rest stays as it is.
+    Returns: rows by kind of parameters: linear weights first, then the rest by module class.
+    """
+    owners = {id(p): m for m in model.modules() for p in m.parameters(recurse=False)}
+    taken = stored_parameters_of(_quantized(model, number_format))
+    kinds: dict[str, list[tuple[int, int, int]]] = {}
+    for stored in taken:
+        is_weight = stored.operand == "weight" and not stored.format.is_identity
+        owner = type(owners[id(stored.value)]).__name__
+        kind = "Linear weights" if is_weight else f"{owner}, float"
+        elements, size = stored.value.numel(), stored.value.nbytes
+        kinds.setdefault(kind, []).append((elements, size, round(stored.bits * elements / 8)))
+    rows = [KindRow(kind, *map(sum, zip(*sizes, strict=True))) for kind, sizes in kinds.items()]
+    return sorted(rows, key=lambda row: (row.kind != "Linear weights", -row.bytes))
+
+
+def _quantized(model: nn.Module, number_format: NumberFormat) -> nn.Module:
+    """A twin that has the same parameters, its linear weights quantised."""
+    root = nn.Module()
+    for place, module in enumerate(m for m in model.modules() if m._parameters):
+        if type(module) is nn.Linear:
+            twin: nn.Module = QuantLinear.from_float(module, QuantSpec(weight=number_format))
+        else:
+            twin = nn.Module()
+            twin._parameters.update(module._parameters)
+        root.add_module(str(place), twin)
+    return root
+
+
+def measure_memory(
+    model: nn.Module, names: Sequence[str], device: str
+) -> tuple[list[MemoryRow], list[KindRow]]:
+    """Packs, saves and loads a model in each format.
+
+    Args:
+        model: a Hugging Face model, or one whose inputs its first layer tells.
+        names: of `FORMATS`.
+        device: "cuda" measures its allocator; else the resident set of a process of its own.
+    Returns: a row for float and one per format; and what the first format saves by kind.
+    """
+    mg = _graph(model)
+    inputs = {
+        name: x for name, x in dummy_inputs(model, None, 1, TOKENS).items() if name in _names(mg)
+    }
+    kinds = {name: predicted(model, FORMATS[name]) for name in names}
+    rows = []
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        _save_inputs(inputs, folder)
+        _packed(_graph(demo_model(SMALL)), names[0]).export(folder / WARM_UP)
+        for name in ("float", *names):
+            _packed(mg, name).export(folder / name)
+            measured = _measured(folder, name, device)
+            chosen = kinds.get(name)
+            bits = FORMATS[name].bits() if chosen else FLOAT_BITS
+            by_kind = kinds[names[0]]
+            size = sum(k.bytes for k in chosen) if chosen else sum(k.float_bytes for k in by_kind)
+            rows.append(MemoryRow(name, bits, size, _file_bytes(folder / name), *measured))
+    return rows, kinds[names[0]]
+
+
+def _graph(model: nn.Module) -> MaseGraph:
+    mg, _ = init_metadata_analysis_pass(MaseGraph(model))
+    return add_common_metadata_analysis_pass(mg)[0]
+
+
+def _names(mg: MaseGraph) -> set[str]:
+    return {node.name for node in mg.nodes if node.op == "placeholder"}
+
+
+def _packed(mg: MaseGraph, name: str) -> MaseGraph:
+    if name not in FORMATS:
+        return mg
+    config = {"config": {"weight": FORMATS[name]}}
+    quantized, _ = quantize_transform_pass(mg, {"by": "type", "linear": config})
+    return pack_transform_pass(quantized, {"silent": True})[0]
+
+
+def _file_bytes(checkpoint: Path) -> int:
+    return checkpoint.with_suffix(".pt").stat().st_size
+
+
+def _save_inputs(inputs: dict[str, Tensor], folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({name: x.contiguous() for name, x in inputs.items()}, folder / "inputs")
+
+
+def _measured(folder: Path, name: str, device: str) -> tuple[int | None, int | None]:
+    if torch.device(device).type == "cuda":
+        return tuple(allocated_by(str(folder), name, device))  # type: ignore[return-value]
+    return tuple(in_fresh_process(resident_by, str(folder), name))
+
+
+def resident_by(folder: str, name: str) -> list[int | None]:
+    """Growth of this process's resident set: when a checkpoint is loaded, and in a call at most."""
+    from safetensors.torch import load_file
+
+    inputs = load_file(Path(folder) / "inputs")
+    _warm_up(Path(folder))
+    before = resident_bytes()
+    mg = MaseGraph.from_checkpoint(Path(folder) / name)
+    gc.collect()
+    loaded = resident_bytes()
+    with torch.inference_mode():
+        extra = peak_bytes(lambda: mg.model(**inputs), torch.device("cpu"))
+    if before is None or loaded is None:
+        return [None, None]
+    return [loaded - before, None if extra is None else loaded + extra - before]
+
+
+def allocated_by(folder: str, name: str, device: str) -> list[int | None]:
+    """What the GPU's allocator gives out for a checkpoint, and in a call at most."""
+    from safetensors.torch import load_file
+
+    inputs = {key: x.to(device) for key, x in load_file(Path(folder) / "inputs").items()}
+    before = torch.cuda.memory_allocated(device)
+    mg = MaseGraph.from_checkpoint(Path(folder) / name)
+    mg.model.to(device)
+    loaded = torch.cuda.memory_allocated(device) - before
+    with torch.inference_mode():
+        extra = peak_bytes(lambda: mg.model(**inputs), torch.device(device))
+    return [loaded, None if extra is None else loaded + extra]
+
+
+def _warm_up(folder: Path) -> None:
+    """Loads what any model needs: modules of Python, libraries, and kernels on packed weights."""
+    small = MaseGraph.from_checkpoint(folder / WARM_UP)
+    with torch.inference_mode():
+        small.model(**{name: torch.ones(1, TOKENS, dtype=torch.long) for name in _names(small)})
+    x, number_format = torch.ones(512, 512), FORMATS["mxint8"]
+    packed = number_format.encode(x)
+    parts = (packed.codes, packed.scales, None, [512, 512], number_format.key)
+    torch.ops.chop.decode(*parts, x.dtype)
+    torch.ops.chop.packed_linear(x[:TOKENS], Float().key, *parts, None, False)
+    nn.functional.linear(x, x)

@@ -1,0 +1,163 @@
+"""A model measured on the same rows again and again: batches are made once and kept.
+
+Shapes: N rows, B rows of a batch, C classes.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from chop.errors import ConfigError
+from chop.nn import cached_weights
+from chop.train.model_io import LABELS, fed_columns, read_output
+from chop.train.rows import Rows, padding_token, read_rows
+from chop.train.tasks import Task, find_task
+
+BATCH_SIZE = 64
+"""Rows of a batch; of texts, the most."""
+BATCH_TOKENS = 4096
+"""Of the usual length of a text, so many in a batch: more of them leave a processor's cache."""
+
+
+class Evaluator:
+    """Runs a model on the same labelled rows again and again.
+
+    The rows are cut into batches of similar length, padded and put on the model's device once.
+    The model runs in evaluation mode under `torch.inference_mode`.
+
+    Args:
+        model: see `chop.train.model_io`.
+        rows: with labels, texts tokenised; what `chop.train.read_rows` takes.
+        batch_size: rows of a step; None takes what is fast: `BATCH_SIZE`, of long texts fewer.
+        task: what the model is asked to do: a name of `chop.train.TASKS` or a `Task`; None takes
+            what the labels are.
+    Raises:
+        ConfigError: no input of the model can be fed, no rows, or a batch size below 1.
+
+    Attributes:
+        task: what the model is asked to do.
+        labels: int64 (N,), in the order of the batches, which is that of `logits`; of tokens,
+            those that count, once the model has run.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        rows: Any,
+        *,
+        batch_size: int | None = None,
+        task: str | Task | None = None,
+    ) -> None:
+        asked = None if task is None else find_task(task)
+        table = read_rows(rows, asked)
+        self.task = asked or table.task
+        self.task.check_labels(table.labels)
+        batch_size = _usual_size(table) if batch_size is None else batch_size
+        if batch_size < 1:
+            raise ConfigError(f"batch_size: expected at least 1, got {batch_size}.")
+        columns = fed_columns(model, table.columns, self.task)
+        device = next(model.parameters(), torch.empty(0)).device
+        self.model = model
+        self.batches: list[tuple[dict[str, Tensor], Tensor]] = []
+        for batch in table.batches(batch_size, pad_id=padding_token(model)):
+            fed = {name: batch[column].to(device) for name, column in columns.items()}
+            self.batches.append((fed, batch[LABELS].to(device)))
+        self._rows = len(table)
+        is_one_each = self.batches[0][1].dim() == 1
+        self._compared = {i: y for i, (_, y) in enumerate(self.batches) if is_one_each}
+
+    @property
+    def labels(self) -> Tensor:
+        """What answers are compared with; see the class."""
+        return torch.cat(list(self._compared.values()))
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return self._rows
+
+    def of(self, model: nn.Module) -> Evaluator:
+        """The same rows for another model that takes the same inputs."""
+        found = copy.copy(self)
+        found.model = model
+        return found
+
+    def part(self, share: float) -> Evaluator:
+        """A share of the batches, evenly spaced, at least one."""
+        found, count = copy.copy(self), max(1, int(min(share, 1.0) * len(self.batches)))
+        found.batches = [self.batches[i * len(self.batches) // count] for i in range(count)]
+        found._rows = sum(len(labels) for _, labels in found.batches)
+        found._compared = {}
+        return found
+
+    def logits(self, on_batch: Callable[[list[Tensor]], None] | None = None) -> Tensor:
+        """The model's answers, (N, C) in the dtype of the model; of numbers, as the labels are.
+
+        Args:
+            on_batch: called after each batch with the answers of every batch so far; what it
+                raises ends the run.
+        """
+        answers: list[Tensor] = []
+        with torch.inference_mode(), evaluating(self.model), cached_weights(self.model):
+            for i, (inputs, labels) in enumerate(self.batches):
+                _, logits = read_output(self.model(**inputs))
+                compared, self._compared[i] = self.task.compare(logits, labels)
+                answers.append(compared)
+                if on_batch is not None:
+                    on_batch(answers)
+        return torch.cat(answers)
+
+    def scores(self, logits_NC: Tensor) -> dict[str, float]:  # noqa: N803 (shape suffix)
+        """What answers in the order of `logits` are worth; of the first rows, if fewer.
+
+        Returns: the task's metric by its name (`accuracy`), the worst where it is no number; and
+            `loss`, of classes the cross entropy in nats, infinite where an answer is no number.
+        """
+        labels, metric = self.labels[: len(logits_NC)], self.task.metric
+        value = metric.score(metric.predict(logits_NC, labels), labels)
+        loss = float(self.task.loss(logits_NC.float(), labels))
+        worst = -math.inf if metric.higher_is_better else math.inf
+        return {
+            metric.name: value if value == value else worst,
+            "loss": loss if loss == loss else math.inf,
+        }
+
+
+def _usual_size(rows: Rows) -> int:
+    ids = rows.columns.get("input_ids")
+    if ids is None or not len(ids):
+        return BATCH_SIZE
+    usual = statistics.median(len(row) for row in ids)
+    return max(1, min(BATCH_SIZE, int(BATCH_TOKENS // max(usual, 1))))
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; then every module is back in its own."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def kl_divergence(reference_NC: Tensor, other_NC: Tensor) -> float:  # noqa: N803 (shape suffix)
+    """Mean over the rows of KL(softmax(reference) || softmax(other)), in nats, at least 0.
+
+    Args:
+        reference_NC: logits.
+        other_NC: logits, of the same shape. Where they are not finite the divergence is infinite.
+    """
+    p, q = (logits.double().log_softmax(-1) for logits in (reference_NC, other_NC))
+    divergence = F.kl_div(q, p, reduction="batchmean", log_target=True).item()
+    return max(divergence, 0.0) if divergence == divergence else float("inf")

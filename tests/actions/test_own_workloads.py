@@ -1,0 +1,181 @@
+"""Jobs on models and rows of one's own, whatever the task."""
+
+import csv
+import dataclasses
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from chop import MaseGraph
+from chop.actions.compress import CompressConfig, compress
+from chop.actions.compress_results import Row
+from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
+from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
+from chop.actions.workload import Subject
+from chop.errors import ConfigError
+from chop.train import Metric, evaluate, fit
+from tests import workloads
+
+
+def settings(out, **more):
+    return CompressConfig(out=out, formats=("8.auto", "2.0"), qat_epochs=0, bench_seconds=0, **more)
+
+
+@pytest.fixture(scope="module")
+def line():
+    """A regression that is learnt: R2 above 0.9."""
+    torch.manual_seed(0)
+    x = torch.randn(300, 8)
+    y = x @ torch.randn(8) + 0.1 * torch.randn(300)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    fit(model, (x[:200], y[:200]), epochs=40, lr=2e-2)
+    return model, (x[:200], y[:200]), (x[200:], y[200:])
+
+
+def test_the_main_job_on_numbers(line, tmp_path):
+    model, train, test = line
+    result = compress(settings(tmp_path), Subject.of(model, train, test, name="line"))
+    rows = {row["format"]: row for row in result["rows"]}
+    exact = evaluate(model, test)
+    assert rows["float"]["r2"] == pytest.approx(exact) and exact > 0.9
+    assert result["metric"] == {"name": "r2", "higher_is_better": True}
+    assert result["saved"]["format"] == "integer 8.auto" and rows["integer 2.0"]["r2"] < 0.8
+    saved = MaseGraph.from_checkpoint(tmp_path / "model").model
+    assert evaluate(saved, test) == pytest.approx(result["saved"]["r2"], abs=1e-4)
+    assert (tmp_path / "r2.svg").is_file() and not (tmp_path / "accuracy.svg").exists()
+    told = (tmp_path / "table.md").read_text()
+    assert told.startswith("r2:\n") and "% |" not in told
+    assert json.loads((tmp_path / "result.json").read_text())["config"]["model"] == "line"
+
+
+def test_lower_is_better_for_errors(line, tmp_path):
+    subject = Subject.of(*line, metric="mse")
+    result = compress(settings(tmp_path / "strict", max_drop=0.0), subject)
+    assert result["saved"] is None
+    result = compress(settings(tmp_path / "loose", max_drop=0.5), subject)
+    assert "mse (lower is better):" in (tmp_path / "loose" / "table.md").read_text()
+    exact = next(row["validation"] for row in result["rows"] if row["method"] == "float")
+    assert result["saved"]["format"] == "integer 8.auto"
+    assert exact < result["saved"]["validation"] <= 1.5 * exact
+    one = compress(settings(tmp_path / "asked", metric="mse", max_drop=0.5), Subject.of(*line))
+    assert one["rows"] == result["rows"]
+
+
+def test_every_kind_of_rows_gives_the_same_table(tmp_path):
+    x = torch.randn(90, 6)
+    y = (x[:, 0] > 0).long()
+    model, training = nn.Linear(6, 2), model_state()
+    model.load_state_dict(training)
+    kinds = {
+        "arrays": ((x[:60].numpy(), y[:60].numpy()), (x[60:].numpy(), y[60:].numpy())),
+        "sets": (TensorDataset(x[:60], y[:60]), TensorDataset(x[60:], y[60:])),
+        "loaders": tuple(
+            DataLoader(TensorDataset(*part), 8, shuffle=True)
+            for part in ((x[:60], y[:60]), (x[60:], y[60:]))
+        ),
+    }
+    tables = [
+        compress(settings(tmp_path / name, keep_best=True), Subject.of(model, *parts))["rows"]
+        for name, parts in kinds.items()
+    ]
+    assert tables[0] == tables[1] == tables[2]
+    right = (model(x[60:]).argmax(1) == y[60:]).double().mean().item()
+    assert tables[0][0]["accuracy"] == right
+
+
+def model_state():
+    weight = torch.zeros(2, 6)
+    weight[1, 0] = 1.0
+    return {"weight": weight, "bias": torch.tensor([0.3, 0.0])}
+
+
+def test_the_users_model_stays_as_it_is(line, tmp_path):
+    model, before = line[0], [p.clone() for p in line[0].parameters()]
+    model.train()
+    subject = Subject.of(*line)
+    compress(settings(tmp_path), subject)
+    assert model.training and not subject.model.training
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def language():
+    return workloads.language()
+
+
+def test_the_main_job_on_text(language, tmp_path):
+    result = compress(
+        CompressConfig(out=tmp_path, formats=("8.auto",), qat_epochs=0, bench_seconds=0), language
+    )
+    exact = evaluate(language.model, language.test)
+    assert result["rows"][0]["perplexity"] == pytest.approx(exact, rel=1e-5) and 1 < exact < 20
+    assert result["rows"][1]["perplexity"] == pytest.approx(exact, rel=0.1)
+    assert result["metric"] == {"name": "perplexity", "higher_is_better": False}
+
+
+def test_sweeps_name_the_metric(line, language, tmp_path):
+    subject = Subject.of(*line)
+    config = QuantizeSweepConfig(out=tmp_path / "q", widths="2,8", frac="auto", qat_epochs=0)
+    rows = quantize_sweep(config, subject)
+    assert rows[0]["float"] == pytest.approx(evaluate(line[0], line[2]))
+    assert rows[-1]["PTQ"] <= 1 and (tmp_path / "q" / "r2.svg").is_file()
+    table = list(csv.DictReader((tmp_path / "q" / "table.csv").read_text().splitlines()))
+    assert float(table[0]["float"]) == rows[0]["float"]
+    assert "%" not in (tmp_path / "q" / "table.md").read_text()
+    pruning = {"sparsity": "0.5", "finetune_epochs": 1}
+    (row,) = prune_sweep(
+        PruneSweepConfig(out=tmp_path / "p", methods=("l1-norm",), **pruning), language
+    )
+    assert 1 < row["float"] < row["fine-tuned"] and (tmp_path / "p" / "perplexity.png").is_file()
+    snip = PruneSweepConfig(out=tmp_path / "s", methods=("snip",), **pruning)
+    with pytest.raises(ConfigError, match="snip looks at gradients .* the task is 'regression'"):
+        prune_sweep(snip, subject)
+
+
+def test_one_training_row_is_one_sentence_where_validation_rows_are_a_share_of_them(line, tmp_path):
+    model, (x, y), test = line
+    subject = Subject.of(model, (x[:1], y[:1]), test)
+    told = "got 1 training row, .* at least two, or validation rows of their own"
+    with pytest.raises(ConfigError, match=told):
+        compress(settings(tmp_path), subject)
+    two = Subject.of(model, (x[:2], y[:2]), test).with_validation()
+    assert (len(two.train), len(two.validation)) == (1, 1)
+
+
+def score(predictions, labels):
+    return 0.0
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("<lambda>", "expected a name of letters, digits, _ and -"),
+        ("a/b", "expected a name of letters"),
+        ("", "expected a name of letters"),
+        ("graph", "something else by that name"),
+        *((field.name, "something else by that name") for field in dataclasses.fields(Row)),
+    ],
+)
+def test_a_metric_is_called_what_columns_and_files_can_be_called(line, name, message):
+    with pytest.raises(ConfigError, match=f"metric '{name}': .*{message}"):
+        Subject.of(*line, metric=Metric(name, score))
+
+
+def test_a_metric_of_ones_own_names_its_column_and_picture(line, tmp_path):
+    subject = Subject.of(*line, metric=Metric("my-score_2", score))
+    rows = compress(settings(tmp_path), subject)["rows"]
+    assert rows[0]["my-score_2"] == 0.0 and (tmp_path / "my-score_2.svg").is_file()
+
+
+def test_no_format_keeps_an_error_of_zero(tmp_path, capsys):
+    model = nn.Linear(8, 1, bias=False)
+    x = torch.randn(60, 8)
+    with torch.no_grad():
+        rows = (x, model(x)[:, 0])
+    compress(settings(tmp_path), Subject.of(model, rows, rows, metric="mse"))
+    told = " ".join(capsys.readouterr().out.split())
+    assert "No format keeps within 1.00% of float" in told
+    assert "where float's mse is 0" in told and "loses 0.00%" not in told

@@ -1,0 +1,69 @@
+import pytest
+import torch
+
+from chop.errors import ConfigError
+from chop.models.named import get_model
+from chop.native import compiler
+from chop.studies.compile import BenchCompileConfig, bench_compile, quickened, random_inputs
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("mlp", {"pixel_values": (5, 1, 8, 8)}),
+        ("vit", {"pixel_values": (5, 1, 8, 8)}),
+        ("resnet18", {"pixel_values": (5, 3, 32, 32)}),
+        ("bert-tiny", {"input_ids": (5, 9), "attention_mask": (5, 9)}),
+        ("toy", {"x": (5, 1, 28, 28)}),
+    ],
+)
+def test_inputs_have_the_rows_that_are_asked_for(name, shapes):
+    model = get_model(name)
+    inputs = random_inputs(model, 5, 9, image_size=32)
+    assert {key: tuple(x.shape) for key, x in inputs.items()} == shapes
+    with torch.inference_mode():
+        output = model(**inputs)
+    assert len(output if isinstance(output, torch.Tensor) else output.logits) == 5
+    assert not torch.equal(*next(iter(inputs.values()))[:2])
+
+
+def test_quick_leaves_what_is_given():
+    given = BenchCompileConfig(models=("cnn",), batch_sizes=(3,), quick=True)
+    quick = quickened(given)
+    assert (quick.models, quick.batch_sizes) == (("cnn",), (3,))
+    assert quick.modes == ("default",) and quick.seconds < given.seconds
+
+
+@pytest.mark.slow
+def test_a_quick_run_has_all_that_the_tables_need():
+    if compiler() is None:
+        pytest.skip("needs a C++ compiler")
+    found = bench_compile(BenchCompileConfig(quick=True))
+    eager, compiled = found.rows
+    assert (eager.model, eager.batch, eager.measured.name) == ("mlp", 2, "eager")
+    assert compiled.measured.name == "default" and compiled.measured.largest_difference < 1e-5
+    assert compiled.measured.prepare_seconds > 100 * compiled.measured.seconds
+    assert found.start_seconds > 0 and [*found.comparisons] == ["mlp-batch-2"]
+    assert [row.iterations for row in compiled.course] == [5, 50, 200]
+    assert compiled.course[0].counted < 0.1 < compiled.course[0].uncounted_low
+    assert found.graphs["mlp"].graphs == 1 and len(found.graphs["mlp"].recompiles) == 1
+    speed, course, graphs = found.tables().items()
+    assert "mlp, batch 2" in speed[0] and speed[1][0]["pays after"] is None
+    assert "of 5 calls of mlp" in course[0] and len(course[1]) == 3
+    assert graphs[1][0]["where"].startswith("images.py:")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"modes": ("max-autotun",)}, "did you mean 'max-autotune'"),
+        ({"method": "tim"}, "did you mean 'time'"),
+        ({"batch_sizes": (0,)}, "batch_sizes: expected 1 or more, got \\[0\\]"),
+        ({"iterations": ()}, "iterations: expected 1 or more"),
+        ({"length": 0}, "length: expected 1 or more"),
+        ({"models": ()}, "models: expected one or more"),
+    ],
+)
+def test_mistakes_are_named(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        BenchCompileConfig(**settings)

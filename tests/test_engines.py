@@ -1,0 +1,34 @@
+"""Engines at the bottom of the house: each can be imported without the rooms above it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+ENGINES = ("capture.tracer", "search", "bench", "native")
+BELOW = {
+    "aliases",
+    "config",
+    "errors",
+    "files",
+    "hub",
+    "moved",
+    "native",
+    "notices",
+    "runs",
+    "tables",
+}
+"""Rooms that every engine may import."""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_imports_no_room_above_it(engine):
+    code = (
+        f"import json, sys, chop.{engine}\n"
+        "print(json.dumps([name for name in sys.modules if name.startswith('chop.')]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    rooms = {name.split(".")[1] for name in json.loads(done.stdout)}
+    assert engine.partition(".")[0] in rooms
+    assert rooms - {engine.partition(".")[0]} <= BELOW
