@@ -22,7 +22,7 @@ CALLS = {
 }
 EXEMPT = {
     "ir/ops/": "the operator table",
-    "ir/capture/": "runs before there is a graph, on every function and method of Python and torch",
+    "capture/": "runs before there is a graph, on every function and method of Python and torch",
     "ir/storage/allowed.py": "what a file may name, operator or not: a list that no row may widen",
     "ir/storage/shapes.py": "arithmetic of sizes, which are Python's numbers",
     "nn/fused/linear_activation.py": "what the kernel can apply, by the names that files keep",

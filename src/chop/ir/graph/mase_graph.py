@@ -15,6 +15,7 @@ from chop.ir.graph.edits import last_edit
 from chop.ir.graph.guess import Guess, misfit
 from chop.ir.metadata import Provenance
 from chop.ir.ops import OPS, Operator, module_of_node, of_node
+from chop.nn.quantized import QuantizedOperator
 
 
 class MaseGraph:
@@ -354,4 +355,5 @@ def _leaves(
                 raise ConfigError(f"custom_ops: unknown key '{key}': {did_you_mean(key, choices)}")
         custom_ops = custom_ops.get("modules", ())
     listed = (cls for row in OPS.values() for cls in row.modules)
-    return (*(custom_ops or ()), *(x for x in listed if not x.__module__.startswith("torch.")))
+    own = (cls for cls in listed if not cls.__module__.startswith("torch."))
+    return (*(custom_ops or ()), QuantizedOperator, *own)
