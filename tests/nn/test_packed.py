@@ -15,7 +15,7 @@ from chop.formats.binary import Binary
 from chop.ir.ops import OPS, of_module
 from chop.nn import quantized as q
 from chop.nn.lora import LoraLinear
-from chop.nn.packed import PACKED, PackedEmbedding, PackedLinear, obstacle, pack
+from chop.nn.packed import PACKED, PackedEmbedding, PackedLinear, pack, why_not_packable
 from chop.nn.quantized.modules.linear import LinearMXInt
 from tests.stand_ins import Affine, Watch
 
@@ -117,7 +117,7 @@ def test_inputs_and_results_may_have_stand_ins(name, exact):
 
 def test_a_stand_in_has_no_codes():
     layer = q.QuantLinear(4, 4, config=QuantSpec(weight=Affine())).eval()
-    assert obstacle(layer) == "has Affine in the place of its weight's format"
+    assert why_not_packable(layer) == "has Affine in the place of its weight's format"
     with pytest.raises(ConfigError, match="pack: the QuantLinear has Affine in the place"):
         pack(layer)
     mixed = q.QuantLinear(4, 4, config=QuantSpec(weight=Binary(), bias=Affine())).eval()
@@ -328,15 +328,15 @@ def test_what_cannot_be_packed_says_why():
     layer, _ = quantized("linear", FORMATS[0])
     with torch.no_grad():
         layer.weight[0, 0] = torch.nan
-    assert "weight that are not finite" in obstacle(layer)
+    assert "weight that are not finite" in why_not_packable(layer)
     drawn = QuantSpec(weight=Binary(stochastic=True))
-    assert "draws at random" in obstacle(q.QuantLinear(8, 8, config=drawn))
+    assert "draws at random" in why_not_packable(q.QuantLinear(8, 8, config=drawn))
     waiting = {"data_in": {"name": "mxint"}}
-    assert "no format for its weight" in obstacle(q.QuantLinear(8, 8, config=waiting))
-    assert "no format for its weight" in obstacle(nn.Linear(8, 8))
+    assert "no format for its weight" in why_not_packable(q.QuantLinear(8, 8, config=waiting))
+    assert "no format for its weight" in why_not_packable(nn.Linear(8, 8))
     adapted = LoraLinear.around(quantized("linear", FORMATS[0])[0])
-    assert "LoraLinear, which has no packed form" in obstacle(adapted)
-    assert "packed already" in obstacle(pack(quantized("linear", FORMATS[0])[0]))
+    assert "LoraLinear, which has no packed form" in why_not_packable(adapted)
+    assert "packed already" in why_not_packable(pack(quantized("linear", FORMATS[0])[0]))
     with pytest.raises(ConfigError, match="pack\\(layer\\) makes one from a QuantLinear"):
         PackedLinear(4, 4)
 

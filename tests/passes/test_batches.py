@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from chop.errors import ConfigError
-from chop.ir.batches import in_step, known_inputs, watch
+from chop.ir.batches import observe_nodes, run_layerwise, select_inputs
 
 
 def batches():
@@ -36,8 +36,8 @@ def test_both_ways_show_what_the_model_computes(net_graph):
             if node.name == "fc2":
                 stepped[number] = values[node.args[0]]
 
-    watch(net_graph, batches(), see)
-    in_step(net_graph, batches(), step)
+    observe_nodes(net_graph, batches(), see)
+    run_layerwise(net_graph, batches(), step)
     assert stepped.pop("count") == len(watched) == 3
     for number, (x, y) in enumerate(expected):
         assert torch.equal(watched[number][0], x) and torch.equal(watched[number][1], y)
@@ -56,11 +56,11 @@ def test_a_layer_changed_on_the_way_works_changed_on_every_batch(net_graph):
             seen.append(len(runs))
 
     seen = []
-    in_step(net_graph, batches(), silence)
+    run_layerwise(net_graph, batches(), silence)
     assert seen == [3]
 
 
-@pytest.mark.parametrize("run", [watch, in_step])
+@pytest.mark.parametrize("run", [observe_nodes, run_layerwise])
 def test_modes_and_gradients_come_back_after_an_error(net_graph, run):
     def fail(node, *_):
         assert not torch.is_grad_enabled() and not net_graph.model.training
@@ -78,10 +78,10 @@ def test_modes_and_gradients_come_back_after_an_error(net_graph, run):
 
 def test_only_what_the_graph_takes_is_passed_on(net_graph):
     given = {**batches()[0], "labels": torch.ones(2), "name": "first"}
-    (known,) = known_inputs(net_graph, [given], "here")
+    (known,) = select_inputs(net_graph, [given], "here")
     assert list(known) == ["x"]
     assert set(given) == {"x", "labels", "name"}
     with pytest.raises(ConfigError, match="here: expected mappings of inputs by name, got list"):
-        list(known_inputs(net_graph, [[1]], "here"))
+        list(select_inputs(net_graph, [[1]], "here"))
     with pytest.raises(ConfigError, match="here: expected at least one batch, got none"):
-        list(known_inputs(net_graph, [], "here"))
+        list(select_inputs(net_graph, [], "here"))

@@ -9,7 +9,7 @@ from chop.errors import ConfigError, GraphError
 from chop.formats import Integer, MXInt, QuantSpec
 from chop.nn.packed import pack
 from chop.nn.quantized import QuantizedOperator, QuantLinear, QuantScaledDotProductAttention
-from chop.quantization.calibration import samples_of
+from chop.quantization.calibration import sample_operands
 
 AUTO = {
     "by": "type",
@@ -147,8 +147,8 @@ def test_packed_layers_are_calibrated_too():
     packed = nn.Sequential(*(pack(layer, exact=True) for layer in layers)).eval()
     batches = [{"input": torch.randn(5, 160)} for _ in range(2)]
     wanted = {name: ["data_in", "data_out"] for name in ("0", "1")}
-    expected = samples_of(rounded, batches, wanted)
-    found = samples_of(packed, batches, wanted)
+    expected = sample_operands(rounded, batches, wanted)
+    found = sample_operands(packed, batches, wanted)
     for name, operands in wanted.items():
         for operand in operands:
             assert torch.equal(found[name][operand], expected[name][operand])

@@ -8,7 +8,7 @@ from torch.nn.utils import prune as oracle
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.nn.quantized import QuantLinear
-from chop.nn.sparsity import PruneActivation, hidden_of, sparsity_of
+from chop.nn.sparsity import PruneActivation, masked_of, sparsity_of
 
 
 def prune(mg, batches=None, activation=None, include=None, exclude=(), **weight):
@@ -24,7 +24,7 @@ def prune(mg, batches=None, activation=None, include=None, exclude=(), **weight)
 
 
 def masks(mg):
-    found = {name: hidden_of(module) for name, module in mg.modules.items()}
+    found = {name: masked_of(module) for name, module in mg.modules.items()}
     return {name: hidden for name, hidden in found.items() if hidden is not None}
 
 

@@ -12,7 +12,7 @@ from chop import MaseGraph, passes
 from chop.formats import Integer
 from chop.ir.drawing.draw import to_svg
 from chop.nn.quantized import QuantizedOperator, QuantLinear
-from chop.nn.sparsity import PruneActivation, hidden_of, sparsity_of
+from chop.nn.sparsity import PruneActivation, masked_of, sparsity_of
 from chop.quantization.summary import layer_rows
 
 SHARE = 0.6
@@ -77,7 +77,7 @@ def test_sparsity_is_exact_on_a_larger_layer(bert_graph, tmp_path):
     mg, info = passes.prune_transform_pass(bert_graph, {"weight": PRUNE["weight"]})
     linear = {"by": "type", "linear": {"config": INTEGER}}
     mg = exported(passes.quantize_transform_pass(mg, linear)[0], tmp_path)
-    hidden = [hidden_of(m) for m in mg.modules.values() if hidden_of(m) is not None]
+    hidden = [masked_of(m) for m in mg.modules.values() if masked_of(m) is not None]
     share = sum(int(h.sum()) for h in hidden) / sum(h.numel() for h in hidden)
     assert share == pytest.approx(info["sparsity"], abs=1e-9) == pytest.approx(SHARE, abs=1e-3)
 
@@ -103,7 +103,7 @@ OPTIMISERS = {
 def test_training_never_shows_a_hidden_weight(net_graph, order, optimiser):
     mg = ORDERS[order](net_graph)
     mg.model.train()
-    before = {name: hidden_of(m) for name, m in mg.modules.items() if hidden_of(m) is not None}
+    before = {name: masked_of(m) for name, m in mg.modules.items() if masked_of(m) is not None}
     weights = {name: mg.modules[name].weight.detach().clone() for name in before}
     step = OPTIMISERS[optimiser](mg.model.parameters())
     for _ in range(4):
@@ -114,7 +114,7 @@ def test_training_never_shows_a_hidden_weight(net_graph, order, optimiser):
     expected = mg.model.eval()(inputs)
     for name, hidden in before.items():
         layer = mg.modules[name]
-        assert torch.equal(hidden_of(layer), hidden)
+        assert torch.equal(masked_of(layer), hidden)
         assert (layer.weight[~hidden] != weights[name][~hidden]).any()
         with torch.no_grad():
             layer.weight[hidden] = 1e6

@@ -7,7 +7,7 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
-from chop.nn.sparsity import hidden_of
+from chop.nn.sparsity import masked_of
 
 
 class Classifier(nn.Module):
@@ -41,7 +41,7 @@ def batches():
 def prune(mg, batches, **weight):
     config = {"weight": {"sparsity": 0.4, **weight}, "batches": batches}
     pruned, _ = passes.prune_transform_pass(mg, config)
-    return {name: hidden_of(module) for name, module in pruned.modules.items()}
+    return {name: masked_of(module) for name, module in pruned.modules.items()}
 
 
 def lowest(scores, share=0.4):
@@ -125,9 +125,9 @@ def test_old_masks_frozen_weights_and_modes_do_not_matter(mg, batches):
     config = {"weight": {"sparsity": 0.4, "method": "snip"}, "batches": batches}
     after, _ = passes.prune_transform_pass(before, config)
     hidden = prune(mg, batches, method="snip")
-    assert torch.equal(hidden_of(after.modules["fc"]), hidden["fc"])
+    assert torch.equal(masked_of(after.modules["fc"]), hidden["fc"])
     assert not after.modules["fc"].weight.requires_grad and after.modules["drop"].training
-    assert torch.equal(hidden_of(after.modules["conv"]), hidden["conv"])
+    assert torch.equal(masked_of(after.modules["conv"]), hidden["conv"])
 
 
 def test_missing_data_is_explained(mg, batches):

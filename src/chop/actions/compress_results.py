@@ -19,7 +19,7 @@ from chop.actions.latency import compare_with_float
 from chop.actions.workload import Subject
 from chop.files import replacing_together, write_text
 from chop.ir.graph import MaseGraph
-from chop.nn.packed import obstacle
+from chop.nn.packed import why_not_packable
 from chop.quantization.summary import layer_rows, operator_rows
 from chop.report.plots import Curve, plot_accuracy
 from chop.studies.model import BATCH_SIZES
@@ -214,7 +214,7 @@ def _speed(
 
 def _packed(mg: MaseGraph) -> MaseGraph:
     """The graph with weights as codes, where it has some in formats."""
-    if not any(obstacle(module) is None for module in mg.model.modules()):
+    if not any(why_not_packable(module) is None for module in mg.model.modules()):
         return mg
     return passes.pack_transform_pass(mg, {"silent": True})[0]
 

@@ -1,4 +1,4 @@
-"""Finds attention that is written out: product, scale, mask, softmax, dropout, product."""
+"""Attention patterns that are written out: product, scale, mask, softmax, dropout, product."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import fx, nn
 from chop.fusion.causal_masks import causal, causal_when_added
 from chop.fusion.matching import (
     SURE_TO_HIDE,
-    Obstacle,
+    NotFusableError,
     argument,
     check_free,
     is_cast,
@@ -29,12 +29,12 @@ from chop.ir.ops.flops import matmul
 
 @dataclass(frozen=True)
 class Mask:
-    """One step that hides scores.
+    """Attention mask: one step that hides scores.
 
     Attributes:
         node: what it reads: numbers to add, or booleans.
-        kind: numbers are `added`; where booleans are true, scores are `kept` or `hidden`.
-        fill: what hidden scores become, -inf or at most `SURE_TO_HIDE`.
+        kind: numbers are `added`; where booleans are true, scores are `kept` or `masked`.
+        fill: what masked scores become, -inf or at most `SURE_TO_HIDE`.
     """
 
     node: fx.Node
@@ -72,7 +72,7 @@ class Attention:
 
 
 def attentions(mg: MaseGraph) -> Iterator[tuple[fx.Node, Attention | str]]:
-    """Each softmax between two products, with what is computed or why it cannot be fused.
+    """Attention patterns: each softmax between two products, or why it cannot be fused.
 
     In the order in which they run, each read when it is asked for: one may be rewritten before
     the next is read, which may work on its result.
@@ -80,8 +80,8 @@ def attentions(mg: MaseGraph) -> Iterator[tuple[fx.Node, Attention | str]]:
     for node in [node for node in mg.nodes if operation(mg, node) == "softmax"]:
         try:
             found = _read(mg, node)
-        except Obstacle as obstacle:
-            yield node, str(obstacle)
+        except NotFusableError as reason:
+            yield node, str(reason)
         else:
             if found is not None:
                 yield node, found
@@ -100,14 +100,14 @@ def _read(mg: MaseGraph, softmax: fx.Node) -> Attention | None:
     for node in replaced[1:]:
         if len(node.users) > 1:
             what = "its weights are" if node in (softmax, *after) else f"'{node.name}' is"
-            raise Obstacle(f"{what} read elsewhere too")
+            raise NotFusableError(f"{what} read elsewhere too")
     _check_softmax(mg, softmax)
     query, key, value = _operand(product, 0), _operand(product, 1), _operand(context, 1)
     if value in replaced:
-        raise Obstacle("its values are its weights")
+        raise NotFusableError("its values are its weights")
     found = Attention(softmax, context, query, key, value, scale, masks, False, dropout, replaced)
     _check_operands(found)
-    _settle_masks(mg, found, product)
+    _check_masks(mg, found, product)
     return found
 
 
@@ -127,9 +127,9 @@ def _to_the_value(
             return steps, None, dropout
         if operation(mg, follower) == "dropout":
             if dropout is not None:
-                raise Obstacle("its weights are dropped twice")
+                raise NotFusableError("its weights are dropped twice")
             if not _drops_single_weights(mg, follower):
-                raise Obstacle("its weights are dropped by whole channels")
+                raise NotFusableError("its weights are dropped by whole channels")
             dropout = follower
         steps.append(follower)
         node = follower
@@ -170,7 +170,7 @@ def _to_the_query(
             node, scale, scaled = factor[0], scale * factor[1], True
         elif mask is not None:
             if scaled:
-                raise Obstacle("its scores are masked before they are scaled")
+                raise NotFusableError("its scores are masked before they are scaled")
             node = mask[0]
             masks.append(mask[1])
         elif is_cast(mg, node):
@@ -203,22 +203,22 @@ def _mask(mg: MaseGraph, node: fx.Node) -> tuple[Any, Mask] | None:
             added = second if scores[0] is first else first
             return (scores[0], Mask(added, "added")) if isinstance(added, fx.Node) else None
     if name == "masked_fill":
-        hidden, fill = argument(node, 1, "mask"), argument(node, 2, "value")
-        return argument(node, 0, "input"), Mask(hidden, "hidden", _fill(fill))
+        masked, fill = argument(node, 1, "mask"), argument(node, 2, "value")
+        return argument(node, 0, "input"), Mask(masked, "masked", _fill(fill))
     if name == "where" and len(node.args) == 3:
         condition, chosen, other = node.args
         if isinstance(condition, fx.Node) and isinstance(chosen, fx.Node):
             return chosen, Mask(condition, "kept", _fill(other))
         if isinstance(condition, fx.Node) and isinstance(other, fx.Node):
-            return other, Mask(condition, "hidden", _fill(chosen))
+            return other, Mask(condition, "masked", _fill(chosen))
     return None
 
 
 def _fill(value: Any) -> float:
     if not is_number(value):
-        raise Obstacle("its scores are filled with a tensor")
+        raise NotFusableError("its scores are filled with a tensor")
     if value > SURE_TO_HIDE:
-        raise Obstacle(f"its scores are filled with {value}, which may not hide them")
+        raise NotFusableError(f"its scores are filled with {value}, which may not hide them")
     return float(value)
 
 
@@ -239,36 +239,36 @@ def _check_softmax(mg: MaseGraph, node: fx.Node) -> None:
     rank = len(result_of(node).shape)
     dim = module.dim if isinstance(module, nn.Softmax) else argument(node, 1, "dim")
     if dim not in (-1, rank - 1):
-        raise Obstacle("its softmax is not over the last axis")
+        raise NotFusableError("its softmax is not over the last axis")
     if len(node.args) > 2 or node.kwargs.get("dtype") not in (None, torch.float32):
-        raise Obstacle("its softmax is called with another dtype")
+        raise NotFusableError("its softmax is called with another dtype")
 
 
 def _operand(product: fx.Node, position: int) -> fx.Node:
     found = argument(product, position, ("input", "other")[position], product.kwargs.get("mat2"))
     if not isinstance(found, fx.Node):
-        raise Obstacle("a factor of its products is no node")
+        raise NotFusableError("a factor of its products is no node")
     return found
 
 
 def _check_operands(found: Attention) -> None:
     query, key, value = (result_of(node) for node in (found.query, found.key, found.value))
     if len(query.shape) not in (3, 4):
-        raise Obstacle(f"its queries have {len(query.shape)} axes, not 3 or 4")
+        raise NotFusableError(f"its queries have {len(query.shape)} axes, not 3 or 4")
     if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
-        raise Obstacle("queries, keys and values have different batches or heads")
+        raise NotFusableError("queries, keys and values have different batches or heads")
     if not query.torch_dtype == key.torch_dtype == value.torch_dtype:
-        raise Obstacle("queries, keys and values have different dtypes")
+        raise NotFusableError("queries, keys and values have different dtypes")
 
 
-def _settle_masks(mg: MaseGraph, found: Attention, product: fx.Node) -> None:
+def _check_masks(mg: MaseGraph, found: Attention, product: fx.Node) -> None:
     scores = result_of(product).shape
     for mask in found.masks:
         info = result_of(mask.node)
         if not _broadcasts(info.shape, scores):
-            raise Obstacle(f"mask '{mask.node.name}' does not have the shape of the scores")
+            raise NotFusableError(f"mask '{mask.node.name}' does not have the shape of the scores")
         if (mask.kind == "added") != info.is_floating:
-            raise Obstacle(f"mask '{mask.node.name}' has dtype {info.torch_dtype}")
+            raise NotFusableError(f"mask '{mask.node.name}' has dtype {info.torch_dtype}")
     if len(found.masks) == 1 and scores[-1] == scores[-2]:
         mask = found.masks[0]
         if result_of(mask.node).shape[-2:] == scores[-2:] and _is_causal(mg, mask):

@@ -110,7 +110,7 @@ class _Rewriter:
             return reduce(partial(self._new, torch.logical_and), kept)
         numbers: Any = 0.0
         for mask in reversed(masks):
-            numbers = self._hidden(mask, numbers)
+            numbers = self._added_mask(mask, numbers)
         dtype = result_of(self.found.query).torch_dtype
         is_it = result_of(numbers).torch_dtype == dtype
         return numbers if is_it else self._new(torch.Tensor.to, numbers, dtype)
@@ -118,7 +118,7 @@ class _Rewriter:
     def _kept(self, mask: Mask) -> fx.Node:
         return mask.node if mask.kind == "kept" else self._new(torch.logical_not, mask.node)
 
-    def _hidden(self, mask: Mask, numbers: Any) -> fx.Node:
+    def _added_mask(self, mask: Mask, numbers: Any) -> fx.Node:
         """What is added to the scores, after one more mask; 0.0 before the first.
 
         A fill takes the place of what was there: two that are added would hide more than one.

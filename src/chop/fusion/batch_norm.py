@@ -32,7 +32,7 @@ def fold_batch_norms(mg: MaseGraph, frac_width: FracWidth) -> tuple[list[str], d
     fused: list[str] = []
     skipped: dict[str, str] = {}
     for node in [node for node in mg.nodes if mg.operator(node).is_affine]:
-        reason = _obstacle(mg, node, owned)
+        reason = _why_infeasible(mg, node, owned)
         if reason is not None:
             skipped[node.name] = reason
             continue
@@ -41,7 +41,7 @@ def fold_batch_norms(mg: MaseGraph, frac_width: FracWidth) -> tuple[list[str], d
     return fused, skipped
 
 
-def _obstacle(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | None:
+def _why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | None:
     """Why a norm cannot be folded; None if it can."""
     norm = mg.module_of(node)
     if not isinstance(norm, _BatchNorm):
@@ -58,9 +58,9 @@ def _obstacle(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | None:
     if len(before.users) > 1:
         return "the convolution has other readers"
     for name, module_node in (("norm", node), ("convolution", before)):
-        obstacle = owned.obstacle(module_node)
-        if obstacle is not None:
-            return f"the {name} {obstacle}"
+        reason = owned.why_shared(module_node)
+        if reason is not None:
+            return f"the {name} {reason}"
     if isinstance(norm, QuantizedOperator) and not isinstance(convolution, QuantizedOperator):
         return "the norm is quantised and the convolution is not"
     return None

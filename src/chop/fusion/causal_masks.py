@@ -1,4 +1,4 @@
-"""Recognises causal masks: ones that hide what lies above the diagonal, at any size."""
+"""Causal masks: recognition of masks that hide what lies above the diagonal, at any size."""
 
 from __future__ import annotations
 

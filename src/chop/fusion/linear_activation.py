@@ -24,7 +24,7 @@ def fuse_linear_activations(mg: MaseGraph) -> tuple[list[str], dict[str, str]]:
         linear = node.all_input_nodes[0] if activation else None
         if linear is None or mg.operator(linear).name != "linear" or linear.op != "call_module":
             continue
-        reason = _obstacle(mg, linear, node, owned)
+        reason = _why_infeasible(mg, linear, node, owned)
         if reason is not None:
             skipped[str(linear.target)] = reason
             continue
@@ -42,7 +42,7 @@ def _activation(mg: MaseGraph, node: fx.Node) -> str:
     return name if name in ACTIVATIONS and len(node.all_input_nodes) == 1 else ""
 
 
-def _obstacle(mg: MaseGraph, linear: fx.Node, node: fx.Node, owned: Ownership) -> str | None:
+def _why_infeasible(mg: MaseGraph, linear: fx.Node, node: fx.Node, owned: Ownership) -> str | None:
     """Why a layer and its activation stay apart; None if they need not."""
     modules = [
         module for module in (mg.module_of(linear), mg.module_of(node)) if module is not None
@@ -55,8 +55,8 @@ def _obstacle(mg: MaseGraph, linear: fx.Node, node: fx.Node, owned: Ownership) -
         return "it, or its activation, has hooks"
     if len(linear.users) > 1:
         return "its result is read elsewhere too"
-    obstacle = owned.obstacle(linear)
-    return None if obstacle is None else f"it {obstacle}"
+    reason = owned.why_shared(linear)
+    return None if reason is None else f"it {reason}"
 
 
 def _fuse(mg: MaseGraph, linear: fx.Node, node: fx.Node, activation: str) -> None:

@@ -1,4 +1,4 @@
-"""How patterns are read off a graph: what a node computes, and whether it may disappear."""
+"""Pattern matching on a graph: what a node computes, and whether it may disappear."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SURE_TO_HIDE = -1e9
 """From here on, to be added to a float32 score and to replace it come to the same."""
 
 
-class Obstacle(Exception):  # noqa: N818 (it reports a finding, not a fault)
+class NotFusableError(Exception):
     """Why a pattern that is otherwise there stays as it is."""
 
 
 def operation(mg: MaseGraph, node: Any) -> str:
-    """The operator's name, be it a function, a method or a module; "" for what is no node."""
+    """Operator name of a node, be it a function, a method or a module; "" for what is no node."""
     return mg.operator(node).name if isinstance(node, fx.Node) else ""
 
 
@@ -30,7 +30,7 @@ def result_of(node: fx.Node) -> TensorInfo:
 
 
 def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
-    """An argument of a call, given by position or by name."""
+    """Argument of a call, given by position or by name."""
     return node.args[position] if position < len(node.args) else node.kwargs.get(name, default)
 
 
@@ -46,12 +46,12 @@ def is_cast(mg: MaseGraph, node: Any) -> bool:
 
 
 def check_free(mg: MaseGraph, node: fx.Node) -> None:
-    """Raises Obstacle where what a node calls has to stay as it is."""
+    """Raises NotFusableError where what a node calls has to stay as it is."""
     module = mg.module_of(node)
     if isinstance(module, QuantizedOperator) and not module.spec.is_float:
-        raise Obstacle(f"'{node.name}' is quantised")
+        raise NotFusableError(f"'{node.name}' is quantised")
     if module is not None and has_hooks(module):
-        raise Obstacle(f"'{node.name}' has hooks")
+        raise NotFusableError(f"'{node.name}' has hooks")
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -80,7 +80,7 @@ def _record_formats(common: CommonMetadata, module: QuantizedOperator) -> None:
 def argument_tensors(
     node: fx.Node, operator: Operator, results: Mapping[fx.Node, Any]
 ) -> dict[str, Tensor]:
-    """The tensors that a node reads, by the names that `CommonMetadata.args` gives them.
+    """Argument tensors: what a node reads, by the names that `CommonMetadata.args` gives them.
 
     Args:
         node: the node.

@@ -1,4 +1,4 @@
-"""Inputs of a graph by name, batch by batch: what every pass that looks at data is given."""
+"""Batches of inputs by name, and runs of a graph that show every node at work."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Runs = list[Mapping[fx.Node, Any]]
 """The values of nodes, one mapping per batch."""
 
 
-def known_inputs(mg: MaseGraph, batches: Batches, where: str) -> Iterator[dict[str, Any]]:
-    """Each batch without what the graph does not take, on the graph's device.
+def select_inputs(mg: MaseGraph, batches: Batches, where: str) -> Iterator[dict[str, Any]]:
+    """Batches without what the graph does not take, on the graph's device.
 
     Args:
         mg: the graph.
@@ -52,24 +52,24 @@ def _to(value: Any, device: torch.device | None) -> Any:
     return value.to(device) if isinstance(value, Tensor) and device is not None else value
 
 
-def watch(mg: MaseGraph, batches: Iterable[Mapping[str, Any]], visit: Visit) -> None:
-    """Runs the graph on each batch and shows every node at work.
+def observe_nodes(mg: MaseGraph, batches: Iterable[Mapping[str, Any]], visit: Visit) -> None:
+    """Observes every node while the graph runs on each batch.
 
     The model runs in eval mode without gradients and is left as it was, after an error too.
 
     Args:
         mg: the graph.
-        batches: from `known_inputs`.
+        batches: from `select_inputs`.
         visit: see `Visit`; it must not keep the values.
     """
     model = mg.model
     with untouched(model), torch.no_grad():
         model.eval()
         for batch in batches:
-            _Watcher(model, visit).run(*bind_inputs(model, batch))
+            _Observer(model, visit).run(*bind_inputs(model, batch))
 
 
-class _Watcher(GraphRunner):
+class _Observer(GraphRunner):
     def __init__(self, model: torch.nn.Module, visit: Visit) -> None:
         super().__init__(model)
         self.visit = visit
@@ -80,18 +80,18 @@ class _Watcher(GraphRunner):
         return result
 
 
-def in_step(
+def run_layerwise(
     mg: MaseGraph, batches: Iterable[Mapping[str, Any]], visit: Callable[[fx.Node, Runs], None]
 ) -> None:
-    """Runs the graph on all batches at once, one node after the other.
+    """Layer-wise run: the graph runs on all batches at once, one node after the other.
 
     A layer that `visit` changes works changed on every batch, so that what follows sees the
     change, and the model still runs only once. Values that later nodes need stay in memory for
-    every batch. Modes, gradients and what is put back are those of `watch`.
+    every batch. Modes, gradients and what is put back are those of `observe_nodes`.
 
     Args:
         mg: the graph.
-        batches: from `known_inputs`.
+        batches: from `select_inputs`.
         visit: called with each node before it runs, and the values before it for each batch.
     """
     model = mg.model

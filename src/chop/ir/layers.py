@@ -17,7 +17,7 @@ from chop.ir.ops import Operator, Weight
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A module with a weight, and the nodes that call it.
+    """Layer: a module with a weight, and the nodes that call it.
 
     Attributes:
         path: its dotted path, the first if it has several.

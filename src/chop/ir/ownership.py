@@ -1,4 +1,4 @@
-"""Who else would notice if a module's parameters changed."""
+"""Shared modules and parameters: who else would notice if a parameter changed."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Ownership:
             for parameter in module.parameters(recurse=False)
         )
 
-    def obstacle(self, node: fx.Node) -> str | None:
-        """Why the parameters of the module that a node calls are not its own; None if they are."""
+    def why_shared(self, node: fx.Node) -> str | None:
+        """Why the parameters of a node's module are shared; None if they are its own."""
         module = self._mg.module_of(node)
         if module is None:
             return "is a function call, not a module"

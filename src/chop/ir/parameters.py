@@ -14,7 +14,7 @@ from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantCall, QuantizedOperator
 from chop.nn.quantized.base import SCALE_NAMES
-from chop.nn.sparsity import hidden_of
+from chop.nn.sparsity import masked_of
 
 FLOAT = Float()
 Use = tuple[Tensor, str, NumberFormat]
@@ -95,10 +95,10 @@ def stored_parameters_of(module: nn.Module) -> list[StoredParameter]:
     return _stored(module, _uses_in(module))
 
 
-def hidden_weights(mg: MaseGraph) -> dict[int, Tensor]:
-    """What pruning hides, by the id of the weight."""
-    masks = ((module, hidden_of(module)) for module in mg.model.modules())
-    return {id(module.weight): hidden for module, hidden in masks if hidden is not None}
+def masked_weights(mg: MaseGraph) -> dict[int, Tensor]:
+    """Pruning masks, True where a weight is masked, by the id of the weight."""
+    masks = ((module, masked_of(module)) for module in mg.model.modules())
+    return {id(module.weight): masked for module, masked in masks if masked is not None}
 
 
 def total_bits(stored: Iterable[StoredParameter]) -> tuple[float, int]:

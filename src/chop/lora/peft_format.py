@@ -39,7 +39,7 @@ PLAIN_INITIALISATIONS = (None, True, False, "gaussian", "eva", "orthogonal")
 
 @dataclass(frozen=True)
 class LayerFile:
-    """The adapter of one layer.
+    """LoRA adapter of one layer.
 
     Attributes:
         a: float (rank, in_features).
@@ -59,7 +59,7 @@ class LayerFile:
 
 @dataclass(frozen=True)
 class AdapterFile:
-    """What a folder holds.
+    """LoRA adapters of a model, as a folder holds them.
 
     Attributes:
         layers: adapters by the path of their layer.

@@ -17,10 +17,10 @@ from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.ops import OPS, of_called
 from chop.mixed_precision.candidates import Rule, fitted
-from chop.nn.quantized import QuantCall, QuantizedOperator, basic_operators
+from chop.nn.quantized import QuantCall, QuantizedOperator, leaf_operators
 from chop.passes import quantize_transform_pass
 from chop.passes.base import check_graph
-from chop.quantization.calibration import samples_of
+from chop.quantization.calibration import sample_operands
 from chop.train.evaluator import evaluating
 
 Formats = Mapping[str, NumberFormat]
@@ -97,13 +97,13 @@ class Layers:
         inputs = {
             p: [n for n in part.operands if n not in part._parameters] for p, part in parts.items()
         }
-        self._samples = samples_of(self.mg.model, kept, inputs)
+        self._samples = sample_operands(self.mg.model, kept, inputs)
 
     def _layer(self, node: fx.Node) -> Layer:
         twin = self.mg.module_of(self.mg.node(node.name))
         assert isinstance(twin, QuantizedOperator)
         path = next(path for path, module in self.mg.model.named_modules() if module is twin)
-        inner = basic_operators(twin)
+        inner = leaf_operators(twin)
         parts = {f"{path}.{inside}" if inside else path: part for inside, part in inner.items()}
         return Layer(_name(node), parts, operands_of(twin))
 

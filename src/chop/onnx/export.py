@@ -8,7 +8,7 @@ from typing import Any
 
 from chop.errors import UnavailableError
 from chop.ir.graph import MaseGraph
-from chop.onnx.twin import exported_twin
+from chop.onnx.qdq import qdq_graph
 from chop.onnx.write import write
 
 NEEDS = ("onnx", "onnxscript")
@@ -38,6 +38,6 @@ def export(mg: MaseGraph, path: Path, float_fallback: bool, dynamic_axes: bool) 
         UnavailableError: onnx or onnxscript are not installed.
     """
     check_onnx_is_installed()
-    twin = exported_twin(mg, float_fallback)
-    named = write(twin.mg, path, dynamic_axes)
-    return {**named, "quantized": twin.quantized, "fallback": twin.fallback}
+    qdq = qdq_graph(mg, float_fallback)
+    named = write(qdq.mg, path, dynamic_axes)
+    return {**named, "quantized": qdq.quantized, "fallback": qdq.fallback}

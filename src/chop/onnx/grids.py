@@ -1,4 +1,4 @@
-"""Formats as ONNX has them: integers of at most 8 bits times a scale."""
+"""Affine grids: formats as ONNX has them, integers of at most 8 bits times a scale."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ CHOICE = (
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Values s k for integers `low` <= k <= `high`.
+class AffineGrid:
+    """Affine grid: values s k for integers `low` <= k <= `high`.
 
     Attributes:
         low: the smallest k.
@@ -40,8 +40,8 @@ class Grid:
         return torch.int8 if self.low < 0 else torch.uint8
 
 
-def grid_of(number_format: NumberFormat, parameter: Tensor | None = None) -> Grid | None:
-    """The grid of a format; None if ONNX cannot express it in 8 bits.
+def grid_of(number_format: NumberFormat, parameter: Tensor | None = None) -> AffineGrid | None:
+    """Affine grid of a format; None if ONNX cannot express it in 8 bits.
 
     Args:
         number_format: the format.
@@ -54,11 +54,11 @@ def grid_of(number_format: NumberFormat, parameter: Tensor | None = None) -> Gri
     low, high, step = integers
     one = one_scale(layout, integers)
     if one:
-        return Grid(low, high, torch.tensor(one))
+        return AffineGrid(low, high, torch.tensor(one))
     if parameter is not None:
         scale = _scale_of(layout, parameter)
-        return None if scale is None else Grid(low, high, scale * step)
-    return Grid(low, high, None) if one == 0 and layout.groups == WHOLE_TENSOR else None
+        return None if scale is None else AffineGrid(low, high, scale * step)
+    return AffineGrid(low, high, None) if one == 0 and layout.groups == WHOLE_TENSOR else None
 
 
 def _scale_of(layout: Layout, parameter: Tensor) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""The two operators that a graph to be exported has instead of roundings, and their ONNX.
+"""Custom operators that a QDQ graph has instead of roundings, and their ONNX.
 
 Their torch forms are references: what an ONNX runtime computes.
 """
@@ -16,7 +16,7 @@ OPSET = 18
 
 @torch.library.custom_op("chop::onnx_round", mutates_args=())
 def onnx_round(x: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
-    """s k for the k nearest to x/s in `low` ... `high`, ties to even.
+    """QuantizeLinear, DequantizeLinear: s k, k nearest to x/s in `low` ... `high`, ties to even.
 
     In ONNX the codes are uint8, and 128 stands for 0 where `low` is negative: the one kind of
     activation that runtimes multiply by int8 weights on every processor.
@@ -37,7 +37,7 @@ def _(x: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
 
 @torch.library.custom_op("chop::onnx_dequantize", mutates_args=())
 def onnx_dequantize(codes: Tensor, scale: Tensor, zero_point: Tensor, axis: int) -> Tensor:
-    """(codes - zero_point) times scale.
+    """DequantizeLinear: (codes - zero_point) times scale.
 
     Args:
         codes: any shape, int8, uint8 or int32.
@@ -57,7 +57,7 @@ def _(codes: Tensor, scale: Tensor, zero_point: Tensor, axis: int) -> Tensor:
 
 
 def translations() -> dict[Any, Callable[..., Any]]:
-    """What the exporter writes for each of them."""
+    """Translation table for the exporter: ONNX of each custom operator."""
     from onnx import TensorProto, helper
     from onnxscript import opset18
 

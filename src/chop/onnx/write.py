@@ -1,4 +1,4 @@
-"""Runs the exporter of torch on a graph and gives inputs, outputs and axes their names."""
+"""Exporter: runs torch's on a graph and gives inputs, outputs and axes their names."""
 
 from __future__ import annotations
 

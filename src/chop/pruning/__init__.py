@@ -1,1 +1,1 @@
-"""What the pruning pass and gradual pruning share: settings, layers, evidence, narrowing."""
+"""Pruning: masks (unstructured), removal of channels and heads (structured), activations."""

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from chop.errors import ConfigError
-from chop.ir.batches import Batches, known_inputs, watch
+from chop.ir.batches import Batches, observe_nodes, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import Layer
 from chop.ir.metadata import MaseMetadata
@@ -62,7 +62,7 @@ def _share_threshold(
         if mg.module_of(node) in pruners:
             magnitudes.append(result.abs())
 
-    watch(mg, known_inputs(mg, batches, f"{WHERE}.batches"), note)
+    observe_nodes(mg, select_inputs(mg, batches, f"{WHERE}.batches"), note)
     count = round(pruners[0].sparsity * sum(x.numel() for x in magnitudes))
     threshold = kth_smallest(magnitudes, count) if count else -math.inf
     for pruner in pruners:

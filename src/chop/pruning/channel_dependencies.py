@@ -1,8 +1,8 @@
-"""Follows the channels or heads of a layer through the graph to whatever reads them.
+"""Channel dependencies: a layer's channels or heads, followed to whatever reads them.
 
 A unit is an output channel of a layer, or an attention head. It can leave the model where every
 reader is known to treat units alike and apart: then the reader is cut too. The dimension rules of
-the operator table say where they go; what has no rule stops the walk, and the layer stays whole.
+the operator table say where they go; what has no rule stops the trace, and the layer stays whole.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from chop.nn.quantized.masks import FULL, MASK
 
 @dataclass(frozen=True)
 class Cut:
-    """What a module loses with a unit.
+    """Removal of units from a module's parameters.
 
     Attributes:
         module: whose parameters and buffers are cut.
@@ -62,8 +62,8 @@ def spread(kept: Tensor, run: int) -> Tensor:
 
 
 @dataclass
-class Walk:
-    """One set of units on its way.
+class ChannelTrace:
+    """Trace of one set of units through a graph.
 
     Attributes:
         mg: the graph; nothing is changed before `apply`.
@@ -110,7 +110,7 @@ class Walk:
     def meet(
         self, node: fx.Node, source: fx.Node, place: Place, inputs: tuple[fx.Node, ...]
     ) -> Place | None:
-        """Notes an arrival; the walk goes on from `node` once all of `inputs` have come."""
+        """Notes an arrival; the trace goes on from `node` once all of `inputs` have come."""
         met = self.met.setdefault(node, {})
         self.awaited[node] = inputs
         if any(other != place for other in met.values()):

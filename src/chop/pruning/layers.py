@@ -67,15 +67,15 @@ def _share(layer: Layer, shares: Mapping[str, float]) -> float | None:
     return next(iter([*exact, *matching]), None)
 
 
-def as_carrier(mg: MaseGraph, layer: Layer) -> Layer:
+def as_maskable(mg: MaseGraph, layer: Layer) -> Layer:
     """The layer with an operator that can carry a mask; it replaces the layer's own module."""
     if isinstance(layer.module, QuantizedOperator):
         return layer
     assert layer.row.quantized is not None
-    carrier = layer.row.quantized.from_float(layer.module, QuantSpec())
+    maskable = layer.row.quantized.from_float(layer.module, QuantSpec())
     for node in layer.nodes:
-        mg.replace(node, carrier)
-    return replace(layer, module=carrier)
+        mg.replace(node, maskable)
+    return replace(layer, module=maskable)
 
 
 def with_sharers(mg: MaseGraph, layer: Layer, layers: Sequence[Layer]) -> list[Layer]:

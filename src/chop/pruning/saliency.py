@@ -1,4 +1,4 @@
-"""What data say about weights: gradients of the loss, and norms of what flows in."""
+"""Saliency of weights from data: gradients of the loss, and norms of the inputs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from chop.capture.isolation import untouched
 from chop.errors import ConfigError
-from chop.ir.batches import known_inputs
+from chop.ir.batches import select_inputs
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import Layer
 from chop.ir.ops import Weight
-from chop.nn.sparsity import SCORES, Evidence
+from chop.nn.sparsity import SCORES, ScoreInputs
 
 WHERE = "prune_transform_pass.batches"
 LABELS = "labels"
@@ -27,26 +27,28 @@ Users = Mapping[str, Sequence[Layer]]
 """The layers that use a weight, by the path of one of them."""
 
 
-def gather(
+def gather_score_inputs(
     mg: MaseGraph, users: Users, method: str, seed: int, batches: Iterable[Mapping[str, Any]] | None
-) -> dict[str, Evidence]:
-    """The evidence that a score needs, by path. The model runs in eval mode and is left as it was.
+) -> dict[str, ScoreInputs]:
+    """Saliency and input norms as far as a score needs them, by path.
+
+    The model runs in eval mode and is left as it was.
 
     Raises:
         ConfigError: there is no batch, or one without labels where a loss is needed.
     """
     generator = torch.Generator().manual_seed(seed)
-    evidence = {path: Evidence(generator) for path in users}
+    score_inputs = {path: ScoreInputs(generator) for path in users}
     needs = SCORES[method].needs
     if needs is None:
-        return evidence
+        return score_inputs
     with untouched(mg.model):
         mg.model.eval()
         if needs == "gradients":
-            _gather_saliency(mg, users, evidence, batches or ())
+            _gather_saliency(mg, users, score_inputs, batches or ())
         else:
-            _gather_input_norms(mg, users, evidence, batches or ())
-    return evidence
+            _gather_input_norms(mg, users, score_inputs, batches or ())
+    return score_inputs
 
 
 # --- gradients -----------------------------------------------------------------------------------
@@ -55,25 +57,25 @@ def gather(
 def _gather_saliency(
     mg: MaseGraph,
     users: Users,
-    evidence: Mapping[str, Evidence],
+    score_inputs: Mapping[str, ScoreInputs],
     batches: Iterable[Mapping[str, Any]],
 ) -> None:
     weights = [layers[0].weight for layers in users.values()]
     with _requiring_gradients(weights):
         given, again = itertools.tee(batches)
-        for inputs, batch in zip(known_inputs(mg, given, WHERE), again, strict=False):
+        for inputs, batch in zip(select_inputs(mg, given, WHERE), again, strict=False):
             loss = _loss(mg.model(**inputs), batch)
             gradients = torch.autograd.grad(loss, weights, allow_unused=True)
             for path, weight, gradient in zip(users, weights, gradients, strict=True):
-                add_saliency(evidence[path], weight, gradient)
+                add_saliency(score_inputs[path], weight, gradient)
 
 
-def add_saliency(evidence: Evidence, weight: Tensor, gradient: Tensor | None) -> None:
+def add_saliency(score_inputs: ScoreInputs, weight: Tensor, gradient: Tensor | None) -> None:
     """Adds weight * gradient of one batch; a weight without a gradient adds nothing."""
     weight = weight.detach()
     added = torch.zeros_like(weight) if gradient is None else weight * gradient
-    before = evidence.saliency
-    evidence.saliency = added if before is None else before.to(added.device) + added
+    before = score_inputs.saliency
+    score_inputs.saliency = added if before is None else before.to(added.device) + added
 
 
 @contextmanager
@@ -110,7 +112,7 @@ def _loss(output: Any, batch: Mapping[str, Any]) -> Tensor:
 def _gather_input_norms(
     mg: MaseGraph,
     users: Users,
-    evidence: Mapping[str, Evidence],
+    score_inputs: Mapping[str, ScoreInputs],
     batches: Iterable[Mapping[str, Any]],
 ) -> None:
     squares: dict[str, Tensor] = {}
@@ -126,7 +128,7 @@ def _gather_input_norms(
             hooks.append(layer.module.register_forward_pre_hook(add))
     try:
         with torch.no_grad():
-            for inputs in known_inputs(mg, batches, WHERE):
+            for inputs in select_inputs(mg, batches, WHERE):
                 mg.model(**inputs)
     finally:
         for hook in hooks:
@@ -134,7 +136,7 @@ def _gather_input_norms(
     for path, (layer, *_) in users.items():
         inputs = getattr(layer.module, layer.axes.sizes[1])
         norms = squares[path].sqrt() if path in squares else torch.zeros(inputs)
-        evidence[path].input_norms = _broadcast(norms, layer.weight, layer.axes)
+        score_inputs[path].input_norms = _broadcast(norms, layer.weight, layer.axes)
 
 
 def _adding(squares: dict[str, Tensor], path: str, spatial: int) -> Any:

@@ -14,7 +14,7 @@ WHERE = "prune_transform_pass"
 
 @dataclass(frozen=True)
 class WeightPruning:
-    """Which weights go.
+    """Weight pruning settings.
 
     Attributes:
         sparsity: the share to prune, 0 to below 1; or shares by operator, module path, node name
@@ -65,7 +65,7 @@ class WeightPruning:
 
 @dataclass(frozen=True)
 class ActivationPruning:
-    """Which share of an operator's input is set to zero; see `chop.nn.sparsity.PruneActivation`.
+    """Activation pruning settings; see `chop.nn.sparsity.PruneActivation`.
 
     Attributes:
         sparsity: as for weights.

@@ -1,4 +1,4 @@
-"""Takes whole channels and attention heads out of a model, which becomes narrower."""
+"""Structured pruning: removes channels and attention heads; the model becomes narrower."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from chop.ir.ops.dimensions import BlockedError, Shape, attention, joined
 from chop.ir.propagate import example_inputs, noted_inputs, propagate
 from chop.nn.lora import refuse_adapters
 from chop.nn.quantized import QuantizedOperator
-from chop.nn.sparsity import SCORES, Evidence, Score, lowest, unit_scores
-from chop.pruning.channel_dependencies import Walk
+from chop.nn.sparsity import SCORES, Score, ScoreInputs, lowest, unit_scores
+from chop.pruning.channel_dependencies import ChannelTrace
 from chop.pruning.layers import choose, prunable_layers
-from chop.pruning.saliency import gather
+from chop.pruning.saliency import gather_score_inputs
 from chop.pruning.settings import PruneConfig, WeightPruning
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Units that leave together.
+    """Dependency group: units that leave together.
 
     Attributes:
         names: what the info calls them: the layers that make them, or the attention.
         sources: the layers that make them: one, or query, key and value projections.
-        walk: what has to be cut.
+        trace: what has to be cut.
         sparsity: the share of units to take out.
     """
 
     names: tuple[str, ...]
     sources: tuple[Layer, ...]
-    walk: Walk
+    trace: ChannelTrace
     sparsity: float
 
 
-def shrink(mg: MaseGraph, config: PruneConfig, settings: WeightPruning) -> dict[str, Any]:
-    """Removes the lowest units of the chosen layers.
+def prune_structured(mg: MaseGraph, config: PruneConfig, settings: WeightPruning) -> dict[str, Any]:
+    """Structured pruning: removes the lowest units of the chosen layers.
 
     A unit leaves with everything that only it reaches: what follows it sees nothing of it, also
     where an activation of zero is not zero. Layers whose outputs are added or multiplied lose the
@@ -58,14 +58,14 @@ def shrink(mg: MaseGraph, config: PruneConfig, settings: WeightPruning) -> dict[
     refuse_adapters(mg.model, "prune_transform_pass")
     groups, skipped = _groups(mg, config, settings)
     users = {source.path: [source] for group in groups for source in group.sources}
-    evidence = gather(mg, users, settings.method, settings.seed, config.batches)
-    scores = [_scores(group, SCORES[settings.method], evidence) for group in groups]
+    score_inputs = gather_score_inputs(mg, users, settings.method, settings.seed, config.batches)
+    scores = [_unit_scores(group, SCORES[settings.method], score_inputs) for group in groups]
     removed = _lowest_units(groups, scores, settings)
     before = _parameters(mg)
     is_noted = all("mase" in n.meta and metadata_of(n).common.mase_op for n in mg.nodes)
     noted = noted_inputs(mg.model)
     for group, gone in zip(groups, removed, strict=True):
-        group.walk.apply((~gone).nonzero()[:, 0].cpu())
+        group.trace.apply((~gone).nonzero()[:, 0].cpu())
     if groups and is_noted:
         annotate(mg, noted)
     total, count = sum(map(len, removed)), sum(int(gone.sum()) for gone in removed)
@@ -135,32 +135,32 @@ def _channel_groups(
         if layer in taken:
             continue
         try:
-            walk, layers = _joint_walk(mg, layer, chosen, shapes)
+            trace, layers = _joint_trace(mg, layer, chosen, shapes)
             taken.update(layers)
             names = tuple(each.path for each in layers)
-            yield layer.path, Group(names, tuple(layers), walk, share)
+            yield layer.path, Group(names, tuple(layers), trace, share)
         except BlockedError as error:
             yield layer.path, str(error)
 
 
-def _joint_walk(
+def _joint_trace(
     mg: MaseGraph, layer: Layer, chosen: Iterable[Layer], shapes: Mapping[fx.Node, Shape]
-) -> tuple[Walk, list[Layer]]:
-    """The walk of a layer's outputs and of all that are joined with them, and the layers."""
+) -> tuple[ChannelTrace, list[Layer]]:
+    """The trace of a layer's outputs and of all that are joined with them, and the layers."""
     if not layer.row.is_product:
         raise BlockedError("a table has no output channels")
     by_node = {node: each for each in chosen for node in each.nodes}
-    walk = Walk(mg, shapes, layer.weight.shape[layer.axes.outputs])
+    trace = ChannelTrace(mg, shapes, layer.weight.shape[layer.axes.outputs])
     layers = [layer]
-    walk.start(layer.nodes[0])
-    while (missing := walk.missing()) is not None:
-        node = walk.maker(*missing)
+    trace.start(layer.nodes[0])
+    while (missing := trace.missing()) is not None:
+        node = trace.maker(*missing)
         partner = by_node.get(node) if node is not None else None
         if node is None or partner is None or partner in layers:
             raise BlockedError(f"they are joined with '{missing[0].name}'")
         layers.append(partner)
-        walk.start(node)
-    return walk, layers
+        trace.start(node)
+    return trace, layers
 
 
 def _head_groups(
@@ -176,13 +176,13 @@ def _head_groups(
             layers = [by_node[node] for node in made_by if node in by_node]
             if len(layers) < 3:
                 raise BlockedError("its projections are no chosen linear layers of their own")
-            walk = Walk(mg, shapes, shapes[call][-3])
+            trace = ChannelTrace(mg, shapes, shapes[call][-3])
             for node, layer in zip(made_by, layers, strict=True):
                 assert node is not None
-                walk.start(node, layer.weight.shape[0] // walk.units)
-            if walk.missing() is not None:
+                trace.start(node, layer.weight.shape[0] // trace.units)
+            if trace.missing() is not None:
                 raise BlockedError("only some of its inputs are heads")
-            yield call.name, Group((call.name,), tuple(layers), walk, chosen[layers[0]])
+            yield call.name, Group((call.name,), tuple(layers), trace, chosen[layers[0]])
         except BlockedError as error:
             yield call.name, str(error)
 
@@ -202,16 +202,16 @@ def _is_scaled(mg: MaseGraph, node: fx.Node) -> bool:
 # --- how many of them ----------------------------------------------------------------------------
 
 
-def _scores(group: Group, score: Score, evidence: Mapping[str, Evidence]) -> Tensor:
+def _unit_scores(group: Group, score: Score, score_inputs: Mapping[str, ScoreInputs]) -> Tensor:
     """One score per unit, the sum over the group's layers."""
-    total = torch.zeros(group.walk.units, dtype=torch.float64)
+    total = torch.zeros(group.trace.units, dtype=torch.float64)
     for source in group.sources:
         module = source.module
         masked = isinstance(module, QuantizedOperator) and module.is_pruned
         weight = module.effective("weight") if masked else source.weight  # type: ignore[operator]
-        values = score.of(weight.detach(), evidence[source.path])
+        values = score.of(weight.detach(), score_inputs[source.path])
         per_output = unit_scores(values, source.axes.outputs, score)
-        total += per_output.view(group.walk.units, -1).mean(1).cpu()
+        total += per_output.view(group.trace.units, -1).mean(1).cpu()
     return total
 
 

@@ -15,24 +15,24 @@ from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.masks import full_weight
 from chop.nn.sparsity import (
     SCORES,
-    Evidence,
     Granularity,
     Score,
     Scored,
-    hidden_of,
+    ScoreInputs,
     lowest_weights,
+    masked_of,
     put_mask,
     sparsity_of,
     take_mask,
 )
-from chop.pruning.layers import as_carrier, choose, prunable_layers, with_sharers
-from chop.pruning.saliency import gather
+from chop.pruning.layers import as_maskable, choose, prunable_layers, with_sharers
+from chop.pruning.saliency import gather_score_inputs
 from chop.pruning.settings import PruneConfig, WeightPruning
 
 
 @dataclass(frozen=True)
 class Target:
-    """A weight to prune.
+    """Weight to prune, and the layers that share it.
 
     Attributes:
         path: its layer.
@@ -55,16 +55,18 @@ class Target:
         return [cast(QuantizedOperator, layer.module) for layer in self.layers]
 
 
-def prune_weights(mg: MaseGraph, config: PruneConfig, settings: WeightPruning) -> dict[str, Any]:
+def prune_unstructured(
+    mg: MaseGraph, config: PruneConfig, settings: WeightPruning
+) -> dict[str, Any]:
     """Masks the weights with the lowest scores.
 
-    Returns: what `count_hidden` returns, and `skipped`, the reason by path of layers left out.
+    Returns: what `count_masked` returns, and `skipped`, the reason by path of layers left out.
     """
     targets, skipped = take_targets(mg, config, settings)
     users = {target.path: target.layers for target in targets}
-    evidence = gather(mg, users, settings.method, settings.seed, config.batches)
-    hide_lowest(targets, settings, evidence)
-    return {**count_hidden(targets), "skipped": skipped}
+    score_inputs = gather_score_inputs(mg, users, settings.method, settings.seed, config.batches)
+    mask_lowest(targets, settings, score_inputs)
+    return {**count_masked(targets), "skipped": skipped}
 
 
 def take_targets(
@@ -81,56 +83,56 @@ def take_targets(
     skipped: dict[str, str] = {}
     seen: set[int] = set()
     for layer, share in chosen.items():
-        reason = granularity.obstacle(layer.weight.shape[layer.axes.inputs])
+        reason = granularity.why_infeasible(layer.weight.shape[layer.axes.inputs])
         if reason is not None:
             skipped[layer.path] = reason
         elif id(layer.module.weight) not in seen:
             seen.add(id(layer.module.weight))
             sharing = with_sharers(mg, layer, layers)
-            targets.append(Target(layer.path, tuple(as_carrier(mg, s) for s in sharing), share))
+            targets.append(Target(layer.path, tuple(as_maskable(mg, s) for s in sharing), share))
     for target in targets:
         for module in target.modules:
             take_mask(module)
     return targets, skipped
 
 
-def hide_lowest(
+def mask_lowest(
     targets: Sequence[Target],
     settings: WeightPruning,
-    evidence: Mapping[str, Evidence],
+    score_inputs: Mapping[str, ScoreInputs],
     growing: bool = False,
 ) -> None:
-    """Puts a mask on every target: the lowest scores are hidden.
+    """Masks the lowest scores of every target.
 
     Args:
         targets: the weights.
         settings: score, granularity and scope.
-        evidence: of each target, by path.
-        growing: what is hidden already stays hidden.
+        score_inputs: of each target, by path.
+        growing: weights that are masked already stay so.
     """
     if not targets:
         return
     score = SCORES[settings.method]
-    scored = [_scored(target, score, evidence[target.path], growing) for target in targets]
+    scored = [_scored(target, score, score_inputs[target.path], growing) for target in targets]
     marks = lowest_weights(scored, score, Granularity.parse(settings.granularity), settings.scope)
-    for target, hidden in zip(targets, marks, strict=True):
+    for target, masked in zip(targets, marks, strict=True):
         full = full_weight(target.modules[0])
         for module in target.modules:
-            put_mask(module, hidden, settings.note, full)
+            put_mask(module, masked, settings.note, full)
 
 
-def _scored(target: Target, score: Score, evidence: Evidence, growing: bool) -> Scored:
-    values = score.of(target.weight.detach(), evidence)
-    hidden = hidden_of(target.modules[0]) if growing else None
-    if hidden is not None:
-        values = values.masked_fill(hidden, -math.inf)
+def _scored(target: Target, score: Score, score_inputs: ScoreInputs, growing: bool) -> Scored:
+    values = score.of(target.weight.detach(), score_inputs)
+    masked = masked_of(target.modules[0]) if growing else None
+    if masked is not None:
+        values = values.masked_fill(masked, -math.inf)
     return Scored(values, target.layers[0].axes.inputs, target.sparsity)
 
 
-def count_hidden(targets: Sequence[Target]) -> dict[str, Any]:
-    """What is hidden now: the entries of that kind that the pass returns."""
-    hidden = {target.path: hidden_of(target.modules[0]) for target in targets}
-    count = sum(int(mask.sum()) for mask in hidden.values() if mask is not None)
+def count_masked(targets: Sequence[Target]) -> dict[str, Any]:
+    """Sparsity now: `sparsity`, `hidden`, `weights` and `layers` of the pass's info."""
+    masked = {target.path: masked_of(target.modules[0]) for target in targets}
+    count = sum(int(mask.sum()) for mask in masked.values() if mask is not None)
     total = sum(target.weight.numel() for target in targets)
     return {
         "sparsity": count / max(total, 1),

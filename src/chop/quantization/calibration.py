@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from chop.capture.isolation import untouched
 from chop.formats import Gradient, StandIn
 from chop.nn.packed import PackedOperator
-from chop.nn.quantized import basic_operators
+from chop.nn.quantized import leaf_operators
 from chop.statistics import Reservoir
 
 MAX_SAMPLES = 2**17
 
 
-def samples_of(
+def sample_operands(
     model: nn.Module, batches: Iterable[Mapping[str, Any]], wanted: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, Tensor]]:
     """What reaches operands of quantised operators while all quantisers are off.
@@ -27,11 +27,11 @@ def samples_of(
     Args:
         model: runs in eval mode without gradients, and is left as it was.
         batches: its inputs by name.
-        wanted: operands by the path of a `basic_operators`; the others are float meanwhile too.
+        wanted: operands by the path of a `leaf_operators`; the others are float meanwhile too.
     Returns: by path and operand float32 (n,): a uniform sample of at most 131,072 finite values,
         and their extremes; operands that nothing reached are left out.
     """
-    steps = basic_operators(model)
+    steps = leaf_operators(model)
     specs = {name: step.spec for name, step in steps.items()}
     observers = {name: {operand: _Observer() for operand in wanted.get(name, ())} for name in steps}
     try:

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from chop.errors import ConfigError
 from chop.formats import NumberFormat
-from chop.ir.batches import Runs, in_step
+from chop.ir.batches import Runs, run_layerwise
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import of_called
 from chop.ir.ownership import Ownership
@@ -94,7 +94,7 @@ def correct_weights(
 
     Args:
         mg: the graph; its weights change in place.
-        batches: from `known_inputs`.
+        batches: from `select_inputs`.
         solver: rounds one matrix.
     Returns: the errors of each corrected layer, and the reason for each other node.
 
@@ -110,7 +110,7 @@ def correct_weights(
             inputs = [_input_of(node, values) for values in runs]
             corrected[str(node.target)] = _correct(layer, inputs, solver, str(node.target))
 
-    in_step(mg, batches, visit)
+    run_layerwise(mg, batches, visit)
     return corrected, skipped
 
 
@@ -133,12 +133,12 @@ def _skipped(mg: MaseGraph) -> dict[str, str]:
         module = mg.module_of(node)
         if not isinstance(module, QuantizedOperator) or module.spec.weight.is_identity:
             continue
-        obstacle = owned.obstacle(node)
+        reason = owned.why_shared(node)
         if _layer(mg, node) is None:
             if "weight" in module._parameters:
                 skipped[node.name] = "it is neither a Linear nor a Conv2d"
-        elif obstacle is not None:
-            skipped[node.name] = f"it {obstacle}"
+        elif reason is not None:
+            skipped[node.name] = f"it {reason}"
     return skipped
 
 
@@ -164,14 +164,14 @@ def _correct(layer: Any, inputs: list[Tensor], solver: Solver, path: str) -> dic
     solved = [solver.solve(w, h, round_, s, f) for w, s, f, h in groups]
     corrected = torch.stack(solved).view_as(weight).to(layer.weight)
     candidates = [
-        _settled(layer, x, path) for x in (layer.quantize("weight", layer.weight), corrected)
+        _idempotent(layer, x, path) for x in (layer.quantize("weight", layer.weight), corrected)
     ]
     errors = [
         _relative_error(weight.view(shape), x.double().view(shape), hessians) for x in candidates
     ]
-    hidden = ~layer.weight_mask if layer.is_pruned else torch.zeros_like(weight, dtype=torch.bool)
+    masked = ~layer.weight_mask if layer.is_pruned else torch.zeros_like(weight, dtype=torch.bool)
     better = candidates[1] if errors[1] < errors[0] else candidates[0]
-    layer.weight.copy_(torch.where(hidden, layer.weight, better))
+    layer.weight.copy_(torch.where(masked, layer.weight, better))
     return {"before": errors[0], "after": min(errors)}
 
 
@@ -203,7 +203,7 @@ def fixed_scales(number_format: NumberFormat, weight: Tensor) -> tuple[Round, Te
     return layout.element.round, scale, torch.where(is_largest, rounded, free)
 
 
-def _settled(layer: Any, weight: Tensor, path: str) -> Tensor:
+def _idempotent(layer: Any, weight: Tensor, path: str) -> Tensor:
     """The weight that rounds to itself and equals `weight` but for the last bits of its dtype.
 
     Raises:

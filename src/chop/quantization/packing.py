@@ -12,7 +12,7 @@ from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import Layer, check_selector, layers_of, user_besides
 from chop.ir.parameters import StoredParameter
-from chop.nn.packed import KnownCodes, PackedOperator, obstacle, pack
+from chop.nn.packed import KnownCodes, PackedOperator, pack, why_not_packable
 from chop.nn.quantized import QuantizedOperator
 
 WHERE = "pack_transform_pass"
@@ -69,7 +69,7 @@ def pack_layers(mg: MaseGraph, selection: Selection, exact: bool) -> tuple[int, 
     layers = _layers(mg)
     chosen = _choose(layers, selection)
     floats = [layer for layer in chosen if not isinstance(layer.module, PackedOperator)]
-    reasons, known = _obstacles(mg, layers, floats)
+    reasons, known = _why_float(mg, layers, floats)
     packable = [layer for layer in floats if layer.path not in reasons]
     if not packable and floats == chosen:
         raise ConfigError(f"{WHERE}: there is nothing to pack. {_explain(reasons)}")
@@ -130,14 +130,14 @@ def _choose(layers: Sequence[Layer], selection: Selection) -> list[Layer]:
     ]
 
 
-def _obstacles(
+def _why_float(
     mg: MaseGraph, layers: Iterable[Layer], chosen: Sequence[Layer]
 ) -> tuple[dict[str, str], KnownCodes]:
     """Why layers stay float, by path, and the codes of those that do not."""
     known: KnownCodes = {}
     reasons = {layer.path: "was not chosen" for layer in layers if layer not in chosen}
     for layer in chosen:
-        reason = obstacle(layer.module, known)
+        reason = why_not_packable(layer.module, known)
         if reason is not None:
             reasons[layer.path] = reason
     while True:  # what one layer keeps float, another that shares it must keep too

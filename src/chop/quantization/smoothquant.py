@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from chop.ir.annotate import common_metadata
-from chop.ir.batches import watch
+from chop.ir.batches import observe_nodes
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import MaseMetadata
 from chop.ir.ops import Weight
@@ -30,7 +30,7 @@ class _Site:
 
     Attributes:
         source: the norm or linear layer whose parameters are divided.
-        value: what the linear layers read: the source's result, or that of a carrier after it.
+        value: what the linear layers read: the result of the source, of a ReLU or dropout after it.
         readers: the linear layers' nodes.
         others: what else reads the value.
         amax: largest magnitude of each channel of the value.
@@ -50,7 +50,7 @@ def smooth(
 
     Args:
         mg: the graph; it is changed.
-        batches: from `known_inputs`.
+        batches: from `select_inputs`.
         strength: migration strength, from 0 to 1, see `smoothing_scale`.
         rescale: whether other readers of a smoothed value get it multiplied by the scale.
     Returns: the paths of the readers for each source's path, and for every other Linear's node the
@@ -74,7 +74,7 @@ def _sites(mg: MaseGraph, rescale: bool) -> tuple[list[_Site], dict[str, str]]:
         linears = [user for user in value.users if _reads(mg, user, value)]
         if not linears:
             continue
-        reasons = {node: _obstacle(mg, node, owned) for node in linears}
+        reasons = {node: _why_infeasible(mg, node, owned) for node in linears}
         readers = [node for node, reason in reasons.items() if reason is None]
         source, reason = _source(mg, value, owned)
         others = [user for user in value.users if user not in readers]
@@ -93,11 +93,11 @@ def _reads(mg: MaseGraph, node: fx.Node, value: fx.Node) -> bool:
     return mg.operator(node).name == "linear" and given is value
 
 
-def _obstacle(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | None:
+def _why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | None:
     """Why a module's parameters cannot be scaled."""
-    obstacle = owned.obstacle(node)
-    if obstacle is not None:
-        return f"it {obstacle}"
+    reason = owned.why_shared(node)
+    if reason is not None:
+        return f"it {reason}"
     module = mg.module_of(node)
     if isinstance(module, QuantizedOperator) and not module.spec.is_float:
         return "it is quantised already"
@@ -114,9 +114,9 @@ def _source(mg: MaseGraph, value: fx.Node, owned: Ownership) -> tuple[fx.Node | 
     row, module = mg.operator(source), mg.module_of(source)
     if row.features is None:
         return None, f"what it reads comes from '{source.name}', no norm or Linear"
-    obstacle = _obstacle(mg, source, owned)
-    if obstacle is not None:
-        return None, f"'{source.name}' comes before it: {obstacle}"
+    reason = _why_infeasible(mg, source, owned)
+    if reason is not None:
+        return None, f"'{source.name}' comes before it: {reason}"
     weight = getattr(module, "weight", None)
     shape = metadata_of(source).common.results["data_out_0"].shape
     if weight is None or shape[-1] != weight.shape[(row.weight or Weight()).outputs]:
@@ -136,7 +136,7 @@ def _measure(mg: MaseGraph, sites: Sequence[_Site], batches: Iterable[Mapping[st
             amax = result.abs().flatten(0, -2).amax(0)
             site.amax = amax if site.amax is None else torch.maximum(site.amax, amax)
 
-    watch(mg, batches, visit)
+    observe_nodes(mg, batches, visit)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import TensorInfo, operand_of
-from chop.ir.parameters import StoredParameter, hidden_weights, stored_parameters
+from chop.ir.parameters import StoredParameter, masked_weights, stored_parameters
 from chop.nn.quantized import QuantizedOperator
 
 LARGE_SHARE = 0.5
@@ -90,18 +90,18 @@ def layer_rows(mg: MaseGraph) -> list[LayerRow]:
     """
     weights = (parameter for parameter in stored_parameters(mg) if parameter.operand == "weight")
     stored = (parameter for parameter in weights if parameter.packed is None)
-    hidden = hidden_weights(mg)
+    masked = masked_weights(mg)
     return [
-        _layer_row(parameter, hidden.get(id(parameter.value)))
+        _layer_row(parameter, masked.get(id(parameter.value)))
         for parameter in stored
         if not parameter.format.is_identity
     ]
 
 
-def _layer_row(parameter: StoredParameter, hidden: Tensor | None) -> LayerRow:
+def _layer_row(parameter: StoredParameter, masked: Tensor | None) -> LayerRow:
     weight, number_format = parameter.value.detach(), parameter.format
-    if hidden is not None:
-        weight = weight.masked_fill(hidden, 0)
+    if masked is not None:
+        weight = weight.masked_fill(masked, 0)
     alive = weight != 0
     count = max(int(alive.sum()), 1)
     vanished = ((number_format.round(weight) == 0) & alive).sum().item() / count

@@ -1,4 +1,4 @@
-"""What a statistic is, and the table of them."""
+"""Statistics: their base class and registry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATISTICS: dict[str, type[Statistic]] = {}
 
 @dataclass
 class Statistic(ABC):
-    """Something measured of a stream of tensors. Subclasses register under `name` and `aliases`.
+    """Statistic of a stream of tensors. Subclasses register under `name` and `aliases`.
 
     Attributes:
         device: where to compute; None stays where the tensors are.

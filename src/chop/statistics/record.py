@@ -1,4 +1,4 @@
-"""The numbers themselves."""
+"""Record of every tensor of a stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A uniform sample of a stream of any length, in bounded memory."""
+"""Reservoir sampling: a uniform sample of a stream of any length, in bounded memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Reservoir:
-    """Keeps at most `capacity` columns of all that were added, each equally likely.
+    """Reservoir sample: at most `capacity` columns of all that were added, each equally likely.
 
     Every column draws a random key and those with the smallest keys stay, so that the sample does
     not depend on how the stream is cut into batches. Until `capacity` is reached it is everything.

@@ -11,11 +11,11 @@ import torch
 from chop.config import parse
 from chop.errors import ConfigError, did_you_mean
 from chop.ir.graph import MaseGraph
-from chop.nn.sparsity import SCORES, Evidence
+from chop.nn.sparsity import SCORES, ScoreInputs
 from chop.passes.base import check_graph
 from chop.pruning.saliency import add_saliency
 from chop.pruning.settings import PruneConfig, WeightPruning
-from chop.pruning.unstructured import count_hidden, hide_lowest, take_targets
+from chop.pruning.unstructured import count_masked, mask_lowest, take_targets
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -41,14 +41,14 @@ PRUNING_SCHEDULES = {"constant": constant, "cubic": cubic}
 
 
 class GradualPruning:
-    """Raises the sparsity of a graph's weights during training; hidden weights stay hidden.
+    """Raises the sparsity of a graph's weights during training; masked weights stay masked.
 
     `fit(mg.model, data, on_step=GradualPruning(mg, config))`, or, with a Hugging Face Trainer,
     `trainer.add_callback(GradualPruning(mg, config).callback())`. At the end exactly the
-    configured share is hidden, in each layer or, with scope `global`, over all.
+    configured share is masked, in each layer or, with scope `global`, over all.
 
     Args:
-        mg: its layers become operators with masks, in place; nothing is hidden yet.
+        mg: its layers become operators with masks, in place; nothing is masked yet.
         config: the settings of `prune_transform_pass`, `weight` only, with granularity
             `elementwise`. Methods that look at gradients take those of the training.
         schedule: `cubic` or `constant`.
@@ -89,9 +89,9 @@ class GradualPruning:
         self.targets, _ = take_targets(mg, settings, weight)
         generator = torch.Generator().manual_seed(self.settings.seed)
         self.looks_at_gradients = SCORES[weight.method].needs == "gradients"
-        self.evidence = {target.path: Evidence(generator) for target in self.targets}
+        self.score_inputs = {target.path: ScoreInputs(generator) for target in self.targets}
         for target in self.targets if self.looks_at_gradients else ():
-            add_saliency(self.evidence[target.path], target.weight, None)
+            add_saliency(self.score_inputs[target.path], target.weight, None)
         self._reached = 0.0
         self._hide(0.0)
 
@@ -99,7 +99,7 @@ class GradualPruning:
         """Hides what is due before optimiser step `step` of `steps`, counted from 1."""
         if self.looks_at_gradients:
             for target in self.targets:
-                add_saliency(self.evidence[target.path], target.weight, target.weight.grad)
+                add_saliency(self.score_inputs[target.path], target.weight, target.weight.grad)
         done = (step / steps - self.begin) / (self.end - self.begin)
         share = self.schedule(min(done, 1.0)) if done > 0 else 0.0
         if share > self._reached and (step % self.every == 0 or done >= 1):
@@ -110,11 +110,11 @@ class GradualPruning:
         due = [
             dataclasses.replace(target, sparsity=target.sparsity * share) for target in self.targets
         ]
-        hide_lowest(due, self.settings, self.evidence, growing=True)
+        mask_lowest(due, self.settings, self.score_inputs, growing=True)
 
     def report(self) -> dict[str, Any]:
-        """What is hidden now: `sparsity`, `hidden`, `weights`, and `layers` by path."""
-        return count_hidden(self.targets)
+        """What is masked now: `sparsity`, `hidden`, `weights`, and `layers` by path."""
+        return count_masked(self.targets)
 
     def callback(self) -> TrainerCallback:
         """The same for a `transformers.Trainer` of the graph's model."""

@@ -15,9 +15,9 @@ from chop.nn.sparsity import (
     SCORES,
     Granularity,
     Scored,
-    hidden_of,
     lowest_weights,
     make_permanent,
+    masked_of,
     note_of,
     put_mask,
     sparsity_of,
@@ -93,7 +93,7 @@ def test_unknown_granularities_are_refused(text):
 
 def test_masks_are_put_on_counted_and_taken_off():
     layer = QuantLinear.from_float(nn.Linear(4, 4), QuantSpec())
-    assert sparsity_of(layer) is None and hidden_of(nn.Linear(2, 2)) is None
+    assert sparsity_of(layer) is None and masked_of(nn.Linear(2, 2)) is None
     weight = layer.weight.detach().clone()
     put_mask(layer, torch.eye(4).bool(), {"method": "by hand"})
     buffer = layer.weight_mask

@@ -23,4 +23,4 @@ from chop.nn.packed.operators import (
     PackedLinear,
     PackedRMSNorm,
 )
-from chop.nn.packed.packing import obstacle, pack
+from chop.nn.packed.packing import pack, why_not_packable

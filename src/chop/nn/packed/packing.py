@@ -25,7 +25,7 @@ def packed_class(layer: nn.Module) -> type[PackedOperator] | None:
     return None
 
 
-def obstacle(layer: nn.Module, known: KnownCodes | None = None) -> str | None:
+def why_not_packable(layer: nn.Module, known: KnownCodes | None = None) -> str | None:
     """Why a layer cannot be packed; None if it can.
 
     Args:
@@ -89,7 +89,7 @@ def pack(
         8.25
     """
     known = {} if known is None else known
-    reason = obstacle(layer, known)
+    reason = why_not_packable(layer, known)
     cls = packed_class(layer)
     if reason is not None or cls is None:
         raise ConfigError(f"pack: the {type(layer).__name__} {reason}.")

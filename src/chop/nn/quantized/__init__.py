@@ -1,7 +1,7 @@
 """Quantised operators: one small class each, generic over number formats."""
 
 from chop.nn.quantized.attention import QuantScaledDotProductAttention
-from chop.nn.quantized.base import QuantizedOperator, basic_operators
+from chop.nn.quantized.base import QuantizedOperator, leaf_operators
 from chop.nn.quantized.call import QuantCall
 from chop.nn.quantized.ops import (
     QuantAdaptiveAvgPool1d,

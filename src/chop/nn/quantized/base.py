@@ -274,7 +274,7 @@ class QuantizedOperator(nn.Module):
         return ", ".join(text for text in (super().extra_repr(), *chosen) if text)
 
 
-def basic_operators(model: nn.Module) -> dict[str, QuantizedOperator]:
+def leaf_operators(model: nn.Module) -> dict[str, QuantizedOperator]:
     """By path, the quantised operators that are not made of smaller ones."""
     return {
         name: module

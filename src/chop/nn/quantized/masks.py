@@ -1,7 +1,7 @@
 """What a pruned operator stores: a weight with zeros, its mask, and the full weight.
 
 `weight` is zero wherever the buffer `weight_mask` hides it, so that what is counted, saved and
-copied is what is computed. The buffer `weight_orig` has the weights that were hidden, as they were
+copied is what is computed. The buffer `weight_orig` has the weights that were masked, as they were
 then; its other elements are of no meaning.
 """
 
@@ -18,7 +18,7 @@ MASK, FULL = "weight_mask", "weight_orig"
 
 
 def hide(x: Tensor, mask: Tensor) -> Tensor:
-    """`x` with zeros where the mask is False, NaN hidden too."""
+    """`x` with zeros where the mask is False, NaN masked too."""
     return torch.where(mask, x, 0)
 
 
@@ -26,7 +26,7 @@ def hide(x: Tensor, mask: Tensor) -> Tensor:
 def full_weight(module: nn.Module) -> Tensor:
     """The weight that pruning chooses from, a new tensor: what the mask hides as it was before.
 
-    A hidden element that is not zero was written since, by hand or as in `weight.data = other`,
+    A masked element that is not zero was written since, by hand or as in `weight.data = other`,
     and is what counts.
     """
     weight, full = module._parameters["weight"], module._buffers.get(FULL)

@@ -8,12 +8,12 @@ from chop.nn.sparsity.granularity import (
     unit_scores,
 )
 from chop.nn.sparsity.mask import (
-    hidden_of,
     make_permanent,
+    masked_of,
     note_of,
     put_mask,
     sparsity_of,
     take_mask,
 )
-from chop.nn.sparsity.scores import SCORES, Evidence, Score
+from chop.nn.sparsity.scores import SCORES, Score, ScoreInputs
 from chop.nn.sparsity.selection import kth_smallest, lowest

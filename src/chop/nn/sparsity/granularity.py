@@ -1,4 +1,4 @@
-"""In which groups weights are hidden: one by one, n of m neighbours, or whole columns."""
+"""In which groups weights are masked: one by one, n of m neighbours, or whole columns."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Granularity:
         """True where units leave the model."""
         return self.name in UNITS
 
-    def obstacle(self, size: int) -> str | None:
+    def why_infeasible(self, size: int) -> str | None:
         """Why a weight of `size` inputs cannot be pruned so; None if it can."""
         if self.group and size % self.group:
             return f"its {size} inputs are no multiple of {self.group}"
@@ -83,7 +83,7 @@ class Scored:
 def lowest_weights(
     layers: Sequence[Scored], score: Score, granularity: Granularity, scope: Scope
 ) -> list[Tensor]:
-    """Which weights to hide: boolean tensors of the weights' shapes, True for hidden ones.
+    """Which weights to hide: boolean tensors of the weights' shapes, True for masked ones.
 
     With `global` scope all layers have the same sparsity.
     """
@@ -107,8 +107,8 @@ def _lowest_of(scored: Sequence[tuple[Tensor, float]], scope: Scope) -> list[Ten
 def _lowest_of_groups(layer: Scored, granularity: Granularity) -> Tensor:
     grouped = layer.values.movedim(layer.input_axis, -1)
     groups = grouped.reshape(*grouped.shape[:-1], -1, granularity.group).nan_to_num(torch.inf)
-    hidden = groups.topk(granularity.group - granularity.kept, largest=False).indices
-    marks = torch.zeros_like(groups, dtype=torch.bool).scatter(-1, hidden, True)
+    masked = groups.topk(granularity.group - granularity.kept, largest=False).indices
+    marks = torch.zeros_like(groups, dtype=torch.bool).scatter(-1, masked, True)
     return marks.view(grouped.shape).movedim(-1, layer.input_axis).contiguous()
 
 

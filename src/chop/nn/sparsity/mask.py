@@ -15,7 +15,7 @@ NOTE = "pruned_by"
 
 def put_mask(
     module: QuantizedOperator,
-    hidden: Tensor,
+    masked: Tensor,
     note: Mapping[str, str],
     full: Tensor | None = None,
 ) -> None:
@@ -25,33 +25,33 @@ def put_mask(
 
     Args:
         module: a quantised operator with a weight; its formats may all be float.
-        hidden: boolean, the weight's shape.
+        masked: boolean, the weight's shape.
         note: how they were chosen: `method`, `scope`, `granularity`.
         full: the weight without a mask, for the others that share it; default, the module's own.
     """
-    kept = ~hidden.to(module.weight.device)
+    kept = ~masked.to(module.weight.device)
     write_mask(module, kept, full_weight(module) if full is None else full)
     setattr(module, NOTE, dict(note))
 
 
 def take_mask(module: QuantizedOperator) -> None:
-    """Shows all weights again: what was hidden has the values from before."""
+    """Shows all weights again: what was masked has the values from before."""
     if module.is_pruned:
         write_mask(module, None, full_weight(module))
     module.__dict__.pop(NOTE, None)
 
 
 def make_permanent(module: QuantizedOperator) -> None:
-    """Takes the mask off and leaves the zeros; what was hidden is forgotten."""
+    """Takes the mask off and leaves the zeros; what was masked is forgotten."""
     if module.is_pruned:
         write_mask(module, None, module.effective("weight"))
     module.__dict__.pop(NOTE, None)
 
 
-def hidden_of(module: object) -> Tensor | None:
-    """Boolean, the weight's shape: True where it is hidden; None without a mask.
+def masked_of(module: object) -> Tensor | None:
+    """Boolean, the weight's shape: True where it is masked; None without a mask.
 
-    A packed weight keeps no mask: if it had one, its zeros are what is hidden.
+    A packed weight keeps no mask: if it had one, its zeros are what is masked.
     """
     if isinstance(module, PackedOperator) and module.packed_mask:
         return module.weight == 0
@@ -61,9 +61,9 @@ def hidden_of(module: object) -> Tensor | None:
 
 
 def sparsity_of(module: object) -> float | None:
-    """The share of hidden weights; None without a mask."""
-    hidden = hidden_of(module)
-    return None if hidden is None else int(hidden.sum()) / max(hidden.numel(), 1)
+    """The share of masked weights; None without a mask."""
+    masked = masked_of(module)
+    return None if masked is None else int(masked.sum()) / max(masked.numel(), 1)
 
 
 def note_of(module: object) -> dict[str, str]:

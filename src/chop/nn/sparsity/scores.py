@@ -13,7 +13,7 @@ Need = Literal["gradients", "inputs"]
 
 
 @dataclass
-class Evidence:
+class ScoreInputs:
     """What data say about one weight tensor, and chance.
 
     Attributes:
@@ -33,14 +33,14 @@ class Score:
     """A way to rank weights.
 
     Attributes:
-        of: weight and evidence -> a score per weight, of the weight's shape; the lowest go first.
+        of: weight and score inputs -> a score per weight, of its shape; the lowest go first.
         needs: what has to be seen of the data, or None.
         power: a group of weights (a channel, a head) scores the sum of its weights' scores to
             this power.
         within_rows: with scope `local`, each output's weights are compared with each other only.
     """
 
-    of: Callable[[Tensor, Evidence], Tensor]
+    of: Callable[[Tensor, ScoreInputs], Tensor]
     needs: Need | None = None
     power: int = 1
     within_rows: bool = False
@@ -49,7 +49,7 @@ class Score:
 SCORES: dict[str, Score] = {}
 """Every score by the name that configs use."""
 
-Function = Callable[[Tensor, Evidence], Tensor]
+Function = Callable[[Tensor, ScoreInputs], Tensor]
 
 
 def score(
@@ -66,7 +66,7 @@ def score(
 
 @score("l1-norm")
 @score("l2-norm", power=2)
-def magnitude(weight: Tensor, evidence: Evidence) -> Tensor:
+def magnitude(weight: Tensor, score_inputs: ScoreInputs) -> Tensor:
     """|w|: of single weights both norms are the magnitude.
 
     Source: Han et al. 2015, arXiv:1506.02626, section 3.
@@ -75,36 +75,36 @@ def magnitude(weight: Tensor, evidence: Evidence) -> Tensor:
 
 
 @score("random")
-def random(weight: Tensor, evidence: Evidence) -> Tensor:
+def random(weight: Tensor, score_inputs: ScoreInputs) -> Tensor:
     """Uniform in [0, 1); the same on every device."""
-    return torch.rand(weight.shape, generator=evidence.generator).to(weight.device)
+    return torch.rand(weight.shape, generator=score_inputs.generator).to(weight.device)
 
 
 @score("movement", needs="gradients")
-def movement(weight: Tensor, evidence: Evidence) -> Tensor:
+def movement(weight: Tensor, score_inputs: ScoreInputs) -> Tensor:
     """-sum of w dL/dw: how far training moves a weight away from zero.
 
     Source: Sanh et al. 2020, arXiv:2005.07683, equation 3.
     """
-    assert evidence.saliency is not None
-    return -evidence.saliency
+    assert score_inputs.saliency is not None
+    return -score_inputs.saliency
 
 
 @score("snip", needs="gradients")
-def snip(weight: Tensor, evidence: Evidence) -> Tensor:
+def snip(weight: Tensor, score_inputs: ScoreInputs) -> Tensor:
     """|w dL/dw|: what the loss loses with the weight, to first order.
 
     Source: Lee et al. 2019, arXiv:1810.02340, equation 5, before it is normalised.
     """
-    assert evidence.saliency is not None
-    return evidence.saliency.abs()
+    assert score_inputs.saliency is not None
+    return score_inputs.saliency.abs()
 
 
 @score("wanda", needs="inputs", within_rows=True)
-def wanda(weight: Tensor, evidence: Evidence) -> Tensor:
+def wanda(weight: Tensor, score_inputs: ScoreInputs) -> Tensor:
     """|w_ij| ||x_j||.
 
     Source: Sun et al. 2023, arXiv:2306.11695, equation 1.
     """
-    assert evidence.input_norms is not None
-    return weight.abs() * evidence.input_norms
+    assert score_inputs.input_norms is not None
+    return weight.abs() * score_inputs.input_norms

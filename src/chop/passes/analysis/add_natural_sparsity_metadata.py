@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from chop.ir.batches import known_inputs, watch
+from chop.ir.batches import observe_nodes, select_inputs
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.passes.base import graph_pass
 from chop.pruning.layers import prunable_layers
@@ -54,7 +54,7 @@ def add_natural_sparsity_metadata_analysis_pass(
             before = inputs.get(path, (0, 0))
             inputs[path] = before[0] + zeros, before[1] + elements
 
-    watch(mg, known_inputs(mg, [config.dummy_in], f"{WHERE}.dummy_in"), count)
+    observe_nodes(mg, select_inputs(mg, [config.dummy_in], f"{WHERE}.dummy_in"), count)
     for node, layer in layers.items() if config.add_meta else ():
         entries = metadata_of(node).software["args"]
         for name, counts in (("weight", weights[layer.path]), ("data_in_0", inputs[layer.path])):

@@ -8,7 +8,7 @@ from torch import fx
 
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.layers import Layer
-from chop.nn.sparsity import PruneActivation, hidden_of, note_of
+from chop.nn.sparsity import PruneActivation, masked_of, note_of
 from chop.passes.base import MASE_KEYS, NoConfig, graph_pass
 from chop.pruning.layers import prunable_layers
 
@@ -19,11 +19,11 @@ UNPRUNED = {"method": None, "scope": None, "granularity": None}
 def add_pruning_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
     """Sets `software["pruning"]` of every node that calls a layer which can be pruned.
 
-    It has `weight` and `data_in_0`, each with `sparsity` (the share that is hidden, 0.0 before
+    It has `weight` and `data_in_0`, each with `sparsity` (the share that is masked, 0.0 before
     pruning), `method`, `scope` and `granularity` (None where nothing is pruned), and for the
     weight `hidden` and `numel`, both in elements. Run again after pruning.
 
-    Returns: `{"layers": {path: the same mapping}, "sparsity": hidden share of all the weights}`.
+    Returns: `{"layers": {path: the same mapping}, "sparsity": masked share of all the weights}`.
     """
     layers: dict[str, dict[str, Any]] = {}
     for layer in prunable_layers(mg):
@@ -41,10 +41,10 @@ def add_pruning_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[
 
 
 def _weight(layer: Layer) -> dict[str, Any]:
-    mask, numel = hidden_of(layer.module), layer.module.weight.numel()  # type: ignore[operator]
-    hidden = 0 if mask is None else int(mask.sum())
+    mask, numel = masked_of(layer.module), layer.module.weight.numel()  # type: ignore[operator]
+    masked = 0 if mask is None else int(mask.sum())
     note = UNPRUNED | note_of(layer.module)
-    return {"sparsity": hidden / max(numel, 1), **note, "hidden": hidden, "numel": numel}
+    return {"sparsity": masked / max(numel, 1), **note, "hidden": masked, "numel": numel}
 
 
 def _data_in(mg: MaseGraph, node: fx.Node) -> dict[str, Any]:

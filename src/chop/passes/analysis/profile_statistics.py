@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from chop.errors import ConfigError, did_you_mean
 from chop.ir.annotate import argument_tensors, tensors_in
-from chop.ir.batches import known_inputs, watch
+from chop.ir.batches import observe_nodes, select_inputs
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import Record
 from chop.nn.packed import PackedOperator
@@ -90,8 +90,8 @@ def profile_statistics_analysis_pass(mg: MaseGraph, config: ProfileConfig) -> di
             if node in activations:
                 profile.activations(mg, node, values, result)
 
-        batches = known_inputs(mg, config.input_generator, f"{WHERE}.input_generator")
-        watch(mg, _until(batches, config.num_samples), visit)
+        batches = select_inputs(mg, config.input_generator, f"{WHERE}.input_generator")
+        observe_nodes(mg, _until(batches, config.num_samples), visit)
     found = profile.computed()
     for node, statistics in found.items():
         _note(node, statistics)

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from chop.ir.batches import known_inputs, watch
+from chop.ir.batches import observe_nodes, select_inputs
 from chop.ir.graph import MaseGraph
-from chop.ir.parameters import hidden_weights
+from chop.ir.parameters import masked_weights
 from chop.nn.packed import PackedOperator
-from chop.nn.sparsity import hidden_of
+from chop.nn.sparsity import masked_of
 from chop.passes.base import graph_pass
 from chop.tables import print_table
 
@@ -92,7 +92,7 @@ def report_sparsity_analysis_pass(mg: MaseGraph, config: SparsityConfig) -> dict
 
 def weight_rows(mg: MaseGraph) -> list[WeightRow]:
     """A row per parameter of two dimensions or more, packed ones last."""
-    masks = hidden_weights(mg)
+    masks = masked_weights(mg)
     rows = [
         _weight_row(name, parameter, masks.get(id(parameter)))
         for name, parameter in mg.model.named_parameters()
@@ -100,7 +100,7 @@ def weight_rows(mg: MaseGraph) -> list[WeightRow]:
     ]
     packed = [item for item in mg.model.named_modules() if isinstance(item[1], PackedOperator)]
     return rows + [
-        _weight_row(f"{path}.weight", module.weight, hidden_of(module))
+        _weight_row(f"{path}.weight", module.weight, masked_of(module))
         for path, module in packed
         if module.weight.dim() > 1
     ]
@@ -127,7 +127,7 @@ def activation_rows(mg: MaseGraph, batches: Iterable[Mapping[str, Any]]) -> list
             zeros, elements = counts.get(node, (0, 0))
             counts[node] = zeros + int((result == 0).sum()), elements + result.numel()
 
-    watch(mg, known_inputs(mg, batches, f"{WHERE}.batches"), count)
+    observe_nodes(mg, select_inputs(mg, batches, f"{WHERE}.batches"), count)
     return [
         ActivationRow(node.name, mg.operator(node).name, elements, zeros, zeros / max(elements, 1))
         for node, (zeros, elements) in counts.items()

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from chop.ir.annotate import record_formats
-from chop.ir.batches import Batches, known_inputs
+from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
-from chop.nn.quantized import QuantizedOperator, basic_operators
+from chop.nn.quantized import QuantizedOperator, leaf_operators
 from chop.passes.base import graph_pass
-from chop.quantization.calibration import samples_of
+from chop.quantization.calibration import sample_operands
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ def calibrate_transform_pass(mg: MaseGraph, config: CalibrateConfig) -> dict[str
 
     Returns: `{"fitted": number of operands fitted}`.
     """
-    steps = basic_operators(mg.model)
+    steps = leaf_operators(mg.model)
     wanted = {name: _waiting(step) for name, step in steps.items()}
-    batches = known_inputs(mg, config.batches, "calibrate_transform_pass.batches")
-    samples = samples_of(mg.model, batches, wanted)
+    batches = select_inputs(mg, config.batches, "calibrate_transform_pass.batches")
+    samples = sample_operands(mg.model, batches, wanted)
     fitted = 0
     for name, step in steps.items():
         seen = samples.get(name, {})

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chop.errors import ConfigError
-from chop.ir.batches import Batches, known_inputs
+from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
 from chop.quantization.gptq import Solver, correct_weights
@@ -49,7 +49,7 @@ def gptq_transform_pass(mg: MaseGraph, config: GptqConfig) -> dict[str, Any]:
     Layers are corrected in the order in which they run, each on what the layers before it, already
     corrected and quantised, give it. A layer's format stays; a format with shared scales keeps
     the scales of the float weights. What is stored is the weight that rounds to itself. Weights
-    that a mask hides stay hidden and as they are, and the others make up for them. A layer that
+    that are masked stay as they are, and the others make up for them. A layer that
     would not get better on `batches` gets its nearest weights.
 
     Returns: `layers`, for each corrected path its squared output error on `batches` relative to
@@ -60,7 +60,7 @@ def gptq_transform_pass(mg: MaseGraph, config: GptqConfig) -> dict[str, Any]:
 
     Source: Frantar et al. 2022, arXiv:2210.17323, section 3.3 and algorithm 1.
     """
-    batches = known_inputs(mg, config.batches, "gptq_transform_pass.batches")
+    batches = select_inputs(mg, config.batches, "gptq_transform_pass.batches")
     solver = Solver(config.damp_percent, config.block_size, config.actorder)
     layers, skipped = correct_weights(mg, batches, solver)
     return {"layers": layers, "skipped": skipped}

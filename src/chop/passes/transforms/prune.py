@@ -10,8 +10,8 @@ from chop.nn.sparsity import Granularity
 from chop.passes.base import MASE_KEYS, graph_pass
 from chop.pruning.activations import prune_inputs
 from chop.pruning.settings import PruneConfig
-from chop.pruning.structured import shrink
-from chop.pruning.unstructured import prune_weights
+from chop.pruning.structured import prune_structured
+from chop.pruning.unstructured import prune_unstructured
 
 
 @graph_pass(config=PruneConfig, ignores=MASE_KEYS)
@@ -20,11 +20,11 @@ def prune_transform_pass(mg: MaseGraph, config: PruneConfig) -> dict[str, Any]:
 
     Hidden weights are zero in `weight`, through training too; of each pruned layer a boolean
     buffer `weight_mask` says which weights count, and a buffer `weight_orig` keeps those that were
-    hidden. Exactly round(sparsity * number) of a layer's weights are hidden, with scope `global`
+    masked. Exactly round(sparsity * number) of a layer's weights are masked, with scope `global`
     of all weights together. Pruning again chooses from the full weights anew. Layers that share a
     weight share the mask.
 
-    Returns: `{"sparsity": share of the chosen layers' weights that is hidden, "hidden": their
+    Returns: `{"sparsity": share of the chosen layers' weights that is masked, "hidden": their
         number, "weights": how many there are, "layers": sparsity by module path, "skipped": reason
         by module path, "activations": number of operators whose input is pruned}`; of structured
         granularities units are counted, and "parameters" are their number before and after.
@@ -42,6 +42,8 @@ def prune_transform_pass(mg: MaseGraph, config: PruneConfig) -> dict[str, Any]:
     info: dict[str, Any] = {"sparsity": 0.0, "hidden": 0, "weights": 0, "layers": {}, "skipped": {}}
     if config.weight is not None:
         is_structured = Granularity.parse(config.weight.granularity).is_structured
-        info |= (shrink if is_structured else prune_weights)(mg, config, config.weight)
+        info |= (prune_structured if is_structured else prune_unstructured)(
+            mg, config, config.weight
+        )
     pruned = 0 if config.activation is None else prune_inputs(mg, config, config.activation)
     return {**info, "activations": pruned}

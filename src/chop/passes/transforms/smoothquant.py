@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chop.errors import ConfigError
-from chop.ir.batches import Batches, known_inputs
+from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
 from chop.quantization.smoothquant import smooth
@@ -51,7 +51,7 @@ def smoothquant_transform_pass(mg: MaseGraph, config: SmoothQuantConfig) -> dict
     Source: Xiao et al. 2022, arXiv:2211.10438, section 4, eq. 3 and 4; a factor on the residual
     branch: Wei et al. 2022, arXiv:2209.13325, section 4.1.
     """
-    batches = known_inputs(mg, config.batches, "smoothquant_transform_pass.batches")
+    batches = select_inputs(mg, config.batches, "smoothquant_transform_pass.batches")
     strength, rescale = config.migration_strength, config.rescale_other_readers
     smoothed, skipped = smooth(mg, batches, strength, rescale)
     return {"smoothed": smoothed, "skipped": skipped}

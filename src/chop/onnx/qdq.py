@@ -1,4 +1,4 @@
-"""The graph to be exported: the same, with codes and scales where formats were."""
+"""QDQ graph: codes, scales, QuantizeLinear and DequantizeLinear in place of formats."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor, fx, nn
 from chop.errors import ConfigError
 from chop.formats import Gradient, Quantizer, QuantSpec, StandIn
 from chop.ir.graph import MaseGraph
-from chop.nn.quantized import QuantizedOperator, QuantLinear, basic_operators
+from chop.nn.quantized import QuantizedOperator, QuantLinear, leaf_operators
 from chop.nn.quantized.masks import FULL, MASK
-from chop.onnx.grids import CHOICE, Grid, grid_of
+from chop.onnx.grids import CHOICE, AffineGrid, grid_of
 from chop.onnx.operators import onnx_dequantize, onnx_round
 
 CONVOLUTION = "Conv"
@@ -22,8 +22,8 @@ CONVOLUTION = "Conv"
 
 
 @dataclass(frozen=True)
-class Twin:
-    """What `exported_twin` made.
+class QdqGraph:
+    """Graph of QuantizeLinear and DequantizeLinear, ready to be exported.
 
     Attributes:
         mg: a graph of its own, whose quantised operands are codes and scales.
@@ -44,7 +44,7 @@ class _Round(StandIn):
         grid: its values.
     """
 
-    grid: Grid
+    grid: AffineGrid
 
     def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
         grid, scale = self.grid, self.grid.scale
@@ -127,17 +127,17 @@ def _integer_bias(bias: Tensor | None, spec: QuantSpec) -> _Codes | None:
     return _Codes(codes.to(torch.int32), scale)
 
 
-def _round_early(twin: MaseGraph) -> None:
+def _round_early(qdq: MaseGraph) -> None:
     """Rounds results of convolutions before activations, not after them.
 
     Runtimes compute a convolution in integers only if its result is rounded. Rounding to a grid
     commutes with what only moves numbers or drops negative ones, so that nothing changes.
     """
-    for node in twin.nodes:
-        if _integer_form(twin, node) != CONVOLUTION:
+    for node in qdq.nodes:
+        if _integer_form(qdq, node) != CONVOLUTION:
             continue
-        module: Any = twin.module_of(node)
-        rounds = _rounds_of(twin, node)
+        module: Any = qdq.module_of(node)
+        rounds = _rounds_of(qdq, node)
         grids = {stand_in.grid for stand_in in rounds if isinstance(stand_in, _Round)}
         fixed = len(grids) == 1 and len(rounds) == sum(isinstance(r, _Round) for r in rounds)
         (grid,) = grids if fixed else (None,)
@@ -145,29 +145,29 @@ def _round_early(twin: MaseGraph) -> None:
             module.spec = module.spec.with_quantizers(data_out=_Round(grid))
 
 
-def _rounds_of(twin: MaseGraph, node: fx.Node) -> list[Quantizer | None]:
+def _rounds_of(qdq: MaseGraph, node: fx.Node) -> list[Quantizer | None]:
     """What rounds a node's result, past steps that commute with rounding; None: nothing."""
     rounds: list[Quantizer | None] = []
     for user in node.users:
-        row, module = twin.operator(user), twin.module_of(user)
-        if isinstance(module, QuantizedOperator) and _integer_form(twin, user):
+        row, module = qdq.operator(user), qdq.module_of(user)
+        if isinstance(module, QuantizedOperator) and _integer_form(qdq, user):
             rounds.append(module.spec.data_in)
         elif (row.commutes or row.only_moves) and not isinstance(module, QuantizedOperator):
-            rounds += _rounds_of(twin, user)
+            rounds += _rounds_of(qdq, user)
         else:
             rounds.append(None)
     return rounds
 
 
-def _integer_form(twin: MaseGraph, node: fx.Node) -> str:
+def _integer_form(qdq: MaseGraph, node: fx.Node) -> str:
     """The ONNX operator that computes a quantised layer in integers; "" for other nodes."""
-    module = twin.module_of(node)
+    module = qdq.module_of(node)
     is_layer = isinstance(module, QuantizedOperator) and module.function is None
-    return twin.operator(node).onnx if is_layer else ""
+    return qdq.operator(node).onnx if is_layer else ""
 
 
-def exported_twin(mg: MaseGraph, float_fallback: bool) -> Twin:
-    """A copy in which every rounding is one that ONNX has.
+def qdq_graph(mg: MaseGraph, float_fallback: bool) -> QdqGraph:
+    """QDQ copy of a graph: every rounding is one that ONNX has.
 
     Args:
         mg: the graph; it stays as it is.
@@ -176,12 +176,12 @@ def exported_twin(mg: MaseGraph, float_fallback: bool) -> Twin:
     Raises:
         ConfigError: ONNX lacks formats and `float_fallback` is False, or learnt scales wait.
     """
-    twin = mg.copy()
-    for node in twin.nodes:
-        module = twin.module_of(node)
+    qdq = mg.copy()
+    for node in qdq.nodes:
+        module = qdq.module_of(node)
         if isinstance(module, QuantizedOperator):
-            twin.replace(node, module.unpack().settled())
-    steps = basic_operators(twin.model.cpu().eval())
+            qdq.replace(node, module.unpack().settled())
+    steps = leaf_operators(qdq.model.cpu().eval())
     _check_dtypes(steps)
     plans = {name: _plan(step) for name, step in steps.items()}
     missing = [
@@ -200,15 +200,15 @@ def exported_twin(mg: MaseGraph, float_fallback: bool) -> Twin:
         step.spec = QuantSpec().with_quantizers(**chosen)
         for name in (MASK, FULL):  # the codes are zero there
             step._buffers.pop(name, None)
-    _round_early(twin)
-    for node in twin.nodes:
-        layer: Any = twin.module_of(node)
+    _round_early(qdq)
+    for node in qdq.nodes:
+        layer: Any = qdq.module_of(node)
         if isinstance(layer, QuantLinear) and isinstance(layer.spec.weight, _Codes):
-            twin.replace(node, _Linear(layer))
-        elif _integer_form(twin, node) == CONVOLUTION:
+            qdq.replace(node, _Linear(layer))
+        elif _integer_form(qdq, node) == CONVOLUTION:
             bias = _integer_bias(layer.bias, layer.spec) or layer.spec.bias
             layer.spec = layer.spec.with_quantizers(bias=bias)
-    return Twin(twin, quantized, missing)
+    return QdqGraph(qdq, quantized, missing)
 
 
 def _check_dtypes(steps: Mapping[str, QuantizedOperator]) -> None:
