@@ -6,13 +6,14 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from chop.config import ignoring, parse, without_na
 from chop.errors import ConfigError, GraphError
 from chop.ir.graph import MaseGraph, Provenance
 from chop.ir.verify import verify
 from chop.nn.packed import PackedOperator
+from chop.passes.documentation import pass_docstring
 
 C = TypeVar("C")
 
@@ -84,7 +85,6 @@ def graph_pass(
         name = function.__name__
         transforms = name.endswith("_transform_pass")
 
-        @functools.wraps(function)
         def run(
             mg: MaseGraph | None = None,
             pass_args: Any = None,
@@ -110,12 +110,40 @@ def graph_pass(
 
         if name in PASSES:
             raise ConfigError(f"two passes are called '{name}'.")
-        # What `help` shows is how the pass is called, not the function inside.
-        run.__signature__ = inspect.signature(run, follow_wrapped=False)  # type: ignore[attr-defined]
-        PASSES[name] = run
-        return run
+        PASSES[name] = _as_pass(run, function, config, transforms)
+        return PASSES[name]
 
     return decorate
+
+
+def _as_pass(
+    run: Callable[..., Any], function: Callable[..., Any], config: Any, transforms: bool
+) -> GraphPass:
+    """`run` under the name of `function`, with the signature and the help of a pass."""
+    named = functools.wraps(function, assigned=("__module__", "__name__", "__qualname__"))(run)
+    # What `help` and type hints show is how the pass is called, not the function inside.
+    call = inspect.signature(GraphPass.__call__, eval_str=True)
+    parameters = [p for name, p in call.parameters.items() if name != "self"]
+    named.__signature__ = call.replace(parameters=parameters)  # type: ignore[attr-defined]
+    named.__annotations__ = {p.name: p.annotation for p in parameters}
+    named.__annotations__["return"] = call.return_annotation
+    arguments = TRANSFORM_ARGUMENTS if transforms else ANNOTATE_ARGUMENTS
+    named.__doc__ = pass_docstring(function, config, arguments, "the graph")
+    return cast(GraphPass, named)
+
+
+TRANSFORM_ARGUMENTS = {
+    "mg": "the graph; a copy of it is changed.",
+    "pass_args": "",
+    "graph": "the same as `mg`; MASE's name.",
+    "inplace": "changes the graph itself.",
+}
+ANNOTATE_ARGUMENTS = {
+    "mg": "the graph; it is read and annotated.",
+    "pass_args": "",
+    "graph": "the same as `mg`; MASE's name.",
+    "inplace": "has no effect: the graph itself comes back.",
+}
 
 
 MAX_CONFIG_TEXT = 2000

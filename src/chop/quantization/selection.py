@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from torch import fx
@@ -29,23 +29,24 @@ class QuantizeConfig:
     Attributes:
         by: what the keys of `rules` are: operators, node names (or module paths), or regular
             expressions that match a whole one.
-        rules: a spec, or the mapping that describes one, for each key.
+        rules: the formats of what each key names: a `QuantSpec`, or the mapping that describes one.
         default: what holds for quantisable operators that no rule names; None leaves them.
         where: the pass, for messages.
     """
 
-    by: By
-    rules: Mapping[str, Settings]
+    by: By = "type"
+    rules: Mapping[str, Settings] = field(default_factory=dict)
     default: Settings | None = None
-    where: str = "quantize_transform_pass"
+    where: str = field(default="quantize_transform_pass", metadata={"is_setting": False})
 
     @classmethod
     def from_settings(
         cls, settings: Mapping[str, Any], where: str, ignores: Collection[str] = ()
     ) -> QuantizeConfig:
-        """From MASE's mapping: `{"by": ..., "default": {"config": ...}, key: {"config": ...}}`.
+        """A flat mapping as MASE's: beside `by` and `default`, each key is one of `rules`.
 
-        "NA" is None, and the keys `ignores` have no effect.
+        Formats are given as `{"config": {...}}`, "NA" is None, and the keys `ignores` have no
+        effect.
 
         Raises:
             ConfigError: `by` is unknown, or an entry is not of the form `{"config": {...}}`.
@@ -53,7 +54,7 @@ class QuantizeConfig:
         # A node may be called as one of MASE's keys is.
         options = [key for key in ignores if not _is_rule(settings.get(key))]
         settings = ignoring(without_na(dict(settings)), options, where)
-        by = convert(settings.get("by", "type"), By, f"{where}.by")
+        by = convert(settings.get("by", cls.by), By, f"{where}.by")
         if by == "regex_name":
             _check_patterns(settings, where)
         entries = {key: entry for key, entry in settings.items() if key != "by"}

@@ -40,6 +40,8 @@ def add_common_metadata_analysis_pass(
     """Fills `common`: operator, type, and shape and dtype of every argument and result.
 
     Shapes come from a run on fake tensors, which costs neither arithmetic nor memory.
+
+    Returns: nothing.
     """
     if config.dummy_in is not None:
         if mg.fit(config.dummy_in):

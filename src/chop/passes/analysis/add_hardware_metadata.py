@@ -13,7 +13,9 @@ from chop.passes.base import MASE_KEYS, NoConfig, graph_pass
 def add_hardware_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
     """Sets `hardware["is_implicit"]`: True where a node needs no logic of its own at inference.
 
-    Returns: `implicit` and `explicit`, how many nodes of each.
+    Returns:
+        implicit: number of nodes that need no logic of their own.
+        explicit: number of the other nodes.
     """
     for node in mg.nodes:
         row = mg.operator(node)

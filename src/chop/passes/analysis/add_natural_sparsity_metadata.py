@@ -37,8 +37,11 @@ def add_natural_sparsity_metadata_analysis_pass(
 
     A share is that of zeros: 0.0 for a dense tensor. (MASE's pass gives the share of the others.)
 
-    Returns: `"PATH_weight"` and `"PATH_activation"`, each (elements, share), and `avg_weight` and
-        `avg_activation`, the shares of all elements.
+    Returns:
+        PATH_weight: (elements, share of zeros) of the weight of the layer at `PATH`.
+        PATH_activation: (elements, share of zeros) of its input.
+        avg_weight: share of zeros in all the weights.
+        avg_activation: share of zeros in all the inputs.
 
     Raises:
         ConfigError: `dummy_in` is missing or no mapping.

@@ -23,7 +23,9 @@ def add_pruning_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[
     pruning), `method`, `scope` and `granularity` (None where nothing is pruned), and for the
     weight `hidden` and `numel`, both in elements. Run again after pruning.
 
-    Returns: `{"layers": {path: the same mapping}, "sparsity": masked share of all the weights}`.
+    Returns:
+        layers: the mapping of each layer by module path.
+        sparsity: masked share of all the weights, 0.0 to 1.0.
     """
     layers: dict[str, dict[str, Any]] = {}
     for layer in prunable_layers(mg):

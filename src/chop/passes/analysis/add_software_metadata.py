@@ -14,6 +14,8 @@ def add_software_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict
     """Gives every tensor of `common` an entry `{"stat": {}}` under the same name in `software`.
 
     What is there already stays.
+
+    Returns: nothing.
     """
     for node in mg.nodes:
         metadata = metadata_of(node)

@@ -21,7 +21,10 @@ def calculate_avg_bits_mg_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict
     Every element counts once, with the width of its format: an 8-bit integer is 8 bits wherever
     its binary point is. What is not quantised counts with the width of its dtype.
 
-    Returns: `{"w_avg_bit": float, "data_avg_bit": float, "weight_bytes": float}`.
+    Returns:
+        w_avg_bit: average width of a parameter in bits, a float.
+        data_avg_bit: average width of an element of an input in bits, a float.
+        weight_bytes: size of all parameters in bytes, a float.
     """
     weight_bits, weight_count = parameter_bits(mg)
     data_bits, data_count = 0.0, 0

@@ -36,9 +36,10 @@ class HookConfig:
 def hook_inspection_analysis_pass(mg: MaseGraph, config: HookConfig) -> dict[str, Any]:
     """A table of the modules that have hooks, parametrisations, masks or are activation pruners.
 
-    Returns: `{"modules": {path: {"class", "forward_pre", "forward", "backward_pre", "backward",
-        "parametrizations", "mask", "pruner"}}}`: the names of the hook functions and of the
-        parametrised tensors, and the sparsity of the mask and of the pruner, or None.
+    Returns:
+        modules: by module path a mapping with its `class`; the names of the functions in
+            `forward_pre`, `forward`, `backward_pre` and `backward`; the names of its
+            `parametrizations`; the sparsity of its `mask` and of its `pruner`, or None.
     """
     attached = {path: _attached(module) for path, module in mg.model.named_modules()}
     modules = {

@@ -14,6 +14,8 @@ def init_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, An
     """Sets `node.meta["mase"]` of every node to an empty `MaseMetadata`.
 
     A graph that waits for example inputs has no nodes yet; they get theirs with it.
+
+    Returns: nothing.
     """
     for node in mg.nodes if mg.is_captured else ():
         node.meta["mase"] = MaseMetadata()

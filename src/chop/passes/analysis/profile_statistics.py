@@ -68,7 +68,8 @@ def profile_statistics_analysis_pass(mg: MaseGraph, config: ProfileConfig) -> di
     Results go to `node.meta["mase"]["software"]["args" or "results"][tensor]["stat"][statistic]`.
     The statistics are those of `chop.statistics`.
 
-    Returns: `{"statistics": {node name: {"args": {...}, "results": {...}}}}`, the same mappings.
+    Returns:
+        statistics: by node name the mappings `args` and `results`, the same as in the metadata.
 
     Example config::
 

@@ -27,8 +27,11 @@ class ReportGraphConfig:
 def report_graph_analysis_pass(mg: MaseGraph, config: ReportGraphConfig) -> dict[str, Any]:
     """Prints or writes the graph, and counts its nodes.
 
-    Returns: `nodes`, `ops` (nodes by the kind that FX gives them), `operators` (nodes by MASE's
-        name of the operator) and `text`.
+    Returns:
+        nodes: number of nodes.
+        ops: number of nodes by the kind that FX gives them.
+        operators: number of nodes by MASE's name of the operator.
+        text: what was printed or written.
     """
     ops = Counter(node.op for node in mg.nodes)
     operators = Counter(mg.operator(node).name for node in mg.nodes if node.op.startswith("call_"))

@@ -36,8 +36,9 @@ def report_node_meta_param_analysis_pass(
 ) -> dict[str, Any]:
     """Prints a table with a row per node.
 
-    Returns: `rows`, one dict per node: its name, operator and type, and the chosen metadata as
-        plain nested dicts. Tensors are described, not copied.
+    Returns:
+        rows: one dict per node: its name, operator and type, and the chosen metadata as plain
+            nested dicts. Tensors are described, not copied.
     """
     chosen = [room for room in ROOMS if room in config.which or "all" in config.which]
     rows = []

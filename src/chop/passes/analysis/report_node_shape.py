@@ -17,8 +17,9 @@ COLUMNS = ("node", "inputs", "outputs")
 def report_node_shape_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
     """Prints a table with a row per node.
 
-    Returns: `rows`, one dict per node: its name, and `inputs` and `outputs`, dicts from the name of
-        the argument or result to `(shape, dtype)`; dtypes as text, such as "float32".
+    Returns:
+        rows: one dict per node: its name, and `inputs` and `outputs`, dicts from the name of the
+            argument or result to `(shape, dtype)`; dtypes as text, such as "float32".
     """
     rows = []
     for node in mg.nodes:

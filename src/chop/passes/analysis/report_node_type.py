@@ -15,8 +15,9 @@ COLUMNS = ("node", "op", "operator", "mase_type", "module", "target")
 def report_node_type_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
     """Prints a table with a row per node.
 
-    Returns: `rows`, one dict per node: its name, the kind that FX gives it, MASE's operator and
-        type, the class of the module it calls ("" if none), and what it calls.
+    Returns:
+        rows: one dict per node: its name, the kind that FX gives it, MASE's operator and type, the
+            class of the module it calls ("" if none), and what it calls.
     """
     rows = []
     for node in mg.nodes:

@@ -71,8 +71,11 @@ def report_sparsity_analysis_pass(mg: MaseGraph, config: SparsityConfig) -> dict
     Biases and the parameters of norms are left out. With `batches` the model runs in eval mode and
     is left as it was.
 
-    Returns: `{"weights": [row as dict], "activations": [row as dict], "weight_sparsity": share of
-        zeros in all the weights, "activation_sparsity": the same of all results, or None}`.
+    Returns:
+        weights: one dict per parameter, see `WeightRow`.
+        activations: one dict per result, see `ActivationRow`.
+        weight_sparsity: share of zeros in all the weights.
+        activation_sparsity: share of zeros in all the results; None without `batches`.
 
     Raises:
         ConfigError: `batches` is empty, or something in it is no mapping.

@@ -45,8 +45,11 @@ def summarize_quantization_analysis_pass(mg: MaseGraph, config: SummaryConfig) -
     Warns (`PoorFitWarning`) where most weights of a layer round to zero or saturate: such a model
     answers by chance, which is better known before an evaluation than after.
 
-    Returns: `{"operators": [row as dict], "layers": [row as dict], "bits_before": average bits per
-        parameter, "bits_after": the same after}`.
+    Returns:
+        operators: one dict per operator and formats, see `OperatorRow`.
+        layers: one dict per quantised layer, see `LayerRow`.
+        bits_before: average bits per parameter before.
+        bits_after: average bits per parameter after.
     """
     operators, layers = operator_rows(mg), layer_rows(mg)
     lost = poor_fit(layers)

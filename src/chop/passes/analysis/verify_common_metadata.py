@@ -39,7 +39,8 @@ def verify_common_metadata_analysis_pass(
     Compared are the operator and its type, and of every tensor among the arguments and results
     shape, dtype, type and precision.
 
-    Returns: `checked`, the number of nodes.
+    Returns:
+        checked: number of nodes.
 
     Raises:
         GraphError: something differs; it names the node, what is noted and what is true.

@@ -13,7 +13,8 @@ from chop.passes.base import MASE_KEYS, NoConfig, graph_pass
 def verify_hardware_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
     """Looks for `hardware["is_implicit"]` on every node.
 
-    Returns: `checked`, the number of nodes.
+    Returns:
+        checked: number of nodes.
 
     Raises:
         GraphError: a node lacks it.

@@ -14,7 +14,9 @@ PARTS = ("common", "software", "hardware")
 def verify_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
     """Runs the checks of each kind of metadata that has been added.
 
-    Returns: `checked`, the number of nodes, and `kinds`, which were looked at.
+    Returns:
+        checked: number of nodes.
+        kinds: the kinds of metadata that were checked.
 
     Raises:
         GraphError: something is missing or differs; see the pass of its kind.

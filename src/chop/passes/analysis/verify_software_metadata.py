@@ -14,7 +14,8 @@ from chop.passes.base import MASE_KEYS, NoConfig, graph_pass
 def verify_software_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
     """Compares the names of the tensors in `software` with those in `common`, node by node.
 
-    Returns: `checked`, the number of nodes.
+    Returns:
+        checked: number of nodes.
 
     Raises:
         GraphError: a tensor has no entry in `software`.

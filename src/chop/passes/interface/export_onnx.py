@@ -48,8 +48,13 @@ def export_onnx_interface_pass(mg: MaseGraph, config: ExportOnnxConfig) -> dict[
     -127. Runtimes want the bias of a convolution in multiples of the product of its two scales;
     that adds at most half of that product to each result.
 
-    Returns: `{"path": the file, "inputs": names, "outputs": names, "quantized": paths of the
-        modules in integers, "fallback": operands exported as floats, "size_bytes": of the file}`.
+    Returns:
+        path: the file.
+        inputs: names of its inputs.
+        outputs: names of its outputs.
+        quantized: paths of the modules in integers.
+        fallback: operands exported as floats.
+        size_bytes: size of the file.
 
     Raises:
         ConfigError: a format has no 8-bit form in ONNX, or waits for data.

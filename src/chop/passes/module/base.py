@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 from torch import nn
 
+from chop.docstrings import entries
 from chop.errors import ConfigError
+from chop.passes.documentation import pass_docstring
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def documented(config: Any, result: str = "the module") -> Callable[[F], F]:
+    """Completes the help of a pass by its settings and the keys of its `info`.
+
+    Args:
+        config: see `chop.passes.documentation.pass_docstring`.
+        result: the first of the two things that the pass returns.
+    """
+
+    def decorate(function: F) -> F:
+        arguments = entries(function, "Args")
+        function.__doc__ = pass_docstring(function, config, arguments, result)
+        return function
+
+    return decorate
 
 
 def check_module(module: object, where: str) -> None:

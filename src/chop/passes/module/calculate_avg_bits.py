@@ -16,12 +16,13 @@ from chop.ir.parameters import (
     total_bits,
 )
 from chop.passes.base import NoConfig
-from chop.passes.module.base import check_module
+from chop.passes.module.base import check_module, documented
 
 M = TypeVar("M", bound=nn.Module)
 NAME = "calculate_avg_bits_module_analysis_pass"
 
 
+@documented(NoConfig)
 def calculate_avg_bits_module_analysis_pass(
     module: M, pass_args: Mapping[str, Any] | None = None
 ) -> tuple[M, dict[str, Any]]:
@@ -33,7 +34,9 @@ def calculate_avg_bits_module_analysis_pass(
     Args:
         module: any module, quantised or not; of a graph, `mg.model`.
         pass_args: nothing can be set.
-    Returns: `module`, and `{"w_avg_bit": float, "weight_bytes": float}`.
+    Returns:
+        w_avg_bit: average width of a parameter in bits, a float.
+        weight_bytes: size of all parameters in bytes, a float.
 
     Raises:
         ConfigError: `module` is no module, or a setting is given.

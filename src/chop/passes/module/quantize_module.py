@@ -9,31 +9,35 @@ from torch import nn
 
 from chop.errors import ConfigError
 from chop.passes.base import MASE_KEYS
-from chop.passes.module.base import check_module
+from chop.passes.module.base import check_module, documented
 from chop.quantization.modules import quantize_modules
 from chop.quantization.selection import QuantizeConfig
 
 NAME = "quantize_module_transform_pass"
 
 
+@documented(QuantizeConfig.from_settings, "the copy")
 def quantize_module_transform_pass(
     network: nn.Module, pass_args: Mapping[str, Any]
 ) -> tuple[nn.Module, dict[str, Any]]:
     """A copy of `network` with the selected modules replaced by their quantised twins.
 
-    The settings are those of `quantize_transform_pass`; a name is a module's dotted path. Only
-    modules are found this way: what `forward` calls as a function stays float, for which a graph
-    is needed. The inside of `nn.MultiheadAttention` is left alone, as it reads the weights of its
-    modules without calling them.
+    A name is a module's dotted path. Only modules are found this way: what `forward` calls as a
+    function stays float, for which a graph is needed. The inside of `nn.MultiheadAttention` is left
+    alone, as it reads the weights of its modules without calling them.
 
     Args:
         network: any module; of a graph, `mg.model`.
-        pass_args: `{"by": "type", "linear": {"config": {"name": "integer", ...}}}`, or `by`
-            `name` or `regex_name`.
-    Returns: the copy, and `{"quantized": number of modules}`.
+        pass_args: see `QuantizeConfig`.
+    Returns:
+        quantized: number of modules.
 
     Raises:
         ConfigError: a key matches no module, or its config does not fit the operator.
+
+    Example config::
+
+        {"by": "type", "linear": {"config": {"name": "integer", "data_in_width": 8, ...}}}
     """
     check_module(network, NAME)
     if not isinstance(pass_args, Mapping):

@@ -10,7 +10,7 @@ from torch import nn
 
 from chop.config import parse
 from chop.ir.parameters import ParameterCount
-from chop.passes.module.base import check_module
+from chop.passes.module.base import check_module, documented
 from chop.tables import print_table
 
 M = TypeVar("M", bound=nn.Module)
@@ -30,6 +30,7 @@ class ReportConfig:
     silent: bool = False
 
 
+@documented(ReportConfig)
 def report_trainable_parameters_analysis_pass(
     module: M, pass_args: Mapping[str, Any] | None = None
 ) -> tuple[M, dict[str, Any]]:
@@ -40,9 +41,13 @@ def report_trainable_parameters_analysis_pass(
 
     Args:
         module: any module; of a graph, `mg.model`.
-        pass_args: the fields of `ReportConfig`.
-    Returns: `module`, and `{"total": int, "trainable": int, "share": float, "rows": [row]}` with
-        one row per submodule that has parameters: `submodule`, `total`, `trainable`, `share`.
+        pass_args: see `ReportConfig`.
+    Returns:
+        total: number of parameters.
+        trainable: number of those that train.
+        share: trainable out of all; 0 where there is none.
+        rows: one dict per submodule that has parameters: `submodule`, `total`, `trainable` and
+            `share`.
 
     Raises:
         ConfigError: a setting is unknown, or `module` is no module.

@@ -35,7 +35,8 @@ def calibrate_transform_pass(mg: MaseGraph, config: CalibrateConfig) -> dict[str
     disturb the next one's range. Extremes are kept exactly; of more than 131,072
     values of an operand, a uniform sample.
 
-    Returns: `{"fitted": number of operands fitted}`.
+    Returns:
+        fitted: number of operands fitted.
     """
     steps = leaf_operators(mg.model)
     wanted = {name: _waiting(step) for name, step in steps.items()}

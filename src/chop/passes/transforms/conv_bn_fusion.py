@@ -31,7 +31,9 @@ def conv_bn_fusion_transform_pass(mg: MaseGraph, config: FusionConfig) -> dict[s
     A convolution keeps its mask and its formats and takes over the norm's `data_out` format; what
     was rounded between the two no longer is. A bias that the norm brings has the norm's format.
 
-    Returns: `{"fused": [path of each norm], "skipped": {name of a norm's node: reason}}`.
+    Returns:
+        fused: list of the paths of the norms that were folded.
+        skipped: reason by the name of a norm's node.
 
     Source: Jacob et al. 2018, arXiv:1712.05877, section 3.2.
     """

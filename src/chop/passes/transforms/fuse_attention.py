@@ -23,7 +23,9 @@ def fuse_attention_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[str, 
     another axis and modules with hooks are left as they are. Fuse before quantising: the call is
     then quantised like any other.
 
-    Returns: `{"fused": [node of each softmax], "skipped": {node of a softmax: reason}}`.
+    Returns:
+        fused: list of the names of the softmax nodes that were replaced.
+        skipped: reason by the name of a softmax node.
 
     Source: Dao et al. 2022 (FlashAttention), arXiv:2205.14135, algorithm 1.
     """

@@ -18,7 +18,9 @@ def fuse_linear_activation_transform_pass(mg: MaseGraph, config: NoConfig) -> di
     order of sums. Paths and `state_dict` keys stay. Layers that are quantised, shared or have hooks
     are left as they are. Quantise first: a fused layer is not quantised any more.
 
-    Returns: `{"fused": [path of each layer], "skipped": {path: reason}}`.
+    Returns:
+        fused: list of the paths of the layers that were fused.
+        skipped: reason by the path of a layer.
     """
     fused, skipped = fuse_linear_activations(mg)
     return {"fused": fused, "skipped": skipped}

@@ -20,7 +20,8 @@ def fuse_lora_weights_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[st
     so outputs move by that rounding; a fraction that was derived stays what it was. Parameters
     that the insertion froze train again.
 
-    Returns: `{"fused": number of layers}`.
+    Returns:
+        fused: number of layers.
 
     Raises:
         GraphError: the graph has no adapter.

@@ -52,8 +52,10 @@ def gptq_transform_pass(mg: MaseGraph, config: GptqConfig) -> dict[str, Any]:
     that are masked stay as they are, and the others make up for them. A layer that
     would not get better on `batches` gets its nearest weights.
 
-    Returns: `layers`, for each corrected path its squared output error on `batches` relative to
-        its output, `{"before": ..., "after": ...}`; `skipped`, the reason for each other node.
+    Returns:
+        layers: by the path of each corrected layer its squared output error on `batches` relative
+            to its output, `{"before": float, "after": float}`.
+        skipped: reason by the name of each other node.
 
     Raises:
         ConfigError: a weight format takes scales from the weights that the result would change.

@@ -74,9 +74,12 @@ def insert_lora_adapter_transform_pass(mg: MaseGraph, config: InsertLoraConfig) 
 
     Quantised Linears keep their formats, and a graph may be quantised after the insertion.
 
-    Returns: `{"inserted": number of layers, "trainable_before": parameters, "trainable_after":
-        parameters, "layers": [row]}` with the rows `layer`, `rank`, `before` and `after`
-        (trainable parameters of the layer).
+    Returns:
+        inserted: number of layers.
+        trainable_before: number of trainable parameters before.
+        trainable_after: number of trainable parameters after.
+        layers: one dict per layer: `layer`, its path; `rank`; and its trainable parameters `before`
+            and `after`.
 
     Raises:
         GraphError: the graph has adapters already.

@@ -49,9 +49,14 @@ def pack_transform_pass(mg: MaseGraph, config: PackConfig) -> dict[str, Any]:
     runs, draws, and is exported and read back as any other. It is not trained:
     `{"unpack": True}` gives the layers their parameters back, with the values that were stored.
 
-    Returns: `{"packed": number of layers, "unpacked": number of layers, "rows": [row as dict],
-        "bits_per_weight": of the weights that are packed, from their buffers, or None,
-        "float_bytes": what all parameters took as floats, "bytes": what they take now}`.
+    Returns:
+        packed: number of layers that were packed.
+        unpacked: number of layers that were unpacked.
+        rows: one dict per module with parameters, see `PackedRow`.
+        bits_per_weight: average of the weights that are packed, from their buffers; None where
+            there are none.
+        float_bytes: what all parameters took as floats.
+        bytes: what they take now.
 
     Raises:
         ConfigError: a selector means no layer, there is none to pack or unpack, or learnt scales

@@ -24,10 +24,16 @@ def prune_transform_pass(mg: MaseGraph, config: PruneConfig) -> dict[str, Any]:
     of all weights together. Pruning again chooses from the full weights anew. Layers that share a
     weight share the mask.
 
-    Returns: `{"sparsity": share of the chosen layers' weights that is masked, "hidden": their
-        number, "weights": how many there are, "layers": sparsity by module path, "skipped": reason
-        by module path, "activations": number of operators whose input is pruned}`; of structured
-        granularities units are counted, and "parameters" are their number before and after.
+    Returns:
+        sparsity: share of the chosen layers' weights that is masked; of structured granularities,
+            of their units.
+        hidden: number of masked weights, or of units.
+        weights: number of all weights, or of units.
+        layers: sparsity by module path.
+        skipped: reason by module path.
+        activations: number of operators whose input is pruned.
+        parameters: with structured granularities alone: number of the model's parameters before and
+            after.
 
     Raises:
         ConfigError: a setting is wrong, a selector means no layer, something that cannot carry a

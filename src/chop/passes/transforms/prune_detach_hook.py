@@ -20,7 +20,9 @@ def prune_detach_hook_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[st
     A module whose formats are all float becomes its plain `torch.nn` class again. What the model
     computes stays the same where activations are not pruned; further training may move the zeros.
 
-    Returns: `{"masks": number of masks made permanent, "pruners": number of pruners removed}`.
+    Returns:
+        masks: number of masks made permanent.
+        pruners: number of activation pruners removed.
 
     Raises:
         GraphError: the graph has LoRA adapters, whose updates the masks hide too.

@@ -12,7 +12,10 @@ from chop.quantization.selection import QuantizeConfig
 
 
 def quantize_config(settings: Mapping[str, Any]) -> QuantizeConfig:
-    """The settings of `quantize_transform_pass`; see `QuantizeConfig.from_settings`."""
+    """A flat mapping: beside `by` and `default`, each key is one of `rules`.
+
+    Formats are given as `{"config": {...}}`, "NA" is None, and keys that MASE reads are ignored.
+    """
     return QuantizeConfig.from_settings(settings, "quantize_transform_pass", MASE_KEYS)
 
 
@@ -23,7 +26,8 @@ def quantize_transform_pass(mg: MaseGraph, config: QuantizeConfig) -> dict[str, 
     Parameters, buffers, hooks, device and dtype stay; `state_dict` keys too. A node that is
     quantised already takes on the new formats.
 
-    Returns: `{"quantized": number of nodes}`.
+    Returns:
+        quantized: number of nodes.
 
     Example config::
 

@@ -15,7 +15,9 @@ def raise_granularity_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[st
     MASE has graphs of single operations, from ONNX, to be raised to modules. Graphs here call whole
     `torch.nn` modules from the beginning.
 
-    Returns: `{"raised": 0, "modules": the nodes that call one}`.
+    Returns:
+        raised: number of nodes that were raised: 0.
+        modules: number of nodes that call a module.
     """
     calls = [node for node in mg.nodes if node.op == "call_module"]
     return {"raised": 0, "modules": len(calls)}

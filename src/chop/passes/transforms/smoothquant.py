@@ -45,8 +45,9 @@ def smoothquant_transform_pass(mg: MaseGraph, config: SmoothQuantConfig) -> dict
     the norm or Linear before the layers, through ReLU and dropout between them; the float model
     computes what it did. It runs before `quantize_transform_pass`; masks stay.
 
-    Returns: `smoothed`, the paths of the readers for each source's path; `skipped`, for every
-        other Linear's node the reason.
+    Returns:
+        smoothed: the paths of the readers by the path of their source.
+        skipped: reason by the node of each other Linear.
 
     Source: Xiao et al. 2022, arXiv:2211.10438, section 4, eq. 3 and 4; a factor on the residual
     branch: Wei et al. 2022, arXiv:2209.13325, section 4.1.
