@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import os
 import re
 import secrets
@@ -228,13 +229,20 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_json(path: str | Path, document: Any) -> None:
-    """Writes a JSON file in one step, indented.
+    """Writes a JSON file in one step, indented; numbers that are not finite become null.
 
     Raises:
         WriteError: the disk is full or read-only, or `path` can be no file.
-        ValueError: a number is not finite, which JSON cannot say.
     """
-    write_text(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
+    write_text(path, json.dumps(_finite(document), indent=2, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def append_line(path: str | Path, line: str) -> None:

@@ -17,6 +17,7 @@ from chop.actions.compress import CompressConfig, Row, compress, measure
 from chop.actions.doctor import OK, examine
 from chop.actions.workload import SubjectConfig, load_subject, raise_to_graph
 from chop.errors import CheckpointError, ConfigError, UnavailableError, WriteError
+from chop.runs import MANIFEST, read_manifest
 from chop.train import (
     TASKS,
     Rows,
@@ -52,6 +53,10 @@ def result(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "cnn"
     config = CompressConfig(model="cnn", out=out, formats=("8.5", "4.2", "4.auto"), qat_epochs=3)
     return compress(config), out
+
+
+def results_in(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != MANIFEST}
 
 
 def rows(result):
@@ -120,7 +125,14 @@ def test_bits_and_sizes_are_those_of_the_formats(result):
 def test_everything_is_written_and_the_model_can_be_read_back(result):
     info, out = result
     names = {"model.pt", "model.mz", "graph.svg", "accuracy.svg", "table.md", "result.json"}
-    assert {file.name for file in out.iterdir()} == names
+    assert {file.name for file in out.iterdir()} == {*names, MANIFEST}
+    manifest = read_manifest(out)
+    assert {artifact.path: artifact.size_bytes for artifact in manifest.artifacts} == {
+        name: (out / name).stat().st_size for name in names
+    }
+    assert json.loads(json.dumps(info["rows"])) == list(manifest.rows)
+    assert (manifest.kind, manifest.state) == ("compress", "finished")
+    assert manifest.settings["formats"] == ["8.5", "4.2", "4.auto"]
     assert json.loads((out / "result.json").read_text()) == json.loads(json.dumps(info))
     reloaded = MaseGraph.from_checkpoint(out / "model")
     accuracy = evaluate(reloaded.model, default_dataset("cnn"))
@@ -219,7 +231,8 @@ def test_a_split_of_validation_rows_is_taken_as_it_is(own_splits, tmp_path):
 def test_without_a_format_within_the_drop_no_model_is_saved(tmp_path, capsys):
     found = compress(quick(tmp_path, formats=("4.2",)))
     assert found["saved"] is None and "speed" not in found
-    assert {file.name for file in tmp_path.iterdir()} == {"accuracy.svg", "result.json", "table.md"}
+    names = {"accuracy.svg", "result.json", "table.md", MANIFEST}
+    assert {file.name for file in tmp_path.iterdir()} == names
     told = " ".join(capsys.readouterr().out.split())
     assert "No format keeps within 1.00% of float" in told and "No QAT: --qat-epochs is 0." in told
     assert "the nearest, integer 4.2 (PTQ), loses" in told and "--keep-best" in told
@@ -252,7 +265,7 @@ def test_the_folder_is_made_before_any_work(tmp_path, monkeypatch):
 @pytest.mark.parametrize("writer", ["safetensors.torch.save_file", "pathlib.Path.write_text"])
 def test_a_disk_that_fills_up_leaves_the_earlier_results(writer, tmp_path, monkeypatch):
     first = compress(quick(tmp_path, formats=("8.auto",)))
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    before, manifest = results_in(tmp_path), read_manifest(tmp_path)
 
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -260,7 +273,7 @@ def test_a_disk_that_fills_up_leaves_the_earlier_results(writer, tmp_path, monke
     monkeypatch.setattr(writer, full)
     with pytest.raises(WriteError, match="No space left on device; free some space"):
         compress(quick(tmp_path, formats=("6.auto",)))
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    assert results_in(tmp_path) == before and read_manifest(tmp_path).results == manifest
     reloaded = MaseGraph.from_checkpoint(tmp_path / "model")
     accuracy = evaluate(reloaded.model, default_dataset("mlp"))
     assert accuracy == first["saved"]["accuracy"]
@@ -299,7 +312,8 @@ def test_a_killed_run_leaves_no_result(tmp_path):
                 break
         process.send_signal(signal.SIGKILL)
     assert not (tmp_path / "result.json").exists()
-    assert not [file for file in tmp_path.iterdir() if file.suffix == ".json"]
+    assert [file.name for file in tmp_path.iterdir() if file.suffix == ".json"] == [MANIFEST]
+    assert read_manifest(tmp_path).state == "interrupted"
 
 
 @pytest.mark.parametrize(
@@ -337,7 +351,9 @@ def test_models_and_data_that_do_not_fit_are_named(tmp_path):
         compress(CompressConfig(model="mlp", device="cuda:77", out=tmp_path))
     with pytest.raises(ConfigError, match="has none of the operators conv2d; it has: .*linear"):
         compress(CompressConfig(model="mlp", operators=("conv2d",), out=tmp_path))
-    assert list(tmp_path.iterdir()) == []
+    assert [file.name for file in tmp_path.iterdir()] == [MANIFEST]
+    manifest = read_manifest(tmp_path)
+    assert manifest.state == "failed" and "none of the operators conv2d" in manifest.error
 
 
 def test_doctor_finds_what_is_here():

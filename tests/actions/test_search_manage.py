@@ -28,6 +28,7 @@ from chop.actions.search.manage import (
 from chop.cli.app import app
 from chop.config import load_toml
 from chop.errors import ConfigError, UnavailableError, WriteError
+from chop.runs import read_manifest
 from chop.search import Choice, Goal, Search, SearchSpace
 from chop.search.ledger import Ledger
 from chop.search.opening import open_engine
@@ -74,6 +75,7 @@ def prepare(config):
 def write(config, search, result):
     config.folder.mkdir(parents=True, exist_ok=True)
     (config.folder / "result.json").write_text(json.dumps(result.counts))
+    return [dict(trial.values) for trial in result.measured]
 
 
 def export(config, chosen):
@@ -106,10 +108,14 @@ def test_a_killed_job_is_resumed_from_what_its_study_knows(toy, tmp_path):
     assert process.exitcode == -signal.SIGKILL
     noted, result = load_search(str(config.out))
     assert noted["job"] == {"name": "toy", "settings": settings_of(config)}
+    assert read_manifest(config.folder).state == "interrupted"
     assert result.counts == {"measured": 3, "running": 1}
     finished = resume_search(str(config.out))
     assert [trial.begun for trial in finished.trials] == [1, 1, 1, 2, 1, 1]
     assert finished.measured[:3] == result.measured
+    manifest = read_manifest(config.folder)
+    assert (manifest.kind, manifest.state, len(manifest.rows)) == ("search toy", "finished", 6)
+    assert manifest.settings["limit"] == 7
     assert json.loads((config.folder / "result.json").read_text()) == finished.counts
     assert resume_search(str(config.out), trials=8, workers=2).counts["measured"] == 8
 

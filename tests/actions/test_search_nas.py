@@ -18,6 +18,7 @@ from chop.config import parse
 from chop.data import load_dataset
 from chop.errors import ConfigError
 from chop.models import load_model
+from chop.runs import read_manifest
 from chop.train import evaluate, read_rows
 
 FIELDS = {"num_hidden_layers": [1, 2], "hidden_size": [8, 12], "num_attention_heads": [2, 4]}
@@ -66,6 +67,8 @@ def test_a_search_is_written_and_goes_on_where_it_was(tmp_path, subject, capsys)
     assert accuracies == sorted(accuracies, reverse=True) and len(rows) == 5
     assert {"hidden_size", "layers replaced", "parameters"} <= rows[0].keys()
     names = {"best-so-far.svg", "best-so-far.png", "table.md"}
+    artifacts = {artifact.path for artifact in read_manifest(tmp_path / "nas").artifacts}
+    assert {*names, "best.json", f"best/{best.key}/model.pt"} <= artifacts
     assert names <= {file.name for file in (tmp_path / "nas").iterdir()}
     assert (tmp_path / "search.db").is_file()
     low, high = noted["validation_interval_95"]

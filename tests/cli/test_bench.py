@@ -1,10 +1,12 @@
 import json
+import shutil
 
 import pytest
 
 from chop.actions.bench import BenchModelConfig, bench_model
 from chop.actions.compress import CompressConfig, compress
 from chop.errors import CheckpointError, ConfigError
+from chop.runs import MANIFEST, read_manifest
 from tests import programs
 
 
@@ -31,8 +33,12 @@ def test_compress_ends_with_speed_and_size(compressed):
     assert "times as fast" in (out / "table.md").read_text()
 
 
-def test_a_compressed_folder_is_measured(compressed, tmp_path):
+@pytest.mark.parametrize("has_manifest", [True, False])
+def test_a_compressed_folder_is_measured(has_manifest, compressed, tmp_path):
     folder, info = compressed
+    if not has_manifest:  # of a run of an earlier version
+        folder = shutil.copytree(folder, tmp_path / "older")
+        (folder / MANIFEST).unlink()
     out = tmp_path / "bench"
     found = bench_model(
         BenchModelConfig(compressed=folder, out=out, batch_sizes=(2,), seconds=0.05)
@@ -43,7 +49,10 @@ def test_a_compressed_folder_is_measured(compressed, tmp_path):
     assert exact.weight_bytes == graph.weight_bytes > 6 * small.weight_bytes
     assert graph.measured.largest_difference == 0 < small.measured.largest_difference
     names = {"table.md", "times-batch-2.json", "times-batch-2.svg"}
-    assert {file.name for file in out.iterdir()} == names
+    assert {file.name for file in out.iterdir()} == {*names, MANIFEST}
+    manifest = read_manifest(out)
+    assert {artifact.path for artifact in manifest.artifacts} == names
+    assert (manifest.kind, list(manifest.rows)) == ("bench model", found.spelt())
     record = json.loads((out / "times-batch-2.json").read_text())
     assert record["environment"]["threads"] == 1 and record["clock"] == "processor"
 
@@ -65,7 +74,7 @@ def test_help_teaches():
 
 
 def test_mistakes_are_named(compressed, tmp_path):
-    with pytest.raises(CheckpointError, match=r"holds no result\.json"):
+    with pytest.raises(CheckpointError, match=r"no manifest\.json of a .*, and no result\.json"):
         bench_model(BenchModelConfig(compressed=tmp_path))
     with pytest.raises(ConfigError, match="seconds above 0"):
         BenchModelConfig(seconds=0)

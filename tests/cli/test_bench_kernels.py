@@ -1,7 +1,9 @@
 import json
+import re
 
 import pytest
 
+from chop.runs import MANIFEST, read_manifest
 from tests import programs
 
 
@@ -25,8 +27,13 @@ def test_a_command_leaves_its_tables_plots_and_measurements(command, cases, tmp_
     text = chop(*command, "--quick", "--out", tmp_path)
     assert "in turns, compared by processor time" in text
     files = {f"{case}.{kind}" for case in cases for kind in ("json", "svg")}
-    assert {file.name for file in tmp_path.iterdir()} == {"tables.md", *files}
-    assert (tmp_path / "tables.md").read_text().count("## ") == (2 if len(cases) == 1 else 4)
+    assert {file.name for file in tmp_path.iterdir()} == {"tables.md", MANIFEST, *files}
+    manifest, tables = read_manifest(tmp_path), (tmp_path / "tables.md").read_text()
+    assert (manifest.kind, manifest.state) == (f"bench {command[0]}", "finished")
+    assert {artifact.path for artifact in manifest.artifacts} == {"tables.md", *files}
+    assert manifest.command[1:3] == ("bench", command[0])
+    assert {row["table"] for row in manifest.rows} <= set(re.findall("## (.*)", tables))
+    assert tables.count("## ") == (2 if len(cases) == 1 else 4)
     record = json.loads((tmp_path / f"{cases[0]}.json").read_text())
     assert record["environment"]["threads"] == 1 and len(record["variants"]) >= 4
 

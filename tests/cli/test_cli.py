@@ -103,8 +103,8 @@ def stop(*args, **kwargs):
         ),
         (["sweep", "prune"], "sweep.experiment.raise_to_graph", "0 finished points are kept in"),
         (["search", "nas"], "search.job.find_job", "nothing was written"),
-        (["search", "precision"], "subject.load_subject", "no trial was finished; the same"),
-        (["search", "sensitivity"], "subject.load_subject", "nothing was written"),
+        (["search", "precision"], "workload.load_subject", "no trial was finished; the same"),
+        (["search", "sensitivity"], "workload.load_subject", "nothing was written"),
         (["bench", "model"], "bench.load_subject", "nothing was written"),
     ],
 )

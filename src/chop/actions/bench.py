@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from chop import runs
 from chop.actions.compress import CompressConfig, compress
 from chop.actions.compress_results import exported_bytes
 from chop.actions.latency import compare_with_float
 from chop.actions.workload import SubjectConfig, load_subject, raise_to_graph
 from chop.errors import CheckpointError, ConfigError
-from chop.files import latest, make_folder, reading_together, write_text
+from chop.files import latest, reading_together, write_text
 from chop.ir.graph import MaseGraph
 from chop.report.bench_plots import plot_ratios
 from chop.studies.model import BATCH_SIZES, ModelComparison
@@ -68,7 +72,13 @@ def bench_model(config: BenchModelConfig) -> ModelComparison:
         ConfigError: settings that do not fit together.
         CheckpointError: the folder holds no compressed model.
     """
-    make_folder(config.out)
+    with runs.start("bench model", config, config.out) as run:
+        found = _measure(config)
+        run.rows = found.spelt()
+    return found
+
+
+def _measure(config: BenchModelConfig) -> ModelComparison:
     with tempfile.TemporaryDirectory() as name:
         folder = config.compressed or _compressed(config, Path(name))
         subject = load_subject(_subject_config(config, folder))
@@ -109,21 +119,34 @@ def _compressed(config: BenchModelConfig, folder: Path) -> Path:
 
 def _subject_config(config: BenchModelConfig, folder: Path) -> SubjectConfig:
     """What the folder was compressed from; settings that were given win."""
-    with reading_together(folder):
-        path = latest(folder / "result.json")
-        if not path.is_file():
-            raise CheckpointError(
-                f"'{folder}' holds no result.json: expected the output folder of chop compress."
-            )
-        result = json.loads(path.read_text())
-    known = {field.name for field in dataclasses.fields(SubjectConfig)}
-    if result["saved"] is None:
+    settings, is_saved = _compressed_run(folder)
+    if not is_saved:
         raise CheckpointError(
             f"the run in '{folder}' saved no model: no format kept within its max_drop; run chop "
             "compress again with --keep-best."
         )
-    told = result["config"]
+    known = {field.name for field in dataclasses.fields(SubjectConfig)}
     given = {"model": config.model, "dataset": config.dataset, "max_length": config.max_length}
-    chosen = {name: value for name, value in told.items() if name in known}
+    chosen = {name: value for name, value in settings.items() if name in known}
     chosen |= {name: value for name, value in given.items() if value is not None}
     return SubjectConfig(**{**chosen, "out": folder, "device": config.device})
+
+
+def _compressed_run(folder: Path) -> tuple[Mapping[str, Any], bool]:
+    """The settings of the run that compressed a model into a folder, and whether it saved one.
+
+    Runs of earlier versions have no manifest; `result.json` says the same of them.
+    """
+    with suppress(CheckpointError):
+        found = runs.read_manifest(folder).results
+        if found is not None and found.kind == "compress":
+            return found.settings, any(each.path == WEIGHTS for each in found.artifacts)
+    with reading_together(folder):
+        path = latest(folder / "result.json")
+        if not path.is_file():
+            raise CheckpointError(
+                f"'{folder}' holds no {runs.MANIFEST} of a finished run, and no result.json: "
+                "expected the output folder of chop compress."
+            )
+        result = json.loads(path.read_text())
+    return result["config"], result["saved"] is not None

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from chop import runs
 from chop.bench import Comparison
-from chop.files import make_folder, write_text
+from chop.files import write_text
 from chop.report.bench_plots import plot_ratios
 from chop.tables import markdown_table, print_table
 from chop.train import usable_device
@@ -42,13 +43,18 @@ S = TypeVar("S", bound=Settings)
 def measure_and_write(measure: Callable[[S], Results], config: S) -> None:
     """Measures, and writes the results; device and folder are tried first.
 
+    Args:
+        measure: `bench_attention` and so on; the manifest has its name.
+        config: what to measure, and where to write.
     Raises:
         ConfigError: the device cannot be used here.
         WriteError: it cannot be written to.
     """
     usable_device(config.device)
-    make_folder(config.out)
-    write_results(measure(config), config.out)
+    with runs.start(measure.__name__.replace("_", " "), config, config.out) as run:
+        found = measure(config)
+        write_results(found, config.out)
+        run.rows = [{"table": t, **row} for t, rows in found.tables().items() for row in rows]
 
 
 def write_results(found: Results, out: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from rich.console import Console
 
-from chop import passes
+from chop import passes, runs
 from chop.actions.compress_results import (
     MODEL_FILES,
     Candidate,
@@ -28,7 +28,7 @@ from chop.actions.ptq import (
     quantize_layers,
     weighted_operators,
 )
-from chop.actions.workload import Subject, SubjectConfig, raise_to_graph, subject_for
+from chop.actions.workload import Subject, SubjectConfig, raise_to_graph, settings_with, subject_for
 from chop.errors import ConfigError
 from chop.formats import parse_spelling
 from chop.ir.graph import MaseGraph
@@ -108,9 +108,9 @@ def compress(config: CompressConfig, subject: Subject | None = None) -> dict[str
 
     Writes into `config.out`: `model.pt` and `model.mz` (the smallest model within `max_drop` of
     float, its weights packed: `pack_transform_pass` unpacks them for training), `model.onnx` where
-    it is asked for, `graph.svg`, `accuracy.svg` (named by the metric), `table.md` and, last,
-    `result.json`. Where no format keeps within `max_drop`, and `keep_best` does not ask for one
-    all the same, no model is saved: files of an earlier run's model stay.
+    it is asked for, `graph.svg`, `accuracy.svg` (named by the metric), `table.md`, `result.json`
+    and `manifest.json`. Where no format keeps within `max_drop`, and `keep_best` does not ask for
+    one all the same, no model is saved: files of an earlier run's model stay.
 
     Args:
         config: the settings.
@@ -121,18 +121,18 @@ def compress(config: CompressConfig, subject: Subject | None = None) -> dict[str
         ConfigError: settings that do not fit together.
         UnavailableError: the model, the data set or a library is not there.
     """
-    with told_when_interrupted(
-        lambda: (
-            f"no results were written to {config.out}/, those of an earlier run are as they were; "
-            "the same command starts again."
-        )
-    ):
-        return _compress(config, subject)
+    kept = (
+        f"no results were written to {config.out}/, those of an earlier run are as they were; the "
+        "same command starts again."
+    )
+    with told_when_interrupted(lambda: kept):
+        subject = subject_for(config, subject).with_validation()
+        with runs.start("compress", settings_with(config, subject), config.out) as run:
+            return _compress(config, subject, run)
 
 
-def _compress(config: CompressConfig, subject: Subject | None) -> dict[str, Any]:
+def _compress(config: CompressConfig, subject: Subject, run: runs.Run) -> dict[str, Any]:
     console = Console()
-    subject = subject_for(config, subject).with_validation()
     title, metric = f"{subject.name} on {subject.dataset}", subject.task.metric
     console.print(f"[bold]{subject.name}[/] on {subject.dataset}: raising the model to a graph")
     mg = raise_to_graph(subject)
@@ -147,7 +147,7 @@ def _compress(config: CompressConfig, subject: Subject | None) -> dict[str, Any]
     chosen = _smallest([*rounded, *trained], baseline, config.max_drop, metric)
     nearest = max([*rounded, *trained], key=lambda c: metric.key(c.row.validation))
     saved = chosen or (nearest if config.keep_best else None)
-    result = dict(write_results(candidates, saved, subject, config))
+    result = dict(write_results(candidates, saved, subject, config, run))
     if chosen is None:
         console.print(_nothing_within(nearest.row, baseline.row, config, metric), highlight=False)
     if saved is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -14,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from chop import passes
+from chop import passes, runs
 from chop.actions.latency import compare_with_float
 from chop.actions.workload import Subject
-from chop.files import replacing_together, write_text
+from chop.files import write_json, write_text
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import why_not_packable
 from chop.quantization.summary import layer_rows, operator_rows
@@ -103,6 +102,7 @@ def write_results(
     chosen: Candidate | None,
     subject: Subject,
     config: CompressConfig,
+    run: runs.Run,
 ) -> Mapping[str, Any]:
     """Writes the files of a run, all or none: those of an earlier run stay until then.
 
@@ -111,12 +111,14 @@ def write_results(
         chosen: is saved; None saves no model.
         subject: the model and its rows.
         config: the settings, whose `out` is written to.
+        run: is finished with the files.
     Returns: what is in `result.json`.
     Raises:
         WriteError: the disk is full or read-only.
     """
-    with replacing_together(config.out, "results") as folder:
+    with run.results() as folder:
         result = _write(folder, candidates, chosen, subject, config)
+        run.rows = result["rows"]
     if chosen and not config.onnx:
         (config.out / ONNX_FILE).unlink(missing_ok=True)  # of an earlier run
     return result
@@ -154,7 +156,7 @@ def _write(
     if chosen:
         parts += [sizes_of(result), markdown_table(result["speed"])]
     write_text(folder / "table.md", "\n\n".join(filter(None, parts)) + "\n")
-    write_text(folder / "result.json", json.dumps(result, indent=2) + "\n")
+    write_json(folder / "result.json", result)
     return result
 
 

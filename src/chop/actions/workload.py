@@ -269,6 +269,11 @@ def subject_for(config: SubjectConfig, subject: Subject | None) -> Subject:
     return replace(subject, task=subject.task.judged_by(config.metric))
 
 
+def settings_with(config: SubjectConfig, subject: Subject) -> dict[str, Any]:
+    """The settings of a job for its manifest; the model is the subject's."""
+    return {**vars(config), "model": subject.name}
+
+
 def load_subject(config: SubjectConfig) -> Subject:
     """Loads, or trains, a model and its data.
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 from chop.bench.clock import CLOCKS, Reading
 from chop.bench.statistics import Interval
 from chop.errors import ConfigError, did_you_mean
-from chop.files import write_text
+from chop.files import write_json
 from chop.tables import print_table
 
 NO_DIFFERENCE = "no difference shown"
@@ -118,7 +116,7 @@ class Comparison:
             variant["readings"] = {
                 name: [getattr(reading, name) for reading in measured.readings] for name in CLOCKS
             }
-        write_text(path, json.dumps(_finite(record), indent=2, allow_nan=False) + "\n")
+        write_json(path, record)
 
     def _row(self, measured: Measured) -> dict[str, Any]:
         is_baseline = measured.name == self.baseline
@@ -170,11 +168,3 @@ def spelt_ratio(ratio: Interval) -> str:
         return f"{ratio.median:.2f}, no interval"
     bounds = f"({ratio.low:.2f} to {ratio.high:.2f})"
     return f"{NO_DIFFERENCE} {bounds}" if ratio.spans_one else f"{ratio.median:.2f} {bounds}"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from chop.files import write_text
+from chop.files import write_json
 from chop.nas.compression import Compression, raise_graph, size_bytes
 from chop.search.objective import Report
 from chop.search.space import Config
@@ -70,7 +69,7 @@ class TrainedMeasure:
         """
         assert self.last is not None
         raise_graph(self.last, self.train).export(folder / "model")
-        write_text(folder / "choices.json", json.dumps(dict(config), indent=2) + "\n")
+        write_json(folder / "choices.json", dict(config))
 
     def trained(self, config: Config, report: Report | None = None) -> nn.Module:
         """The trained, and perhaps compressed, model of a configuration."""

@@ -28,6 +28,8 @@ from chop.actions.workload import Subject, raise_to_graph
 from chop.config import parse
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
+from chop.mixed_precision.sensitivity import Sensitivity
+from chop.runs import read_manifest
 from chop.train import evaluate
 from chop.train.evaluator import Evaluator
 from tests.workloads import plain, rows
@@ -138,13 +140,15 @@ def test_settings_are_checked_before_anything_is_loaded(settings, message):
 def test_sensitivities_are_written_and_measured_once(tmp_path, monkeypatch):
     config = SensitivityConfig(out=tmp_path, widths="2,8", vectors=2)
     found = measure_sensitivity(config, subject())
+    manifest = read_manifest(tmp_path)
+    assert (manifest.kind, len(manifest.rows)) == ("search sensitivity", 6)
     assert len(found) == 6 and len((tmp_path / "points.jsonl").read_text().splitlines()) == 6
     kept = json.loads((tmp_path / "sensitivity.json").read_text())
     assert [row["kl"] for row in kept] == [row["kl"] for row in found]
     for metric in config.metrics:
         assert (tmp_path / f"{metric}.svg").is_file() and (tmp_path / f"{metric}.png").is_file()
     with monkeypatch.context() as patch:
-        patch.setattr("chop.mixed_precision.sensitivity.Sensitivity.measure", None)
+        patch.setattr(Sensitivity, "measure", None)
         assert measure_sensitivity(config, subject()) == found
     only = SensitivityConfig(out=tmp_path, widths="2,8", metrics=("weight_error",))
     assert "accuracy" not in measure_sensitivity(only, subject())[0]
@@ -155,13 +159,12 @@ def test_sensitivities_are_written_and_measured_once(tmp_path, monkeypatch):
 PROGRAM = """
     import sys, time
     from pathlib import Path
-    import chop.mixed_precision.sensitivity as s
     from tests.actions.search.test_precision_jobs import *
-    measure = s.Sensitivity.measure
+    measure = Sensitivity.measure
     def slow(self, name, text):
         time.sleep(0.3)
         return measure(self, name, text)
-    s.Sensitivity.measure = slow
+    Sensitivity.measure = slow
     config = SensitivityConfig(out=Path(sys.argv[1]), widths="2,8", metrics=("mse",))
     measure_sensitivity(config, subject())
 """

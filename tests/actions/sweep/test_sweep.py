@@ -15,7 +15,7 @@ from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
 from chop.actions.workload import SubjectConfig, fingerprint_of_rows, load_subject
 from chop.errors import ConfigError
 from chop.models import get_tokenizer
-from chop.runs import Journal
+from chop.runs import Journal, read_manifest
 from chop.train import Rows
 from tests import programs
 from tests.programs import COMMAND
@@ -236,8 +236,12 @@ def test_a_killed_sweep_ends_with_the_table_of_an_unbroken_one(kind, tmp_path):
             time.sleep(draw.uniform(0, 0.1))
     before = points.read_text().splitlines()
     assert not (broken / "table.csv").exists()
+    assert read_manifest(broken).state == "interrupted"
     assert programs.run(*command, "--out", broken).returncode == 0
     assert table(broken) == table(whole_run)
+    manifests = [read_manifest(folder) for folder in (broken, whole_run)]
+    assert manifests[0].rows == manifests[1].rows and len(manifests[0].rows) == len(table(broken))
+    assert {"points.jsonl", "table.csv", "accuracy.svg"} <= {a.path for a in manifests[0].artifacts}
     after = [json.loads(line)["settings"] for line in points.read_text().splitlines()]
     assert len(after) == len({json.dumps(settings) for settings in after}), "measured twice"
     assert len(after) > len(before) >= 3

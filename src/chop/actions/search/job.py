@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from chop import runs
 from chop.actions.interrupt import told_when_interrupted
 from chop.actions.workload import SubjectConfig
 from chop.config import parse
@@ -114,13 +115,14 @@ class Job:
         prepare: loads what is searched over; the search it returns has not run. Called again with
             the same settings in another process it gives the same search.
         write: writes tables and plots of a result into `config.folder`; called when a run ends.
+            It returns the rows of the table.
         export: the settings of `chop compress` that build a configuration.
     """
 
     name: str
     config: type[SearchConfig]
     prepare: Callable[[Any], Search]
-    write: Callable[[Any, Search, Result], None]
+    write: Callable[[Any, Search, Result], list[dict[str, Any]]]
     export: Callable[[Any, Mapping[str, str]], dict[str, Any]]
 
 
@@ -142,10 +144,13 @@ def run_job(job: Job, config: SearchConfig) -> Result:
     Called again with the same settings it goes on where the last run stopped.
     """
     with told_when_interrupted(lambda: _kept(config)):
-        search = job.prepare(config)
-        search.note_job(job.name, settings_of(config))
-        result = search.run(until=config.trials, workers=config.workers)
-        job.write(config, search, result)
+        search, settings = job.prepare(config), settings_of(config)
+        with runs.start(f"search {job.name}", settings, config.folder) as run:
+            search.note_job(job.name, settings)
+            result = search.run(until=config.trials, workers=config.workers)
+            run.rows = job.write(config, search, result)
+            if result.best is not None:
+                run.written += (config.folder / BEST_FOLDER / result.best.key).glob("*")
     return result
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from chop.actions.search.precision_report import wilson
 from chop.actions.sweep.record import write_table
 from chop.actions.workload import Subject, fingerprint_of_rows, subject_for
 from chop.errors import ConfigError, did_you_mean
-from chop.files import write_text
+from chop.files import write_json
 from chop.ir.graph import MaseGraph
 from chop.nas.architecture import SQUARE_LAYERS, Architectures
 from chop.nas.compression import Compression, Mode
@@ -217,9 +216,10 @@ def _filtered(config: NasConfig, found: Architectures, measure: TrainedMeasure) 
 
 def write(
     config: NasConfig, search: Search, result: Result, subject: Subject | None = None
-) -> None:
+) -> list[dict[str, Any]]:
     """Writes `table.csv`, `table.md`, `best.json`, and the figures of `draw_search`.
 
+    Returns: the rows of the table.
     Raises:
         ConfigError: nothing was measured.
     """
@@ -233,9 +233,9 @@ def write(
     write_table(config.folder, title, rows, note=_note(count, _labelled(subject.test)))
     if result.best is None:
         Console().print("none keeps within the budgets; the nearest come first in the table")
-        return
+        return rows
     noted = _describe(config, search, result, result.best, subject, count)
-    write_text(config.folder / "best.json", json.dumps(noted, indent=2) + "\n")
+    write_json(config.folder / "best.json", noted)
     about = f"{config.model}: architectures"
     draw_search(config, result, search.space, about, PERCENT)
     told = [
@@ -252,6 +252,7 @@ def write(
         f"architectures; {config.folder}{where_model_is(config, result.best)}",
         highlight=False,
     )
+    return rows
 
 
 def _note(validation: int, test: int) -> str:

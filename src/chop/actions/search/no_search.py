@@ -12,7 +12,7 @@ from rich.console import Console
 
 from chop.actions.search.allocation import Allocation
 from chop.errors import ConfigError
-from chop.files import write_text
+from chop.files import write_json
 from chop.mixed_precision.costs import COSTS
 from chop.mixed_precision.fisher import Damages, fisher_damages
 from chop.mixed_precision.problem import PrecisionProblem
@@ -129,5 +129,5 @@ def kept_in(path: Path, key: Mapping[str, Any], make: Any) -> dict[str, Config]:
     told = json.loads(json.dumps(key, default=str))
     if noted.get("of") != told:
         noted = {"of": told, "found": make()}
-        write_text(path, json.dumps(noted, indent=2) + "\n")
+        write_json(path, noted)
     return dict(noted["found"])

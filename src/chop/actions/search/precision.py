@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ from chop.actions.workload import (
     subject_for,
 )
 from chop.errors import ConfigError, did_you_mean
-from chop.files import write_text
+from chop.files import write_json
 from chop.formats import spelling
 from chop.mixed_precision.costs import COSTS
 from chop.mixed_precision.problem import SCORES, PrecisionProblem
@@ -245,9 +244,10 @@ class _Judgement:
 
 def write(
     config: PrecisionConfig, search: Search, result: Result, subject: Subject | None = None
-) -> None:
+) -> list[dict[str, Any]]:
     """Writes `table.csv`, `table.md`, `best.json` and the figures of `draw_precision`.
 
+    Returns: the rows of the table.
     Raises:
         ConfigError: nothing was measured.
     """
@@ -271,7 +271,7 @@ def write(
     draw_precision(config, found, result, begin, lines, title)
     if result.best is None:
         Console().print(f"{_nearest(result)}; {config.folder}", highlight=False)
-        return
+        return lines
     _write_best(config, search, result, judgement, metric, searched, len(subject.test))
     values, verdict = result.best.values, judgement.verdict
     Console().print(
@@ -282,6 +282,7 @@ def write(
         f"{where_model_is(config, result.best)}",
         highlight=False,
     )
+    return lines
 
 
 def _judge(
@@ -334,7 +335,7 @@ def _write_best(
         "measured": len(result.measured),
         "configurations": search.space.size,
     }
-    write_text(config.folder / "best.json", json.dumps(noted, indent=2) + "\n")
+    write_json(config.folder / "best.json", noted)
 
 
 def _unheard(step: int, value: float) -> None:

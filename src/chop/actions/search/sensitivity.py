@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from chop import runs
 from chop.actions.search.format_settings import FORMAT_RANGES, FormatSettings
 from chop.actions.sweep.points import Point, identity_of, measure_all
 from chop.actions.sweep.record import write_figure, write_table
-from chop.actions.workload import Subject, SubjectConfig, subject_for
-from chop.files import write_text
+from chop.actions.workload import Subject, SubjectConfig, settings_with, subject_for
+from chop.files import write_json
 from chop.mixed_precision.sensitivity import METRICS, Sensitivity, check_metrics, line
 from chop.report.layer_maps import plot_layer_map
 from chop.runs import Journal
@@ -63,6 +63,13 @@ def measure_sensitivity(
         UnavailableError: the model or the data set is not there.
     """
     subject = subject_for(config, subject)
+    settings = settings_with(config, subject)
+    with runs.start("search sensitivity", settings, config.out) as run:
+        run.rows = rows = _measure(config, subject)
+    return rows
+
+
+def _measure(config: SensitivityConfig, subject: Subject) -> list[dict[str, Any]]:
     problem = config.problem(subject, subject.test)
     probe = Sensitivity(
         problem, subject.train, config.metrics, vectors=config.vectors, seed=config.seed
@@ -93,8 +100,7 @@ def _write(
     plain = ("bits", metric.name)
     told = [{n: x if n in plain else _spell(x) for n, x in row.items()} for row in rows]
     write_table(config.out, title, told, {metric.name: metric})
-    plain = [{n: None if v != v else v for n, v in row.items()} for row in rows]
-    write_text(config.out / "sensitivity.json", json.dumps(plain, indent=2) + "\n")
+    write_json(config.out / "sensitivity.json", rows)
     for metric in config.metrics:
         cells = {(row["layer"], row["format"]): row[metric] for row in rows}
         if any(math.isfinite(value) for value in cells.values()):

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from chop import passes
+from chop import passes, runs
 from chop.actions.ptq import check_operators, present_operators, weighted_operators
 from chop.actions.sweep.experiment import Experiment
 from chop.actions.sweep.grid import spread
 from chop.actions.sweep.points import measure_all
 from chop.actions.sweep.record import write_figure, write_table
-from chop.actions.workload import Subject, SubjectConfig, subject_for
+from chop.actions.workload import Subject, SubjectConfig, settings_with, subject_for
 from chop.config import convert, parse
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
@@ -108,6 +108,12 @@ def prune_sweep(config: PruneSweepConfig, subject: Subject | None = None) -> lis
         UnavailableError: the model or the data set is not there.
     """
     subject = subject_for(config, subject)
+    with runs.start("sweep prune", settings_with(config, subject), config.out) as run:
+        run.rows = rows = _sweep(config, subject)
+    return rows
+
+
+def _sweep(config: PruneSweepConfig, subject: Subject) -> list[dict[str, Any]]:
     _check_methods(config, subject)
     metric = subject.task.metric
     settings = list(dict.fromkeys(itertools.product(config.methods, config.shares())))

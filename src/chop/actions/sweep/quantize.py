@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from chop import runs
 from chop.actions.ptq import (
     QUANTIZE_RANGES,
     check_operators,
@@ -17,7 +18,7 @@ from chop.actions.sweep.experiment import Experiment
 from chop.actions.sweep.grid import spread, whole
 from chop.actions.sweep.points import measure_all
 from chop.actions.sweep.record import write_figure, write_table
-from chop.actions.workload import Subject, SubjectConfig, subject_for
+from chop.actions.workload import Subject, SubjectConfig, settings_with, subject_for
 from chop.errors import ConfigError
 from chop.formats import Integer
 from chop.ir.graph import MaseGraph
@@ -111,6 +112,12 @@ def quantize_sweep(
         UnavailableError: the model or the data set is not there.
     """
     subject = subject_for(config, subject)
+    with runs.start("sweep quantize", settings_with(config, subject), config.out) as run:
+        run.rows = rows = _sweep(config, subject)
+    return rows
+
+
+def _sweep(config: QuantizeSweepConfig, subject: Subject) -> list[dict[str, Any]]:
     metric = subject.task.metric
     lines = config.lines()
     settings = list(dict.fromkeys(setting for line in lines.values() for setting in line))
