@@ -48,7 +48,7 @@ def draw(space, count, seed=0):
     chance, found = random.Random(seed), {}
     while len(found) < min(count, space.size):
         config = space.at(chance.randrange(space.size))
-        if space.obstacle(config) is None:
+        if space.why_infeasible(config) is None:
             found.setdefault(space.key(config), config)
     return list(found.values())
 

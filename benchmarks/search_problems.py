@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chop.search import Choice, Config, Goal, SearchSpace
-from chop.search.result import Tried
+from chop.search.result import TrialRecord
 from chop.search.samplers.knapsack import best_sum
 
 Array = NDArray[np.float64]
@@ -48,7 +48,7 @@ class Problem:
     truth: Callable[[Config], float] | None = None
     volume: float | None = None
 
-    def curve(self, tried: Sequence[Tried], length: int) -> list[float]:
+    def curve(self, tried: Sequence[TrialRecord], length: int) -> list[float]:
         """Percent of the optimum's gain over the baseline after each measured configuration.
 
         0 before one is better than the baseline and keeps to the budgets. With noise, the true
@@ -59,7 +59,7 @@ class Problem:
         gains = gains[:length]
         return gains + [gains[-1] if gains else 0.0] * (length - len(gains))
 
-    def _gains(self, tried: Sequence[Tried]) -> list[float]:
+    def _gains(self, tried: Sequence[TrialRecord]) -> list[float]:
         start, end = self.ends
         best, gain, gains = -np.inf, 0.0, []
         for trial in tried:
@@ -72,7 +72,7 @@ class Problem:
             gains.append(gain)
         return gains
 
-    def _volumes(self, tried: Sequence[Tried]) -> list[float]:
+    def _volumes(self, tried: Sequence[TrialRecord]) -> list[float]:
         points = [tuple(trial.values[goal.name] for goal in self.goals) for trial in tried]
         return [
             100 * hypervolume(np.array(points[: count + 1]), self.ends) / self.volume

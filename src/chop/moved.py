@@ -30,6 +30,7 @@ MODULES: dict[str, str] = {
 """Module of version 0.1 -> its path now."""
 NAMES: dict[str, str] = {
     "chop.search.PrecisionProblem": "chop.mixed_precision.PrecisionProblem",
+    "chop.search.Tried": "chop.search.TrialRecord",
     "chop.search.sensitivity": "chop.mixed_precision.sensitivity",
 }
 """Name of version 0.1 -> its path now, where the module stayed or the name changed."""

@@ -16,12 +16,12 @@ from chop.formats import (
     formats,
     parse_spelling,
 )
-from chop.mixed_precision.candidates import DERIVED_FIELDS, fitted, format_options
+from chop.mixed_precision.candidates import DERIVED_FIELDS, fitted, format_candidates
 
 
 @pytest.mark.parametrize("kind", formats(), ids=lambda kind: kind.name)
 def test_every_format_can_be_searched_by_its_name(kind):
-    options = format_options([kind.name])
+    options = format_candidates([kind.name])
     assert options and all(type(fmt) is kind for fmt in options.values())
     assert [parse_spelling(text) for text in options] == list(options.values())
     bits = [fmt.bits((64, 64)) for fmt in options.values()]
@@ -33,7 +33,7 @@ def test_every_format_can_be_searched_by_its_name(kind):
 
 
 def test_ranges_take_the_place_of_search_spaces():
-    options = format_options(["integer", "mxint", "8.4"], {"width": (3, 8), "block_size": (16,)})
+    options = format_candidates(["integer", "mxint", "8.4"], {"width": (3, 8), "block_size": (16,)})
     assert set(options.values()) == {
         Integer(3, "mse"),
         Integer(8, "mse"),
@@ -41,10 +41,10 @@ def test_ranges_take_the_place_of_search_spaces():
         MXInt(8, block_size=16),
         Integer(8, 4),
     }
-    biases = format_options(["log"], {"width": (8,), "exponent_bias": (3, 7)})
+    biases = format_candidates(["log"], {"width": (8,), "exponent_bias": (3, 7)})
     assert list(biases.values()) == [Log(8, 3), Log(8, 7)]
-    assert list(format_options([BlockFP(4)]).values()) == [BlockFP(4)]
-    assert list(format_options(["float"])) == ["float"]
+    assert list(format_candidates([BlockFP(4)]).values()) == [BlockFP(4)]
+    assert list(format_candidates(["float"])) == ["float"]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_ranges_take_the_place_of_search_spaces():
 )
 def test_what_cannot_be_is_said(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        format_options(*arguments)
+        format_candidates(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_what_has_no_scale_to_derive_stays():
 
 
 def test_a_format_of_one_width_keeps_it_beside_others():
-    found = format_options(["mxint:width=4", "binary", "integer"], {"width": (3, 8)})
+    found = format_candidates(["mxint:width=4", "binary", "integer"], {"width": (3, 8)})
     signs = ["binary", "binary:scaling_factor=true"]
     assert list(found) == [*signs, "3.mse", "mxint:width=4", "8.mse"]
     with pytest.raises(ConfigError, match="no format has a field 'width'"):
-        format_options(["binary"], {"width": (8,)})
+        format_candidates(["binary"], {"width": (8,)})

@@ -184,13 +184,15 @@ def test_a_problem_without_a_score_to_report_reports_nothing():
         problem(goal="losss")
 
 
-def test_plugs_and_goals():
-    subject = problem(plugs={"hardware_cost": lambda mg: 10 * mg.model.first.spec.weight.width})
+def test_custom_metrics_and_goals():
+    subject = problem(
+        custom_metrics={"hardware_cost": lambda mg: 10 * mg.model.first.spec.weight.width}
+    )
     assert subject.measure(subject.uniform("4.mse"), silent)["hardware_cost"] == 40
     subject.check_goals([Goal("accuracy"), Goal("bits", "minimize", 4), Goal("hardware_cost")])
     with pytest.raises(ConfigError, match="did you mean 'accuracy'"):
         subject.check_goals([Goal("acuracy")])
-    with pytest.raises(ConfigError, match="plugs=.'latency_ms': function"):
+    with pytest.raises(ConfigError, match="custom_metrics=.'latency_ms': function"):
         subject.check_goals([Goal("latency_ms", "minimize")])
 
 
@@ -204,7 +206,7 @@ def test_latency_is_that_of_the_packed_graph(monkeypatch):
 
     monkeypatch.setattr(latency, "pack_transform_pass", pack)
     measure = latency.packed_latency({"x": rows()[1].columns["x"][:32]}, repeats=3)
-    subject = problem(plugs={"latency_ms": measure})
+    subject = problem(custom_metrics={"latency_ms": measure})
     found = subject.measure(subject.uniform("4.mse"), silent)
     assert 0 < found["latency_ms"] < 10_000 and seen[0][1]["packed"] == 3
     subject.check_goals([Goal("accuracy"), Goal("latency_ms", "minimize")])

@@ -10,7 +10,7 @@ from torch.distributions import Categorical, kl_divergence
 from chop import passes
 from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
-from chop.mixed_precision.fisher import fisher_damages
+from chop.mixed_precision.fisher import fisher_loss_increases
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.mixed_precision.sensitivity import METRICS, Sensitivity, gradient_rows, sensitivity
 from chop.train import calibration_batches
@@ -125,13 +125,13 @@ def test_fisher_of_inputs_is_that_of_each_row_alone(layer):
         (gradient,) = torch.autograd.grad(losses.sum(), seen[0])
         error = fmt.round(seen[0].detach()) - seen[0].detach()
         expected.append((gradient * error).double().square().sum(1).mean().item() / 2)
-    found = fisher_damages(problem, rows_of_gradients)[f"{layer}.data_in", "2.mse"]
+    found = fisher_loss_increases(problem, rows_of_gradients)[f"{layer}.data_in", "2.mse"]
     assert found == pytest.approx(sum(expected) / len(expected), rel=1e-4)
 
 
 def fisher(**settings):
     problem = PrecisionProblem(graph(), *rows(), ranges=WIDTHS, **settings)
-    return fisher_damages(problem, gradient_rows(problem, rows()[0]))
+    return fisher_loss_increases(problem, gradient_rows(problem, rows()[0]))
 
 
 def test_the_trace_is_that_of_the_whole_hessian(probe):

@@ -76,7 +76,7 @@ def test_settings_that_give_one_model_have_one_key(bert):
     by_key = {}
     for index in range(0, found.space.size, 37):
         config = found.space.at(index)
-        if found.space.obstacle(config) is None:
+        if found.space.why_infeasible(config) is None:
             by_key.setdefault(found.space.key(config), []).append(config)
     pairs = [same[:2] for same in by_key.values() if len(same) > 1]
     assert len(pairs) > 20
@@ -91,7 +91,7 @@ def test_different_architectures_are_counted(bert):
     found = Architectures(bert, fields)
     # Four square layers in each block, one in the pooler; 3 heads do not divide 4.
     assert found.num_distinct() == 3 * (2**5 + 2**9)
-    keys = {found.space.key(c) for c in found.space.grid() if found.space.obstacle(c) is None}
+    keys = {found.space.key(c) for c in found.space.grid() if found.space.why_infeasible(c) is None}
     assert len(keys) == found.num_distinct()
 
 
@@ -134,7 +134,7 @@ def test_aliases_are_the_fields_that_they_stand_for():
 def test_impossible_combinations_never_reach_training(bert):
     vit = Architectures(load_model("vit"), {"hidden_size": [24, 50], "num_attention_heads": [4]})
     bad = {c.name: c.texts[-1] for c in vit.space.choices}
-    reason = vit.space.obstacle({**bad, "num_attention_heads": "4"})
+    reason = vit.space.why_infeasible({**bad, "num_attention_heads": "4"})
     assert reason == "hidden size 50 is not divisible by 4 attention heads"
     with pytest.raises(ConfigError, match="this architecture cannot be: hidden size 50"):
         vit.build(bad)
@@ -154,12 +154,14 @@ def test_impossible_combinations_never_reach_training(bert):
         )
     )
     grouped = Architectures(llama, {"num_key_value_heads": [2, 3]}, square_layers={})
-    assert grouped.space.obstacle({"num_key_value_heads": "2"}) is None
-    assert "not divisible by 3 key-value" in grouped.space.obstacle({"num_key_value_heads": "3"})
+    assert grouped.space.why_infeasible({"num_key_value_heads": "2"}) is None
+    assert "not divisible by 3 key-value" in grouped.space.why_infeasible(
+        {"num_key_value_heads": "3"}
+    )
 
     wide = lambda v: "too wide" if v["hidden_size"] > 16 else None  # noqa: E731
     ruled = Architectures(bert, {"hidden_size": [16, 32]}, square_layers={}, impossible=wide)
-    obstacles = [ruled.space.obstacle({"hidden_size": size}) for size in ("16", "32")]
+    obstacles = [ruled.space.why_infeasible({"hidden_size": size}) for size in ("16", "32")]
     assert obstacles == [None, "too wide"]
 
 

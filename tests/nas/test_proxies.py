@@ -128,14 +128,14 @@ def test_the_best_share_passes_and_is_scored_once():
         return float(config["a"])
 
     small = best_share(space, score, share=0.2, sample=50)
-    passed = [config for config in small.grid() if small.obstacle(config) is None]
+    passed = [config for config in small.grid() if small.why_infeasible(config) is None]
     assert {config["a"] for config in passed} == {"8", "9"} and len(passed) == 10
     assert len(asked) == len(set(asked)) == 50
-    assert small.obstacle({"a": "9", "b": "1"}) == "odd"
-    assert "scores 1, below 8" in small.obstacle({"a": "1", "b": "2"})
+    assert small.why_infeasible({"a": "9", "b": "1"}) == "odd"
+    assert "scores 1, below 8" in small.why_infeasible({"a": "1", "b": "2"})
     again = best_share(space, score, share=0.2, sample=50)
-    assert [c for c in again.grid() if again.obstacle(c) is None] == passed
-    assert space.obstacle({"a": "1", "b": "2"}) is None
+    assert [c for c in again.grid() if again.why_infeasible(c) is None] == passed
+    assert space.why_infeasible({"a": "1", "b": "2"}) is None
 
 
 @pytest.mark.parametrize(

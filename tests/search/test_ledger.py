@@ -91,7 +91,7 @@ def test_a_trial_ends_once_and_by_the_worker_that_has_it(rows):
     assert not rows.finish(row, "me", "failed", {"config": A})
     rows.release(row, "you", errors=1)
     rows.sync()
-    (told,) = rows.tried
+    (told,) = rows.records
     assert (told.outcome, told.values, told.begun, told.key) == ("measured", {"y": 2.0}, 2, "a")
     assert rows.rows[0].errors == 0 and not rows.open
 
@@ -131,14 +131,14 @@ def test_what_is_new_is_read_alone(rows):
     assert [row.number for row in other.sync()] == [1, 2] and other.rows == rows.rows
 
 
-def test_beats_are_counted(rows):
-    assert rows.beats() == {}
+def test_heartbeats_are_counted(rows):
+    assert rows.heartbeats() == {}
     for _ in range(3):
-        rows.beat("me")
-    rows.beat("you")
-    assert rows.beats() == {"me": 3, "you": 1}
+        rows.heartbeat("me")
+    rows.heartbeat("you")
+    assert rows.heartbeats() == {"me": 3, "you": 1}
     rows.leave("me")
-    assert rows.beats() == {"you": 1}
+    assert rows.heartbeats() == {"you": 1}
 
 
 def together(url, study, work):

@@ -30,7 +30,7 @@ BEAT, SILENT = 0.1, 1.0
 @pytest.fixture
 def quick(monkeypatch):
     """Signs of life that are so frequent that tests can wait for silence."""
-    monkeypatch.setattr(workers, "BEAT_SECONDS", BEAT)
+    monkeypatch.setattr(workers, "HEARTBEAT_SECONDS", BEAT)
     monkeypatch.setattr(workers, "SILENT_SECONDS", SILENT)
     monkeypatch.setattr(workers, "RUNNING_SECONDS", SILENT)
 
@@ -81,7 +81,7 @@ def test_a_far_worker_that_joins_between_two_looks_keeps_its_trial(journal, tmp_
     with search.opened() as ledger:
         watch = Watch()
         watch.look(ledger, "me")
-        ledger.beat("elsewhere:17:1:1")
+        ledger.heartbeat("elsewhere:17:1:1")
         ledger.claim("new", {"config": SPACE.at(0)}, "elsewhere:17:1:1", 9)
         assert watch.lost(ledger) == []
 
@@ -220,7 +220,7 @@ def test_a_stopped_worker_that_wakes_after_its_trial_was_taken_records_nothing(
         if part == "measure":
             search.measure = lambda config, report: stops() or journal(config, report)
         else:
-            search.artefacts.save = lambda config, folder: journal.save(config, folder) or stops()
+            search.artifacts.save = lambda config, folder: journal.save(config, folder) or stops()
         journal.note("begun", SPACE.at(0))
         search.run(until=1, progress=False)
 

@@ -3,7 +3,7 @@ import pytest
 from chop.notices import AdjustedWarning, forget_notices
 from chop.search import Choice, Goal, Search, SearchSpace
 from chop.search import space as spaces
-from chop.search.neighbors import unseen_near
+from chop.search.neighbors import unvisited_neighbor
 
 SPACE = SearchSpace(
     tuple(Choice(f"c{i}", {"1": 1, "2": 2, "3": 3}) for i in range(3)),
@@ -18,8 +18,8 @@ def distance(a, b):
 
 def test_the_nearest_unseen_come_first_until_the_space_is_used_up():
     seen, distances = {SPACE.key(HERE)}, []
-    while (found := unseen_near(SPACE, HERE, seen)) is not None:
-        assert SPACE.key(found) not in seen and SPACE.obstacle(found) is None
+    while (found := unvisited_neighbor(SPACE, HERE, seen)) is not None:
+        assert SPACE.key(found) not in seen and SPACE.why_infeasible(found) is None
         seen.add(SPACE.key(found))
         distances.append(distance(HERE, found))
     assert distances == sorted(distances)
@@ -27,8 +27,8 @@ def test_the_nearest_unseen_come_first_until_the_space_is_used_up():
 
 
 def test_the_order_is_the_seed_s():
-    first = [unseen_near(SPACE, HERE, set(), seed) for seed in range(8)]
-    assert first == [unseen_near(SPACE, HERE, set(), seed) for seed in range(8)]
+    first = [unvisited_neighbor(SPACE, HERE, set(), seed) for seed in range(8)]
+    assert first == [unvisited_neighbor(SPACE, HERE, set(), seed) for seed in range(8)]
     assert len({SPACE.key(config) for config in first}) > 1
     assert all(distance(HERE, config) == 1 for config in first)
 
@@ -36,7 +36,9 @@ def test_the_order_is_the_seed_s():
 def test_large_spaces_are_not_walked_through():
     wide = SearchSpace(tuple(Choice(f"c{i}", dict.fromkeys("abcdefgh")) for i in range(60)))
     here = wide.at(0)
-    found = unseen_near(wide, here, {wide.key(c) for c in wide.neighbours(here)} | {wide.key(here)})
+    found = unvisited_neighbor(
+        wide, here, {wide.key(c) for c in wide.neighbors(here)} | {wide.key(here)}
+    )
     assert distance(here, found) == 2
 
 

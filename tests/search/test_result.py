@@ -3,12 +3,12 @@
 import itertools
 import random
 
-from chop.search import Goal, Result, Tried
+from chop.search import Goal, Result, TrialRecord
 
 
 def _trials(points):
     return tuple(
-        Tried(i, "measured", {"x": str(i)}, str(i), dict(zip("yzw", point, strict=False)))
+        TrialRecord(i, "measured", {"x": str(i)}, str(i), dict(zip("yzw", point, strict=False)))
         for i, point in enumerate(points)
     )
 
@@ -54,10 +54,10 @@ def test_beyond_the_budgets_shares_count_not_units():
 def test_best_so_far_counts_what_was_pruned_or_failed():
     outcomes = ("pruned", "measured", "cached", "failed", "impossible", "measured", "running")
     values = {"measured": {"y": 1.0}, "cached": {"y": 9.0}}
-    trials = [Tried(i, name, values=values.get(name, {})) for i, name in enumerate(outcomes)]
+    trials = [TrialRecord(i, name, values=values.get(name, {})) for i, name in enumerate(outcomes)]
     assert Result((Goal("y"),), tuple(trials)).best_so_far() == [(2, 1.0), (3, 1.0), (4, 1.0)]
 
 
 def test_nothing_measured_has_no_best():
-    result = Result((Goal("y"),), (Tried(0, "impossible"),))
+    result = Result((Goal("y"),), (TrialRecord(0, "impossible"),))
     assert result.best is None and result.front == result.ranked == result.best_so_far() == []

@@ -13,7 +13,7 @@ from scipy.optimize import approx_fprime
 
 from chop.search import Choice, Config, Goal, Pruned, Search, SearchSpace
 from chop.search.samplers import SensitivitySampler, history, surrogate
-from chop.search.samplers.acquisition import drawn_in, last_fit, log_improvement
+from chop.search.samplers.acquisition import last_fit, log_expected_improvement, winsorized
 from chop.search.samplers.knapsack import best_sum, by_integer_program, by_merging
 from chop.search.samplers.surrogate import Covariance, GaussianProcess, exact_sum
 
@@ -26,7 +26,7 @@ def _space(count: int = 8, **more) -> SearchSpace:
 
 
 def _accuracy(space: SearchSpace, config: Config) -> float:
-    """Layers lose 4^-width times a weight of their own, and pairs of neighbours a little more."""
+    """Layers lose 4^-width times a weight of their own, and pairs of neighbors a little more."""
     steps = [4.0 ** -(space.values(config)[c.name] - 4) for c in space.choices]
     own = sum(3.0 ** (i % 4) * step for i, step in enumerate(steps))
     both = sum(2.0 * a * b for a, b in itertools.pairwise(steps))
@@ -106,7 +106,7 @@ def test_the_same_seed_gives_the_same_trials_and_another_seed_others():
 def test_a_space_is_used_up_without_a_configuration_twice():
     space = _space(3, impossible=lambda v: "no" if v["layer0"] == v["layer1"] else None)
     result = _search(space, Goal("accuracy"), 100)
-    possible = [space.key(c) for c in space.grid() if space.obstacle(c) is None]
+    possible = [space.key(c) for c in space.grid() if space.why_infeasible(c) is None]
     assert sorted(t.key for t in result.measured) == sorted(possible)
     assert "impossible" not in result.counts
 
@@ -435,14 +435,14 @@ def test_the_logarithm_of_the_improvement_holds_from_end_to_end():
     mp.dps = 40
     z = np.array([-1e6, -300.0, -40.0, -5.0, -1.0, -0.999, 0.0, 3.0, 50.0])
     exact = [float(mp.log(npdf(mpf(v)) + mpf(v) * cdf(mpf(v)))) for v in z[2:]]
-    np.testing.assert_allclose(log_improvement(z)[2:], exact, rtol=1e-9, atol=1e-12)
-    assert (np.diff(log_improvement(z)) > 0).all()
-    assert np.isfinite(log_improvement(z)).all()
+    np.testing.assert_allclose(log_expected_improvement(z)[2:], exact, rtol=1e-9, atol=1e-12)
+    assert (np.diff(log_expected_improvement(z)) > 0).all()
+    assert np.isfinite(log_expected_improvement(z)).all()
 
 
 def test_a_collapse_is_drawn_in_and_a_plateau_at_the_top_is_not():
     values = np.array([1.0, 0.9, 0.8, -1e9])
-    assert drawn_in(values).tolist() == pytest.approx([1.0, 0.9, 0.8, 1.0 - 6 * 0.2])
+    assert winsorized(values).tolist() == pytest.approx([1.0, 0.9, 0.8, 1.0 - 6 * 0.2])
     plateau = np.array([1.0, 1.0, 1.0, 0.9, 0.5])
-    assert drawn_in(plateau).tolist() == plateau.tolist()
-    assert drawn_in(np.full(3, 2.0)).tolist() == [2.0, 2.0, 2.0]
+    assert winsorized(plateau).tolist() == plateau.tolist()
+    assert winsorized(np.full(3, 2.0)).tolist() == [2.0, 2.0, 2.0]

@@ -37,19 +37,19 @@ def test_the_grid_is_every_configuration_once_and_lazy(space):
 
 def test_neighbours_differ_in_so_many_choices(space):
     config = {"heads": "2", "size": "64"}
-    one, two = list(space.neighbours(config)), list(space.neighbours(config, 2))
+    one, two = list(space.neighbors(config)), list(space.neighbors(config, 2))
     assert len(one) == 3 and len(two) == 2
     for changes, found in ((1, one), (2, two)):
         assert all(sum(c[n] != config[n] for n in c) == changes for c in found)
-    assert list(space.neighbours(config, 3)) == []
+    assert list(space.neighbors(config, 3)) == []
 
 
 def test_values_and_costs(space):
     config = {"heads": "3", "size": "64"}
     assert space.values(config) == {"heads": 3, "size": 64}
     assert space.cost(config) == 1.0
-    assert space.obstacle(config) == "heads must divide size"
-    assert space.obstacle({"heads": "3", "size": "96"}) is None
+    assert space.why_infeasible(config) == "heads must divide size"
+    assert space.why_infeasible({"heads": "3", "size": "96"}) is None
 
 
 def test_choices_that_do_not_count_share_the_key_of_their_first_option():
@@ -85,7 +85,7 @@ def test_optuna_suggests_from_the_same_space(space, spelling):
     study.optimize(lambda trial: seen.append(space.suggest(trial, spelling)) or 0.0, n_trials=30)
     states = {t.state for t in study.trials}
     assert states == {optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED}
-    assert all(space.obstacle(config) is None for config in seen)
+    assert all(space.why_infeasible(config) is None for config in seen)
     for trial in study.trials:
         config = space.from_params(trial.params)
         assert space.to_params(config, spelling) == trial.params

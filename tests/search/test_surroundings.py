@@ -61,7 +61,7 @@ def in_a_pid_namespace(work):
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_two_pid_namespaces_of_one_host(is_killed, count, tmp_path, monkeypatch):
-    monkeypatch.setattr(workers, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(workers, "HEARTBEAT_SECONDS", 0.1)
     monkeypatch.setattr(workers, "SILENT_SECONDS", 1.0)
     journal = Journal(tmp_path / "journal")
 

@@ -19,15 +19,15 @@ from chop.runs.process import start_time
 from chop.search import Choice, Goal, Search, SearchSpace, workers
 from chop.search.ledger import Ledger, make_tables
 from chop.search.location import storage_url
-from chop.search.mirror import Mirror
 from chop.search.opening import open_engine
+from chop.search.optuna_study import InMemoryStudy
 from chop.search.registry import SAMPLERS
 from chop.search.workers import (
-    BEAT_SECONDS,
+    HEARTBEAT_SECONDS,
     RUNNING_SECONDS,
     SILENT_SECONDS,
     Watch,
-    beating,
+    heartbeat,
     new_worker,
     patience,
 )
@@ -97,7 +97,7 @@ def unbroken(tmp_path_factory):
 
 
 MOMENTS = {
-    "a configuration is proposed": (Mirror, "ask", 4),
+    "a configuration is proposed": (InMemoryStudy, "ask", 4),
     "half of it is sampled": (optuna.storages.InMemoryStorage, "set_trial_param", 11),
     "it is about to be claimed": (SearchSpace, "key", 10),
     "it is claimed": (Ledger, "claim", 4),
@@ -363,7 +363,7 @@ def test_workers_are_told_apart():
     assert patience(f"{system}:{parent}:{start_time(parent)}:1") == RUNNING_SECONDS
     assert patience(f"{system}:{parent}:1:1") == patience(me) == 0
     assert patience(f"elsewhere:{parent}:1:1") == SILENT_SECONDS
-    with beating(None, me, Watch(), is_shared=False):
+    with heartbeat(None, me, Watch(), is_shared=False):
         assert patience(me) == math.inf
     assert patience(me) == 0
     process = in_a_process(lambda: None)
@@ -393,11 +393,11 @@ class Beats:
     def __init__(self, beats, takes_writes=True):
         self.counts, self.takes_writes = beats, takes_writes
 
-    def beat(self, worker):
+    def heartbeat(self, worker):
         if not self.takes_writes:
             raise OSError("database is locked")
 
-    def beats(self):
+    def heartbeats(self):
         return self.counts
 
 
@@ -408,7 +408,7 @@ class Clock:
         self.now, self.watch = 1000.0, Watch()
         monkeypatch.setattr(workers.time, "monotonic", lambda: self.now)
 
-    def look(self, beat, after=BEAT_SECONDS, times=1):
+    def look(self, beat, after=HEARTBEAT_SECONDS, times=1):
         for _ in range(times):
             self.now += after
             self.watch.look(Beats({} if beat is None else {FAR: beat}), "me")
@@ -416,10 +416,10 @@ class Clock:
 
 
 FAR = "elsewhere:17:1:1"
-LOOKS = int(SILENT_SECONDS / BEAT_SECONDS)
+LOOKS = int(SILENT_SECONDS / HEARTBEAT_SECONDS)
 
 
-def test_a_far_worker_is_gone_when_its_beats_stood_still_while_they_were_watched(monkeypatch):
+def test_a_far_worker_is_gone_when_its_heartbeats_stood_still_while_they_were_watched(monkeypatch):
     clock = Clock(monkeypatch)
     assert not clock.watch.is_gone(FAR)  # nobody has looked yet
     assert not clock.look(7)
@@ -441,7 +441,7 @@ def test_where_no_beat_can_be_written_nobody_looks_dead(monkeypatch):
     clock = Clock(monkeypatch)
     clock.look(7)
     for _ in range(2 * LOOKS):
-        clock.now += BEAT_SECONDS
+        clock.now += HEARTBEAT_SECONDS
         with pytest.raises(OSError, match="locked"):
             clock.watch.look(Beats({FAR: 7}, takes_writes=False), "me")
     assert not clock.watch.is_gone(FAR) and not clock.look(8)
@@ -451,20 +451,20 @@ def test_a_jump_of_the_wall_clock_makes_nobody_look_dead(monkeypatch, tmp_path):
     ledger = Ledger(open_engine(storage_url(None, tmp_path)), "study")
     make_tables(ledger.engine)
     watch = Watch()
-    ledger.beat(FAR)
+    ledger.heartbeat(FAR)
     watch.look(ledger, "me")
     monkeypatch.setattr(time, "time", lambda: 2e12)
-    ledger.beat(FAR)
+    ledger.heartbeat(FAR)
     watch.look(ledger, "me")
     assert not watch.is_gone(FAR)
 
 
-def test_a_worker_of_another_pid_namespace_is_known_by_its_beats(tmp_path):
+def test_a_worker_of_another_pid_namespace_is_known_by_its_heartbeats(tmp_path):
     """A container of the same host: there is a process of that number here, or none."""
     me = new_worker()
     inside = me.replace(f":{os.getpid()}:", f"0:{os.getpid()}:")
     watch = Watch()
-    with beating(None, me, watch, is_shared=False):
+    with heartbeat(None, me, watch, is_shared=False):
         watch.look(Beats({inside: 1}), "me")
         assert not watch.is_gone(inside) and not watch.is_gone(me)
     assert watch.is_gone(me)

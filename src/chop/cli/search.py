@@ -70,7 +70,7 @@ PRECISION_HELP = f"""Search the format of each layer of a trained model.
 Only formats and widths are searched; fractions and scales are derived from training rows. A trial
 switches formats in place and takes milliseconds on small models.
 
-It begins with what needs no search: the formats of least predicted damage within the budgets, by
+It begins with what needs no search: the formats of least predicted loss increase in the budgets, by
 Fisher information from one backward pass over 256 training rows and, where there is time, by the
 divergence of each layer in each format. The table has them as "no search", and the last line says
 whether the search has found anything better beyond error on test rows.

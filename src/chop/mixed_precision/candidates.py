@@ -42,7 +42,7 @@ SATURATING = 4
 PERCENTILE = 0.999
 
 
-def format_options(
+def format_candidates(
     formats: Sequence[str | NumberFormat], ranges: Ranges | None = None, rule: Rule = "mse"
 ) -> dict[str, NumberFormat]:
     """The formats to choose from by their spelling, those of few bits first.
@@ -57,7 +57,7 @@ def format_options(
     Raises:
         ConfigError: an unknown format, rule or field, or no combination is valid.
 
-    >>> list(format_options(["integer", "mxint:width=4"], {"width": (3, 8)}))
+    >>> list(format_candidates(["integer", "mxint:width=4"], {"width": (3, 8)}))
     ['3.mse', 'mxint:width=4', '8.mse']
     """
     check_rule(rule)

@@ -1,4 +1,4 @@
-"""What Fisher information says that rounding costs: one backward for all layers and formats."""
+"""Fisher information: the loss increase by rounding, one backward for all layers and formats."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from chop.mixed_precision.problem import PrecisionProblem
 from chop.train.evaluator import Evaluator, evaluating
 from chop.train.model_io import read_output
 
-Damages = dict[tuple[str, str], float]
-"""By choice and option: what the option costs while everything else is float."""
+LossIncreases = dict[tuple[str, str], float]
+"""By choice and option: the predicted increase of the loss while everything else is float."""
 
 
-def fisher_damages(problem: PrecisionProblem, rows: Evaluator) -> Damages:
+def fisher_loss_increases(problem: PrecisionProblem, rows: Evaluator) -> LossIncreases:
     """The increase of the loss that the diagonal of the empirical Fisher information predicts.
 
     Of a parameter W in format Q: 1/2 sum_i F_ii (Q(W) - W)_i^2, F_ii the mean over batches of
@@ -36,7 +36,7 @@ def fisher_damages(problem: PrecisionProblem, rows: Evaluator) -> Damages:
         errors of inputs; here they are measured.
     """
     anchor = torch.zeros((), requires_grad=True)
-    taps = _put_taps(problem, anchor)
+    observers = _insert_observers(problem, anchor)
     try:
         with torch.enable_grad(), evaluating(rows.model):
             for inputs, labels in rows.batches:
@@ -46,21 +46,23 @@ def fisher_damages(problem: PrecisionProblem, rows: Evaluator) -> Damages:
                 if not loss.requires_grad:
                     raise ConfigError("the loss has no gradient: the model detaches its answers.")
                 torch.autograd.grad(loss * len(answers) ** 0.5, anchor)
-                for _, tap in taps:
-                    tap.end_batch()
+                for _, observer in observers:
+                    observer.end_batch()
     finally:
         problem.layers.switch({})
     found = dict.fromkeys(problem.pairs, 0.0)
-    for choice, tap in taps:
-        for text, damage in tap.damages().items():
-            found[choice, text] += damage / len(rows.batches)
+    for choice, observer in observers:
+        for text, increase in observer.loss_increases().items():
+            found[choice, text] += increase / len(rows.batches)
     return found
 
 
-def _put_taps(problem: PrecisionProblem, anchor: Tensor) -> list[tuple[str, _Tap]]:
-    """Puts taps in the place of the formats of all that choices round; by choice."""
+def _insert_observers(
+    problem: PrecisionProblem, anchor: Tensor
+) -> list[tuple[str, _GradientObserver]]:
+    """Puts observers in the place of the formats of all that choices round; by choice."""
     problem.layers.switch({})
-    taps: list[tuple[str, _Tap]] = []
+    observers: list[tuple[str, _GradientObserver]] = []
     for choice, (layer, operands) in problem.targets.items():
         for path, part in problem.layers.by_name[layer].parts.items():
             for operand in set(operands) & set(operands_of(part)):
@@ -68,13 +70,13 @@ def _put_taps(problem: PrecisionProblem, anchor: Tensor) -> list[tuple[str, _Tap
                     text: problem.layers.fit(path, part, operand, fmt)
                     for text, fmt in problem.options.items()
                 }
-                tap = _Tap(fit, part._parameters.get(operand) is not None, anchor)
-                part.spec = part.spec.with_quantizers(**{operand: tap})
-                taps.append((choice, tap))
-    return taps
+                observer = _GradientObserver(fit, part._parameters.get(operand) is not None, anchor)
+                part.spec = part.spec.with_quantizers(**{operand: observer})
+                observers.append((choice, observer))
+    return observers
 
 
-class _Tap(StandIn):
+class _GradientObserver(StandIn):
     """Passes on what it is given, and sees its gradient."""
 
     def __init__(
@@ -87,7 +89,7 @@ class _Tap(StandIn):
         self.squares: Tensor | float = 0.0
 
     def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
-        return _Pass.apply(x, self.anchor, self)
+        return _ObservedIdentity.apply(x, self.anchor, self)
 
     def look(self, x: Tensor, gradient: Tensor) -> None:
         if self.is_parameter:
@@ -103,22 +105,22 @@ class _Tap(StandIn):
         for text, fmt in self.formats.items():
             self.sums[text] += ((fmt(x) - x).double().square() * squares).sum().item() / 2
 
-    def damages(self) -> dict[str, float]:
+    def loss_increases(self) -> dict[str, float]:
         if self.parameter is not None:
             self.add(self.parameter, self.squares)
         return self.sums
 
 
-class _Pass(torch.autograd.Function):
+class _ObservedIdentity(torch.autograd.Function):
     """The identity. By the anchor the backward reaches it even where nothing before it learns."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, tap: _Tap) -> Tensor:
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, observer: _GradientObserver) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.tap = tap
+        ctx.observer = observer
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        ctx.tap.look(ctx.saved_tensors[0].detach(), gradient)
+        ctx.observer.look(ctx.saved_tensors[0].detach(), gradient)
         return gradient, torch.zeros(()), None

@@ -1,4 +1,4 @@
-"""How long a quantised graph takes to answer, with its weights packed: a plug for searches."""
+"""Latency of a quantised graph with packed weights: a custom metric of searches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def packed_latency(batch: Mapping[str, Tensor], repeats: int = 20) -> Callable[[
     Raises:
         ConfigError: no repeats; from the function, that nothing of the graph can be packed.
 
-    Example: `PrecisionProblem(..., plugs={"latency_ms": packed_latency(batch)})`.
+    Example: `PrecisionProblem(..., custom_metrics={"latency_ms": packed_latency(batch)})`.
     """
     if repeats < 1:
         raise ConfigError(f"repeats: expected at least 1, got {repeats}.")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import NumberFormat, parse_spelling
 from chop.ir.graph import MaseGraph
-from chop.mixed_precision.candidates import Ranges, Rule, format_options
+from chop.mixed_precision.candidates import Ranges, Rule, format_candidates
 from chop.mixed_precision.costs import COSTS, Costs, bits_of
 from chop.mixed_precision.layers import FLOAT, Formats, Layers
 from chop.nn import cached_weights
@@ -43,7 +43,7 @@ MEMORY_BYTES = 2**31
 REPORTS = 4
 """How often a trial says how far it is, if it runs so many batches."""
 SECOND_FORMAT = "8.mse"
-PLUGS = {
+CUSTOM_METRICS = {
     "hardware_cost": "what the graph takes on a chip",
     "latency_ms": "a measured time, as chop.mixed_precision.latency.packed_latency(batch) is",
 }
@@ -58,7 +58,7 @@ class PrecisionProblem:
         train: rows that scales are derived from.
         rows: labelled rows that configurations are measured on.
         formats: what to choose from: formats, spellings, or names that stand for a whole
-            `search_space`; see `chop.mixed_precision.candidates.format_options`.
+            `search_space`; see `chop.mixed_precision.candidates.format_candidates`.
         ranges: values of their fields in the place of those.
         operators: names of the operators to quantise; None takes all modules with a matrix of
             weights.
@@ -70,8 +70,8 @@ class PrecisionProblem:
         batch_size: rows of a step; None takes what is fast.
         goal: the score that is reported during a trial, for pruners: "metric" for the task's,
             "loss" or "kl"; None reports nothing.
-        plugs: functions of the quantised graph, by the name of the number that they give. They
-            run in every trial, on a copy.
+        custom_metrics: functions of the quantised graph, by the name of the number that they
+            give. They run in every trial, on a copy.
         task: what the model is asked to do; None takes what the labels are.
         training: arguments of `chop.train.fit`, `batch_size` among them: a copy of the model is
             trained on `train` in the formats of each configuration before it is measured, from the
@@ -102,12 +102,12 @@ class PrecisionProblem:
         calibration_rows: int = 256,
         batch_size: int | None = None,
         goal: Score | None = METRIC,
-        plugs: Mapping[str, Cost] | None = None,
+        custom_metrics: Mapping[str, Cost] | None = None,
         task: str | Task | None = None,
         training: Mapping[str, Any] | None = None,
     ) -> None:
         _check_words(operands, per)
-        self.options = format_options(formats, ranges, rule)
+        self.options = format_candidates(formats, ranges, rule)
         asked = None if task is None else find_task(task)
         table = read_rows(train["train"] if isinstance(train, dict) else train, asked)
         self.training, self._train_rows = training, table
@@ -116,7 +116,7 @@ class PrecisionProblem:
         self.layers = Layers(mg, batches, operators, rule)
         self.costs = Costs(self.layers)
         self.bias = parse_spelling(bias) if isinstance(bias, str) else bias
-        self.plugs = dict(plugs or {})
+        self.custom_metrics = dict(custom_metrics or {})
         self.targets = self._find_targets(operands, per)
         self._fixed = self._find_fixed()
         self.space = SearchSpace(tuple(self._choice(name) for name in self.targets))
@@ -258,16 +258,16 @@ class PrecisionProblem:
 
         Returns: the task's metric by its name (`accuracy`), `loss` (of classes the mean cross
             entropy, nats), of classes `kl` (mean divergence from the float model's answers,
-            nats), what `chop.mixed_precision.costs.Costs` gives, and each plug's
-            number.
+            nats), what `chop.mixed_precision.costs.Costs` gives, and each custom
+            metric.
         """
         model = self.model(config, report)
         on_batch = None if self.training else self._reporter(report)
         numbers = self._scores(self.evaluator.of(model).logits(on_batch))
         numbers |= self.costs(self.formats(config))
-        if self.plugs:
+        if self.custom_metrics:
             mg = self.graph(config)
-            numbers |= {name: float(plug(mg)) for name, plug in self.plugs.items()}
+            numbers |= {name: float(metric(mg)) for name, metric in self.custom_metrics.items()}
         return numbers
 
     def score(self, formats: Mapping[str, Formats]) -> dict[str, float]:
@@ -298,14 +298,14 @@ class PrecisionProblem:
 
     def check_goals(self, goals: Sequence[Goal]) -> None:
         """Raises ConfigError where a goal's number is not measured."""
-        known = (*self.scores, *COSTS, *self.plugs)
+        known = (*self.scores, *COSTS, *self.custom_metrics)
         for goal in goals:
             if goal.name in known:
                 continue
-            if goal.name in PLUGS:
+            if goal.name in CUSTOM_METRICS:
                 raise ConfigError(
                     f"goal '{goal.name}': expected a function of the quantised graph that gives "
-                    f"{PLUGS[goal.name]}: plugs={{'{goal.name}': function}}."
+                    f"{CUSTOM_METRICS[goal.name]}: custom_metrics={{'{goal.name}': function}}."
                 )
             raise ConfigError(f"goal '{goal.name}': {did_you_mean(goal.name, known)}")
 

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from chop.errors import ConfigError, did_you_mean
 from chop.ir.graph import MaseGraph
-from chop.mixed_precision.fisher import Damages, fisher_damages
+from chop.mixed_precision.fisher import LossIncreases, fisher_loss_increases
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.train import read_rows
 from chop.train.evaluator import Evaluator, evaluating, kl_divergence
@@ -120,8 +120,8 @@ class Sensitivity:
         return {name: weight for name, weight in held.items() if weight is not None}
 
     @cached_property
-    def _fisher(self) -> Damages:
-        return fisher_damages(self.problem, self._batches)
+    def _fisher(self) -> LossIncreases:
+        return fisher_loss_increases(self.problem, self._batches)
 
     @cached_property
     def _traces(self) -> dict[str, float]:

@@ -121,7 +121,7 @@ class Architectures:
         ]
         if len(self.square_layers) > 1:
             choices += [Choice(path, self.square_layers) for path in self._layers_square_somewhere]
-        return SearchSpace(tuple(choices), self._obstacle, active=self._active)
+        return SearchSpace(tuple(choices), self._why_infeasible, active=self._active)
 
     def build(self, config: Config) -> nn.Module:
         """The model of a configuration, its weights drawn from the seed, in evaluation mode.
@@ -130,7 +130,7 @@ class Architectures:
             ConfigError: it cannot be built.
         """
         values = self.space.values(config)
-        reason = self._obstacle(values)
+        reason = self._why_infeasible(values)
         if reason is not None:
             raise ConfigError(f"this architecture cannot be: {reason}")
         with torch.random.fork_rng(devices=[]):
@@ -149,7 +149,7 @@ class Architectures:
         total = 0
         for combination in itertools.product(*self.fields.values()):
             values = dict(zip(self.fields, combination, strict=True))
-            if self._obstacle(values) is None:
+            if self._why_infeasible(values) is None:
                 total += len(self.square_layers) ** len(self._square_in(values))
         return total
 
@@ -159,7 +159,7 @@ class Architectures:
     def _config_with(self, settings: Mapping[str, Any]) -> PreTrainedConfig:
         return type(self.base).from_dict({**self.base.to_dict(), **settings})
 
-    def _obstacle(self, values: Mapping[str, Any]) -> str | None:
+    def _why_infeasible(self, values: Mapping[str, Any]) -> str | None:
         reason = self.rule(values) if self.rule is not None else None
         if reason is not None:
             return reason

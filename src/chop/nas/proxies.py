@@ -96,13 +96,13 @@ def best_share(
     drawn = sorted(map(scored, _drawn(space, sample, seed)), reverse=True)
     bar = drawn[math.ceil(share * len(drawn)) - 1]
 
-    def obstacle(values: Mapping[str, Any]) -> str | None:
+    def why_infeasible(values: Mapping[str, Any]) -> str | None:
         reason = space.impossible(values)
         if reason is None and (found := scored(_texts(space, values))) < bar:
             return f"it scores {found:.4g}, below {bar:.4g}, which the best {share:.0%} reach"
         return reason
 
-    return dataclasses.replace(space, impossible=obstacle)
+    return dataclasses.replace(space, impossible=why_infeasible)
 
 
 def _drawn(space: SearchSpace, count: int, seed: int) -> list[Config]:
@@ -111,7 +111,7 @@ def _drawn(space: SearchSpace, count: int, seed: int) -> list[Config]:
     found: dict[str, Config] = {}
     for _ in range(DRAWS_PER_CONFIG * count):
         config = space.at(chance.randrange(space.size))
-        if space.obstacle(config) is None:
+        if space.why_infeasible(config) is None:
             found.setdefault(space.key(config), config)
         if len(found) == count:
             break

@@ -2,7 +2,7 @@
 
 from chop.moved import moved_names
 from chop.search.objective import Goal, Measure, Pruned, Report
-from chop.search.result import Result, Tried
+from chop.search.result import Result, TrialRecord
 from chop.search.space import Choice, Config, SearchSpace
 from chop.search.study import Search
 
@@ -16,6 +16,6 @@ __all__ = [
     "Result",
     "Search",
     "SearchSpace",
-    "Tried",
+    "TrialRecord",
 ]
 __getattr__ = moved_names(__name__)

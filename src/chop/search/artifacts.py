@@ -8,14 +8,14 @@ from collections.abc import Callable, Container
 from pathlib import Path
 
 from chop.errors import ConfigError
-from chop.search.result import Result, Tried
+from chop.search.result import Result, TrialRecord
 from chop.search.space import Config
 
 Save = Callable[[Config, Path], None]
 """Writes what was just measured for this configuration into a folder that exists."""
 
 
-class Artefacts:
+class Artifacts:
     """Keeps one folder for each of the best configurations; beaten ones are removed.
 
     A folder gets its name when it is complete, and before its trial is: a kill leaves no best
@@ -32,7 +32,7 @@ class Artefacts:
             raise ConfigError(f"keep: expected at least 1, got {keep}.")
         self.folder, self.keep, self.save = folder, keep, save
 
-    def offer(self, mine: Tried, so_far: Result) -> None:
+    def offer(self, mine: TrialRecord, so_far: Result) -> None:
         """Saves what was just measured, if it is among the best of what was measured before."""
         others = (trial for trial in so_far.trials if trial.number != mine.number)
         if mine not in Result(so_far.goals, (*others, mine)).top(self.keep):
@@ -61,20 +61,20 @@ class Artefacts:
                 if trial.key in present - best and trial.outcome not in going:
                     self._remove(trial.key)
 
-    def halves(self) -> list[Path]:
+    def incomplete(self) -> list[Path]:
         """The folders that are being written, or were when their worker was killed."""
         return list(self.folder.glob(".*.part"))
 
-    def tidy(self, result: Result, running: Container[str | None], halves: list[Path]) -> None:
+    def tidy(self, result: Result, running: Container[str | None], incomplete: list[Path]) -> None:
         """`clean`, and removes what killed workers have half written.
 
         Args:
             result: so far.
             running: keys of the configurations that other workers measure now.
-            halves: seen before both were read: a trial that was begun since is not among them.
+            incomplete: seen before both were read: a trial that was begun since is not among them.
         """
         self.clean(result)
-        for path in halves:
+        for path in incomplete:
             if path.name.split(".")[1] not in running:
                 shutil.rmtree(path, ignore_errors=True)
 

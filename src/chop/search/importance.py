@@ -28,7 +28,7 @@ def importances(result: Result, space: SearchSpace) -> dict[str, float]:
     import optuna
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
-    from chop.search.mirror import quiet
+    from chop.search.optuna_study import quiet
 
     goal = objectives_of(result.goals)[0]
     losses = [goal.loss(trial.values[goal.name]) for trial in result.measured]

@@ -60,6 +60,6 @@ class LazyGridSampler(JointSampler):
         }
 
         def is_free(config: Config) -> bool:
-            return tuple(config.values()) not in taken and self.space.obstacle(config) is None
+            return tuple(config.values()) not in taken and self.space.why_infeasible(config) is None
 
         return self.space.first(is_free, len(taken)) or self.space.at(0)

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from chop.search.result import Tried
+from chop.search.result import TrialRecord
 from chop.search.space import Config
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ TABLES = (
     "worker VARCHAR(255) NOT NULL, beat INTEGER NOT NULL, PRIMARY KEY (study, worker))",
 )
 WAITING, RUNNING = "waiting", "running"
-NOBODY = ""
+NO_WORKER = ""
 """In the place of a worker: one that met an error has left the trial to the next."""
 RECONNECT_SECONDS = 60.0
 """How long a server that went away is waited for."""
@@ -58,7 +58,7 @@ class Row:
         worker: who runs it, or has run it.
         begun: how often it was begun: more than once after kills.
         errors: how often the measure ended by an error that stopped its search.
-        document: JSON of `config`, and of what `chop.search.mirror.document_of` adds at its end.
+        document: JSON of `config`, and of what `optuna_study.document_of` adds at its end.
     """
 
     number: int
@@ -81,10 +81,10 @@ class Row:
         return self.outcome not in (WAITING, RUNNING)
 
     @cached_property
-    def tried(self) -> Tried:
-        """What is told of the trial."""
+    def record(self) -> TrialRecord:
+        """The trial as `Result` takes it."""
         noted = self.noted
-        return Tried(
+        return TrialRecord(
             self.number,
             self.outcome,
             noted["config"],
@@ -165,9 +165,9 @@ class Ledger:
         (self.open.discard if row.is_finished else self.open.add)(row.number)
 
     @property
-    def tried(self) -> tuple[Tried, ...]:
-        """What is told of the trials, as they were at the last `sync`."""
-        return tuple(row.tried for row in self.rows)
+    def records(self) -> tuple[TrialRecord, ...]:
+        """The trials as records, as they were at the last `sync`."""
+        return tuple(row.record for row in self.rows)
 
     def unfinished(self, outcome: str) -> list[Row]:
         """The rows that are `WAITING`, or those that are `RUNNING`."""
@@ -251,11 +251,11 @@ class Ledger:
 
     def add(self, outcome: str, document: Mapping[str, Any]) -> int:
         """Adds a trial that measured nothing, and returns its number."""
-        return self._insert(None, outcome, NOBODY, document)
+        return self._insert(None, outcome, NO_WORKER, document)
 
     def queue(self, key: str, config: Config) -> None:
         """Adds a trial that waits, unless its configuration is known."""
-        self._insert(key, WAITING, NOBODY, {"config": dict(config)})
+        self._insert(key, WAITING, NO_WORKER, {"config": dict(config)})
 
     def _insert(
         self,
@@ -285,7 +285,7 @@ class Ledger:
             self.sync()  # another worker has added this number, or this key
         return len(self.rows)
 
-    def beat(self, worker: str) -> None:
+    def heartbeat(self, worker: str) -> None:
         """Counts one more sign of life of a worker."""
         if not self._write(
             "UPDATE chop_workers SET beat = beat + 1 WHERE study = :study AND worker = :worker",
@@ -302,7 +302,7 @@ class Ledger:
             "DELETE FROM chop_workers WHERE study = :study AND worker = :worker", worker=worker
         )
 
-    def beats(self) -> dict[str, int]:
+    def heartbeats(self) -> dict[str, int]:
         """How many signs of life each worker has given."""
         rows = self._read("SELECT worker, beat FROM chop_workers WHERE study = :study")
         return {worker: int(beat) for worker, beat in rows}

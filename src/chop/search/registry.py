@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chop.errors import ConfigError, did_you_mean
-from chop.search.space import SearchSpace, Spelling
+from chop.search.space import ParamEncoding, SearchSpace
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
@@ -20,12 +20,12 @@ class SamplerRow(NamedTuple):
     Attributes:
         make: builds it for a space and a seed; called for every trial, so that its draws depend on
             the seed and the trial's place alone: a resumed search draws what an unbroken one would.
-        spelling: how it wants options spelt.
+        encoding: how it takes options, as text or as index.
         max_goals: how many objectives it takes.
     """
 
     make: Callable[[SearchSpace, int], BaseSampler]
-    spelling: Spelling = "text"
+    encoding: ParamEncoding = "text"
     max_goals: int = 1_000
 
 

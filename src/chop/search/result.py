@@ -25,7 +25,7 @@ OUTCOMES = {
 
 
 @dataclass(frozen=True)
-class Tried:
+class TrialRecord:
     """One trial.
 
     Attributes:
@@ -59,10 +59,10 @@ class Result:
     """
 
     goals: tuple[Goal, ...]
-    trials: tuple[Tried, ...]
+    trials: tuple[TrialRecord, ...]
 
     @cached_property
-    def measured(self) -> list[Tried]:
+    def measured(self) -> list[TrialRecord]:
         """The trials that gave values; no configuration is among them twice."""
         return [trial for trial in self.trials if trial.outcome == "measured"]
 
@@ -81,29 +81,29 @@ class Result:
         """Each goal with a budget, and the size of that."""
         return [(goal, abs(goal.budget or 0) or 1) for goal in self.goals if goal.is_constraint]
 
-    def excess(self, trial: Tried) -> float:
+    def excess(self, trial: TrialRecord) -> float:
         """How far a trial is beyond the budgets, in shares of them: 0 when it keeps within all."""
         total = 0.0
         for goal, size in self._constraints:
             total += max(goal.excess(trial.values[goal.name]), 0.0) / size
         return total
 
-    def losses(self, trial: Tried) -> tuple[float, ...]:
+    def losses(self, trial: TrialRecord) -> tuple[float, ...]:
         """The numbers to make small, one per objective."""
         return tuple([goal.loss(trial.values[goal.name]) for goal in self._objectives])
 
-    def _place(self, trial: Tried) -> tuple[float, tuple[float, ...], int]:
+    def _place(self, trial: TrialRecord) -> tuple[float, tuple[float, ...], int]:
         """Sorts trials: within the budgets by their losses, beyond them by their excess alone."""
         excess = self.excess(trial)
         return excess, () if excess else self.losses(trial), trial.number
 
     @cached_property
-    def feasible(self) -> list[Tried]:
+    def feasible(self) -> list[TrialRecord]:
         """The measured trials within the budgets."""
         return [trial for trial in self.measured if self.excess(trial) == 0]
 
     @cached_property
-    def front(self) -> list[Tried]:
+    def front(self) -> list[TrialRecord]:
         """The trials within the budgets that no other beats in every objective (Pareto front).
 
         Sorted by the first objective; with one objective, the best alone. Of trials that are
@@ -111,10 +111,10 @@ class Result:
         """
         return self._front_of(self.feasible)
 
-    def _front_of(self, trials: Iterable[Tried]) -> list[Tried]:
+    def _front_of(self, trials: Iterable[TrialRecord]) -> list[TrialRecord]:
         """Source: Kung, Luccio and Preparata, On Finding the Maxima of a Set of Vectors, 1975: in
         order of the first loss, a vector is beaten by one that came before or by none."""
-        found: list[Tried] = []
+        found: list[TrialRecord] = []
         losses: list[tuple[float, ...]] = []
         for trial in sorted(trials, key=self._place):
             mine = self.losses(trial)
@@ -124,20 +124,20 @@ class Result:
         return found
 
     @property
-    def best(self) -> Tried | None:
+    def best(self) -> TrialRecord | None:
         """The best trial within the budgets, by the first objective; None while there is none."""
         return self.front[0] if self.front else None
 
     @cached_property
-    def ranked(self) -> list[Tried]:
+    def ranked(self) -> list[TrialRecord]:
         """Every measured trial: fronts within the budgets first, then by excess."""
         return self.top(len(self.measured))
 
-    def top(self, count: int) -> list[Tried]:
+    def top(self, count: int) -> list[TrialRecord]:
         """The first `count` of `ranked`, at less cost."""
         if len(self._objectives) == 1:
             return nsmallest(count, self.measured, key=self._place)
-        found: list[Tried] = []
+        found: list[TrialRecord] = []
         rest = self.feasible
         while rest and len(found) < count:
             front = self._front_of(rest)

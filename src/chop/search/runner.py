@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chop.errors import ChopError
 from chop.search.ledger import RUNNING, WAITING, Ledger, Row
-from chop.search.mirror import Mirror, document_of
-from chop.search.neighbors import unseen_near
+from chop.search.neighbors import unvisited_neighbor
 from chop.search.objective import Pruned, Report, check_values, objectives_of
+from chop.search.optuna_study import InMemoryStudy, document_of
 from chop.search.registry import sampler_row, seed_of
 from chop.search.result import Result
 from chop.search.space import Config
-from chop.search.workers import Watch, beating, new_worker
+from chop.search.workers import Watch, heartbeat, new_worker
 
 if TYPE_CHECKING:
     from optuna import Trial
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from chop.search.study import Search
 
-PATIENCE = 5
-"""Proposals in a row that were known before; then an unseen configuration is taken nearby."""
+MAX_REPEATS = 5
+"""Proposals in a row that were known before; then an unvisited neighbor is taken."""
 PROMPT = 3
 """A trial that was begun more often is taken up when nothing else is left: it may be what kills
 its workers."""
@@ -54,12 +54,14 @@ class Runner:
     Args:
         search: what is tried, and how.
         ledger: of the study.
-        mirror: of the same study.
+        optuna_study: of the same study.
         watch: has seen which workers are silent.
     """
 
-    def __init__(self, search: Search, ledger: Ledger, mirror: Mirror, watch: Watch) -> None:
-        self.search, self.ledger, self.mirror = search, ledger, mirror
+    def __init__(
+        self, search: Search, ledger: Ledger, optuna_study: InMemoryStudy, watch: Watch
+    ) -> None:
+        self.search, self.ledger, self.optuna_study = search, ledger, optuna_study
         self.me = new_worker()
         self.watch = watch
         self.sampler = sampler_row(search.sampler)
@@ -74,7 +76,7 @@ class Runner:
             after_trial: called after each.
             wait: for the trials of other workers, to take up those that they lose.
         """
-        with beating(self.ledger, self.me, self.watch, is_shared=self.search.is_shared):
+        with heartbeat(self.ledger, self.me, self.watch, is_shared=self.search.is_shared):
             while self.turn(until) or (wait and self._await_others()):
                 after_trial()
 
@@ -84,8 +86,8 @@ class Runner:
         has_room = len(self.ledger.by_key) < until and not self.exhausted
         row = self._taken(until, has_room)
         if row is not None:
-            trial = self._ask(row.number, row.tried.config)
-            self.mirror.restore(trial, row)
+            trial = self._ask(row.number, row.record.config)
+            self.optuna_study.restore(trial, row)
             self._run(row, trial)
         elif has_room:
             self._propose(until)
@@ -93,10 +95,10 @@ class Runner:
 
     def _sync(self) -> None:
         self.ledger.sync()
-        self.mirror.follow(self.ledger.rows, self.watch.is_gone)
+        self.optuna_study.follow(self.ledger.rows, self.watch.is_gone)
 
     def _result(self) -> Result:
-        return Result(self.search.goals, self.ledger.tried)
+        return Result(self.search.goals, self.ledger.records)
 
     def _await_others(self) -> bool:
         """A pause while other workers measure; False when none does."""
@@ -120,16 +122,16 @@ class Runner:
     def _propose(self, until: int) -> None:
         """Claims and measures what the sampler chooses, or tells again what is known of it."""
         space = self.search.space
-        near = self._unseen() if self._known_in_a_row() >= PATIENCE else None
+        near = self._unvisited() if self._known_in_a_row() >= MAX_REPEATS else None
         if self.exhausted:
             return
         trial = self._ask(len(self.ledger.rows) + self.busy, near)
         config = space.from_params(trial.params)
-        reason = space.obstacle(config)
+        reason = space.why_infeasible(config)
         if reason is not None:
             self._add(trial, config, _Ending("impossible", "PRUNED", note=reason))
             return
-        document = {"config": dict(config), "asked": self.mirror.frozen(trial).system_attrs}
+        document = {"config": dict(config), "asked": self.optuna_study.frozen(trial).system_attrs}
         row = self.ledger.claim(space.key(config), document, self.me, until)
         if row is not None and row.outcome == WAITING:
             row = self.ledger.take(row, self.me, until)
@@ -139,37 +141,37 @@ class Runner:
             self._run(row, trial)
         else:
             self.busy += 1
-            self.mirror.drop(trial)
+            self.optuna_study.drop(trial)
 
     def _ask(self, place: int, given: Config | None) -> Trial:
-        """A trial of the mirror. Its draws depend on its place among the rows alone, which a kill
-        does not change: a search that was killed goes on as if unbroken."""
+        """A trial of the study in memory. Its draws depend on its place among the rows alone, which
+        a kill does not change: a search that was killed goes on as if unbroken."""
         seed = seed_of(self.search.seed, ["trial", place])
-        self.mirror.study.sampler = self.sampler.make(self.search.space, seed)
-        return self.mirror.ask(given)
+        self.optuna_study.study.sampler = self.sampler.make(self.search.space, seed)
+        return self.optuna_study.ask(given)
 
     def _known_in_a_row(self) -> int:
         """How many of the last proposals left nothing to measure."""
         known = itertools.takewhile(lambda row: row.key is None, reversed(self.ledger.rows))
         return self.busy + sum(1 for _ in known)
 
-    def _unseen(self) -> Config | None:
+    def _unvisited(self) -> Config | None:
         """A configuration that nobody has claimed, near the last one."""
-        last = self.ledger.rows[-1].tried.config
-        found = unseen_near(self.search.space, last, self.ledger.by_key, self.search.seed)
+        last = self.ledger.rows[-1].record.config
+        found = unvisited_neighbor(self.search.space, last, self.ledger.by_key, self.search.seed)
         self.exhausted = found is None
         return found
 
     def _run(self, row: Row, trial: Trial) -> None:
         """Measures a configuration that this worker has claimed."""
         self.busy = 0
-        self.mirror.adopt(row.number, trial)
+        self.optuna_study.adopt(row.number, trial)
         try:
             self._measure(row, trial)
         except _LostError:
-            self.mirror.leave(row.number)
+            self.optuna_study.leave(row.number)
         except BaseException:
-            self.mirror.leave(row.number)
+            self.optuna_study.leave(row.number)
             with contextlib.suppress(Exception):  # a storage that is gone has its own error
                 self.ledger.release(row, self.me, errors=0)
             raise
@@ -177,7 +179,7 @@ class Runner:
     def _measure(self, row: Row, trial: Trial) -> None:
         begin = time.monotonic()
         try:
-            measured = self.search.measure(row.tried.config, self._reporter(row, trial))
+            measured = self.search.measure(row.record.config, self._reporter(row, trial))
             ending = _Ending("measured", "COMPLETE", check_values(measured, self.search.goals))
         except Pruned as pruned:
             ending = _Ending("pruned", "PRUNED", note=str(pruned))
@@ -207,9 +209,9 @@ class Runner:
             self._sync()
             is_behind = trial.should_prune()  # notes what other trials are compared with
             if self.search.is_shared:
-                running = self.mirror.frozen(trial)
+                running = self.optuna_study.frozen(trial)
                 asked = {"asked": row.noted.get("asked", {})}
-                document = document_of(running, row.tried.config) | asked
+                document = document_of(running, row.record.config) | asked
                 self.ledger.report(row, self.me, document)
             if is_behind:
                 raise Pruned(f"behind at step {step}")
@@ -218,22 +220,22 @@ class Runner:
 
     def _end(self, row: Row, trial: Trial, ending: _Ending, seconds: float) -> None:
         """Tells the end of a trial of this worker's, once; a model to keep is on disk before."""
-        artefacts = self.search.artefacts
-        if artefacts is not None and ending.values is not None:
-            mine = replace(row.tried, outcome="measured", values=ending.values)
+        artifacts = self.search.artifacts
+        if artifacts is not None and ending.values is not None:
+            mine = replace(row.record, outcome="measured", values=ending.values)
             try:
-                artefacts.offer(mine, self._result())
+                artifacts.offer(mine, self._result())
             except Exception:
                 self.ledger.sync()
                 if self.ledger.rows[row.number].worker == self.me:
                     raise
                 raise _LostError("another worker has removed what was half saved.") from None
-        frozen, document = self._tell(trial, row.tried.config, ending)
+        frozen, document = self._tell(trial, row.record.config, ending)
         document["seconds"] = seconds
         if not self.ledger.finish(row, self.me, ending.outcome, document):
             raise _LostError("another worker has taken the trial.")
-        if artefacts is not None and ending.values is not None:
-            artefacts.clean(self._result())
+        if artifacts is not None and ending.values is not None:
+            artifacts.clean(self._result())
         self._call_back(frozen)
 
     def _repeat(self, row: Row, trial: Trial, config: Config) -> None:
@@ -247,13 +249,13 @@ class Runner:
     def _add(self, trial: Trial, config: Config, ending: _Ending) -> None:
         """Tells a trial that measured nothing."""
         frozen, document = self._tell(trial, config, ending)
-        self.mirror.adopt(self.ledger.add(ending.outcome, document), trial)
+        self.optuna_study.adopt(self.ledger.add(ending.outcome, document), trial)
         self._call_back(frozen)
 
     def _tell(
         self, trial: Trial, config: Config, ending: _Ending
     ) -> tuple[FrozenTrial, dict[str, Any]]:
-        """Ends a trial of the mirror; returns it, and what its row notes."""
+        """Ends a trial of the study in memory; returns it, and what its row notes."""
         from optuna.trial import TrialState
 
         told = None
@@ -265,12 +267,12 @@ class Runner:
             for goal in (goal for goal in self.search.goals if goal.is_constraint):
                 excess = goal.excess(ending.values[goal.name])
                 trial.set_constraint(f"{goal.name} {goal.direction}", excess)
-        frozen = self.mirror.study.tell(trial, told, state=TrialState[ending.state])
+        frozen = self.optuna_study.study.tell(trial, told, state=TrialState[ending.state])
         return frozen, document_of(frozen, config)
 
     def _call_back(self, frozen: FrozenTrial) -> None:
         for callback in self.search.callbacks:
-            callback(self.mirror.study, frozen)
+            callback(self.optuna_study.study, frozen)
 
 
 def _failed(error: Exception) -> _Ending:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Config = Mapping[str, str]
 """Name of each choice -> text of the option taken: plain JSON, the same in every process."""
 
-Spelling = Literal["text", "index"]
+ParamEncoding = Literal["text", "index"]
 """How Optuna stores an option: its text, or its place among the options (for CMA-ES)."""
 
 
@@ -35,7 +35,7 @@ class Choice:
 
     Attributes:
         name: what is decided: a layer's dotted name, a field of a model's configuration ...
-        options: text -> value, in order: neighbours in it should behave alike. The text is what
+        options: text -> value, in order: neighbors in it should behave alike. The text is what
             is stored; the value (a number, a format, a class) stays in memory.
         cost: text -> what this option adds to a total (bits of this layer, say); None where the
             choice has no cost of its own.
@@ -79,7 +79,7 @@ class Choice:
         return tuple(self.options)
 
 
-def all_possible(values: Mapping[str, Any]) -> str | None:
+def always_feasible(values: Mapping[str, Any]) -> str | None:
     """The rule of a space whose choices are independent of one another."""
     return None
 
@@ -112,12 +112,12 @@ class SearchSpace:
         ...     impossible=lambda v: "heads must divide size" if v["size"] % v["heads"] else None)
         >>> space.size
         2
-        >>> [space.obstacle(config) for config in space.grid()]
+        >>> [space.why_infeasible(config) for config in space.grid()]
         [None, 'heads must divide size']
     """
 
     choices: tuple[Choice, ...]
-    impossible: Callable[[Mapping[str, Any]], str | None] = field(default=all_possible)
+    impossible: Callable[[Mapping[str, Any]], str | None] = field(default=always_feasible)
     canonical: Callable[[Config], Config] = field(default=as_it_is)
     active: Callable[[Mapping[str, Any]], Collection[str]] = field(default=all_active)
 
@@ -162,7 +162,7 @@ class SearchSpace:
         self.check(config)
         return {choice.name: choice.options[config[choice.name]] for choice in self.choices}
 
-    def obstacle(self, config: Config) -> str | None:
+    def why_infeasible(self, config: Config) -> str | None:
         """Why this combination cannot be, or None if it can."""
         return self.impossible(self.values(config))
 
@@ -221,7 +221,7 @@ class SearchSpace:
             )
         return found
 
-    def neighbours(self, config: Config, changes: int = 1) -> Iterator[Config]:
+    def neighbors(self, config: Config, changes: int = 1) -> Iterator[Config]:
         """Every configuration that differs from `config` in exactly so many choices."""
         self.check(config)
         for chosen in itertools.combinations(self.choices, changes):
@@ -230,15 +230,15 @@ class SearchSpace:
                 changed = zip((c.name for c in chosen), texts, strict=True)
                 yield {**config, **dict(changed)}
 
-    def distributions(self, spelling: Spelling = "text") -> dict[str, BaseDistribution]:
+    def distributions(self, encoding: ParamEncoding = "text") -> dict[str, BaseDistribution]:
         """What Optuna calls the choices: categories by text, or whole numbers by place."""
         from optuna.distributions import CategoricalDistribution, IntDistribution
 
-        if spelling == "index":
+        if encoding == "index":
             return {c.name: IntDistribution(0, len(c.texts) - 1) for c in self.choices}
         return {c.name: CategoricalDistribution(c.texts) for c in self.choices}
 
-    def suggest(self, trial: Trial, spelling: Spelling = "text") -> Config:
+    def suggest(self, trial: Trial, encoding: ParamEncoding = "text") -> Config:
         """Takes an Optuna trial's suggestions, for code that drives Optuna itself.
 
         Raises:
@@ -248,10 +248,10 @@ class SearchSpace:
 
         config = self.from_params(
             {c.name: trial.suggest_int(c.name, 0, len(c.texts) - 1) for c in self.choices}
-            if spelling == "index"
+            if encoding == "index"
             else {c.name: trial.suggest_categorical(c.name, c.texts) for c in self.choices}
         )
-        reason = self.obstacle(config)
+        reason = self.why_infeasible(config)
         if reason is not None:
             raise TrialPruned(reason)
         return config
@@ -266,9 +266,9 @@ class SearchSpace:
         self.check(config)
         return config
 
-    def to_params(self, config: Config, spelling: Spelling = "text") -> dict[str, str | int]:
+    def to_params(self, config: Config, encoding: ParamEncoding = "text") -> dict[str, str | int]:
         """A configuration as Optuna stores it; the inverse of `from_params`."""
         self.check(config)
-        if spelling == "text":
+        if encoding == "text":
             return {choice.name: config[choice.name] for choice in self.choices}
         return {c.name: c.texts.index(config[c.name]) for c in self.choices}

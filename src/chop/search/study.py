@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chop.errors import ChopError, ConfigError
-from chop.search.artifacts import Artefacts, Save
+from chop.search.artifacts import Artifacts, Save
 from chop.search.ledger import RUNNING, Ledger, Row, make_tables
 from chop.search.location import MEMORY, check_study_name, storage_url
-from chop.search.mirror import Mirror
 from chop.search.objective import Goal, Measure, objectives_of
 from chop.search.opening import open_engine, storage_errors
+from chop.search.optuna_study import InMemoryStudy
 from chop.search.progress import live_progress
 from chop.search.registry import make_pruner, sampler_row
 from chop.search.result import Result
@@ -103,10 +103,10 @@ class Search:
         self.name, self.problem = check_study_name(name), _plain(problem or {})
         self.catch, self.callbacks = catch, tuple(callbacks)
         self.start = {self._key(config): dict(config) for config in start}
-        self.artefacts = self._artefacts(save, keep)
+        self.artifacts = self._artifacts(save, keep)
         self._check(pruner)
         self._ledger: Ledger | None = None
-        self._mirror: Mirror | None = None
+        self._optuna_study: InMemoryStudy | None = None
 
     @property
     def is_shared(self) -> bool:
@@ -123,9 +123,9 @@ class Search:
         """An Optuna study of the trials, for its plots and importances, as they stand."""
         with self.opened() as ledger:
             ledger.sync()
-            mirror = self._make_mirror()
-            mirror.follow(ledger.rows)
-            return mirror.study
+            optuna_study = self._make_optuna_study()
+            optuna_study.follow(ledger.rows)
+            return optuna_study.study
 
     def run(self, until: int, workers: int = 1, progress: bool = True, wait: bool = True) -> Result:
         """Measures until the study has `until` configurations, those of earlier runs included.
@@ -156,7 +156,7 @@ class Search:
         """All trials as they stand, other workers' included."""
         with self.opened() as ledger:
             ledger.sync()
-            return Result(self.goals, ledger.tried)
+            return Result(self.goals, ledger.records)
 
     def enqueue(self, config: Config) -> None:
         """Lets a configuration be measured before the sampler proposes others.
@@ -169,9 +169,9 @@ class Search:
             ledger.queue(key, config)
 
     def _key(self, config: Config) -> str:
-        obstacle = self.space.obstacle(config)
-        if obstacle is not None:
-            raise ConfigError(f"this configuration cannot be: {obstacle}")
+        why_infeasible = self.space.why_infeasible(config)
+        if why_infeasible is not None:
+            raise ConfigError(f"this configuration cannot be: {why_infeasible}")
         return self.space.key(config)
 
     def note_job(self, name: str, settings: Mapping[str, Any]) -> None:
@@ -183,7 +183,7 @@ class Search:
         """Lets go of the storage; the next call opens it again."""
         if self._ledger is not None and self.is_shared:
             self._ledger.engine.dispose()
-            self._ledger = self._mirror = None
+            self._ledger = self._optuna_study = None
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Ledger]:
@@ -193,7 +193,7 @@ class Search:
             try:
                 yield self._open()
             except BaseException:
-                self._mirror = None  # may hold half a trial
+                self._optuna_study = None  # may hold half a trial
                 raise
             finally:
                 if opened_here:
@@ -209,12 +209,12 @@ class Search:
         if len(objectives) > 1 and pruner is not None:
             raise ConfigError("a pruner compares one objective; give the others a budget.")
 
-    def _artefacts(self, save: Save | None, keep: int) -> Artefacts | None:
+    def _artifacts(self, save: Save | None, keep: int) -> Artifacts | None:
         if save is None or keep == 0:
             return None
         if self.folder is None:
             raise ConfigError("save: expected `out`, the folder that the best models go to.")
-        return Artefacts(self.folder / BEST_FOLDER, keep, save)
+        return Artifacts(self.folder / BEST_FOLDER, keep, save)
 
     def _open(self) -> Ledger:
         if self._ledger is None:
@@ -225,24 +225,26 @@ class Search:
             self._ledger = ledger
         return self._ledger
 
-    def _make_mirror(self) -> Mirror:
-        if self._mirror is None:
-            spelling = sampler_row(self.sampler).spelling
-            self._mirror = Mirror(self.name, self.space, self.goals, spelling, self.pruner)
-        return self._mirror
+    def _make_optuna_study(self) -> InMemoryStudy:
+        if self._optuna_study is None:
+            encoding = sampler_row(self.sampler).encoding
+            self._optuna_study = InMemoryStudy(
+                self.name, self.space, self.goals, encoding, self.pruner
+            )
+        return self._optuna_study
 
     def _tidy(self) -> Result:
         """Removes models that are not among the best, and what killed workers half wrote."""
-        halves = [] if self.artefacts is None else self.artefacts.halves()
+        incomplete = [] if self.artifacts is None else self.artifacts.incomplete()
         result = self.result()
-        if self.artefacts is not None:
+        if self.artifacts is not None:
             watch, running = Watch(), self._open().unfinished(RUNNING)
             keys = {row.key for row in running if not watch.is_gone(row.worker)}
-            self.artefacts.tidy(result, keys, halves)
+            self.artifacts.tidy(result, keys, incomplete)
         return result
 
     def _runner(self, watch: Watch) -> Runner:
-        return Runner(self, self._open(), self._make_mirror(), watch)
+        return Runner(self, self._open(), self._make_optuna_study(), watch)
 
     def _run_workers(self, until: int, workers: int, show: Callable[[], None], wait: bool) -> None:
         watch, me = Watch(), new_worker()
@@ -279,7 +281,7 @@ class Search:
         mine = {
             "choices": {choice.name: list(choice.texts) for choice in self.space.choices},
             "goals": [[goal.name, goal.direction, goal.budget] for goal in self.goals],
-            "options as": sampler_row(self.sampler).spelling,
+            "options as": sampler_row(self.sampler).encoding,
             "problem": self.problem,
         }
         document = ledger.begin({"search": mine, "start": self.start})

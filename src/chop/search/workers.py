@@ -18,16 +18,16 @@ from multiprocessing.process import BaseProcess
 
 from chop.errors import ChopError, UnavailableError
 from chop.runs.process import process_id, process_status
-from chop.search.ledger import NOBODY, RUNNING, Ledger, Row
+from chop.search.ledger import NO_WORKER, RUNNING, Ledger, Row
 
-BEAT_SECONDS = 10.0
+HEARTBEAT_SECONDS = 10.0
 """Between two signs of life of a worker, and between two looks at those of others."""
 SILENT_SECONDS = 120.0
 """A worker of another machine, or a stopped one, that is silent for so long is taken for gone."""
 RUNNING_SECONDS = 1800.0
 """A worker of this machine whose process runs may be silent for so long: its measure keeps Python's
 lock, or it works on the folder that this one is a copy of."""
-SAID = 4000
+MAX_ERROR_CHARS = 4000
 """Characters of an error that a worker tells: what a pipe holds while nobody reads."""
 POLL_SECONDS = 0.5
 END_SECONDS = 10.0
@@ -69,30 +69,32 @@ class Watch:
 
     def __init__(self) -> None:
         self._looked: float | None = None
-        self._beats: Mapping[str, int] = {}
+        self._heartbeats: Mapping[str, int] = {}
         self._silent: dict[str, float] = {}
 
     def is_due(self) -> bool:
         """True when the last look is some seconds ago."""
-        return self._looked is None or time.monotonic() - self._looked >= BEAT_SECONDS
+        return self._looked is None or time.monotonic() - self._looked >= HEARTBEAT_SECONDS
 
     def look(self, ledger: Ledger, me: str) -> None:
         """Gives a sign of life, and counts the seconds that other workers gave none."""
-        ledger.beat(me)
-        now, beats = time.monotonic(), ledger.beats()
-        passed = 0.0 if self._looked is None else min(now - self._looked, 2 * BEAT_SECONDS)
+        ledger.heartbeat(me)
+        now, heartbeats = time.monotonic(), ledger.heartbeats()
+        passed = 0.0 if self._looked is None else min(now - self._looked, 2 * HEARTBEAT_SECONDS)
         self._silent = {
-            worker: self._silent.get(worker, 0.0) + passed if self._beats.get(worker) == beat else 0
-            for worker, beat in beats.items()
+            worker: self._silent.get(worker, 0.0) + passed
+            if self._heartbeats.get(worker) == count
+            else 0
+            for worker, count in heartbeats.items()
         }
-        self._beats, self._looked = beats, now
+        self._heartbeats, self._looked = heartbeats, now
 
     def is_gone(self, name: str) -> bool:
         """True when a worker has ended, as far as the looks so far tell.
 
         A worker gives a sign of life before it takes a trial, so that one without any has ended.
         """
-        limit = 0.0 if name == NOBODY else patience(name)
+        limit = 0.0 if name == NO_WORKER else patience(name)
         if limit in (0.0, math.inf) or self._looked is None:
             return limit == 0.0
         return self._silent.get(name, limit) >= limit
@@ -100,13 +102,16 @@ class Watch:
     def lost(self, ledger: Ledger) -> list[Row]:
         """The running trials whose worker is gone."""
         running = ledger.unfinished(RUNNING)
-        if {row.worker for row in running} - {NOBODY, *self._silent}:  # begun since the last look
-            self._silent = dict.fromkeys(ledger.beats(), 0.0) | self._silent
+        if {row.worker for row in running} - {
+            NO_WORKER,
+            *self._silent,
+        }:  # begun since the last look
+            self._silent = dict.fromkeys(ledger.heartbeats(), 0.0) | self._silent
         return [row for row in running if self.is_gone(row.worker)]
 
 
 @contextlib.contextmanager
-def beating(ledger: Ledger, worker: str, watch: Watch, *, is_shared: bool) -> Iterator[None]:
+def heartbeat(ledger: Ledger, worker: str, watch: Watch, *, is_shared: bool) -> Iterator[None]:
     """Inside, a thread tells the ledger every few seconds that the worker is alive, and looks.
 
     Args:
@@ -117,7 +122,9 @@ def beating(ledger: Ledger, worker: str, watch: Watch, *, is_shared: bool) -> It
     """
     ACTIVE.add(worker)
     done = threading.Event()
-    thread = threading.Thread(target=_beat, args=(ledger, worker, watch, done), daemon=True)
+    thread = threading.Thread(
+        target=_send_heartbeats, args=(ledger, worker, watch, done), daemon=True
+    )
     try:
         if is_shared:
             watch.look(ledger, worker)
@@ -132,8 +139,8 @@ def beating(ledger: Ledger, worker: str, watch: Watch, *, is_shared: bool) -> It
                 ledger.leave(worker)
 
 
-def _beat(ledger: Ledger, worker: str, watch: Watch, done: threading.Event) -> None:
-    while not done.wait(BEAT_SECONDS):
+def _send_heartbeats(ledger: Ledger, worker: str, watch: Watch, done: threading.Event) -> None:
+    while not done.wait(HEARTBEAT_SECONDS):
         with contextlib.suppress(Exception):  # the worker's own next write says what is wrong
             watch.look(ledger, worker)
 
@@ -237,7 +244,7 @@ def _child(work: Callable[[], None], pipe: Connection, parent: int) -> None:
     except BaseException as error:
         traceback.print_exc()
         said = f"{type(error).__name__}: {error}"
-    pipe.send(said[:SAID])
+    pipe.send(said[:MAX_ERROR_CHARS])
 
 
 def _end_with(parent: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from chop.actions.search.allocation import Allocation
 from chop.actions.search.no_search import divergences
 from chop.errors import ConfigError
-from chop.mixed_precision.fisher import fisher_damages
+from chop.mixed_precision.fisher import fisher_loss_increases
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.mixed_precision.sensitivity import gradient_rows
 from chop.search import Goal
@@ -36,13 +36,13 @@ def drawn(found, seed):
     return {pair: draw.random() for pair in found.pairs}
 
 
-def least(found, damages, goals):
-    """By trying all configurations: the total damage of the best one."""
+def least(found, loss_increases, goals):
+    """By trying all configurations: the total loss increase of the best one."""
     totals = [math.inf]
     for config in found.space.grid():
         costs = found.costs(found.formats(config))
         if all(goal.excess(costs[goal.name]) <= 0 for goal in goals if goal.is_constraint):
-            totals.append(sum(damages[pair] for pair in config.items()))
+            totals.append(sum(loss_increases[pair] for pair in config.items()))
     return min(totals)
 
 
@@ -60,24 +60,26 @@ def least(found, damages, goals):
     ],
     ids=str,
 )
-def test_nothing_within_the_budgets_has_less_damage(mg, budgets):
+def test_nothing_within_the_budgets_has_less_loss(mg, budgets):
     found = problem(mg())
     goals = [KL, *(Goal(name, "minimize", most) for name, most in budgets.items())]
     for seed in range(3):
-        damages = drawn(found, seed)
-        config = Allocation(found, goals).solve(damages)
+        loss_increases = drawn(found, seed)
+        config = Allocation(found, goals).solve(loss_increases)
         costs = found.costs(found.formats(config))
         assert all(costs[name] <= most * (1 + 1e-9) for name, most in budgets.items())
-        total = sum(damages[pair] for pair in config.items())
-        assert total == pytest.approx(least(found, damages, goals))
+        total = sum(loss_increases[pair] for pair in config.items())
+        assert total == pytest.approx(least(found, loss_increases, goals))
 
 
 def test_a_budget_may_be_the_least_that_a_cost_may_be():
     found = problem()
-    goals, damages = [KL, Goal("bits", "maximize", 5.0)], drawn(found, 0)
-    config = Allocation(found, goals).solve(damages)
+    goals, loss_increases = [KL, Goal("bits", "maximize", 5.0)], drawn(found, 0)
+    config = Allocation(found, goals).solve(loss_increases)
     assert found.costs(found.formats(config))["bits"] >= 5
-    assert sum(damages[p] for p in config.items()) == pytest.approx(least(found, damages, goals))
+    assert sum(loss_increases[p] for p in config.items()) == pytest.approx(
+        least(found, loss_increases, goals)
+    )
     with pytest.raises(ConfigError, match="bits=9 cannot be kept: with the largest .* it is 8"):
         Allocation(found, [KL, Goal("bits", "maximize", 9.0)])
 
@@ -85,8 +87,8 @@ def test_a_budget_may_be_the_least_that_a_cost_may_be():
 def test_a_budget_that_one_option_meets_leaves_it_alone():
     found = problem(operands=("weight",), bias="float")
     smallest = found.costs(found.formats(found.uniform("2.mse")))["bits"]
-    for damages in (drawn(found, 0), dict.fromkeys(found.pairs, 0.0)):
-        config = Allocation(found, [KL, Goal("bits", "minimize", smallest)]).solve(damages)
+    for loss_increases in (drawn(found, 0), dict.fromkeys(found.pairs, 0.0)):
+        config = Allocation(found, [KL, Goal("bits", "minimize", smallest)]).solve(loss_increases)
         assert config == found.uniform("2.mse")
     with pytest.raises(ConfigError, match="cannot be kept: with the smallest"):
         Allocation(found, [KL, Goal("bits", "minimize", smallest - 0.01)])
@@ -99,11 +101,11 @@ def test_budgets_that_can_only_be_kept_one_by_one_leave_nothing():
     assert Allocation(found, goals).solve(drawn(found, 0)) is None
 
 
-def test_damages_that_are_no_numbers_are_avoided():
+def test_loss_increases_that_are_no_numbers_are_avoided():
     found = problem()
-    damages = drawn(found, 0)
-    damages |= {("first.weight", "8.mse"): math.nan, ("last.weight", "2.mse"): math.inf}
-    config = Allocation(found, [KL]).solve(damages)
+    loss_increases = drawn(found, 0)
+    loss_increases |= {("first.weight", "8.mse"): math.nan, ("last.weight", "2.mse"): math.inf}
+    config = Allocation(found, [KL]).solve(loss_increases)
     assert config["first.weight"] != "8.mse" and config["last.weight"] != "2.mse"
     assert Allocation(found, [KL]).solve(dict.fromkeys(found.pairs, math.nan)) is None
 
@@ -116,24 +118,24 @@ def test_too_many_ways_are_not_tried(monkeypatch):
     assert Allocation(found, [KL, Goal("bits", "minimize", 4.0)]).solve(drawn(found, 0)) is not None
 
 
-def test_real_damages_give_less_divergence_than_one_width():
+def test_real_loss_increases_give_less_divergence_than_one_width():
     found = problem(ranges={"width": (2, 3, 4, 5, 6, 8)})
     most = found.costs(found.formats(found.uniform("3.mse")))
     goals = [KL, Goal("bits", "minimize", most["bits"]), Goal("activation_bits", "minimize", 3.0)]
     uniform = found.score(found.formats(found.uniform("3.mse")))["kl"]
     part = found.evaluator.part(0.5)
     assert len(part) == 192 and len(found.evaluator) == 400
-    for damages in (
-        fisher_damages(found, gradient_rows(found, rows()[0])),
+    for loss_increases in (
+        fisher_loss_increases(found, gradient_rows(found, rows()[0])),
         divergences(found, part),
     ):
-        config = Allocation(found, goals).solve(damages)
+        config = Allocation(found, goals).solve(loss_increases)
         assert found.score(found.formats(config))["kl"] < 0.8 * uniform
 
 
-def test_measured_damages_are_those_of_each_option_alone():
+def test_measured_loss_increases_are_those_of_each_option_alone():
     found = problem()
-    damages = divergences(found, found.evaluator)
+    loss_increases = divergences(found, found.evaluator)
     for pair in (("first.weight", "2.mse"), ("last.data_in", "4.mse")):
-        assert damages[pair] == pytest.approx(found.score(found.only(*pair))["kl"], rel=1e-6)
+        assert loss_increases[pair] == pytest.approx(found.score(found.only(*pair))["kl"], rel=1e-6)
     assert found.score({})["kl"] == pytest.approx(0, abs=1e-6)

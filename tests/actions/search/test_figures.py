@@ -13,7 +13,7 @@ from chop.actions.search.nas import NasConfig
 from chop.actions.search.precision import JOB, PrecisionConfig
 from chop.actions.workload import Subject
 from chop.mixed_precision.problem import PrecisionProblem
-from chop.search import Choice, Goal, Result, SearchSpace, Tried
+from chop.search import Choice, Goal, Result, SearchSpace, TrialRecord
 from tests.workloads import plain, rows
 
 
@@ -67,7 +67,7 @@ def test_nothing_is_drawn_of_a_search_without_a_finite_number(value, tmp_path):
     config = NasConfig(out=tmp_path)
     space = SearchSpace((Choice("x", {"1": 1, "2": 2}),))
     trials = tuple(
-        Tried(i, "measured", {"x": text}, text, {"accuracy": value})
+        TrialRecord(i, "measured", {"x": text}, text, {"accuracy": value})
         for i, text in enumerate(("1", "2"))
     )
     draw_search(config, Result((Goal("accuracy"),), trials), space, "nas", ("accuracy",))

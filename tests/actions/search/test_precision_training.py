@@ -58,7 +58,7 @@ def test_a_pruner_hears_of_each_epoch_but_the_last():
 def test_plugs_see_the_trained_model():
     seen = []
     found = problem()
-    found.plugs = {"first": lambda mg: seen.append(mg) or 0.0}
+    found.custom_metrics = {"first": lambda mg: seen.append(mg) or 0.0}
     found.measure(found.uniform("2.mse"), lambda *_: None)
     assert seen == [found.graph(found.uniform("2.mse"))]
 

@@ -1,4 +1,4 @@
-"""Bit allocation without a search: the least predicted damage within the budgets, exactly."""
+"""Bit allocation without a search: exact integer program of least predicted loss increase."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from chop.errors import ConfigError
 from chop.mixed_precision.costs import COSTS
-from chop.mixed_precision.fisher import Damages
+from chop.mixed_precision.fisher import LossIncreases
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.search.objective import ROUNDING, Goal
 from chop.search.samplers.knapsack import best_sum
@@ -21,7 +21,7 @@ MOST_WAYS = 10_000
 MARGINS = (0.0, 1e-6, 1e-3)
 """Shares of a budget that are kept free, in turn: a solver meets limits up to a tolerance."""
 WORST = 1e3
-"""A damage that is no number counts as so many times the largest that is one."""
+"""A loss increase that is no number counts as so many times the largest that is one."""
 
 
 class Allocation:
@@ -71,21 +71,21 @@ class Allocation:
                     f"of the formats in every layer it is {_turned(goal, least):.4g}."
                 )
 
-    def solve(self, damages: Damages) -> Config | None:
-        """The configuration of least total damage within the limits.
+    def solve(self, loss_increases: LossIncreases) -> Config | None:
+        """The configuration of least total loss increase within the limits.
 
         Args:
-            damages: of each choice and option alone; they are taken to add up.
-        Returns: None where nothing keeps within all limits, or no damage is a number.
+            loss_increases: of each choice and option alone; they are taken to add up.
+        Returns: None where nothing keeps within all limits, or no loss increase is a number.
         """
-        known = [damage for damage in damages.values() if math.isfinite(damage)]
+        known = [increase for increase in loss_increases.values() if math.isfinite(increase)]
         if not known or not self._ways:
             return None
         worst = WORST * max(*known, 1e-12)
         worth = np.zeros((len(self._ways), max(map(len, self._ways))))
         for row, ways in zip(worth, self._ways, strict=True):
             for place, way in enumerate(ways):
-                alone = [damages[pair] for pair in way.items()]
+                alone = [loss_increases[pair] for pair in way.items()]
                 row[place] = -sum(x if math.isfinite(x) else worst for x in alone)
         return self._best(worth)
 

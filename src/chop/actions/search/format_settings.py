@@ -13,7 +13,7 @@ from chop.actions.sweep.grid import spread, whole
 from chop.actions.workload import Subject, raise_to_graph
 from chop.errors import ConfigError
 from chop.formats import parse_spelling
-from chop.mixed_precision.candidates import Rule, fields_of, format_options
+from chop.mixed_precision.candidates import Rule, fields_of, format_candidates
 from chop.mixed_precision.problem import METRIC, PrecisionProblem, Score
 from chop.train import Rows
 
@@ -57,7 +57,7 @@ class FormatSettings:
 
     def check_formats(self) -> None:
         """Raises ConfigError where a setting is wrong, before anything is loaded."""
-        format_options(self.formats, self.all_ranges(), self.rule)
+        format_candidates(self.formats, self.all_ranges(), self.rule)
         parse_spelling(self.bias)
         if self.operators is not None:
             check_operators(self.operators)
@@ -101,7 +101,7 @@ class FormatSettings:
     def told(self) -> dict[str, Any]:
         """All of these settings that a result depends on, as plain JSON."""
         return {
-            "formats": list(format_options(self.formats, self.all_ranges(), self.rule)),
+            "formats": list(format_candidates(self.formats, self.all_ranges(), self.rule)),
             "rule": self.rule,
             "operators": self.operators,
             "operands": self.operands,

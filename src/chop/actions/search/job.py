@@ -35,7 +35,7 @@ from chop.search.study import BEST_FOLDER
 from chop.tables import printable
 
 if TYPE_CHECKING:
-    from chop.search.result import Result, Tried
+    from chop.search.result import Result, TrialRecord
     from chop.search.study import Search
 
 SIZES = (*COSTS, "parameters", "size_bytes")
@@ -183,7 +183,7 @@ def _finished(url: str, study: str) -> int:
         engine.dispose()
 
 
-def where_model_is(config: SearchConfig, best: Tried) -> str:
+def where_model_is(config: SearchConfig, best: TrialRecord) -> str:
     """Where the model of the best trial is, for a closing line, if `config.folder` has none; or "".
 
     A worker on another machine saves into a folder of its own, unless it shares this one.

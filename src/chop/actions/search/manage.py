@@ -18,7 +18,7 @@ from chop.actions.interrupt import told_when_interrupted
 from chop.actions.search.job import Job, SearchConfig, find_job, rebuild, run_job
 from chop.errors import ConfigError, did_you_mean
 from chop.files import write_text
-from chop.search import Choice, Goal, Result, SearchSpace, Tried
+from chop.search import Choice, Goal, Result, SearchSpace, TrialRecord
 from chop.search.importance import importances
 from chop.search.ledger import Ledger, studies
 from chop.search.location import FILE_NAME, MEMORY, storage_file, storage_url
@@ -81,7 +81,7 @@ def read_ledger(storage: str, name: str | None = None) -> tuple[dict[str, Any], 
                 "goals": tuple(Goal(*goal) for goal in begun["goals"]),
                 "url": url,
                 "job": document.get("job"),
-                "trials": ledger.tried,
+                "trials": ledger.records,
             }
     finally:
         engine.dispose()
@@ -276,7 +276,7 @@ def _find_study(names: list[str], name: str | None) -> str:
     return name or names[0]
 
 
-def _choose(result: Result, number: int | None) -> Tried:
+def _choose(result: Result, number: int | None) -> TrialRecord:
     if number is None:
         if result.best is None:
             raise ConfigError("no trial keeps within the budgets: name one with --trial.")
@@ -287,7 +287,7 @@ def _choose(result: Result, number: int | None) -> Tried:
     return found
 
 
-def _trial_row(trial: Tried, result: Result) -> dict[str, Any]:
+def _trial_row(trial: TrialRecord, result: Result) -> dict[str, Any]:
     return {
         "trial": trial.number,
         **{goal.name: f"{trial.values[goal.name]:.6g}" for goal in result.goals},

@@ -24,7 +24,7 @@ from chop.nas.architecture import SQUARE_LAYERS, Architectures
 from chop.nas.compression import Compression, Mode
 from chop.nas.proxies import PROXIES, best_share, zero_cost_score
 from chop.nas.training import TrainedMeasure, split_rows
-from chop.search import Config, Goal, Result, Search, SearchSpace, Tried
+from chop.search import Config, Goal, Result, Search, SearchSpace, TrialRecord
 from chop.train import Rows, evaluate
 from chop.train.tasks import IGNORED
 
@@ -278,7 +278,7 @@ def _spelt(interval: tuple[float, float]) -> str:
     return f"{interval[0]:.2%} to {interval[1]:.2%}"
 
 
-def _row(search: Search, trial: Tried, count: int) -> dict[str, Any]:
+def _row(search: Search, trial: TrialRecord, count: int) -> dict[str, Any]:
     """A line of the table; `count`: of the validation rows."""
     texts = search.space.folded(trial.config)
     values = search.space.values(texts)
@@ -298,7 +298,7 @@ def _describe(
     config: NasConfig,
     search: Search,
     result: Result,
-    best: Tried,
+    best: TrialRecord,
     subject: Subject,
     validation: int,
 ) -> dict[str, Any]:

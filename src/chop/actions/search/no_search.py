@@ -14,7 +14,7 @@ from chop.actions.search.allocation import Allocation
 from chop.errors import ConfigError
 from chop.files import write_json
 from chop.mixed_precision.costs import COSTS
-from chop.mixed_precision.fisher import Damages, fisher_damages
+from chop.mixed_precision.fisher import LossIncreases, fisher_loss_increases
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.mixed_precision.sensitivity import gradient_rows
 from chop.search import Config, Goal
@@ -31,40 +31,42 @@ LEAST_ROWS = 64
 def no_search(
     problem: PrecisionProblem, train: Any, goals: Sequence[Goal], evaluations: float
 ) -> dict[str, Config]:
-    """The least total damage of all layers within the budgets, as each kind of damage has it.
+    """The least total loss increase of all layers within the budgets, by each prediction of it.
 
-    One damage is predicted: Fisher information times squared rounding errors, by one backward pass
+    One is predicted: Fisher information times squared rounding errors, by one backward pass
     over 256 training rows. The other is measured: the divergence of the answers (of numbers, the
     mean squared change) for each choice and option, everything else float; on all rows of the
     problem or evenly spaced batches of them, as many as `evaluations` have time for.
 
-    Where a cost is an objective there is no one budget: the least damage within the cost of each
-    option everywhere, by the measured damage if there is one.
+    Where a cost is an objective there is no one budget: the least increase within the cost of each
+    option everywhere, by the measured one if there is one.
 
     Args:
         problem: what can be chosen.
         train: labelled rows that gradients are taken on.
         goals: objectives, and budgets, of which those of costs are kept.
         evaluations: how many evaluations of all rows measuring may take.
-    Returns: by the label of a row in tables, the best kind of damage first; where damages or
+    Returns: by the label of a row in tables, the best prediction first; where increases or
         budgets leave nothing, none.
     """
-    damages, budgets = _damages(problem, train, evaluations), _budgets(problem, goals)
-    kinds = list(reversed(damages))[: 1 if len(budgets) > 1 else None]
+    loss_increases, budgets = _loss_increases(problem, train, evaluations), _budgets(problem, goals)
+    kinds = list(reversed(loss_increases))[: 1 if len(budgets) > 1 else None]
     found: dict[str, Config] = {}
     for added, limits in budgets.items():
         allocation = Allocation(problem, limits)
-        solved = {kind: allocation.solve(damages[kind]) for kind in kinds}
+        solved = {kind: allocation.solve(loss_increases[kind]) for kind in kinds}
         for config in filter(None, solved.values()):
             same = ", ".join(kind for kind in kinds if solved[kind] == config)
             found[f"{LABEL} ({same}){added}"] = config
     return found
 
 
-def _damages(problem: PrecisionProblem, train: Any, evaluations: float) -> dict[str, Damages]:
+def _loss_increases(
+    problem: PrecisionProblem, train: Any, evaluations: float
+) -> dict[str, LossIncreases]:
     found = {}
     try:
-        found["Fisher"] = fisher_damages(problem, gradient_rows(problem, train))
+        found["Fisher"] = fisher_loss_increases(problem, gradient_rows(problem, train))
     except ConfigError as error:
         Console().print(f"{LABEL}: without Fisher information: {error}", highlight=False)
     part = problem.evaluator.part(evaluations / len(problem.pairs))
@@ -77,7 +79,7 @@ def _damages(problem: PrecisionProblem, train: Any, evaluations: float) -> dict[
     return found
 
 
-def divergences(problem: PrecisionProblem, rows: Evaluator) -> Damages:
+def divergences(problem: PrecisionProblem, rows: Evaluator) -> LossIncreases:
     """How far each choice and option alone moves the answers: one evaluation for each.
 
     Returns: of classes KL in nats, else the mean squared change.

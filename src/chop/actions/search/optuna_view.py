@@ -17,7 +17,7 @@ from chop.files import replacing
 if TYPE_CHECKING:
     from optuna.storages import InMemoryStorage
 
-    from chop.search.mirror import Mirror
+    from chop.search.optuna_study import InMemoryStudy
 
 FOLLOW_SECONDS = 3.0
 """Between two looks at a search that runs."""
@@ -39,7 +39,7 @@ class Follower:
 
         self.url, self.name = find_storage(storage, name)
         self.memory: InMemoryStorage = InMemoryStorage()
-        self._mirrors: dict[str, Mirror] = {}
+        self._mirrors: dict[str, InMemoryStudy] = {}
 
     def look(self) -> None:
         """Takes over what was begun, reported or finished since.
@@ -50,13 +50,15 @@ class Follower:
         """
         from optuna.pruners import NopPruner
 
-        from chop.search.mirror import Mirror
+        from chop.search.optuna_study import InMemoryStudy
 
         for name in [self.name] if self.name else study_names(self.url):
             noted, ledger = read_ledger(self.url, name)
             if name not in self._mirrors:
                 space, goals = noted["space"], noted["goals"]
-                self._mirrors[name] = Mirror(name, space, goals, "text", NopPruner(), self.memory)
+                self._mirrors[name] = InMemoryStudy(
+                    name, space, goals, "text", NopPruner(), self.memory
+                )
             self._mirrors[name].follow(ledger.rows)
 
     @contextmanager
@@ -132,7 +134,7 @@ def export_study(storage: str, path: Path, name: str | None = None) -> int:
     import optuna
     import sqlalchemy as sa
 
-    from chop.search.mirror import quiet
+    from chop.search.optuna_study import quiet
 
     if path.exists():
         raise ConfigError(f"'{path}' is there already: name a new file.")

@@ -23,7 +23,7 @@ from chop.mixed_precision import PrecisionProblem
 from chop.mixed_precision.problem import SCORES
 from chop.report.layer_maps import plot_layer_map
 from chop.report.plots import Curve, plot_accuracy
-from chop.search import Config, Result, Tried
+from chop.search import Config, Result, TrialRecord
 from chop.train import Metric
 from chop.train.evaluator import Evaluator
 
@@ -230,7 +230,9 @@ def table_row(
     return row
 
 
-def note_of(searched: str, count: int, unseen: Evaluator, front: list[Tried], compared: str) -> str:
+def note_of(
+    searched: str, count: int, unseen: Evaluator, front: list[TrialRecord], compared: str
+) -> str:
     """What stands below the table.
 
     Args:
@@ -254,7 +256,7 @@ def note_of(searched: str, count: int, unseen: Evaluator, front: list[Tried], co
     return " ".join([*parts, compared]).strip()
 
 
-def shown_of(result: Result) -> list[Tried]:
+def shown_of(result: Result) -> list[TrialRecord]:
     """The front, or the nearest where nothing keeps within the budgets."""
     return result.front or result.ranked[:1]
 

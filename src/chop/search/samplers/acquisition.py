@@ -30,7 +30,7 @@ FAR = 6.0
 """Values that lie further behind the best than so many times the median are drawn in."""
 
 
-class Outlook:
+class Posterior:
     """Models of the numbers that matter in this trial.
 
     Args:
@@ -50,28 +50,28 @@ class Outlook:
         self.order = self._ranked(len(self.values))
         self.limits = [self._model(excess) for excess in self.excess]
         self.objective = self._model(self.values, believe=True)
-        values = drawn_in(self.values)
+        values = winsorized(self.values)
         self.best = values[self.feasible].max() if self.feasible.any() else None
         most = max(map(len, coding.places))
         self.absent = np.arange(most) >= np.array(coding.counts)[:, None]
 
-    def merits(self, codes: Codes) -> Array:
+    def acquisition(self, codes: Codes) -> Array:
         """log (expected improvement x probability of keeping to the budgets), (C,).
 
         While nothing keeps to the budgets, the probability alone.
         """
         seen = self.coding.marked(codes)
-        return self._merits([model.predict(seen) for model in self._models()])
+        return self._acquisition([model.predict(seen) for model in self._models()])
 
     def changed(self, code: Codes) -> tuple[Codes, Array]:
-        """The most promising single changes of a configuration (D,): (C, D), and their merits.
+        """The most promising single changes of a configuration (D,): (C, D), and their acquisition.
 
         Of more than `SHORTLIST` the rest is left out by a deviation that is taken to be that of
         the configuration itself.
         """
         models = self._models()
         (active,), (seen,) = self.coding.active(code[None, :]), self.coding.marked(code[None, :])
-        rough = self._merits([(m.around(seen), m.predict(seen[None, :])[1]) for m in models])
+        rough = self._acquisition([(m.around(seen), m.predict(seen[None, :])[1]) for m in models])
         rough[self.absent | ~active[:, None]] = -np.inf
         rough[np.arange(len(code)), code] = -np.inf
         order = np.argsort(-rough, axis=None, kind="stable")[:SHORTLIST]
@@ -79,8 +79,8 @@ class Outlook:
         codes = np.repeat(code[None, :], len(choice), axis=0)
         codes[np.arange(len(choice)), choice] = option
         if self.coding.is_conditional:  # a change may decide which other choices count
-            return codes, self.merits(codes)
-        return codes, self._merits([m.predict_changed(code, choice, option) for m in models])
+            return codes, self.acquisition(codes)
+        return codes, self._acquisition([m.predict_changed(code, choice, option) for m in models])
 
     def filled(self, code: Codes) -> Codes:
         """What does not count in a configuration (D,) at its best option, for when it will."""
@@ -95,7 +95,7 @@ class Outlook:
             return 0
         return len(self.values) - 1 - int(np.where(self.feasible, self.values, -np.inf).argmax())
 
-    def beyond_effects(self) -> Array:
+    def interaction_residuals(self) -> Array:
         """What measured configurations gave more than the sum of their options' effects: (N,)."""
         codes, model = self.coding.marked(self.history.measured), self.objective
         effects = model.worth[np.arange(codes.shape[1]), codes].sum(1)
@@ -104,15 +104,19 @@ class Outlook:
     def _models(self) -> list[Model]:
         return [*self.limits, *([] if self.best is None else [self.objective])]
 
-    def _merits(self, told: Sequence[tuple[Array, Array]]) -> Array:
+    def _acquisition(self, told: Sequence[tuple[Array, Array]]) -> Array:
         """From means and deviations, of the limits first."""
         count = len(self.limits)
-        merits: Any = sum(log_ndtr(-mean / deviation) for mean, deviation in told[:count])
+        acquisition: Any = sum(log_ndtr(-mean / deviation) for mean, deviation in told[:count])
         for mean, deviation in told[count:]:
-            merits = merits + log_improvement((mean - self.best) / deviation) + np.log(deviation)
-        return merits
+            acquisition = (
+                acquisition
+                + log_expected_improvement((mean - self.best) / deviation)
+                + np.log(deviation)
+            )
+        return acquisition
 
-    def planned(self) -> Codes:
+    def additive_optimum(self) -> Codes:
         """What the additive effects alone say is best within the budgets: (1 or 0, D)."""
         limits = [(limit.worth, -limit.constant) for limit in self.limits]
         found = best_sum(self.objective.worth, self.coding.counts, limits)
@@ -139,7 +143,7 @@ class Outlook:
             return exact
         count = last_fit(len(values))
         first = self._kept(count, FITTED)
-        tame = drawn_in if believe else np.asarray
+        tame = winsorized if believe else np.asarray
         logs = settings(measured[first], tame(values[:count])[first], places)
         kept = self._kept(len(values), MOST)
         codes, values = measured[kept], tame(values)[kept]
@@ -207,7 +211,7 @@ def _finite(values: Array) -> Array:
     return np.clip(np.nan_to_num(values, nan=ends[0]), *ends)
 
 
-def drawn_in(values: Array) -> Array:
+def winsorized(values: Array) -> Array:
     """Values with the poorest ones cut off: how bad a collapse is says little about the best."""
     behind = values.max() - values
     if not behind.any():
@@ -215,7 +219,7 @@ def drawn_in(values: Array) -> Array:
     return np.maximum(values, values.max() - FAR * np.median(behind[behind > 0]))
 
 
-def log_improvement(z: Array) -> Array:
+def log_expected_improvement(z: Array) -> Array:
     """log(phi(z) + z Phi(z)), phi and Phi the standard normal density and distribution.
 
     Source: Ament et al., Unexpected Improvements to Expected Improvement, arXiv:2310.20708,

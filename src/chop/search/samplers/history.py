@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chop.search.mirror import BUSY
+from chop.search.optuna_study import CLAIMED_ELSEWHERE
 from chop.search.samplers.surrogate import Array, Codes
-from chop.search.space import Config, SearchSpace, all_active, all_possible, as_it_is
+from chop.search.space import Config, SearchSpace, all_active, always_feasible, as_it_is
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -97,10 +97,11 @@ class Coding:
         known = all(isinstance(i, int) and i >= 0 for i in found)
         return tuple(found) if known else None
 
-    def is_possible(self, code: Code) -> bool:
+    def is_feasible(self, code: Code) -> bool:
         """Whether the combination can be."""
         return (
-            self.space.impossible is all_possible or self.space.obstacle(self.config(code)) is None
+            self.space.impossible is always_feasible
+            or self.space.why_infeasible(self.config(code)) is None
         )
 
     def uniform(self, share: float) -> Code:
@@ -157,7 +158,11 @@ def read_history(study: Study, coding: Coding, number: int) -> History:
     for trial in study._get_trials(deepcopy=False, use_cache=True):
         code = coding.code_of(trial)
         state = trial.state.name
-        if trial.number == number or code is None or trial.user_attrs.get("outcome") == BUSY:
+        if (
+            trial.number == number
+            or code is None
+            or trial.user_attrs.get("outcome") == CLAIMED_ELSEWHERE
+        ):
             found.undecided += state == "RUNNING" and trial.number < number
             continue
         if state == "COMPLETE":

@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial
 from threadpoolctl import ThreadpoolController
 
 from chop.search.joint import JointSampler
-from chop.search.samplers.acquisition import Outlook
+from chop.search.samplers.acquisition import Posterior
 from chop.search.samplers.history import Code, Coding, History, coding_of, read_history
 from chop.search.samplers.surrogate import Codes
 from chop.search.space import Config
@@ -25,7 +25,7 @@ PARENTS = 4
 MUTANTS = 200
 CHANGES = 4
 """Choices that a mutant differs in, at most."""
-STRANGERS = 100
+RANDOM_CANDIDATES = 100
 CLIMBS = 3
 PATIENCE = 10
 """Trials without a better one after which a local optimum is feared; of many choices, as many as
@@ -108,56 +108,62 @@ class _Proposal:
             return list(probes)[ahead]
         if len(self.history.measured) < 2:
             return self._any_free()
-        outlook = Outlook(self.coding, self.history, self.draw)
-        ranked = self._escape(outlook) or self._ranked(outlook)
+        posterior = Posterior(self.coding, self.history, self.draw)
+        ranked = self._escape(posterior) or self._ranked(posterior)
         return ranked[min(ahead, len(ranked) - 1)] if ranked else self._any_free()
 
-    def _escape(self, outlook: Outlook) -> list[Code]:
+    def _escape(self, posterior: Posterior) -> list[Code]:
         """Of every three trials two that leave a local optimum, while nothing has improved.
 
         One is random. The other crosses the best with one of those that gave most beyond their
         options' effects: what options give together is found there.
         """
         turn = len(self.history.taken) % 3
-        if outlook.stale < max(PATIENCE, len(self.coding.counts) / 2) or turn == 2:
+        if posterior.stale < max(PATIENCE, len(self.coding.counts) / 2) or turn == 2:
             return []
-        codes = self._strangers(STRANGERS)
-        merits = np.zeros(len(codes))
+        codes = self._random_candidates(RANDOM_CANDIDATES)
+        acquisition = np.zeros(len(codes))
         if turn == 1:
             measured = self.history.measured
-            odd = measured[np.argsort(-outlook.beyond_effects(), kind="stable")[:PARENTS]]
+            odd = measured[np.argsort(-posterior.interaction_residuals(), kind="stable")[:PARENTS]]
             odd = odd[self.draw.integers(len(odd), size=len(codes))]
             share = self.draw.uniform(LEAST_KEPT, 1.0, (len(codes), 1))
             from_odd = self.draw.random(codes.shape) < share
-            codes = np.where(from_odd, odd, measured[outlook.order[0]])
-            merits = outlook.merits(codes)
-        free = self._best_free(codes, merits, self.history.undecided + 1)
+            codes = np.where(from_odd, odd, measured[posterior.order[0]])
+            acquisition = posterior.acquisition(codes)
+        free = self._best_free(codes, acquisition, self.history.undecided + 1)
         return [tuple(codes[i].tolist()) for i in free]
 
-    def _ranked(self, outlook: Outlook) -> list[Code]:
+    def _ranked(self, posterior: Posterior) -> list[Code]:
         """Free configurations, the most promising first."""
-        codes, merits = self._candidates(outlook)
-        starts = self._best_free(codes, merits, CLIMBS)
-        reached = [self._climb(outlook, codes[i], float(merits[i])) for i in starts]
+        codes, acquisition = self._candidates(posterior)
+        starts = self._best_free(codes, acquisition, CLIMBS)
+        reached = [self._climb(posterior, codes[i], float(acquisition[i])) for i in starts]
         reached.sort(key=lambda pair: -pair[0])
-        more = self._best_free(codes, merits, self.history.undecided + 1)
+        more = self._best_free(codes, acquisition, self.history.undecided + 1)
         found = [*(code for _, code in reached), *(tuple(codes[i].tolist()) for i in more)]
         return list(dict.fromkeys(found))
 
-    def _candidates(self, outlook: Outlook) -> tuple[Codes, np.ndarray]:
-        best = self.history.measured[outlook.order[:PARENTS]]
-        found = [outlook.planned(), self._mutants(best), self._strangers(STRANGERS)]
+    def _candidates(self, posterior: Posterior) -> tuple[Codes, np.ndarray]:
+        best = self.history.measured[posterior.order[:PARENTS]]
+        found = [
+            posterior.additive_optimum(),
+            self._mutants(best),
+            self._random_candidates(RANDOM_CANDIDATES),
+        ]
         codes = np.concatenate(found)
-        near = [outlook.changed(outlook.filled(code)) for code in best]
+        near = [posterior.changed(posterior.filled(code)) for code in best]
         return (
             np.concatenate([codes, *(codes for codes, _ in near)]),
-            np.concatenate([outlook.merits(codes), *(merits for _, merits in near)]),
+            np.concatenate(
+                [posterior.acquisition(codes), *(acquisition for _, acquisition in near)]
+            ),
         )
 
-    def _best_free(self, codes: Codes, merits: np.ndarray, count: int) -> list[int]:
-        """The places of the first few that may be proposed, in the order of their merits."""
+    def _best_free(self, codes: Codes, acquisition: np.ndarray, count: int) -> list[int]:
+        """The places of the first few that may be proposed, in the order of their acquisition."""
         found: dict[Code, int] = {}
-        for i in np.argsort(-merits, kind="stable").tolist():
+        for i in np.argsort(-acquisition, kind="stable").tolist():
             code = tuple(codes[i].tolist())
             if code not in found and self._is_free(code):
                 found[code] = i
@@ -169,34 +175,36 @@ class _Proposal:
         """Some that differ from one of the parents in up to four choices."""
         mutants = parents[self.draw.integers(len(parents), size=MUTANTS)]
         active = self.coding.active(mutants)
-        drawn = self._strangers(MUTANTS)
+        drawn = self._random_candidates(MUTANTS)
         first = np.where(active, self.draw.random(mutants.shape), 2.0).argsort(1).argsort(1)
         changed = first < self.draw.integers(2, CHANGES + 1, (MUTANTS, 1))
         return np.where(changed | ~active, drawn, mutants)
 
-    def _strangers(self, count: int) -> Codes:
+    def _random_candidates(self, count: int) -> Codes:
         return self.draw.integers(self.coding.counts, size=(count, len(self.coding.counts)))
 
-    def _climb(self, outlook: Outlook, start: Codes, merit: float) -> tuple[float, Code]:
+    def _climb(self, posterior: Posterior, start: Codes, value: float) -> tuple[float, Code]:
         """From a candidate by changes that improve it to one that no single change improves.
 
         Each step takes the best single change, or the best 2, 4, 8 ... together.
         """
         code = start
         for _ in range(LONGEST_CLIMB):
-            code = outlook.filled(code)
-            near, merits = outlook.changed(code)
-            better = near[np.argsort(-merits, kind="stable")[: np.count_nonzero(merits > merit)]]
+            code = posterior.filled(code)
+            near, acquisition = posterior.changed(code)
+            better = near[
+                np.argsort(-acquisition, kind="stable")[: np.count_nonzero(acquisition > value)]
+            ]
             if not len(better):
                 break
             joint = self._joined(code, better)
             near = np.concatenate([near, joint])
-            merits = np.concatenate([merits, outlook.merits(joint)])
-            best = self._best_free(near, merits, 1)
-            if not best or merits[best[0]] <= merit:
+            acquisition = np.concatenate([acquisition, posterior.acquisition(joint)])
+            best = self._best_free(near, acquisition, 1)
+            if not best or acquisition[best[0]] <= value:
                 break
-            code, merit = near[best[0]], float(merits[best[0]])
-        return merit, tuple(code.tolist())
+            code, value = near[best[0]], float(acquisition[best[0]])
+        return value, tuple(code.tolist())
 
     def _joined(self, code: Codes, better: Codes) -> Codes:
         """The first 2, 4, 8 ... of single changes (C, D) made together; of a choice, the first."""
@@ -210,11 +218,11 @@ class _Proposal:
 
     def _is_free(self, code: Code) -> bool:
         same = code if self.coding.is_plain else self.coding.code(self.coding.config(code))
-        return same is not None and same not in self.history.taken and self.coding.is_possible(same)
+        return same is not None and same not in self.history.taken and self.coding.is_feasible(same)
 
     def _any_free(self) -> Code:
         """One that was not proposed before; of a space that is used up, one that was."""
-        codes = (tuple(row) for row in self._strangers(STRANGERS).tolist())
+        codes = (tuple(row) for row in self._random_candidates(RANDOM_CANDIDATES).tolist())
         found = next(filter(self._is_free, codes), None)
         if found is None:
             config = self.coding.space.first(lambda config: self._is_free(self._code(config)))

@@ -19,23 +19,23 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from chop.search.ledger import RUNNING, Row
 from chop.search.objective import Goal, objectives_of
-from chop.search.space import Config, SearchSpace, Spelling
+from chop.search.space import Config, ParamEncoding, SearchSpace
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
 
-BUSY = "busy"
+CLAIMED_ELSEWHERE = "busy"
 """Outcome of a trial that another worker has."""
 
 
-class Mirror:
+class InMemoryStudy:
     """A study in memory that follows a ledger.
 
     Args:
         name: of the study.
         space: what may be chosen.
         goals: those without a budget are the study's objectives.
-        spelling: how the sampler wants options spelt.
+        encoding: how the sampler takes options, as text or as index.
         pruner: of the study.
         storage: where the study is made; None makes one of its own.
 
@@ -48,12 +48,12 @@ class Mirror:
         name: str,
         space: SearchSpace,
         goals: tuple[Goal, ...],
-        spelling: Spelling,
+        encoding: ParamEncoding,
         pruner: BasePruner,
         storage: InMemoryStorage | None = None,
     ) -> None:
-        self.space, self.spelling = space, spelling
-        self.distributions = space.distributions(spelling)
+        self.space, self.encoding = space, encoding
+        self.distributions = space.distributions(encoding)
         self.storage = InMemoryStorage() if storage is None else storage
         with quiet():
             self.study = optuna.create_study(
@@ -94,7 +94,7 @@ class Mirror:
     def ask(self, config: Config | None = None) -> Trial:
         """A new trial of the sampler's choice, or of a configuration."""
         if config is not None:
-            self.study.enqueue_trial(self.space.to_params(config, self.spelling))
+            self.study.enqueue_trial(self.space.to_params(config, self.encoding))
         return self.study.ask(self.distributions)
 
     def restore(self, trial: Trial, row: Row) -> None:
@@ -139,7 +139,7 @@ class Mirror:
 
     def _end(self, trial_id: int) -> None:
         if not self.storage.get_trial(trial_id).state.is_finished():
-            self.storage.set_trial_user_attr(trial_id, "outcome", BUSY)
+            self.storage.set_trial_user_attr(trial_id, "outcome", CLAIMED_ELSEWHERE)
             self.storage.set_trial_state_values(trial_id, TrialState.FAIL)
 
     def _update(self, row: Row) -> None:
@@ -164,7 +164,7 @@ class Mirror:
             values=noted.get("told"),
             datetime_start=_time(noted.get("start")),
             datetime_complete=_time(noted.get("end")),
-            params=self.space.to_params(noted["config"], self.spelling),
+            params=self.space.to_params(noted["config"], self.encoding),
             distributions=self.distributions,
             user_attrs={"outcome": row.outcome, **user_attrs},
             system_attrs=noted.get("attrs", {}),
@@ -173,7 +173,7 @@ class Mirror:
 
 
 def document_of(trial: FrozenTrial, config: Mapping[str, str]) -> dict[str, Any]:
-    """What a row notes of a trial, for the mirrors of other processes."""
+    """What a row notes of a trial, for the studies in memory of other processes."""
     end = trial.datetime_complete
     noted = {
         "config": dict(config),
