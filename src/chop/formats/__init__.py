@@ -1,7 +1,5 @@
 """WHAT A NUMBER IS: one file per number format; everything else is derived from it."""
 
-from types import ModuleType as _Module
-
 from chop.formats.base import (
     REGISTRY,
     Encoded,
@@ -33,5 +31,38 @@ from chop.formats.scale_integer import ScaleInteger
 from chop.formats.spec import OPERANDS, QuantSpec
 from chop.formats.ternary import Ternary
 
-# Without the modules: `from chop.formats import *` would put that of `float` for the builtin.
-__all__ = [name for name, x in globals().items() if name[0] != "_" and not isinstance(x, _Module)]
+__all__ = [
+    "MXFP",
+    "NVFP4",
+    "OPERANDS",
+    "REGISTRY",
+    "Binary",
+    "BinaryResidual",
+    "BlockFP",
+    "BlockLog",
+    "BlockMinifloat",
+    "Encoded",
+    "Float",
+    "Gradient",
+    "Integer",
+    "LearnableFormat",
+    "Log",
+    "MXInt",
+    "MinifloatDenorm",
+    "MinifloatIEEE",
+    "NumberFormat",
+    "QuantSpec",
+    "Quantizer",
+    "ScaleInteger",
+    "StandIn",
+    "Ternary",
+    "even_sample",
+    "formats",
+    "from_key",
+    "get_format",
+    "learnt_fake_quantize",
+    "parse_format",
+    "parse_spelling",
+    "spelling",
+    "starting_scales",
+]

@@ -73,7 +73,9 @@ def example_inputs(model: CapturedModule) -> dict[str, Any]:
         is_tensor = isinstance(spec, TensorSpec)
         return spec.dummy(generator).to(parameter.device) if is_tensor else spec
 
-    return map_specs(draw, model.record.example_inputs, lambda _, named: SimpleNamespace(**named))
+    specs = model.record.example_inputs
+    inputs: dict[str, Any] = map_specs(draw, specs, lambda _, named: SimpleNamespace(**named))
+    return inputs
 
 
 def noted_inputs(model: CapturedModule) -> dict[str, Any]:

@@ -176,7 +176,7 @@ class MaseGraph:
         Raises:
             GraphError: there is none.
         """
-        for node in self._model.graph.nodes:
+        for node in self.nodes:
             if node.name == name:
                 return node
         names = [node.name for node in self.nodes]

@@ -14,3 +14,24 @@ from chop.ir.ops.table import (
     register,
     unregister,
 )
+
+__all__ = [
+    "OPS",
+    "STANDARD_MODULES",
+    "TABLE",
+    "Arguments",
+    "BlockedError",
+    "Call",
+    "Followed",
+    "Kind",
+    "Operator",
+    "Place",
+    "Weight",
+    "module_of_node",
+    "of_called",
+    "of_function",
+    "of_module",
+    "of_node",
+    "register",
+    "unregister",
+]

@@ -11,7 +11,7 @@ from torch import nn
 
 from chop.ir.ops.dimensions import DimensionRule
 from chop.ir.ops.flops import Flops
-from chop.nn import quantized as q
+from chop.nn.quantized import QuantizedOperator
 
 Arguments = Mapping[str, str | None]
 """A function's first parameters by name, in order, and the operand that each is (or None)."""
@@ -92,9 +92,9 @@ class Operator:
     modules: tuple[type[nn.Module], ...] = ()
     functions: tuple[Callable[..., Any], ...] = ()
     methods: tuple[str, ...] = ()
-    quantized: type[q.QuantizedOperator] | None = None
+    quantized: type[QuantizedOperator] | None = None
     arguments: Arguments = field(default_factory=dict)
-    twin: type[q.QuantizedOperator] | None = None
+    twin: type[QuantizedOperator] | None = None
     fallback: Mapping[str, str] = field(default_factory=dict)
     kind: Kind = Kind.OTHER
     weight: Weight | None = None

@@ -98,7 +98,7 @@ class AllowList:
     """
 
     def __init__(self, extra: Iterable[Any] = ()) -> None:
-        self._extra = {reference_of(thing): thing for thing in extra}
+        self._extra: dict[str, Any] = {reference_of(thing): thing for thing in extra}
         self._imports: set[str] = set()
 
     def own(self, reference: str) -> Any:
@@ -112,7 +112,8 @@ class AllowList:
             CheckpointError: it is not on the list.
         """
         if reference in self._extra:
-            return self._extra[reference]
+            given: Callable[..., Any] = self._extra[reference]
+            return given
         owner = self._extra.get(reference.removesuffix(".apply"))
         if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
             return AutogradCall(owner)
@@ -201,7 +202,8 @@ class AllowList:
                 f"the checkpoint contains a module of class '{reference}', which is not on the "
                 f"list of classes; {way}."
             )
-        return found
+        module_class: type[nn.Module] = found
+        return module_class
 
     def imported(
         self, homes: re.Pattern[str], reference: str, fits: Callable[[Any], bool]
@@ -293,7 +295,7 @@ def _operator_overload(reference: str) -> Callable[..., Any] | None:
     if home != "torch.ops" or not OPERATOR_NAMESPACES.fullmatch(name):
         return None
     try:
-        overload = operator.attrgetter(name)(torch.ops)
+        overload: Any = operator.attrgetter(name)(torch.ops)
     except AttributeError:
         return None
     base = name.split(".")[1]
@@ -301,7 +303,8 @@ def _operator_overload(reference: str) -> Callable[..., Any] | None:
     takes_storage = any(kind in ("Storage", "str", "t") for kind in types)
     if base in REFUSED_METHODS | REFUSED_OPERATORS or (takes_storage and "chop." not in name):
         return None
-    return overload
+    call: Callable[..., Any] = overload
+    return call
 
 
 @cache
@@ -322,7 +325,7 @@ def _is_module_class(value: Any) -> bool:
 
 
 def _is_output_class(value: Any) -> bool:
-    from transformers.utils import ModelOutput
+    from transformers.utils.generic import ModelOutput
 
     return isinstance(value, type) and issubclass(value, ModelOutput)
 

@@ -116,7 +116,8 @@ def _class_of(reference: str, model_type: str | None, allowed: AllowList) -> typ
         return PretrainedConfig
     if not _is_record_class(found):
         raise CheckpointError(f"'{reference}' is no class of configurations.")
-    return found
+    config_class: type = found
+    return config_class
 
 
 def _is_record_class(value: Any) -> bool:

@@ -72,7 +72,7 @@ def read_metadata(nodes: Iterable[fx.Node], provenance: list[Provenance], path: 
 
 def _parse(path: Path) -> dict[str, Any]:
     try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"'{path}' cannot be read: {error.strerror}.") from None
     except ValueError as error:

@@ -165,7 +165,7 @@ class _Counted(TorchDispatchMode):
     """Stops after a number of operators, and before one that returns countless tensors."""
 
     def __init__(self, limit: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._left = limit
 
     def __torch_dispatch__(
