@@ -34,7 +34,7 @@ import torch
 
 from chop.bench import Interval, paired_ratio
 from chop.bench.environment import environment
-from chop.bench.record import spelt_seconds
+from chop.bench.record import format_seconds
 from chop.files import write_text
 from chop.tables import markdown_table
 
@@ -188,8 +188,8 @@ def row_of(measured: Measured, limit: float) -> dict[str, str]:
     ]
     return {
         "case": measured.case,
-        "before": spelt_seconds(median[0]) or "-",
-        "after": spelt_seconds(median[1]) or "-",
+        "before": format_seconds(median[0]) or "-",
+        "after": format_seconds(median[1]) or "-",
         "after / before": f"{ratio.median:.3f}" if has_any else "-",
         "99 % interval": f"{ratio.low:.3f} to {ratio.high:.3f}" if has_any else "-",
         "pairs": str(len(measured.before)),

@@ -75,7 +75,7 @@ FORMATS: list[NumberFormat] = [
 ROWS = [(Float(), ALL), *((fmt, ALL) for fmt in FORMATS), (Binary(), NOT_SATURATING)]
 
 
-class Subject:
+class Workload:
     """The trained model as a graph, its rows, and how it is trained further."""
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -130,19 +130,19 @@ def weight_sqnr_db(mg: MaseGraph) -> float:
 
 
 def row_of(
-    subject: Subject, number_format: NumberFormat, layers: str, seeds: int
+    workload: Workload, number_format: NumberFormat, layers: str, seeds: int
 ) -> dict[str, Any]:
     """One line of the table."""
-    mg = subject.rounded(number_format, layers)
-    before = subject.accuracy(mg)
-    after = [subject.trained(mg, seed) for seed in range(seeds)]
+    mg = workload.rounded(number_format, layers)
+    before = workload.accuracy(mg)
+    after = [workload.trained(mg, seed) for seed in range(seeds)]
     mean = statistics.mean(after)
     return {
         "format": number_format.label,
         "layers": "all 14" if layers == ALL else "8, none before softmax or logits",
         "bits": f"{number_format.bits():g}",
         "SQNR of weights (dB)": f"{weight_sqnr_db(mg):.1f}",
-        "gradient, first / last": f"{subject.gradient(mg):.1g}",
+        "gradient, first / last": f"{workload.gradient(mg):.1g}",
         "PTQ (%)": f"{before:.1f}",
         "QAT (%)": f"{mean:.1f} ({min(after):.1f} to {max(after):.1f})",
         "gain": f"{mean - before:+.1f}",
@@ -160,11 +160,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="formats whose text this expression matches")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    subject = Subject(args)
+    workload = Workload(args)
     rows = []
     chosen = [(fmt, layers) for fmt, layers in ROWS if re.match(args.only, fmt.label)]
     for number_format, layers in chosen:
-        rows.append(row_of(subject, number_format, layers, args.seeds))
+        rows.append(row_of(workload, number_format, layers, args.seeds))
         print(rows[-1], flush=True)
     print(markdown_table(rows))
 

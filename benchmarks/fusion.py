@@ -17,7 +17,7 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.bench import Variant, compare
-from chop.bench.record import spelt_ratio, spelt_seconds
+from chop.bench.record import format_ratio, format_seconds
 from chop.models import get_model
 from chop.tables import print_table
 
@@ -132,9 +132,9 @@ def _row(name, what, before, after, seconds, outputs=True):
     return {
         "case": name,
         "fused": what,
-        "before": spelt_seconds(found["before"].seconds),
-        "after": spelt_seconds(found["after"].seconds),
-        "times as fast": spelt_ratio(found["after"].ratio),
+        "before": format_seconds(found["before"].seconds),
+        "after": format_seconds(found["after"].seconds),
+        "times as fast": format_ratio(found["after"].ratio),
         "largest difference": found["after"].largest_difference,
     }
 

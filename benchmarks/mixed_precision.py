@@ -24,7 +24,7 @@ from torch import nn
 from chop.actions.search.format_settings import spread_evenly
 from chop.actions.search.no_search import SHARE, no_search, uniforms_within
 from chop.actions.sweep.record import write_table
-from chop.actions.workload import Subject, raise_to_graph
+from chop.actions.workload import Workload, raise_to_graph
 from chop.data import get_tokenized_dataset
 from chop.mixed_precision import PrecisionProblem
 from chop.models import load_model
@@ -35,23 +35,23 @@ from chop.train.evaluator import Evaluator, kl_divergence
 TRIALS = (40, 100)
 
 
-def reviews(args: argparse.Namespace) -> Subject:
+def reviews(args: argparse.Namespace) -> Workload:
     """BERT-tiny and IMDb, 256 tokens."""
     folder = args.data / "bert-tiny-imdb"
     model = load_model(folder, num_labels=2).eval()
     splits = get_tokenized_dataset(args.data / "imdb", folder, max_length=256, limit=args.rows)
     rows = read_rows(splits["train"]), read_rows(splits["test"])
-    return Subject(model, "bert-tiny-imdb", "IMDb", *rows, torch.device("cpu"), 1, 1e-4)
+    return Workload(model, "bert-tiny-imdb", "IMDb", *rows, torch.device("cpu"), 1, 1e-4)
 
 
-def photographs(args: argparse.Namespace) -> Subject:
+def photographs(args: argparse.Namespace) -> Workload:
     """ResNet-20 and CIFAR-10."""
     model = ResNet20().eval()
     model.load_state_dict(load_file(args.data / "resnet-cifar10" / "resnet20.safetensors"))
     folder = args.data / "cifar10-jpeg"
     train = read_pictures(folder / "train10k.parquet", args.rows)
     test = read_pictures(folder / "test.parquet", args.rows)
-    return Subject(model, "ResNet-20", "CIFAR-10", train, test, torch.device("cpu"), 1, 1e-3)
+    return Workload(model, "ResNet-20", "CIFAR-10", train, test, torch.device("cpu"), 1, 1e-3)
 
 
 class Deep(nn.Module):
@@ -70,7 +70,7 @@ class Deep(nn.Module):
         return self.last(x)
 
 
-def deep(args: argparse.Namespace) -> Subject:
+def deep(args: argparse.Namespace) -> Workload:
     """48 layers and digits, trained here for 15 epochs."""
     splits = {name: read_rows(rows) for name, rows in default_dataset("mlp").items()}
     rows = {
@@ -80,10 +80,10 @@ def deep(args: argparse.Namespace) -> Subject:
     torch.manual_seed(0)
     model = Deep()
     fit(model, rows["train"], epochs=15, lr=3e-3)
-    return Subject.of(model, rows["train"], rows["test"], name="48 layers", dataset="digits")
+    return Workload.of(model, rows["train"], rows["test"], name="48 layers", dataset="digits")
 
 
-MODELS: dict[str, Callable[[argparse.Namespace], Subject]] = {
+MODELS: dict[str, Callable[[argparse.Namespace], Workload]] = {
     "bert-tiny-imdb": reviews,
     "resnet20": photographs,
     "deep": deep,
@@ -92,17 +92,17 @@ MODELS: dict[str, Callable[[argparse.Namespace], Subject]] = {
 
 def run(name: str, args: argparse.Namespace) -> None:
     """The searches of one model, and its table."""
-    subject, widths = MODELS[name](args), tuple(map(int, args.widths.split(",")))
+    workload, widths = MODELS[name](args), tuple(map(int, args.widths.split(",")))
     out = args.out / name
     problem = PrecisionProblem(
-        raise_to_graph(subject),
-        subject.train,
-        spread_evenly(subject.train, args.search_rows),
+        raise_to_graph(workload),
+        workload.train,
+        spread_evenly(workload.train, args.search_rows),
         ranges={"width": widths},
         operands=tuple(args.operands.split(",")),
         per=args.per,
     )
-    unseen = Evaluator(problem.layers.mg.model, subject.test)
+    unseen = Evaluator(problem.layers.mg.model, workload.test)
     reference = unseen.of(problem.model(None)).logits()
 
     def row(label: str, config: Config | None) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def run(name: str, args: argparse.Namespace) -> None:
         goals = [Goal(args.goal, "minimize"), Goal("bits", "minimize", budget)]
         if args.cap_inputs:
             goals.append(Goal("activation_bits", "minimize", budget))
-        given = no_search(problem, subject.train, goals, SHARE * max(TRIALS))
+        given = no_search(problem, workload.train, goals, SHARE * max(TRIALS))
         within = uniforms_within(problem, goals).values()
         rows += [row(f"at most {budget:g}, {label}", config) for label, config in given.items()]
         first = rows[-len(given)]
@@ -142,7 +142,7 @@ def run(name: str, args: argparse.Namespace) -> None:
                     _compare(rows[-1], first)
     for each in rows:
         del each["right"]
-    write_table(out, f"{subject.name} on {subject.dataset}, {len(subject.test)} test rows", rows)
+    write_table(out, f"{workload.name} on {workload.dataset}, {len(workload.test)} test rows", rows)
 
 
 def _kl(problem: PrecisionProblem, config: Config | None) -> float:

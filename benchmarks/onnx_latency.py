@@ -18,7 +18,7 @@ import torch
 
 from chop import MaseGraph, passes
 from chop.bench import Variant, compare
-from chop.bench.record import spelt_ratio, spelt_seconds
+from chop.bench.record import format_ratio, format_seconds
 from chop.formats import Integer, QuantSpec, ScaleInteger
 from chop.models import get_model
 from chop.tables import print_table
@@ -113,9 +113,9 @@ def _rows(name: str, folder: Path, seconds: float) -> list[dict[str, object]]:
         rows.append(
             {
                 "model": f"{name}, {' x '.join(map(str, shape))}",
-                **{each.name: spelt_seconds(each.seconds) for each in found},
-                "int8 / torch float": spelt_ratio(found["ONNX int8"].ratio),
-                "int8 / ONNX float": spelt_ratio(direct["ONNX int8"].ratio),
+                **{each.name: format_seconds(each.seconds) for each in found},
+                "int8 / torch float": format_ratio(found["ONNX int8"].ratio),
+                "int8 / ONNX float": format_ratio(direct["ONNX int8"].ratio),
                 "integer products": _integer_share(paths["int8"]),
                 "MB": " / ".join(f"{paths[k].stat().st_size / 1e6:.2f}" for k in paths),
                 "int8 - chop": f"{off:.1e}",

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
 from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
-from chop.actions.workload import Subject
+from chop.actions.workload import Workload
 from chop.train import Rows
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -109,15 +109,15 @@ def main() -> None:
     train = read_pictures(pictures / "train10k.parquet", args.train_limit)
     test = read_pictures(pictures / "test.parquet", args.limit)
     here = torch.device("cpu")
-    subject = Subject(model, "ResNet-20", "CIFAR-10", train, test, here, 1, TUNING_LR)
+    workload = Workload(model, "ResNet-20", "CIFAR-10", train, test, here, 1, TUNING_LR)
     widths = QuantizeSweepConfig(
         out=args.out / "quantize", widths=args.widths, frac=args.frac, qat_epochs=args.epochs
     )
-    quantize_sweep(widths, subject)
+    quantize_sweep(widths, workload)
     shares = PruneSweepConfig(
         out=args.out / "prune", sparsity=args.sparsity, finetune_epochs=args.epochs
     )
-    prune_sweep(shares, subject)
+    prune_sweep(shares, workload)
 
 
 if __name__ == "__main__":

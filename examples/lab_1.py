@@ -16,7 +16,7 @@ from chop import MaseGraph, passes
 from chop.actions.ptq import quantize_after_training
 from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
 from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
-from chop.actions.workload import load_subject, raise_to_graph
+from chop.actions.workload import load_workload, raise_to_graph
 from chop.formats import Integer
 from chop.train import evaluate
 
@@ -52,26 +52,26 @@ def main():
         methods=("l1-norm", "random"),
         finetune_epochs=epochs,
     )
-    subject = load_subject(widths)
-    by_width = quantize_sweep(widths, subject)
-    by_sparsity = prune_sweep(shares, subject)
+    workload = load_workload(widths)
+    by_width = quantize_sweep(widths, workload)
+    by_sparsity = prune_sweep(shares, workload)
 
     narrow = best(by_width, "PTQ", lambda row: -row["width"])
     sparse = best(by_sparsity, "pruned", lambda row: row["sparsity"])
     print(f"narrowest within a point: {narrow['width']}.{narrow['frac_width']}")
     print(f"sparsest within a point: {sparse['method']} {sparse['sparsity']}")
 
-    mg = raise_to_graph(subject)
+    mg = raise_to_graph(workload)
     mg, _ = passes.prune_transform_pass(
         mg, {"weight": {"method": sparse["method"], "sparsity": sparse["sparsity"]}}
     )
     number_format = Integer(narrow["width"], narrow["frac_width"])
     mg = quantize_after_training(
-        mg, number_format, widths.operators, subject, widths.calibration_rows
+        mg, number_format, widths.operators, workload, widths.calibration_rows
     )
     mg.export(args.out / "both")
     reloaded = MaseGraph.from_checkpoint(args.out / "both")
-    accuracy = evaluate(reloaded.model, subject.test)
+    accuracy = evaluate(reloaded.model, workload.test)
     print(f"both together: {accuracy:.2%} against {narrow['float']:.2%} float; {args.out}")
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from chop.actions.search.compare import compare_searches
 from chop.actions.search.nas import PASS_ARGS
 from chop.actions.sweep.record import write_table
-from chop.actions.workload import SubjectConfig, fingerprint_of_rows, load_subject
+from chop.actions.workload import WorkloadConfig, fingerprint_of_rows, load_workload
 from chop.nas.architecture import Architectures
 from chop.nas.compression import Compression
 from chop.nas.training import TrainedMeasure, split_rows
@@ -42,15 +42,15 @@ MODES = ("none", "compress", "compress-train")
 class Lab:
     """Architectures of a model, each measured once, whichever search asks."""
 
-    def __init__(self, subject, args):
-        base = subject.model.config
+    def __init__(self, workload, args):
+        base = workload.model.config
         fields = {
             name: sorted({max(1, round(part * getattr(base, name))) for part in parts})
             for name, parts in SIZES.items()
         }
-        self.found = Architectures(subject.model, fields, square_layers={})
-        self.subject, self.args = subject, args
-        self.train, self.validation = split_rows(subject.train)
+        self.found = Architectures(workload.model, fields, square_layers={})
+        self.workload, self.args = workload, args
+        self.train, self.validation = split_rows(workload.train)
         self.training = {"epochs": args.epochs, "lr": args.lr, "batch_size": 64, "seed": 0}
         self.journal = Journal(args.out / "measured.jsonl")
 
@@ -125,8 +125,8 @@ def main():
     if args.quick:
         args.trials, args.mode_trials, args.seeds, args.epochs = 3, 2, 1, 1
 
-    subject = load_subject(
-        SubjectConfig(
+    workload = load_workload(
+        WorkloadConfig(
             model=args.model,
             dataset=args.dataset,
             max_length=args.max_length,
@@ -134,9 +134,9 @@ def main():
             out=args.out,
         )
     )
-    lab = Lab(subject, args)
+    lab = Lab(workload, args)
     print(f"{lab.found.num_distinct()} different architectures")
-    title = f"{subject.name} on {subject.dataset}"
+    title = f"{workload.name} on {workload.dataset}"
     every = [(sampler, seed) for sampler in SAMPLERS for seed in range(args.seeds)]
     for sampler, seed in every:
         lab.search(sampler, seed)
@@ -169,7 +169,7 @@ def report(lab, mode, best):
         "parameters": round(numbers["parameters"]),
         "size (bytes)": round(numbers["size_bytes"]),
         "validation": best.values["accuracy"],
-        "test": evaluate(measure.last, lab.subject.test),
+        "test": evaluate(measure.last, lab.workload.test),
     }
 
 

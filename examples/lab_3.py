@@ -15,7 +15,7 @@ import json
 from pathlib import Path
 
 from chop.actions.sweep.record import write_figure, write_table
-from chop.actions.workload import SubjectConfig, load_subject, raise_to_graph
+from chop.actions.workload import WorkloadConfig, load_workload, raise_to_graph
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.nas.training import split_rows
 from chop.report.search_plots import plot_best_so_far
@@ -60,8 +60,8 @@ def main():
     if args.quick:
         args.trials, args.seeds = 6, 1
 
-    subject = load_subject(
-        SubjectConfig(
+    workload = load_workload(
+        WorkloadConfig(
             model=args.model,
             dataset=args.dataset,
             max_length=args.max_length,
@@ -69,24 +69,24 @@ def main():
             out=args.out,
         )
     )
-    unseen, rows = split_rows(subject.test, 0.5)
-    mg = raise_to_graph(subject)
-    found = {label: search_format(mg, subject, rows, label, args) for label in FORMATS}
-    draw(args.out / "integer", found, ["integer"], subject, rows)
-    draw(args.out / "formats", found, list(FORMATS), subject, rows)
-    float_accuracy = evaluate(subject.model, unseen)
-    table = [report(*found[label], label, subject, unseen, float_accuracy) for label in FORMATS]
-    write_table(args.out, f"{subject.name}: the best of each format, on unseen rows", table)
+    unseen, rows = split_rows(workload.test, 0.5)
+    mg = raise_to_graph(workload)
+    found = {label: search_format(mg, workload, rows, label, args) for label in FORMATS}
+    draw(args.out / "integer", found, ["integer"], workload, rows)
+    draw(args.out / "formats", found, list(FORMATS), workload, rows)
+    float_accuracy = evaluate(workload.model, unseen)
+    table = [report(*found[label], label, workload, unseen, float_accuracy) for label in FORMATS]
+    write_table(args.out, f"{workload.name}: the best of each format, on unseen rows", table)
     best = {label: best_of(results).config for label, (_, results) in found.items()}
     (args.out / "best.json").write_text(json.dumps(best, indent=2))
 
 
-def search_format(mg, subject, rows, label, args):
+def search_format(mg, workload, rows, label, args):
     """The problem of a format, and one result per seed."""
     name, ranges = FORMATS[label]
     formats = (name, "float") if label in BINARY else (name,)
     problem = PrecisionProblem(
-        mg, subject.train, rows, formats=formats, ranges=ranges, bias="float"
+        mg, workload.train, rows, formats=formats, ranges=ranges, bias="float"
     )
     results = []
     for seed in range(args.seeds):
@@ -110,15 +110,15 @@ def search_format(mg, subject, rows, label, args):
     return problem, results
 
 
-def draw(path, found, labels, subject, rows):
+def draw(path, found, labels, workload, rows):
     """Best accuracy so far against trials."""
     write_figure(
         path,
         plot_best_so_far,
         {label: [result.best_so_far() for result in found[label][1]] for label in labels},
         ylabel="best accuracy so far",
-        title=f"{subject.name}: formats chosen layer by layer",
-        baselines={"float": evaluate(subject.model, rows)},
+        title=f"{workload.name}: formats chosen layer by layer",
+        baselines={"float": evaluate(workload.model, rows)},
     )
 
 
@@ -128,12 +128,12 @@ def best_of(results):
     return max(trials, key=lambda trial: (trial.values["accuracy"], -trial.values["loss"]))
 
 
-def report(problem, results, label, subject, unseen, float_accuracy):
+def report(problem, results, label, workload, unseen, float_accuracy):
     """The best of a format on rows that no trial saw, and trained for an epoch with rounding."""
     best = best_of(results)
     mg = problem.graph(best.config)
     after_search = evaluate(mg.model, unseen)
-    fit(mg.model, subject.train, epochs=1, lr=subject.tuning_lr / 3)
+    fit(mg.model, workload.train, epochs=1, lr=workload.tuning_lr / 3)
     return {
         "format": label,
         "bits": best.values["bits"],

@@ -19,7 +19,7 @@ import torch
 from chop import MaseGraph, passes
 from chop.actions.bench_results import write_results
 from chop.bench import Variant, compare
-from chop.bench.record import spelt_ratio, spelt_seconds
+from chop.bench.record import format_ratio, format_seconds
 from chop.bench.timing import METHODS
 from chop.models.named import get_model
 from chop.studies.attention import BenchAttentionConfig, bench_attention
@@ -61,9 +61,9 @@ def compare_ways_of_timing(name, args):
                 {
                     "method": method,
                     "run": run + 1,
-                    "eager": spelt_seconds(found["eager"].seconds),
-                    "compiled": spelt_seconds(found["compiled"].seconds),
-                    "times as fast": spelt_ratio(found["compiled"].ratio),
+                    "eager": format_seconds(found["eager"].seconds),
+                    "compiled": format_seconds(found["compiled"].seconds),
+                    "times as fast": format_ratio(found["compiled"].ratio),
                 }
             )
     print_table(f"{name}, batch 16: the same two functions, measured again and again", rows)

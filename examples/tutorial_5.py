@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from chop.actions.search.compare import compare_searches
-from chop.actions.workload import SubjectConfig, load_subject
+from chop.actions.workload import WorkloadConfig, load_workload
 from chop.errors import ConfigError
 from chop.models import load_model
 from chop.nas.architecture import Architectures
@@ -74,8 +74,8 @@ def main():
         args.trials, args.epochs = 2, 1
 
     show_the_space_of_the_course()
-    subject = load_subject(
-        SubjectConfig(
+    workload = load_workload(
+        WorkloadConfig(
             model=args.model,
             dataset=args.dataset,
             max_length=args.max_length,
@@ -84,8 +84,8 @@ def main():
         )
     )
     fields = SMALL if args.model == "vit" else COURSE
-    found = Architectures(subject.model, fields)
-    train, validation = split_rows(subject.train)
+    found = Architectures(workload.model, fields)
+    train, validation = split_rows(workload.train)
     measure = TrainedMeasure(found.build, train, validation, {"epochs": args.epochs})
     results = {}
     for sampler in args.samplers.split(","):
@@ -108,7 +108,7 @@ def main():
         [args.out / sampler for sampler in results],
         labels=list(results),
         out=args.out / "samplers",
-        title=f"{subject.name} on {subject.dataset}",
+        title=f"{workload.name} on {workload.dataset}",
     )
 
     best = max((r.best for r in results.values()), key=lambda trial: trial.values["accuracy"])
@@ -116,13 +116,13 @@ def main():
     print_table(
         "the best architecture, on rows that no trial saw",
         [
-            compressed(measure, best.config, Compression(mode, settings, epochs=3), subject)
+            compressed(measure, best.config, Compression(mode, settings, epochs=3), workload)
             for mode in ("none", "compress", "compress-train")
         ],
     )
 
 
-def compressed(measure, config, compression, subject):
+def compressed(measure, config, compression, workload):
     """One line of the table: an architecture trained, and perhaps compressed."""
     again = TrainedMeasure(
         measure.build, measure.train, measure.validation, measure.training, compression
@@ -132,7 +132,7 @@ def compressed(measure, config, compression, subject):
         "mode": compression.mode,
         "size (bytes)": round(values["size_bytes"]),
         "validation": f"{values['accuracy']:.2%}",
-        "test": f"{evaluate(again.last, subject.test):.2%}",
+        "test": f"{evaluate(again.last, workload.test):.2%}",
     }
 
 

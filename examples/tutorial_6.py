@@ -21,7 +21,7 @@ from torch import nn
 
 from chop import MaseGraph
 from chop.actions.search.format_settings import spread_evenly
-from chop.actions.workload import SubjectConfig, load_subject, raise_to_graph
+from chop.actions.workload import WorkloadConfig, load_workload, raise_to_graph
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.nas.architecture import suggest_by_name
 from chop.nas.training import split_rows
@@ -70,12 +70,12 @@ def config_for(cls, width, frac_width):
     return {f"{operand}_{key}": value for operand in operands for key, value in fields.items()}
 
 
-def search_classes(subject, rows, out, trials):
+def search_classes(workload, rows, out, trials):
     """Plain Optuna over classes: only their names are stored, so that a file can hold the study."""
 
     def objective(trial):
-        model = deepcopy(subject.model)
-        for name, layer in subject.model.named_modules():
+        model = deepcopy(workload.model)
+        for name, layer in workload.model.named_modules():
             if not isinstance(layer, nn.Linear):
                 continue
             cls = suggest_by_name(trial, f"{name}_type", CLASSES)
@@ -106,13 +106,13 @@ def search_classes(subject, rows, out, trials):
     return study
 
 
-def search_formats(subject, out, trials):
+def search_formats(workload, out, trials):
     """Formats of each layer's data and weights, scales derived, 4 bits per weight on average."""
-    mg = raise_to_graph(subject)
+    mg = raise_to_graph(workload)
     problem = PrecisionProblem(
         mg,
-        subject.train,
-        spread_evenly(subject.train, SEARCH_ROWS),
+        workload.train,
+        spread_evenly(workload.train, SEARCH_ROWS),
         formats=FORMATS,
         ranges={"width": WIDTHS},
         per="operand",
@@ -135,8 +135,8 @@ def main():
     args = parser.parse_args()
     trials = 12 if args.quick else args.trials
 
-    subject = load_subject(
-        SubjectConfig(
+    workload = load_workload(
+        WorkloadConfig(
             model=args.model,
             dataset=args.dataset,
             max_length=args.max_length,
@@ -144,28 +144,28 @@ def main():
             out=args.out,
         )
     )
-    _, rows = split_rows(subject.test, 0.5)
-    study = search_classes(subject, rows, args.out, max(6, trials // 5))
+    _, rows = split_rows(workload.test, 0.5)
+    study = search_classes(workload, rows, args.out, max(6, trials // 5))
     taken = [study.best_params[name] for name in study.best_params if name.endswith("_type")]
     print(f"classes, {len(study.trials)} trials: {study.best_value:.2%}, {', '.join(set(taken))}")
 
     # What trials are judged on must not be what the result is judged on: these see no test rows.
-    problem, result = search_formats(subject, args.out, trials)
-    rows_of_table = [row(problem, "float", None, subject.model, subject.test)]
+    problem, result = search_formats(workload, args.out, trials)
+    rows_of_table = [row(problem, "float", None, workload.model, workload.test)]
     for text in ("8.mse", "4.mse", "3.mse"):
         config = problem.uniform(text)
-        rows_of_table.append(row(problem, f"uniform {text}", config, None, subject.test))
+        rows_of_table.append(row(problem, f"uniform {text}", config, None, workload.test))
     if result.best is None:
         print("nothing within the budget yet: give more trials")
         return
-    rows_of_table.append(row(problem, "mixed", result.best.config, None, subject.test))
-    print_table(f"{subject.name}, formats searched on training rows, on test rows", rows_of_table)
+    rows_of_table.append(row(problem, "mixed", result.best.config, None, workload.test))
+    print_table(f"{workload.name}, formats searched on training rows, on test rows", rows_of_table)
     for name, text in result.best.config.items():
         print(f"{name}: {text}")
     mg = problem.graph(result.best.config)
     mg.export(args.out / "mixed")
     reloaded = MaseGraph.from_checkpoint(args.out / "mixed")
-    same = evaluate(reloaded.model, subject.test) == evaluate(mg.model, subject.test)
+    same = evaluate(reloaded.model, workload.test) == evaluate(mg.model, workload.test)
     print(f"saved in {args.out / 'mixed'}.pt; reloaded, it answers the same: {same}")
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from chop import MaseGraph, passes
-from chop.actions.workload import Subject
+from chop.actions.workload import Workload
 from chop.data.points import toy
 from chop.train import Rows, fit, read_rows
 
@@ -75,4 +75,4 @@ def language():
     rows = [{"input_ids": torch.arange(i % 5, i % 5 + 6 + i % 3)} for i in range(60)]
     model = Bigram()
     fit(model, rows, task="causal-lm", epochs=15, lr=3e-2, batch_size=10)
-    return Subject.of(model, rows[:40], rows[40:], task="causal-lm")
+    return Workload.of(model, rows[:40], rows[40:], task="causal-lm")

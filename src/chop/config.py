@@ -91,7 +91,7 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         return {key: convert(item, arguments[1], f"{where}.{key}") for key, item in value.items()}
     if _fits(value, hint, origin):
         return _plain(value, hint)
-    raise ConfigError(f"{where}: expected {_spell(hint)}, got {_describe(value)}.")
+    raise ConfigError(f"{where}: expected {_format(hint)}, got {_describe(value)}.")
 
 
 def load_toml(path: str | Path) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _convert_union(value: Any, members: tuple[Any, ...], hint: Any, where: str) 
             return convert(value, member, where)
         except ConfigError:
             continue
-    raise ConfigError(f"{where}: expected {_spell(hint)}, got {_describe(value)}.")
+    raise ConfigError(f"{where}: expected {_format(hint)}, got {_describe(value)}.")
 
 
 def _fits(value: Any, hint: Any, origin: Any) -> bool:
@@ -199,14 +199,14 @@ def _describe(value: Any) -> str:
     return "nothing (None)" if value is None else f"{value!r} ({type(value).__name__})"
 
 
-def _spell(hint: Any) -> str:
+def _format(hint: Any) -> str:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(_spell(member) for member in arguments)
+        return " or ".join(_format(member) for member in arguments)
     if origin is Literal:
         return " or ".join(repr(choice) for choice in arguments)
     if hint in (None, type(None)):
         return "None"
     if origin in (tuple, list):
-        return f"a list of {_spell(arguments[0])}"
+        return f"a list of {_format(arguments[0])}"
     return getattr(hint, "__name__", str(hint))

@@ -44,7 +44,7 @@ def hub_is_reachable() -> bool:
 
 
 @contextmanager
-def told_when_offline() -> Iterator[None]:
+def offline_errors() -> Iterator[None]:
     """Inside, `datasets` does not try the hub when it cannot be reached.
 
     Its loader takes no such argument, only a setting that is read when it is imported.

@@ -29,6 +29,8 @@ MODULES: dict[str, str] = {
 }
 """Module of version 0.1 -> its path now."""
 NAMES: dict[str, str] = {
+    "chop.actions.subject.Subject": "chop.actions.workload.Workload",
+    "chop.actions.subject.SubjectConfig": "chop.actions.workload.WorkloadConfig",
     "chop.search.PrecisionProblem": "chop.mixed_precision.PrecisionProblem",
     "chop.search.Tried": "chop.search.TrialRecord",
     "chop.search.sensitivity": "chop.mixed_precision.sensitivity",

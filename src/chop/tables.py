@@ -154,18 +154,18 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """
     if not rows:
         return ""
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(map(_spell, row.values()) for row in rows)]
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(map(_format, row.values()) for row in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _spell(value: Any) -> str:
+def _format(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _shown(value: Any) -> str:
-    return "\n".join(map(printable, _spell(value).split("\n")))
+    return "\n".join(map(printable, _format(value).split("\n")))
 
 
 def printable(text: str) -> str:

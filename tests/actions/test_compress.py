@@ -15,7 +15,7 @@ from chop import MaseGraph, passes
 from chop.actions.bench import BenchModelConfig, bench_model
 from chop.actions.compress import CompressConfig, Row, compress, measure
 from chop.actions.doctor import OK, examine
-from chop.actions.workload import SubjectConfig, load_subject, raise_to_graph
+from chop.actions.workload import WorkloadConfig, load_workload, raise_to_graph
 from chop.errors import CheckpointError, ConfigError, UnavailableError, WriteError
 from chop.runs import MANIFEST, read_manifest
 from chop.train import (
@@ -41,11 +41,11 @@ def own_splits():
 
 
 def load_subject_of(config, data):
-    """What `load_subject` makes of a data set, with a model that is no matter."""
+    """What `load_workload` makes of a data set, with a model that is no matter."""
     with pytest.MonkeyPatch.context() as patch:
         loaded = nn.Linear(4, 2), DatasetDict(data), TASKS["classification"]
         patch.setattr("chop.actions.workload.load_checkpoint", lambda config: loaded)
-        return load_subject(config)
+        return load_workload(config)
 
 
 @pytest.fixture(scope="module")
@@ -185,10 +185,10 @@ def quick(out, **settings):
 
 
 def test_formats_are_chosen_without_a_look_at_the_test_rows(tmp_path):
-    subject = load_subject(quick(tmp_path))
+    workload = load_workload(quick(tmp_path))
     honest = compress(quick(tmp_path))
-    wrong = Rows(subject.test.columns, (subject.test.labels + 1) % 10)
-    other = dataclasses.replace(subject, test=wrong)
+    wrong = Rows(workload.test.columns, (workload.test.labels + 1) % 10)
+    other = dataclasses.replace(workload, test=wrong)
     blind = compress(quick(tmp_path), other)
     assert blind["saved"]["format"] == honest["saved"]["format"]
     assert blind["saved"]["validation"] == honest["saved"]["validation"]
@@ -196,22 +196,22 @@ def test_formats_are_chosen_without_a_look_at_the_test_rows(tmp_path):
 
 
 def test_validation_rows_are_in_no_other_split(tmp_path):
-    subject = load_subject(quick(tmp_path))
-    parts = (subject.train, subject.validation, subject.test)
+    workload = load_workload(quick(tmp_path))
+    parts = (workload.train, workload.validation, workload.test)
     pictures = [{x.numpy().tobytes() for x in rows.columns["pixel_values"]} for rows in parts]
     assert [len(rows) for rows in parts] == [1150, 287, 360]
     assert not pictures[1] & pictures[0] and not pictures[1] & pictures[2]
-    limited = load_subject(quick(tmp_path, limit=50))
+    limited = load_workload(quick(tmp_path, limit=50))
     assert [len(rows) for rows in (limited.train, limited.validation, limited.test)] == [50] * 3
-    assert torch.equal(limited.model.fc1.weight, subject.model.fc1.weight)
+    assert torch.equal(limited.model.fc1.weight, workload.model.fc1.weight)
 
 
 def test_a_built_in_model_has_not_been_trained_on_its_validation_rows(tmp_path):
     rows = read_rows(default_dataset("mlp")["train"])
-    subject = load_subject(quick(tmp_path))
-    assert torch.equal(subject.validation.labels, split_rows(rows)[1].labels)
-    seen = evaluate(load_trained("mlp"), subject.validation)
-    assert evaluate(subject.model, subject.validation) < seen == 1.0
+    workload = load_workload(quick(tmp_path))
+    assert torch.equal(workload.validation.labels, split_rows(rows)[1].labels)
+    seen = evaluate(load_trained("mlp"), workload.validation)
+    assert evaluate(workload.model, workload.validation) < seen == 1.0
 
 
 def test_a_split_of_validation_rows_is_taken_as_it_is(own_splits, tmp_path):
@@ -377,11 +377,11 @@ def test_doctor_sees_a_package_that_shadows_chop(tmp_path):
 
 
 def test_pruned_layers_in_float_are_not_counted_as_quantised():
-    subject = load_subject(SubjectConfig(model="mlp"))
-    mg = raise_to_graph(subject)
+    workload = load_workload(WorkloadConfig(model="mlp"))
+    mg = raise_to_graph(workload)
     mg, _ = passes.prune_transform_pass(mg, {"weight": {"sparsity": 0.5}})
-    assert measure(mg, "float", "float", subject).row.quantized == 0
+    assert measure(mg, "float", "float", workload).row.quantized == 0
     one = {"by": "name", "fc1": {"config": {"name": "integer", "width": 8, "frac_width": 4}}}
     mg, _ = passes.quantize_transform_pass(mg, one)
-    row = measure(mg, "PTQ", "integer 8.4", subject).row
+    row = measure(mg, "PTQ", "integer 8.4", workload).row
     assert row.quantized == 1 and 8 < row.bits < 32

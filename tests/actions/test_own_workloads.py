@@ -14,7 +14,7 @@ from chop.actions.compress import CompressConfig, compress
 from chop.actions.compress_results import Row
 from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
 from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
-from chop.actions.workload import Subject
+from chop.actions.workload import Workload
 from chop.errors import ConfigError
 from chop.train import Metric, evaluate, fit
 from tests import workloads
@@ -37,7 +37,7 @@ def line():
 
 def test_the_main_job_on_numbers(line, tmp_path):
     model, train, test = line
-    result = compress(settings(tmp_path), Subject.of(model, train, test, name="line"))
+    result = compress(settings(tmp_path), Workload.of(model, train, test, name="line"))
     rows = {row["format"]: row for row in result["rows"]}
     exact = evaluate(model, test)
     assert rows["float"]["r2"] == pytest.approx(exact) and exact > 0.9
@@ -52,15 +52,15 @@ def test_the_main_job_on_numbers(line, tmp_path):
 
 
 def test_lower_is_better_for_errors(line, tmp_path):
-    subject = Subject.of(*line, metric="mse")
-    result = compress(settings(tmp_path / "strict", max_drop=0.0), subject)
+    workload = Workload.of(*line, metric="mse")
+    result = compress(settings(tmp_path / "strict", max_drop=0.0), workload)
     assert result["saved"] is None
-    result = compress(settings(tmp_path / "loose", max_drop=0.5), subject)
+    result = compress(settings(tmp_path / "loose", max_drop=0.5), workload)
     assert "mse (lower is better):" in (tmp_path / "loose" / "table.md").read_text()
     exact = next(row["validation"] for row in result["rows"] if row["method"] == "float")
     assert result["saved"]["format"] == "integer 8.auto"
     assert exact < result["saved"]["validation"] <= 1.5 * exact
-    one = compress(settings(tmp_path / "asked", metric="mse", max_drop=0.5), Subject.of(*line))
+    one = compress(settings(tmp_path / "asked", metric="mse", max_drop=0.5), Workload.of(*line))
     assert one["rows"] == result["rows"]
 
 
@@ -78,7 +78,7 @@ def test_every_kind_of_rows_gives_the_same_table(tmp_path):
         ),
     }
     tables = [
-        compress(settings(tmp_path / name, keep_best=True), Subject.of(model, *parts))["rows"]
+        compress(settings(tmp_path / name, keep_best=True), Workload.of(model, *parts))["rows"]
         for name, parts in kinds.items()
     ]
     assert tables[0] == tables[1] == tables[2]
@@ -95,9 +95,9 @@ def model_state():
 def test_the_users_model_stays_as_it_is(line, tmp_path):
     model, before = line[0], [p.clone() for p in line[0].parameters()]
     model.train()
-    subject = Subject.of(*line)
-    compress(settings(tmp_path), subject)
-    assert model.training and not subject.model.training
+    workload = Workload.of(*line)
+    compress(settings(tmp_path), workload)
+    assert model.training and not workload.model.training
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
@@ -117,9 +117,9 @@ def test_the_main_job_on_text(language, tmp_path):
 
 
 def test_sweeps_name_the_metric(line, language, tmp_path):
-    subject = Subject.of(*line)
+    workload = Workload.of(*line)
     config = QuantizeSweepConfig(out=tmp_path / "q", widths="2,8", frac="auto", qat_epochs=0)
-    rows = quantize_sweep(config, subject)
+    rows = quantize_sweep(config, workload)
     assert rows[0]["float"] == pytest.approx(evaluate(line[0], line[2]))
     assert rows[-1]["PTQ"] <= 1 and (tmp_path / "q" / "r2.svg").is_file()
     table = list(csv.DictReader((tmp_path / "q" / "table.csv").read_text().splitlines()))
@@ -132,16 +132,16 @@ def test_sweeps_name_the_metric(line, language, tmp_path):
     assert 1 < row["float"] < row["fine-tuned"] and (tmp_path / "p" / "perplexity.png").is_file()
     snip = PruneSweepConfig(out=tmp_path / "s", methods=("snip",), **pruning)
     with pytest.raises(ConfigError, match="snip looks at gradients .* the task is 'regression'"):
-        prune_sweep(snip, subject)
+        prune_sweep(snip, workload)
 
 
 def test_one_training_row_is_one_sentence_where_validation_rows_are_a_share_of_them(line, tmp_path):
     model, (x, y), test = line
-    subject = Subject.of(model, (x[:1], y[:1]), test)
+    workload = Workload.of(model, (x[:1], y[:1]), test)
     told = "got 1 training row, .* at least two, or validation rows of their own"
     with pytest.raises(ConfigError, match=told):
-        compress(settings(tmp_path), subject)
-    two = Subject.of(model, (x[:2], y[:2]), test).with_validation()
+        compress(settings(tmp_path), workload)
+    two = Workload.of(model, (x[:2], y[:2]), test).with_validation()
     assert (len(two.train), len(two.validation)) == (1, 1)
 
 
@@ -161,12 +161,12 @@ def score(predictions, labels):
 )
 def test_a_metric_is_called_what_columns_and_files_can_be_called(line, name, message):
     with pytest.raises(ConfigError, match=f"metric '{name}': .*{message}"):
-        Subject.of(*line, metric=Metric(name, score))
+        Workload.of(*line, metric=Metric(name, score))
 
 
 def test_a_metric_of_ones_own_names_its_column_and_picture(line, tmp_path):
-    subject = Subject.of(*line, metric=Metric("my-score_2", score))
-    rows = compress(settings(tmp_path), subject)["rows"]
+    workload = Workload.of(*line, metric=Metric("my-score_2", score))
+    rows = compress(settings(tmp_path), workload)["rows"]
     assert rows[0]["my-score_2"] == 0.0 and (tmp_path / "my-score_2.svg").is_file()
 
 
@@ -175,7 +175,7 @@ def test_no_format_keeps_an_error_of_zero(tmp_path, capsys):
     x = torch.randn(60, 8)
     with torch.no_grad():
         rows = (x, model(x)[:, 0])
-    compress(settings(tmp_path), Subject.of(model, rows, rows, metric="mse"))
+    compress(settings(tmp_path), Workload.of(model, rows, rows, metric="mse"))
     told = " ".join(capsys.readouterr().out.split())
     assert "No format keeps within 1.00% of float" in told
     assert "where float's mse is 0" in told and "loses 0.00%" not in told

@@ -13,7 +13,7 @@ import torch
 from chop import MaseGraph
 from chop.actions.search.job import rebuild, run_job, settings_of
 from chop.actions.search.nas import JOB, NasConfig, architectures, export, prepare, usual_fields
-from chop.actions.workload import Subject
+from chop.actions.workload import Workload
 from chop.config import parse
 from chop.data import load_dataset
 from chop.errors import ConfigError
@@ -26,12 +26,12 @@ QUICK = {"model": "vit", "fields": FIELDS, "epochs": 1, "trials": 5, "sampler": 
 
 
 @pytest.fixture
-def subject(monkeypatch):
+def workload(monkeypatch):
     """An untrained model: an architecture search needs no weights."""
     data = load_dataset("digits", limit=120)
     rows = read_rows(data["train"]), read_rows(data["test"])
-    found = Subject(load_model("vit"), "vit", "digits", *rows, torch.device("cpu"), 1, 1e-3)
-    monkeypatch.setattr("chop.actions.workload.load_subject", lambda config: found)
+    found = Workload(load_model("vit"), "vit", "digits", *rows, torch.device("cpu"), 1, 1e-3)
+    monkeypatch.setattr("chop.actions.workload.load_workload", lambda config: found)
     return found
 
 
@@ -39,7 +39,7 @@ def config(tmp_path, **settings):
     return parse(NasConfig, {**QUICK, "out": tmp_path, **settings})
 
 
-def test_a_search_is_written_and_goes_on_where_it_was(tmp_path, subject, capsys):
+def test_a_search_is_written_and_goes_on_where_it_was(tmp_path, workload, capsys):
     asked = config(tmp_path)
     result = run_job(JOB, replace(asked, trials=3))
     first = list(result.measured)
@@ -53,9 +53,9 @@ def test_a_search_is_written_and_goes_on_where_it_was(tmp_path, subject, capsys)
     assert noted["different"] == 2 * 2 * (2**4 + 2**8)
     model = MaseGraph.from_checkpoint(tmp_path / "nas" / "best" / best.key / "model").model
     assert sum(p.numel() for p in model.parameters()) == best.values["parameters"]
-    assert noted["test_accuracy"] == evaluate(model, subject.test)
+    assert noted["test_accuracy"] == evaluate(model, workload.test)
     # A fifth of the 120 training rows, and Wilson's formula by hand.
-    assert noted["validation_rows"] == 24 and noted["test_rows"] == len(subject.test) == 120
+    assert noted["validation_rows"] == 24 and noted["test_rows"] == len(workload.test) == 120
     for kind, share in (("validation", best.values["accuracy"]), ("test", noted["test_accuracy"])):
         expected = wilson_by_hand(share, noted[f"{kind}_rows"])
         assert noted[f"{kind}_interval_95"] == pytest.approx(expected, abs=1e-4)
@@ -88,7 +88,7 @@ def wilson_by_hand(share, count):
     return [(middle - half) / (1 + z * z / count), (middle + half) / (1 + z * z / count)]
 
 
-def test_a_best_model_that_a_worker_has_is_named_and_trained_again(tmp_path, subject, capsys):
+def test_a_best_model_that_a_worker_has_is_named_and_trained_again(tmp_path, workload, capsys):
     asked = config(tmp_path / "here", trials=2)
     run_job(JOB, asked)
     capsys.readouterr()
@@ -102,14 +102,14 @@ def test_a_best_model_that_a_worker_has_is_named_and_trained_again(tmp_path, sub
     assert json.loads((tmp_path / "here" / "nas" / "best.json").read_text()) == first
 
 
-def test_a_model_that_was_just_trained_is_the_one_that_is_loaded_later(tmp_path, subject):
-    subject.model.config.problem_type = "single_label_classification"  # transformers sets it
+def test_a_model_that_was_just_trained_is_the_one_that_is_loaded_later(tmp_path, workload):
+    workload.model.config.problem_type = "single_label_classification"  # transformers sets it
     run_job(JOB, config(tmp_path, trials=1))
-    subject.model.config.problem_type = None
+    workload.model.config.problem_type = None
     assert len(run_job(JOB, config(tmp_path, trials=2)).measured) == 2
 
 
-def test_budgets_modes_and_scores(tmp_path, subject):
+def test_budgets_modes_and_scores(tmp_path, workload):
     asked = config(
         tmp_path,
         goals=["accuracy", "size_bytes"],
@@ -128,16 +128,16 @@ def test_budgets_modes_and_scores(tmp_path, subject):
     assert not (tmp_path / "nas" / "best").exists()
 
 
-def test_any_process_can_build_the_same_search(tmp_path, subject):
+def test_any_process_can_build_the_same_search(tmp_path, workload):
     asked = config(tmp_path, proxy="snip")
     job, again = rebuild({"name": "nas", "settings": json.loads(json.dumps(settings_of(asked)))})
     assert job is JOB and prepare(again).space.choices == prepare(asked).space.choices
     chosen = prepare(asked).space.at(0)
     assert prepare(again).measure(chosen, print) == prepare(asked).measure(chosen, print)
-    assert architectures(asked, subject).num_distinct() == 2 * 2 * (2**4 + 2**8)
+    assert architectures(asked, workload).num_distinct() == 2 * 2 * (2**4 + 2**8)
 
 
-def test_what_does_not_fit_is_said_before_the_first_trial(tmp_path, subject):
+def test_what_does_not_fit_is_said_before_the_first_trial(tmp_path, workload):
     for settings, message in [
         ({"fields": {"num_layers": [2]}}, "did you mean 'num_hidden_layers'"),
         ({"goals": ["acuracy"]}, "did you mean 'accuracy'"),
@@ -172,4 +172,4 @@ def test_usual_fields_are_half_and_twice():
 def load_subject_of_mlp():
     data = load_dataset("digits", limit=20)
     rows = read_rows(data["train"]), read_rows(data["test"])
-    return Subject(load_model("mlp"), "mlp", "digits", *rows, torch.device("cpu"), 1, 1e-3)
+    return Workload(load_model("mlp"), "mlp", "digits", *rows, torch.device("cpu"), 1, 1e-3)

@@ -16,7 +16,7 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from chop.actions.workload import SubjectConfig, load_subject
+from chop.actions.workload import WorkloadConfig, load_workload
 from chop.data import get_tokenizer, load_dataset
 from chop.errors import ChopError, ConfigError, UnavailableError
 from chop.models import load_model
@@ -39,7 +39,7 @@ def texts(tmp_path_factory):
 
 
 def config_of(model, data, out, **settings):
-    return SubjectConfig(model=str(model), dataset=str(data), out=out / "out", **settings)
+    return WorkloadConfig(model=str(model), dataset=str(data), out=out / "out", **settings)
 
 
 # --- tokenizers ----------------------------------------------------------------------------------
@@ -48,19 +48,19 @@ def config_of(model, data, out, **settings):
 def test_a_model_folder_without_a_tokenizer_is_refused(texts, tmp_path):
     bert().save_pretrained(tmp_path)
     with pytest.raises(UnavailableError, match="no tokenizer found; .*--tokenizer") as caught:
-        load_subject(config_of(tmp_path, texts, tmp_path))
+        load_workload(config_of(tmp_path, texts, tmp_path))
     assert "\n" not in str(caught.value)
 
 
 def test_the_tokenizer_may_be_elsewhere(texts, tmp_path):
     bert().save_pretrained(tmp_path / "model")
     get_tokenizer("reviews").save_pretrained(tmp_path / "words")
-    apart = load_subject(
+    apart = load_workload(
         config_of(tmp_path / "model", texts, tmp_path, tokenizer=str(tmp_path / "words"))
     )
     get_tokenizer("reviews").save_pretrained(tmp_path / "model")
-    within = load_subject(config_of(tmp_path / "model", texts, tmp_path))
-    ids = [subject.test.columns["input_ids"] for subject in (apart, within)]
+    within = load_workload(config_of(tmp_path / "model", texts, tmp_path))
+    ids = [workload.test.columns["input_ids"] for workload in (apart, within)]
     assert all(torch.equal(a, b) for a, b in zip(*ids, strict=True))
     assert max(int(row.max()) for row in ids[0]) > 100
 
@@ -69,7 +69,7 @@ def test_the_tokenizer_may_be_elsewhere(texts, tmp_path):
 def test_a_tokenizer_of_another_model_is_refused(texts, tmp_path, vocab_size):
     bert(vocab_size).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=f"157 tokens and the model's vocabulary {vocab_size:,}"):
-        load_subject(config_of(tmp_path, texts, tmp_path, tokenizer="reviews"))
+        load_workload(config_of(tmp_path, texts, tmp_path, tokenizer="reviews"))
 
 
 # --- data ----------------------------------------------------------------------------------------
@@ -98,22 +98,22 @@ def test_a_csv_file_whose_labels_are_text(words, tmp_path):
     rows = load_dataset("reviews", limit=20)["train"]
     as_csv(rows, tmp_path / "rows.csv", text="body", label="mood")
     columns = {"text_column": "body", "label_column": "mood"}
-    subject = load_subject(config_of(words, tmp_path / "rows.csv", tmp_path, **columns))
+    workload = load_workload(config_of(words, tmp_path / "rows.csv", tmp_path, **columns))
     tokenizer = get_tokenizer(str(words))
     told = {
         tuple(tokenizer(text)["input_ids"]): label
         for text, label in zip(rows["text"], rows["label"], strict=True)
     }
-    seen = [told[tuple(ids.tolist())] for ids in subject.test.columns["input_ids"]]
-    assert subject.test.labels.tolist() == [1 - label for label in seen] and len(seen) == 4
+    seen = [told[tuple(ids.tolist())] for ids in workload.test.columns["input_ids"]]
+    assert workload.test.labels.tolist() == [1 - label for label in seen] and len(seen) == 4
 
 
 def test_saved_data_sets_are_read_with_or_without_splits(words, tmp_path):
     splits = load_dataset("reviews", limit=20)
     splits.save_to_disk(tmp_path / "splits")
     splits["train"].save_to_disk(tmp_path / "rows")
-    both = load_subject(config_of(words, tmp_path / "splits", tmp_path))
-    one = load_subject(config_of(words, tmp_path / "rows", tmp_path))
+    both = load_workload(config_of(words, tmp_path / "splits", tmp_path))
+    one = load_workload(config_of(words, tmp_path / "rows", tmp_path))
     assert len(both.test) == 20 and len(one.test) == 4
     flipped = [1 - label for label in splits["test"]["label"]]  # as the model numbers them
     assert both.test.labels.tolist() == flipped
@@ -127,8 +127,8 @@ def test_a_head_with_more_classes_than_the_labels_show_stays(tmp_path):
     get_tokenizer("reviews").save_pretrained(tmp_path / "model")
     rows = {"text": ["the cast", "dull", "great", "bad"] * 3, "label": [0, 1, 2, 0] * 3}
     Dataset.from_dict(rows).to_parquet(tmp_path / "train.parquet")
-    subject = load_subject(config_of(tmp_path / "model", tmp_path / "train.parquet", tmp_path))
-    assert torch.equal(subject.model.classifier.weight, model.classifier.weight)
+    workload = load_workload(config_of(tmp_path / "model", tmp_path / "train.parquet", tmp_path))
+    assert torch.equal(workload.model.classifier.weight, model.classifier.weight)
 
 
 def test_a_folder_of_pictures(net, tmp_path):
@@ -141,18 +141,18 @@ def test_a_folder_of_pictures(net, tmp_path):
             folder.mkdir(parents=True, exist_ok=True)
             grey = ((row["pixel_values"][0] + 1) * 8 * 15).byte().numpy()
             Image.fromarray(grey).save(folder / f"{i}.png")
-    subject = load_subject(
+    workload = load_workload(
         config_of(
             f"{net}:Net", tmp_path / "pictures", tmp_path, weights=str(net.with_suffix(".pt"))
         )
     )
     pixels = torch.stack([row["pixel_values"] for row in digits["test"]])
-    read = subject.test.columns["pixel_values"]
+    read = workload.test.columns["pixel_values"]
     order = [(read - (row + 1) * 120 / 255).abs().flatten(1).amax(1).argmin() for row in pixels]
     order = torch.stack(order)
     torch.testing.assert_close(read[order], (pixels + 1) * 120 / 255)
     expected = [int(row["labels"]) for row in digits["test"]]
-    assert subject.test.labels[order].tolist() == expected
+    assert workload.test.labels[order].tolist() == expected
 
 
 # --- models --------------------------------------------------------------------------------------
@@ -293,10 +293,10 @@ def test_a_table_of_numbers_is_a_regression(net, tmp_path):
     Dataset.from_dict({**columns, "price": y}).to_csv(tmp_path / "rows.csv")
     torch.save({"weight": weight, "bias": torch.zeros(1)}, tmp_path / "line.pt")
     settings = {"label_column": "price", "weights": str(tmp_path / "line.pt")}
-    subject = load_subject(config_of(f"{net}:Line", tmp_path / "rows.csv", tmp_path, **settings))
-    assert subject.task.name == "regression" and subject.chance is None
-    assert evaluate(subject.model, subject.test, task=subject.task) == pytest.approx(1.0)
-    mse = load_subject(
+    workload = load_workload(config_of(f"{net}:Line", tmp_path / "rows.csv", tmp_path, **settings))
+    assert workload.task.name == "regression" and workload.chance is None
+    assert evaluate(workload.model, workload.test, task=workload.task) == pytest.approx(1.0)
+    mse = load_workload(
         config_of(f"{net}:Line", tmp_path / "rows.csv", tmp_path, metric="mse", **settings)
     )
     assert mse.task.metric.name == "mse" and not mse.task.metric.higher_is_better
@@ -308,10 +308,10 @@ def test_a_checkpoint_is_fine_tuned_for_numbers(words, tmp_path):
     Dataset.from_dict({"text": rows["text"][:], "label": scores}).to_parquet(
         tmp_path / "train.parquet"
     )
-    subject = load_subject(config_of(words, tmp_path / "train.parquet", tmp_path, train_epochs=1))
-    assert subject.task.name == "regression"
-    assert subject.model.classifier.out_features == 1
-    assert subject.test.labels.dtype == torch.float32 and len(subject.test) == 4
+    workload = load_workload(config_of(words, tmp_path / "train.parquet", tmp_path, train_epochs=1))
+    assert workload.task.name == "regression"
+    assert workload.model.classifier.out_features == 1
+    assert workload.test.labels.dtype == torch.float32 and len(workload.test) == 4
 
 
 def test_texts_without_labels_are_for_language_models(tmp_path):
@@ -323,17 +323,19 @@ def test_texts_without_labels_are_for_language_models(tmp_path):
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
     rows = load_dataset("reviews", limit=12)["train"]
     rows.remove_columns("label").to_parquet(tmp_path / "train.parquet")
-    subject = load_subject(config_of(tmp_path / "model", tmp_path / "train.parquet", tmp_path))
-    assert subject.task.name == "causal-lm"
+    workload = load_workload(config_of(tmp_path / "model", tmp_path / "train.parquet", tmp_path))
+    assert workload.task.name == "causal-lm"
     assert all(
         torch.equal(ids, labels)
-        for ids, labels in zip(subject.test.columns["input_ids"], subject.test.labels, strict=True)
+        for ids, labels in zip(
+            workload.test.columns["input_ids"], workload.test.labels, strict=True
+        )
     )
-    assert 150 < evaluate(subject.model, subject.test, task=subject.task) < 260  # 200 tokens
+    assert 150 < evaluate(workload.model, workload.test, task=workload.task) < 260  # 200 tokens
     labelled = tmp_path / "labelled.parquet"
     rows.to_parquet(labelled)
-    asked = load_subject(config_of(tmp_path / "model", labelled, tmp_path, task="causal-lm"))
-    assert [len(ids) for ids in asked.train.labels] == [len(ids) for ids in subject.train.labels]
+    asked = load_workload(config_of(tmp_path / "model", labelled, tmp_path, task="causal-lm"))
+    assert [len(ids) for ids in asked.train.labels] == [len(ids) for ids in workload.train.labels]
 
 
 def test_words_with_a_label_each(tmp_path):
@@ -344,13 +346,13 @@ def test_words_with_a_label_each(tmp_path):
     rows = {"tokens": [["the", "cast", "zq"], ["dull"]] * 5, "tags": [[0, 1, 2], [1]] * 5}
     Dataset.from_dict(rows).to_parquet(tmp_path / "train.parquet")
     settings = {"label_column": "tags"}
-    subject = load_subject(
+    workload = load_workload(
         config_of(tmp_path / "model", tmp_path / "train.parquet", tmp_path, **settings)
     )
-    assert subject.task.name == "token-classification"
-    told = {tuple(labels.tolist()) for labels in subject.train.labels}
+    assert workload.task.name == "token-classification"
+    told = {tuple(labels.tolist()) for labels in workload.train.labels}
     assert told == {(-100, 0, 1, 2, -100, -100), (-100, 1, -100)}
-    assert 0 <= evaluate(subject.model, subject.test, task=subject.task) <= 1
+    assert 0 <= evaluate(workload.model, workload.test, task=workload.task) <= 1
 
 
 @pytest.mark.parametrize(
@@ -364,7 +366,7 @@ def test_words_with_a_label_each(tmp_path):
 )
 def test_settings_of_tasks_are_checked(settings, message):
     with pytest.raises(ConfigError, match=message):
-        load_subject(SubjectConfig(model="mlp", **settings))
+        load_workload(WorkloadConfig(model="mlp", **settings))
 
 
 @pytest.mark.parametrize(
@@ -383,5 +385,5 @@ def test_data_that_cannot_be_read_is_one_sentence(words, tmp_path, name, setting
     (tmp_path / "rows.xlsx").write_bytes(b"PK")
     (tmp_path / "torn.json").write_text('{"text": ')
     with pytest.raises(ConfigError, match=message) as caught:
-        load_subject(config_of(words, tmp_path / name, tmp_path, **settings))
+        load_workload(config_of(words, tmp_path / name, tmp_path, **settings))
     assert "\n" not in str(caught.value)

@@ -11,7 +11,7 @@ from chop.bench import Variant, compare
 from chop.bench import peak_memory as peak_module
 from chop.bench.clock import HostClock, Reading
 from chop.bench.peak_memory import peak_bytes, resident_bytes
-from chop.bench.record import spelt_ratio
+from chop.bench.record import format_ratio
 from chop.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -49,7 +49,7 @@ def test_rows_are_for_people_and_the_file_has_everything(found, tmp_path, capsys
     one, twice = found.rows()
     assert one["times as fast"] == "1 (baseline)"
     assert "prepare" not in one and one["largest difference"] is None
-    assert twice["times as fast"] == spelt_ratio(found["twice"].ratio)
+    assert twice["times as fast"] == format_ratio(found["twice"].ratio)
     found.table("Products")
     assert "Products (in turns" in capsys.readouterr().out
     found.save(tmp_path / "found.json")

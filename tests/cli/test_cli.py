@@ -103,9 +103,9 @@ def stop(*args, **kwargs):
         ),
         (["sweep", "prune"], "sweep.experiment.raise_to_graph", "0 finished points are kept in"),
         (["search", "nas"], "search.job.find_job", "nothing was written"),
-        (["search", "precision"], "workload.load_subject", "no trial was finished; the same"),
-        (["search", "sensitivity"], "workload.load_subject", "nothing was written"),
-        (["bench", "model"], "bench.load_subject", "nothing was written"),
+        (["search", "precision"], "workload.load_workload", "no trial was finished; the same"),
+        (["search", "sensitivity"], "workload.load_workload", "nothing was written"),
+        (["bench", "model"], "bench.load_workload", "nothing was written"),
     ],
 )
 def test_what_is_stopped_by_hand_says_what_is_kept(

@@ -228,7 +228,7 @@ class BFloat16Scale(Scaling):
     width: int = 16
     statistic: Statistic = LARGEST
 
-    def scales(self, found, poisoned=None):
+    def scales(self, found, non_finite=None):
         tiny = torch.finfo(torch.bfloat16).tiny
         scale = (found / self.divisor).clamp(min=tiny).bfloat16()
         return Scales(scale.double(), scale.view(torch.int16).long())

@@ -114,10 +114,10 @@ def test_microscaling_equals_ml_dtypes_on_every_bfloat16_magnitude(name):
 @pytest.mark.parametrize("fmt", [*ELEMENTS.values(), NVFP4(block_size=32)])
 def test_a_block_with_a_nan_or_an_infinity_is_nan_whole_and_no_other(fmt):
     x = ALL_BFLOAT16.view(-1, 32)
-    poisoned = ~x.isfinite().all(1)
-    assert poisoned.sum() == 2 * (2**7 // 32)  # of both signs: infinity and NaNs share an exponent
+    non_finite = ~x.isfinite().all(1)
+    assert non_finite.sum() == 2 * (2**7 // 32)  # both signs: infinity and NaN share an exponent
     y = fmt.round(x)
-    assert y[poisoned].isnan().all() and y[~poisoned].isfinite().all()
+    assert y[non_finite].isnan().all() and y[~non_finite].isfinite().all()
     assert same_values(fmt.decode(fmt.encode(x)), y)
 
 

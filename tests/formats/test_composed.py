@@ -14,7 +14,7 @@ from chop.formats import (
     from_key,
     get_format,
     parse_format,
-    parse_spelling,
+    parse_format_string,
     reference,
 )
 from chop.kernels import KERNELS, fake_quantize
@@ -164,7 +164,7 @@ def test_a_packed_layer_multiplies_by_its_codes(kind, monkeypatch):
 @every_kind
 def test_rows_that_are_kept_apart_are_decoded_by_themselves(kind):
     fmt, x, index = kind(), torch.randn(12, COLUMNS), torch.tensor([3, 0, 7])
-    is_apart = fmt.keeps_rows_apart(x.shape)
+    is_apart = fmt.is_row_separable(x.shape)
     assert is_apart == (kind is CombE4M3 or kind not in (*SCATTERED, TensorE4M3))
     if is_apart:
         assert same(fmt.decode(fmt.encode(x).take_rows(index)), fmt.round(x)[index])
@@ -188,7 +188,7 @@ def test_a_graph_by_name_packed_and_saved(kind, tmp_path):
 @every_kind
 def test_its_name_makes_formats_and_operators(kind):
     assert get_format(kind.name) is kind and parse_format({"name": kind.name}) == kind()
-    assert parse_spelling(kind.name) == kind() == from_key(kind().key)
+    assert parse_format_string(kind.name) == kind() == from_key(kind().key)
     cls = getattr(modules, f"Linear{kind.__name__}")
     assert cls is getattr(linear, f"Linear{kind.__name__}")
     x, layer = torch.randn(4, 32), cls(32, 8, bias=False, config={})

@@ -8,7 +8,7 @@ import torch
 import chop.formats
 from chop.errors import ConfigError
 from chop.formats import MXFP, formats
-from chop.formats.format_string import parse_spelling, spelling
+from chop.formats.format_strings import format_string, parse_format_string
 from tests.formats.examples import EXAMPLES
 
 ODD = {
@@ -51,7 +51,7 @@ def test_mxfp_takes_the_standards_element_of_its_width():
     x = torch.randn(64)
     assert torch.equal(MXFP(4)(x), MXFP(4, 2).round(x))
     for fmt in (MXFP(), MXFP(4), MXFP(6), MXFP(6, 3), MXFP(8, 5)):
-        assert parse_spelling(spelling(fmt)) == fmt
-    assert spelling(MXFP(6, 2)) == "mxfp:width=6" and MXFP(4).label == "mxfp(width=4)"
+        assert parse_format_string(format_string(fmt)) == fmt
+    assert format_string(MXFP(6, 2)) == "mxfp:width=6" and MXFP(4).label == "mxfp(width=4)"
     with pytest.raises(ConfigError, match="mxfp.exponent_width: got 4, expected 1 to 3"):
         MXFP(5)

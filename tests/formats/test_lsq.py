@@ -15,9 +15,9 @@ from chop.formats import (
     ScaleInteger,
     Ternary,
     from_key,
-    learnt_fake_quantize,
+    initial_scales,
+    lsq_fake_quantize,
     reference,
-    starting_scales,
 )
 from chop.formats.lsq import in_use, learnable_names, learns
 
@@ -42,7 +42,7 @@ def sample(*shape):
 
 def gradients(fmt, x, scales, upstream, is_batch=False):
     x, scales = x.clone().requires_grad_(), scales.clone().requires_grad_()
-    y = learnt_fake_quantize(x, scales, fmt, is_batch)
+    y = lsq_fake_quantize(x, scales, fmt, is_batch)
     return torch.autograd.grad((y * upstream).sum(), (x, scales))
 
 
@@ -58,7 +58,7 @@ def lsq(x, s, lowest, largest, count):
 @pytest.mark.parametrize("is_batch", [False, True])
 def test_step_sizes_have_the_gradient_of_the_lsq_paper(fmt, is_batch):
     x, upstream = sample(6, 50).double(), sample(6, 50).double().flip(0)
-    s = starting_scales(fmt, x).double()
+    s = initial_scales(fmt, x).double()
     per_sample = x.numel() / s.numel() / (6 if is_batch else 1)
     largest = fmt.element.largest_code
     xs, ss = x.clone().requires_grad_(), s.clone().requires_grad_()
@@ -73,7 +73,7 @@ def test_step_sizes_have_the_gradient_of_the_lsq_paper(fmt, is_batch):
 @ALL
 def test_scales_have_the_slope_of_a_finite_difference_with_rounding_held(fmt):
     x, upstream = sample(4, 30).double(), sample(4, 30).double().flip(1)
-    s = starting_scales(fmt, x).double()
+    s = initial_scales(fmt, x).double()
 
     def loss(index, change):
         """Elements stay what they are for `s`; in range, so does the rounding error x/s - k."""
@@ -102,7 +102,7 @@ def test_scales_have_the_slope_of_a_finite_difference_with_rounding_held(fmt):
 @pytest.mark.parametrize("fmt", SIGNS, ids=lambda fmt: fmt.label)
 def test_signs_pass_the_gradient_up_to_what_they_can_reach(fmt):
     x, upstream = sample(4, 30), sample(4, 30).flip(1)
-    s = starting_scales(fmt, x)
+    s = initial_scales(fmt, x)
     limit = s.sum() if isinstance(fmt, BinaryResidual) else s.view(-1, 1)
     found = gradients(fmt, x, s, upstream)[0]
     assert torch.equal(found, torch.where(x.abs() <= limit, upstream, 0))
@@ -112,48 +112,48 @@ def test_signs_pass_the_gradient_up_to_what_they_can_reach(fmt):
 @ALL
 def test_given_scales_are_learnt_scales(fmt):
     x = sample(5, 40)
-    s = starting_scales(fmt, x) * 1.3
+    s = initial_scales(fmt, x) * 1.3
     settled = fmt.with_scales(s)
     assert from_key(settled.key) == settled and len(settled.scales) == len(s)
-    expected = learnt_fake_quantize(x, s, fmt, False)
+    expected = lsq_fake_quantize(x, s, fmt, False)
     assert torch.equal(settled.round(x), expected)
     assert torch.equal(settled(x), expected)
     assert torch.equal(settled.decode(settled.encode(x)), expected)
-    assert torch.equal(starting_scales(settled, x), s)
+    assert torch.equal(initial_scales(settled, x), s)
     assert not torch.equal(fmt.round(x), expected)
     large = sample(5, 2**15)  # kernels take over, and references go in parts
     assert torch.equal(settled(large), settled.round(large))
-    assert torch.equal(learnt_fake_quantize(large, s, fmt, False), settled.round(large))
+    assert torch.equal(lsq_fake_quantize(large, s, fmt, False), settled.round(large))
 
 
 @ALL
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_is_a_wellformed_torch_operator(fmt, dtype):
     x = sample(3, 8).to(dtype).requires_grad_()
-    s = starting_scales(fmt, x.detach()).requires_grad_()
+    s = initial_scales(fmt, x.detach()).requires_grad_()
     assert s.dtype == torch.float32 and (s > 0).all()
-    torch.library.opcheck(torch.ops.chop.learnt_fake_quantize.default, (x, s, fmt.key, True))
-    y = learnt_fake_quantize(x.mT, starting_scales(fmt, x.detach().mT), fmt, True)
+    torch.library.opcheck(torch.ops.chop.lsq_fake_quantize.default, (x, s, fmt.key, True))
+    y = lsq_fake_quantize(x.mT, initial_scales(fmt, x.detach().mT), fmt, True)
     assert y.dtype == dtype and y.stride() == x.mT.stride()
 
 
 @ALL
 def test_one_scale_for_all_rows_serves_any_batch(fmt):
     x = sample(6, 20)
-    s = starting_scales(fmt, x.reshape(1, -1))
-    y = learnt_fake_quantize(x, s, fmt, True)
-    assert torch.equal(y[:2], learnt_fake_quantize(x[:2], s, fmt, True))
+    s = initial_scales(fmt, x.reshape(1, -1))
+    y = lsq_fake_quantize(x, s, fmt, True)
+    assert torch.equal(y[:2], lsq_fake_quantize(x[:2], s, fmt, True))
     assert fmt.with_scales(s).round(x[:0]).shape == (0, 20)
 
 
 @ALL
 def test_zeros_infinities_and_scales_that_a_step_took_below_zero(fmt):
-    assert (starting_scales(fmt, torch.zeros(2, 3)) > 0).all()
-    s = starting_scales(fmt, sample(2, 8))
+    assert (initial_scales(fmt, torch.zeros(2, 3)) > 0).all()
+    s = initial_scales(fmt, sample(2, 8))
     x = torch.tensor([[math.inf, -math.inf, 0.0, -0.0], [1e30, -1e30, 0.5, 1e-42]])
-    assert learnt_fake_quantize(x, s, fmt, False).isfinite().all()
+    assert lsq_fake_quantize(x, s, fmt, False).isfinite().all()
     x, upstream = sample(2, 8), sample(2, 8).flip(1)
-    assert torch.equal(learnt_fake_quantize(x, -s, fmt, False), fmt.round_by(x, s))
+    assert torch.equal(lsq_fake_quantize(x, -s, fmt, False), fmt.round_by(x, s))
     positive, negative = gradients(fmt, x, s, upstream), gradients(fmt, x, -s, upstream)
     assert torch.equal(negative[1], -positive[1])
     assert (in_use(torch.zeros(2)) > 0).all()
@@ -162,13 +162,13 @@ def test_zeros_infinities_and_scales_that_a_step_took_below_zero(fmt):
 def test_the_usual_starts():
     x = sample(4, 100)
     expected = 2 * x.abs().mean(1) / math.sqrt(7)
-    torch.testing.assert_close(starting_scales(ScaleInteger(4, granularity="channel"), x), expected)
-    torch.testing.assert_close(starting_scales(SIGNS[0], x), x.abs().mean(1))
+    torch.testing.assert_close(initial_scales(ScaleInteger(4, granularity="channel"), x), expected)
+    torch.testing.assert_close(initial_scales(SIGNS[0], x), x.abs().mean(1))
     first = x.abs().mean()
     second = (x - first * x.sign()).abs().mean()
-    torch.testing.assert_close(starting_scales(BinaryResidual(), x), torch.stack([first, second]))
+    torch.testing.assert_close(initial_scales(BinaryResidual(), x), torch.stack([first, second]))
     kept = torch.stack([row[row.abs() > 0.3].abs().mean() for row in x])
-    torch.testing.assert_close(starting_scales(SIGNS[3], x), kept)
+    torch.testing.assert_close(initial_scales(SIGNS[3], x), kept)
 
 
 def test_what_can_be_learnt():
@@ -181,7 +181,7 @@ def test_what_can_be_learnt():
 
 def test_operands_that_cannot_learn_pass_gradients_and_one_has_to():
     mixed = QuantSpec(MXInt(), ScaleInteger(4), gradient="lsq")
-    assert mixed.learnt_operands == ["weight"]
+    assert mixed.lsq_operands == ["weight"]
     assert mixed.keeping("data_in") == QuantSpec(MXInt())
     assert mixed.only(("weight",)).gradient == "lsq"
     assert QuantSpec(gradient="lsq").is_float
@@ -189,7 +189,7 @@ def test_operands_that_cannot_learn_pass_gradients_and_one_has_to():
         QuantSpec(weight=Integer(8, 4), gradient="lsq")
     with pytest.raises(ConfigError, match="scaling_factor=True with binary"):
         QuantSpec.parse({"name": "binary", "gradient": "lsq"})
-    assert QuantSpec.parse({"name": "binary_residual", "gradient": "lsq"}).learnt_operands == [
+    assert QuantSpec.parse({"name": "binary_residual", "gradient": "lsq"}).lsq_operands == [
         "data_in",
         "weight",
         "bias",

@@ -50,7 +50,7 @@ def test_only_the_low_bits_of_negative_codes_are_packed():
 def test_rows_are_decoded_alone(settings, shape):
     number_format = parse_format(settings)
     x = torch.randn(shape) * torch.logspace(-3, 3, shape[0]).view(-1, *[1] * (len(shape) - 1))
-    assert number_format.keeps_rows_apart(shape)
+    assert number_format.is_row_separable(shape)
     index = torch.tensor([3, 0, 3, 4])
     taken = number_format.encode(x).take_rows(index)
     assert taken.shape == (4, *shape[1:])
@@ -59,9 +59,9 @@ def test_rows_are_decoded_alone(settings, shape):
 
 @pytest.mark.parametrize("settings", ROWS_MIXED, ids=str)
 def test_formats_whose_rows_share_something_say_so(settings):
-    assert not parse_format(settings).keeps_rows_apart((8, 64))
-    assert not parse_format(ROWS_APART[0]).keeps_rows_apart((8, 0))
-    assert not parse_format({"name": "integer", "width": 3, "frac_width": 1}).keeps_rows_apart(
+    assert not parse_format(settings).is_row_separable((8, 64))
+    assert not parse_format(ROWS_APART[0]).is_row_separable((8, 0))
+    assert not parse_format({"name": "integer", "width": 3, "frac_width": 1}).is_row_separable(
         (4, 5)
     )
 

@@ -71,7 +71,7 @@ def test_a_stand_in_stands_in_every_slot(stand_in, operand):
     assert spec.only([operand]) == QuantSpec(**{"data_out": grid, operand: stand_in})
     assert not spec.keeping(operand).is_float and spec.keeping().is_float
     assert spec.fitted({operand: torch.ones(2)}) == spec
-    assert spec.is_fitted and spec.learnt_operands == []
+    assert spec.is_fitted and spec.lsq_operands == []
     assert not spec.with_quantizers(**{others[0]: Integer(8, "auto")}).is_fitted
 
 
@@ -91,7 +91,7 @@ def test_a_spec_of_stand_ins_has_nothing_to_learn():
     with pytest.raises(ConfigError, match="weight=Watch has no scale to learn"):
         QuantSpec(weight=Watch(), gradient="lsq")
     mixed = QuantSpec(data_in=Watch(), weight=ScaleInteger(4), gradient="lsq")
-    assert mixed.learnt_operands == ["weight"]
+    assert mixed.lsq_operands == ["weight"]
     assert mixed.keeping("data_in").gradient == "identity"
 
 

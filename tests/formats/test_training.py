@@ -43,7 +43,7 @@ NARROW = [
 
 
 @pytest.fixture(scope="module")
-def subject():
+def workload():
     dataset = default_dataset("mlp")
     rows = {split: read_rows(dataset[split]) for split in ("train", "test")}
     example = {"pixel_values": rows["train"].columns["pixel_values"][:3]}
@@ -52,8 +52,8 @@ def subject():
 
 
 @pytest.mark.parametrize("fmt", NARROW, ids=lambda fmt: fmt.label)
-def test_training_with_rounding_improves(subject, fmt):
-    mg, rows = subject
+def test_training_with_rounding_improves(workload, fmt):
+    mg, rows = workload
     # What comes out of a ReLU has no sign to keep.
     data_in = Float() if fmt.name.startswith("binary") else fmt
     # No norm keeps values in range here: where they saturate, an unclipped gradient drives them on.

@@ -52,7 +52,7 @@ GROUPS = [WHOLE_TENSOR, Whole("channel"), Whole("row"), Blocks((16,)), Blocks((4
 GROUPS += [Blocks((5,)), Blocks((2, 4))]
 SCALINGS = [
     SharedExponent(-127, 8, has_nan=True),
-    SharedExponent(-7, 4, offset=1, turn=1.3),
+    SharedExponent(-7, 4, offset=1, increment_threshold=1.3),
     FloatScale(LARGEST, 7.0, is_positive=True),
     FloatScale(LARGEST, 7.0),
     FloatScale(MEAN),

@@ -14,7 +14,7 @@ from chop.formats import (
     MinifloatIEEE,
     MXInt,
     formats,
-    parse_spelling,
+    parse_format_string,
 )
 from chop.mixed_precision.candidates import DERIVED_FIELDS, fitted, format_candidates
 
@@ -23,7 +23,7 @@ from chop.mixed_precision.candidates import DERIVED_FIELDS, fitted, format_candi
 def test_every_format_can_be_searched_by_its_name(kind):
     options = format_candidates([kind.name])
     assert options and all(type(fmt) is kind for fmt in options.values())
-    assert [parse_spelling(text) for text in options] == list(options.values())
+    assert [parse_format_string(text) for text in options] == list(options.values())
     bits = [fmt.bits((64, 64)) for fmt in options.values()]
     assert bits == sorted(bits)
     for name in set(kind.search_space) - set(DERIVED_FIELDS):

@@ -46,27 +46,27 @@ def built_by_passes(config, bias=None):
 
 @pytest.mark.parametrize("texts", [("2.mse", "8.mse", "4.mse"), ("8.mse", "2.mse", "8.mse")])
 def test_a_trial_measures_what_the_passes_build(texts):
-    subject = problem()
+    workload = problem()
     config = dict(zip(LAYERS, texts, strict=True))
-    subject.measure(subject.uniform("2.mse"), silent)  # what ran before must not matter
-    found = subject.measure(config, silent)
+    workload.measure(workload.uniform("2.mse"), silent)  # what ran before must not matter
+    found = workload.measure(config, silent)
     mg = built_by_passes(config)
     assert found["accuracy"] == evaluate(mg.model, rows()[1])
-    own = subject.graph(config)
+    own = workload.graph(config)
     x = rows()[1].columns["x"][:50]
     with torch.no_grad():
         assert torch.equal(own.model(x), mg.model(x))
-        again, _ = passes.quantize_transform_pass(graph(), subject.pass_args(config))
+        again, _ = passes.quantize_transform_pass(graph(), workload.pass_args(config))
         assert torch.equal(again.model(x), mg.model(x))
     counted = passes.calculate_avg_bits_mg_analysis_pass(own)[1]
     assert found["bits"] == pytest.approx(counted["w_avg_bit"])
     assert found["bytes"] == pytest.approx(counted["weight_bytes"])
-    assert subject.space.cost(config) == pytest.approx(found["bits"])
+    assert workload.space.cost(config) == pytest.approx(found["bits"])
 
 
 def test_costs_by_hand():
-    subject = problem()
-    found = subject.measure({"first": "2.mse", "dead": "8.mse", "last": "4.mse"}, silent)
+    workload = problem()
+    found = workload.measure({"first": "2.mse", "dead": "8.mse", "last": "4.mse"}, silent)
     weights = {"first": (16 * 24, 2), "dead": (24 * 24, 8), "last": (24 * 5, 4)}
     bits = sum(n * width for n, width in weights.values()) + 8 * (24 + 24 + 5)
     numel = sum(n for n, _ in weights.values()) + 53
@@ -76,16 +76,16 @@ def test_costs_by_hand():
 
 
 def test_layers_that_compute_zero_cost_nothing_in_few_bits():
-    subject = problem()
-    wide = subject.measure({"first": "8.mse", "dead": "8.mse", "last": "8.mse"}, silent)
-    narrow = subject.measure({"first": "8.mse", "dead": "2.mse", "last": "8.mse"}, silent)
+    workload = problem()
+    wide = workload.measure({"first": "8.mse", "dead": "8.mse", "last": "8.mse"}, silent)
+    narrow = workload.measure({"first": "8.mse", "dead": "2.mse", "last": "8.mse"}, silent)
     assert narrow["loss"] == pytest.approx(wide["loss"], rel=1e-3) and narrow["bits"] < wide["bits"]
-    worst = subject.measure(subject.uniform("2.mse"), silent)
+    worst = workload.measure(workload.uniform("2.mse"), silent)
     assert worst["kl"] > 10 * wide["kl"] and worst["accuracy"] < wide["accuracy"]
 
 
 def test_a_weight_is_rounded_once_in_each_format(monkeypatch):
-    subject = problem()
+    workload = problem()
     made = []
     whole = q.QuantizedOperator._round
 
@@ -95,13 +95,13 @@ def test_a_weight_is_rounded_once_in_each_format(monkeypatch):
 
     monkeypatch.setattr(q.QuantizedOperator, "_round", count)
     first = {}
-    for _, config in itertools.product(range(3), subject.space.grid()):
-        found = subject.measure(config, silent)
-        assert first.setdefault(subject.space.key(config), found) == found
+    for _, config in itertools.product(range(3), workload.space.grid()):
+        found = workload.measure(config, silent)
+        assert first.setdefault(workload.space.key(config), found) == found
     assert made.count("weight") == 3 * 3 and made.count("bias") == 3
-    layer = subject.layers.mg.model.first
+    layer = workload.layers.mg.model.first
     assert layer in weight_cache._kept
-    del subject
+    del workload
     gc.collect()
     assert layer not in weight_cache._kept
 
@@ -109,23 +109,23 @@ def test_a_weight_is_rounded_once_in_each_format(monkeypatch):
 def test_the_caller_s_graph_stays_as_it_was():
     mg = graph()
     before = {name: x.clone() for name, x in mg.model.state_dict().items()}
-    subject = PrecisionProblem(mg, *rows(), formats=["mxint"])
-    subject.measure(subject.uniform("mxint:width=4"), silent)
+    workload = PrecisionProblem(mg, *rows(), formats=["mxint"])
+    workload.measure(workload.uniform("mxint:width=4"), silent)
     assert not any(isinstance(m, q.QuantizedOperator) for m in mg.model.modules())
     assert all(torch.equal(x, before[name]) for name, x in mg.model.state_dict().items())
-    built = subject.graph(subject.uniform("mxint"))
-    subject.measure(subject.uniform("mxint:width=4"), silent)
+    built = workload.graph(workload.uniform("mxint"))
+    workload.measure(workload.uniform("mxint:width=4"), silent)
     assert built.model.first.spec.weight == MXInt()
 
 
 def test_operands_can_be_chosen_one_by_one():
-    subject = problem(per="operand", operands=("data_in", "weight", "bias"))
-    assert len(subject.space.choices) == 9 and "first.bias" in subject.space.by_name
-    config = subject.uniform("8.mse") | {"first.weight": "2.mse", "last.data_in": "4.mse"}
-    mg = subject.graph(config)
+    workload = problem(per="operand", operands=("data_in", "weight", "bias"))
+    assert len(workload.space.choices) == 9 and "first.bias" in workload.space.by_name
+    config = workload.uniform("8.mse") | {"first.weight": "2.mse", "last.data_in": "4.mse"}
+    mg = workload.graph(config)
     assert mg.model.first.spec.weight.width == 2 and mg.model.first.spec.data_in.width == 8
     assert mg.model.last.spec.data_in.width == 4 and mg.model.dead.spec.bias.width == 8
-    assert subject.space.cost(config) == pytest.approx(subject.measure(config, silent)["bits"])
+    assert workload.space.cost(config) == pytest.approx(workload.measure(config, silent)["bits"])
     weights_only = problem(operands=("weight",), bias="float")
     mg = weights_only.graph(weights_only.uniform("4.mse"))
     assert mg.model.first.spec == QuantSpec(weight=mg.model.first.spec.weight)
@@ -136,13 +136,13 @@ def test_operands_can_be_chosen_one_by_one():
 
 
 def test_functions_can_be_quantised_too():
-    subject = problem(operators=("linear", "matmul"))
-    assert list(subject.space.by_name) == ["first", "dead", "matmul", "last"]
-    config = subject.uniform("8.mse") | {"matmul": "2.mse"}
-    rough, fine = (subject.measure(c, silent) for c in (config, subject.uniform("8.mse")))
+    workload = problem(operators=("linear", "matmul"))
+    assert list(workload.space.by_name) == ["first", "dead", "matmul", "last"]
+    config = workload.uniform("8.mse") | {"matmul": "2.mse"}
+    rough, fine = (workload.measure(c, silent) for c in (config, workload.uniform("8.mse")))
     assert rough["kl"] > fine["kl"] and rough["bits"] == fine["bits"]
-    own = subject.graph(config)
-    mg, _ = passes.quantize_transform_pass(graph(), subject.pass_args(config))
+    own = workload.graph(config)
+    mg, _ = passes.quantize_transform_pass(graph(), workload.pass_args(config))
     x = rows()[1].columns["x"][:50]
     with torch.no_grad():
         assert torch.equal(own.model(x), mg.model(x))
@@ -152,18 +152,18 @@ def test_a_shared_weight_counts_once_in_its_widest_format():
     mg = graph()
     mg.model.dead.weight = torch.nn.Parameter(mg.model.first.weight.detach()[:, :1].repeat(1, 24))
     mg.model.last.weight, mg.model.last.bias = mg.model.dead.weight, mg.model.dead.bias
-    subject = PrecisionProblem(mg, *rows(), ranges={"width": (4, 8)})
-    found = subject.measure({"first": "4.mse", "dead": "4.mse", "last": "8.mse"}, silent)
+    workload = PrecisionProblem(mg, *rows(), ranges={"width": (4, 8)})
+    found = workload.measure({"first": "4.mse", "dead": "4.mse", "last": "8.mse"}, silent)
     assert found["bytes"] * 8 == 4 * 16 * 24 + 8 * 24 * 24 + 8 * 48
-    assert Costs(subject.layers).numel == 16 * 24 + 24 * 24 + 48
+    assert Costs(workload.layers).numel == 16 * 24 + 24 * 24 + 48
 
 
 @pytest.mark.parametrize("score", ["loss", "kl"])
 def test_long_trials_report_and_can_be_stopped(score):
-    subject = problem(batch_size=20, goal=score)
+    workload = problem(batch_size=20, goal=score)
     seen = []
-    found = subject.measure(
-        subject.uniform("8.mse"), lambda step, value: seen.append((step, value))
+    found = workload.measure(
+        workload.uniform("8.mse"), lambda step, value: seen.append((step, value))
     )
     assert [step for step, _ in seen] == [4, 8, 12, 16]
     assert seen[-1][1] == pytest.approx(found[score], rel=0.5)
@@ -172,28 +172,28 @@ def test_long_trials_report_and_can_be_stopped(score):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        subject.measure(subject.uniform("2.mse"), stop)
-    assert subject.measure(subject.uniform("8.mse"), lambda step, value: None) == found
+        workload.measure(workload.uniform("2.mse"), stop)
+    assert workload.measure(workload.uniform("8.mse"), lambda step, value: None) == found
 
 
 def test_a_problem_without_a_score_to_report_reports_nothing():
-    subject = problem(batch_size=20, goal=None)
-    found = subject.measure(subject.uniform("4.mse"), silent)
-    assert found == problem(batch_size=20).measure(subject.uniform("4.mse"), lambda step, value: 0)
+    workload = problem(batch_size=20, goal=None)
+    found = workload.measure(workload.uniform("4.mse"), silent)
+    assert found == problem(batch_size=20).measure(workload.uniform("4.mse"), lambda step, value: 0)
     with pytest.raises(ConfigError, match="goal: got 'losss'.*did you mean 'loss'"):
         problem(goal="losss")
 
 
 def test_custom_metrics_and_goals():
-    subject = problem(
+    workload = problem(
         custom_metrics={"hardware_cost": lambda mg: 10 * mg.model.first.spec.weight.width}
     )
-    assert subject.measure(subject.uniform("4.mse"), silent)["hardware_cost"] == 40
-    subject.check_goals([Goal("accuracy"), Goal("bits", "minimize", 4), Goal("hardware_cost")])
+    assert workload.measure(workload.uniform("4.mse"), silent)["hardware_cost"] == 40
+    workload.check_goals([Goal("accuracy"), Goal("bits", "minimize", 4), Goal("hardware_cost")])
     with pytest.raises(ConfigError, match="did you mean 'accuracy'"):
-        subject.check_goals([Goal("acuracy")])
+        workload.check_goals([Goal("acuracy")])
     with pytest.raises(ConfigError, match="custom_metrics=.'latency_ms': function"):
-        subject.check_goals([Goal("latency_ms", "minimize")])
+        workload.check_goals([Goal("latency_ms", "minimize")])
 
 
 def test_latency_is_that_of_the_packed_graph(monkeypatch):
@@ -206,10 +206,10 @@ def test_latency_is_that_of_the_packed_graph(monkeypatch):
 
     monkeypatch.setattr(latency, "pack_transform_pass", pack)
     measure = latency.packed_latency({"x": rows()[1].columns["x"][:32]}, repeats=3)
-    subject = problem(custom_metrics={"latency_ms": measure})
-    found = subject.measure(subject.uniform("4.mse"), silent)
+    workload = problem(custom_metrics={"latency_ms": measure})
+    found = workload.measure(workload.uniform("4.mse"), silent)
     assert 0 < found["latency_ms"] < 10_000 and seen[0][1]["packed"] == 3
-    subject.check_goals([Goal("accuracy"), Goal("latency_ms", "minimize")])
+    workload.check_goals([Goal("accuracy"), Goal("latency_ms", "minimize")])
     with pytest.raises(ConfigError, match="repeats: expected at least 1"):
         latency.packed_latency({}, repeats=0)
 

@@ -39,15 +39,15 @@ def benchmark(monkeypatch):
     ],
 )
 def test_mixed_beats_uniform_at_as_many_bits(benchmark, data_folder, name, rows, width, gain):
-    subject = benchmark.MODELS[name](Namespace(data=data_folder, rows=rows))
-    searched = spread_evenly(subject.train, 100)
+    workload = benchmark.MODELS[name](Namespace(data=data_folder, rows=rows))
+    searched = spread_evenly(workload.train, 100)
     widths = {"width": (2, 3, 4, 5, 6, 8)}
-    problem = PrecisionProblem(raise_to_graph(subject), subject.train, searched, ranges=widths)
+    problem = PrecisionProblem(raise_to_graph(workload), workload.train, searched, ranges=widths)
     goals = [Goal("kl", "minimize"), Goal("bits", "minimize", float(width))]
-    start = list(no_search(problem, subject.train, goals, evaluations=10).values())
+    start = list(no_search(problem, workload.train, goals, evaluations=10).values())
     search = Search(problem.space, problem.measure, goals, storage="memory", start=start)
     found = search.run(30, progress=False)
-    unseen = Evaluator(problem.layers.mg.model, subject.test)
+    unseen = Evaluator(problem.layers.mg.model, workload.test)
     problem.layers.switch(problem.formats(found.best.config))
     mixed = unseen.scores(unseen.logits())["accuracy"]
     uniform = problem.uniform(f"{width}.mse")

@@ -18,7 +18,7 @@ from chop.formats import (
     QuantSpec,
     ScaleInteger,
     Ternary,
-    starting_scales,
+    initial_scales,
 )
 from chop.nn import quantized as q
 from chop.nn.lora import LoraLinear
@@ -40,12 +40,12 @@ def test_parameters_are_there_before_the_first_forward_and_start_at_it():
     scales = dict(layer.named_parameters())
     assert scales["weight_scale"].shape == (5,) and scales["data_in_scale"].shape == (1,)
     assert layer.waiting == ("data_in", "weight")
-    assert torch.equal(layer.weight_scale, starting_scales(CHANNEL, layer.weight))
+    assert torch.equal(layer.weight_scale, initial_scales(CHANNEL, layer.weight))
     layer.weight.data = 3 * layer.weight.data  # as users of the constructors do
     x = torch.randn(4, 6, 12)
     y = layer(x)
     assert scales["weight_scale"] is layer.weight_scale and layer.waiting == ()
-    assert torch.equal(layer.weight_scale, starting_scales(CHANNEL, layer.weight))
+    assert torch.equal(layer.weight_scale, initial_scales(CHANNEL, layer.weight))
     expected = 2 * x.abs().mean() / 7**0.5
     torch.testing.assert_close(layer.data_in_scale.detach(), expected.reshape(1))
     layer.weight.data = 2 * layer.weight.data
@@ -96,10 +96,10 @@ def test_a_settled_operator_computes_the_same_and_learns_nothing(fmt):
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             parameter.mul_(1.1 if name.endswith("_scale") else 1.0)
-    settled = layer.settled()
+    settled = layer.freeze_scales()
     assert torch.equal(settled(x), layer(x))
     assert [name for name, _ in settled.named_parameters()] == ["weight", "bias"]
-    assert settled.spec.learnt_operands == [] and settled.settled() is settled
+    assert settled.spec.lsq_operands == [] and settled.freeze_scales() is settled
     assert settled.spec.weight.scales is not None and layer.spec.weight.scales is None
     again = settled.with_spec(QuantSpec(*(f for _, f in settled.spec.items()), gradient="lsq"))
     assert torch.equal(again(x), layer(x)) and again.weight_scale.requires_grad
@@ -107,9 +107,9 @@ def test_a_settled_operator_computes_the_same_and_learns_nothing(fmt):
 
 def test_what_still_waits_cannot_settle():
     with pytest.raises(ConfigError, match="scales of its data_in wait.*calibrate_transform_pass"):
-        linear().settled()
+        linear().freeze_scales()
     only_weight = linear(QuantSpec(weight=CHANNEL, gradient="lsq"))
-    assert only_weight.settled().spec.weight == CHANNEL.with_scales(only_weight.weight_scale)
+    assert only_weight.freeze_scales().spec.weight == CHANNEL.with_scales(only_weight.weight_scale)
 
 
 def test_copies_and_files_keep_scales_and_that_they_started(tmp_path):
@@ -151,13 +151,13 @@ def test_a_mask_and_an_adapter_on_top():
     put_mask(layer, layer.weight.abs() < 0.1, {"method": "l1-norm"})
     y = layer(x)
     shown = torch.where(layer.weight_mask, layer.weight, 0)
-    assert torch.equal(layer.weight_scale, starting_scales(CHANNEL, shown.detach()))
+    assert torch.equal(layer.weight_scale, initial_scales(CHANNEL, shown.detach()))
     y.sum().backward()
     assert (layer.weight.grad[~layer.weight_mask] == 0).all()
-    assert torch.equal(layer.settled()(x), y)
+    assert torch.equal(layer.freeze_scales()(x), y)
     lora = LoraLinear.around(layer, rank=2)
     assert torch.equal(lora(x), y) and lora.weight_scale is layer.weight_scale
-    assert torch.equal(lora.settled()(x), y) and isinstance(lora.settled(), LoraLinear)
+    assert torch.equal(lora.freeze_scales()(x), y) and isinstance(lora.freeze_scales(), LoraLinear)
 
 
 def test_fake_tensors_start_nothing_and_types_follow_the_module():
@@ -169,7 +169,7 @@ def test_fake_tensors_start_nothing_and_types_follow_the_module():
     half = linear().to(torch.bfloat16)
     x = torch.randn(3, 12, dtype=torch.bfloat16)
     assert half(x).dtype == torch.bfloat16 and half.data_in_scale.dtype == torch.bfloat16
-    assert torch.equal(half.settled()(x), half(x))
+    assert torch.equal(half.freeze_scales()(x), half(x))
 
 
 @pytest.mark.parametrize("blank", [0.0, torch.nan])
@@ -191,7 +191,7 @@ def test_compiles_as_a_whole_once_it_has_started():
     assert layer.waiting == () and torch.equal(y, layer(x))
     y = layer(x)
     calls = torch.export.export(layer, (x,)).graph.find_nodes(
-        op="call_function", target=torch.ops.chop.learnt_fake_quantize.default
+        op="call_function", target=torch.ops.chop.lsq_fake_quantize.default
     )
     assert len(calls) == 2
     y.square().sum().backward()
@@ -213,11 +213,11 @@ def test_every_operator_learns_the_scales_of_what_it_quantises(name):
     layer = twin.from_float(module, QuantSpec(fmt, fmt, fmt, fmt, gradient="lsq")).eval()
     y = layer(x)
     y.square().sum().backward()
-    learnt = {n: p for n, p in layer.named_parameters() if n.endswith("_scale")}
-    assert set(learnt) == {f"{operand}_scale" for operand in (*present, "data_out")}
-    assert all(p.grad.isfinite().all() for p in learnt.values())
-    assert any(p.grad.abs().sum() > 0 for p in learnt.values())
-    assert layer.waiting == () and torch.equal(layer.settled()(x), y)
+    learned = {n: p for n, p in layer.named_parameters() if n.endswith("_scale")}
+    assert set(learned) == {f"{operand}_scale" for operand in (*present, "data_out")}
+    assert all(p.grad.isfinite().all() for p in learned.values())
+    assert any(p.grad.abs().sum() > 0 for p in learned.values())
+    assert layer.waiting == () and torch.equal(layer.freeze_scales()(x), y)
 
 
 def test_calls_attention_and_bound_classes():
@@ -228,15 +228,15 @@ def test_calls_attention_and_bound_classes():
     names = {name for name, _ in attention.named_parameters()}
     steps = {"product.data_in_scale", "softmax.data_in_scale"}
     assert names == {*steps, "context.data_in_scale", "context.weight_scale"}
-    settled = attention.settled()
+    settled = attention.freeze_scales()
     assert torch.equal(settled(query, key, value), y) and not list(settled.parameters())
     assert len(list(attention.with_spec(spec).parameters())) == 4
     mixed = QuantSpec(Integer(8, 4), ScaleInteger(6), data_out=ScaleInteger(8), gradient="lsq")
     assert attention.with_spec(mixed)(query, key, value).shape == y.shape
     call = q.QuantCall(torch.add, {"input": "data_in", "other": "data_in"}, spec)
     call(query, key)
-    assert torch.equal(call.settled()(query, key), call(query, key))
+    assert torch.equal(call.freeze_scales()(query, key), call(query, key))
     config = {"data_in_width": 4, "weight_width": 4, "bias_width": 8, "gradient": "lsq"}
     bound = LinearScaleInteger(12, 5, config=config)
-    assert torch.equal(bound(query.new_ones(2, 12)), bound.settled()(query.new_ones(2, 12)))
+    assert torch.equal(bound(query.new_ones(2, 12)), bound.freeze_scales()(query.new_ones(2, 12)))
     assert LinearBinaryResidualSign(4, 2, config={"gradient": "lsq"}).weight_scale.shape == (2,)

@@ -282,7 +282,7 @@ def test_scales_that_are_learnt_settle_first():
     layer(torch.randn(2, 16))
     with pytest.raises(ConfigError, match=r"learns its scales: layer.settled\(\)"):
         pack(layer)
-    x, settled = torch.randn(3, 16), layer.settled().eval()
+    x, settled = torch.randn(3, 16), layer.freeze_scales().eval()
     assert torch.equal(pack(settled, exact=True).eval()(x), layer.eval()(x))
 
 

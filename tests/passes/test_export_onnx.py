@@ -307,12 +307,12 @@ def test_pruned_packed_and_learnt_layers_are_written_as_what_they_compute(tmp_pa
         mg, {"weight": {"sparsity": 0.5, "method": "l1-norm", "scope": "local"}}
     )
     x = torch.randn(6, 1, 8, 8)
-    learnt = {
+    learned = {
         "data_in": ScaleInteger(8),
         "weight": ScaleInteger(8, granularity="channel"),
         "gradient": "lsq",
     }
-    q = quantized(pruned, {"linear": learnt})
+    q = quantized(pruned, {"linear": learned})
     with torch.no_grad():
         q.model(pixel_values=x)
     packed, _ = passes.pack_transform_pass(q, {"silent": True})

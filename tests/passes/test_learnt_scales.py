@@ -7,7 +7,7 @@ import torch
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
-from chop.formats import MXInt, QuantSpec, ScaleInteger, starting_scales
+from chop.formats import MXInt, QuantSpec, ScaleInteger, initial_scales
 from chop.ir.verify import verify
 from chop.nn.packed import PackedLinear
 from chop.nn.quantized import QuantizedOperator, QuantScaledDotProductAttention
@@ -54,7 +54,7 @@ def test_calibration_starts_what_waits_and_forgets_the_trial_runs(learning, bert
     started, info = passes.calibrate_transform_pass(learning, {"batches": [bert_inputs]})
     assert all(name.endswith(".weight") for name in waiting(started))
     assert info["fitted"] >= len(waiting(learning)) - len(waiting(started)) > 20
-    expected = starting_scales(SPEC.data_in, seen[0].reshape(1, -1))
+    expected = initial_scales(SPEC.data_in, seen[0].reshape(1, -1))
     torch.testing.assert_close(started.modules["classifier"].data_in_scale.detach(), expected)
     assert "classifier.data_in" in waiting(learning)  # the graph that came in
 
@@ -94,11 +94,11 @@ def test_packing_settles_what_was_learnt_bit_for_bit(learning, bert_inputs, tmp_
     attention = [
         m for m in packed.modules.values() if isinstance(m, QuantScaledDotProductAttention)
     ]
-    assert attention and not any(module.spec.learnt_operands for module in attention)
+    assert attention and not any(module.spec.lsq_operands for module in attention)
     packed.export(tmp_path / "small")
     again = MaseGraph.from_checkpoint(tmp_path / "small")
     assert torch.equal(again.model(**bert_inputs)["logits"], expected)
-    assert mg.modules["classifier"].spec.learnt_operands == ["data_in", "weight"]
+    assert mg.modules["classifier"].spec.lsq_operands == ["data_in", "weight"]
 
 
 def test_the_bits_of_scales_count_once(learning, bert_inputs):

@@ -18,7 +18,7 @@ from chop.train import calibration_batches, default_dataset, load_trained, read_
 from .conftest import with_metadata
 
 
-class Subject:
+class Workload:
     """A trained float graph, training rows to look at, and test rows to judge by."""
 
     def __init__(self, model, dataset, rows):
@@ -62,12 +62,12 @@ class Subject:
 
 @pytest.fixture(scope="module")
 def mlp():
-    return Subject(load_trained("mlp"), default_dataset("mlp"), rows=256)
+    return Workload(load_trained("mlp"), default_dataset("mlp"), rows=256)
 
 
 @pytest.fixture(scope="module")
 def vit():
-    return Subject(load_trained("vit"), default_dataset("vit"), rows=256)
+    return Workload(load_trained("vit"), default_dataset("vit"), rows=256)
 
 
 def test_gptq_wins_back_what_three_bits_cost_an_mlp(mlp):
@@ -103,7 +103,7 @@ def bert(data_folder):
     folder = str(data_folder / "bert-tiny-imdb")
     splits = load_dataset(data_folder / "imdb", limit=200)
     dataset = get_tokenized_dataset(splits, checkpoint=folder, max_length=128)
-    return Subject(load_model(folder), dataset, rows=64)
+    return Workload(load_model(folder), dataset, rows=64)
 
 
 @pytest.mark.data
@@ -181,7 +181,7 @@ def test_a_real_resnet_is_fused_exactly_and_gptq_saves_it_at_three_bits(data_fol
     graph = MaseGraph(model, dummy_in={"x": torch.randn(3, 3, 32, 32)})
     fused, info = passes.conv_bn_fusion_transform_pass(graph)
     assert (len(info["fused"]), info["skipped"]) == (19, {})
-    resnet = Subject(fused.model, splits, rows=128)
+    resnet = Workload(fused.model, splits, rows=128)
     torch.testing.assert_close(resnet.logits(graph), resnet.exact, atol=1e-4, rtol=1e-4)
     accuracy = resnet.judge(fused)[0]
     formats = Integer(8, "minmax"), Integer(3, "mse")

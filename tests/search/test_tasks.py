@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from chop.actions.search.precision import PrecisionConfig, prepare, write
-from chop.actions.workload import Subject, raise_to_graph
+from chop.actions.workload import Workload, raise_to_graph
 from chop.errors import ConfigError
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.mixed_precision.sensitivity import sensitivity
@@ -30,16 +30,16 @@ def line():
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
     y = x[:, 0] - x[:, 1]
     fit(model, (x, y), epochs=30, lr=2e-2)
-    return Subject.of(model, (x[:150], y[:150]), (x[150:], y[150:]))
+    return Workload.of(model, (x[:150], y[:150]), (x[150:], y[150:]))
 
 
 def test_an_evaluator_agrees_with_evaluate(text, line):
-    for subject in (text, line):
-        found = Evaluator(subject.model, subject.test, batch_size=3)
-        assert found.task is subject.task
-        value = found.scores(found.logits())[subject.task.metric.name]
-        assert value == pytest.approx(evaluate(subject.model, subject.test), rel=1e-5)
-    of_text, of_line = (Evaluator(subject.model, subject.test) for subject in (text, line))
+    for workload in (text, line):
+        found = Evaluator(workload.model, workload.test, batch_size=3)
+        assert found.task is workload.task
+        value = found.scores(found.logits())[workload.task.metric.name]
+        assert value == pytest.approx(evaluate(workload.model, workload.test), rel=1e-5)
+    of_text, of_line = (Evaluator(workload.model, workload.test) for workload in (text, line))
     assert math.exp(of_text.scores(of_text.logits())["loss"]) == pytest.approx(
         evaluate(text.model, text.test), rel=1e-5
     )

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from chop.bench.subprocess import in_fresh_process
+from chop.bench.subprocess import in_subprocess
 from chop.errors import ConfigError
 from chop.formats import MXInt
 from chop.studies.decoding import (
@@ -113,4 +113,4 @@ def test_mistakes_are_named(settings, message):
 
 def test_a_missing_checkpoint_is_told_by_the_process_that_wanted_it(tmp_path):
     with pytest.raises(RuntimeError, match="resident_by failed in a process of its own"):
-        in_fresh_process(resident_by, str(tmp_path), "float")
+        in_subprocess(resident_by, str(tmp_path), "float")

@@ -3,7 +3,7 @@ import importlib.util
 import pytest
 import torch
 
-from chop.bench.subprocess import in_fresh_process
+from chop.bench.subprocess import in_subprocess
 from chop.errors import ConfigError
 from chop.studies.softmax import (
     COPY,
@@ -65,7 +65,7 @@ def test_rows_say_what_was_measured():
 
 @pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")
 def test_the_kernel_is_as_precise_as_torch_in_the_interpreter():
-    rows = in_fresh_process(interpreted_errors, ["6x300", "1x20000"], TRITON_INTERPRET="1")
+    rows = in_subprocess(interpreted_errors, ["6x300", "1x20000"], TRITON_INTERPRET="1")
     assert [row["dtype"] for row in rows] == 2 * ["float32", "bfloat16", "float16"]
     assert all(row["error of Triton"] <= 1.5 * row["error of torch"] + 1e-9 for row in rows)
     assert all(row["error of torch"] > 0 for row in rows)
@@ -88,4 +88,4 @@ def test_mistakes_are_named(settings, message):
 
 def test_what_fails_in_another_process_says_why():
     with pytest.raises(RuntimeError, match="interpreted_errors failed .* expected rows x columns"):
-        in_fresh_process(interpreted_errors, ["7"])
+        in_subprocess(interpreted_errors, ["7"])

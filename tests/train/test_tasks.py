@@ -272,10 +272,10 @@ def test_ignored_rows_count_neither_in_the_loss_nor_in_the_metric():
 
 def test_a_loss_where_float_makes_no_error_is_told_as_it_is():
     mse, accuracy = TASKS["regression"].metrics["mse"], CLASSIFICATION.metric
-    told = mse.spell_loss(3e-5, 0.0)
+    told = mse.format_loss(3e-5, 0.0)
     assert told == "3e-05 where float's mse is 0, of which a share allows nothing"
-    assert mse.spell_loss(1.5, 1.0) == "50.00%" and accuracy.spell_loss(0.5, 0.75) == "25.00%"
-    assert accuracy.spell_drop(0.00001) == "0.001%" and accuracy.spell_drop(0.0) == "0.00%"
+    assert mse.format_loss(1.5, 1.0) == "50.00%" and accuracy.format_loss(0.5, 0.75) == "25.00%"
+    assert accuracy.format_drop(0.00001) == "0.001%" and accuracy.format_drop(0.0) == "0.00%"
 
 
 def test_labels_beyond_a_models_own_loss_are_refused():
@@ -292,4 +292,4 @@ def test_tasks_are_found_by_name_and_kept_as_they_are():
     assert find_task("regression") is TASKS["regression"]
     mine = dataclasses.replace(CLASSIFICATION, name="mine")
     assert find_task(mine) is mine
-    assert mine.judged_by("f1").metric.name == "f1" and mine.metric.name == "accuracy"
+    assert mine.with_metric("f1").metric.name == "f1" and mine.metric.name == "accuracy"

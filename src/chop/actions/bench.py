@@ -15,7 +15,7 @@ from chop import runs
 from chop.actions.compress import CompressConfig, compress
 from chop.actions.compress_results import exported_bytes
 from chop.actions.latency import compare_with_float
-from chop.actions.workload import SubjectConfig, load_subject, raise_to_graph
+from chop.actions.workload import WorkloadConfig, load_workload, raise_to_graph
 from chop.errors import CheckpointError, ConfigError
 from chop.files import latest, reading_together, write_text
 from chop.ir.graph import MaseGraph
@@ -81,10 +81,10 @@ def bench_model(config: BenchModelConfig) -> ModelComparison:
 def _measure(config: BenchModelConfig) -> ModelComparison:
     with tempfile.TemporaryDirectory() as name:
         folder = config.compressed or _compressed(config, Path(name))
-        subject = load_subject(_subject_config(config, folder))
-        exact, packed = raise_to_graph(subject), MaseGraph.from_checkpoint(folder / "model")
+        workload = load_workload(_workload_config(config, folder))
+        exact, packed = raise_to_graph(workload), MaseGraph.from_checkpoint(folder / "model")
         found = compare_with_float(
-            subject,
+            workload,
             exact,
             packed,
             file_bytes=(exported_bytes(exact)[WEIGHTS], latest(folder / WEIGHTS).stat().st_size),
@@ -92,7 +92,7 @@ def _measure(config: BenchModelConfig) -> ModelComparison:
             seconds=config.seconds,
             threads=config.threads,
         )
-    title = f"{subject.name} on {subject.dataset}"
+    title = f"{workload.name} on {workload.dataset}"
     found.table(title)
     found.save(config.out)
     write_text(config.out / "table.md", markdown_table(found.spelt()) + "\n")
@@ -117,7 +117,7 @@ def _compressed(config: BenchModelConfig, folder: Path) -> Path:
     return folder
 
 
-def _subject_config(config: BenchModelConfig, folder: Path) -> SubjectConfig:
+def _workload_config(config: BenchModelConfig, folder: Path) -> WorkloadConfig:
     """What the folder was compressed from; settings that were given win."""
     settings, is_saved = _compressed_run(folder)
     if not is_saved:
@@ -125,11 +125,11 @@ def _subject_config(config: BenchModelConfig, folder: Path) -> SubjectConfig:
             f"the run in '{folder}' saved no model: no format kept within its max_drop; run chop "
             "compress again with --keep-best."
         )
-    known = {field.name for field in dataclasses.fields(SubjectConfig)}
+    known = {field.name for field in dataclasses.fields(WorkloadConfig)}
     given = {"model": config.model, "dataset": config.dataset, "max_length": config.max_length}
     chosen = {name: value for name, value in settings.items() if name in known}
     chosen |= {name: value for name, value in given.items() if value is not None}
-    return SubjectConfig(**{**chosen, "out": folder, "device": config.device})
+    return WorkloadConfig(**{**chosen, "out": folder, "device": config.device})
 
 
 def _compressed_run(folder: Path) -> tuple[Mapping[str, Any], bool]:

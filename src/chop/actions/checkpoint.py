@@ -35,13 +35,13 @@ from chop.train import TASKS, Task, find_task, read_label_column
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
-    from chop.actions.workload import SubjectConfig
+    from chop.actions.workload import WorkloadConfig
 
 AUTO_TASKS = {"token-classification": "token-classification", "causal-lm": "text-generation"}
 """Tasks whose model is of another class than the classifiers'."""
 
 
-def load_checkpoint(config: SubjectConfig) -> tuple[nn.Module, DatasetDict, Task]:
+def load_checkpoint(config: WorkloadConfig) -> tuple[nn.Module, DatasetDict, Task]:
     """The model, its data as numbers, and what it is asked to do.
 
     Raises:
@@ -65,10 +65,10 @@ def load_checkpoint(config: SubjectConfig) -> tuple[nn.Module, DatasetDict, Task
     if task.name == "classification":
         known = getattr(getattr(model, "config", None), "label2id", None)
         data = with_numbered_labels(data, known)
-    return model, _as_numbers(config, model, data, task), task.judged_by(config.metric)
+    return model, _as_numbers(config, model, data, task), task.with_metric(config.metric)
 
 
-def _load_data(config: SubjectConfig) -> DatasetDict:
+def _load_data(config: WorkloadConfig) -> DatasetDict:
     """With labels, unless the task or the model asks for text alone."""
     asked = None if config.task is None else find_task(config.task)
     settings = {"limit": config.limit, "label": config.label_column}
@@ -87,7 +87,7 @@ def _is_language_model(name: str) -> bool:
     return architectures[0].endswith(("ForCausalLM", "LMHeadModel"))
 
 
-def _task_of(config: SubjectConfig, data: DatasetDict) -> Task:
+def _task_of(config: WorkloadConfig, data: DatasetDict) -> Task:
     if config.task is not None:
         return find_task(config.task)
     column = label_column(data["train"].column_names)
@@ -126,7 +126,7 @@ def _own_classes(name: str) -> int:
 
 
 def _as_numbers(
-    config: SubjectConfig, model: nn.Module, data: DatasetDict, task: Task
+    config: WorkloadConfig, model: nn.Module, data: DatasetDict, task: Task
 ) -> DatasetDict:
     if picture_column(data) is not None:
         info, size = _pixels(config.model, model, describe_dataset(str(config.dataset), data))

@@ -19,7 +19,7 @@ from chop.actions.compress_results import (
     table_of,
     write_results,
 )
-from chop.actions.interrupt import told_when_interrupted
+from chop.actions.interrupt import with_interruption_note
 from chop.actions.ptq import (
     QUANTIZE_RANGES,
     check_operators,
@@ -28,9 +28,15 @@ from chop.actions.ptq import (
     quantize_layers,
     weighted_operators,
 )
-from chop.actions.workload import Subject, SubjectConfig, raise_to_graph, settings_with, subject_for
+from chop.actions.workload import (
+    Workload,
+    WorkloadConfig,
+    raise_to_graph,
+    settings_with,
+    workload_for,
+)
 from chop.errors import ConfigError
-from chop.formats import parse_spelling
+from chop.formats import parse_format_string
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
 from chop.onnx.export import check_onnx_is_installed
@@ -43,7 +49,7 @@ SAVED_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class CompressConfig(SubjectConfig):
+class CompressConfig(WorkloadConfig):
     """Settings of `chop compress`; a TOML file has the same keys.
 
     Attributes:
@@ -66,11 +72,11 @@ class CompressConfig(SubjectConfig):
         onnx: also writes `model.onnx`, with the 8-bit integer formats as integers and others as
             floats; `result.json` lists these.
 
-    The other settings are those of `SubjectConfig`.
+    The other settings are those of `WorkloadConfig`.
     """
 
     RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
-        **SubjectConfig.RANGES,
+        **WorkloadConfig.RANGES,
         **QUANTIZE_RANGES,
         "max_drop": (0, 1),
         "bench_seconds": (0, 3600),
@@ -91,7 +97,7 @@ class CompressConfig(SubjectConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for text in self.formats:
-            parse_spelling(text)
+            parse_format_string(text)
         for path, formats in self.layers.items():
             layer_spec(path, formats)
         check_operators(self.operators)
@@ -101,7 +107,7 @@ class CompressConfig(SubjectConfig):
             check_onnx_is_installed()
 
 
-def compress(config: CompressConfig, subject: Subject | None = None) -> dict[str, Any]:
+def compress(config: CompressConfig, workload: Workload | None = None) -> dict[str, Any]:
     """Quantises a model in several formats, trains the hardest one back, and writes it all down.
 
     Formats are chosen by their accuracy on validation rows; that on test rows is only reported.
@@ -114,7 +120,7 @@ def compress(config: CompressConfig, subject: Subject | None = None) -> dict[str
 
     Args:
         config: the settings.
-        subject: a trained model and rows of your own, see `Subject.of`; default, what `config`
+        subject: a trained model and rows of your own, see `Workload.of`; default, what `config`
             names.
     Returns: what is in `result.json`; its `saved` is None where no model was saved.
     Raises:
@@ -125,29 +131,29 @@ def compress(config: CompressConfig, subject: Subject | None = None) -> dict[str
         f"no results were written to {config.out}/, those of an earlier run are as they were; the "
         "same command starts again."
     )
-    with told_when_interrupted(lambda: kept):
-        subject = subject_for(config, subject).with_validation()
-        with runs.start("compress", settings_with(config, subject), config.out) as run:
-            return _compress(config, subject, run)
+    with with_interruption_note(lambda: kept):
+        workload = workload_for(config, workload).with_validation()
+        with runs.start("compress", settings_with(config, workload), config.out) as run:
+            return _compress(config, workload, run)
 
 
-def _compress(config: CompressConfig, subject: Subject, run: runs.Run) -> dict[str, Any]:
+def _compress(config: CompressConfig, workload: Workload, run: runs.Run) -> dict[str, Any]:
     console = Console()
-    title, metric = f"{subject.name} on {subject.dataset}", subject.task.metric
-    console.print(f"[bold]{subject.name}[/] on {subject.dataset}: raising the model to a graph")
-    mg = raise_to_graph(subject)
-    baseline = measure(mg, "float", "float", subject)
-    rounded = [_round(mg, text, subject, config) for text in config.formats]
-    rounded += [_round_layers(mg, subject, config)] if config.layers else []
-    trained = list(_train_back(baseline, rounded, subject, config))
+    title, metric = f"{workload.name} on {workload.dataset}", workload.task.metric
+    console.print(f"[bold]{workload.name}[/] on {workload.dataset}: raising the model to a graph")
+    mg = raise_to_graph(workload)
+    baseline = measure(mg, "float", "float", workload)
+    rounded = [_round(mg, text, workload, config) for text in config.formats]
+    rounded += [_round_layers(mg, workload, config)] if config.layers else []
+    trained = list(_train_back(baseline, rounded, workload, config))
     candidates = [baseline, *rounded, *trained]
     print_table(f"{title}: {metric.title}", table_of(candidates, metric))
-    notes = [*footnotes(candidates), _about_training(rounded, trained, config), _about(subject)]
+    notes = [*footnotes(candidates), _about_training(rounded, trained, config), _about(workload)]
     console.print("\n".join(filter(None, notes)), highlight=False)
     chosen = _smallest([*rounded, *trained], baseline, config.max_drop, metric)
     nearest = max([*rounded, *trained], key=lambda c: metric.key(c.row.validation))
     saved = chosen or (nearest if config.keep_best else None)
-    result = dict(write_results(candidates, saved, subject, config, run))
+    result = dict(write_results(candidates, saved, workload, config, run))
     if chosen is None:
         console.print(_nothing_within(nearest.row, baseline.row, config, metric), highlight=False)
     if saved is not None:
@@ -171,9 +177,9 @@ def _saved(row: Row, exact: Row, config: CompressConfig, metric: Metric) -> str:
 
 
 def _nothing_within(nearest: Row, exact: Row, config: CompressConfig, metric: Metric) -> str:
-    lost = metric.spell_loss(nearest.validation, exact.validation)
+    lost = metric.format_loss(nearest.validation, exact.validation)
     told = (
-        f"No format keeps within {metric.spell_drop(config.max_drop)} of float on the validation "
+        f"No format keeps within {metric.format_drop(config.max_drop)} of float on the validation "
         f"rows: the nearest, {nearest.format} ({nearest.method}), loses {lost}"
     )
     if config.keep_best:
@@ -197,22 +203,22 @@ def _about_training(
     return f"No QAT: {kept} within --max-drop {config.max_drop:g} of float on the validation rows."
 
 
-def _about(subject: Subject) -> str | None:
+def _about(workload: Workload) -> str | None:
     """What there is to know of the validation rows of models that were trained elsewhere."""
-    if not subject.has_seen_validation:
+    if not workload.has_seen_validation:
         return None
-    count = 0 if subject.validation is None else len(subject.validation)
+    count = 0 if workload.validation is None else len(workload.validation)
     return (
         f"The {count} validation rows are held out of the training rows: a model that was trained "
         "on them elsewhere loses less there. Rows of a split 'validation' are taken instead."
     )
 
 
-def measure(mg: MaseGraph, method: str, label: str, subject: Subject) -> Candidate:
+def measure(mg: MaseGraph, method: str, label: str, workload: Workload) -> Candidate:
     """A graph with its metric, its bits and how many operators are quantised."""
-    subject = subject.with_validation()
-    splits = {"validation": subject.validation, "test": subject.test}
-    settings = {"device": subject.device, "task": subject.task}
+    workload = workload.with_validation()
+    splits = {"validation": workload.validation, "test": workload.test}
+    settings = {"device": workload.device, "task": workload.task}
     found = (
         evaluate(mg.model, rows, **settings, progress=f"{method} {label}, {name}")
         for name, rows in splits.items()
@@ -225,33 +231,33 @@ def measure(mg: MaseGraph, method: str, label: str, subject: Subject) -> Candida
     return Candidate(Row(method, label, *found, bits["w_avg_bit"], count, size_kb, lost), mg)
 
 
-def _round(mg: MaseGraph, text: str, subject: Subject, config: CompressConfig) -> Candidate:
-    number_format = parse_spelling(text)
+def _round(mg: MaseGraph, text: str, workload: Workload, config: CompressConfig) -> Candidate:
+    number_format = parse_format_string(text)
     quantized = quantize_after_training(
-        mg, number_format, config.operators, subject, config.calibration_rows
+        mg, number_format, config.operators, workload, config.calibration_rows
     )
-    return measure(quantized, "PTQ", number_format.label, subject)
+    return measure(quantized, "PTQ", number_format.label, workload)
 
 
-def _round_layers(mg: MaseGraph, subject: Subject, config: CompressConfig) -> Candidate:
-    quantized = quantize_layers(mg, config.layers, subject, config.calibration_rows)
-    return measure(quantized, "PTQ", "mixed", subject)
+def _round_layers(mg: MaseGraph, workload: Workload, config: CompressConfig) -> Candidate:
+    quantized = quantize_layers(mg, config.layers, workload, config.calibration_rows)
+    return measure(quantized, "PTQ", "mixed", workload)
 
 
 def _train_back(
-    baseline: Candidate, rounded: Sequence[Candidate], subject: Subject, config: CompressConfig
+    baseline: Candidate, rounded: Sequence[Candidate], workload: Workload, config: CompressConfig
 ) -> Iterator[Candidate]:
     """Trains the hardest format that lost too much; if that is beyond saving, the next one."""
-    exact, metric = baseline.row.validation, subject.task.metric
+    exact, metric = baseline.row.validation, workload.task.metric
     lost = [c for c in rounded if not metric.within(c.row.validation, exact, config.max_drop)]
     lost.sort(key=lambda candidate: (candidate.row.bits, metric.key(candidate.row.validation)))
-    training = subject.tuning(config.qat_epochs, config.qat_lr, config)
+    training = workload.tuning(config.qat_epochs, config.qat_lr, config)
     for candidate in lost if training["epochs"] else ():
         graph = candidate.graph.copy()
         label = candidate.row.format
-        settings = {"device": subject.device, "task": subject.task, "progress": f"QAT {label}"}
-        fit(graph.model, subject.train, **training, **settings)
-        trained = measure(graph, "QAT", label, subject)
+        settings = {"device": workload.device, "task": workload.task, "progress": f"QAT {label}"}
+        fit(graph.model, workload.train, **training, **settings)
+        trained = measure(graph, "QAT", label, workload)
         yield trained
         won = metric.gain(trained.row.validation, candidate.row.validation)
         if won > SAVED_SHARE * metric.gain(exact, candidate.row.validation):

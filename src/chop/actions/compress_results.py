@@ -15,7 +15,7 @@ from rich.console import Console
 
 from chop import passes, runs
 from chop.actions.latency import compare_with_float
-from chop.actions.workload import Subject
+from chop.actions.workload import Workload
 from chop.files import write_json, write_text
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import why_not_packable
@@ -85,7 +85,7 @@ def table_of(candidates: Sequence[Candidate], metric: Metric) -> list[dict[str, 
     ]
 
 
-def told_of(row: Row, metric: Metric) -> dict[str, Any]:
+def printed_row(row: Row, metric: Metric) -> dict[str, Any]:
     """A row for `result.json`."""
     fields = dataclasses.asdict(row)
     return {metric.name if name == "test" else name: value for name, value in fields.items()}
@@ -100,7 +100,7 @@ def footnotes(candidates: Sequence[Candidate]) -> list[str]:
 def write_results(
     candidates: Sequence[Candidate],
     chosen: Candidate | None,
-    subject: Subject,
+    workload: Workload,
     config: CompressConfig,
     run: runs.Run,
 ) -> Mapping[str, Any]:
@@ -117,7 +117,7 @@ def write_results(
         WriteError: the disk is full or read-only.
     """
     with run.results() as folder:
-        result = _write(folder, candidates, chosen, subject, config)
+        result = _write(folder, candidates, chosen, workload, config)
         run.rows = result["rows"]
     if chosen and not config.onnx:
         (config.out / ONNX_FILE).unlink(missing_ok=True)  # of an earlier run
@@ -128,27 +128,27 @@ def _write(
     folder: Path,
     candidates: Sequence[Candidate],
     chosen: Candidate | None,
-    subject: Subject,
+    workload: Workload,
     config: CompressConfig,
 ) -> dict[str, Any]:
-    rows, metric = [candidate.row for candidate in candidates], subject.task.metric
+    rows, metric = [candidate.row for candidate in candidates], workload.task.metric
     plot_accuracy(
         folder / f"{metric.name}.svg",
         _curves(rows),
-        {"float": rows[0].test, **subject.baselines},
+        {"float": rows[0].test, **workload.baselines},
         xlabel="average bits per parameter",
-        title=f"{subject.name} on {subject.dataset}",
+        title=f"{workload.name} on {workload.dataset}",
         metric=metric,
     )
-    settings = {**dataclasses.asdict(config), "out": str(config.out), "model": subject.name}
+    settings = {**dataclasses.asdict(config), "out": str(config.out), "model": workload.name}
     result = {
         "config": settings,
-        "dataset": subject.dataset,
-        "task": subject.task.name,
+        "dataset": workload.dataset,
+        "task": workload.task.name,
         "metric": {"name": metric.name, "higher_is_better": metric.higher_is_better},
-        "rows": [told_of(row, metric) for row in rows],
+        "rows": [printed_row(row, metric) for row in rows],
         "saved": None,
-        **(_save(folder, candidates[0], chosen, subject, config) if chosen else {}),
+        **(_save(folder, candidates[0], chosen, workload, config) if chosen else {}),
         "versions": {"torch": torch.__version__},
     }
     about = None if metric.name == "accuracy" else f"{metric.title}:"
@@ -161,7 +161,7 @@ def _write(
 
 
 def _save(
-    folder: Path, exact: Candidate, chosen: Candidate, subject: Subject, config: CompressConfig
+    folder: Path, exact: Candidate, chosen: Candidate, workload: Workload, config: CompressConfig
 ) -> dict[str, Any]:
     """Writes the model and its picture; returns what `result.json` says of them."""
     packed = _packed(chosen.graph)
@@ -170,13 +170,13 @@ def _save(
     onnx = _write_onnx(chosen.graph, folder / ONNX_FILE) if config.onnx else None
     packed.draw(folder / "graph.svg")
     return {
-        "saved": told_of(chosen.row, subject.task.metric),
+        "saved": printed_row(chosen.row, workload.task.metric),
         "operators": [dataclasses.asdict(row) for row in operator_rows(chosen.graph)],
         "layers": [dataclasses.asdict(row) for row in layer_rows(chosen.graph)],
         "float_bytes": sizes[0],
         "saved_bytes": sizes[1],
         "onnx": onnx,
-        "speed": _speed(exact.graph, packed, sizes, subject, config),
+        "speed": _speed(exact.graph, packed, sizes, workload, config),
     }
 
 
@@ -195,15 +195,15 @@ def _speed(
     exact: MaseGraph,
     packed: MaseGraph,
     sizes: tuple[Mapping[str, int], Mapping[str, int]],
-    subject: Subject,
+    workload: Workload,
     config: CompressConfig,
 ) -> list[dict[str, Any]]:
     """The saved model beside float, as rows; none where it is not to be measured."""
-    batch_sizes = [batch for batch in BATCH_SIZES if batch <= len(subject.test)]
+    batch_sizes = [batch for batch in BATCH_SIZES if batch <= len(workload.test)]
     if not config.bench_seconds or not batch_sizes:
         return []
     found = compare_with_float(
-        subject,
+        workload,
         exact,
         packed,
         file_bytes=(sizes[0]["model.pt"], sizes[1]["model.pt"]),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 @contextmanager
-def told_when_interrupted(sentence: Callable[[], str]) -> Iterator[None]:
+def with_interruption_note(sentence: Callable[[], str]) -> Iterator[None]:
     """Inside, a `KeyboardInterrupt` gets a note, which the command prints and Python shows.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from chop.actions.workload import Subject
+from chop.actions.workload import Workload
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.studies.model import BATCH_SIZES, Contender, Inputs, ModelComparison, compare_models
@@ -14,7 +14,7 @@ from chop.train import calibration_batches
 
 
 def compare_with_float(
-    subject: Subject,
+    workload: Workload,
     exact: MaseGraph,
     compressed: MaseGraph,
     *,
@@ -37,25 +37,27 @@ def compare_with_float(
         ConfigError: the test set is smaller than a batch.
     """
     contenders = [
-        Contender("float", subject.model.eval(), file_bytes[0]),
+        Contender("float", workload.model.eval(), file_bytes[0]),
         Contender("float graph", exact.model.eval(), file_bytes[0]),
-        Contender("compressed", compressed.model.to(subject.device).eval(), file_bytes[1]),
+        Contender("compressed", compressed.model.to(workload.device).eval(), file_bytes[1]),
     ]
     return compare_models(
         contenders,
-        _rows_of(subject),
+        _rows_of(workload),
         batch_sizes=batch_sizes,
         seconds=seconds,
         threads=threads,
-        device=str(subject.device),
+        device=str(workload.device),
     )
 
 
-def _rows_of(subject: Subject) -> Inputs:
+def _rows_of(workload: Workload) -> Inputs:
     def inputs(rows: int) -> Mapping[str, Tensor]:
-        if rows > len(subject.test):
-            raise ConfigError(f"batch {rows}: the data set has only {len(subject.test)} test rows.")
-        fed = next(calibration_batches(subject.model, subject.test, rows=rows, batch_size=rows))
+        if rows > len(workload.test):
+            raise ConfigError(
+                f"batch {rows}: the data set has only {len(workload.test)} test rows."
+            )
+        fed = next(calibration_batches(workload.model, workload.test, rows=rows, batch_size=rows))
         return {name: x for name, x in fed.items() if name != "labels"}
 
     return inputs

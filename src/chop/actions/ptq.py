@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chop import passes
-from chop.actions.workload import Subject
+from chop.actions.workload import Workload
 from chop.errors import ConfigError, did_you_mean
-from chop.formats import NumberFormat, QuantSpec, parse_spelling
+from chop.formats import NumberFormat, QuantSpec, parse_format_string
 from chop.formats.spec import OPERANDS
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import OPS
@@ -65,7 +65,7 @@ def quantize_after_training(
     mg: MaseGraph,
     number_format: NumberFormat,
     operators: Sequence[str],
-    subject: Subject,
+    workload: Workload,
     calibration_rows: int,
 ) -> MaseGraph:
     """A graph with data, weights and biases of `operators` in one format.
@@ -81,11 +81,11 @@ def quantize_after_training(
     """
     spec = {"config": QuantSpec.uniform(number_format)}
     rules = dict.fromkeys(present_operators(mg, operators), spec)
-    return _quantize(mg, {"by": "type", **rules}, subject, calibration_rows)
+    return _quantize(mg, {"by": "type", **rules}, workload, calibration_rows)
 
 
 def quantize_layers(
-    mg: MaseGraph, layers: LayerFormats, subject: Subject, calibration_rows: int
+    mg: MaseGraph, layers: LayerFormats, workload: Workload, calibration_rows: int
 ) -> MaseGraph:
     """A graph with formats of its own for each layer that is named.
 
@@ -99,7 +99,7 @@ def quantize_layers(
         ConfigError: the graph has no such layer, or an operand or format is unknown.
     """
     rules = {path: {"config": layer_spec(path, formats)} for path, formats in layers.items()}
-    return _quantize(mg, {"by": "name", **rules}, subject, calibration_rows)
+    return _quantize(mg, {"by": "name", **rules}, workload, calibration_rows)
 
 
 def layer_spec(path: str, formats: Mapping[str, str]) -> QuantSpec:
@@ -112,16 +112,16 @@ def layer_spec(path: str, formats: Mapping[str, str]) -> QuantSpec:
         if operand not in OPERANDS:
             nearest = did_you_mean(operand, OPERANDS)
             raise ConfigError(f"layers['{path}']: unknown operand '{operand}': {nearest}")
-    return QuantSpec(**{operand: parse_spelling(text) for operand, text in formats.items()})
+    return QuantSpec(**{operand: parse_format_string(text) for operand, text in formats.items()})
 
 
 def _quantize(
-    mg: MaseGraph, settings: Mapping[str, Any], subject: Subject, calibration_rows: int
+    mg: MaseGraph, settings: Mapping[str, Any], workload: Workload, calibration_rows: int
 ) -> MaseGraph:
     quantized, _ = passes.quantize_transform_pass(mg, settings)
     specs = [op.spec for op in quantized.model.modules() if isinstance(op, QuantizedOperator)]
     if not all(spec.is_fitted for spec in specs):
-        batches = calibration_batches(mg.model, subject.train, rows=calibration_rows)
+        batches = calibration_batches(mg.model, workload.train, rows=calibration_rows)
         quantized, _ = passes.calibrate_transform_pass(
             quantized, {"batches": batches}, inplace=True
         )

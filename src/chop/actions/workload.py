@@ -58,7 +58,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class SubjectConfig:
+class WorkloadConfig:
     """What a job works on. The settings of every job begin with these.
 
     Attributes:
@@ -116,11 +116,11 @@ class SubjectConfig:
         if self.out.is_file():
             raise ConfigError(f"out: '{self.out}' is a file, expected a folder.")
         if self.task is not None:
-            find_task(self.task).judged_by(self.metric)
+            find_task(self.task).with_metric(self.metric)
 
 
 @dataclass(frozen=True)
-class Subject:
+class Workload:
     """A trained model with its data.
 
     Attributes:
@@ -176,7 +176,7 @@ class Subject:
         name: str | None = None,
         dataset: str = "own data",
         device: str | None = None,
-    ) -> Subject:
+    ) -> Workload:
         """A trained model of your own with its data, for every job that takes a `subject`.
 
         Args:
@@ -206,10 +206,10 @@ class Subject:
             **rows,
             device=place,
             **CHECKPOINT_TUNING,
-            task=(asked or rows["train"].task).judged_by(metric),
+            task=(asked or rows["train"].task).with_metric(metric),
         )
 
-    def with_validation(self) -> Subject:
+    def with_validation(self) -> Workload:
         """The same with rows to choose by: where there are none, a share of the training rows."""
         if self.validation is not None:
             return self
@@ -232,7 +232,7 @@ class Subject:
         return {} if self.chance is None else {"chance": self.chance}
 
     def tuning(
-        self, epochs: int | None, lr: float | None, config: SubjectConfig
+        self, epochs: int | None, lr: float | None, config: WorkloadConfig
     ) -> dict[str, float]:
         """Arguments of `chop.train.fit` for training the model further.
 
@@ -255,7 +255,7 @@ class Subject:
         return {name: column for name, column in batch.items() if name != "labels"}
 
 
-def subject_for(config: SubjectConfig, subject: Subject | None) -> Subject:
+def workload_for(config: WorkloadConfig, workload: Workload | None) -> Workload:
     """The given subject, judged as `config` says; what `config` names where there is none.
 
     Raises:
@@ -263,18 +263,18 @@ def subject_for(config: SubjectConfig, subject: Subject | None) -> Subject:
         UnavailableError: model or data set are not there.
         WriteError: `config.out` cannot be written to.
     """
-    if subject is None:
-        return load_subject(config)
+    if workload is None:
+        return load_workload(config)
     make_folder(config.out)
-    return replace(subject, task=subject.task.judged_by(config.metric))
+    return replace(workload, task=workload.task.with_metric(config.metric))
 
 
-def settings_with(config: SubjectConfig, subject: Subject) -> dict[str, Any]:
+def settings_with(config: WorkloadConfig, workload: Workload) -> dict[str, Any]:
     """The settings of a job for its manifest; the model is the subject's."""
-    return {**vars(config), "model": subject.name}
+    return {**vars(config), "model": workload.name}
 
 
-def load_subject(config: SubjectConfig) -> Subject:
+def load_workload(config: WorkloadConfig) -> Workload:
     """Loads, or trains, a model and its data.
 
     A model that had to be fine-tuned is kept in `config.out`, so that the same job run again
@@ -289,7 +289,7 @@ def load_subject(config: SubjectConfig) -> Subject:
     Console().print(f"loading {config.model} and its rows", highlight=False)
     if config.model in BUILTIN_MODELS:
         _check_is_of_builtin(config)
-        task = CLASSIFICATION.judged_by(config.metric)
+        task = CLASSIFICATION.with_metric(config.metric)
         own = BUILTIN_MODELS[config.model].dataset
         if config.dataset not in (None, own):
             raise ConfigError(
@@ -302,14 +302,14 @@ def load_subject(config: SubjectConfig) -> Subject:
         trained = load_trained(config.model, progress=True, **held_out).to(place)
         rows = _limited(_rows_of(data, task), config.limit)
         known = {"device": place, "task": task}
-        return Subject(trained, config.model, own, **known, **rows, **BUILTIN_TUNING)
+        return Workload(trained, config.model, own, **known, **rows, **BUILTIN_TUNING)
     loaded, data, task = load_checkpoint(config)
     rows = _rows_of(data, task)
     if config.train_epochs:
         _fine_tune(loaded, rows["train"], config, place, task)
     known = {"device": place, "task": task, "has_seen_validation": "validation" not in data}
     name = str(config.dataset)
-    return Subject(
+    return Workload(
         loaded.to(place).eval(), config.model, name, **known, **rows, **CHECKPOINT_TUNING
     )
 
@@ -357,15 +357,15 @@ def _fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
     return digest.hexdigest()[:16]
 
 
-def raise_to_graph(subject: Subject) -> MaseGraph:
+def raise_to_graph(workload: Workload) -> MaseGraph:
     """The subject's model as a graph with metadata."""
-    mg = MaseGraph(subject.model, dummy_in=subject.example())
+    mg = MaseGraph(workload.model, dummy_in=workload.example())
     mg, _ = passes.init_metadata_analysis_pass(mg)
     mg, _ = passes.add_common_metadata_analysis_pass(mg)
     return mg
 
 
-def _check_is_of_builtin(config: SubjectConfig) -> None:
+def _check_is_of_builtin(config: WorkloadConfig) -> None:
     """Raises ConfigError where settings are given that say how to read a model of one's own."""
     for name in OF_CHECKPOINTS:
         if getattr(config, name) is not None:
@@ -376,7 +376,7 @@ def _check_is_of_builtin(config: SubjectConfig) -> None:
 
 
 def _fine_tune(
-    loaded: nn.Module, train: Rows, config: SubjectConfig, place: torch.device, task: Task
+    loaded: nn.Module, train: Rows, config: WorkloadConfig, place: torch.device, task: Task
 ) -> None:
     from safetensors.torch import load_model, save_model
 

@@ -122,20 +122,20 @@ class Comparison:
         is_baseline = measured.name == self.baseline
         return {
             "variant": measured.name,
-            "time": spelt_seconds(measured.seconds),
-            "processor time": spelt_seconds(measured.processor_seconds),
-            "times as fast": "1 (baseline)" if is_baseline else spelt_ratio(measured.ratio),
-            "first call": spelt_seconds(measured.first_call_seconds),
-            "prepare": spelt_seconds(measured.prepare_seconds),
+            "time": format_seconds(measured.seconds),
+            "processor time": format_seconds(measured.processor_seconds),
+            "times as fast": "1 (baseline)" if is_baseline else format_ratio(measured.ratio),
+            "first call": format_seconds(measured.first_call_seconds),
+            "prepare": format_seconds(measured.prepare_seconds),
             "largest difference": None if is_baseline else measured.largest_difference,
-            "peak memory": spelt_bytes(measured.peak_bytes),
+            "peak memory": format_bytes(measured.peak_bytes),
         }
 
 
-def spelt_seconds(seconds: float | None) -> str | None:
+def format_seconds(seconds: float | None) -> str | None:
     """Three digits and a unit.
 
-    >>> spelt_seconds(0.0000123)
+    >>> format_seconds(0.0000123)
     '12.3 µs'
     """
     if seconds is None:
@@ -146,10 +146,10 @@ def spelt_seconds(seconds: float | None) -> str | None:
     return f"{number:.{digits}f} {unit}"
 
 
-def spelt_bytes(count: float | None) -> str | None:
+def format_bytes(count: float | None) -> str | None:
     """In units of 1,000 bytes and powers of it.
 
-    >>> spelt_bytes(2_500_000), spelt_bytes(66_000)
+    >>> format_bytes(2_500_000), format_bytes(66_000)
     ('2.5 MB', '66.0 kB')
     """
     if count is None:
@@ -158,10 +158,10 @@ def spelt_bytes(count: float | None) -> str | None:
     return f"{count / size:.1f} {unit}"
 
 
-def spelt_ratio(ratio: Interval) -> str:
+def format_ratio(ratio: Interval) -> str:
     """With its bounds, and no number where they span 1.
 
-    >>> spelt_ratio(Interval(1.31, 1.29, 1.34)), spelt_ratio(Interval(1.01, 0.99, 1.04))
+    >>> format_ratio(Interval(1.31, 1.29, 1.34)), format_ratio(Interval(1.01, 0.99, 1.04))
     ('1.31 (1.29 to 1.34)', 'no difference shown (0.99 to 1.04)')
     """
     if not ratio.is_known:

@@ -13,7 +13,7 @@ from typing import Any
 MODULE, FUNCTION, ARGUMENTS = range(1, 4)
 
 
-def in_fresh_process(function: Callable[..., Any], *arguments: Any, **variables: str) -> Any:
+def in_subprocess(function: Callable[..., Any], *arguments: Any, **variables: str) -> Any:
     """`function(*arguments)`, computed by a new process that has imported its module alone.
 
     Args:

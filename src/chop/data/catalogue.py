@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from datasets import DatasetDict
 
 Kind = Literal["vision", "nlp", "physical"]
-GREY = ((0.5,), (0.5,))
+GRAYSCALE = ((0.5,), (0.5,))
 RGB = ((0.5,) * 3, (0.5,) * 3)
 
 
@@ -45,7 +45,7 @@ _CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 _ROWS = (
     DatasetInfo("toy", "physical", 5, num_features=16),
     DatasetInfo("jsc", "physical", 5, num_features=16),
-    DatasetInfo("digits", "vision", 10, (1, 8, 8), None, *GREY),
+    DatasetInfo("digits", "vision", 10, (1, 8, 8), None, *GRAYSCALE),
     DatasetInfo("mnist", "vision", 10, (1, 28, 28), None, (0.1307,), (0.3081,)),
     DatasetInfo("fashion_mnist", "vision", 10, (1, 28, 28), None, (0.2860,), (0.3530,)),
     DatasetInfo("cifar10", "vision", 10, (3, 32, 32), None, *_CIFAR),
@@ -85,9 +85,9 @@ def describe_dataset(name: str, splits: DatasetDict) -> DatasetInfo:
     picture = picture_column(splits)
     if picture is not None:
         example = train[0][picture]
-        is_grey = getattr(example, "mode", "RGB") in ("1", "L")
-        size = (1 if is_grey else 3, *reversed(example.size)) if hasattr(example, "size") else None
-        return DatasetInfo(name, "vision", classes, size, None, *(GREY if is_grey else RGB))
+        is_gray = getattr(example, "mode", "RGB") in ("1", "L")
+        size = (1 if is_gray else 3, *reversed(example.size)) if hasattr(example, "size") else None
+        return DatasetInfo(name, "vision", classes, size, None, *(GRAYSCALE if is_gray else RGB))
     if set(inputs) & set(TEXT_COLUMNS):
         return DatasetInfo(name, "nlp", classes)
     if len(inputs) == 1 and hasattr(vector := train[0][inputs[0]], "__len__"):

@@ -12,7 +12,7 @@ from chop.data.digits import digits
 from chop.data.points import jets, toy
 from chop.data.reviews import reviews
 from chop.errors import ConfigError, UnavailableError, did_you_mean
-from chop.hub import cache_folder, hub_is_reachable, told_when_offline
+from chop.hub import cache_folder, hub_is_reachable, offline_errors
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -168,7 +168,7 @@ def _from_hub(name: str) -> DatasetDict:
     import datasets
 
     try:
-        with told_when_offline():
+        with offline_errors():
             return datasets.load_dataset(name)
     except (OSError, ValueError) as error:
         reach = "" if hub_is_reachable() else " (the hub cannot be reached)"

@@ -17,10 +17,10 @@ from chop.formats.block_fp import BlockFP
 from chop.formats.block_log import BlockLog
 from chop.formats.block_minifloat import BlockMinifloat
 from chop.formats.float import Float
-from chop.formats.format_string import parse_spelling, spelling
+from chop.formats.format_strings import format_string, parse_format_string
 from chop.formats.integer import Integer
 from chop.formats.log import Log
-from chop.formats.lsq import LearnableFormat, learnt_fake_quantize, starting_scales
+from chop.formats.lsq import LearnableFormat, initial_scales, lsq_fake_quantize
 from chop.formats.minifloat_denorm import MinifloatDenorm
 from chop.formats.minifloat_ieee import MinifloatIEEE
 from chop.formats.mxfp import MXFP
@@ -60,9 +60,9 @@ __all__ = [
     "formats",
     "from_key",
     "get_format",
-    "learnt_fake_quantize",
+    "initial_scales",
+    "lsq_fake_quantize",
     "parse_format",
-    "parse_spelling",
+    "parse_format_string",
     "spelling",
-    "starting_scales",
 ]

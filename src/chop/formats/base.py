@@ -132,13 +132,13 @@ class NumberFormat(Quantizer):
         """Inverse of `encode`: `decode(encode(x))` equals `round(x)` bit for bit."""
         return reference.decode(self._layout, encoded)
 
-    def keeps_rows_apart(self, shape: Sequence[int]) -> bool:
+    def is_row_separable(self, shape: Sequence[int]) -> bool:
         """True where each index of the first axis has codes and scales of its own, in whole bytes.
 
         Rows of such an encoded tensor can be decoded without the others.
         """
         layout = self.layout()
-        return layout is not None and reference.keeps_rows_apart(layout, shape)
+        return layout is not None and reference.is_row_separable(layout, shape)
 
     @property
     def is_deterministic(self) -> bool:
@@ -209,11 +209,11 @@ class NumberFormat(Quantizer):
 
 
 def _shortened(value: Any) -> str:
-    many = isinstance(value, tuple) and len(value) > LONGEST_TOLD
+    many = isinstance(value, tuple) and len(value) > MAX_SUMMARY_LENGTH
     return f"{len(value)} values" if many else str(value)
 
 
-LONGEST_TOLD = 4
+MAX_SUMMARY_LENGTH = 4
 """Elements of a field that labels spell out."""
 REGISTRY: dict[str, type[NumberFormat]] = {}
 """Every format class by name and alias."""

@@ -67,4 +67,4 @@ class BlockLog(BlockFormat):
         """2^-b, stored as 2^(exponent_bias_width-1) - 1 - b."""
         width = self.exponent_bias_width or 8
         lowest, offset = 1 - 2 ** (width - 1), 1 - 2 ** (self.width - 1)
-        return SharedExponent(lowest, width, False, offset, turn=ABOVE_POWERS)
+        return SharedExponent(lowest, width, False, offset, increment_threshold=ABOVE_POWERS)

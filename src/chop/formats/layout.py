@@ -12,7 +12,7 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.formats.elements import Element, Rounding
 from chop.formats.groups import WHOLE_TENSOR, Groups
-from chop.formats.scaling import GivenScale, LearntScale, Scaling
+from chop.formats.scaling import GivenScale, LearnedScale, Scaling
 from chop.formats.statistic import Threshold
 
 
@@ -59,9 +59,9 @@ class Layout:
     def fitted(self, x: Tensor) -> Layout:
         """With the threshold of a tensor as a number, where the elements have one."""
         threshold = self.element.threshold
-        return self.parted_at(threshold.of(x)) if isinstance(threshold, Threshold) else self
+        return self.with_threshold(threshold.of(x)) if isinstance(threshold, Threshold) else self
 
-    def parted_at(self, threshold: float) -> Layout:
+    def with_threshold(self, threshold: float) -> Layout:
         """With another threshold of its elements, which have one."""
         element: Any = dataclasses.replace(self.element, threshold=threshold)  # type: ignore[type-var]
         return dataclasses.replace(self, element=element)
@@ -76,4 +76,4 @@ class Layout:
 
     def with_scales(self, scales: Tensor | None) -> Layout:
         """With scales, float32 (n,), that training is changing; None leaves them as they are."""
-        return self if scales is None else dataclasses.replace(self, scaling=LearntScale(scales))
+        return self if scales is None else dataclasses.replace(self, scaling=LearnedScale(scales))

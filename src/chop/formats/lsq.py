@@ -58,7 +58,7 @@ def learns(quantizer: Quantizer) -> bool:
     return layout.scaling.stores_floats and layout.groups in (WHOLE_TENSOR, CHANNELS)
 
 
-def starting_scales(number_format: NumberFormat, x: Tensor) -> Tensor:
+def initial_scales(number_format: NumberFormat, x: Tensor) -> Tensor:
     """What learning starts from, float32 (n,), all above zero: scales that are given, or measured.
 
     Elements that follow values start at 2 mean |x| / sqrt(Q), Q the largest one; others, signs, at
@@ -158,27 +158,27 @@ def _like(x: Tensor, y: Tensor) -> Tensor:
 
 
 # One node for FX, torch.compile and export, forward and backward; kernels may implement it.
-@torch.library.custom_op("chop::learnt_fake_quantize", mutates_args=())
-def _learnt_fake_quantize(x: Tensor, scales: Tensor, key: str, is_batch: bool) -> Tensor:
+@torch.library.custom_op("chop::lsq_fake_quantize", mutates_args=())
+def _lsq_fake_quantize(x: Tensor, scales: Tensor, key: str, is_batch: bool) -> Tensor:
     number_format = from_key(key)
     assert isinstance(number_format, LearnableFormat)
     return _like(x, number_format.round_by(x, in_use(scales)))
 
 
-@_learnt_fake_quantize.register_fake
+@_lsq_fake_quantize.register_fake
 def _(x: Tensor, scales: Tensor, key: str, is_batch: bool) -> Tensor:
     return torch.empty_like(x)
 
 
-@torch.library.custom_op("chop::learnt_gradients", mutates_args=())
-def _learnt_gradients(
+@torch.library.custom_op("chop::lsq_gradients", mutates_args=())
+def _lsq_gradients(
     grad: Tensor, x: Tensor, scales: Tensor, key: str, is_batch: bool
 ) -> tuple[Tensor, Tensor]:
     number_format = from_key(key)
     assert isinstance(number_format, LearnableFormat)
     wide = torch.promote_types(x.dtype, torch.float32)
     values = x.to(wide)
-    rounded = torch.ops.chop.learnt_fake_quantize(values, scales, key, is_batch)
+    rounded = torch.ops.chop.lsq_fake_quantize(values, scales, key, is_batch)
     layout = number_format.layout()
     assert layout is not None
     of_x, of_scales = gradients(layout, grad.to(wide), values, rounded, in_use(scales))
@@ -189,7 +189,7 @@ def _learnt_gradients(
     return _like(x, of_x), (of_scales * signs).to(scales.dtype)
 
 
-@_learnt_gradients.register_fake
+@_lsq_gradients.register_fake
 def _(grad: Tensor, x: Tensor, scales: Tensor, key: str, is_batch: bool) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(scales)
 
@@ -201,14 +201,14 @@ def _save_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor, str, bool], outpu
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
     x, scales = ctx.saved_tensors
-    of_both = torch.ops.chop.learnt_gradients(grad, x, scales, ctx.key, ctx.is_batch)
+    of_both = torch.ops.chop.lsq_gradients(grad, x, scales, ctx.key, ctx.is_batch)
     return (*of_both, None, None)
 
 
-_learnt_fake_quantize.register_autograd(_backward, setup_context=_save_for_backward)
+_lsq_fake_quantize.register_autograd(_backward, setup_context=_save_for_backward)
 
 
-def learnt_fake_quantize(
+def lsq_fake_quantize(
     x: Tensor, scales: Tensor, number_format: NumberFormat, is_batch: bool
 ) -> Tensor:
     """`x` rounded by learnt scales; `x` and the scales get gradients.
@@ -224,4 +224,4 @@ def learnt_fake_quantize(
         DerivativeError: inside `torch.func` or forward-mode differentiation.
     """
     refuse_transforms("a format with learnt scales", "use gradient 'identity' or 'clip'")
-    return torch.ops.chop.learnt_fake_quantize(x, scales, number_format.key, is_batch)
+    return torch.ops.chop.lsq_fake_quantize(x, scales, number_format.key, is_batch)

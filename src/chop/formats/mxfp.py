@@ -88,7 +88,7 @@ class MXFP(BlockFormat):
     def scaling(self) -> SharedExponent:
         """E8M0."""
         element = self.element
-        turn = {
+        increment_threshold = {
             "floor": 2.0,
             # Any magnitude whose significand is above that of the largest element.
             "ceil": math.nextafter(element.largest / 2.0**element.largest_exponent, 2.0),
@@ -96,4 +96,4 @@ class MXFP(BlockFormat):
             "even": 2.0 - 2.0 ** -(element.mantissa_width + 1),
         }[self.scale_mode]
         offset = -element.largest_exponent
-        return SharedExponent(E8M0_LOWEST, E8M0_WIDTH, True, offset, turn)
+        return SharedExponent(E8M0_LOWEST, E8M0_WIDTH, True, offset, increment_threshold)

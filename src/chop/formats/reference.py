@@ -162,7 +162,7 @@ def _restored(layout: Layout, encoded: Encoded) -> Tensor | None:
     return layout.scaling.restore(encoded.scales, count, encoded.tensor_scale)
 
 
-def keeps_rows_apart(layout: Layout, shape: Sequence[int]) -> bool:
+def is_row_separable(layout: Layout, shape: Sequence[int]) -> bool:
     """True where no group has values of two rows, and rows fill whole bytes."""
     if math.prod(shape) == 0 or layout.levels is not None:
         return False

@@ -67,15 +67,15 @@ class Scaling(ABC):
         """
         assert self.statistic is not None
         found = self.statistic.of(groups if counted is None else counted)
-        return self.scales(found, is_poisoned(groups) if self.has_nan else None)
+        return self.scales(found, has_non_finite(groups) if self.has_nan else None)
 
     @abstractmethod
-    def scales(self, found: Tensor, poisoned: Tensor | None = None) -> Scales:
+    def scales(self, found: Tensor, non_finite: Tensor | None = None) -> Scales:
         """The scales for statistics of groups.
 
         Args:
             found: float64, (..., groups, 1).
-            poisoned: boolean, True for groups with a NaN or an infinity; None for none.
+            non_finite: boolean, True for groups with a NaN or an infinity; None for none.
         """
 
     @abstractmethod
@@ -87,7 +87,7 @@ class Scaling(ABC):
         return codes.reshape(-1) if codes.is_floating_point() else pack_bits(codes, self.width)
 
 
-def is_poisoned(groups: Tensor) -> Tensor:
+def has_non_finite(groups: Tensor) -> Tensor:
     """True for groups with a NaN or an infinity, (..., groups, 1)."""
     return ~groups.isfinite().all(-1, keepdim=True)
 
@@ -103,7 +103,7 @@ class Unscaled(Scaling):
         """Ones."""
         return self.scales(groups[..., :1])
 
-    def scales(self, found: Tensor, poisoned: Tensor | None = None) -> Scales:
+    def scales(self, found: Tensor, non_finite: Tensor | None = None) -> Scales:
         """Ones."""
         return Scales(torch.ones_like(found), found.new_empty(0, dtype=torch.float32))
 
@@ -134,7 +134,7 @@ class SharedExponent(Scaling):
     width: int
     has_nan: bool = False
     offset: int = 0
-    turn: float = 2.0
+    increment_threshold: float = 2.0
     statistic = LARGEST
 
     @property
@@ -149,15 +149,15 @@ class SharedExponent(Scaling):
     def exponent(self, amax: Tensor) -> Tensor:
         """E for magnitudes, int64, before it is clipped."""
         # The least fraction that goes up carries into the exponent's field.
-        carry = int((2.0 - self.turn) * 2**MANTISSA_BITS)
+        carry = int((2.0 - self.increment_threshold) * 2**MANTISSA_BITS)
         bits = amax.contiguous().view(torch.int64) + carry
         return (bits >> MANTISSA_BITS) - (BIAS - self.offset)
 
-    def scales(self, found: Tensor, poisoned: Tensor | None = None) -> Scales:
+    def scales(self, found: Tensor, non_finite: Tensor | None = None) -> Scales:
         """Scales from the largest finite magnitudes."""
         codes = (self.exponent(found) - self.lowest).clamp(0, self._largest_code)
-        if poisoned is not None:
-            codes = codes.masked_fill(poisoned, self._largest_code + 1)
+        if non_finite is not None:
+            codes = codes.masked_fill(non_finite, self._largest_code + 1)
         return Scales(self._values(codes), codes)
 
     def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
@@ -185,7 +185,7 @@ class FloatScale(Scaling):
     width: int = 32
     stores_floats = True
 
-    def scales(self, found: Tensor, poisoned: Tensor | None = None) -> Scales:
+    def scales(self, found: Tensor, non_finite: Tensor | None = None) -> Scales:
         """The rounded quotients."""
         wanted = found / self.divisor
         if self.is_positive:
@@ -231,7 +231,7 @@ class KnownScale(Scaling):
         codes = known.expand(shape.numel()).view(*shape, 1)
         return Scales(codes.double(), codes)
 
-    def scales(self, found: Tensor, poisoned: Tensor | None = None) -> Scales:
+    def scales(self, found: Tensor, non_finite: Tensor | None = None) -> Scales:
         """The scales in their places, whatever the statistics."""
         return self.measure(found)
 
@@ -256,7 +256,7 @@ class GivenScale(KnownScale):
 
 
 @dataclass(frozen=True, eq=False)
-class LearntScale(KnownScale):
+class LearnedScale(KnownScale):
     """Scales that training is changing.
 
     Attributes:
@@ -290,13 +290,13 @@ class ScaledFloatScale(Scaling):
         """Bits of the small float."""
         return self.element.width
 
-    def scales(self, found: Tensor, poisoned: Tensor | None = None) -> Scales:
+    def scales(self, found: Tensor, non_finite: Tensor | None = None) -> Scales:
         """Scales that put the tensor's largest magnitude at both ends of the range."""
         top = found.amax() if found.numel() else found.new_zeros(())
         of_tensor = (top / (self.element.largest * self.largest)).float().clamp(min=TINY)
         wanted = found / self.largest / of_tensor.double()
-        if poisoned is not None:
-            wanted = wanted.masked_fill(poisoned, torch.nan)
+        if non_finite is not None:
+            wanted = wanted.masked_fill(non_finite, torch.nan)
         small = self.element.round(wanted)
         return Scales(small * of_tensor.double(), small, of_tensor)
 

@@ -155,11 +155,11 @@ class QuantSpec:
             raise ConfigError(
                 f"gradient '{self.gradient}': {did_you_mean(self.gradient, get_args(Gradient))}"
             )
-        if self.gradient == "lsq" and not self.is_float and not self.learnt_operands:
+        if self.gradient == "lsq" and not self.is_float and not self.lsq_operands:
             raise ConfigError(_nothing_to_learn(self))
 
     @property
-    def learnt_operands(self) -> list[str]:
+    def lsq_operands(self) -> list[str]:
         """The operands whose scales are learnt."""
         return [name for name in OPERANDS if self.learns(name)]
 

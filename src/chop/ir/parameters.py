@@ -120,7 +120,7 @@ def _stored(root: nn.Module, taken: Iterable[Use]) -> list[StoredParameter]:
     for path, module in root.named_modules():
         prefix = f"{path}." if path else ""
         for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) not in found and not _is_learnt_scale(module, name):
+            if id(parameter) not in found and not _is_lsq_scale(module, name):
                 own = uses.get(id(parameter), [])
                 found[id(parameter)] = _widest(prefix + name, parameter, own)
         for operand in module.packed_shapes if isinstance(module, PackedOperator) else ():
@@ -130,7 +130,7 @@ def _stored(root: nn.Module, taken: Iterable[Use]) -> list[StoredParameter]:
     return list(found.values())
 
 
-def _is_learnt_scale(module: nn.Module, name: str) -> bool:
+def _is_lsq_scale(module: nn.Module, name: str) -> bool:
     """True for scales that the bits of a format count already."""
     return isinstance(module, QuantizedOperator) and name in SCALE_NAMES.values()
 

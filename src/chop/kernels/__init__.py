@@ -12,6 +12,6 @@ from chop.kernels.base import (
 )
 from chop.kernels.cpu.fake_quantize import CPU_FAKE_QUANTIZE
 from chop.kernels.lowest import drop, drop_lowest, lowest_magnitudes
-from chop.kernels.lsq import round_by_learnt
+from chop.kernels.lsq import round_with_lsq
 from chop.kernels.packed import decode, packed_linear
 from chop.kernels.triton.register import CUDA_FAKE_QUANTIZE

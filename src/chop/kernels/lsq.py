@@ -12,10 +12,10 @@ from chop.kernels.cpu.fake_quantize import CPU_FAKE_QUANTIZE
 from chop.kernels.triton.register import CUDA_FAKE_QUANTIZE
 
 
-def round_by_learnt(x: Tensor, scales: Tensor, key: str, is_batch: bool) -> Tensor:
-    """The implementation of `chop::learnt_fake_quantize`."""
+def round_with_lsq(x: Tensor, scales: Tensor, key: str, is_batch: bool) -> Tensor:
+    """The implementation of `chop::lsq_fake_quantize`."""
     return fake_quantize(x, from_key(key), scales=in_use(scales))
 
 
 for kernel in (CPU_FAKE_QUANTIZE, CUDA_FAKE_QUANTIZE):
-    torch.library.register_kernel("chop::learnt_fake_quantize", kernel.device, round_by_learnt)
+    torch.library.register_kernel("chop::lsq_fake_quantize", kernel.device, round_with_lsq)

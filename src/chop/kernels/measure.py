@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from chop.formats.layout import Layout
-from chop.formats.scaling import KnownScale, is_poisoned
+from chop.formats.scaling import KnownScale, has_non_finite
 from chop.formats.statistic import LARGEST, MEAN, Statistic, Threshold
 
 
@@ -17,10 +17,10 @@ class Statistics(ABC):
     """How statistics of lines, (lines, elements), are found.
 
     Attributes:
-        finds_poison: `largest` is not finite for every line with a NaN or an infinity.
+        marks_non_finite: `largest` is not finite for every line with a NaN or an infinity.
     """
 
-    finds_poison: bool = False
+    marks_non_finite: bool = False
 
     @abstractmethod
     def largest(self, lines: Tensor, statistic: Statistic = LARGEST) -> Tensor:
@@ -59,14 +59,14 @@ class Statistics(ABC):
         if statistic is None or isinstance(above, Threshold):
             return by_reference(lines, layout)
         if statistic.kind == "largest" and (above is None or statistic.quantile == 1):
-            found, poisoned = self._finite_and_poisoned(lines, statistic, scaling.has_nan)
+            found, non_finite = self._finite_and_flags(lines, statistic, scaling.has_nan)
             if above is not None:
                 found = found.masked_fill(found <= above, 0.0)
-            return scaling.scales(found.double(), poisoned).values
+            return scaling.scales(found.double(), non_finite).values
         if statistic != MEAN:
             return by_reference(lines, layout)
-        poisoned = is_poisoned(lines) if scaling.has_nan else None
-        low, high = (scaling.scales(x, poisoned).values for x in self.mean_bounds(lines, above))
+        non_finite = has_non_finite(lines) if scaling.has_nan else None
+        low, high = (scaling.scales(x, non_finite).values for x in self.mean_bounds(lines, above))
         # Sums depend on the order of their terms. Where the bounds of any order have one scale,
         # that is it; the few other lines are left to the reference.
         is_open = (low != high).squeeze(1)  # or NaN
@@ -74,16 +74,16 @@ class Statistics(ABC):
             low[is_open] = by_reference(lines[is_open], layout)
         return low
 
-    def _finite_and_poisoned(
-        self, lines: Tensor, statistic: Statistic, asks_poison: bool
+    def _finite_and_flags(
+        self, lines: Tensor, statistic: Statistic, asks_non_finite: bool
     ) -> tuple[Tensor, Tensor | None]:
         found = self.largest(lines, statistic)
         is_open = ~found.isfinite()
         if is_open.any():
             found[is_open] = statistic.of(lines[is_open.squeeze(1)].float()).squeeze(1)
-        if not asks_poison:
+        if not asks_non_finite:
             return found, None
-        return found, is_open if self.finds_poison else is_poisoned(lines)
+        return found, is_open if self.marks_non_finite else has_non_finite(lines)
 
     def fitted(self, layout: Layout, x: Tensor) -> Layout:
         """The layout with the tensor's threshold, if it has one.
@@ -93,14 +93,14 @@ class Statistics(ABC):
         threshold = layout.element.threshold
         if threshold is None:
             return layout
-        return layout.parted_at(float_below(self._threshold(x, threshold)))
+        return layout.with_threshold(float_below(self._threshold(x, threshold)))
 
     def _threshold(self, x: Tensor, threshold: Threshold | float) -> float:
         if isinstance(threshold, float):
             return threshold
         line = x.reshape(1, -1)
         if threshold.kind == "largest":
-            return threshold.factor * self._finite_and_poisoned(line, LARGEST, False)[0].item()
+            return threshold.factor * self._finite_and_flags(line, LARGEST, False)[0].item()
         if threshold.kind == "median":
             return threshold.factor * self.median(line)
         ends = [threshold.factor * mean.item() for mean in self.mean_bounds(line)]

@@ -19,7 +19,7 @@ from chop.formats.scaling import (
     FRACTION_BITS,
     FloatScale,
     GivenScale,
-    LearntScale,
+    LearnedScale,
     ScaledFloatScale,
     Scaling,
     SharedExponent,
@@ -227,7 +227,7 @@ def _levels(layout: Layout) -> Row | None:
     known = layout.scaling.given if isinstance(layout.scaling, GivenScale) else ()
     are_floats = all(abs(scale) <= torch.finfo(torch.float32).max for scale in known)
     is_known = layout.scaling == FloatScale(MEAN_MAGNITUDE) or isinstance(
-        layout.scaling, GivenScale | LearntScale
+        layout.scaling, GivenScale | LearnedScale
     )
     fits = type(layout.element) is Sign and layout.levels <= MAX_LEVELS  # type: ignore[operator]
     return {"scale": NONE} if fits and is_known and are_floats else None
@@ -256,7 +256,7 @@ def _shared_exponent(scaling: SharedExponent) -> Row:
     return {
         "scale": SHARED_EXPONENT,
         "offset": scaling.offset,
-        "carry": first_fraction(scaling.turn) << DOUBLE_BITS - FRACTION_BITS,
+        "carry": first_fraction(scaling.increment_threshold) << DOUBLE_BITS - FRACTION_BITS,
         "lowest_exponent": scaling.lowest,
         "largest_exponent": scaling.largest,
         "has_nan": scaling.has_nan,

@@ -34,7 +34,7 @@ NOT_NEEDED = frozenset(
     }
 )
 # Other initialisations change the base weights when the adapter is loaded.
-PLAIN_INITIALISATIONS = (None, True, False, "gaussian", "eva", "orthogonal")
+PLAIN_INITIALIZATIONS = (None, True, False, "gaussian", "eva", "orthogonal")
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     for key, value in config.items():
         if key not in NOT_NEEDED and value:
             raise CheckpointError(f"'{path}': '{key}': {value!r} is not supported.")
-    if config.get("init_lora_weights") not in PLAIN_INITIALISATIONS:
+    if config.get("init_lora_weights") not in PLAIN_INITIALIZATIONS:
         raise CheckpointError(
             f"'{path}': 'init_lora_weights': {config['init_lora_weights']!r} is not supported, as "
             "it changes the base weights; let peft convert the adapter to plain LoRA first."

@@ -22,9 +22,9 @@ from chop.formats import (
     MinifloatIEEE,
     NumberFormat,
     even_sample,
+    format_string,
     get_format,
-    parse_spelling,
-    spelling,
+    parse_format_string,
 )
 
 Rule = Literal["mse", "minmax", "percentile"]
@@ -73,14 +73,14 @@ def format_candidates(
             own = {name: values for name, values in ranges.items() if name in fields}
             found += _combinations(get_format(given), own, rule)
         else:
-            found.append(parse_spelling(given))
+            found.append(parse_format_string(given))
     if unused:
         known = {name for given in formats for name in fields_of(given)}
         name = min(unused)
         raise ConfigError(f"ranges: no format has a field '{name}': {did_you_mean(name, known)}")
     if not found:
         raise ConfigError("formats: expected at least one.")
-    return {spelling(fmt): fmt for fmt in sorted(found, key=lambda fmt: fmt.bits((64, 64)))}
+    return {format_string(fmt): fmt for fmt in sorted(found, key=lambda fmt: fmt.bits((64, 64)))}
 
 
 def check_rule(rule: str) -> None:

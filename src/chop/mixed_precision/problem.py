@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import ConfigError, did_you_mean
-from chop.formats import NumberFormat, parse_spelling
+from chop.formats import NumberFormat, parse_format_string
 from chop.ir.graph import MaseGraph
 from chop.mixed_precision.candidates import Ranges, Rule, format_candidates
 from chop.mixed_precision.costs import COSTS, Costs, bits_of
@@ -115,7 +115,7 @@ class PrecisionProblem:
         batches = calibration_batches(mg.model, table, rows=calibration_rows)
         self.layers = Layers(mg, batches, operators, rule)
         self.costs = Costs(self.layers)
-        self.bias = parse_spelling(bias) if isinstance(bias, str) else bias
+        self.bias = parse_format_string(bias) if isinstance(bias, str) else bias
         self.custom_metrics = dict(custom_metrics or {})
         self.targets = self._find_targets(operands, per)
         self._fixed = self._find_fixed()

@@ -116,7 +116,7 @@ class Architectures:
         square there, are one: their configurations share a key.
         """
         choices = [
-            Choice(name, {_spell(value): value for value in values})
+            Choice(name, {_format(value): value for value in values})
             for name, values in self.fields.items()
         ]
         if len(self.square_layers) > 1:
@@ -310,5 +310,5 @@ def _moves(start: Shapes | str, shapes: Shapes | str) -> bool:
     return any(start.get(path) != shape for path, shape in shapes.items())
 
 
-def _spell(value: Any) -> str:
+def _format(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

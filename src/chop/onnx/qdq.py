@@ -180,7 +180,7 @@ def qdq_graph(mg: MaseGraph, float_fallback: bool) -> QdqGraph:
     for node in qdq.nodes:
         module = qdq.module_of(node)
         if isinstance(module, QuantizedOperator):
-            qdq.replace(node, module.unpack().settled())
+            qdq.replace(node, module.unpack().freeze_scales())
     steps = leaf_operators(qdq.model.cpu().eval())
     _check_dtypes(steps)
     plans = {name: _plan(step) for name, step in steps.items()}

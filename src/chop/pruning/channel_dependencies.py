@@ -31,7 +31,7 @@ class Cut:
         module: whose parameters and buffers are cut.
         axes: per parameter or buffer the axis along which units lie.
         sizes: attributes that say how long that axis is.
-        run: neighbours along the axis that belong to one unit.
+        run: neighbors along the axis that belong to one unit.
     """
 
     module: nn.Module
@@ -57,7 +57,7 @@ class Cut:
 
 
 def spread(kept: Tensor, run: int) -> Tensor:
-    """The positions of units that have `run` neighbours each."""
+    """The positions of units that have `run` neighbors each."""
     return (kept[:, None] * run + torch.arange(run)).flatten()
 
 

@@ -23,7 +23,7 @@ class WeightPruning:
         scope: `local` prunes the share of each layer, `global` that of all together. Columns,
             channels and heads are counted, whatever their sizes.
         granularity: `elementwise`; `column`, all weights of an input; `n:m`, such as `2:4`, keeps
-            n of every m neighbours along the input. `channel` or `row` take outputs of layers
+            n of every m neighbors along the input. `channel` or `row` take outputs of layers
             out of the model, `head` attention heads: the model gets fewer parameters.
         seed: of `random`.
     """

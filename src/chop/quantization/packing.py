@@ -106,8 +106,8 @@ def _freeze_scales(mg: MaseGraph) -> None:
     settled: list[QuantizedOperator] = []
     for node in mg.nodes:
         module = mg.module_of(node)
-        if isinstance(module, QuantizedOperator) and module.spec.learnt_operands:
-            module = module.settled()
+        if isinstance(module, QuantizedOperator) and module.spec.lsq_operands:
+            module = module.freeze_scales()
             mg.replace(node, module)
             settled.append(module)
         if isinstance(module, QuantizedOperator) and module in settled and "mase" in node.meta:

@@ -157,9 +157,9 @@ def draw_baselines(
     """Draws levels across a panel; the legend's entries say their values, drawn or not."""
     entries: list[tuple[Artist, str]] = []
     for i, (label, level) in enumerate(levels.items()):
-        colour, dashes = BASELINE_STYLES[i % len(BASELINE_STYLES)]
+        color, dashes = BASELINE_STYLES[i % len(BASELINE_STYLES)]
         told = f"{level:.2f} %" if percent else f"{level:.4g}"
-        line = axes.axhline(level, color=colour, linestyle=dashes, linewidth=1.2)
+        line = axes.axhline(level, color=color, linestyle=dashes, linewidth=1.2)
         if not scale.shows(level):
             line.remove()
             told += ", off the axis"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from chop.bench.outputs import largest_difference
-from chop.bench.record import Comparison, Measured, spelt_bytes, spelt_ratio, spelt_seconds
+from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.roofline import Roofline, measured_roofline
 from chop.bench.timing import Variant, compare
 from chop.errors import ConfigError, did_you_mean
@@ -111,9 +111,9 @@ class AttentionRow:
             "dtype": self.case.dtype,
             "mask": self.case.mask,
             "way": self.way if self.backend is None else f"{self.way} ({_short(self.backend)})",
-            "time": spelt_seconds(self.measured.seconds),
-            "times as fast": "1" if is_baseline else spelt_ratio(self.measured.ratio),
-            "moved": spelt_bytes(self.moved_bytes),
+            "time": format_seconds(self.measured.seconds),
+            "times as fast": "1" if is_baseline else format_ratio(self.measured.ratio),
+            "moved": format_bytes(self.moved_bytes),
             "of ceiling": f"{self.share_of_roofline:.0%} {self.bound}",
             "error": "-" if self.error is None else f"{self.error:.1e}",
         }

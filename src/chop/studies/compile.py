@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.bench.break_even import BreakEven, CourseRow, break_even, compile_seconds, course_rows
-from chop.bench.record import Comparison, Measured, spelt_bytes, spelt_ratio, spelt_seconds
+from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.timing import METHODS, Variant, compare
 from chop.capture.inputs import dummy_inputs
 from chop.errors import ConfigError, did_you_mean
@@ -116,12 +116,12 @@ class CompileRow:
         measured, is_eager = self.measured, self.break_even is None
         return {
             "mode": measured.name,
-            "time": spelt_seconds(measured.seconds),
-            "times as fast": "1" if is_eager else spelt_ratio(measured.ratio),
-            "compiling": None if is_eager else spelt_seconds(compile_seconds(measured)),
+            "time": format_seconds(measured.seconds),
+            "times as fast": "1" if is_eager else format_ratio(measured.ratio),
+            "compiling": None if is_eager else format_seconds(compile_seconds(measured)),
             "pays after": None if is_eager else str(self.break_even),
             "difference": None if is_eager else f"{measured.largest_difference:.1e}",
-            "memory": spelt_bytes(measured.peak_bytes),
+            "memory": format_bytes(measured.peak_bytes),
         }
 
 
@@ -145,16 +145,18 @@ class CompileComparison:
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Rows by title, spelt for people."""
         how = next(iter(self.comparisons.values())).how
-        started = f"the compiler's own start took {spelt_seconds(self.start_seconds)} before"
+        started = f"the compiler's own start took {format_seconds(self.start_seconds)} before"
         by_case: dict[str, list[dict[str, Any]]] = {}
         for row in self.rows:
             title = f"torch.compile of {row.model}, batch {row.batch} ({how}; {started})"
             by_case.setdefault(title, []).append(row.spelt())
         return {
             **by_case,
-            self._why: [_spelt_course(row, course) for row in self.rows for course in row.course],
+            self._why: [_format_course(row, course) for row in self.rows for course in row.course],
             "Graphs, and where they end": [
-                line for model, found in self.graphs.items() for line in _spelt_graphs(model, found)
+                line
+                for model, found in self.graphs.items()
+                for line in _format_graphs(model, found)
             ],
         }
 
@@ -173,7 +175,7 @@ class CompileComparison:
         )
 
 
-def _spelt_course(row: CompileRow, course: CourseRow) -> dict[str, Any]:
+def _format_course(row: CompileRow, course: CourseRow) -> dict[str, Any]:
     return {
         "model": row.model,
         "batch": row.batch,
@@ -184,7 +186,7 @@ def _spelt_course(row: CompileRow, course: CourseRow) -> dict[str, Any]:
     }
 
 
-def _spelt_graphs(model: str, found: Compilations) -> list[dict[str, Any]]:
+def _format_graphs(model: str, found: Compilations) -> list[dict[str, Any]]:
     broken = [("graph break", place) for place in found.breaks]
     again = [(f"recompile, call {each.call + 1}", each.place) for each in found.recompiles]
     head = {"model": model, "graphs": found.graphs, "breaks": len(found.breaks)}

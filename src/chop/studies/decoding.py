@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chop.bench.record import Comparison, Measured, spelt_bytes, spelt_ratio, spelt_seconds
+from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.timing import Variant, compare
 from chop.formats import MXFP, Encoded, MXInt
 from chop.formats.packing import unpack_bits
@@ -60,14 +60,14 @@ class DecodeRow:
     def spelt(self) -> dict[str, Any]:
         """For a table."""
         name, is_loop = self.measured.name, self.measured.name == LOOP
-        ratio = "1" if name == TORCH else spelt_ratio(self.measured.ratio)
+        ratio = "1" if name == TORCH else format_ratio(self.measured.ratio)
         exact = None if self.is_exact is None else "yes" if self.is_exact else "NO"
         return {
             "format": self.format or "-",
             "way": f"{name} (scaled up from {self.timed_on:,} numbers)" if is_loop else name,
-            "time": spelt_seconds(self.seconds),
+            "time": format_seconds(self.seconds),
             "times as fast": None if is_loop else ratio,
-            "moved": spelt_bytes(self.moved_bytes),
+            "moved": format_bytes(self.moved_bytes),
             "moved per second": f"{self.moved_bytes / self.seconds / 1e9:.3g} GB",
             "of a copy": f"{self.share_of_copy:.2%}" if is_loop else f"{self.share_of_copy:.0%}",
             "exact": exact,

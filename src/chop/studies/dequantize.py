@@ -22,8 +22,8 @@ from chop.studies.weight_memory import (
     KindRow,
     MemoryRow,
     demo_model,
+    format_memory,
     measure_memory,
-    spelt_memory,
 )
 
 QUICK_SECONDS, QUICK_SHAPE = 0.02, (96, 1024)
@@ -104,7 +104,7 @@ class DequantizeComparison:
         return {
             f"Decoding a weight ({how}).{note}": [row.spelt() for row in self.decoding],
             f"Multiplying by it ({how})": [row.spelt() for row in self.products],
-            memory: spelt_memory(self.memory),
+            memory: format_memory(self.memory),
             f"Where {self.memory[1].format} saves it": [row.spelt() for row in self.kinds],
         }
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from chop.bench.record import Comparison, Measured, spelt_bytes, spelt_ratio, spelt_seconds
+from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.timing import Variant, compare
 from chop.errors import ConfigError
 from chop.nn.weight_cache import kept_bytes
@@ -66,13 +66,13 @@ class ModelRow:
         return {
             "model": self.model,
             "batch": self.batch,
-            "latency": spelt_seconds(self.latency_seconds),
-            "times as fast": "1 (baseline)" if is_baseline else spelt_ratio(ratio),
+            "latency": format_seconds(self.latency_seconds),
+            "times as fast": "1 (baseline)" if is_baseline else format_ratio(ratio),
             "rows/s": f"{self.throughput:,.0f}",
-            "weights": spelt_bytes(self.weight_bytes),
-            "kept decoded": spelt_bytes(self.kept_bytes),
-            "file": spelt_bytes(self.file_bytes),
-            "peak of a call": spelt_bytes(self.measured.peak_bytes),
+            "weights": format_bytes(self.weight_bytes),
+            "kept decoded": format_bytes(self.kept_bytes),
+            "file": format_bytes(self.file_bytes),
+            "peak of a call": format_bytes(self.measured.peak_bytes),
             "largest difference": None if is_baseline else self.measured.largest_difference,
         }
 

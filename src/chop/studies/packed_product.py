@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chop.bench.record import Comparison, Measured, spelt_bytes, spelt_ratio, spelt_seconds
+from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.timing import Variant, compare
 from chop.formats import Encoded, Float
 from chop.kernels.codes import Packed
@@ -54,9 +54,9 @@ class ProductRow:
             "rows": self.rows,
             "format": self.format or "-",
             "way": self.way,
-            "time": spelt_seconds(self.seconds),
-            "times as fast": "1" if is_baseline else spelt_ratio(self.measured.ratio),
-            "moved for the weight": spelt_bytes(self.weight_bytes),
+            "time": format_seconds(self.seconds),
+            "times as fast": "1" if is_baseline else format_ratio(self.measured.ratio),
+            "moved for the weight": format_bytes(self.weight_bytes),
             "of a copy": f"{self.share_of_copy:.0%}",
             "dB": None if self.noise_db is None else f"{self.noise_db:.0f}",
         }

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from chop.bench.outputs import largest_difference
-from chop.bench.record import Comparison, Measured, spelt_bytes, spelt_ratio, spelt_seconds
-from chop.bench.subprocess import in_fresh_process
+from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
+from chop.bench.subprocess import in_subprocess
 from chop.bench.timing import METHODS, Variant, compare
 from chop.errors import ConfigError, did_you_mean
 from chop.kernels.triton.register import is_installed
@@ -146,13 +146,13 @@ class SoftmaxRow:
             "M x N": f"{self.case.rows}x{self.case.columns}",
             "dtype": self.case.dtype,
             "way": way,
-            "time": spelt_seconds(self.measured.seconds),
-            "times as fast": "1" if way == NAIVE else spelt_ratio(self.measured.ratio),
-            "counted": spelt_bytes(self.moved_bytes),
+            "time": format_seconds(self.measured.seconds),
+            "times as fast": "1" if way == NAIVE else format_ratio(self.measured.ratio),
+            "counted": format_bytes(self.moved_bytes),
             "needed per second": f"{self.bytes_per_second / 1e9:.2f} GB",
             "of a copy": f"{self.share_of_copy:.0%}",
             "error": self.error,
-            "first call": spelt_seconds(self.measured.first_call_seconds),
+            "first call": format_seconds(self.measured.first_call_seconds),
         }
 
 
@@ -191,7 +191,7 @@ def bench_softmax(config: BenchSoftmaxConfig) -> SoftmaxComparison:
     interpreted = []
     if torch.device(config.device).type != "cuda" and is_installed():
         shapes = INTERPRETED_SHAPES[:1] if config.quick else INTERPRETED_SHAPES
-        interpreted = in_fresh_process(interpreted_errors, shapes, TRITON_INTERPRET="1")
+        interpreted = in_subprocess(interpreted_errors, shapes, TRITON_INTERPRET="1")
     return SoftmaxComparison(tuple(rows), comparisons, tuple(interpreted))
 
 

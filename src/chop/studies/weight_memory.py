@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from chop.bench.peak_memory import peak_bytes, resident_bytes
-from chop.bench.record import spelt_bytes
-from chop.bench.subprocess import in_fresh_process
+from chop.bench.record import format_bytes
+from chop.bench.subprocess import in_subprocess
 from chop.capture.inputs import dummy_inputs
 from chop.formats import Float, NumberFormat, QuantSpec
 from chop.ir.graph import MaseGraph
@@ -85,22 +85,22 @@ class KindRow:
         return {
             "parameters": self.kind,
             "numbers": f"{self.elements:,}",
-            "float": spelt_bytes(self.float_bytes),
-            "packed": spelt_bytes(self.bytes),
+            "float": format_bytes(self.float_bytes),
+            "packed": format_bytes(self.bytes),
             "saved": f"{1 - self.bytes / self.float_bytes:.1%}",
         }
 
 
-def spelt_memory(rows: Sequence[MemoryRow]) -> list[dict[str, Any]]:
+def format_memory(rows: Sequence[MemoryRow]) -> list[dict[str, Any]]:
     """For a table: what each measure says, and saves of the float model's."""
     first = rows[0]
 
     def told(own: int | None, base: int | None) -> str | None:
         if own is None or not base or own == base:
-            return spelt_bytes(own)
+            return format_bytes(own)
         share = 1 - own / base
         change = f"{share:.1%} saved" if share > 0 else f"{-share:.1%} more"
-        return f"{spelt_bytes(own)} ({change})"
+        return f"{format_bytes(own)} ({change})"
 
     return [
         {
@@ -225,7 +225,7 @@ def _save_inputs(inputs: dict[str, Tensor], folder: Path) -> None:
 def _measured(folder: Path, name: str, device: str) -> tuple[int | None, int | None]:
     if torch.device(device).type == "cuda":
         return tuple(allocated_by(str(folder), name, device))  # type: ignore[return-value]
-    return tuple(in_fresh_process(resident_by, str(folder), name))
+    return tuple(in_subprocess(resident_by, str(folder), name))
 
 
 def resident_by(folder: str, name: str) -> list[int | None]:

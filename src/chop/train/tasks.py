@@ -96,24 +96,24 @@ class Metric:
         worse = -self.gain(value, reference)
         return worse if self.higher_is_better or not reference else worse / reference
 
-    def spell_drop(self, drop: float) -> str:
+    def format_drop(self, drop: float) -> str:
         """A drop for a message: in percent where it is a share.
 
-        >>> TASKS["classification"].metric.spell_drop(0.0125)
+        >>> TASKS["classification"].metric.format_drop(0.0125)
         '1.25%'
         """
         if not self.is_share and self.higher_is_better:
             return f"{drop:.4g}"
         return f"{100 * drop:.2g}%" if 0 < abs(drop) < LEAST_SHARE else f"{drop:.2%}"
 
-    def spell_loss(self, value: float, reference: float) -> str:
+    def format_loss(self, value: float, reference: float) -> str:
         """How much worse `value` is than float's `reference`, for a message.
 
         Of an error of 0 there is no share: the difference itself is told.
         """
         drop = self.drop(value, reference)
         if self.higher_is_better or reference:
-            return self.spell_drop(drop)
+            return self.format_drop(drop)
         return f"{drop:.4g} where float's {self.name} is 0, of which a share allows nothing"
 
     def spell(self, value: float) -> str:
@@ -153,7 +153,7 @@ class Task:
     metrics: Mapping[str, Metric] = field(default_factory=dict, repr=False)
     """Further metrics that may be asked for, by name."""
 
-    def judged_by(self, metric: str | Metric | Callable[..., float] | None) -> Task:
+    def with_metric(self, metric: str | Metric | Callable[..., float] | None) -> Task:
         """The task with another metric.
 
         Args:

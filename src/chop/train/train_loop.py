@@ -136,7 +136,7 @@ def evaluate(
         model: see `chop.train.model_io`.
         dataset: what `read_rows` takes, with labels, texts tokenised; of a mapping of splits, its
             `test`. `read_rows` of it spares reading it again at every call.
-        batch_size: rows of a step; for texts, neighbours in length.
+        batch_size: rows of a step; for texts, neighbors in length.
         metric: a name of the task's `metrics`, a `Metric`, or a function of predictions and
             labels; default, the task's own: accuracy of classes, R2 of numbers, perplexity of
             text.
@@ -148,7 +148,7 @@ def evaluate(
         ConfigError: wrong columns, an unknown metric or task, or labels that do not fit it.
     """
     feed = _feed(model, _split(dataset, "test"), batch_size, device, task)
-    judged = feed.task.judged_by(metric)
+    judged = feed.task.with_metric(metric)
     predictions, labels = [], []
     with (
         torch.no_grad(),

@@ -11,19 +11,19 @@ from chop.actions.search.figures import draw_search
 from chop.actions.search.job import run_job
 from chop.actions.search.nas import NasConfig
 from chop.actions.search.precision import JOB, PrecisionConfig
-from chop.actions.workload import Subject
+from chop.actions.workload import Workload
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.search import Choice, Goal, Result, SearchSpace, TrialRecord
 from tests.workloads import plain, rows
 
 
-def subject():
-    return Subject(plain(), "classifier", "points", *rows(), torch.device("cpu"), 1, 1e-3)
+def workload():
+    return Workload(plain(), "classifier", "points", *rows(), torch.device("cpu"), 1, 1e-3)
 
 
 @pytest.fixture
 def no_training(monkeypatch):
-    monkeypatch.setattr("chop.actions.workload.load_subject", lambda config: subject())
+    monkeypatch.setattr("chop.actions.workload.load_workload", lambda config: workload())
 
 
 def killed_at(call, config):

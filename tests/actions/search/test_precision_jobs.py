@@ -24,7 +24,7 @@ from chop.actions.search.no_search import no_search
 from chop.actions.search.precision import JOB, PrecisionConfig
 from chop.actions.search.precision_report import Judged, TestRows
 from chop.actions.search.sensitivity import SensitivityConfig, measure_sensitivity
-from chop.actions.workload import Subject, raise_to_graph
+from chop.actions.workload import Workload, raise_to_graph
 from chop.config import parse
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
@@ -35,13 +35,13 @@ from chop.train.evaluator import Evaluator
 from tests.workloads import plain, rows
 
 
-def subject():
-    return Subject(plain(), "classifier", "points", *rows(), torch.device("cpu"), 1, 1e-3)
+def workload():
+    return Workload(plain(), "classifier", "points", *rows(), torch.device("cpu"), 1, 1e-3)
 
 
 @pytest.fixture
 def no_training(monkeypatch):
-    monkeypatch.setattr("chop.actions.workload.load_subject", lambda config: subject())
+    monkeypatch.setattr("chop.actions.workload.load_workload", lambda config: workload())
 
 
 def test_a_search_finds_formats_that_compress_builds(tmp_path, no_training):
@@ -63,7 +63,7 @@ def test_a_search_finds_formats_that_compress_builds(tmp_path, no_training):
     assert noted["key"] == result.best.key
     saved = MaseGraph.from_checkpoint(tmp_path / "precision" / "best" / noted["key"] / "model")
     exported = JOB.export(config, result.best.config)
-    built = quantize_layers(raise_to_graph(subject()), exported["layers"], subject(), 64)
+    built = quantize_layers(raise_to_graph(workload()), exported["layers"], workload(), 64)
     found = {evaluate(mg.model, rows()[1], batch_size=64) for mg in (saved, built)}
     assert found == {noted["test_accuracy"]}
     settings = {**exported, "out": tmp_path / "compressed"}
@@ -93,7 +93,7 @@ def test_it_goes_on_and_can_be_rebuilt_from_its_settings(tmp_path, no_training):
 def test_a_search_chooses_inputs_and_weights_apart_by_their_divergence():
     config = PrecisionConfig(widths="2,4,8")
     assert [goal.name for goal in config.all_goals()] == ["kl", "bits"]
-    found = precision.problem_of(config, subject())
+    found = precision.problem_of(config, workload())
     assert list(found.space.by_name)[:2] == ["first.data_in", "first.weight"]
     # More bits for inputs alone cost nothing of the budget and disturb the answers less.
     narrow = found.uniform("4.mse")
@@ -101,7 +101,7 @@ def test_a_search_chooses_inputs_and_weights_apart_by_their_divergence():
     before, after = (found.score(found.formats(chosen)) for chosen in (narrow, wide))
     assert after["kl"] < before["kl"] / 2
     assert found.space.cost(wide) == found.space.cost(narrow)
-    together = precision.problem_of(PrecisionConfig(widths="2,4,8", per="layer"), subject())
+    together = precision.problem_of(PrecisionConfig(widths="2,4,8", per="layer"), workload())
     assert list(together.space.by_name) == ["first", "dead", "last"]
 
 
@@ -115,7 +115,7 @@ def test_a_search_chooses_inputs_and_weights_apart_by_their_divergence():
 )
 def test_a_pruner_is_told_what_is_searched_for_or_nothing(goals, budgets, score):
     config = PrecisionConfig(widths="2,8", goals=goals, budgets=budgets)
-    assert precision.problem_of(config, subject()).goal == score
+    assert precision.problem_of(config, workload()).goal == score
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_settings_are_checked_before_anything_is_loaded(settings, message):
 
 def test_sensitivities_are_written_and_measured_once(tmp_path, monkeypatch):
     config = SensitivityConfig(out=tmp_path, widths="2,8", vectors=2)
-    found = measure_sensitivity(config, subject())
+    found = measure_sensitivity(config, workload())
     manifest = read_manifest(tmp_path)
     assert (manifest.kind, len(manifest.rows)) == ("search sensitivity", 6)
     assert len(found) == 6 and len((tmp_path / "points.jsonl").read_text().splitlines()) == 6
@@ -149,9 +149,9 @@ def test_sensitivities_are_written_and_measured_once(tmp_path, monkeypatch):
         assert (tmp_path / f"{metric}.svg").is_file() and (tmp_path / f"{metric}.png").is_file()
     with monkeypatch.context() as patch:
         patch.setattr(Sensitivity, "measure", None)
-        assert measure_sensitivity(config, subject()) == found
+        assert measure_sensitivity(config, workload()) == found
     only = SensitivityConfig(out=tmp_path, widths="2,8", metrics=("weight_error",))
-    assert "accuracy" not in measure_sensitivity(only, subject())[0]
+    assert "accuracy" not in measure_sensitivity(only, workload())[0]
     with pytest.raises(ConfigError, match="did you mean 'kl'"):
         SensitivityConfig(metrics=("kl2",))
 
@@ -184,9 +184,9 @@ def test_a_killed_sensitivity_job_goes_on(tmp_path):
     done = points.read_text().splitlines()
     assert 2 <= len(done) < 6
     config = SensitivityConfig(out=tmp_path, widths="2,8", metrics=("mse",))
-    found = measure_sensitivity(config, subject())
+    found = measure_sensitivity(config, workload())
     unbroken = SensitivityConfig(out=tmp_path / "other", widths="2,8", metrics=("mse",))
-    assert found == measure_sensitivity(unbroken, subject())
+    assert found == measure_sensitivity(unbroken, workload())
     lines = points.read_text().splitlines()
     assert lines[: len(done)] == done and len(lines) == 6
 
@@ -242,7 +242,7 @@ def with_validation(seen=False):
     train, test = rows()
     first, second = train.take(torch.arange(300)), train.take(torch.arange(300, 420))
     known = {"validation": second, "has_seen_validation": seen}
-    return Subject(plain(), "net", "points", first, test, torch.device("cpu"), 1, 1e-3, **known)
+    return Workload(plain(), "net", "points", first, test, torch.device("cpu"), 1, 1e-3, **known)
 
 
 def search(tmp_path, given=None, **settings):
@@ -291,9 +291,9 @@ def test_trials_are_measured_on_rows_that_the_model_was_not_trained_on(tmp_path,
     [
         (lambda: with_validation(seen=True), "120 validation rows, held out of training rows that"),
         (lambda: replace(with_validation(), validation=rows()[1].take(torch.arange(99))), "300 tr"),
-        (lambda: replace(subject(), train=rows()[0].take(torch.arange(40))), "40 training rows, "),
-        (lambda: replace(subject(), train=rows()[0].take(torch.arange(1))), "1 training rows, "),
-        (subject, "320 validation rows, held out of training rows that the model may have seen"),
+        (lambda: replace(workload(), train=rows()[0].take(torch.arange(40))), "40 training rows, "),
+        (lambda: replace(workload(), train=rows()[0].take(torch.arange(1))), "1 training rows, "),
+        (workload, "320 validation rows, held out of training rows that the model may have seen"),
     ],
 )
 def test_other_rows_are_told_as_what_they_are(given, told):

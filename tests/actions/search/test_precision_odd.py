@@ -8,7 +8,7 @@ from torch import nn
 
 from chop.actions.search import precision
 from chop.actions.search.precision import PrecisionConfig
-from chop.actions.workload import Subject
+from chop.actions.workload import Workload
 from chop.errors import ConfigError
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.search import Goal
@@ -27,7 +27,9 @@ def lines(folder):
     torch.manual_seed(0)
     x = torch.randn(300, 4)
     model = nn.Sequential(nn.Linear(4, 1, bias=False))
-    return Subject.of(model, (x[:200], model(x[:200]).detach()), (x[200:], model(x[200:]).detach()))
+    return Workload.of(
+        model, (x[:200], model(x[:200]).detach()), (x[200:], model(x[200:]).detach())
+    )
 
 
 def tokens():
@@ -37,7 +39,7 @@ def tokens():
     labels = torch.where(ids > 12, -100, ids % 2)
     model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 2))
     rows = [{"input": i, "labels": y} for i, y in zip(ids, labels, strict=True)]
-    return Subject.of(model, rows[:150], rows[150:], task="token-classification")
+    return Workload.of(model, rows[:150], rows[150:], task="token-classification")
 
 
 def test_one_layer_without_a_bias(tmp_path):
@@ -83,7 +85,7 @@ def test_a_model_whose_answers_are_no_numbers_is_measured_all_the_same(tmp_path)
 
     torch.manual_seed(0)
     x, y = torch.randn(200, 4), torch.randint(3, (200,))
-    given = Subject.of(Broken(), (x[:150], y[:150]), (x[150:], y[150:]))
+    given = Workload.of(Broken(), (x[:150], y[:150]), (x[150:], y[150:]))
     result, noted = search(given, tmp_path)
     assert result.best.values["kl"] == float("inf") and noted["compared"] == ""
     assert "no search" not in (tmp_path / "precision" / "table.md").read_text()
@@ -100,7 +102,7 @@ def test_a_model_that_cannot_be_differentiated_is_searched_without_fisher(tmp_pa
 
     torch.manual_seed(0)
     x, y = torch.randn(200, 4), torch.randint(3, (200,))
-    given = Subject.of(Still(), (x[:150], y[:150]), (x[150:], y[150:]))
+    given = Workload.of(Still(), (x[:150], y[:150]), (x[150:], y[150:]))
     search(given, tmp_path, trials=40, widths="2,4,8")
     assert "no search (KL)" in (tmp_path / "precision" / "table.md").read_text()
     assert "without Fisher information: the loss has no gradient" in capsys.readouterr().out

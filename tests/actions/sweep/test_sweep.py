@@ -12,7 +12,7 @@ from chop.actions.sweep.points import Point, identity_of, measure_all
 from chop.actions.sweep.progress import Estimate, TimeLeft, sweep_bar
 from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
 from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
-from chop.actions.workload import SubjectConfig, fingerprint_of_rows, load_subject
+from chop.actions.workload import WorkloadConfig, fingerprint_of_rows, load_workload
 from chop.errors import ConfigError
 from chop.models import get_tokenizer
 from chop.runs import Journal, read_manifest
@@ -136,14 +136,14 @@ def changed(before, after):
 
 
 def test_other_weights_and_other_rows_are_another_subject():
-    subject = load_subject(SubjectConfig(model="mlp"))
-    before = identity_of(subject)
-    assert identity_of(load_subject(SubjectConfig(model="mlp"))) == before
-    next(subject.model.parameters()).data[0, 0] += 1e-6
-    assert changed(before, identity_of(subject)) == {"weights"}
-    subject.train.labels[0] += 1
-    subject.test.columns["pixel_values"][0] *= 0.5
-    assert changed(before, identity_of(subject)) == {"weights", "train", "test"}
+    workload = load_workload(WorkloadConfig(model="mlp"))
+    before = identity_of(workload)
+    assert identity_of(load_workload(WorkloadConfig(model="mlp"))) == before
+    next(workload.model.parameters()).data[0, 0] += 1e-6
+    assert changed(before, identity_of(workload)) == {"weights"}
+    workload.train.labels[0] += 1
+    workload.test.columns["pixel_values"][0] *= 0.5
+    assert changed(before, identity_of(workload)) == {"weights", "train", "test"}
 
 
 def test_texts_cut_elsewhere_are_other_rows():

@@ -282,10 +282,10 @@ def _labels_of(groups: Sequence[Sequence[Compared]]) -> list[str]:
 def _label(search: Compared, names: Sequence[str]) -> str:
     if search.settings is None:
         return search.name
-    return ", ".join(_spell(name, search.settings.get(name)) for name in names)
+    return ", ".join(_format(name, search.settings.get(name)) for name in names)
 
 
-def _spell(name: str, value: Any) -> str:
+def _format(name: str, value: Any) -> str:
     if value is None:
         return f"no {name}"
     text = " ".join(map(str, value)) if isinstance(value, list) else str(value)

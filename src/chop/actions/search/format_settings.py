@@ -10,9 +10,9 @@ import torch
 
 from chop.actions.ptq import check_operators
 from chop.actions.sweep.grid import spread, whole
-from chop.actions.workload import Subject, raise_to_graph
+from chop.actions.workload import Workload, raise_to_graph
 from chop.errors import ConfigError
-from chop.formats import parse_spelling
+from chop.formats import parse_format_string
 from chop.mixed_precision.candidates import Rule, fields_of, format_candidates
 from chop.mixed_precision.problem import METRIC, PrecisionProblem, Score
 from chop.train import Rows
@@ -58,7 +58,7 @@ class FormatSettings:
     def check_formats(self) -> None:
         """Raises ConfigError where a setting is wrong, before anything is loaded."""
         format_candidates(self.formats, self.all_ranges(), self.rule)
-        parse_spelling(self.bias)
+        parse_format_string(self.bias)
         if self.operators is not None:
             check_operators(self.operators)
 
@@ -74,15 +74,15 @@ class FormatSettings:
 
     def problem(
         self,
-        subject: Subject,
+        workload: Workload,
         rows: Rows,
         goal: Score | None = METRIC,
         training: Mapping[str, Any] | None = None,
     ) -> PrecisionProblem:
         """What these settings leave to choose for a subject, measured on `rows`."""
         return PrecisionProblem(
-            raise_to_graph(subject),
-            subject.train,
+            raise_to_graph(workload),
+            workload.train,
             rows,
             formats=self.formats,
             ranges=self.all_ranges(),
@@ -94,7 +94,7 @@ class FormatSettings:
             calibration_rows=self.calibration_rows,
             batch_size=self.eval_batch_size,
             goal=goal,
-            task=subject.task,
+            task=workload.task,
             training=training,
         )
 

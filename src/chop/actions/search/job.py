@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from chop import runs
-from chop.actions.interrupt import told_when_interrupted
-from chop.actions.workload import SubjectConfig
+from chop.actions.interrupt import with_interruption_note
+from chop.actions.workload import WorkloadConfig
 from chop.config import parse
 from chop.errors import ChopError, ConfigError, did_you_mean
 from chop.mixed_precision.costs import COSTS
@@ -47,7 +47,7 @@ JOB_MODULES = {
 
 
 @dataclass(frozen=True)
-class SearchConfig(SubjectConfig):
+class SearchConfig(WorkloadConfig):
     """Settings that every search job has; a TOML file has the same keys.
 
     Attributes:
@@ -59,12 +59,12 @@ class SearchConfig(SubjectConfig):
         name: of the study in the storage; None takes the job's.
         keep: how many of the best models stay on disk.
 
-    The other settings are those of `SubjectConfig`.
+    The other settings are those of `WorkloadConfig`.
     """
 
     JOB_NAME: ClassVar[str] = "search"
     RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
-        **SubjectConfig.RANGES,
+        **WorkloadConfig.RANGES,
         "trials": (1, 10**9),
         "workers": (1, 1024),
         "keep": (0, 10_000),
@@ -143,7 +143,7 @@ def run_job(job: Job, config: SearchConfig) -> Result:
 
     Called again with the same settings it goes on where the last run stopped.
     """
-    with told_when_interrupted(lambda: _kept(config)):
+    with with_interruption_note(lambda: _kept(config)):
         search, settings = job.prepare(config), settings_of(config)
         with runs.start(f"search {job.name}", settings, config.folder) as run:
             search.note_job(job.name, settings)

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from chop.actions.interrupt import told_when_interrupted
+from chop.actions.interrupt import with_interruption_note
 from chop.actions.search.job import Job, SearchConfig, find_job, rebuild, run_job
 from chop.errors import ConfigError, did_you_mean
 from chop.files import write_text
@@ -169,7 +169,7 @@ def work_for(url: str, name: str | None = None, out: Path | None = None) -> Resu
     own = None if storage_file(noted["url"]) else OWN_FOLDER
     changes = {"workers": 1, "out": own if out is None else str(out)}
     job, config = _rebuilt(noted, changes)
-    with told_when_interrupted(
+    with with_interruption_note(
         lambda: "finished trials are kept; any worker goes on with the rest."
     ):
         return job.prepare(config).run(until=config.trials, wait=False)

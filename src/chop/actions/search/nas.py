@@ -16,7 +16,7 @@ from chop.actions.search.figures import draw_search
 from chop.actions.search.job import Job, SearchConfig, check_budgets, where_model_is
 from chop.actions.search.precision_report import wilson
 from chop.actions.sweep.record import write_table
-from chop.actions.workload import Subject, fingerprint_of_rows, subject_for
+from chop.actions.workload import Workload, fingerprint_of_rows, workload_for
 from chop.errors import ConfigError, did_you_mean
 from chop.files import write_json
 from chop.ir.graph import MaseGraph
@@ -132,20 +132,20 @@ def usual_fields(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
-def prepare(config: NasConfig, subject: Subject | None = None) -> Search:
+def prepare(config: NasConfig, workload: Workload | None = None) -> Search:
     """The search over the architectures of what `config` names; it has not run.
 
     Raises:
         ConfigError: settings that do not fit the model.
         UnavailableError: the model or the data set is not there.
     """
-    subject = subject_for(config, subject)
-    if subject.task.metric.name != "accuracy":
+    workload = workload_for(config, workload)
+    if workload.task.metric.name != "accuracy":
         raise ConfigError(
-            f"chop search nas judges classifiers by accuracy, not by {subject.task.metric.name}."
+            f"chop search nas judges classifiers by accuracy, not by {workload.task.metric.name}."
         )
-    found = architectures(config, subject)
-    measure = _measure(config, found, subject)
+    found = architectures(config, workload)
+    measure = _measure(config, found, workload)
     return Search(
         _filtered(config, found, measure),
         measure,
@@ -159,8 +159,8 @@ def prepare(config: NasConfig, subject: Subject | None = None) -> Search:
         save=measure.save,
         keep=config.keep,
         problem={
-            "rows": fingerprint_of_rows(subject.train),
-            "base": _spelled(subject.model.config),
+            "rows": fingerprint_of_rows(workload.train),
+            "base": _spelled(workload.model.config),
             "training": measure.training,
             "compression": dataclasses.asdict(measure.compression),
             "proxy": [config.proxy, config.share],
@@ -175,19 +175,19 @@ def _spelled(base: PreTrainedConfig) -> str:
     return base.to_json_string()
 
 
-def architectures(config: NasConfig, subject: Subject) -> Architectures:
+def architectures(config: NasConfig, workload: Workload) -> Architectures:
     """The models that are searched over."""
     from transformers import PreTrainedConfig
 
-    base = getattr(subject.model, "config", None)
+    base = getattr(workload.model, "config", None)
     usual = usual_fields(base) if isinstance(base, PreTrainedConfig) else {}
     fields = usual if config.fields is None else config.fields
     layers = {name: SQUARE_LAYERS[name] for name in config.square_layers}
-    return Architectures(subject.model, fields, square_layers=layers, seed=config.seed)
+    return Architectures(workload.model, fields, square_layers=layers, seed=config.seed)
 
 
-def _measure(config: NasConfig, found: Architectures, subject: Subject) -> TrainedMeasure:
-    train, validation = split_rows(subject.train, config.validation, seed=config.seed)
+def _measure(config: NasConfig, found: Architectures, workload: Workload) -> TrainedMeasure:
+    train, validation = split_rows(workload.train, config.validation, seed=config.seed)
     training = {"epochs": config.epochs, "lr": config.lr}
     training |= {"batch_size": config.batch_size, "seed": config.seed}
     compression = config.how_compressed()
@@ -197,8 +197,8 @@ def _measure(config: NasConfig, found: Architectures, subject: Subject) -> Train
         validation,
         training,
         compression,
-        device=subject.device,
-        task=subject.task,
+        device=workload.device,
+        task=workload.task,
     )
 
 
@@ -215,7 +215,7 @@ def _filtered(config: NasConfig, found: Architectures, measure: TrainedMeasure) 
 
 
 def write(
-    config: NasConfig, search: Search, result: Result, subject: Subject | None = None
+    config: NasConfig, search: Search, result: Result, workload: Workload | None = None
 ) -> list[dict[str, Any]]:
     """Writes `table.csv`, `table.md`, `best.json`, and the figures of `draw_search`.
 
@@ -225,16 +225,16 @@ def write(
     """
     if not result.measured:
         raise ConfigError("no architecture was measured: all were impossible, or failed.")
-    subject = subject_for(config, subject)
-    validation = split_rows(subject.train, config.validation, seed=config.seed)[1]
+    workload = workload_for(config, workload)
+    validation = split_rows(workload.train, config.validation, seed=config.seed)[1]
     count = _labelled(validation)
     title = f"{config.model}: architectures, best first"
     rows = [_row(search, trial, count) for trial in result.ranked]
-    write_table(config.folder, title, rows, note=_note(count, _labelled(subject.test)))
+    write_table(config.folder, title, rows, note=_note(count, _labelled(workload.test)))
     if result.best is None:
         Console().print("none keeps within the budgets; the nearest come first in the table")
         return rows
-    noted = _describe(config, search, result, result.best, subject, count)
+    noted = _describe(config, search, result, result.best, workload, count)
     write_json(config.folder / "best.json", noted)
     about = f"{config.model}: architectures"
     draw_search(config, result, search.space, about, PERCENT)
@@ -299,22 +299,23 @@ def _describe(
     search: Search,
     result: Result,
     best: TrialRecord,
-    subject: Subject,
+    workload: Workload,
     validation: int,
 ) -> dict[str, Any]:
     """The best architecture, with its accuracy on rows that the search has not seen.
 
     Its model is trained again where `config.folder` has none.
     """
-    found = architectures(config, subject)
+    found = architectures(config, workload)
     saved = config.folder / "best" / best.key / "model"
     if saved.with_suffix(".pt").is_file():
         model = MaseGraph.from_checkpoint(saved).model
     else:
         told = f"the model of trial {best.number} is not in {saved.parent}"
         Console().print(f"{told}: training it again, for its test accuracy", highlight=False)
-        model = _measure(config, found, subject).trained(best.config)
-    accuracy, count = evaluate(model, subject.test, device=subject.device), _labelled(subject.test)
+        model = _measure(config, found, workload).trained(best.config)
+    accuracy = evaluate(model, workload.test, device=workload.device)
+    count = _labelled(workload.test)
     combinations = math.prod(map(len, found.fields.values()))
     return {
         "choices": dict(search.space.folded(best.config)),

@@ -23,15 +23,15 @@ from chop.actions.search.precision_report import (
 )
 from chop.actions.sweep.record import write_table
 from chop.actions.workload import (
-    Subject,
-    SubjectConfig,
+    Workload,
+    WorkloadConfig,
     fingerprint_of_rows,
     fingerprint_of_weights,
-    subject_for,
+    workload_for,
 )
 from chop.errors import ConfigError, did_you_mean
 from chop.files import write_json
-from chop.formats import spelling
+from chop.formats import format_string
 from chop.mixed_precision.costs import COSTS
 from chop.mixed_precision.problem import SCORES, PrecisionProblem
 from chop.search import Config, Goal, Result, Search
@@ -125,24 +125,24 @@ class PrecisionConfig(FormatSettings, SearchConfig):
         return (*objectives, *limits)
 
 
-def prepare(config: PrecisionConfig, subject: Subject | None = None) -> Search:
+def prepare(config: PrecisionConfig, workload: Workload | None = None) -> Search:
     """The search over the formats of what `config` names; it has not run.
 
     Raises:
         ConfigError: settings that do not fit the model.
         UnavailableError: the model or the data set is not there.
     """
-    subject, rows, _ = rows_of(config, subject_for(config, subject))
-    found, goals = _problem(config, subject, rows), config.all_goals()
+    workload, rows, _ = rows_of(config, workload_for(config, workload))
+    found, goals = _problem(config, workload, rows), config.all_goals()
     found.check_goals(goals)
     identity = {
-        "weights": fingerprint_of_weights(subject.model),
-        "train": fingerprint_of_rows(subject.train),
+        "weights": fingerprint_of_weights(workload.model),
+        "train": fingerprint_of_rows(workload.train),
         "rows": fingerprint_of_rows(rows),
         "settings": config.told(),
         "training": found.training and {k: x for k, x in found.training.items() if k != "device"},
     }
-    begin = _without_search(config, found, subject, identity)
+    begin = _without_search(config, found, workload, identity)
     return Search(
         found.space,
         found.measure,
@@ -160,15 +160,15 @@ def prepare(config: PrecisionConfig, subject: Subject | None = None) -> Search:
     )
 
 
-def rows_of(config: PrecisionConfig, subject: Subject) -> tuple[Subject, Rows, str]:
+def rows_of(config: PrecisionConfig, workload: Workload) -> tuple[Workload, Rows, str]:
     """What trials are measured on: rows that the model was not trained on where there are any.
 
     Returns: the subject, without those rows among its training rows where they are validation
         rows; the rows; what they are, in words.
     """
-    split = subject
-    if subject.validation is not None or len(subject.train) > 1:
-        split = subject.with_validation()
+    split = workload
+    if workload.validation is not None or len(workload.train) > 1:
+        split = workload.with_validation()
     validation = split.validation
     count = 0 if validation is None else len(validation)
     if validation is not None and (count >= LEAST_VALIDATION or config.epochs):
@@ -179,9 +179,9 @@ def rows_of(config: PrecisionConfig, subject: Subject) -> tuple[Subject, Rows, s
             rows,
             f"{len(rows)} validation rows{seen if split.has_seen_validation else ''}",
         )
-    rows = spread_evenly(subject.train, config.search_rows)
+    rows = spread_evenly(workload.train, config.search_rows)
     return (
-        subject,
+        workload,
         rows,
         (
             f"{len(rows)} training rows, which the model has seen and answers better than others "
@@ -190,27 +190,30 @@ def rows_of(config: PrecisionConfig, subject: Subject) -> tuple[Subject, Rows, s
     )
 
 
-def problem_of(config: PrecisionConfig, subject: Subject) -> PrecisionProblem:
+def problem_of(config: PrecisionConfig, workload: Workload) -> PrecisionProblem:
     """What is searched over, measured on the rows of `rows_of`."""
-    subject, rows, _ = rows_of(config, subject)
-    return _problem(config, subject, rows)
+    workload, rows, _ = rows_of(config, workload)
+    return _problem(config, workload, rows)
 
 
-def _problem(config: PrecisionConfig, subject: Subject, rows: Rows) -> PrecisionProblem:
+def _problem(config: PrecisionConfig, workload: Workload, rows: Rows) -> PrecisionProblem:
     # A pruner compares what is reported with the objective's own direction.
-    scores = (subject.task.metric.name, *SCORES)
+    scores = (workload.task.metric.name, *SCORES)
     goal = next((score for score in scores if config.goals[0] == score), None)
     training = None
     if config.epochs:
-        training = subject.tuning(config.epochs, config.lr, config) | {"device": subject.device}
-    return config.problem(subject, rows, goal, training)
+        training = workload.tuning(config.epochs, config.lr, config) | {"device": workload.device}
+    return config.problem(workload, rows, goal, training)
 
 
 def _without_search(
-    config: PrecisionConfig, found: PrecisionProblem, subject: Subject, identity: Mapping[str, Any]
+    config: PrecisionConfig,
+    found: PrecisionProblem,
+    workload: Workload,
+    identity: Mapping[str, Any],
 ) -> dict[str, Config]:
     """By their labels in tables, the configurations that need no search; measured once."""
-    steps = 3 * config.epochs * len(subject.train) / len(found.evaluator)
+    steps = 3 * config.epochs * len(workload.train) / len(found.evaluator)
     # Where a storage has no folder here, every worker would measure divergences for itself.
     is_here = storage_file(storage_url(config.storage, config.out)) is not None
     evaluations = SHARE * config.trials * (1 + steps) if is_here else 0.0
@@ -219,7 +222,7 @@ def _without_search(
     return kept_in(
         config.folder / "no-search.json",
         told,
-        lambda: no_search(found, subject.train, goals, evaluations),
+        lambda: no_search(found, workload.train, goals, evaluations),
     )
 
 
@@ -243,7 +246,7 @@ class _Judgement:
 
 
 def write(
-    config: PrecisionConfig, search: Search, result: Result, subject: Subject | None = None
+    config: PrecisionConfig, search: Search, result: Result, workload: Workload | None = None
 ) -> list[dict[str, Any]]:
     """Writes `table.csv`, `table.md`, `best.json` and the figures of `draw_precision`.
 
@@ -253,32 +256,32 @@ def write(
     """
     if not result.measured:
         raise ConfigError("no configuration was measured.")
-    subject, rows, searched = rows_of(config, subject_for(config, subject))
-    found, metric = _problem(config, subject, rows), subject.task.metric
-    settings = {"batch_size": config.eval_batch_size, "task": subject.task}
-    unseen = Evaluator(found.layers.mg.model, subject.test, **settings)
+    workload, rows, searched = rows_of(config, workload_for(config, workload))
+    found, metric = _problem(config, workload, rows), workload.task.metric
+    settings = {"batch_size": config.eval_batch_size, "task": workload.task}
+    unseen = Evaluator(found.layers.mg.model, workload.test, **settings)
     test = TestRows(found, unseen, objectives_of(result.goals)[0].name)
-    begin = _without_search(config, found, subject, search.problem)
+    begin = _without_search(config, found, workload, search.problem)
     judgement = _judge(search, result, begin, test)
     lines = [
         table_row(label, values, metric, judgement.judged.get(label))
         for label, values in judgement.values.items()
     ]
-    title = f"{subject.name} on {subject.dataset}"
-    note = note_of(searched, len(subject.test), unseen, shown_of(result), judgement.compared)
+    title = f"{workload.name} on {workload.dataset}"
+    note = note_of(searched, len(workload.test), unseen, shown_of(result), judgement.compared)
     columns = dict.fromkeys((f"search {metric.name}", f"test {metric.name}"), metric)
     write_table(config.folder, f"{title}: mixed precision beside uniform", lines, columns, note)
     draw_precision(config, found, result, begin, lines, title)
     if result.best is None:
         Console().print(f"{_nearest(result)}; {config.folder}", highlight=False)
         return lines
-    _write_best(config, search, result, judgement, metric, searched, len(subject.test))
+    _write_best(config, search, result, judgement, metric, searched, len(workload.test))
     values, verdict = result.best.values, judgement.verdict
     Console().print(
         f"best: {values['bits']:.2f} bits per weight, {metric.name} "
         f"{metric.spell(values[metric.name])} on {len(rows)} rows of the search and "
         f"{judgement.judged[judgement.best].spell(metric)} on "
-        f"{len(subject.test)} test rows{verdict}; {config.folder}"
+        f"{len(workload.test)} test rows{verdict}; {config.folder}"
         f"{where_model_is(config, result.best)}",
         highlight=False,
     )
@@ -376,7 +379,7 @@ def export(config: PrecisionConfig, chosen: Config) -> dict[str, Any]:
         ConfigError: settings that do not fit the model.
         UnavailableError: the model or the data set is not there.
     """
-    rules = problem_of(config, subject_for(config, None)).pass_args(chosen)
+    rules = problem_of(config, workload_for(config, None)).pass_args(chosen)
     if config.epochs:
         Console().print(
             "The formats are exported, the weights that trials were trained to are not: those are "
@@ -385,14 +388,16 @@ def export(config: PrecisionConfig, chosen: Config) -> dict[str, Any]:
             highlight=False,
         )
     own = {"out", "batch_size", "device"}
-    same = [field.name for field in dataclasses.fields(SubjectConfig) if field.name not in own]
+    same = [field.name for field in dataclasses.fields(WorkloadConfig) if field.name not in own]
     return {
         **{name: getattr(config, name) for name in same},
         "formats": [],
         "keep_best": True,
         **({"qat_epochs": config.epochs, "qat_lr": config.lr} if config.epochs else {}),
         "layers": {
-            name: {n: spelling(fmt) for n, fmt in rule["config"].items() if not fmt.is_identity}
+            name: {
+                n: format_string(fmt) for n, fmt in rule["config"].items() if not fmt.is_identity
+            }
             for name, rule in rules.items()
             if name != "by"
         },

@@ -12,7 +12,7 @@ from chop import runs
 from chop.actions.search.format_settings import FORMAT_RANGES, FormatSettings
 from chop.actions.sweep.points import Point, identity_of, measure_all
 from chop.actions.sweep.record import write_figure, write_table
-from chop.actions.workload import Subject, SubjectConfig, settings_with, subject_for
+from chop.actions.workload import Workload, WorkloadConfig, settings_with, workload_for
 from chop.files import write_json
 from chop.mixed_precision.sensitivity import METRICS, Sensitivity, check_metrics, line
 from chop.report.layer_maps import plot_layer_map
@@ -21,7 +21,7 @@ from chop.train import Metric
 
 
 @dataclass(frozen=True)
-class SensitivityConfig(FormatSettings, SubjectConfig):
+class SensitivityConfig(FormatSettings, WorkloadConfig):
     """Settings of `chop search sensitivity`; a TOML file has the same keys.
 
     Attributes:
@@ -29,11 +29,11 @@ class SensitivityConfig(FormatSettings, SubjectConfig):
             activation_variance.
         vectors: random vectors of the Hessian's trace.
 
-    The other settings are those of `FormatSettings` and `SubjectConfig`.
+    The other settings are those of `FormatSettings` and `WorkloadConfig`.
     """
 
     RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
-        **SubjectConfig.RANGES,
+        **WorkloadConfig.RANGES,
         **FORMAT_RANGES,
         "vectors": (1, 10_000),
     }
@@ -49,7 +49,7 @@ class SensitivityConfig(FormatSettings, SubjectConfig):
 
 
 def measure_sensitivity(
-    config: SensitivityConfig, subject: Subject | None = None
+    config: SensitivityConfig, workload: Workload | None = None
 ) -> list[dict[str, Any]]:
     """Measures every layer in every format, all others float, on the test rows.
 
@@ -62,20 +62,20 @@ def measure_sensitivity(
         ConfigError: settings that do not fit together.
         UnavailableError: the model or the data set is not there.
     """
-    subject = subject_for(config, subject)
-    settings = settings_with(config, subject)
+    workload = workload_for(config, workload)
+    settings = settings_with(config, workload)
     with runs.start("search sensitivity", settings, config.out) as run:
-        run.rows = rows = _measure(config, subject)
+        run.rows = rows = _measure(config, workload)
     return rows
 
 
-def _measure(config: SensitivityConfig, subject: Subject) -> list[dict[str, Any]]:
-    problem = config.problem(subject, subject.test)
+def _measure(config: SensitivityConfig, workload: Workload) -> list[dict[str, Any]]:
+    problem = config.problem(workload, workload.test)
     probe = Sensitivity(
-        problem, subject.train, config.metrics, vectors=config.vectors, seed=config.seed
+        problem, workload.train, config.metrics, vectors=config.vectors, seed=config.seed
     )
     told = {**config.told(), "formats": None, "metrics": config.metrics, "vectors": config.vectors}
-    known = {**identity_of(subject), **told, "seed": config.seed}
+    known = {**identity_of(workload), **told, "seed": config.seed}
     points = [
         Point(
             f"{name} {text}",
@@ -84,13 +84,13 @@ def _measure(config: SensitivityConfig, subject: Subject) -> list[dict[str, Any]
         )
         for name, text in problem.pairs
     ]
-    title = f"{subject.name} on {subject.dataset}"
-    results = measure_all(title, points, Journal(config.out / "points.jsonl"), subject.task.metric)
+    title = f"{workload.name} on {workload.dataset}"
+    results = measure_all(title, points, Journal(config.out / "points.jsonl"), workload.task.metric)
     rows = [
         {**line(problem, *pair), **found}
         for pair, found in zip(problem.pairs, results, strict=True)
     ]
-    _write(config, f"{title}: each layer alone in each format", rows, subject.task.metric)
+    _write(config, f"{title}: each layer alone in each format", rows, workload.task.metric)
     return rows
 
 
@@ -98,7 +98,7 @@ def _write(
     config: SensitivityConfig, title: str, rows: list[dict[str, Any]], metric: Metric
 ) -> None:
     plain = ("bits", metric.name)
-    told = [{n: x if n in plain else _spell(x) for n, x in row.items()} for row in rows]
+    told = [{n: x if n in plain else _format(x) for n, x in row.items()} for row in rows]
     write_table(config.out, title, told, {metric.name: metric})
     write_json(config.out / "sensitivity.json", rows)
     for metric in config.metrics:
@@ -115,7 +115,7 @@ def _write(
             )
 
 
-def _spell(value: Any) -> Any:
+def _format(value: Any) -> Any:
     """Sensitivities span many powers of ten."""
     if not isinstance(value, float):
         return value

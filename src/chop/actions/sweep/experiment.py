@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from chop.actions.sweep.points import Point, identity_of
-from chop.actions.workload import Subject, raise_to_graph
+from chop.actions.workload import Workload, raise_to_graph
 from chop.ir.graph import MaseGraph
 from chop.train import evaluate, fit
 
@@ -35,7 +35,9 @@ class Experiment(Generic[S]):
     label: Callable[[S], str]
     training: Mapping[str, Any]
 
-    def points(self, subject: Subject, settings: Sequence[S]) -> dict[tuple[str, S | None], Point]:
+    def points(
+        self, workload: Workload, settings: Sequence[S]
+    ) -> dict[tuple[str, S | None], Point]:
         """The points by stage and setting, in the order in which one graph serves two of them.
 
         The float model is the point `("float", None)`.
@@ -43,24 +45,24 @@ class Experiment(Generic[S]):
 
         @functools.cache
         def raised() -> MaseGraph:
-            return raise_to_graph(subject)
+            return raise_to_graph(workload)
 
         @functools.lru_cache(maxsize=1)
         def changed(setting: S) -> MaseGraph:
             return self.change(raised(), setting)
 
         def result_of(mg: MaseGraph) -> dict[str, float]:
-            value = evaluate(mg.model, subject.test, device=subject.device, task=subject.task)
-            return {subject.task.metric.name: value, **self.describe(mg)}
+            value = evaluate(mg.model, workload.test, device=workload.device, task=workload.task)
+            return {workload.task.metric.name: value, **self.describe(mg)}
 
         def trained(setting: S) -> dict[str, float]:
             graph = changed(setting).copy()
-            settings = {"device": subject.device, "task": subject.task}
-            fit(graph.model, subject.train, **self.training, **settings)
+            settings = {"device": workload.device, "task": workload.task}
+            fit(graph.model, workload.train, **self.training, **settings)
             return result_of(graph)
 
         before, after = self.stages
-        known = identity_of(subject)
+        known = identity_of(workload)
         points: dict[tuple[str, S | None], Point] = {
             ("float", None): Point("float", known, lambda: result_of(raised()), "float")
         }

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chop.actions.interrupt import points_are_kept, told_when_interrupted
+from chop.actions.interrupt import points_are_kept, with_interruption_note
 from chop.actions.sweep.progress import Estimate, sweep_bar
-from chop.actions.workload import Subject, fingerprint_of_rows, fingerprint_of_weights
+from chop.actions.workload import Workload, fingerprint_of_rows, fingerprint_of_weights
 from chop.runs import Journal, key_of
 from chop.train.tasks import CLASSIFICATION, Metric
 
@@ -43,7 +43,7 @@ def measure_all(
     todo = {key_of(p.settings): p for p in points if journal.find(p.settings) is None}
     done = sum(journal.find(point.settings) is not None for point in points)
     estimate = Estimate(point.kind for point in todo.values())
-    with told_when_interrupted(lambda: points_are_kept(journal.path)), sweep_bar(estimate) as bar:
+    with with_interruption_note(lambda: points_are_kept(journal.path)), sweep_bar(estimate) as bar:
         if done:
             bar.console.print(f"{done} of {len(points)} points are there already: {journal.path}")
         task = bar.add_task(title, total=len(todo))
@@ -60,15 +60,15 @@ def measure_all(
     return [journal.get(point.settings) for point in points]
 
 
-def identity_of(subject: Subject) -> dict[str, str]:
+def identity_of(workload: Workload) -> dict[str, str]:
     """What tells this model, these rows and their metric from any other."""
-    metric = subject.task.metric.name
-    judged = {} if metric == "accuracy" else {"task": subject.task.name, "metric": metric}
+    metric = workload.task.metric.name
+    judged = {} if metric == "accuracy" else {"task": workload.task.name, "metric": metric}
     return {
         **judged,
-        "model": subject.name,
-        "dataset": subject.dataset,
-        "weights": fingerprint_of_weights(subject.model),
-        "train": fingerprint_of_rows(subject.train),
-        "test": fingerprint_of_rows(subject.test),
+        "model": workload.name,
+        "dataset": workload.dataset,
+        "weights": fingerprint_of_weights(workload.model),
+        "train": fingerprint_of_rows(workload.train),
+        "test": fingerprint_of_rows(workload.test),
     }

@@ -14,7 +14,7 @@ from chop.actions.sweep.experiment import Experiment
 from chop.actions.sweep.grid import spread
 from chop.actions.sweep.points import measure_all
 from chop.actions.sweep.record import write_figure, write_table
-from chop.actions.workload import Subject, SubjectConfig, settings_with, subject_for
+from chop.actions.workload import Workload, WorkloadConfig, settings_with, workload_for
 from chop.config import convert, parse
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
@@ -35,7 +35,7 @@ def _multiplied() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class PruneSweepConfig(SubjectConfig):
+class PruneSweepConfig(WorkloadConfig):
     """Settings of `chop sweep prune`; a TOML file has the same keys.
 
     Attributes:
@@ -48,11 +48,11 @@ class PruneSweepConfig(SubjectConfig):
         finetune_lr: its largest learning rate; None takes what suits the model and the epochs.
         calibration_rows: training rows for methods that look at data.
 
-    The other settings are those of `SubjectConfig`.
+    The other settings are those of `WorkloadConfig`.
     """
 
     RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
-        **SubjectConfig.RANGES,
+        **WorkloadConfig.RANGES,
         "finetune_epochs": (0, 10_000),
         "finetune_lr": (1e-9, 10),
         "calibration_rows": (1, 10**9),
@@ -90,7 +90,7 @@ class PruneSweepConfig(SubjectConfig):
         return {"weight": weight, "include": self.operators}
 
 
-def prune_sweep(config: PruneSweepConfig, subject: Subject | None = None) -> list[dict[str, Any]]:
+def prune_sweep(config: PruneSweepConfig, workload: Workload | None = None) -> list[dict[str, Any]]:
     """Measures every method and sparsity after pruning, and fine-tuned after that.
 
     Writes into `config.out`: `points.jsonl` (each point as it is finished; run again, the sweep
@@ -98,7 +98,7 @@ def prune_sweep(config: PruneSweepConfig, subject: Subject | None = None) -> lis
 
     Args:
         config: the settings.
-        subject: a trained model and rows of your own, see `Subject.of`; default, what `config`
+        subject: a trained model and rows of your own, see `Workload.of`; default, what `config`
             names.
     Returns: one mapping per method and sparsity: `method`, `sparsity` (asked), `actual sparsity`
         of the chosen layers after everything, `float`, `pruned` and `fine-tuned` (accuracies from
@@ -107,18 +107,18 @@ def prune_sweep(config: PruneSweepConfig, subject: Subject | None = None) -> lis
         ConfigError: settings that do not fit together.
         UnavailableError: the model or the data set is not there.
     """
-    subject = subject_for(config, subject)
-    with runs.start("sweep prune", settings_with(config, subject), config.out) as run:
-        run.rows = rows = _sweep(config, subject)
+    workload = workload_for(config, workload)
+    with runs.start("sweep prune", settings_with(config, workload), config.out) as run:
+        run.rows = rows = _sweep(config, workload)
     return rows
 
 
-def _sweep(config: PruneSweepConfig, subject: Subject) -> list[dict[str, Any]]:
-    _check_methods(config, subject)
-    metric = subject.task.metric
+def _sweep(config: PruneSweepConfig, workload: Workload) -> list[dict[str, Any]]:
+    _check_methods(config, workload)
+    metric = workload.task.metric
     settings = list(dict.fromkeys(itertools.product(config.methods, config.shares())))
-    points = _experiment(config, subject).points(subject, settings)
-    title = f"{subject.name} on {subject.dataset}"
+    points = _experiment(config, workload).points(workload, settings)
+    title = f"{workload.name} on {workload.dataset}"
     journal = Journal(config.out / "points.jsonl")
     results = measure_all(title, list(points.values()), journal, metric)
     measured = dict(zip(points, results, strict=True))
@@ -129,7 +129,7 @@ def _sweep(config: PruneSweepConfig, subject: Subject) -> list[dict[str, Any]]:
         config.out / metric.name,
         plot_accuracy,
         _curves(config, rows),
-        {"float": rows[0]["float"], **subject.baselines},
+        {"float": rows[0]["float"], **workload.baselines},
         metric=metric,
         xlabel="sparsity",
         title=f"{title}: {metric.name} against sparsity",
@@ -138,11 +138,11 @@ def _sweep(config: PruneSweepConfig, subject: Subject) -> list[dict[str, Any]]:
     return rows
 
 
-def _experiment(config: PruneSweepConfig, subject: Subject) -> Experiment[Setting]:
+def _experiment(config: PruneSweepConfig, workload: Workload) -> Experiment[Setting]:
     rows = config.calibration_rows
 
     def pruned(mg: MaseGraph, setting: Setting) -> MaseGraph:
-        batches = calibration_batches(mg.model, subject.train, rows=rows, with_labels=True)
+        batches = calibration_batches(mg.model, workload.train, rows=rows, with_labels=True)
         include = present_operators(mg, config.operators)
         pass_args = {**config.pass_args(setting), "include": include, "batches": batches}
         return passes.prune_transform_pass(mg, pass_args)[0]
@@ -153,7 +153,7 @@ def _experiment(config: PruneSweepConfig, subject: Subject) -> Experiment[Settin
         describe=lambda mg: {"sparsity": _sparsity(mg)},
         settings_of=lambda setting: {**config.pass_args(setting), "calibration_rows": rows},
         label=lambda setting: f"{setting[0]} {setting[1]:g}",
-        training=subject.tuning(config.finetune_epochs, config.finetune_lr, config),
+        training=workload.tuning(config.finetune_epochs, config.finetune_lr, config),
     )
 
 
@@ -164,13 +164,13 @@ def _sparsity(mg: MaseGraph) -> float:
     return hidden / max(1, sum(layer.weight.numel() for layer in layers))
 
 
-def _check_methods(config: PruneSweepConfig, subject: Subject) -> None:
+def _check_methods(config: PruneSweepConfig, workload: Workload) -> None:
     """Raises ConfigError where a method needs a loss that pruning does not know."""
     needy = [name for name in config.methods if SCORES[name].needs == "gradients"]
-    if needy and subject.task.name != "classification":
+    if needy and workload.task.name != "classification":
         raise ConfigError(
             f"methods: {', '.join(needy)} looks at gradients of a classifier's loss, the task is "
-            f"'{subject.task.name}': take l1-norm, random or wanda."
+            f"'{workload.task.name}': take l1-norm, random or wanda."
         )
 
 

@@ -18,7 +18,7 @@ from chop.actions.sweep.experiment import Experiment
 from chop.actions.sweep.grid import spread, whole
 from chop.actions.sweep.points import measure_all
 from chop.actions.sweep.record import write_figure, write_table
-from chop.actions.workload import Subject, SubjectConfig, settings_with, subject_for
+from chop.actions.workload import Workload, WorkloadConfig, settings_with, workload_for
 from chop.errors import ConfigError
 from chop.formats import Integer
 from chop.ir.graph import MaseGraph
@@ -33,7 +33,7 @@ Setting = tuple[int, int | str]
 
 
 @dataclass(frozen=True)
-class QuantizeSweepConfig(SubjectConfig):
+class QuantizeSweepConfig(WorkloadConfig):
     """Settings of `chop sweep quantize`; a TOML file has the same keys.
 
     Attributes:
@@ -46,11 +46,11 @@ class QuantizeSweepConfig(SubjectConfig):
         qat_lr: its largest learning rate; None takes what suits the model and the epochs.
         calibration_rows: training rows that derived fractions are taken from.
 
-    The other settings are those of `SubjectConfig`.
+    The other settings are those of `WorkloadConfig`.
     """
 
     RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
-        **SubjectConfig.RANGES,
+        **WorkloadConfig.RANGES,
         **QUANTIZE_RANGES,
     }
 
@@ -92,7 +92,7 @@ class QuantizeSweepConfig(SubjectConfig):
 
 
 def quantize_sweep(
-    config: QuantizeSweepConfig, subject: Subject | None = None
+    config: QuantizeSweepConfig, workload: Workload | None = None
 ) -> list[dict[str, Any]]:
     """Measures every width and fraction after training, and trained with rounding.
 
@@ -102,7 +102,7 @@ def quantize_sweep(
 
     Args:
         config: the settings.
-        subject: a trained model and rows of your own, see `Subject.of`; default, what `config`
+        subject: a trained model and rows of your own, see `Workload.of`; default, what `config`
             names.
     Returns: one mapping per width and fraction: `width`, `frac_width`, `bits` (average storage
         per parameter of the whole model), `float`, `PTQ` and `QAT` (accuracies from 0 to 1, or
@@ -111,35 +111,35 @@ def quantize_sweep(
         ConfigError: settings that do not fit together.
         UnavailableError: the model or the data set is not there.
     """
-    subject = subject_for(config, subject)
-    with runs.start("sweep quantize", settings_with(config, subject), config.out) as run:
-        run.rows = rows = _sweep(config, subject)
+    workload = workload_for(config, workload)
+    with runs.start("sweep quantize", settings_with(config, workload), config.out) as run:
+        run.rows = rows = _sweep(config, workload)
     return rows
 
 
-def _sweep(config: QuantizeSweepConfig, subject: Subject) -> list[dict[str, Any]]:
-    metric = subject.task.metric
+def _sweep(config: QuantizeSweepConfig, workload: Workload) -> list[dict[str, Any]]:
+    metric = workload.task.metric
     lines = config.lines()
     settings = list(dict.fromkeys(setting for line in lines.values() for setting in line))
-    points = _experiment(config, subject).points(subject, settings)
-    title = f"{subject.name} on {subject.dataset}"
+    points = _experiment(config, workload).points(workload, settings)
+    title = f"{workload.name} on {workload.dataset}"
     journal = Journal(config.out / "points.jsonl")
     results = measure_all(title, list(points.values()), journal, metric)
     measured = dict(zip(points, results, strict=True))
     rows = [_row(measured, setting, metric.name) for setting in settings]
     columns = dict.fromkeys(("float", "PTQ", "QAT"), metric)
     write_table(config.out, f"{title}: {metric.name} against width", rows, columns)
-    _draw(config, subject, lines, rows)
+    _draw(config, workload, lines, rows)
     return rows
 
 
-def _experiment(config: QuantizeSweepConfig, subject: Subject) -> Experiment[Setting]:
+def _experiment(config: QuantizeSweepConfig, workload: Workload) -> Experiment[Setting]:
     rounding = {"operators": config.operators, "calibration_rows": config.calibration_rows}
 
     def rounded(mg: MaseGraph, setting: Setting) -> MaseGraph:
         number_format = Integer(*setting)  # type: ignore[arg-type]
         return quantize_after_training(
-            mg, number_format, config.operators, subject, config.calibration_rows
+            mg, number_format, config.operators, workload, config.calibration_rows
         )
 
     return Experiment(
@@ -148,7 +148,7 @@ def _experiment(config: QuantizeSweepConfig, subject: Subject) -> Experiment[Set
         describe=lambda mg: {"bits": calculate_avg_bits_mg_analysis_pass(mg)[1]["w_avg_bit"]},
         settings_of=lambda setting: {**rounding, "format": setting},
         label=lambda setting: f"{setting[0]}.{setting[1]}",
-        training=subject.tuning(config.qat_epochs, config.qat_lr, config),
+        training=workload.tuning(config.qat_epochs, config.qat_lr, config),
     )
 
 
@@ -164,13 +164,13 @@ def _row(
 
 def _draw(
     config: QuantizeSweepConfig,
-    subject: Subject,
+    workload: Workload,
     lines: Mapping[str, list[Setting]],
     rows: list[dict[str, Any]],
 ) -> None:
     found = {(row["width"], row["frac_width"]): row for row in rows}
     methods = [name for name in ("PTQ", "QAT") if name in rows[0]]
-    title, metric = f"{subject.name} on {subject.dataset}", subject.task.metric
+    title, metric = f"{workload.name} on {workload.dataset}", workload.task.metric
     curves = []
     for label, settings in lines.items():
         for method in methods:
@@ -182,7 +182,7 @@ def _draw(
         config.out / metric.name,
         plot_accuracy,
         curves,
-        {"float": rows[0]["float"], **subject.baselines},
+        {"float": rows[0]["float"], **workload.baselines},
         metric=metric,
         xlabel="width (bits)",
         title=f"{title}: {metric.name} against width",

@@ -39,7 +39,7 @@ def write_table(
     writer.writeheader()
     writer.writerows(rows)
     write_text(folder / "table.csv", text.getvalue())
-    spelt = [{n: _spell(n, value, metrics.get(n)) for n, value in row.items()} for row in rows]
+    spelt = [{n: _format(n, value, metrics.get(n)) for n, value in row.items()} for row in rows]
     below = f"\n{note}\n" if note else ""
     write_text(folder / "table.md", f"{markdown_table(spelt)}\n{below}")
     print_table(title, spelt)
@@ -53,7 +53,7 @@ def write_figure(path: Path, plot: Callable[..., Path], *args: Any, **kwargs: An
         plot(path.with_name(path.name + suffix), *args, **kwargs)
 
 
-def _spell(name: str, value: Any, metric: Metric | None) -> Any:
+def _format(name: str, value: Any, metric: Metric | None) -> Any:
     """Shares as percentages; settings and bits as they are."""
     if metric is not None and isinstance(value, float):
         return metric.spell(value)

@@ -57,8 +57,8 @@ class Log2(Element):
         """The power of two that stands for each value."""
         below = floor_log2(x).clamp(-1022, 1023)
         # No float equals the square root of two, so there are no ties in the log domain.
-        turn = math.sqrt(2) if self.nearest == "log" else 1.5
-        wanted = below + (x.abs() / exp2(below) >= turn)
+        increment_threshold = math.sqrt(2) if self.nearest == "log" else 1.5
+        wanted = below + (x.abs() / exp2(below) >= increment_threshold)
         y = exp2(wanted.clamp(self.lowest_exponent, self.largest_exponent))
         y = torch.where(x < 0, -y, y)
         if self.zero_code:

@@ -16,11 +16,11 @@ from chop.capture.captured import CapturedModule
 from chop.errors import ConfigError
 from chop.files import write_text
 from chop.ir.drawing.layout import Block, Line, Placed, lay_out
-from chop.ir.drawing.view_model import COLLAPSED, LINE_HEIGHT, TEXT_WIDTH, Box, Sketch, sketch
+from chop.ir.drawing.view_model import COLLAPSED, LINE_HEIGHT, TEXT_WIDTH, Box, ViewModel, sketch
 from chop.ir.ops import Kind
 
 # (fill, border): pale fills keep black text readable in print too.
-COLOURS: dict[str, tuple[str, str]] = {
+COLORS: dict[str, tuple[str, str]] = {
     Kind.PRODUCT: ("#d6e4f7", "#3b6ea8"),
     Kind.NORM: ("#e6dcf3", "#7a56a8"),
     Kind.ACTIVATION: ("#fbe3cf", "#bf6a1f"),
@@ -100,11 +100,11 @@ def to_svg(model: CapturedModule, depth: int | None = None) -> str:
 # --- the legend ----------------------------------------------------------------------------------
 
 
-def _legend(plan: Sketch) -> Iterator[tuple[str, str]]:
+def _legend(plan: ViewModel) -> Iterator[tuple[str, str]]:
     """(kind, text) in the order of the colours; then notes, whose kind is ""."""
-    boxes = [box for box in plan.words.values() if box.kind in COLOURS]
+    boxes = [box for box in plan.words.values() if box.kind in COLORS]
     counts = Counter(box.kind for box in boxes)
-    for kind in COLOURS:
+    for kind in COLORS:
         if counts[kind]:
             yield kind, f"{kind} {counts[kind]}"
     if any(box.is_quantized for box in boxes):
@@ -137,7 +137,7 @@ def _draw_legend(rows: list[LegendRow]) -> Iterator[str]:
         y = HEADER + 22.0 * number
         for kind, text, x in row:
             if kind:
-                fill, border = COLOURS[kind]
+                fill, border = COLORS[kind]
                 yield (
                     f'<rect x="{x:.1f}" y="{y - 8:.1f}" width="12" height="12" rx="2" '
                     f'fill="{fill}" stroke="{border}"/>'
@@ -148,7 +148,7 @@ def _draw_legend(rows: list[LegendRow]) -> Iterator[str]:
 # --- boxes, frames and lines --------------------------------------------------------------------
 
 
-def _draw_block(plan: Sketch, block: Block) -> Iterator[str]:
+def _draw_block(plan: ViewModel, block: Block) -> Iterator[str]:
     boxes = [placed for placed in block.placed if not placed.item.children]
     frames = [placed for placed in block.placed if placed.item.children]
     for placed in frames:
@@ -195,7 +195,7 @@ def _draw_label(placed: Placed, box: Box) -> Iterator[str]:
 
 
 def _draw_box(placed: Placed, box: Box) -> Iterator[str]:
-    fill, border = COLOURS[box.kind]
+    fill, border = COLORS[box.kind]
     thickness = "2.2" if box.is_quantized else "1"
     dashes = ' stroke-dasharray="4 3"' if box.stays_float else ""
     middle, y = placed.x + placed.width / 2, placed.y + LINE_HEIGHT

@@ -68,9 +68,9 @@ def order(layers: list[list[Slot]]) -> None:
     best, fewest = _snapshot(layers), _crossings(layers)
     for sweep in range(SWEEPS):
         down = sweep % 2 == 0
-        for neighbours, layer in itertools.pairwise(layers if down else reversed(layers)):
-            _sort_by_neighbours(layer, neighbours, down)
-            _mirror_blocks(layer, neighbours)
+        for neighbors, layer in itertools.pairwise(layers if down else reversed(layers)):
+            _sort_by_neighbors(layer, neighbors, down)
+            _mirror_blocks(layer, neighbors)
         if (count := _crossings(layers)) < fewest:
             best, fewest = _snapshot(layers), count
         if fewest == 0:
@@ -86,8 +86,8 @@ def _snapshot(layers: list[list[Slot]]) -> list[list[tuple[Slot, bool]]]:
     return [[(slot, slot.is_mirrored) for slot in layer] for layer in layers]
 
 
-def _sort_by_neighbours(layer: list[Slot], neighbours: list[Slot], down: bool) -> None:
-    position = _positions(neighbours)
+def _sort_by_neighbors(layer: list[Slot], neighbors: list[Slot], down: bool) -> None:
+    position = _positions(neighbors)
     own = _positions(layer)
 
     def barycenter(slot: Slot) -> float:
@@ -112,11 +112,11 @@ def _positions(layer: list[Slot]) -> Callable[[Slot, Join | None], float]:
     return position
 
 
-def _mirror_blocks(layer: list[Slot], neighbours: list[Slot]) -> None:
+def _mirror_blocks(layer: list[Slot], neighbors: list[Slot]) -> None:
     """Turns blocks whose lines arrive in the opposite order."""
-    position = _positions(neighbours)
+    position = _positions(neighbors)
     for slot in layer:
-        if slot.block is None or len(slot.above) < 2 or slot.above[0].upper not in neighbours:
+        if slot.block is None or len(slot.above) < 2 or slot.above[0].upper not in neighbors:
             continue
         ends = [(position(join.upper, join), join.lower_offset) for join in slot.above]
         pairs = list(itertools.combinations(ends, 2))
@@ -144,7 +144,7 @@ def _crossings_below(upper: list[Slot], lower: list[Slot]) -> int:
 
 
 def place_columns(layers: list[list[Slot]]) -> None:
-    """Moves slots towards their neighbours while they keep their order and distance."""
+    """Moves slots towards their neighbors while they keep their order and distance."""
     for layer in layers:
         total = sum(slot.width + COLUMN_GAP for slot in layer)
         x = -total / 2

@@ -52,7 +52,7 @@ class Box:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sketch:
+class ViewModel:
     """A graph as boxes and frames, before anything has a place.
 
     Attributes:
@@ -84,7 +84,7 @@ class Sketch:
         return dataclasses.replace(whole, lines=lines)
 
 
-def sketch(model: CapturedModule, depth: int | None = None) -> Sketch:
+def sketch(model: CapturedModule, depth: int | None = None) -> ViewModel:
     """Decides what to draw.
 
     Args:
@@ -104,7 +104,7 @@ def sketch(model: CapturedModule, depth: int | None = None) -> Sketch:
     paths = [_path(node) for node in nodes]
     writer = _Writer(model, nodes, paths, depth or _fitting_depth(paths))
     root = Item("", tuple(range(len(nodes))), writer.items(range(len(nodes)), ()))
-    return Sketch(nodes, uses, writer.words, root, len(hidden), writer.letters, writer.quantized)
+    return ViewModel(nodes, uses, writer.words, root, len(hidden), writer.letters, writer.quantized)
 
 
 def _path(node: fx.Node) -> tuple[str, ...]:

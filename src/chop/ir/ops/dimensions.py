@@ -1,6 +1,6 @@
 """Dimension rules: which dimension of an operator's result follows which of an input.
 
-A dimension holds units, such as channels or heads, of some neighbours each. A rule says where they
+A dimension holds units, such as channels or heads, of some neighbors each. A rule says where they
 lie in the result, as long as every unit there comes from the same one in the input; what has no
 rule mixes them. What a pass takes out, or puts on several devices, is its own business.
 """
@@ -26,7 +26,7 @@ class BlockedError(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """Where the units lie in a tensor: along `dim`, each as `run` neighbours."""
+    """Where the units lie in a tensor: along `dim`, each as `run` neighbors."""
 
     dim: int
     run: int = 1

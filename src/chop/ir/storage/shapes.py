@@ -124,7 +124,7 @@ def _evaluate(model: CapturedModule, wanted: list[fx.Node]) -> dict[fx.Node, Any
     mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
     runner = _Runner(model, mode)
     values: dict[fx.Node, Any] = {}
-    counted = _Counted(CALLS_PER_NODE * len(model.graph.nodes))
+    counted = _CountedTensor(CALLS_PER_NODE * len(model.graph.nodes))
     with _unlogged(), untouched(model), torch.no_grad(), mode, counted:
         model.eval()
         for node in model.graph.nodes:
@@ -161,7 +161,7 @@ def _empty(info: TensorInfo) -> Any:
         return UNKNOWN
 
 
-class _Counted(TorchDispatchMode):
+class _CountedTensor(TorchDispatchMode):
     """Stops after a number of operators, and before one that returns countless tensors."""
 
     def __init__(self, limit: int) -> None:

@@ -25,7 +25,7 @@ struct Plan {
     double turn, zero_below;
     int32_t floors;
     // The shared exponent: floor(log2 amax) + offset, one more from the fraction `carry` on
-    // (in units of 2^-52), clipped to the range; or NaN for a poisoned block.
+    // (in units of 2^-52), clipped to the range; or NaN for a non_finite block.
     int32_t offset, lowest_exponent, largest_exponent, has_nan;
     int64_t carry;
     // The small float that is a block's scale: a minifloat, and the factors around it. A float32

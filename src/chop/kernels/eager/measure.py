@@ -19,7 +19,7 @@ WIDE = 64
 class EagerStatistics(Statistics):
     """By chunks that stay in the caches."""
 
-    finds_poison = True
+    marks_non_finite = True
 
     def largest(self, lines: Tensor, statistic: Statistic = LARGEST) -> Tensor:
         """By the range, or the bits of magnitudes, which have their order with NaN above all."""

@@ -59,7 +59,7 @@ def round_blocks(
     is_there = in_block & (column < row_size)
     index = (block // blocks_per_row * row_size)[:, None] + column
     values = load_float(x + index, is_there)
-    exponent, is_poisoned = shared_exponent(values, SCALE)
+    exponent, has_non_finite = shared_exponent(values, SCALE)
     scaled = times_power_of_two(values, -exponent[:, None])
     if ELEMENT.core == "log":  # which has no zero: what vanishes keeps its sign
         tiny = tl.where(values < 0, -(2.0**-126), 2.0**-126)
@@ -67,7 +67,7 @@ def round_blocks(
     rounded = times_power_of_two(round_element(scaled, ELEMENT), exponent[:, None])
     rounded = clamp(rounded, -LIMIT, LIMIT)
     if SCALE.has_nan:
-        rounded = tl.where(is_poisoned[:, None], float("nan"), rounded)
+        rounded = tl.where(has_non_finite[:, None], float("nan"), rounded)
     store_float(y + index, rounded, is_there)
 
 

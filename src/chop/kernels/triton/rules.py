@@ -59,7 +59,7 @@ class MinifloatRule(NamedTuple):
     Attributes:
         dropped: bits of float32's fraction that are rounded away, 1 to 23.
         smallest_normal: below it, steps have one size.
-        grid: a power of two whose neighbours in float32 are such a step apart.
+        grid: a power of two whose neighbors in float32 are such a step apart.
         largest: magnitude that saturates.
     """
 
@@ -188,7 +188,7 @@ def scale_rule(number_format: NumberFormat) -> ScaleRule | None:
         and element.largest <= FLOAT32_MAX
         and element.rounding != "floor"  # what vanishes would not go down
     )
-    turn = 2**FRACTION_BITS - first_fraction(scaling.turn)
+    turn = 2**FRACTION_BITS - first_fraction(scaling.increment_threshold)
     rule = ScaleRule(scaling.offset, turn, scaling.lowest, scaling.largest, scaling.has_nan)
     return rule if in_range else None
 

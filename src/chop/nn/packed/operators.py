@@ -61,7 +61,7 @@ class PackedEmbedding(PackedOperator, q.QuantEmbedding):
         by_rows = self.max_norm is None and input.numel() < self.num_embeddings
         by_rows = by_rows and not self._is_kept("weight")
         stored_in = self.spec.number_format("weight")
-        if not (by_rows and stored_in.keeps_rows_apart(self.packed_shapes["weight"])):
+        if not (by_rows and stored_in.is_row_separable(self.packed_shapes["weight"])):
             return super().forward(input)
         stored = self.encoded("weight").take_rows(input.reshape(-1))
         rows = self.quantize("weight", self._decode("weight", stored))

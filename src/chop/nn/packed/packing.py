@@ -36,8 +36,8 @@ def why_not_packable(layer: nn.Module, known: KnownCodes | None = None) -> str |
         return "is packed already"
     if not isinstance(layer, QuantizedOperator) or layer.spec.weight.is_identity:
         return "has no format for its weight"
-    if layer.spec.learnt_operands:
-        return "learns its scales: layer.settled() makes them part of its formats"
+    if layer.spec.lsq_operands:
+        return "learns its scales: layer.freeze_scales() makes them part of its formats"
     if packed_class(layer) is None:
         return f"is a {type(layer).__name__}, which has no packed form"
     if not isinstance(layer.spec.weight, NumberFormat):

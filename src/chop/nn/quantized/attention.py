@@ -69,9 +69,9 @@ class QuantScaledDotProductAttention(QuantizedOperator):
         pairs = zip(self._steps, new, strict=True)
         return self._with_steps(*(old.with_spec(step.spec) for old, step in pairs))
 
-    def settled(self) -> QuantScaledDotProductAttention:
+    def freeze_scales(self) -> QuantScaledDotProductAttention:
         """Attention whose steps are settled."""
-        return self._with_steps(*(step.settled() for step in self._steps))
+        return self._with_steps(*(step.freeze_scales() for step in self._steps))
 
     def forward(
         self,

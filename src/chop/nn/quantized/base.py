@@ -11,7 +11,7 @@ from torch._guards import detect_fake_mode
 from torch.nn.utils.parametrize import is_parametrized
 
 from chop.errors import ConfigError
-from chop.formats import OPERANDS, Quantizer, QuantSpec, learnt_fake_quantize, starting_scales
+from chop.formats import OPERANDS, Quantizer, QuantSpec, initial_scales, lsq_fake_quantize
 from chop.nn.quantized.masks import FULL, MASK, hide, note_operator, show_zeros
 from chop.nn.quantized.running import Running, observed
 from chop.nn.weight_cache import keeps, kept
@@ -38,7 +38,8 @@ class QuantizedOperator(nn.Module):
     them: `weight_scale`, `data_in_scale` ..., float32 (n,), there from the beginning for the sake
     of optimisers. A weight has as many as its format gives it, inputs and results have those of
     one row, whatever the batch. Until the first forward, `waiting` names the operand: then the
-    scales start from the weight as it is, and from the first inputs. `settled` ends the learning.
+    scales start from the weight as it is, and from the first inputs. `freeze_scales` ends the
+    learning.
 
     A format with a field to derive (`frac_width="auto"`) that was not calibrated follows the
     training data, as an observer does: in training mode it is fitted to the tensor with the
@@ -119,7 +120,7 @@ class QuantizedOperator(nn.Module):
         """The operator with its weight as a parameter: itself, unless it is packed."""
         return self
 
-    def settled(self) -> QuantizedOperator:
+    def freeze_scales(self) -> QuantizedOperator:
         """The operator with the scales that it has learnt as part of its formats.
 
         It computes the same, bit for bit, and learns no more. An operator that learns nothing is
@@ -128,14 +129,14 @@ class QuantizedOperator(nn.Module):
         Raises:
             ConfigError: scales still wait for a first batch, or became infinite or NaN.
         """
-        learnt = self.spec.learnt_operands
+        learned = self.spec.lsq_operands
         for operand in set(self.waiting) & self._parameters.keys():
             self.start_scales(operand, self.effective(operand))
         if self.waiting:
             operands = " and ".join(self.waiting)
             raise ConfigError(f"{type(self).__name__}: {_WAITS.format(operands)} first.")
-        scales = {name: self._parameters[SCALE_NAMES[name]] for name in learnt}
-        return self.with_spec(self.spec.with_scales(scales)) if learnt else self  # type: ignore[arg-type]
+        scales = {name: self._parameters[SCALE_NAMES[name]] for name in learned}
+        return self.with_spec(self.spec.with_scales(scales)) if learned else self  # type: ignore[arg-type]
 
     def quantize(self, operand: str | None, x: T) -> T:
         """Fake-quantises `x` as that operand; what is no floating tensor passes unchanged."""
@@ -168,7 +169,7 @@ class QuantizedOperator(nn.Module):
         if self.spec.learns(operand):
             scales = self._parameters[SCALE_NAMES[operand]]
             is_batch = operand not in self._parameters
-            y = learnt_fake_quantize(x, scales, self.spec.number_format(operand), is_batch)
+            y = lsq_fake_quantize(x, scales, self.spec.number_format(operand), is_batch)
         else:
             y = self.format_of(operand)(x, self.spec.gradient)
         return y if mask is None else hide(y, mask)
@@ -201,7 +202,7 @@ class QuantizedOperator(nn.Module):
         seen = x.detach().reshape(1, -1) if is_input else x.detach()
         parameter = self._parameters[SCALE_NAMES[operand]]
         assert parameter is not None
-        start = starting_scales(self.spec.number_format(operand), seen)
+        start = initial_scales(self.spec.number_format(operand), seen)
         parameter.data = start.to(parameter.dtype)  # on the device of the tensor
         self.waiting = tuple(name for name in self.waiting if name != operand)
 
@@ -211,17 +212,17 @@ class QuantizedOperator(nn.Module):
         Args:
             before: the formats until now.
         """
-        learnt = self.spec.learnt_operands
-        if not learnt and not before.learnt_operands:
+        learned = self.spec.lsq_operands
+        if not learned and not before.lsq_operands:
             return
-        same = {n for n in before.learnt_operands if getattr(before, n) == getattr(self.spec, n)}
-        stale = [name for name in OPERANDS if name not in same.intersection(learnt)]
+        same = {n for n in before.lsq_operands if getattr(before, n) == getattr(self.spec, n)}
+        stale = [name for name in OPERANDS if name not in same.intersection(learned)]
         dropped = [SCALE_NAMES[name] for name in stale]
         # The operator that was taken over keeps its own parameters.
         self.__dict__["_parameters"] = {
             name: x for name, x in self._parameters.items() if name not in dropped
         }
-        new = [name for name in stale if name in learnt]
+        new = [name for name in stale if name in learned]
         self.waiting = (*(name for name in self.waiting if name not in stale), *new)
         for operand in new:
             self.register_parameter(SCALE_NAMES[operand], nn.Parameter(self._placeholder(operand)))
@@ -230,10 +231,10 @@ class QuantizedOperator(nn.Module):
         """As many scales as there will be: those of the weight as it is now; zeros for inputs."""
         number_format = self.spec.number_format(operand)
         if self._parameters.get(operand) is not None:
-            return starting_scales(number_format, self.effective(operand).detach())
+            return initial_scales(number_format, self.effective(operand).detach())
         held = next(iter(self._parameters.values()), None)
         row = torch.zeros(1, 1, device=None if held is None else held.device)
-        return torch.zeros_like(starting_scales(number_format, row))
+        return torch.zeros_like(initial_scales(number_format, row))
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         """Unpickles; see `Running.read`."""

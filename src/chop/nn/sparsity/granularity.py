@@ -1,4 +1,4 @@
-"""In which groups weights are masked: one by one, n of m neighbours, or whole columns."""
+"""In which groups weights are masked: one by one, n of m neighbors, or whole columns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = ("elementwise", "column", *UNITS, "2:4")
 
 @dataclass(frozen=True)
 class Granularity:
-    """A granularity by name; of each `group` neighbours along the input `kept` are kept.
+    """A granularity by name; of each `group` neighbors along the input `kept` are kept.
 
     `kept` and `group` are 0 unless the name is of the form "2:4".
     """

@@ -72,10 +72,10 @@ def _name(hook: Any) -> str:
 
 
 def _as_text(found: dict[str, Any]) -> dict[str, str]:
-    return {name: _spell(value) for name, value in found.items()}
+    return {name: _format(value) for name, value in found.items()}
 
 
-def _spell(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(value)
     return f"{value:.1%}" if isinstance(value, float) else value or ""

@@ -195,11 +195,11 @@ def _rows(found: Mapping[fx.Node, Found]) -> Iterator[dict[str, Any]]:
         for tensors in rooms.values():
             for tensor, statistics in tensors.items():
                 for name, values in statistics.items():
-                    text = ", ".join(f"{key} {_spell(value)}" for key, value in values.items())
+                    text = ", ".join(f"{key} {_format(value)}" for key, value in values.items())
                     yield {"node": node.name, "tensor": tensor, "statistic": name, "values": text}
 
 
-def _spell(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{value.item():.4g}" if value.dim() == 0 else f"tensor {tuple(value.shape)}"
     return str(value)

@@ -14,13 +14,13 @@ RULES = ("auto", "minmax", "mse", "percentile")
 """How an integer's fraction may be derived."""
 
 
-def parse_spelling(text: str) -> NumberFormat:
+def parse_format_string(text: str) -> NumberFormat:
     """A number format as people type it.
 
     Integers are `width.fraction`, as `8.4`, or `4.auto` with a rule that derives the fraction; any
     format is `name` or `name:field=value:field=value`.
 
-    >>> parse_spelling("4.auto").label, parse_spelling("mxint:width=4").bits()
+    >>> parse_format_string("4.auto").label, parse_format_string("mxint:width=4").bits()
     ('integer 4.auto', 4.25)
 
     Raises:
@@ -36,10 +36,10 @@ def parse_spelling(text: str) -> NumberFormat:
     return parse_format({"name": name, **settings}, f"format '{text}'")
 
 
-def spelling(number_format: NumberFormat) -> str:
-    """The shortest text that `parse_spelling` reads as this format.
+def format_string(number_format: NumberFormat) -> str:
+    """The shortest text that `parse_format_string` reads as this format.
 
-    >>> spelling(Integer(4, "mse"))
+    >>> format_string(Integer(4, "mse"))
     '4.mse'
     """
     every = dataclasses.fields(number_format)  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ def spelling(number_format: NumberFormat) -> str:
     }
     if isinstance(number_format, Integer) and given.keys() == {"width", "frac_width"}:
         return f"{number_format.width}.{number_format.frac_width}"
-    told = (f":{name}={_spell_value(value)}" for name, value in given.items())
+    told = (f":{name}={_format_value(value)}" for name, value in given.items())
     return number_format.name + "".join(told)
 
 
@@ -74,5 +74,5 @@ def _parse_value(text: str) -> Any:
         return text
 
 
-def _spell_value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,40 @@
+"""What people type and what is written back are the same format."""
+
+import pytest
+
+from chop.errors import ConfigError
+from chop.formats import Integer, MXInt, format_string, parse_format_string
+from tests.formats.examples import ALL
+
+
+@pytest.mark.parametrize("number_format", ALL, ids=lambda fmt: fmt.label)
+def test_every_format_is_read_back(number_format):
+    assert parse_format_string(format_string(number_format)) == number_format
+
+
+def test_short_forms():
+    assert parse_format_string("8.4") == Integer(8, 4) and format_string(Integer(8, 4)) == "8.4"
+    assert parse_format_string("6.auto") == Integer(6, "auto")
+    assert (
+        parse_format_string("4.mse") == Integer(4, "mse")
+        and format_string(Integer(4, "mse")) == "4.mse"
+    )
+    assert parse_format_string("8.-2") == Integer(8, -2)
+    assert parse_format_string("mxint") == MXInt() and format_string(MXInt()) == "mxint"
+    assert parse_format_string("mxint:width=4:block_size=16") == MXInt(4, block_size=16)
+    assert parse_format_string("mxfp:scale_mode=even").scale_mode == "even"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("8", "expected width.fraction"),
+        ("8.x", "expected width.fraction"),
+        ("mxint:width", "expected name:field=value"),
+        ("mxnit", "did you mean 'mxint'"),
+        ("mxint:widht=4", "did you mean 'width'"),
+    ],
+)
+def test_what_is_spelt_differently_is_refused(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_format_string(text)
