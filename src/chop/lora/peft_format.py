@@ -176,7 +176,7 @@ def _whole(value: float) -> float:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"'{folder}' holds no adapter: it has no {CONFIG_FILE}.") from None
     except (OSError, ValueError) as error:

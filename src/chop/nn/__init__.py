@@ -2,3 +2,7 @@
 
 import chop.kernels
 from chop.nn.weight_cache import cached_weights
+
+__all__ = [
+    "cached_weights",
+]

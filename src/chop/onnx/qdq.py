@@ -50,7 +50,8 @@ class _Round(StandIn):
         grid, scale = self.grid, self.grid.scale
         if scale is None:
             scale = (x.abs().max() / grid.high).clamp(min=torch.finfo(torch.float32).tiny)
-        return onnx_round(x, scale, grid.low, grid.high)
+        rounded: Tensor = onnx_round(x, scale, grid.low, grid.high)
+        return rounded
 
 
 @dataclass(eq=False)
@@ -69,7 +70,8 @@ class _Codes(StandIn):
         self.zero_point = torch.zeros_like(self.scale, dtype=self.codes.dtype)
 
     def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
-        return onnx_dequantize(self.codes, self.scale, self.zero_point, 0)
+        values: Tensor = onnx_dequantize(self.codes, self.scale, self.zero_point, 0)
+        return values
 
 
 @dataclass(eq=False)
@@ -255,8 +257,9 @@ def _stand_in(step: QuantizedOperator, operand: str) -> StandIn | None:
 
 
 def _rounded(step: QuantizedOperator, operand: str) -> Tensor:
+    parameter: Tensor = getattr(step, operand)
     with torch.no_grad():
-        return step.quantize(operand, getattr(step, operand)).detach()
+        return step.quantize(operand, parameter).detach()
 
 
 def _fallback(step: QuantizedOperator, operand: str) -> Quantizer:

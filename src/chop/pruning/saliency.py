@@ -95,8 +95,9 @@ def _loss(output: Any, batch: Mapping[str, Any]) -> Tensor:
     """The graph's own loss, or the mean cross entropy of its logits with the batch's labels."""
     has_logits = hasattr(output, "logits") and not isinstance(output, Tensor)
     named = output if isinstance(output, Mapping) else vars(output) if has_logits else {}
-    if named.get("loss") is not None:
-        return named["loss"]
+    loss: Tensor | None = named.get("loss")
+    if loss is not None:
+        return loss
     logits = named.get("logits", output)
     if LABELS not in batch or not isinstance(logits, Tensor):
         raise ConfigError(

@@ -80,7 +80,8 @@ def _inverse_factor(hessian: Tensor, damp_percent: float) -> Tensor:
     damp = damp_percent * mean if mean > 0 else torch.ones_like(mean)
     damped = hessian + damp * torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
-    return torch.linalg.cholesky(inverse, upper=True)
+    factor: Tensor = torch.linalg.cholesky(inverse, upper=True)
+    return factor
 
 
 Corrected = dict[str, dict[str, float]]
@@ -145,7 +146,8 @@ def _skipped(mg: MaseGraph) -> dict[str, str]:
 def _input_of(node: fx.Node, values: Mapping[fx.Node, Any]) -> Tensor:
     given = node.args[0] if node.args else node.kwargs["input"]
     assert isinstance(given, fx.Node)
-    return values[given]
+    x: Tensor = values[given]
+    return x
 
 
 def _correct(layer: Any, inputs: list[Tensor], solver: Solver, path: str) -> dict[str, float]:
@@ -209,7 +211,7 @@ def _idempotent(layer: Any, weight: Tensor, path: str) -> Tensor:
     Raises:
         ConfigError: rounding `weight` changes it.
     """
-    rounded = layer.quantize("weight", weight)
+    rounded: Tensor = layer.quantize("weight", weight)
     last_bits = 4 * torch.finfo(weight.dtype).eps
     is_near = torch.allclose(rounded, weight, rtol=last_bits, atol=0)
     if is_near and torch.equal(layer.quantize("weight", rounded), rounded):
@@ -234,8 +236,9 @@ def _patches(layer: Any, x: Tensor) -> Tensor:
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     x = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
     patches = F.unfold(x, layer.kernel_size, layer.dilation, 0, layer.stride)
-    grouped = patches.unflatten(1, (layer.groups, -1))  # (N, G, D, pixels)
-    return grouped.permute(1, 0, 3, 2).flatten(1, 2)
+    batch, _, pixels = patches.shape
+    x_NGDP = patches.view(batch, layer.groups, -1, pixels)
+    return x_NGDP.permute(1, 0, 3, 2).flatten(1, 2)
 
 
 def _relative_error(weight: Tensor, rounded: Tensor, hessians: Tensor) -> float:

@@ -5,3 +5,18 @@ from chop.statistics.moments import AbsoluteMean, NSigmaRange, Variance
 from chop.statistics.ranges import Histogram, MinMaxRange, QuantileRange
 from chop.statistics.record import Record
 from chop.statistics.reservoir import Reservoir
+
+__all__ = [
+    "STATISTICS",
+    "AbsoluteMean",
+    "Histogram",
+    "MinMaxRange",
+    "NSigmaRange",
+    "QuantileRange",
+    "Record",
+    "Reduction",
+    "Reservoir",
+    "Statistic",
+    "Variance",
+    "make_statistic",
+]

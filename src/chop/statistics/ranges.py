@@ -141,7 +141,7 @@ class Histogram(Reduction):
         assert self._counts is not None
         quarter = self.bins // 4
         while self._exponent < exponent:
-            pairs = self._counts.unflatten(1, (-1, 2)).sum(2)
+            pairs = self._counts.view(len(self._counts), -1, 2).sum(2)
             self._counts = torch.nn.functional.pad(pairs, (quarter, quarter))
             self._exponent += 1
 

@@ -1,3 +1,7 @@
 """Layers by MASE's import path."""
 
 from chop.nn.identity import Identity
+
+__all__ = [
+    "Identity",
+]

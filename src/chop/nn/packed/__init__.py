@@ -24,3 +24,23 @@ from chop.nn.packed.operators import (
     PackedRMSNorm,
 )
 from chop.nn.packed.packing import pack, why_not_packable
+
+__all__ = [
+    "PACKED",
+    "KnownCodes",
+    "PackedBatchNorm1d",
+    "PackedBatchNorm2d",
+    "PackedConv1d",
+    "PackedConv2d",
+    "PackedConvTranspose2d",
+    "PackedEmbedding",
+    "PackedGroupNorm",
+    "PackedLayerNorm",
+    "PackedLinear",
+    "PackedOperator",
+    "PackedRMSNorm",
+    "drop_packed_twin",
+    "pack",
+    "packed_twin",
+    "why_not_packable",
+]

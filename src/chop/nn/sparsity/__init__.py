@@ -17,3 +17,22 @@ from chop.nn.sparsity.mask import (
 )
 from chop.nn.sparsity.scores import SCORES, Score, ScoreInputs
 from chop.nn.sparsity.selection import kth_smallest, lowest
+
+__all__ = [
+    "SCORES",
+    "Granularity",
+    "PruneActivation",
+    "Score",
+    "ScoreInputs",
+    "Scored",
+    "kth_smallest",
+    "lowest",
+    "lowest_weights",
+    "make_permanent",
+    "masked_of",
+    "note_of",
+    "put_mask",
+    "sparsity_of",
+    "take_mask",
+    "unit_scores",
+]
