@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from chop.formats import Float, NumberFormat
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import CommonMetadata, TensorInfo, operand_of
 from chop.ir.ops import Operator
@@ -75,6 +76,19 @@ def _record_formats(common: CommonMetadata, module: QuantizedOperator) -> None:
     for info in common.results.values():
         if info.is_floating:
             info.record_format(module.spec.number_format("data_out"))
+
+
+def operand_formats(
+    mg: MaseGraph, node: fx.Node
+) -> Iterator[tuple[str, tuple[int, ...], int, NumberFormat]]:
+    """Format of each real argument of a node: (name, shape, bits of its dtype, format)."""
+    module = mg.module_of(node)
+    for name, info in metadata_of(node).common.args.items():
+        if isinstance(info, TensorInfo) and info.is_floating and info.torch_dtype is not None:
+            found: NumberFormat = Float()
+            if isinstance(module, QuantizedOperator):
+                found = module.spec.number_format(operand_of(name, module))
+            yield name, info.shape, info.torch_dtype.itemsize * 8, found
 
 
 def argument_tensors(

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor, fx
 
 from chop.formats import QuantSpec
+from chop.ir.annotate import operand_formats
 from chop.ir.graph import MaseGraph, metadata_of
-from chop.ir.metadata import TensorInfo, operand_of
 from chop.ir.parameters import StoredParameter, masked_weights, stored_parameters
 from chop.nn.quantized import QuantizedOperator
 
@@ -67,20 +67,12 @@ def describe(spec: QuantSpec) -> str:
 
 def _mean_bits(mg: MaseGraph, node: fx.Node) -> tuple[float, float]:
     """Mean width of a node's operands, the result aside: of their dtypes, and of their formats."""
-    module = mg.module_of(node)
-    exact, quantized = [], []
-    for name, info in metadata_of(node).common.args.items():
-        if isinstance(info, TensorInfo) and info.is_floating:
-            exact.append(float(info.torch_dtype.itemsize * 8))  # type: ignore[union-attr]
-            spec = module.spec if isinstance(module, QuantizedOperator) else QuantSpec()
-            number_format = spec.number_format(_operand(name, module))
-            quantized.append(exact[-1] if number_format.is_identity else number_format.bits())
-    count = max(len(exact), 1)
-    return sum(exact) / count, sum(quantized) / count
-
-
-def _operand(argument: str, module: object) -> str:
-    return operand_of(argument, module) if isinstance(module, QuantizedOperator) else "data_in"
+    widths = [
+        (float(bits), bits if fmt.is_identity else fmt.bits())
+        for _, _, bits, fmt in operand_formats(mg, node)
+    ]
+    count = max(len(widths), 1)
+    return sum(exact for exact, _ in widths) / count, sum(bits for _, bits in widths) / count
 
 
 def layer_rows(mg: MaseGraph) -> list[LayerRow]:

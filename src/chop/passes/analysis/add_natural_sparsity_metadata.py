@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, fx
-
-from chop.ir.batches import observe_nodes, select_inputs
+from chop.ir.batches import select_inputs
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.passes.base import graph_pass
-from chop.pruning.layers import prunable_layers
+from chop.pruning.sparsity import layer_zeros, total
 
 WHERE = "add_natural_sparsity_metadata_analysis_pass"
 
@@ -46,40 +44,16 @@ def add_natural_sparsity_metadata_analysis_pass(
     Raises:
         ConfigError: `dummy_in` is missing or no mapping.
     """
-    found = [layer for layer in prunable_layers(mg) if layer.row.is_product]
-    layers = {node: layer for layer in found for node in layer.nodes}
-    weights = {layer.path: _zeros(layer.module.weight) for layer in found}  # type: ignore[arg-type]
-    inputs: dict[str, tuple[int, int]] = {}
-
-    def count(node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
-        if node in layers:
-            path, (zeros, elements) = layers[node].path, _zeros(values[node.all_input_nodes[0]])
-            before = inputs.get(path, (0, 0))
-            inputs[path] = before[0] + zeros, before[1] + elements
-
-    observe_nodes(mg, select_inputs(mg, [config.dummy_in], f"{WHERE}.dummy_in"), count)
-    for node, layer in layers.items() if config.add_meta else ():
-        entries = metadata_of(node).software["args"]
-        for name, counts in (("weight", weights[layer.path]), ("data_in_0", inputs[layer.path])):
-            entries.setdefault(name, {})["natural_sparsity"] = _share(counts)
+    found = layer_zeros(mg, select_inputs(mg, [config.dummy_in], f"{WHERE}.dummy_in"))
+    for layer, (weight, data_in) in found.items() if config.add_meta else ():
+        for node in layer.nodes:
+            entries = metadata_of(node).software["args"]
+            entries.setdefault("weight", {})["natural_sparsity"] = weight.share
+            entries.setdefault("data_in_0", {})["natural_sparsity"] = data_in.share
+    weights = {f"{layer.path}_weight": n for layer, (n, _) in found.items()}
+    inputs = {f"{layer.path}_activation": n for layer, (_, n) in found.items()}
     return {
-        **{f"{path}_weight": (counts[1], _share(counts)) for path, counts in weights.items()},
-        **{f"{path}_activation": (counts[1], _share(counts)) for path, counts in inputs.items()},
-        "avg_weight": _share(_sum(weights.values())),
-        "avg_activation": _share(_sum(inputs.values())),
+        **{name: (count.elements, count.share) for name, count in (weights | inputs).items()},
+        "avg_weight": total(weights.values()).share,
+        "avg_activation": total(inputs.values()).share,
     }
-
-
-def _zeros(x: Tensor) -> tuple[int, int]:
-    """(zeros, elements)."""
-    return int((x.detach() == 0).sum()), x.numel()
-
-
-def _sum(counts: Collection[tuple[int, int]]) -> tuple[int, int]:
-    zeros, elements = zip(*counts, strict=True) if counts else ((), ())
-    return sum(zeros), sum(elements)
-
-
-def _share(counts: tuple[int, int]) -> float:
-    zeros, elements = counts
-    return zeros / max(elements, 1)

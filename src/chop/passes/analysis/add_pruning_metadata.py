@@ -43,7 +43,7 @@ def add_pruning_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[
 
 
 def _weight(layer: Layer) -> dict[str, Any]:
-    mask, numel = masked_of(layer.module), layer.module.weight.numel()  # type: ignore[operator]
+    mask, numel = masked_of(layer.module), layer.weight.numel()
     masked = 0 if mask is None else int(mask.sum())
     note = UNPRUNED | note_of(layer.module)
     return {"sparsity": masked / max(numel, 1), **note, "hidden": masked, "numel": numel}

@@ -7,10 +7,9 @@ from typing import Any
 
 from torch import fx
 
-from chop.ir.graph import MaseGraph, metadata_of
-from chop.ir.metadata import TensorInfo, operand_of
+from chop.ir.annotate import operand_formats
+from chop.ir.graph import MaseGraph
 from chop.ir.parameters import parameter_bits
-from chop.nn.quantized import QuantizedOperator
 from chop.passes.base import NoConfig, graph_pass
 
 
@@ -43,14 +42,8 @@ def calculate_avg_bits_mg_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict
 
 def _data_in(mg: MaseGraph, node: fx.Node) -> list[tuple[float, int]]:
     """(width, elements) of each floating input of a node."""
-    module = mg.module_of(node)
-    found = []
-    for name, info in metadata_of(node).common.args.items():
-        if not (name.startswith("data_in") and isinstance(info, TensorInfo) and info.is_floating):
-            continue
-        width = float(info.torch_dtype.itemsize * 8)  # type: ignore[union-attr]
-        if isinstance(module, QuantizedOperator):
-            number_format = module.spec.number_format(operand_of(name, module))
-            width = width if number_format.is_identity else number_format.bits(info.shape)
-        found.append((width, math.prod(info.shape)))
-    return found
+    return [
+        (bits if fmt.is_identity else fmt.bits(shape), math.prod(shape))
+        for name, shape, bits, fmt in operand_formats(mg, node)
+        if name.startswith("data_in")
+    ]

@@ -1,0 +1,120 @@
+"""Sparsity: counts of exact zeros in weights, and in what flows through a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx
+
+from chop.ir.batches import observe_nodes
+from chop.ir.graph import MaseGraph
+from chop.ir.layers import Layer
+from chop.ir.parameters import masked_weights
+from chop.nn.packed import PackedOperator
+from chop.nn.sparsity import masked_of
+from chop.pruning.layers import prunable_layers
+
+
+@dataclass(frozen=True)
+class ZeroCount:
+    """Zeros of some tensors.
+
+    Attributes:
+        elements: how many numbers there are.
+        zeros: how many of them are exactly zero.
+    """
+
+    elements: int = 0
+    zeros: int = 0
+
+    @classmethod
+    def of(cls, x: Tensor) -> ZeroCount:
+        """Counts the zeros of a tensor of any shape."""
+        return cls(x.numel(), int((x.detach() == 0).sum()))
+
+    def __add__(self, other: ZeroCount) -> ZeroCount:
+        return ZeroCount(self.elements + other.elements, self.zeros + other.zeros)
+
+    @property
+    def share(self) -> float:
+        """Zeros of elements; 0 where there are none."""
+        return self.zeros / max(self.elements, 1)
+
+
+def total(counts: Iterable[ZeroCount]) -> ZeroCount:
+    """Zeros of all."""
+    return sum(counts, ZeroCount())
+
+
+def weight_zeros(mg: MaseGraph) -> dict[str, tuple[ZeroCount, int]]:
+    """Zeros, and masked elements among them, of parameters of two dimensions or more.
+
+    Returns: by dotted path in the order of the model, the first of a shared one; packed ones last.
+    """
+    masks = masked_weights(mg)
+    weights: list[tuple[str, Tensor, Tensor | None]]
+    weights = [(name, x, masks.get(id(x))) for name, x in mg.model.named_parameters()]
+    weights += [
+        (f"{path}.weight", module.weight, masked_of(module))
+        for path, module in mg.model.named_modules()
+        if isinstance(module, PackedOperator)
+    ]
+    found: dict[str, tuple[ZeroCount, int]] = {}
+    for name, weight, mask in weights:
+        if weight.dim() > 1:
+            seen = weight if mask is None else weight.masked_fill(mask, 0)
+            found[name] = ZeroCount.of(seen), 0 if mask is None else int(mask.sum())
+    return found
+
+
+def activation_zeros(
+    mg: MaseGraph, batches: Iterable[Mapping[str, Any]]
+) -> dict[fx.Node, ZeroCount]:
+    """Zeros in the results of calls that are one tensor of reals, in the order of the graph.
+
+    Args:
+        mg: the graph; it runs in eval mode and is left as it was.
+        batches: from `select_inputs`.
+    """
+
+    def result_of(node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> Tensor | None:
+        is_real = isinstance(result, Tensor) and result.is_floating_point()
+        return result if is_real and node.op.startswith("call_") else None
+
+    return _observed(mg, batches, result_of)
+
+
+def layer_zeros(
+    mg: MaseGraph, batches: Iterable[Mapping[str, Any]]
+) -> dict[Layer, tuple[ZeroCount, ZeroCount]]:
+    """Zeros in the weight and in the inputs of each linear and convolution layer."""
+    layers = [layer for layer in prunable_layers(mg) if layer.row.is_product]
+    nodes = {node for layer in layers for node in layer.nodes}
+
+    def input_of(node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> Tensor | None:
+        return values[node.all_input_nodes[0]] if node in nodes else None
+
+    inputs = _observed(mg, batches, input_of)
+    return {
+        layer: (ZeroCount.of(layer.weight), total(inputs[node] for node in layer.nodes))
+        for layer in layers
+    }
+
+
+def _observed(
+    mg: MaseGraph,
+    batches: Iterable[Mapping[str, Any]],
+    choose: Callable[[fx.Node, Mapping[fx.Node, Any], Any], Tensor | None],
+) -> dict[fx.Node, ZeroCount]:
+    """Zeros of the tensor that `choose` takes at each node."""
+    counts: dict[fx.Node, ZeroCount] = {}
+
+    def count(node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
+        chosen = choose(node, values, result)
+        if chosen is not None:
+            counts[node] = counts.get(node, ZeroCount()) + ZeroCount.of(chosen)
+
+    observe_nodes(mg, batches, count)
+    return counts
