@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from chop.ir.graph import MaseGraph
-from chop.onnx.export import export
 from chop.passes.base import graph_pass
 
 
@@ -63,6 +62,9 @@ def export_onnx_interface_pass(mg: MaseGraph, config: ExportOnnxConfig) -> dict[
 
     Source: the ONNX operators QuantizeLinear and DequantizeLinear, version 13.
     """
+    # Registers operators with torch, which takes as long as importing all other engines.
+    from chop.onnx.export import export
+
     path = config.path
     if path.suffix != ".onnx":
         path = path.with_name(path.name + ".onnx")
