@@ -17,7 +17,7 @@ from chop import MaseGraph, passes
 from chop.docstrings import entries, split_section
 from chop.ir.graph import Provenance
 from chop.passes import module as module_passes
-from chop.passes.base import PASSES, graph_pass
+from chop.passes.base import PASSES, NoConfig, graph_pass
 from chop.passes.documentation import pass_docstring, settings_lines, type_text
 
 OURS = {name: run for name, run in PASSES.items() if run.__module__.startswith("chop.")}
@@ -131,7 +131,7 @@ def test_info_has_the_keys_that_the_help_lists(name, tmp_path, monkeypatch, recw
     undescribed = [k for k in found if not any(re.fullmatch(p, k) for p in patterns)]
     missing = [p for p in patterns if not any(re.fullmatch(p, k) for k in found)]
     assert (undescribed, missing) == ([], [])
-    assert ("`info`, which is empty" in PASSES[name].__doc__) == (not patterns)
+    assert ("    the graph and `info`: nothing." in PASSES[name].__doc__) == (not patterns)
 
 
 @pytest.mark.parametrize("name", sorted(OURS))
@@ -248,6 +248,22 @@ Raises:
     GraphError: never.
 """
     )
+
+
+def test_free_text_on_what_is_returned_is_kept():
+    def function(mg, config):
+        """Does it.
+
+        Returns: `{"count": how
+            many}`.
+        """
+
+    text = pass_docstring(function, NoConfig, {"mg": "the graph."}, "the graph")
+    assert text.endswith("""Returns:
+    the graph and `info`: `{"count": how many}`.
+""")
+    function.__doc__ = None
+    assert pass_docstring(function, NoConfig, {}, "it") == "Args:\nReturns:\n    it and `info`.\n"
 
 
 def test_passes_without_words_or_types_work_too():

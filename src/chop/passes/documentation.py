@@ -22,8 +22,8 @@ def pass_docstring(
     """The docstring of a pass.
 
     Args:
-        function: its docstring describes the pass; the entries of its `Returns:` are the keys of
-            `info`.
+        function: its docstring describes the pass. The entries of its `Returns:` are the keys of
+            `info`; text without entries is kept as it is.
         config: the dataclass of the settings, or a function that makes one of a mapping.
         arguments: texts by name; that of `pass_args` gives way to the settings.
         result: the first of the two things that the pass returns.
@@ -39,8 +39,9 @@ def pass_docstring(
         else:
             lines += _filled(f"{name}: {text}", 4)
     info = entries(returns, "Returns")
-    what = "by key:" if info else "which is empty."
-    lines += ["Returns:", *_filled(f"{result} and `info`, {what}", 4)]
+    said = " ".join(returns.removeprefix("Returns:").split())
+    what = "`info`, by key:" if info else f"`info`: {said}" if said else "`info`."
+    lines += ["Returns:", *_filled(f"{result} and {what}", 4)]
     for name, text in info.items():
         lines += _filled(f"{name}: {text}", 8)
     return "\n\n".join(part for part in (head, "\n".join(lines), tail.strip()) if part) + "\n"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from chop.docstrings import entries
 from chop.errors import ConfigError
 from chop.files import write_text
 from chop.formats import NumberFormat, formats
@@ -32,7 +32,6 @@ NORMAL_SHAPE = (256, 1024)
 FAR = 1e30
 GRID_POINTS = 2**13
 ROW = 7
-ATTRIBUTE = re.compile(r" {4}(\w+): (.*)")
 EXAMPLES: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "integer": ({"width": 8, "frac_width": "mse"}, {"width": 4, "frac_width": "mse"}),
     "scale_integer": ({"width": 8}, {"width": 4, "granularity": "row"}),
@@ -269,24 +268,10 @@ def _paragraphs(cls: type) -> list[str]:
 
 def _settings(kind: type[NumberFormat]) -> Iterator[str]:
     """A point per field, inherited ones included."""
-    documented: dict[str, str] = {}
-    for cls in kind.__mro__:
-        for paragraph in _paragraphs(cls):
-            if paragraph.startswith("Attributes:"):
-                documented = {**_attributes(paragraph), **documented}
+    documented = entries(kind)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         default = "" if field.default is dataclasses.MISSING else f" = {field.default}"
         yield f"- `{field.name}{default}`: {documented.get(field.name, '')}"
-
-
-def _attributes(paragraph: str) -> dict[str, str]:
-    """The texts of `    width: bits ...`, by name."""
-    texts: dict[str, str] = {}
-    for line in paragraph.splitlines()[1:]:
-        found = ATTRIBUTE.fullmatch(line)
-        name = found[1] if found else list(texts)[-1]
-        texts[name] = f"{texts.get(name, '')} {found[2] if found else line.strip()}".strip()
-    return texts
 
 
 def write(folder: Path) -> None:
