@@ -1,4 +1,6 @@
+import csv
 import errno
+import json
 import multiprocessing
 import os
 from pathlib import Path
@@ -7,11 +9,17 @@ import pytest
 
 from chop.errors import ConfigError, WriteError
 from chop.files import (
+    append_line,
+    creating,
     latest,
     make_folder,
     reading_together,
+    recording_writes,
     replacing,
+    replacing_folder,
     replacing_together,
+    write_csv,
+    write_json,
     write_text,
 )
 
@@ -235,3 +243,71 @@ def test_reading_what_is_not_there_or_no_folder_is_left_to_the_reader(tmp_path):
     for name in ("none", "file"):
         with reading_together(tmp_path / name):
             assert latest(tmp_path / name / "a.pt") == tmp_path / name / "a.pt"
+
+
+def test_of_several_writers_that_create_a_file_the_first_wins(tmp_path, monkeypatch):
+    path = tmp_path / "new" / "search.db"
+    with creating(path) as first, creating(path) as second:
+        first.write_text("first")
+        second.write_text("second")
+    assert contents(path.parent) == {"search.db": "second"}  # the inner block ended first
+    with monkeypatch.context() as patch:
+        patch.setattr("os.link", full)  # a file system without hard links
+        with creating(path) as third:
+            third.write_text("third")
+        assert contents(path.parent) == {"search.db": "second"}
+        with creating(tmp_path / "other.db") as other:
+            other.write_text("other")
+    assert (tmp_path / "other.db").read_text() == "other"
+    with pytest.raises(RuntimeError), creating(tmp_path / "none.db") as none:
+        none.write_text("half")
+        raise RuntimeError
+    assert {file.name for file in tmp_path.iterdir()} == {"new", "other.db"}
+
+
+def test_a_folder_is_replaced_when_the_new_one_is_complete(tmp_path):
+    best = tmp_path / "models" / "best"
+    for text in ("first", "second"):
+        with replacing_folder(best) as fresh:
+            (fresh / text).write_text(text)
+            assert not (best / text).exists()
+    assert contents(best) == {"second": "second"}
+    with pytest.raises(RuntimeError), replacing_folder(best) as fresh:
+        raise RuntimeError
+    with pytest.raises(FileNotFoundError), replacing_folder(best) as fresh:
+        fresh.rmdir()  # by another process
+    assert contents(best) == {"second": "second"}
+    assert [folder.name for folder in best.parent.iterdir()] == ["best"]
+
+
+def test_json_has_null_for_what_is_not_finite(tmp_path):
+    write_json(tmp_path / "a.json", {"loss": float("nan"), "all": [float("inf"), (1.5, None)]})
+    assert json.loads((tmp_path / "a.json").read_text()) == {
+        "loss": None,
+        "all": [None, [1.5, None]],
+    }
+
+
+def test_csv_is_read_back_as_it_was(tmp_path):
+    write_csv(tmp_path / "a.csv", ["name", "share"], [["a, b", 0.1 + 0.2], ["ö\n", None]])
+    with (tmp_path / "a.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    assert rows == [["name", "share"], ["a, b", "0.30000000000000004"], ["ö\n", ""]]
+    write_csv(tmp_path / "a.csv", ["name"], [])
+    assert (tmp_path / "a.csv").read_text() == "name\n"
+
+
+def test_what_is_written_is_recorded_with_its_place(tmp_path):
+    with recording_writes() as outer:
+        with recording_writes() as inner:
+            write_text(tmp_path / "a.md", "a")
+            write_text(tmp_path / "a.md", "again")
+            append_line(tmp_path / "b.jsonl", "b")
+            with replacing_folder(tmp_path / "c") as fresh:
+                write_text(fresh / "model.pt", "model")
+        write_pair(tmp_path, "pair")
+        with pytest.raises(RuntimeError), replacing(tmp_path / "d.md"):
+            raise RuntimeError
+    write_text(tmp_path / "later.md", "later")
+    assert inner == [tmp_path / "a.md", tmp_path / "b.jsonl", tmp_path / "c" / "model.pt"]
+    assert outer[:3] == inner and {*outer[3:]} == {tmp_path / "a.pt", tmp_path / "a.mz"}

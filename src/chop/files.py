@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import fcntl
+import io
 import json
 import math
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -79,6 +81,52 @@ def replacing(path: str | Path) -> Iterator[Path]:
             _record(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def creating(path: str | Path) -> Iterator[Path]:
+    """Like `replacing`, but a file that is at `path` by then stays: the first writer wins.
+
+    Raises:
+        WriteError: the disk is full or read-only, or `path` can be no file.
+    """
+    path = Path(path)
+    temporary = _unfinished(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            try:
+                os.link(temporary, path)
+            except OSError:  # another writer was faster, or the file system has no hard links
+                if not os.path.lexists(path):
+                    temporary.rename(path)
+            _record(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_folder(path: str | Path) -> Iterator[Path]:
+    """Yields a new folder beside `path` that takes its place when the block succeeds.
+
+    Where another process has removed the new folder meanwhile, what is at `path` stays.
+
+    Raises:
+        WriteError: the disk is full or read-only.
+    """
+    path = Path(path)
+    fresh = _unfinished(path)
+    with writing(path):
+        fresh.mkdir(parents=True)
+        try:
+            yield fresh
+            os.utime(fresh)  # raises where it is gone
+            shutil.rmtree(path, ignore_errors=True)
+            fresh.replace(path)
+            _record(*(file for file in path.rglob("*") if file.is_file()))
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
 
 
 @contextmanager
@@ -243,6 +291,19 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Writes a CSV file with a header in one step; numbers have full precision.
+
+    Raises:
+        WriteError: the disk is full or read-only, or `path` can be no file.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
 
 
 def append_line(path: str | Path, line: str) -> None:

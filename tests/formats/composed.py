@@ -12,7 +12,7 @@ import torch
 from chop.formats import REGISTRY, NumberFormat
 from chop.formats.elements import Fixed, Log2, Minifloat, Sign, Trit
 from chop.formats.exponents import floor_log2
-from chop.formats.groups import Blocks, Grid, Groups, Whole
+from chop.formats.groups import Blocks, BlockTiling, Groups, Whole
 from chop.formats.layout import Layout
 from chop.formats.packing import unpack_bits
 from chop.formats.scaling import FloatScale, ScaledFloatScale, Scales, Scaling, SharedExponent
@@ -174,8 +174,8 @@ class Halves(Groups):
     def count(self, shape):
         return self._blocks(shape).count(shape)
 
-    def grid(self, shape) -> Grid | None:
-        return self._blocks(shape).grid(shape)
+    def tiling(self, shape) -> BlockTiling | None:
+        return self._blocks(shape).tiling(shape)
 
     def keep_rows_apart(self, rank):
         return True
@@ -205,7 +205,7 @@ class Comb(Groups):
         rows = torch.Size(shape).numel() // shape[-1] if torch.Size(shape).numel() and shape else 1
         return self.stride * rows if torch.Size(shape).numel() else 0
 
-    def grid(self, shape) -> Grid | None:
+    def tiling(self, shape) -> BlockTiling | None:
         return None  # it lies in no block
 
     def keep_rows_apart(self, rank):

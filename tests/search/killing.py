@@ -16,13 +16,17 @@ from pathlib import Path
 
 import psutil
 
+import chop.files
 import chop.search
 from chop.search import Choice, Goal, Search, SearchSpace, workers
 
 FORK = multiprocessing.get_context("fork")
 SPACE = SearchSpace(tuple(Choice(f"c{i}", {"1": 1, "2": 2, "3": 3}) for i in range(3)))
 KEEP = 2
-FOLDERS = tuple(str(Path(file).parent) for file in (chop.search.__file__, __file__))
+FOLDERS = (
+    *(str(Path(file).parent) for file in (chop.search.__file__, __file__)),
+    chop.files.__file__,
+)
 PARTS = ("weights", "settings", "model")
 DEADLINE = 120.0
 

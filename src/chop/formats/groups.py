@@ -15,7 +15,7 @@ Granularity = Literal["tensor", "channel", "row"]
 """One scale for all, one for each index of the first axis, or one for each row of the last."""
 
 
-class Grid(NamedTuple):
+class BlockTiling(NamedTuple):
     """A contiguous tensor as matrices that are cut into blocks; those at the edges are smaller."""
 
     matrices: int
@@ -63,7 +63,7 @@ class Groups(ABC):
         """Number of groups in a tensor of that shape."""
 
     @abstractmethod
-    def grid(self, shape: Sequence[int]) -> Grid | None:
+    def tiling(self, shape: Sequence[int]) -> BlockTiling | None:
         """A tensor of that shape, not empty, cut without moving anything; None if it has to be."""
 
     def lines(self, shape: Sequence[int]) -> Lines | None:
@@ -75,15 +75,15 @@ class Groups(ABC):
         groups = self.count(shape)
         if groups == 1:
             return Lines(count // columns, columns, ALL_COLUMNS, 0)
-        grid = self.grid(shape)
-        if grid is None or grid.matrices > 1 or grid.block_rows > 1:
+        tiling = self.tiling(shape)
+        if tiling is None or tiling.matrices > 1 or tiling.block_rows > 1:
             return None
-        if grid.block_columns == grid.columns:
-            return Lines(grid.rows, grid.columns, ALL_COLUMNS, 1)
-        if grid.columns != columns:
+        if tiling.block_columns == tiling.columns:
+            return Lines(tiling.rows, tiling.columns, ALL_COLUMNS, 1)
+        if tiling.columns != columns:
             return None
-        per_row = -(-grid.columns // grid.block_columns)
-        return Lines(grid.rows, grid.columns, grid.block_columns, per_row)
+        per_row = -(-tiling.columns // tiling.block_columns)
+        return Lines(tiling.rows, tiling.columns, tiling.block_columns, per_row)
 
     @abstractmethod
     def keep_rows_apart(self, rank: int) -> bool:
@@ -121,11 +121,11 @@ class Whole(Groups):
             return 1
         return shape[0] if self.granularity == "channel" else math.prod(shape[:-1])
 
-    def grid(self, shape: Sequence[int]) -> Grid:
+    def tiling(self, shape: Sequence[int]) -> BlockTiling:
         """A row for each group."""
         count = self.count(shape)
         size = math.prod(shape) // count
-        return Grid(1, count, size, 1, size)
+        return BlockTiling(1, count, size, 1, size)
 
     def keep_rows_apart(self, rank: int) -> bool:
         """True but for one scale for all."""
@@ -190,7 +190,7 @@ class Blocks(Groups):
         blocks = [-(-size // block) for size, block in zip(moved[::-1], sizes[::-1], strict=False)]
         return math.prod(blocks) * math.prod(moved[: len(moved) - len(sizes)])
 
-    def grid(self, shape: Sequence[int]) -> Grid | None:
+    def tiling(self, shape: Sequence[int]) -> BlockTiling | None:
         """Blocks of one axis, any, or of the last two."""
         shape = shape or (1,)
         rank = len(shape)
@@ -198,10 +198,10 @@ class Blocks(Groups):
         if len(sizes) == 1:
             before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
             if after == 1:
-                return Grid(1, before, shape[axis], 1, sizes[0])
-            return Grid(before, shape[axis], after, sizes[0], 1)
+                return BlockTiling(1, before, shape[axis], 1, sizes[0])
+            return BlockTiling(before, shape[axis], after, sizes[0], 1)
         if len(sizes) == 2 and axis == rank - 1:
-            return Grid(math.prod(shape[:-2]), shape[-2], shape[-1], sizes[0], sizes[1])
+            return BlockTiling(math.prod(shape[:-2]), shape[-2], shape[-1], sizes[0], sizes[1])
         return None
 
     def keep_rows_apart(self, rank: int) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Container
 from pathlib import Path
 
 from chop.errors import ConfigError
+from chop.files import replacing_folder
 from chop.search.result import Result, TrialRecord
 from chop.search.space import Config
 
@@ -38,15 +38,8 @@ class Artifacts:
         if mine not in Result(so_far.goals, (*others, mine)).top(self.keep):
             return
         self._remove(f".{mine.key}.*.part")
-        unfinished = self.folder / f".{mine.key}.{os.getpid()}.part"
-        unfinished.mkdir(parents=True)
-        try:
+        with replacing_folder(self.folder / mine.key) as unfinished:
             self.save(mine.config, unfinished)
-            os.utime(unfinished)  # where it was removed by others, their complete one stays
-            self._remove(mine.key)
-            unfinished.replace(self.folder / mine.key)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
 
     def clean(self, result: Result) -> None:
         """Removes the folders of finished trials that are not among the best.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import shutil
 import sqlite3
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chop.errors import ChopError, UnavailableError, WriteError
+from chop.files import creating
 from chop.search.location import MEMORY, secrets_of, storage_file, without_password
 from chop.tables import printable
 
@@ -153,24 +153,21 @@ def _make_file(file: Path) -> None:
 
     With write-ahead logging: readers and a writer do not wait for one another.
     """
-    fresh = file.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.closing(sqlite3.connect(fresh)) as connection:
-            connection.execute("PRAGMA journal_mode = WAL")
-        try:
-            os.link(fresh, file)
-        except OSError:  # another worker was faster, or the file system has no hard links
-            if not os.path.lexists(file):
-                fresh.rename(file)
+        with creating(file) as fresh:
+            try:
+                with contextlib.closing(sqlite3.connect(fresh)) as connection:
+                    connection.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.Error:
+                for left in (*_logs(fresh), Path(f"{fresh}-shm")):
+                    left.unlink(missing_ok=True)
+                raise
     except (OSError, sqlite3.Error) as error:
-        reason = getattr(error, "strerror", None) or error
+        cause = error.__cause__ if isinstance(error, WriteError) else error
+        reason = getattr(cause, "strerror", None) or cause
         raise WriteError(
             f"storage {_shown(file)} cannot be made: {reason}; choose another folder."
         ) from None
-    finally:
-        for left in (fresh, *_logs(fresh), Path(f"{fresh}-shm")):
-            left.unlink(missing_ok=True)
 
 
 def _copy_in_memory(file: Path) -> sqlite3.Connection:

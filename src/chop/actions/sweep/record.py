@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from chop.files import write_text
+from chop.files import write_csv, write_text
 from chop.tables import markdown_table, print_table
 from chop.train import Metric
 
@@ -34,11 +32,8 @@ def write_table(
         note: a paragraph below the table, printed too.
     """
     metrics = measured or {}
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(folder / "table.csv", text.getvalue())
+    columns = list(rows[0])
+    write_csv(folder / "table.csv", columns, ([row.get(n) for n in columns] for row in rows))
     spelt = [{n: _format(n, value, metrics.get(n)) for n, value in row.items()} for row in rows]
     below = f"\n{note}\n" if note else ""
     write_text(folder / "table.md", f"{markdown_table(spelt)}\n{below}")

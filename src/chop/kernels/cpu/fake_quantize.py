@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from chop.formats import NumberFormat
-from chop.formats.groups import Grid, Groups
+from chop.formats.groups import BlockTiling, Groups
 from chop.formats.layout import Layout
 from chop.kernels.base import Kernel, register
 from chop.kernels.cpu import measure
@@ -168,38 +168,38 @@ class _Rounding(NamedTuple):
     def _of_groups(self, plan: Plan) -> bool:
         """Groups that lie in memory as blocks of matrices stay there; others are moved."""
         tensors, groups = self.tensors, self.layout.groups
-        grid = groups.grid(tensors.x.shape)
-        if grid is not None and plan.scale in MEASURED and grid.block_columns > STAYS_IN_CACHE:
+        tiling = groups.tiling(tensors.x.shape)
+        if tiling is not None and plan.scale in MEASURED and tiling.block_columns > STAYS_IN_CACHE:
             return False
-        if grid is not None and _lies_in_place(plan, grid):
+        if tiling is not None and _lies_in_place(plan, tiling):
             worked = tensors.contiguous()
-            done = self._grid(plan, worked, grid)
+            done = self._tiled(plan, worked, tiling)
             if done:
                 worked.copy_to(tensors)
             return done
         split = tensors.split(groups)
         size = split.x.size(-1)
-        done = self._grid(plan, split, Grid(1, split.x.numel() // size, size, 1, size))
+        done = self._tiled(plan, split, BlockTiling(1, split.x.numel() // size, size, 1, size))
         if not done:
             return False
         for result, target in zip(split.results, tensors.results, strict=True):
             target.copy_(groups.join(result, target.shape))
         return True
 
-    def _grid(self, plan: Plan, worked: Tensors, grid: Grid) -> bool:
+    def _tiled(self, plan: Plan, worked: Tensors, tiling: BlockTiling) -> bool:
         plan, layout = self._of_tensor(plan, worked.x), self.layout
-        plan.block = grid.block_columns
-        count, size = worked.x.numel(), grid.block_columns
-        if grid.block_rows > 1:
-            return self._matrices(plan, worked, grid)
+        plan.block = tiling.block_columns
+        count, size = worked.x.numel(), tiling.block_columns
+        if tiling.block_rows > 1:
+            return self._matrices(plan, worked, tiling)
         if plan.scale == MEAN:
             return self._by_means(plan, layout, worked, (count // size, size))
         if plan.scale == GIVEN:
             plan.block, lines = 1, (count // size, size)
             scales = self.statistics.scales(worked.x.view(lines), layout)
             return self._lines(plan, worked, lines, scales)
-        is_even = grid.columns % size == 0
-        lines = (1, count) if is_even else (count // grid.columns, grid.columns)
+        is_even = tiling.columns % size == 0
+        lines = (1, count) if is_even else (count // tiling.columns, tiling.columns)
         return self._lines(plan, worked, lines, None)
 
     def _of_tensor(self, plan: Plan, x: Tensor) -> Plan:
@@ -244,12 +244,12 @@ class _Rounding(NamedTuple):
         )
         return status == 0
 
-    def _matrices(self, plan: Plan, t: Tensors, grid: Grid) -> bool:
+    def _matrices(self, plan: Plan, t: Tensors, tiling: BlockTiling) -> bool:
         status = self.statistics.loops.chop_fake_quantize_grid(
             byref(plan),
             *map(pointer, (t.x, t.out, t.mask)),
             TYPES[t.x.dtype],
-            *map(c_int64, grid[:4]),
+            *map(c_int64, tiling[:4]),
             torch.get_num_threads(),
         )
         return status == 0
@@ -281,10 +281,10 @@ def _whole_line(
     return line
 
 
-def _lies_in_place(plan: Plan, grid: Grid) -> bool:
+def _lies_in_place(plan: Plan, tiling: BlockTiling) -> bool:
     if plan.scale in (GIVEN, MEAN):  # a line has to be a whole group
-        return grid.block_rows == 1 and grid.columns % grid.block_columns == 0
-    return grid.block_rows == 1 or grid.block_columns <= WIDEST_BLOCK
+        return tiling.block_rows == 1 and tiling.columns % tiling.block_columns == 0
+    return tiling.block_rows == 1 or tiling.block_columns <= WIDEST_BLOCK
 
 
 def clip_gradient(grad: Tensor, mask: Tensor) -> Tensor:

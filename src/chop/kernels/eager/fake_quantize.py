@@ -227,7 +227,7 @@ def _in_groups(x: Tensor, out: Tensor, groups: Groups, run: Run) -> None:
 
 def _group_size(x: Tensor, groups: Groups) -> int | None:
     """Elements of a group if all have as many, one after the other in a contiguous tensor."""
-    grid = groups.grid(x.shape)
-    if grid is None or grid.block_rows > 1 or grid.columns % grid.block_columns:
+    tiling = groups.tiling(x.shape)
+    if tiling is None or tiling.block_rows > 1 or tiling.columns % tiling.block_columns:
         return None
-    return grid.block_columns
+    return tiling.block_columns

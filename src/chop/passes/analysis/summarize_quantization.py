@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chop.files import write_text
+from chop.files import write_csv
 from chop.ir.graph import MaseGraph
 from chop.ir.parameters import parameter_bits
 from chop.passes.base import graph_pass
@@ -58,8 +55,12 @@ def summarize_quantization_analysis_pass(mg: MaseGraph, config: SummaryConfig) -
     if not config.silent:
         _print(operators, layers)
     if config.save_dir is not None:
-        write_text(config.save_dir / "operators.csv", _csv(OperatorRow, operators))
-        write_text(config.save_dir / "layers.csv", _csv(LayerRow, layers))
+        for name, kind, rows in (
+            ("operators", OperatorRow, operators),
+            ("layers", LayerRow, layers),
+        ):
+            columns = [field.name for field in dataclasses.fields(kind)]
+            write_csv(config.save_dir / f"{name}.csv", columns, map(dataclasses.astuple, rows))
     return {
         "operators": [dataclasses.asdict(row) for row in operators],
         "layers": [dataclasses.asdict(row) for row in layers],
@@ -79,11 +80,3 @@ def _print(operators: list[OperatorRow], layers: list[LayerRow]) -> None:
     rows = [dataclasses.asdict(row) for row in layers]
     percent = [{**row, **{name: f"{row[name]:.1%}" for name in shares}} for row in rows]
     print_table("Weights", percent)
-
-
-def _csv(kind: type[Any], rows: Iterable[Any]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(field.name for field in dataclasses.fields(kind))
-    writer.writerows(dataclasses.astuple(row) for row in rows)
-    return text.getvalue()
