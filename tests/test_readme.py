@@ -4,33 +4,39 @@ import re
 from pathlib import Path
 
 from chop import passes
+from chop.moved import MODULES, NAMES
 from chop.not_built import NOT_BUILT
 
+CHANGELOG = Path(__file__).resolve().parents[1] / "CHANGELOG.md"
 README = Path(__file__).resolve().parents[1] / "README.md"
 
 
 def test_the_readme_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     names = {}
     for block in blocks:
         exec(block, names)
     printed = capsys.readouterr().out.splitlines()
     promised = re.findall(r"print\(.*?\)\s+# (.*)", "".join(blocks))
-    assert len(promised) == 2
+    assert len(promised) == 3
     assert all(line in printed for line in promised)
     assert (tmp_path / "bert.svg").exists()
     assert names["again"].diff(names["small"]) == []
 
 
 def test_every_file_that_the_readme_names_exists():
-    named = re.findall(
-        r"\]\(((?:docs|benchmarks|LICENSE)[^)]*)\)|`(examples/[^`]+)`", README.read_text()
-    )
+    linked = r"\]\(((?:docs|benchmarks|LICENSE|CONTRIBUTING)[^)]*)\)"
+    named = re.findall(rf"{linked}|`(examples/[^`]+)`", README.read_text())
     paths = [path for pair in named for path in pair if path]
     assert len(paths) >= 5
     assert [path for path in paths if not (README.parent / path).exists()] == []
+
+
+def test_the_changelog_lists_every_name_that_moved():
+    listed = re.findall(r"^\| `(chop\..*?)` \| `(chop\..*?)` \|", CHANGELOG.read_text(), re.M)
+    assert dict(listed) == {**MODULES, **NAMES}
 
 
 def test_what_it_calls_not_built_is_not_and_the_rest_is():

@@ -1,0 +1,55 @@
+"""The architecture page and the README's table of rooms say what the code and the contract say."""
+
+import ast
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src/chop"
+PAGE = (ROOT / "docs/architecture.md").read_text()
+README = (ROOT / "README.md").read_text()
+NAMED = sorted(set(re.findall(r"`([\w/]+\.py)(?::([\w.]+))?`", PAGE)))
+drawing = runpy.run_path(str(ROOT / "docs/draw_architecture.py"))
+
+
+def names(body, prefix=""):
+    """The functions, classes and methods that are defined in a module."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield prefix + node.name
+        if isinstance(node, ast.ClassDef):
+            yield from names(node.body, f"{prefix}{node.name}.")
+
+
+@pytest.mark.parametrize(("path", "name"), NAMED, ids=str)
+def test_what_the_page_names_exists(path, name):
+    known = set(names(ast.parse((SOURCE / path).read_text()).body))
+    assert not name or name in known
+
+
+def test_every_walk_names_its_files():
+    walks = PAGE.split("\n## ")[1:]
+    assert len(walks) == 5
+    assert all(len(set(re.findall(r"`[\w/]+\.py", walk))) >= 4 for walk in walks)
+
+
+def test_the_picture_is_that_of_the_contract():
+    committed = drawing["PICTURE"].read_text()
+    assert committed == drawing["picture"](), "run python docs/draw_architecture.py"
+    assert all(f">{room}</text>" in committed for room in ("capture", "search", "passes", "cli"))
+
+
+def test_the_table_of_rooms_is_the_contract():
+    table = README[README.index("## Where things are") :]
+    rows = re.findall(r"^\| (`chop\..*?) \|", table, re.M)
+    rooms = [re.findall(r"`chop\.(\w+)`", row) for row in rows]
+    assert rooms == drawing["contracts"]()["chop"]
+
+
+def test_every_room_has_a_layer():
+    found = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    layers = drawing["contracts"]()["chop"]
+    assert found - {"__init__", "__pycache__", "py"} == {room for layer in layers for room in layer}
