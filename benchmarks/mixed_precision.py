@@ -21,8 +21,8 @@ from resnet20 import ResNet20, read_pictures
 from safetensors.torch import load_file
 from torch import nn
 
-from chop.actions.search.format_settings import spread_evenly
 from chop.actions.search.no_search import SHARE, no_search, uniforms_within
+from chop.actions.search.precision import spread_evenly
 from chop.actions.sweep.record import write_table
 from chop.actions.workload import Workload, raise_to_graph
 from chop.data import get_tokenized_dataset

@@ -20,7 +20,7 @@ import optuna
 from torch import nn
 
 from chop import MaseGraph
-from chop.actions.search.format_settings import spread_evenly
+from chop.actions.search.precision import spread_evenly
 from chop.actions.workload import WorkloadConfig, load_workload, raise_to_graph
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.nas.architecture import suggest_by_name

@@ -5,9 +5,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-import typer.main
 
-from chop.cli.search import LIFE, search_app
+from chop.cli.search import LIFE
+from tests.cli.test_adapter import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "docs/search.md")
@@ -37,8 +37,7 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(("page", "words"), list(_commands()), ids=str)
 def test_commands_take_the_options_that_are_shown(page, words, monkeypatch):
     monkeypatch.setenv("CHOP_STORAGE", "postgresql://chop@db/chop")
-    group = typer.main.get_command(search_app)
-    command = group.commands[words[0]]
+    command = COMMANDS[f"search {words[0]}"]
     command.make_context(words[0], words[1:])  # click raises at an option that it does not know
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from chop.actions.search.format_settings import spread_evenly
 from chop.actions.search.no_search import no_search
+from chop.actions.search.precision import spread_evenly
 from chop.actions.workload import raise_to_graph
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.search import Goal, Search

@@ -103,7 +103,7 @@ def test_tables_are_for_people(found):
         ({"shapes": ()}, "expected one or more, such as"),
         ({"dtypes": ("float31",)}, "did you mean 'float32'"),
         ({"masks": ("casual",)}, "did you mean 'causal'"),
-        ({"masks": ()}, "expected one or more of none, padding, causal"),
+        ({"masks": ()}, "masks: expected one or more, such as none"),
     ],
 )
 def test_mistakes_are_named(settings, message):

@@ -99,8 +99,8 @@ def test_predictions_and_files_agree():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"formats": ("mxint",)}, "formats: 'mxint': did you mean 'mxint"),
-        ({"dtype": "float8"}, "dtype: 'float8'"),
+        ({"formats": ("mxint",)}, r"formats\[0\]: got 'mxint': did you mean 'mxint"),
+        ({"dtype": "float8"}, "dtype: got 'float8'"),
         ({"method": "tim"}, "did you mean 'time'"),
         ({"rows": (0,)}, "rows of 1 or more"),
         ({"formats": ()}, "one or more formats"),

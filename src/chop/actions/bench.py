@@ -7,7 +7,6 @@ import json
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,54 +14,16 @@ from chop import runs
 from chop.actions.compress import CompressConfig, compress
 from chop.actions.compress_results import exported_bytes
 from chop.actions.latency import compare_with_float
+from chop.actions.settings.bench import BenchModelConfig
 from chop.actions.workload import WorkloadConfig, load_workload, raise_to_graph
-from chop.errors import CheckpointError, ConfigError
+from chop.errors import CheckpointError
 from chop.files import latest, reading_together, write_text
 from chop.ir.graph import MaseGraph
 from chop.report.bench_plots import plot_ratios
-from chop.studies.model import BATCH_SIZES, ModelComparison
+from chop.studies.model import ModelComparison
 from chop.tables import markdown_table
 
 WEIGHTS = "model.pt"
-
-
-@dataclass(frozen=True)
-class BenchModelConfig:
-    """Settings of `chop bench model`.
-
-    Attributes:
-        model: the float model; None takes what the compressed one was, or the built-in demo.
-        dataset: where the inputs come from; None takes the model's own.
-        compressed: the output folder of `chop compress`; None compresses the model in a temporary
-            folder, without training.
-        format: in which it is then compressed, as `chop compress --formats` takes it.
-        out: folder for the table, the plot and the measurements.
-        batch_sizes: rows of an input.
-        seconds: of measuring, per model and batch size.
-        threads: of torch.
-        max_length: cuts texts to that many tokens.
-        device: "cpu", "cuda" ...
-    """
-
-    model: str | None = None
-    dataset: str | None = None
-    compressed: Path | None = None
-    format: str = "8.auto"
-    out: Path = Path("runs/bench/model")
-    batch_sizes: tuple[int, ...] = BATCH_SIZES
-    seconds: float = 1.0
-    threads: int = 1
-    max_length: int | None = None
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        if not self.seconds > 0 or self.threads < 1:
-            raise ConfigError(
-                f"expected seconds above 0 and 1 or more threads, got {self.seconds} and "
-                f"{self.threads}."
-            )
-        if not self.batch_sizes or min(self.batch_sizes) < 1:
-            raise ConfigError(f"batch sizes: expected 1 or more, got {list(self.batch_sizes)}.")
 
 
 def bench_model(config: BenchModelConfig) -> ModelComparison:

@@ -38,14 +38,16 @@ class Settings(Protocol):
 
 
 S = TypeVar("S", bound=Settings)
+R = TypeVar("R", bound=Results)
 
 
-def measure_and_write(measure: Callable[[S], Results], config: S) -> None:
+def measure_and_write(measure: Callable[[S], R], config: S) -> R:
     """Measures, and writes the results; device and folder are tried first.
 
     Args:
         measure: `bench_attention` and so on; the manifest has its name.
         config: what to measure, and where to write.
+    Returns: the results.
     Raises:
         ConfigError: the device cannot be used here.
         WriteError: it cannot be written to.
@@ -55,6 +57,7 @@ def measure_and_write(measure: Callable[[S], Results], config: S) -> None:
         found = measure(config)
         write_results(found, config.out)
         run.rows = [{"table": t, **row} for t, rows in found.tables().items() for row in rows]
+    return found
 
 
 def write_results(found: Results, out: Path) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+from rich import get_console
 from rich.console import Console
 
 from chop import passes, runs
@@ -21,90 +20,25 @@ from chop.actions.compress_results import (
 )
 from chop.actions.interrupt import with_interruption_note
 from chop.actions.ptq import (
-    QUANTIZE_RANGES,
-    check_operators,
-    layer_spec,
     quantize_after_training,
     quantize_layers,
-    weighted_operators,
 )
+from chop.actions.settings.compress import CompressConfig
 from chop.actions.workload import (
     Workload,
-    WorkloadConfig,
     raise_to_graph,
     settings_with,
     workload_for,
 )
-from chop.errors import ConfigError
 from chop.formats import parse_format_string
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
-from chop.onnx.export import check_onnx_is_installed
 from chop.quantization.summary import layer_rows, poor_fit
 from chop.tables import print_table
 from chop.train import Metric, evaluate, fit
 
 SAVED_SHARE = 0.5
 """Training has saved a format when it wins back more than this share of what rounding lost."""
-
-
-@dataclass(frozen=True)
-class CompressConfig(WorkloadConfig):
-    """Settings of `chop compress`; a TOML file has the same keys.
-
-    Attributes:
-        operators: the operators to quantise, by name.
-        formats: integers `width.fraction`, where `4.auto` derives each tensor's fraction, and any
-            format by name, `mxint:width=4`.
-        layers: formats of single layers, by path and operand: one more graph to measure, with
-            these alone, as `chop search export` writes them.
-        qat_epochs: passes over the training rows; 0 skips quantisation-aware training. None takes
-            15 for built-in models, else 1.
-        qat_lr: its largest learning rate; None takes what suits the model and the epochs.
-        calibration_rows: training rows that derived fractions are taken from.
-        max_drop: accuracy on validation rows, from 0 to 1, that the saved model may lose against
-            float; of a metric where lower is better (perplexity, mse), the share of float's by
-            which it may be larger.
-        keep_best: saves the best model where none keeps within `max_drop`; else none is
-            saved then.
-        bench_seconds: of measuring the saved model's speed, per model and batch size; 0 leaves it
-            out.
-        onnx: also writes `model.onnx`, with the 8-bit integer formats as integers and others as
-            floats; `result.json` lists these.
-
-    The other settings are those of `WorkloadConfig`.
-    """
-
-    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
-        **WorkloadConfig.RANGES,
-        **QUANTIZE_RANGES,
-        "max_drop": (0, 1),
-        "bench_seconds": (0, 3600),
-    }
-
-    out: Path = Path("runs/compress")
-    operators: tuple[str, ...] = field(default_factory=weighted_operators)
-    formats: tuple[str, ...] = ("8.5", "6.4", "4.2", "8.auto", "6.auto", "4.auto")
-    layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    qat_epochs: int | None = None
-    qat_lr: float | None = None
-    calibration_rows: int = 256
-    max_drop: float = 0.01
-    keep_best: bool = False
-    bench_seconds: float = 0.25
-    onnx: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for text in self.formats:
-            parse_format_string(text)
-        for path, formats in self.layers.items():
-            layer_spec(path, formats)
-        check_operators(self.operators)
-        if not self.formats and not self.layers:
-            raise ConfigError("formats: expected at least one.")
-        if self.onnx:
-            check_onnx_is_installed()
 
 
 def compress(config: CompressConfig, workload: Workload | None = None) -> dict[str, Any]:
@@ -140,7 +74,7 @@ def compress(config: CompressConfig, workload: Workload | None = None) -> dict[s
 def _compress(config: CompressConfig, workload: Workload, run: runs.Run) -> dict[str, Any]:
     console = Console()
     title, metric = f"{workload.name} on {workload.dataset}", workload.task.metric
-    console.print(f"[bold]{workload.name}[/] on {workload.dataset}: raising the model to a graph")
+    get_console().print(f"[bold]{title}[/]: raising the model to a graph")
     mg = raise_to_graph(workload)
     baseline = measure(mg, "float", "float", workload)
     rounded = [_round(mg, text, workload, config) for text in config.formats]

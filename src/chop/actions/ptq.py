@@ -18,12 +18,6 @@ from chop.train import calibration_batches
 LayerFormats = Mapping[str, Mapping[str, str]]
 """Path of a layer -> operand -> format as people type it."""
 
-QUANTIZE_RANGES: dict[str, tuple[float, float]] = {
-    "qat_epochs": (0, 10_000),
-    "qat_lr": (1e-9, 10),
-    "calibration_rows": (1, 10**9),
-}
-
 
 def weighted_operators() -> tuple[str, ...]:
     """The names of quantisable operators with a matrix of weights."""

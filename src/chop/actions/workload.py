@@ -10,15 +10,15 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console
+from rich import get_console
 from torch import Tensor, nn
 
 from chop import passes
 from chop.actions.checkpoint import load_checkpoint
+from chop.actions.settings.workload import WorkloadConfig
 from chop.errors import ConfigError
 from chop.files import make_folder, replacing
 from chop.ir.graph import MaseGraph
@@ -55,68 +55,6 @@ COLUMNS = (
     *("loss", "kl", "parameters", "size_bytes", "graph"),
 )
 """What else the jobs' tables, results and pictures have, so that no metric can be called it."""
-
-
-@dataclass(frozen=True)
-class WorkloadConfig:
-    """What a job works on. The settings of every job begin with these.
-
-    Attributes:
-        model: built-in name, local Hugging Face folder or hub name, `file.py:Net` (a class or
-            function of that file, which is run) or `timm:NAME`.
-        dataset: built-in name, hub name, or a local file or folder, of tables or of pictures in a
-            folder for each class; None takes the built-in model's own.
-        out: folder for everything that is written.
-        train_epochs: fine-tunes a model that is not built in before the job begins.
-        limit: keeps that many rows of each split, for a quick look.
-        max_length: cuts texts to that many tokens.
-        tokenizer: local folder or hub name; None takes the model's own.
-        text_column: the column with the texts; None finds `text`, `sentence` and the like.
-        label_column: the column with the labels; None finds `labels` or `label`.
-        weights: of `file.py:Net` and `timm:NAME`: a state dict as .safetensors or .pt.
-        task: classification, regression, token-classification or causal-lm (text alone, judged by
-            perplexity); None takes what the labels are.
-        metric: what the model is judged by; None takes the task's own: accuracy, r2, perplexity.
-        batch_size: rows of a training step.
-        seed: of training and of whatever is drawn.
-        device: "cpu", "cuda" ...; None takes a GPU where there is one.
-    """
-
-    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "train_epochs": (0, 10_000),
-        "limit": (1, 10**9),
-        "max_length": (1, 10**6),
-        "batch_size": (1, 10**6),
-        "seed": (0, 2**32 - 1),
-    }
-    """Least and largest value of each number among the settings."""
-
-    model: str = "vit"
-    dataset: str | None = None
-    out: Path = Path("runs")
-    train_epochs: int = 0
-    limit: int | None = None
-    max_length: int | None = None
-    tokenizer: str | None = None
-    text_column: str | None = None
-    label_column: str | None = None
-    weights: str | None = None
-    task: str | None = None
-    metric: str | None = None
-    batch_size: int = 64
-    seed: int = 0
-    device: str | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "out", Path(self.out).expanduser())
-        for name, (least, most) in self.RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not least <= value <= most:
-                raise ConfigError(f"{name}: got {value}, expected {least} to {most}.")
-        if self.out.is_file():
-            raise ConfigError(f"out: '{self.out}' is a file, expected a folder.")
-        if self.task is not None:
-            find_task(self.task).with_metric(self.metric)
 
 
 @dataclass(frozen=True)
@@ -286,7 +224,7 @@ def load_workload(config: WorkloadConfig) -> Workload:
         WriteError: `config.out` cannot be written to.
     """
     place = usable_device(config.device)
-    Console().print(f"loading {config.model} and its rows", highlight=False)
+    get_console().print(f"loading {config.model} and its rows", highlight=False)
     if config.model in BUILTIN_MODELS:
         _check_is_of_builtin(config)
         task = CLASSIFICATION.with_metric(config.metric)

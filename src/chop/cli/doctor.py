@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import typer
+from typing import Any
+
+from chop.cli.adapter import Command
 
 
-def doctor_command() -> None:
-    """Say what is installed, what is missing, and how to get it."""
+def doctor() -> list[Any]:
+    """List installed and missing packages and tools, and how to install them."""
     from chop.actions.doctor import examine
     from chop.tables import print_table
 
     findings = examine()
     print_table("chop doctor", [finding.as_row() for finding in findings])
-    if any(finding.is_fatal for finding in findings):
-        raise typer.Exit(1)
+    return findings
+
+
+DOCTOR = Command(
+    doctor, is_slow=False, exit_code=lambda found: int(any(finding.is_fatal for finding in found))
+)

@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,10 +18,8 @@ from chop.bench.outputs import largest_difference
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.roofline import Roofline, measured_roofline
 from chop.bench.timing import Variant, compare
-from chop.errors import ConfigError, did_you_mean
 from chop.studies.attention_implementations import (
     DTYPES,
-    MASKS,
     Case,
     added_mask,
     chosen_backend,
@@ -31,52 +28,9 @@ from chop.studies.attention_implementations import (
     random_inputs,
     ways,
 )
+from chop.studies.settings import BenchAttentionConfig
 
-SHAPES = ("1x12x128x64", "8x12x128x64", "1x12x1024x64")
 QUICK_SHAPES = ("2x3x32x16",)
-
-
-@dataclass(frozen=True)
-class BenchAttentionConfig:
-    """Settings of `chop bench attention`.
-
-    Attributes:
-        shapes: each as "BxHxTxD".
-        dtypes: of queries, keys and values.
-        masks: "none", "padding" (boolean; rows end at different lengths) and "causal".
-        seconds: of measuring, per variant and case.
-        threads: of torch.
-        method: how times are taken, see `chop.bench.compare`.
-        device: "cpu", "cuda" ...
-        seed: of the inputs.
-        out: folder for tables, plots and measurements.
-        quick: one small shape where none is given, and a moment for each: shows that all works,
-            and no times.
-    """
-
-    shapes: tuple[str, ...] = SHAPES
-    dtypes: tuple[str, ...] = tuple(DTYPES)
-    masks: tuple[str, ...] = MASKS
-    seconds: float = 0.3
-    threads: int = 1
-    method: str = "paired"
-    device: str = "cpu"
-    seed: int = 0
-    out: Path = Path("runs/bench/attention")
-    quick: bool = False
-
-    def __post_init__(self) -> None:
-        for field, known in (("dtypes", DTYPES), ("masks", MASKS)):
-            chosen = getattr(self, field)
-            if not chosen:
-                raise ConfigError(f"{field}: expected one or more of {', '.join(known)}.")
-            for name in chosen:
-                if name not in known:
-                    raise ConfigError(f"{field}: '{name}': {did_you_mean(name, known)}")
-        if not self.shapes:
-            raise ConfigError("shapes: expected one or more, such as 1x12x128x64.")
-        for shape in self.shapes:
-            Case.parse(shape, self.dtypes[0], self.masks[0])
 
 
 @dataclass(frozen=True)
@@ -157,7 +111,11 @@ def _short(backend: str) -> str:
 
 def bench_attention(config: BenchAttentionConfig) -> AttentionComparison:
     """Measures every shape, dtype and mask in turn."""
-    shapes = QUICK_SHAPES if config.quick and config.shapes == SHAPES else config.shapes
+    shapes = (
+        QUICK_SHAPES
+        if config.quick and config.shapes == BenchAttentionConfig.shapes
+        else config.shapes
+    )
     cases = [Case.parse(*parts) for parts in itertools.product(shapes, config.dtypes, config.masks)]
     rooflines = _rooflines(config)
     comparisons, rows = {}, []

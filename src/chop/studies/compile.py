@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from chop.bench.break_even import BreakEven, CourseRow, break_even, compile_seconds, course_rows
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
-from chop.bench.timing import METHODS, Variant, compare
+from chop.bench.timing import Variant, compare
 from chop.capture.inputs import dummy_inputs
-from chop.errors import ConfigError, did_you_mean
 from chop.models.named import get_model
 from chop.studies.graph_breaks import Compilations, compilations
+from chop.studies.settings import BenchCompileConfig
 
 EAGER = "eager"
 MODES: Mapping[str, dict[str, Any]] = {
@@ -41,56 +41,6 @@ QUICK: Mapping[str, Any] = {
 }
 PROBE_LENGTH = 2
 """Texts are as many times shorter in the last call that recompiles are counted in."""
-
-
-@dataclass(frozen=True)
-class BenchCompileConfig:
-    """Settings of `chop bench compile`.
-
-    Attributes:
-        models: each a built-in name, a name of `chop.models.MODELS` such as resnet18 or
-            bert-base-uncased, a local folder, or a name on the hub. Weights are drawn: times do
-            not depend on them, and those of the table need no network.
-        batch_sizes: rows of an input.
-        modes: names of `MODES`; none takes those that make sense on the device.
-        length: tokens of a text.
-        image_size: side of a picture where the model takes any; None takes the model's usual one.
-        iterations: calls in the course's table.
-        seconds: of measuring, per variant and case.
-        threads: of torch.
-        method: how times are taken, see `chop.bench.compare`.
-        device: "cpu", "cuda" ...
-        out: folder for tables, plots and measurements.
-        quick: a small model, one mode and a moment, where no others are given: shows that all
-            works, and no times.
-    """
-
-    models: tuple[str, ...] = ("bert-tiny", "resnet18")
-    batch_sizes: tuple[int, ...] = (1, 16)
-    modes: tuple[str, ...] = ()
-    length: int = 128
-    image_size: int | None = 64
-    iterations: tuple[int, ...] = (5, 50, 200)
-    seconds: float = 1.0
-    threads: int = 1
-    method: str = "paired"
-    device: str = "cpu"
-    out: Path = Path("runs/bench/compile")
-    quick: bool = False
-
-    def __post_init__(self) -> None:
-        for mode in self.modes:
-            if mode not in MODES:
-                raise ConfigError(f"modes: '{mode}': {did_you_mean(mode, MODES)}")
-        if self.method not in METHODS:
-            raise ConfigError(f"method: '{self.method}': {did_you_mean(self.method, METHODS)}")
-        sizes = {"batch_sizes": self.batch_sizes, "iterations": self.iterations}
-        sizes |= {"length": (self.length,), "image_size": (self.image_size or 1,)}
-        for name, values in sizes.items():
-            if not values or min(values) < 1:
-                raise ConfigError(f"{name}: expected 1 or more, got {list(values)}.")
-        if not self.models:
-            raise ConfigError("models: expected one or more, such as bert-tiny.")
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from chop.bench.record import Comparison
-from chop.bench.timing import METHODS
-from chop.errors import ConfigError, did_you_mean
 from chop.kernels.cuda.dequantize import obstacle
 from chop.models import load_model
 from chop.studies.attention_implementations import DTYPES
 from chop.studies.decoding import COPY, FORMATS, DecodeRow, compare_decoding
 from chop.studies.packed_product import ProductRow, compare_products
+from chop.studies.settings import BenchDequantizeConfig
 from chop.studies.weight_memory import (
     SMALL,
     KindRow,
@@ -27,53 +25,6 @@ from chop.studies.weight_memory import (
 )
 
 QUICK_SECONDS, QUICK_SHAPE = 0.02, (96, 1024)
-
-
-@dataclass(frozen=True)
-class BenchDequantizeConfig:
-    """Settings of `chop bench dequantize`.
-
-    Attributes:
-        formats: names of `chop.studies.decoding.FORMATS`.
-        outputs: rows of the weight.
-        inputs: columns of the weight.
-        rows: of activations that it is multiplied by.
-        dtype: of activations and of what is decoded.
-        model: whose memory is measured, by name or folder; None takes a BERT of random weights.
-        seconds: of measuring, per variant and case.
-        threads: of torch.
-        method: how times are taken, see `chop.bench.compare`.
-        device: "cpu", "cuda" ...
-        seed: of the weight.
-        out: folder for tables, plots and measurements.
-        quick: a small weight and model and a moment for each: shows that all works, and no times.
-    """
-
-    formats: tuple[str, ...] = tuple(FORMATS)
-    outputs: int = 4096
-    inputs: int = 4096
-    rows: tuple[int, ...] = (1, 16, 256)
-    dtype: str = "float32"
-    model: str | None = None
-    seconds: float = 0.3
-    threads: int = 1
-    method: str = "paired"
-    device: str = "cpu"
-    seed: int = 0
-    out: Path = Path("runs/bench/dequantize")
-    quick: bool = False
-
-    def __post_init__(self) -> None:
-        for field, chosen, known in (
-            ("formats", self.formats, FORMATS),
-            ("dtype", (self.dtype,), DTYPES),
-            ("method", (self.method,), METHODS),
-        ):
-            for name in chosen:
-                if name not in known:
-                    raise ConfigError(f"{field}: '{name}': {did_you_mean(name, known)}")
-        if not self.formats or min(self.outputs, self.inputs, *self.rows, 1) < 1:
-            raise ConfigError("expected one or more formats, and sizes and rows of 1 or more.")
 
 
 @dataclass(frozen=True)

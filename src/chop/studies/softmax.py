@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,13 +13,13 @@ from torch import Tensor
 from chop.bench.outputs import largest_difference
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.subprocess import in_subprocess
-from chop.bench.timing import METHODS, Variant, compare
-from chop.errors import ConfigError, did_you_mean
+from chop.bench.timing import Variant, compare
+from chop.errors import ConfigError
 from chop.kernels.triton.register import is_installed
 from chop.native import compiler
 from chop.studies.attention_implementations import DTYPES
+from chop.studies.settings import BenchSoftmaxConfig
 
-SHAPES = ("131072x128", "16384x1024", "512x32768")
 QUICK_SHAPES = ("64x100",)
 QUICK_SECONDS = 0.02
 INTERPRETED_SHAPES = ("40x100", "3x1000", "2x20000")
@@ -30,44 +29,6 @@ IN_PLACE, COPY = "torch, in place", "copy, in place"
 """These write to memory that is there. On a CPU, memory that is new is cleared by the system first,
 page by page, which takes longer than softmax does."""
 Softmax = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class BenchSoftmaxConfig:
-    """Settings of `chop bench softmax`.
-
-    Attributes:
-        shapes: each as "MxN": M rows of N numbers.
-        dtypes: of input and result.
-        seconds: of measuring, per variant and case.
-        threads: of torch.
-        method: how times are taken, see `chop.bench.compare`.
-        device: "cpu", "cuda" ...
-        seed: of the inputs.
-        out: folder for tables, plots and measurements.
-        quick: one small shape and a moment for each: shows that all works, and no times.
-    """
-
-    shapes: tuple[str, ...] = SHAPES
-    dtypes: tuple[str, ...] = ("float32",)
-    seconds: float = 0.5
-    threads: int = 1
-    method: str = "paired"
-    device: str = "cpu"
-    seed: int = 0
-    out: Path = Path("runs/bench/softmax")
-    quick: bool = False
-
-    def __post_init__(self) -> None:
-        for name in self.dtypes:
-            if name not in DTYPES:
-                raise ConfigError(f"dtypes: '{name}': {did_you_mean(name, DTYPES)}")
-        if self.method not in METHODS:
-            raise ConfigError(f"method: '{self.method}': {did_you_mean(self.method, METHODS)}")
-        if not (self.shapes and self.dtypes):
-            raise ConfigError("expected one or more shapes, such as 4096x1024, and dtypes.")
-        for shape in self.shapes:
-            Case.parse(shape, self.dtypes[0])
 
 
 @dataclass(frozen=True)

@@ -13,24 +13,22 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from chop import runs
 from chop.actions.interrupt import with_interruption_note
-from chop.actions.workload import WorkloadConfig
+from chop.actions.settings.search import SearchConfig
 from chop.config import parse
 from chop.errors import ChopError, ConfigError, did_you_mean
 from chop.mixed_precision.costs import COSTS
 from chop.search.ledger import Ledger, studies
 from chop.search.location import (
     MEMORY,
-    check_study_name,
     storage_file,
     storage_url,
     without_password,
 )
 from chop.search.opening import open_engine, storage_errors
-from chop.search.registry import make_pruner, sampler_row
 from chop.search.study import BEST_FOLDER
 from chop.tables import printable
 
@@ -44,56 +42,6 @@ JOB_MODULES = {
     "nas": "chop.actions.search.nas",
     "precision": "chop.actions.search.precision",
 }
-
-
-@dataclass(frozen=True)
-class SearchConfig(WorkloadConfig):
-    """Settings that every search job has; a TOML file has the same keys.
-
-    Attributes:
-        trials: configurations to measure in all, those of earlier runs included.
-        sampler: which proposes them, by name.
-        pruner: stops trials that are behind, by name; None lets each finish.
-        workers: processes of this machine that measure.
-        storage: `postgresql://...` for many machines; None keeps a SQLite file in `out`.
-        name: of the study in the storage; None takes the job's.
-        keep: how many of the best models stay on disk.
-
-    The other settings are those of `WorkloadConfig`.
-    """
-
-    JOB_NAME: ClassVar[str] = "search"
-    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
-        **WorkloadConfig.RANGES,
-        "trials": (1, 10**9),
-        "workers": (1, 1024),
-        "keep": (0, 10_000),
-    }
-
-    trials: int = 100
-    sampler: str = "sensitivity"
-    pruner: str | None = None
-    workers: int = 1
-    storage: str | None = None
-    name: str | None = None
-    keep: int = 1
-
-    @property
-    def study(self) -> str:
-        """The name of the study."""
-        return self.name or self.JOB_NAME
-
-    @property
-    def folder(self) -> Path:
-        """Where the study writes: several may share `out` and its storage."""
-        return self.out / self.study
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_study_name(self.study)
-        sampler_row(self.sampler)
-        make_pruner(self.pruner)
-        storage_url(self.storage, self.out)
 
 
 def check_budgets(budgets: Mapping[str, float]) -> None:

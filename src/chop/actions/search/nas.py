@@ -5,26 +5,24 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
+from rich import get_console
 from rich.console import Console
 
 from chop.actions.search.figures import draw_search
-from chop.actions.search.job import Job, SearchConfig, check_budgets, where_model_is
+from chop.actions.search.job import Job, where_model_is
 from chop.actions.search.precision_report import wilson
+from chop.actions.settings.search import NasConfig
 from chop.actions.sweep.record import write_table
 from chop.actions.workload import Workload, fingerprint_of_rows, workload_for
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError
 from chop.files import write_json
 from chop.ir.graph import MaseGraph
 from chop.nas.architecture import SQUARE_LAYERS, Architectures
-from chop.nas.compression import Compression, Mode
-from chop.nas.proxies import PROXIES, best_share, zero_cost_score
+from chop.nas.proxies import best_share, zero_cost_score
 from chop.nas.training import TrainedMeasure, split_rows
-from chop.search import Config, Goal, Result, Search, SearchSpace, TrialRecord
+from chop.search import Config, Result, Search, SearchSpace, TrialRecord
 from chop.train import Rows, evaluate
 from chop.train.tasks import IGNORED
 
@@ -46,80 +44,6 @@ PASS_ARGS: dict[str, Any] = {
     "prune_transform_pass": {"weight": {"sparsity": 0.5, "method": "l1-norm", "scope": "local"}},
 }
 """How models are compressed where nothing else is said."""
-
-
-@dataclass(frozen=True)
-class NasConfig(SearchConfig):
-    """Settings of `chop search nas`; a TOML file has the same keys.
-
-    Attributes:
-        fields: field of the model's configuration -> values. None: number of layers, of heads,
-            hidden and intermediate size, each half, as it is, and twice.
-        square_layers: what may stand in the place of a square linear layer, the first unchanged.
-        goals: what is searched for: accuracy, parameters, size_bytes. Several give a Pareto front.
-        budgets: the most that parameters or size_bytes may be, the least accuracy.
-        epochs: passes over the training rows of each trial.
-        lr: the largest learning rate of each trial.
-        validation: the share of the training rows that trials are judged on. The test rows are
-            for the best alone.
-        compression: "none", "compress" or "compress-train": see `chop.nas.compression`.
-        pass_args: the settings of its passes; None: 4-bit integers and half of the weights.
-        compression_epochs: passes over the training rows of "compress-train".
-        proxy: a zero-cost score; what scores low is not trained.
-        share: the share of architectures that pass it.
-
-    The other settings are those of `SearchConfig`.
-    """
-
-    JOB_NAME: ClassVar[str] = "nas"
-    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
-        **SearchConfig.RANGES,
-        "epochs": (1, 10_000),
-        "lr": (1e-9, 10),
-        "validation": (0.01, 0.9),
-        "compression_epochs": (0, 10_000),
-        "share": (0.001, 1),
-    }
-
-    out: Path = Path("runs/search")
-    trials: int = 40
-    fields: Mapping[str, tuple[Any, ...]] | None = None
-    square_layers: tuple[str, ...] = tuple(SQUARE_LAYERS)
-    goals: tuple[str, ...] = ("accuracy",)
-    budgets: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    epochs: int = 5
-    lr: float = 3e-3
-    validation: float = 0.2
-    compression: Mode = "none"
-    pass_args: Mapping[str, Any] | None = None
-    compression_epochs: int = 2
-    proxy: str | None = None
-    share: float = 0.25
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for where, names, known in (
-            ("goals", self.goals, DIRECTIONS),
-            ("budgets", self.budgets, DIRECTIONS),
-            ("square_layers", self.square_layers, SQUARE_LAYERS),
-            ("proxy", (self.proxy,) if self.proxy else (), PROXIES),
-        ):
-            for name in names:
-                if name not in known:
-                    raise ConfigError(f"{where}: unknown '{name}': {did_you_mean(name, known)}")
-        check_budgets(self.budgets)
-        self.how_compressed()
-
-    def how_compressed(self) -> Compression:
-        """What is done to a trained model."""
-        pass_args = PASS_ARGS if self.pass_args is None else self.pass_args
-        return Compression(self.compression, pass_args, self.compression_epochs)
-
-    def all_goals(self) -> tuple[Goal, ...]:
-        """Objectives, then budgets."""
-        objectives = [Goal(name, DIRECTIONS[name]) for name in self.goals]  # type: ignore[arg-type]
-        limits = [Goal(name, DIRECTIONS[name], most) for name, most in self.budgets.items()]  # type: ignore[arg-type]
-        return (*objectives, *limits)
 
 
 def usual_fields(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
@@ -312,7 +236,7 @@ def _describe(
         model = MaseGraph.from_checkpoint(saved).model
     else:
         told = f"the model of trial {best.number} is not in {saved.parent}"
-        Console().print(f"{told}: training it again, for its test accuracy", highlight=False)
+        get_console().print(f"{told}: training it again, for its test accuracy", highlight=False)
         model = _measure(config, found, workload).trained(best.config)
     accuracy = evaluate(model, workload.test, device=workload.device)
     count = _labelled(workload.test)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.nn.functional as F
+from rich import get_console
 from rich.console import Console
 
 from chop.actions.search.allocation import Allocation
@@ -73,7 +74,7 @@ def _loss_increases(
     is_small = len(part) < min(LEAST_ROWS, len(problem.evaluator))
     if not is_small and len(part) * len(problem.pairs) <= evaluations * len(problem.evaluator):
         told = f"{len(problem.pairs)} options of layers, each alone, on {len(part)} rows"
-        Console().print(f"{LABEL}: measuring {told}", highlight=False)
+        get_console().print(f"{LABEL}: measuring {told}", highlight=False)
         kind = "KL" if problem.evaluator.task.is_categorical else "MSE"
         found[kind] = divergences(problem, part)
     return found

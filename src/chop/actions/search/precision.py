@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
+import torch
 from rich.console import Console
 
-from chop.actions.search.format_settings import FORMAT_RANGES, FormatSettings, spread_evenly
-from chop.actions.search.job import Job, SearchConfig, check_budgets, where_model_is
+from chop.actions.search.job import Job, where_model_is
 from chop.actions.search.no_search import SHARE, kept_in, no_search, uniforms_within
 from chop.actions.search.precision_report import (
     Judged,
@@ -21,6 +20,7 @@ from chop.actions.search.precision_report import (
     shown_of,
     table_row,
 )
+from chop.actions.settings.search import PrecisionConfig
 from chop.actions.sweep.record import write_table
 from chop.actions.workload import (
     Workload,
@@ -29,12 +29,12 @@ from chop.actions.workload import (
     fingerprint_of_weights,
     workload_for,
 )
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError
 from chop.files import write_json
 from chop.formats import format_string
 from chop.mixed_precision.costs import COSTS
 from chop.mixed_precision.problem import SCORES, PrecisionProblem
-from chop.search import Config, Goal, Result, Search
+from chop.search import Config, Result, Search
 from chop.search.location import storage_file, storage_url
 from chop.search.objective import objectives_of
 from chop.train import TASKS, Metric, Rows
@@ -53,76 +53,6 @@ DIRECTIONS = {
 """What a trial measures, and which way is better."""
 LEAST_VALIDATION = 100
 """With fewer validation rows trials are measured on training rows."""
-
-
-@dataclass(frozen=True)
-class PrecisionConfig(FormatSettings, SearchConfig):
-    """Settings of `chop search precision`; a TOML file has the same keys.
-
-    Attributes:
-        goals: what is searched for: accuracy (or the metric of another task), loss, kl, bits,
-            activation_bits, bytes, bit_operations. Several give a Pareto front. Most models answer
-            all their training rows right in 4 bits, so accuracy tells little there; kl, the
-            divergence from the float model's answers, still tells which formats disturb it least.
-            Answers that are no classes have no kl: take loss.
-        per: "operand", since inputs and weights need different widths and cost differently; or
-            "layer", for the same format for both.
-        budgets: the most that each of them may be, the least accuracy. None: 4 bits per weight
-            on average, where there is one goal and it is no cost.
-        search_rows: how many of the validation rows trials are measured on; of the training rows
-            where there are fewer than 100 validation rows and nothing is trained. Scales are
-            derived from training rows; the test rows are for what is chosen alone.
-        epochs: passes over the training rows that each trial's model is trained for in its
-            formats, from the same weights, before it is measured; 0 measures it as rounded.
-        lr: the largest learning rate of these; None takes what suits the model and the epochs.
-
-    The other settings are those of `FormatSettings` and `SearchConfig`.
-    """
-
-    JOB_NAME: ClassVar[str] = "precision"
-    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
-        **SearchConfig.RANGES,
-        **FORMAT_RANGES,
-        "search_rows": (1, 10**9),
-        "epochs": (0, 10_000),
-        "lr": (1e-12, 1e3),
-    }
-
-    USUAL_WIDTHS: ClassVar[str | None] = "2:8:1"
-
-    out: Path = Path("runs/search")
-    goals: tuple[str, ...] = ("kl",)
-    per: Literal["layer", "operand"] = "operand"
-    budgets: Mapping[str, float] | None = None
-    search_rows: int = 2000
-    epochs: int = 0
-    lr: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_formats()
-        for where, names in (("goals", self.goals), ("budgets", self.budgets or {})):
-            for name in names:
-                if name not in DIRECTIONS:
-                    nearest = did_you_mean(name, DIRECTIONS)
-                    raise ConfigError(f"{where}: unknown '{name}': {nearest}")
-        check_budgets(self.budgets or {})
-        objectives_of(self.all_goals())
-        if self.pruner is not None and self.goals[0] in COSTS:
-            raise ConfigError(
-                f"pruner: '{self.goals[0]}' is known before a trial runs: there is nothing to stop."
-            )
-        if self.lr is not None and not self.epochs:
-            raise ConfigError(f"lr: got {self.lr:g}, but trials are trained with epochs alone.")
-
-    def all_goals(self) -> tuple[Goal, ...]:
-        """Objectives, then budgets."""
-        is_one_score = len(self.goals) == 1 and self.goals[0] not in COSTS
-        usual = {"bits": 4.0} if is_one_score else {}
-        budgets = usual if self.budgets is None else self.budgets
-        objectives = [Goal(name, DIRECTIONS[name]) for name in self.goals]  # type: ignore[arg-type]
-        limits = [Goal(name, DIRECTIONS[name], most) for name, most in budgets.items()]  # type: ignore[arg-type]
-        return (*objectives, *limits)
 
 
 def prepare(config: PrecisionConfig, workload: Workload | None = None) -> Search:
@@ -188,6 +118,11 @@ def rows_of(config: PrecisionConfig, workload: Workload) -> tuple[Workload, Rows
             f"({count} validation rows are too few)"
         ),
     )
+
+
+def spread_evenly(rows: Rows, count: int) -> Rows:
+    """At most so many rows, spread evenly over all."""
+    return rows.take(torch.linspace(0, len(rows) - 1, min(count, len(rows))).long())
 
 
 def problem_of(config: PrecisionConfig, workload: Workload) -> PrecisionProblem:

@@ -3,49 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from chop import runs
-from chop.actions.search.format_settings import FORMAT_RANGES, FormatSettings
+from chop.actions.settings.search import SensitivityConfig
 from chop.actions.sweep.points import Point, identity_of, measure_all
 from chop.actions.sweep.record import write_figure, write_table
-from chop.actions.workload import Workload, WorkloadConfig, settings_with, workload_for
+from chop.actions.workload import Workload, settings_with, workload_for
 from chop.files import write_json
-from chop.mixed_precision.sensitivity import METRICS, Sensitivity, check_metrics, line
+from chop.mixed_precision.sensitivity import Sensitivity, line
 from chop.report.layer_maps import plot_layer_map
 from chop.runs import Journal
 from chop.train import Metric
-
-
-@dataclass(frozen=True)
-class SensitivityConfig(FormatSettings, WorkloadConfig):
-    """Settings of `chop search sensitivity`; a TOML file has the same keys.
-
-    Attributes:
-        metrics: what to measure of each layer and format: kl, mse, weight_error, fisher, hessian,
-            activation_variance.
-        vectors: random vectors of the Hessian's trace.
-
-    The other settings are those of `FormatSettings` and `WorkloadConfig`.
-    """
-
-    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
-        **WorkloadConfig.RANGES,
-        **FORMAT_RANGES,
-        "vectors": (1, 10_000),
-    }
-
-    out: Path = Path("runs/sensitivity")
-    metrics: tuple[str, ...] = METRICS
-    vectors: int = 16
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_formats()
-        check_metrics(self.metrics)
 
 
 def measure_sensitivity(

@@ -4,90 +4,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 from chop import passes, runs
-from chop.actions.ptq import check_operators, present_operators, weighted_operators
+from chop.actions.ptq import present_operators
+from chop.actions.settings.sweep import PruneSweepConfig
 from chop.actions.sweep.experiment import Experiment
-from chop.actions.sweep.grid import spread
 from chop.actions.sweep.points import measure_all
 from chop.actions.sweep.record import write_figure, write_table
-from chop.actions.workload import Workload, WorkloadConfig, settings_with, workload_for
-from chop.config import convert, parse
+from chop.actions.workload import Workload, settings_with, workload_for
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
-from chop.ir.ops import OPS
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import SCORES
-from chop.pruning.settings import PruneConfig
 from chop.report.plots import Curve, plot_accuracy
 from chop.runs import Journal
 from chop.train import calibration_batches
 
 Setting = tuple[str, float]
 """A method and a sparsity."""
-
-
-def _multiplied() -> tuple[str, ...]:
-    return tuple(name for name in weighted_operators() if OPS[name].is_product)
-
-
-@dataclass(frozen=True)
-class PruneSweepConfig(WorkloadConfig):
-    """Settings of `chop sweep prune`; a TOML file has the same keys.
-
-    Attributes:
-        sparsity: shares of the weights to remove: numbers, or ranges `first:last:step`.
-        methods: scores of `prune_transform_pass`, one pair of lines each.
-        scope: `local` removes the share from each layer, `global` from all layers together.
-        operators: the operators to prune, by name.
-        finetune_epochs: passes over the training rows after pruning; 0 measures pruning only.
-            None takes 15 for built-in models, else 1.
-        finetune_lr: its largest learning rate; None takes what suits the model and the epochs.
-        calibration_rows: training rows for methods that look at data.
-
-    The other settings are those of `WorkloadConfig`.
-    """
-
-    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
-        **WorkloadConfig.RANGES,
-        "finetune_epochs": (0, 10_000),
-        "finetune_lr": (1e-9, 10),
-        "calibration_rows": (1, 10**9),
-    }
-
-    out: Path = Path("runs/sweep-prune")
-    sparsity: str | float | tuple[float, ...] = "0.1:0.9:0.1"
-    methods: tuple[str, ...] = ("l1-norm", "random")
-    scope: Literal["local", "global"] = "local"
-    operators: tuple[str, ...] = field(default_factory=_multiplied)
-    finetune_epochs: int | None = None
-    finetune_lr: float | None = None
-    calibration_rows: int = 256
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        convert(self.scope, Literal["local", "global"], "scope")
-        check_operators(self.operators, weighted_operators())
-        if not self.methods:
-            raise ConfigError("methods: expected at least one.")
-        for value in self.shares():
-            if not 0 <= value < 1:
-                raise ConfigError(f"sparsity: got {value}, expected 0 to below 1.")
-        for method in self.methods:
-            parse(PruneConfig, {**self.pass_args((method, 0.5)), "batches": ()}, "chop sweep prune")
-
-    def shares(self) -> tuple[float, ...]:
-        """The sparsities of the sweep."""
-        return tuple(map(float, spread(self.sparsity, "sparsity")))
-
-    def pass_args(self, setting: Setting) -> dict[str, Any]:
-        """What `prune_transform_pass` takes, data aside."""
-        method, share = setting
-        weight = {"method": method, "sparsity": share, "scope": self.scope, "seed": self.seed}
-        return {"weight": weight, "include": self.operators}
 
 
 def prune_sweep(config: PruneSweepConfig, workload: Workload | None = None) -> list[dict[str, Any]]:

@@ -3,92 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from chop import runs
 from chop.actions.ptq import (
-    QUANTIZE_RANGES,
-    check_operators,
     quantize_after_training,
-    weighted_operators,
 )
+from chop.actions.settings.sweep import DERIVED, QuantizeSweepConfig
 from chop.actions.sweep.experiment import Experiment
-from chop.actions.sweep.grid import spread, whole
 from chop.actions.sweep.points import measure_all
 from chop.actions.sweep.record import write_figure, write_table
-from chop.actions.workload import Workload, WorkloadConfig, settings_with, workload_for
-from chop.errors import ConfigError
+from chop.actions.workload import Workload, settings_with, workload_for
 from chop.formats import Integer
 from chop.ir.graph import MaseGraph
 from chop.passes import calculate_avg_bits_mg_analysis_pass
 from chop.report.plots import Curve, plot_accuracy, plot_heat_map
 from chop.runs import Journal
 
-DERIVED = ("auto", "minmax", "mse")
-
 Setting = tuple[int, int | str]
 """A width, and a fraction or the rule that derives one."""
-
-
-@dataclass(frozen=True)
-class QuantizeSweepConfig(WorkloadConfig):
-    """Settings of `chop sweep quantize`; a TOML file has the same keys.
-
-    Attributes:
-        widths: bits: numbers, or ranges `first:last:step`.
-        frac: fractions, by commas: `half` of the width; numbers and ranges (those below the width
-            count); `auto`, `minmax` or `mse` to derive that of each tensor. One line each.
-        operators: the operators to quantise, by name.
-        qat_epochs: passes over the training rows with rounding; 0 measures PTQ only. None takes 15
-            for built-in models, else 1.
-        qat_lr: its largest learning rate; None takes what suits the model and the epochs.
-        calibration_rows: training rows that derived fractions are taken from.
-
-    The other settings are those of `WorkloadConfig`.
-    """
-
-    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
-        **WorkloadConfig.RANGES,
-        **QUANTIZE_RANGES,
-    }
-
-    out: Path = Path("runs/sweep-quantize")
-    widths: str | int | tuple[int, ...] = "4:32:4"
-    frac: str | int = "half"
-    operators: tuple[str, ...] = field(default_factory=weighted_operators)
-    qat_epochs: int | None = None
-    qat_lr: float | None = None
-    calibration_rows: int = 256
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_operators(self.operators)
-        for settings in self.lines().values():
-            for width, frac_width in settings:
-                Integer(width, frac_width)  # type: ignore[arg-type]
-
-    def lines(self) -> dict[str, list[Setting]]:
-        """The settings of each line of the plot, by the fraction's name.
-
-        Raises:
-            ConfigError: a range is misspelt, or no fraction is below its width.
-        """
-        widths = whole(spread(self.widths, "widths"), "widths")
-        lines: dict[str, list[Setting]] = {}
-        for part in (part.strip() for part in str(self.frac).split(",")):
-            if part == "half":
-                lines[part] = [(width, width // 2) for width in widths]
-            elif part in DERIVED:
-                lines[part] = [(width, part) for width in widths]
-            else:
-                for frac in whole(spread(part, "frac"), "frac"):
-                    lines[str(frac)] = [(width, frac) for width in widths if frac < width]
-        lines = {label: settings for label, settings in lines.items() if settings}
-        if not lines:
-            raise ConfigError(f"frac: '{self.frac}': no fraction is below a width.")
-        return lines
 
 
 def quantize_sweep(

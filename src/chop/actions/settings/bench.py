@@ -1,0 +1,50 @@
+"""Settings of `chop bench model`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from chop.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class BenchModelConfig:
+    """Settings of `chop bench model`.
+
+    Attributes:
+        model: float model: built-in model (vit, cnn, mlp, bert-tiny), local folder, hub name,
+            `file.py:Net` or `timm:NAME`. Default: that of `compressed`, else vit.
+        dataset: data set of the inputs. Default: that of `compressed`, else the model's own.
+        compressed: output folder of `chop compress`. Default: the model is compressed in a
+            temporary folder, without training.
+        format: number format of the model where `compressed` is not given.
+        out: folder for the table, plots and measurements.
+        batch_sizes: rows of an input.
+        seconds: seconds to measure per model and batch size; longer narrows the confidence
+            intervals.
+        threads: threads of torch; one gives the steadiest ratios.
+        max_length: number of tokens to truncate texts to. Default: that of `compressed`, else the
+            model's limit.
+        device: torch device: `cpu`, `cuda`, `cuda:1` ...
+    """
+
+    model: str | None = None
+    dataset: str | None = None
+    compressed: Path | None = None
+    format: str = "8.auto"
+    out: Path = Path("runs/bench/model")
+    batch_sizes: tuple[int, ...] = (1, 16)
+    seconds: float = 1.0
+    threads: int = 1
+    max_length: int | None = None
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0 or self.threads < 1:
+            raise ConfigError(
+                f"expected seconds above 0 and 1 or more threads, got {self.seconds} and "
+                f"{self.threads}."
+            )
+        if not self.batch_sizes or min(self.batch_sizes) < 1:
+            raise ConfigError(f"batch sizes: expected 1 or more, got {list(self.batch_sizes)}.")

@@ -1,0 +1,376 @@
+"""Settings of `chop search precision`, `nas` and `sensitivity`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from chop.actions.settings.workload import WorkloadConfig
+from chop.actions.sweep.grid import spread, whole
+from chop.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from chop.actions.workload import Workload
+    from chop.mixed_precision.problem import PrecisionProblem, Score
+    from chop.nas.compression import Compression
+    from chop.search import Goal
+    from chop.train import Rows
+
+FORMAT_RANGES: Mapping[str, tuple[float, float]] = {
+    "calibration_rows": (1, 10**9),
+    "eval_batch_size": (1, 10**6),
+}
+
+
+@dataclass(frozen=True)
+class SearchConfig(WorkloadConfig):
+    """Trials, sampler and storage of a search.
+
+    Attributes:
+        trials: total number of configurations to measure, those of earlier runs included.
+        sampler: algorithm that proposes configurations: sensitivity, tpe, nsga2, cmaes, gp, random
+            or grid.
+        pruner: early stopping of trials that are behind: asha, hyperband or median. Default: none.
+        workers: processes of this machine that run trials.
+        storage: `postgresql://user@host/db` for many machines, or a file. Default: a SQLite file in
+            `out`.
+        name: study name in the storage and of its folder in `out`. Default: the job's.
+        keep: number of best models to keep on disk.
+
+    The other settings are those of `WorkloadConfig`.
+    """
+
+    JOB_NAME: ClassVar[str] = "search"
+    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
+        **WorkloadConfig.RANGES,
+        "trials": (1, 10**9),
+        "workers": (1, 1024),
+        "keep": (0, 10_000),
+    }
+
+    trials: int = 100
+    sampler: str = "sensitivity"
+    pruner: str | None = None
+    workers: int = 1
+    storage: str | None = None
+    name: str | None = None
+    keep: int = 1
+
+    @property
+    def study(self) -> str:
+        """The name of the study."""
+        return self.name or self.JOB_NAME
+
+    @property
+    def folder(self) -> Path:
+        """Where the study writes: several may share `out` and its storage."""
+        return self.out / self.study
+
+    def __post_init__(self) -> None:
+        from chop.search.location import check_study_name, storage_url
+        from chop.search.registry import make_pruner, sampler_row
+
+        super().__post_init__()
+        check_study_name(self.study)
+        sampler_row(self.sampler)
+        make_pruner(self.pruner)
+        storage_url(self.storage, self.out)
+
+
+@dataclass(frozen=True)
+class FormatSettings:
+    """Candidate number formats.
+
+    Attributes:
+        formats: formats by name (`integer`, `mxint`), each with its usual fields, or single ones:
+            `4.auto`, `mxint:width=4`.
+        widths: bit widths of the formats given by name: numbers by commas, or ranges
+            `first:last:step`; formats of one width keep it. Default: usual for the job.
+        ranges: values of further fields, by field: `block_size`, `exponent_width`. Default: none.
+        rule: calibration of fractions and exponent biases: least squared error, no saturation, or
+            one value in 1,000 saturates.
+        operators: operators to quantize, by name: linear, conv2d ... Default: all with a weight.
+        operands: operands in the chosen format: data_in, weight, bias.
+        per: `layer` for one choice per layer, `operand` for one per operand of a layer.
+        bias: format of biases.
+        calibration_rows: training rows that calibrate scales.
+        eval_batch_size: rows of an evaluation step. Default: chosen for speed.
+    """
+
+    USUAL_WIDTHS: ClassVar[str | None] = None
+
+    formats: tuple[str, ...] = ("integer",)
+    widths: str | int | tuple[int, ...] | None = None
+    ranges: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    rule: Literal["mse", "minmax", "percentile"] = "mse"
+    operators: tuple[str, ...] | None = None
+    operands: tuple[str, ...] = ("data_in", "weight")
+    per: Literal["layer", "operand"] = "layer"
+    bias: str = "8.mse"
+    calibration_rows: int = 256
+    eval_batch_size: int | None = None
+
+    def check_formats(self) -> None:
+        """Raises ConfigError where a setting is wrong, before anything is loaded."""
+        from chop.actions.ptq import check_operators
+        from chop.formats import parse_format_string
+        from chop.mixed_precision.candidates import format_candidates
+
+        format_candidates(self.formats, self.all_ranges(), self.rule)
+        parse_format_string(self.bias)
+        if self.operators is not None:
+            check_operators(self.operators)
+
+    def all_ranges(self) -> dict[str, tuple[Any, ...]]:
+        """Values by field, widths among them."""
+        from chop.mixed_precision.candidates import fields_of
+
+        widths = self.widths
+        if widths is not None and "width" in self.ranges:
+            raise ConfigError("widths and ranges.width are the same: give one of them.")
+        if widths is None and any("width" in fields_of(given) for given in self.formats):
+            widths = self.USUAL_WIDTHS
+        usual = {} if widths is None else {"width": whole(spread(widths, "widths"), "widths")}
+        return {**usual, **self.ranges}
+
+    def problem(
+        self,
+        workload: Workload,
+        rows: Rows,
+        goal: Score | None = "metric",
+        training: Mapping[str, Any] | None = None,
+    ) -> PrecisionProblem:
+        """The mixed-precision problem of a workload, measured on `rows`."""
+        from chop.actions.workload import raise_to_graph
+        from chop.mixed_precision.problem import PrecisionProblem
+
+        return PrecisionProblem(
+            raise_to_graph(workload),
+            workload.train,
+            rows,
+            formats=self.formats,
+            ranges=self.all_ranges(),
+            operators=self.operators,
+            operands=self.operands,
+            per=self.per,
+            bias=self.bias,
+            rule=self.rule,
+            calibration_rows=self.calibration_rows,
+            batch_size=self.eval_batch_size,
+            goal=goal,
+            task=workload.task,
+            training=training,
+        )
+
+    def told(self) -> dict[str, Any]:
+        """All of these settings that a result depends on, as plain JSON."""
+        from chop.mixed_precision.candidates import format_candidates
+
+        return {
+            "formats": list(format_candidates(self.formats, self.all_ranges(), self.rule)),
+            "rule": self.rule,
+            "operators": self.operators,
+            "operands": self.operands,
+            "per": self.per,
+            "bias": self.bias,
+            "calibration_rows": self.calibration_rows,
+        }
+
+
+@dataclass(frozen=True)
+class SensitivityConfig(FormatSettings, WorkloadConfig):
+    """Settings of `chop search sensitivity`.
+
+    Attributes:
+        metrics: per-layer metrics: kl, mse, weight_error, fisher, hessian, activation_variance.
+        vectors: random vectors that estimate the Hessian's trace.
+
+    The other settings are those of `FormatSettings` and `WorkloadConfig`.
+    """
+
+    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
+        **WorkloadConfig.RANGES,
+        **FORMAT_RANGES,
+        "vectors": (1, 10_000),
+    }
+
+    out: Path = Path("runs/sensitivity")
+    metrics: tuple[str, ...] = (
+        *("kl", "mse", "weight_error", "fisher", "hessian", "activation_variance"),
+    )
+    vectors: int = 16
+
+    def __post_init__(self) -> None:
+        from chop.mixed_precision.sensitivity import check_metrics
+
+        super().__post_init__()
+        self.check_formats()
+        check_metrics(self.metrics)
+
+
+@dataclass(frozen=True)
+class PrecisionConfig(FormatSettings, SearchConfig):
+    """Settings of `chop search precision`.
+
+    Attributes:
+        goals: objectives: accuracy (or the metric of another task), loss, kl, bits,
+            activation_bits, bytes, bit_operations; several give a Pareto front. kl, the divergence
+            from the float model's outputs, still ranks formats where accuracy is saturated; it
+            needs classes, so take loss for other outputs.
+        per: `operand` for one choice per operand of a layer, `layer` for one per layer.
+        budgets: constraints: the largest value of each cost, the least accuracy. Default: bits=4
+            for one objective that is no cost, else none.
+        search_rows: validation rows that trials are measured on, at most; training rows if there
+            are fewer than 100 validation rows and nothing is trained.
+        epochs: epochs of QAT in each trial, from the same weights; 0 measures PTQ.
+        lr: peak learning rate of QAT. Default: by model and number of epochs.
+
+    The other settings are those of `FormatSettings` and `SearchConfig`.
+    """
+
+    JOB_NAME: ClassVar[str] = "precision"
+    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
+        **SearchConfig.RANGES,
+        **FORMAT_RANGES,
+        "search_rows": (1, 10**9),
+        "epochs": (0, 10_000),
+        "lr": (1e-12, 1e3),
+    }
+
+    USUAL_WIDTHS: ClassVar[str | None] = "2:8:1"
+
+    out: Path = Path("runs/search")
+    goals: tuple[str, ...] = ("kl",)
+    per: Literal["layer", "operand"] = "operand"
+    budgets: Mapping[str, float] | None = None
+    search_rows: int = 2000
+    epochs: int = 0
+    lr: float | None = None
+
+    def __post_init__(self) -> None:
+        from chop.actions.search.job import check_budgets
+        from chop.actions.search.precision import DIRECTIONS
+        from chop.mixed_precision.costs import COSTS
+        from chop.search.objective import objectives_of
+
+        super().__post_init__()
+        self.check_formats()
+        for where, names in (("goals", self.goals), ("budgets", self.budgets or {})):
+            for name in names:
+                if name not in DIRECTIONS:
+                    nearest = did_you_mean(name, DIRECTIONS)
+                    raise ConfigError(f"{where}: unknown '{name}': {nearest}")
+        check_budgets(self.budgets or {})
+        objectives_of(self.all_goals())
+        if self.pruner is not None and self.goals[0] in COSTS:
+            raise ConfigError(
+                f"pruner: '{self.goals[0]}' is known before a trial runs: there is nothing to stop."
+            )
+        if self.lr is not None and not self.epochs:
+            raise ConfigError(f"lr: got {self.lr:g}, but trials are trained with epochs alone.")
+
+    def all_goals(self) -> tuple[Goal, ...]:
+        """Objectives, then budgets."""
+        from chop.actions.search.precision import DIRECTIONS
+        from chop.mixed_precision.costs import COSTS
+
+        is_one_score = len(self.goals) == 1 and self.goals[0] not in COSTS
+        usual = {"bits": 4.0} if is_one_score else {}
+        return _goals(self.goals, usual if self.budgets is None else self.budgets, DIRECTIONS)
+
+
+@dataclass(frozen=True)
+class NasConfig(SearchConfig):
+    """Settings of `chop search nas`.
+
+    Attributes:
+        fields: values of each field of the model's configuration, by field. Default: half, once and
+            twice the number of layers, number of heads, hidden size and intermediate size.
+        square_layers: replacements of square linear layers; the first leaves them unchanged.
+        goals: objectives: accuracy, parameters, size_bytes; several give a Pareto front.
+        budgets: constraints: the largest parameters or size_bytes, the least accuracy. Default:
+            none.
+        epochs: epochs of training in each trial.
+        lr: peak learning rate of each trial.
+        validation: share of the training rows that trials are evaluated on; test rows are for the
+            best alone.
+        compression: evaluate models as they are, compressed, or compressed and trained again.
+        pass_args: settings of the compression passes, by pass. Default: 4-bit integers and 50 %
+            sparsity.
+        compression_epochs: epochs of training after compression, for `compress-train`.
+        proxy: zero-cost score that filters architectures before training: synflow, naswot, snip,
+            grad-norm, zen, jacobian-covariance, parameters. Default: none.
+        share: share of architectures that pass the proxy.
+
+    The other settings are those of `SearchConfig`.
+    """
+
+    JOB_NAME: ClassVar[str] = "nas"
+    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
+        **SearchConfig.RANGES,
+        "epochs": (1, 10_000),
+        "lr": (1e-9, 10),
+        "validation": (0.01, 0.9),
+        "compression_epochs": (0, 10_000),
+        "share": (0.001, 1),
+    }
+
+    out: Path = Path("runs/search")
+    trials: int = 40
+    fields: Mapping[str, tuple[Any, ...]] | None = None
+    square_layers: tuple[str, ...] = ("Linear", "Identity")
+    goals: tuple[str, ...] = ("accuracy",)
+    budgets: Mapping[str, float] = field(default_factory=dict)
+    epochs: int = 5
+    lr: float = 3e-3
+    validation: float = 0.2
+    compression: Literal["none", "compress", "compress-train"] = "none"
+    pass_args: Mapping[str, Any] | None = None
+    compression_epochs: int = 2
+    proxy: str | None = None
+    share: float = 0.25
+
+    def __post_init__(self) -> None:
+        from chop.actions.search.job import check_budgets
+        from chop.actions.search.nas import DIRECTIONS
+        from chop.nas.architecture import SQUARE_LAYERS
+        from chop.nas.proxies import PROXIES
+
+        super().__post_init__()
+        for where, names, known in (
+            ("goals", self.goals, DIRECTIONS),
+            ("budgets", self.budgets, DIRECTIONS),
+            ("square_layers", self.square_layers, SQUARE_LAYERS),
+            ("proxy", (self.proxy,) if self.proxy else (), PROXIES),
+        ):
+            for name in names:
+                if name not in known:
+                    raise ConfigError(f"{where}: unknown '{name}': {did_you_mean(name, known)}")
+        check_budgets(self.budgets)
+        self.how_compressed()
+
+    def how_compressed(self) -> Compression:
+        """What is done to a trained model."""
+        from chop.actions.search.nas import PASS_ARGS
+        from chop.nas.compression import Compression
+
+        pass_args = PASS_ARGS if self.pass_args is None else self.pass_args
+        return Compression(self.compression, pass_args, self.compression_epochs)
+
+    def all_goals(self) -> tuple[Goal, ...]:
+        """Objectives, then budgets."""
+        from chop.actions.search.nas import DIRECTIONS
+
+        return _goals(self.goals, self.budgets, DIRECTIONS)
+
+
+def _goals(
+    names: tuple[str, ...], budgets: Mapping[str, float], directions: Mapping[str, str]
+) -> tuple[Goal, ...]:
+    from chop.search import Goal
+
+    objectives = [Goal(name, directions[name]) for name in names]  # type: ignore[arg-type]
+    limits = [Goal(name, directions[name], most) for name, most in budgets.items()]  # type: ignore[arg-type]
+    return (*objectives, *limits)

@@ -1,0 +1,147 @@
+"""Settings of `chop sweep quantize` and `chop sweep prune`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from chop.actions.settings.compress import QUANTIZE_RANGES, default_operators
+from chop.actions.settings.workload import WorkloadConfig
+from chop.actions.sweep.grid import spread, whole
+from chop.errors import ConfigError
+
+DERIVED = ("auto", "minmax", "mse")
+"""Rules that calibrate the fraction of each tensor."""
+
+
+@dataclass(frozen=True)
+class QuantizeSweepConfig(WorkloadConfig):
+    """Settings of `chop sweep quantize`.
+
+    Attributes:
+        widths: bit widths: numbers by commas, or ranges `first:last:step`.
+        frac: fraction widths by commas, one curve each: `half` of the width; numbers and ranges
+            (those below the width); `auto`, `minmax` or `mse`, which calibrate each tensor's.
+        operators: operators to quantize, by name: linear, conv2d ... Default: all with a weight.
+        qat_epochs: epochs of quantization-aware training (QAT); 0 measures PTQ only. Default: 15
+            for built-in models, else 1.
+        qat_lr: peak learning rate of QAT. Default: by model and number of epochs.
+        calibration_rows: training rows that calibrate fractions.
+
+    The other settings are those of `WorkloadConfig`.
+    """
+
+    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
+        **WorkloadConfig.RANGES,
+        **QUANTIZE_RANGES,
+    }
+
+    out: Path = Path("runs/sweep-quantize")
+    widths: str | int | tuple[int, ...] = "4:32:4"
+    frac: str | int = "half"
+    operators: tuple[str, ...] = field(default_factory=default_operators)
+    qat_epochs: int | None = None
+    qat_lr: float | None = None
+    calibration_rows: int = 256
+
+    def __post_init__(self) -> None:
+        from chop.actions.ptq import check_operators
+        from chop.formats import Integer
+
+        super().__post_init__()
+        check_operators(self.operators)
+        for settings in self.lines().values():
+            for width, frac_width in settings:
+                Integer(width, frac_width)  # type: ignore[arg-type]
+
+    def lines(self) -> dict[str, list[tuple[int, int | str]]]:
+        """Widths and fractions of each curve, by the name of its fraction.
+
+        Raises:
+            ConfigError: a range is malformed, or no fraction is below its width.
+        """
+        widths = whole(spread(self.widths, "widths"), "widths")
+        lines: dict[str, list[tuple[int, int | str]]] = {}
+        for part in (part.strip() for part in str(self.frac).split(",")):
+            if part == "half":
+                lines[part] = [(width, width // 2) for width in widths]
+            elif part in DERIVED:
+                lines[part] = [(width, part) for width in widths]
+            else:
+                for frac in whole(spread(part, "frac"), "frac"):
+                    lines[str(frac)] = [(width, frac) for width in widths if frac < width]
+        lines = {label: settings for label, settings in lines.items() if settings}
+        if not lines:
+            raise ConfigError(f"frac: '{self.frac}': no fraction is below a width.")
+        return lines
+
+
+def default_products() -> tuple[str, ...]:
+    """The names of quantizable operators that multiply by a weight."""
+    from chop.ir.ops import OPS
+
+    return tuple(name for name in default_operators() if OPS[name].is_product)
+
+
+@dataclass(frozen=True)
+class PruneSweepConfig(WorkloadConfig):
+    """Settings of `chop sweep prune`.
+
+    Attributes:
+        sparsity: shares of weights to prune: numbers by commas, or ranges `first:last:step`.
+        methods: pruning scores, one pair of curves each: l1-norm, l2-norm, random, movement, snip,
+            wanda.
+        scope: `local` prunes the share in each layer, `global` over all layers together.
+        operators: operators to prune, by name: linear, conv2d ... Default: all that multiply by a
+            weight.
+        finetune_epochs: epochs of fine-tuning after pruning; 0 measures pruning only. Default: 15
+            for built-in models, else 1.
+        finetune_lr: peak learning rate of fine-tuning. Default: by model and number of epochs.
+        calibration_rows: training rows for the scores that need data.
+
+    The other settings are those of `WorkloadConfig`.
+    """
+
+    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
+        **WorkloadConfig.RANGES,
+        "finetune_epochs": (0, 10_000),
+        "finetune_lr": (1e-9, 10),
+        "calibration_rows": (1, 10**9),
+    }
+
+    out: Path = Path("runs/sweep-prune")
+    sparsity: str | float | tuple[float, ...] = "0.1:0.9:0.1"
+    methods: tuple[str, ...] = ("l1-norm", "random")
+    scope: Literal["local", "global"] = "local"
+    operators: tuple[str, ...] = field(default_factory=default_products)
+    finetune_epochs: int | None = None
+    finetune_lr: float | None = None
+    calibration_rows: int = 256
+
+    def __post_init__(self) -> None:
+        from chop.actions.ptq import check_operators
+        from chop.config import convert, parse
+        from chop.pruning.settings import PruneConfig
+
+        super().__post_init__()
+        convert(self.scope, Literal["local", "global"], "scope")
+        check_operators(self.operators, default_operators())
+        if not self.methods:
+            raise ConfigError("methods: expected at least one.")
+        for value in self.shares():
+            if not 0 <= value < 1:
+                raise ConfigError(f"sparsity: got {value}, expected 0 to below 1.")
+        for method in self.methods:
+            parse(PruneConfig, {**self.pass_args((method, 0.5)), "batches": ()}, "chop sweep prune")
+
+    def shares(self) -> tuple[float, ...]:
+        """The sparsities of the sweep."""
+        return tuple(map(float, spread(self.sparsity, "sparsity")))
+
+    def pass_args(self, setting: tuple[str, float]) -> dict[str, Any]:
+        """The settings of `prune_transform_pass` for a method and a sparsity, without data."""
+        method, share = setting
+        weight = {"method": method, "sparsity": share, "scope": self.scope, "seed": self.seed}
+        return {"weight": weight, "include": self.operators}

@@ -1,0 +1,78 @@
+"""Settings of a workload: the model, its data, and where a job runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from chop.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class WorkloadConfig:
+    """Model, data and device.
+
+    The settings of every job begin with these.
+
+    Attributes:
+        model: built-in model (vit, cnn, mlp, bert-tiny), local Hugging Face folder, hub name,
+            `file.py:Net` (a class or function of that file, which is executed) or `timm:NAME`.
+        dataset: built-in data set (digits, reviews), hub name, or a local file or folder: a table,
+            or a folder of pictures per class. Default: the built-in model's own.
+        out: folder for all results.
+        train_epochs: epochs that fine-tune a model that is not built in before the job.
+        limit: number of rows to use of each split. Default: all.
+        max_length: number of tokens to truncate texts to. Default: the model's limit, at most 512.
+        tokenizer: local folder or hub name of the tokenizer. Default: the model's own.
+        text_column: column with the texts. Default: `text`, `sentence` and the like.
+        label_column: column with the labels. Default: `labels` or `label`.
+        weights: state dict of `file.py:Net` or `timm:NAME`, as .safetensors or .pt. Default: those
+            that the function made or timm downloads.
+        task: task type: classification, regression, token-classification or causal-lm (texts
+            alone, evaluated by perplexity). Default: inferred from the labels.
+        metric: evaluation metric: accuracy, f1, r2, mse, perplexity ... Default: the task's own.
+        batch_size: rows of a training step.
+        seed: random seed of training and sampling.
+        device: torch device: `cpu`, `cuda`, `cuda:1` ... Default: a GPU if there is one, else the
+            CPU.
+    """
+
+    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "train_epochs": (0, 10_000),
+        "limit": (1, 10**9),
+        "max_length": (1, 10**6),
+        "batch_size": (1, 10**6),
+        "seed": (0, 2**32 - 1),
+    }
+    """Least and largest value of each number among the settings."""
+
+    model: str = "vit"
+    dataset: str | None = None
+    out: Path = Path("runs")
+    train_epochs: int = 0
+    limit: int | None = None
+    max_length: int | None = None
+    tokenizer: str | None = None
+    text_column: str | None = None
+    label_column: str | None = None
+    weights: str | None = None
+    task: str | None = None
+    metric: str | None = None
+    batch_size: int = 64
+    seed: int = 0
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "out", Path(self.out).expanduser())
+        for name, (least, most) in self.RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ConfigError(f"{name}: got {value}, expected {least} to {most}.")
+        if self.out.is_file():
+            raise ConfigError(f"out: '{self.out}' is a file, expected a folder.")
+        if self.task is not None:
+            from chop.train import find_task
+
+            find_task(self.task).with_metric(self.metric)

@@ -1,0 +1,271 @@
+"""Commands made from the settings of jobs: names, types, choices, defaults and help of options.
+
+A command has one source: the frozen dataclass of a job's settings, or a function. Its fields or
+parameters give names, types, choices and defaults; their entries under `Attributes:` or `Args:` of
+the docstring give the help, where `Default: ...` at the end says what a default of None means.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import typer
+from typer.core import TyperGroup
+
+from chop.cli.values import is_list, is_mapping, members
+
+ALIASES = {
+    "batch_sizes": "batch",
+    "budgets": "budget",
+    "dtypes": "dtype",
+    "fields": "field",
+    "formats": "format",
+    "masks": "mask",
+    "models": "model",
+    "modes": "mode",
+    "shapes": "shape",
+}
+"""Second names of options that take several values."""
+SECTION = re.compile(r"^(?:Attributes|Args):\n((?: +.*(?:\n|$)|\n)*)", re.MULTILINE)
+ENTRY = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
+DEFAULT = re.compile(r"\s*Default: (.*)\.$")
+
+OUTPUT = "Output"
+COMMON: dict[str, Any] = {
+    "as_json": Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Write one JSON document to standard output and all else to standard error.",
+            rich_help_panel=OUTPUT,
+        ),
+    ],
+    "verbose": Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Show debug messages.", rich_help_panel=OUTPUT),
+    ],
+    "quiet": Annotated[
+        bool,
+        typer.Option(
+            "--quiet", "-q", help="Show errors and final results only.", rich_help_panel=OUTPUT
+        ),
+    ],
+}
+"""Flags of every command."""
+CONFIG = Annotated[
+    Path | None,
+    typer.Option(help="TOML file with the same keys; options override it.", show_default="no file"),
+]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Command:
+    """A command of `chop`.
+
+    Attributes:
+        run: does the work: a job takes its settings. Without `settings`, a function whose
+            positional-only parameters are arguments and whose keyword-only ones are options.
+        settings: `module:Class` of a frozen dataclass; imported when the options are needed.
+        help: text of `--help`. Default: the source's docstring.
+        defaults: field -> default in the place of the dataclass's.
+        only: the fields that are options. Default: all.
+        is_slow: the command imports PyTorch, and says so at once on standard error.
+        envvars: argument -> environment variable that replaces it.
+        exit_code: result -> exit code.
+    """
+
+    run: Callable[..., Any]
+    settings: str = ""
+    help: str = ""
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    only: tuple[str, ...] = ()
+    is_slow: bool = True
+    envvars: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    exit_code: Callable[[Any], int] = lambda result: 0
+
+    @property
+    def source(self) -> Callable[..., Any]:
+        """The dataclass or function whose signature gives the options."""
+        return load(self.settings) if self.settings else self.run
+
+
+class CommandGroup(TyperGroup):
+    """Group of commands whose options are built when the command is asked for."""
+
+    table: ClassVar[Mapping[str, Command]] = {}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of the commands in the order of the help."""
+        return [*self.table, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name with its options, or None."""
+        if cmd_name in self.table:
+            return build_command(self.table[cmd_name], cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+
+def command_group(table: Mapping[str, Command], text: str) -> typer.Typer:
+    """A group of commands by name; `text` is its help."""
+    group = type("Group", (CommandGroup,), {"table": table})
+    return typer.Typer(cls=group, no_args_is_help=True, rich_markup_mode="rich", help=flowing(text))
+
+
+def load(path: str) -> Any:
+    """The object at `module:name`."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+def deferred(path: str) -> Callable[..., Any]:
+    """The function at `module:name`, imported when it is called."""
+    return lambda *args, **kwargs: load(path)(*args, **kwargs)
+
+
+@cache
+def build_command(command: Command, name: str) -> Any:
+    """Typer's command: one option for each field, those of `COMMON`, and `--config`."""
+
+    def callback(ctx: typer.Context, **given: Any) -> None:
+        from chop.cli.execute import execute
+
+        execute(command, ctx, given)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter("ctx", keyword, annotation=typer.Context), *_options(command)]
+    if command.settings and not command.only:
+        parameters.append(inspect.Parameter("config", keyword, default=None, annotation=CONFIG))
+    for flag, annotation in COMMON.items():
+        parameters.append(inspect.Parameter(flag, keyword, default=False, annotation=annotation))
+    callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    text = command.help or SECTION.sub("", inspect.getdoc(command.source) or "")
+    single = typer.Typer(rich_markup_mode="rich", add_completion=False)
+    single.command(name, help=flowing(text))(callback)
+    return typer.main.get_command(single)
+
+
+def flowing(text: str) -> str:
+    """Help whose paragraphs are one line each, for the terminal to wrap; examples stay as typed."""
+    paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(text))
+    return "\n\n".join(p if p.startswith("  ") else " ".join(p.split()) for p in paragraphs)
+
+
+def documentation(source: Callable[..., Any]) -> dict[str, str]:
+    """Entries of `Attributes:` and `Args:` by name; those of base classes are included.
+
+    >>> documentation(flowing)
+    {}
+    >>> documentation(Command)["run"].partition(":")[0]
+    'does the work'
+    """
+    owners = reversed(source.__mro__) if isinstance(source, type) else [source]
+    found: dict[str, str] = {}
+    for owner in owners:
+        for section in SECTION.findall(inspect.cleandoc(owner.__doc__ or "")):
+            found |= {name: " ".join(text.split()) for name, text in ENTRY.findall(section)}
+    return found
+
+
+def _options(command: Command) -> Iterator[inspect.Parameter]:
+    source = command.source
+    hints, texts = typing.get_type_hints(source), documentation(source)
+    for parameter in inspect.signature(source).parameters.values():
+        name = parameter.name
+        if command.only and name not in command.only:
+            continue
+        default = command.defaults.get(name, parameter.default)
+        text, meaning = _split_default(texts[name])
+        required = default is inspect.Parameter.empty
+        shown = True if _has_text(default) else meaning
+        settings: dict[str, Any] = {"help": text, "show_default": required or shown}
+        hint, annotation = hints[name], _typer_type(hints[name])
+        if choices := _choices(hint):
+            settings["autocompletion"] = choices.copy
+        if annotation == list[str] or choices:
+            settings["metavar"] = f"<{_form(hint, choices)}>"
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            settings.pop("metavar", None)
+            info = typer.Argument(envvar=command.envvars.get(name), **settings)
+        else:
+            panel = _panel(source, name)
+            info = typer.Option(*_spellings(name, hint), rich_help_panel=panel, **settings)
+        yield inspect.Parameter(
+            name,
+            parameter.KEYWORD_ONLY,
+            default=default if required else _typer_default(default),
+            annotation=Annotated[annotation if required else annotation | None, info],
+        )
+
+
+def _split_default(text: str) -> tuple[str, str | bool]:
+    """Help that begins with a capital letter, and what `Default: ...` at its end says."""
+    found = DEFAULT.search(text)
+    meaning = found[1] if found else False
+    text = DEFAULT.sub("", text)
+    return text[:1].upper() + text[1:], meaning
+
+
+def _has_text(default: Any) -> bool:
+    """False where the docstring says what the default is: None, nothing, or made by a function."""
+    return isinstance(default, bool | int | float | str | Path) or (
+        isinstance(default, tuple) and bool(default)
+    )
+
+
+def _typer_default(default: Any) -> Any:
+    if isinstance(default, tuple):
+        return [str(item) for item in default] or None
+    return default if _has_text(default) else None
+
+
+def _typer_type(hint: Any) -> Any:
+    """What Typer converts to; `chop.cli.values` reads lists and mappings from texts."""
+    if is_list(hint) or is_mapping(hint):
+        return list[str]
+    kinds = members(hint)
+    return kinds[0] if len(kinds) == 1 and kinds[0] in (bool, int, float, Path) else str
+
+
+def _choices(hint: Any) -> list[str]:
+    """The choices of a `Literal`, or of a list of them."""
+    kinds = [_item(hint)] if is_list(hint) else members(hint)
+    is_literal = [typing.get_origin(kind) for kind in kinds] == [Literal]
+    return [str(choice) for choice in typing.get_args(kinds[0])] if is_literal else []
+
+
+def _form(hint: Any, choices: list[str]) -> str:
+    """How a value is written: `name=value`, `one|two`, or `int,...`."""
+    if is_mapping(hint):
+        return "name=value"
+    if not is_list(hint):
+        return "|".join(choices)
+    return f"{'|'.join(choices) or _item(hint).__name__},..."
+
+
+def _item(hint: Any) -> Any:
+    """The type of the items of a list."""
+    (kind,) = members(hint)
+    return typing.get_args(kind)[0]
+
+
+def _spellings(name: str, hint: Any) -> list[str]:
+    option = f"--{name.replace('_', '-')}"
+    if members(hint) == [bool]:
+        return [f"{option}/--no-{option[2:]}"]
+    return [option, f"--{ALIASES[name]}"] if name in ALIASES else [option]
+
+
+def _panel(source: Callable[..., Any], name: str) -> str | None:
+    """The heading of an option: the first line of the base class that has the field, if any."""
+    if not isinstance(source, type):
+        return None
+    owner = next(c for c in reversed(source.__mro__) if name in inspect.get_annotations(c))
+    return None if owner is source else (owner.__doc__ or "").partition("\n")[0].rstrip(".")

@@ -1,0 +1,97 @@
+"""Values of options: text -> lists and mappings as settings have them, and results -> JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from chop.errors import ConfigError
+
+
+def members(hint: Any) -> list[Any]:
+    """The types of a union, None left out; of anything else, itself.
+
+    >>> members(int | None)
+    [<class 'int'>]
+    """
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    parts = typing.get_args(hint) if union else (hint,)
+    return [part for part in parts if part is not type(None)]
+
+
+def is_list(hint: Any) -> bool:
+    """True for `tuple[T, ...]`; a union with a text reads lists by itself."""
+    return [typing.get_origin(kind) for kind in members(hint)] in ([tuple], [list])
+
+
+def is_mapping(hint: Any) -> bool:
+    """True for a mapping from names."""
+    return [typing.get_origin(kind) for kind in members(hint)] in ([Mapping], [dict])
+
+
+def read_value(given: Any, hint: Any) -> Any:
+    """An option's value as `chop.config.parse` takes it.
+
+    Args:
+        given: what Typer read; a sequence of texts for a list or mapping.
+        hint: type of the field. Lists take commas, repeated options, or both; mappings take
+            `name=value`, whose value is JSON where it can be read as JSON.
+
+    >>> read_value(["1,16", "64"], tuple[int, ...])
+    [1, 16, 64]
+    >>> read_value(["bits=4"], Mapping[str, float])
+    {'bits': 4}
+    """
+    if is_mapping(hint):
+        (kind,) = members(hint)
+        return _assigned(given, in_lists=is_list(typing.get_args(kind)[1]))
+    if is_list(hint):
+        (kind,) = members(hint)
+        parts = [part.strip() for text in given for part in text.split(",")]
+        is_number = typing.get_args(kind)[0] in (int, float)
+        return [_read(part) if is_number else part for part in parts if part]
+    return given
+
+
+def _assigned(pairs: Sequence[str], in_lists: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, _, text = (part.strip() for part in pair.partition("="))
+        if not name or not text:
+            raise ConfigError(f"'{pair}': expected name=value.")
+        if name in found:
+            raise ConfigError(f"'{pair}': '{name}' was given before; give it once.")
+        found[name] = [_read(part.strip()) for part in text.split(",")] if in_lists else _read(text)
+    return found
+
+
+def _read(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def as_json(value: Any) -> Any:
+    """Settings and results as plain JSON: dataclasses by field, NaN and infinities as null.
+
+    >>> as_json({"loss": float("nan"), "rows": (1, 2)})
+    {'loss': None, 'rows': [1, 2]}
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: as_json(getattr(value, name)) for name in names}
+    if isinstance(value, Mapping):
+        return {str(key): as_json(item) for key, item in value.items()}
+    if isinstance(value, Sequence | set | frozenset):
+        return [as_json(item) for item in value]
+    return str(value)

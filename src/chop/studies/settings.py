@@ -1,0 +1,168 @@
+"""Settings of the studies as frozen dataclasses, which import neither torch nor a study."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from chop.errors import ConfigError
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """Measurement.
+
+    The settings of every study begin with these.
+
+    Attributes:
+        seconds: seconds to measure per variant and case; longer narrows the confidence intervals.
+        threads: threads of torch; one gives the steadiest ratios.
+        method: `paired`: variants take turns; `torch` (torch.utils.benchmark) and `time` (a loop):
+            one variant after the other.
+        device: torch device: `cpu`, `cuda`, `cuda:1` ...
+        out: folder for tables, plots and measurements.
+        quick: a small case and little time: shows that all runs; the times mean nothing.
+    """
+
+    seconds: float = 0.3
+    threads: int = 1
+    method: Literal["paired", "torch", "time"] = "paired"
+    device: str = "cpu"
+    out: Path = Path("runs/bench")
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        from chop.config import check_fields
+
+        check_fields(self, type(self).__name__)
+
+
+@dataclass(frozen=True)
+class BenchAttentionConfig(StudyConfig):
+    """Settings of `chop bench attention`.
+
+    Attributes:
+        shapes: shapes: batch x heads x tokens x head size.
+        dtypes: dtypes of queries, keys and values.
+        masks: attention masks: none, padding (boolean; rows end at different lengths), causal.
+        seed: random seed of the inputs.
+
+    The other settings are those of `StudyConfig`.
+    """
+
+    out: Path = Path("runs/bench/attention")
+    shapes: tuple[str, ...] = ("1x12x128x64", "8x12x128x64", "1x12x1024x64")
+    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16", "float16")
+    masks: tuple[Literal["none", "padding", "causal"], ...] = ("none", "padding", "causal")
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        from chop.studies.attention_implementations import Case
+
+        super().__post_init__()
+        for name in ("shapes", "dtypes", "masks"):
+            if not getattr(self, name):
+                usual = getattr(BenchAttentionConfig, name)[0]
+                raise ConfigError(f"{name}: expected one or more, such as {usual}.")
+        for shape in self.shapes:
+            Case.parse(shape, self.dtypes[0], self.masks[0])
+
+
+@dataclass(frozen=True)
+class BenchSoftmaxConfig(StudyConfig):
+    """Settings of `chop bench softmax`.
+
+    Attributes:
+        shapes: shapes: rows x columns.
+        dtypes: dtypes of input and result.
+        seed: random seed of the inputs.
+
+    The other settings are those of `StudyConfig`.
+    """
+
+    seconds: float = 0.5
+    out: Path = Path("runs/bench/softmax")
+    shapes: tuple[str, ...] = ("131072x128", "16384x1024", "512x32768")
+    dtypes: tuple[Dtype, ...] = ("float32",)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        from chop.studies.softmax import Case
+
+        super().__post_init__()
+        if not (self.shapes and self.dtypes):
+            raise ConfigError("expected one or more shapes, such as 4096x1024, and dtypes.")
+        for shape in self.shapes:
+            Case.parse(shape, self.dtypes[0])
+
+
+@dataclass(frozen=True)
+class BenchCompileConfig(StudyConfig):
+    """Settings of `chop bench compile`.
+
+    Attributes:
+        models: built-in names, names of `chop.models.MODELS` (resnet18, bert-base-uncased ...),
+            local folders, or hub names. Weights are random: times do not depend on them.
+        batch_sizes: rows of an input.
+        modes: modes of torch.compile. Default: those that suit the device.
+        length: tokens of a text.
+        image_size: side of a picture in pixels, where the model takes any.
+        iterations: calls in the course's table.
+
+    The other settings are those of `StudyConfig`.
+    """
+
+    seconds: float = 1.0
+    out: Path = Path("runs/bench/compile")
+    models: tuple[str, ...] = ("bert-tiny", "resnet18")
+    batch_sizes: tuple[int, ...] = (1, 16)
+    modes: tuple[Literal["default", "reduce-overhead", "max-autotune", "freezing"], ...] = ()
+    length: int = 128
+    image_size: int | None = 64
+    iterations: tuple[int, ...] = (5, 50, 200)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes = {"batch_sizes": self.batch_sizes, "iterations": self.iterations}
+        sizes |= {"length": (self.length,), "image_size": (self.image_size or 1,)}
+        for name, values in sizes.items():
+            if not values or min(values) < 1:
+                raise ConfigError(f"{name}: expected 1 or more, got {list(values)}.")
+        if not self.models:
+            raise ConfigError("models: expected one or more, such as bert-tiny.")
+
+
+@dataclass(frozen=True)
+class BenchDequantizeConfig(StudyConfig):
+    """Settings of `chop bench dequantize`.
+
+    Attributes:
+        formats: formats of the packed weight.
+        outputs: rows of the weight.
+        inputs: columns of the weight.
+        rows: rows of the activations that multiply the weight.
+        dtype: dtype of activations and of the dequantized weight.
+        model: model whose memory is measured, by name or folder. Default: a BERT of random weights.
+        seed: random seed of the weight.
+
+    The other settings are those of `StudyConfig`.
+    """
+
+    out: Path = Path("runs/bench/dequantize")
+    formats: tuple[Literal["mxint8", "mxint4", "mxfp8", "mxfp4"], ...] = (
+        *("mxint8", "mxint4", "mxfp8", "mxfp4"),
+    )
+    outputs: int = 4096
+    inputs: int = 4096
+    rows: tuple[int, ...] = (1, 16, 256)
+    dtype: Dtype = "float32"
+    model: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.formats or min(self.outputs, self.inputs, *self.rows, 1) < 1:
+            raise ConfigError("expected one or more formats, and sizes and rows of 1 or more.")

@@ -1,0 +1,261 @@
+import inspect
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field, fields
+from typing import Literal, get_args
+
+import pytest
+import typer
+
+from chop.actions.settings.search import NasConfig, PrecisionConfig, SensitivityConfig
+from chop.actions.settings.sweep import PruneSweepConfig
+from chop.actions.settings.workload import WorkloadConfig
+from chop.cli.adapter import Command, CommandGroup, build_command, documentation, load
+from chop.cli.app import app
+from chop.cli.values import read_value
+from chop.studies.settings import (
+    BenchAttentionConfig,
+    BenchCompileConfig,
+    BenchDequantizeConfig,
+    StudyConfig,
+)
+from tests import programs
+
+ROOT = typer.main.get_command(app)
+CONTEXT = ROOT.make_context("chop", ["doctor"], resilient_parsing=True)
+
+
+def commands(group=ROOT, path=()):
+    """Every command and group below `chop` by its words."""
+    for name in group.list_commands(CONTEXT):
+        found = group.get_command(CONTEXT, name)
+        yield " ".join((*path, name)), found
+        if isinstance(found, CommandGroup):
+            yield from commands(found, (*path, name))
+
+
+COMMANDS = dict(commands())
+LEAVES = [name for name, found in COMMANDS.items() if not isinstance(found, CommandGroup)]
+FLAGS = {"as_json", "verbose", "quiet", "help"}
+
+
+def table():
+    """Every `Command` by its words."""
+    groups = {"": ROOT, **{n: c for n, c in COMMANDS.items() if isinstance(c, CommandGroup)}}
+    return {
+        f"{path} {name}".strip(): command
+        for path, group in groups.items()
+        for name, command in group.table.items()
+    }
+
+
+def test_all_commands_are_found():
+    assert {"compress", "demo", "sweep prune", "search resume", "bench softmax"} < set(LEAVES)
+    assert set(table()) == set(LEAVES)
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_every_option_shows_its_default_and_has_a_help(name):
+    for parameter in COMMANDS[name].params:
+        assert parameter.help and parameter.help[0] == parameter.help[0].upper()
+        if parameter.required or parameter.name in FLAGS:
+            continue
+        record = " ".join(parameter.get_help_record(CONTEXT)[1].split())
+        assert "[default: " in record, parameter.name
+        assert "default: ]" not in record and "None" not in record, parameter.name
+
+
+@pytest.mark.parametrize("name", [name for name, command in table().items() if command.settings])
+def test_options_are_the_fields_with_their_defaults_and_documentation(name):
+    command = table()[name]
+    cls, texts = load(command.settings), documentation(load(command.settings))
+    options = {parameter.name: parameter for parameter in COMMANDS[name].params}
+    names = [f.name for f in fields(cls) if not command.only or f.name in command.only]
+    assert set(options) - FLAGS - {"config"} == set(names)
+    for f in fields(cls):
+        if f.name not in names:
+            continue
+        told, option = texts[f.name], options[f.name]
+        assert option.help[1:] == told.partition(" Default: ")[0][1:]
+        if isinstance(f.default, int | float | str) and f.name not in command.defaults:
+            assert option.default == f.default
+        elif f.default is None:
+            assert f"{option.show_default}." == told.partition(" Default: ")[2]
+
+
+@pytest.mark.parametrize("name", [*LEAVES, *sorted(set(COMMANDS) - set(LEAVES))])
+def test_short_help_is_the_same_as_long_help(name, capsys):
+    told = []
+    for option in ("-h", "--help"):
+        with pytest.raises(SystemExit) as ended:
+            app([*name.split(), option], prog_name="chop")
+        assert ended.value.code == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1] and f"chop {name}" in told[0]
+
+
+def test_help_imports_neither_torch_nor_transformers():
+    code = (
+        "import sys; from tests.cli.test_adapter import COMMANDS; "
+        "print([m for m in ('torch', 'transformers', 'optuna', 'scipy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_choices_are_those_of_the_registries():
+    from chop.bench.timing import METHODS
+    from chop.mixed_precision.candidates import Rule
+    from chop.mixed_precision.sensitivity import METRICS
+    from chop.nas.architecture import SQUARE_LAYERS
+    from chop.nas.compression import Mode
+    from chop.studies.attention_implementations import DTYPES, MASKS
+    from chop.studies.compile import MODES
+    from chop.studies.decoding import FORMATS
+
+    def choices(cls, name):
+        return get_args(inspect.get_annotations(cls, eval_str=True)[name])
+
+    assert choices(NasConfig, "compression") == get_args(Mode)
+    assert choices(PrecisionConfig.__mro__[1], "rule") == get_args(Rule)
+    assert choices(BenchCompileConfig, "modes")[0] == Literal[tuple(MODES)]
+    assert choices(BenchDequantizeConfig, "formats")[0] == Literal[tuple(FORMATS)]
+    assert choices(BenchAttentionConfig, "dtypes")[0] == Literal[tuple(DTYPES)]
+    assert choices(BenchAttentionConfig, "masks")[0] == Literal[tuple(MASKS)]
+    assert choices(StudyConfig, "method") == METHODS
+    assert NasConfig.square_layers == tuple(SQUARE_LAYERS)
+    assert SensitivityConfig.metrics == METRICS
+
+
+def test_documentation_names_every_choice():
+    from chop.nas.proxies import PROXIES
+    from chop.nn.sparsity import SCORES
+    from chop.search.registry import PRUNERS, SAMPLERS
+    from chop.train import TASKS
+
+    for cls, name, known in (
+        (NasConfig, "sampler", SAMPLERS),
+        (NasConfig, "pruner", PRUNERS),
+        (NasConfig, "proxy", PROXIES),
+        (WorkloadConfig, "task", TASKS),
+        (PruneSweepConfig, "methods", SCORES),
+    ):
+        told = documentation(cls)[name]
+        assert [choice for choice in known if choice not in told] == []
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a command.
+
+    Attributes:
+        sizes: sizes of things.
+        shares: share per name. Default: none.
+        mode: way to work.
+        quick: less work.
+        rate: speed. Default: fast.
+    """
+
+    sizes: tuple[int, ...] = (1, 2)
+    shares: dict[str, float] = field(default_factory=dict)
+    mode: Literal["one", "two"] = "one"
+    quick: bool = False
+    rate: float | None = None
+
+
+def run(arguments, tmp_path, capsys, toml="", **settings):
+    found = []
+    command = Command(found.append, f"{__name__}:Settings", is_slow=False, **settings)
+    sys.modules[__name__] = sys.modules[Settings.__module__]
+    if toml:
+        (tmp_path / "run.toml").write_text(toml)
+        arguments = [*arguments, "--config", str(tmp_path / "run.toml")]
+    with pytest.raises(SystemExit):
+        build_command(command, "try")(arguments)
+    return found[0] if found else capsys.readouterr().err
+
+
+def test_lists_take_commas_and_repeats(tmp_path, capsys):
+    assert run(["--sizes", "3,4", "--sizes", "5"], tmp_path, capsys).sizes == (3, 4, 5)
+    assert run([], tmp_path, capsys) == Settings()
+
+
+def test_options_win_over_the_file_and_defaults_do_not(tmp_path, capsys):
+    toml = 'sizes = [7]\nmode = "two"\nquick = true\nrate = 2.5'
+    assert run([], tmp_path, capsys, toml) == Settings((7,), {}, "two", True, 2.5)
+    given = run(["--mode", "one", "--no-quick", "--rate", "1"], tmp_path, capsys, toml)
+    assert given == Settings((7,), {}, "one", False, 1.0)
+
+
+def test_values_of_mappings_are_json_or_text():
+    assert read_value(["a=1,b", "c=2"], dict[str, tuple[object, ...]] | None) == {
+        "a": [1, "b"],
+        "c": [2],
+    }
+    nested = read_value(['fc={"weight": "4.auto"}'], dict[str, dict[str, str]])
+    assert nested == {"fc": {"weight": "4.auto"}}
+
+
+def test_json_is_all_of_standard_output(tmp_path):
+    done = programs.run(
+        programs.COMMAND, "sweep", "prune", "--model", "mlp", "--methods", "l1-norm", "--sparsity",
+        "0.5", "--finetune-epochs", 0, "--out", tmp_path, "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["command"] == "chop sweep prune"
+    assert document["settings"]["methods"] == ["l1-norm"]
+    assert document["settings"]["out"] == str(tmp_path)
+    assert [row["method"] for row in document["result"]] == ["l1-norm"]
+    assert "accuracy against sparsity" in done.stderr
+
+
+def test_json_comes_with_the_exit_code_and_not_with_an_error(tmp_path):
+    command = ["compress", "--model", "mlp", "--formats", "4.2", "--qat-epochs", 0, "--json"]
+    command += ["--bench-seconds", 0, "--out", tmp_path]
+    done = programs.run(programs.COMMAND, *command)
+    assert done.returncode == 3 and json.loads(done.stdout)["result"]["saved"] is None
+    done = programs.run(programs.COMMAND, "search", "show", tmp_path, "--json")
+    assert done.returncode == 2 and done.stdout == ""
+
+
+def test_quiet_leaves_results(tmp_path):
+    command = ["sweep", "prune", "--model", "mlp", "--methods", "l1-norm", "--sparsity", "0.5"]
+    command += ["--finetune-epochs", 0, "--out"]
+    told = programs.run(programs.COMMAND, *command, tmp_path / "loud")
+    quiet = programs.run(programs.COMMAND, *command, tmp_path / "quiet", "--quiet")
+    assert "loading PyTorch" in told.stderr and "loading mlp" in told.stdout
+    assert quiet.stderr == "" and "loading" not in quiet.stdout
+    assert "accuracy against sparsity" in quiet.stdout
+
+
+def test_verbose_shows_debug_messages(tmp_path, capsys):
+    import logging
+
+    log = logging.getLogger("chop.tests")
+    command = Command(lambda: log.debug("a detail"), help="Log a line.", is_slow=False)
+    for arguments, is_shown in (([], False), (["-v"], True)):
+        with pytest.raises(SystemExit):
+            build_command(command, "try")(arguments)
+        assert ("a detail" in capsys.readouterr().err) == is_shown
+
+
+def test_version():
+    from chop import __version__
+
+    assert programs.chop("--version") == f"chop {__version__}\n"
+
+
+def test_shells_complete_commands_options_and_choices():
+    def completed(words):
+        environ = {**os.environ, "_CHOP_COMPLETE": "complete_bash", "COMP_WORDS": f"chop {words}"}
+        environ["COMP_CWORD"] = str(len(words.split(" ")))
+        command = [sys.executable, "-c", "from chop.cli.app import app; app(prog_name='chop')"]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True)
+        return done.stdout.split()
+
+    assert completed("sea") == ["search"]
+    assert completed("search nas --comp") == ["--compression", "--compression-epochs"]
+    assert completed("sweep prune --scope gl") == ["global"]
