@@ -18,6 +18,7 @@ BELOW = {
     "notices",
     "runs",
     "tables",
+    "virtual",
 }
 """Rooms that every engine may import."""
 

@@ -1,15 +1,19 @@
 """Every name that users of MASE import, each by the paths by which it is reached."""
 
+import ast
 import importlib
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import chop
 from chop import MaseGraph, passes
+from chop.aliases import HOMES, MODULES
 from chop.not_built import NOT_BUILT
 
 PASSES = """
@@ -344,3 +348,28 @@ def test_importing_a_deep_path_first(tmp_path):
         "from chop.passes.graph.analysis.report.report_node import report_node_type_analysis_pass"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+
+
+SOURCE = Path(chop.__file__).parent
+STUBS = [SOURCE / "nn/modules/__init__.py", *SOURCE.glob("nn/quantized/modules/*.py")]
+
+
+def test_paths_of_mase_have_no_file():
+    folders = [SOURCE.parent.joinpath(*path.split(".")) for path in MODULES]
+    files = [file for at in folders for file in (at.with_suffix(".py"), at / "__init__.py")]
+    assert len(files) > 100 and not [file for file in files if file.exists()]
+
+
+@pytest.mark.parametrize("file", STUBS, ids=lambda file: file.parent.name)
+def test_what_has_a_file_is_a_stub(file):
+    statements = ast.parse(file.read_text()).body[1:]  # after the docstring
+    lines = sum(node.end_lineno - node.lineno + 1 for node in statements)
+    assert lines <= 5 and all(isinstance(node, ast.ImportFrom | ast.Assign) for node in statements)
+
+
+@pytest.mark.parametrize("path", HOMES)
+def test_every_name_of_the_table_is_defined(path):
+    module = importlib.import_module(path)
+    names = module.__all__
+    assert names and len(set(names)) == len(names)
+    assert all(hasattr(module, name) for name in names) and set(names) <= set(dir(module))

@@ -11,14 +11,22 @@ mg, _ = passes.quantize_transform_pass(mg, {...})
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+from chop.aliases import install_aliases
+
+TYPE_CHECKING = False  # not that of `typing`, whose import would double the cost of this one
 if TYPE_CHECKING:
-    from chop import formats, passes, tools
+    from typing import Any
+
+    from chop import formats, passes
     from chop.ir.graph import MaseGraph
+
+    tools: Any
 
 __version__ = "0.1.0"
 __all__ = ["MaseGraph", "formats", "passes", "tools"]
+
+install_aliases()
 
 
 def __getattr__(name: str) -> Any:

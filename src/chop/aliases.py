@@ -1,66 +1,178 @@
-"""Modules that are other names of one module: the deep import paths of MASE, which have no home.
+"""MASE's import paths and names: where each is defined here.
 
-Where MASE has a file for what is somewhere else here, users still write its path. A table beside
-the module that has the names says which paths lead to it too::
-
-    alias_modules(__name__, "report report.report_graph")
-
-makes `from chop.passes.graph.analysis.report.report_graph import report_graph_analysis_pass` work.
+None of these modules has a file. `chop` installs them, and a name is looked up in its home when it
+is asked for, so that a path which nobody uses costs nothing.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
-from typing import Any
+
+from chop.virtual import add_modules
+
+TYPE_CHECKING = False  # `typing` is not imported with `chop`
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import ModuleType
+    from typing import Any
+
+_ARRAYS = "copy_weights is_tensor to_numpy to_numpy_if_tensor to_tensor to_tensor_if_numpy"
+_DOTTED = "deepgetattr deepsetattr"
+_LOGS = "get_logger root_logger=root_logger() set_logging_verbosity"
+_INPUTS = "InputGenerator get_cf_args get_dummy_input"
+
+HOMES: dict[str, dict[str, str]] = {
+    "chop.dataset": {
+        "chop.data": "DatasetInfo get_dataset_info",
+        "chop.train.data_module": "MaseDataModule",
+    },
+    "chop.ir.graph.mase_metadata": {"chop.ir.metadata": "*"},
+    "chop.models.toy": {"chop.models.plain": "*"},
+    "chop.models.utils": {
+        "chop.models.catalogue": "ModelInfo get_model_info",
+        "chop.models.named": "get_model get_tokenizer",
+        "chop.models.registry": "ModelFactory register_mase_checkpoint register_mase_model",
+    },
+    "chop.models.vgg_cifar": {"chop.models.plain": "VGG7"},
+    "chop.nn.quantizers": {"chop.formats.functional": "*"},
+    "chop.passes.graph": {
+        "chop.passes": "*",
+        "chop.ir.ops": "QUANTIZEABLE_OP=quantizable_operators()",
+    },
+    "chop.passes.graph.utils": {
+        "chop.ir.nodes": "* fetch_attr=get_module_by_target",
+        "chop.ir.graph": "deepcopy_mase_graph=MaseGraph.copy",
+        "chop.dotted": _DOTTED,
+    },
+    "chop.tools": {
+        "chop.arrays": _ARRAYS,
+        "chop.capture.inputs": "get_hf_dummy_in=dummy_inputs",
+        "chop.config": "load_config",
+        "chop.data": "get_tokenized_dataset",
+        "chop.dotted": _DOTTED,
+        "chop.logs": _LOGS,
+        "chop.models.weights": "load_model=load_checkpoint",
+        "chop.train": "get_trainer",
+        "chop.train.input_generator": _INPUTS,
+    },
+    "chop.tools.checkpoint_load": {"chop.models.weights": "load_model=load_checkpoint"},
+    "chop.tools.config_load": {"chop.config": "load_config"},
+    "chop.tools.get_input": {"chop.train.input_generator": _INPUTS},
+    "chop.tools.logger": {"chop.logs": _LOGS},
+    "chop.tools.utils": {"chop.arrays": _ARRAYS, "chop.dotted": _DOTTED},
+}
+"""Module of MASE's -> the modules that define its names -> these names.
+
+`*` stands for all public ones, see `_all`; `old=new` for one that is called `new` here; `old=new()`
+for the result of a function.
+"""
+DEEP: dict[tuple[str, str], str] = {
+    ("chop.dataset", "chop.dataset"): "data_module",
+    ("chop.models", "chop.models.toy"): "toy.toy toy.toy_custom_fn toys.toy toys.toy_custom_fn",
+    ("chop.models.vgg_cifar", "chop.models.vgg_cifar"): "vgg_cifar",
+    ("chop.nn.quantizers", "chop.nn.quantizers"): """
+        binary block_fp block_log block_minifloat integer log minifloat mxfp mxint scale_integer
+        ternary
+    """,
+    ("chop.passes.graph.analysis", "chop.passes.graph"): """
+        add_metadata.add_common_metadata add_metadata.add_hardware_metadata
+        add_metadata.add_software_metadata autosharding.autosharding hardware.parse_synth_rpt
+        hardware.run_cosim init_metadata pruning.calculate_natural_sparsity
+        pruning.calculate_sparsity pruning.hook_inspector quantization.calculate_avg_bits
+        report.report_graph report.report_node runtime.runtime_analysis
+        statistical_profiler.profile_statistics verify.verify
+    """,
+    ("chop.passes.graph.analysis", "chop.passes.graph.utils"): "utils",
+    ("chop.passes.graph", "chop.passes.graph"): """
+        analysis interface.onnxrt.onnx_runtime interface.save_and_load interface.tensorrt.quantize
+        transforms
+    """,
+    ("chop.passes.graph.transforms", "chop.passes.graph"): """
+        granularity lora onnxrt patching.patch_metadata pruning.prune pruning.prune_detach_hook
+        quantize.quant_parsers quantize.quantize quantize.summary resharding snn.ann2snn
+        tensorrt.quantize.calibrate tensorrt.quantize.fine_tune training.training_base
+        utils.conv_bn_fusion utils.logicnets_fusion utils.onnx_annotator verilog.emit_bram
+        verilog.emit_internal verilog.emit_tb verilog.emit_top verilog.emit_vivado_project
+    """,
+    ("chop.passes.module", "chop.passes.module"): """
+        analysis.quantize.calculate_avg_bits_module analysis.report transforms.attention
+        transforms.autosharding transforms.quantize.quantize transforms.snn.ann2snn
+    """,
+    ("chop.tools", "chop.tools"): "huggingface",
+}
+"""(package of MASE's, module) -> paths below the package that are other names of the module.
+
+The packages on the way to a path are other names of it as well.
+"""
 
 
-class AliasModule(ModuleType):
-    """A module without names of its own.
-
-    Args:
-        name: its path.
-        home: the module whose names it has.
-    """
-
-    def __init__(self, name: str, home: ModuleType) -> None:
-        super().__init__(name, f"Another name of `{home.__name__}`.")
-        self.__path__: list[str] = []
-        self._home = home
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "__all__":
-            return [public for public in dir(self._home) if _is_own(self._home, public)]
-        if name.startswith("_"):
-            raise AttributeError(f"module '{self.__name__}' has no attribute '{name}'")
-        return getattr(self._home, name)
-
-    def __dir__(self) -> list[str]:
-        return dir(self._home)
+def _modules() -> dict[str, str]:
+    """Every path of the tables -> the row of `HOMES`, or the module with a file, that it names."""
+    found = {path: path for path in HOMES}
+    for (package, home), paths in DEEP.items():
+        for path in paths.split():
+            parts = path.split(".")
+            for depth in range(len(parts)):
+                found.setdefault(".".join([package, *parts[: depth + 1]]), home)
+    return found
 
 
-def alias_modules(home: str, paths: str, below: str | None = None) -> None:
-    """Makes every path a module with the names of `home`.
-
-    Args:
-        home: the module, which is being imported or has been.
-        paths: dotted paths, separated by white space; those in between are made as well.
-        below: the module that the paths start from; default, `home`.
-    """
-    module = importlib.import_module(home)
-    base = home if below is None else below
-    for path in paths.split():
-        parent = sys.modules[base]
-        for part in path.split("."):
-            name = f"{parent.__name__}.{part}"
-            if name not in sys.modules:
-                sys.modules[name] = AliasModule(name, module)
-                setattr(parent, part, sys.modules[name])
-            parent = sys.modules[name]
+MODULES = _modules()
 
 
-def _is_own(home: ModuleType, name: str) -> bool:
-    """Whether `from home import *` is to bring the name along: what `chop` defines."""
-    origin = getattr(getattr(home, name), "__module__", "") or ""
-    return not name.startswith("_") and origin.startswith("chop")
+def install_aliases() -> None:
+    """Makes the modules of the tables importable."""
+    add_modules(MODULES, _fill)
+
+
+def _fill(module: ModuleType) -> None:
+    path = module.__name__
+    homes = HOMES.get(MODULES[path], {MODULES[path]: "*"})
+    module.__doc__ = f"MASE's path of names from {', '.join(homes)}."
+    vars(module)["__getattr__"] = lambda name: _find(path, homes, name)
+    vars(module)["__dir__"] = lambda: _public(homes)
+
+
+def _find(path: str, homes: Mapping[str, str], name: str) -> Any:
+    """The attribute `name` of the module `path`."""
+    if f"{path}.{name}" in MODULES:
+        return importlib.import_module(f"{path}.{name}")
+    if name == "__all__":
+        return _public(homes)
+    if name.startswith("_"):
+        raise AttributeError(f"module '{path}' has no attribute '{name}'")
+    for home, names in homes.items():
+        target = _targets(home, names).get(name)
+        if target is not None:
+            found: Any = importlib.import_module(home)
+            for step in target.removesuffix("()").split("."):
+                found = getattr(found, step)
+            return found() if target.endswith("()") else found
+    from chop.errors import did_you_mean  # not needed by those who only `import chop`
+
+    hint = did_you_mean(name, _public(homes))
+    raise AttributeError(f"module '{path}' has no attribute '{name}': {hint}")
+
+
+def _public(homes: Mapping[str, str]) -> list[str]:
+    return [name for home, names in homes.items() for name in _targets(home, names)]
+
+
+def _targets(home: str, names: str) -> dict[str, str]:
+    """The names of a row of `HOMES` -> what they are called in `home`."""
+    targets: dict[str, str] = {}
+    for entry in names.split():
+        if entry == "*":
+            targets |= {name: name for name in _all(importlib.import_module(home))}
+        else:
+            old, _, new = entry.partition("=")
+            targets[old] = new or old
+    return targets
+
+
+def _all(module: ModuleType) -> list[str]:
+    """`__all__` of a module, or without one the public functions and classes that it defines."""
+    if hasattr(module, "__all__"):
+        return module.__all__
+    public = ((name, value) for name, value in vars(module).items() if not name.startswith("_"))
+    return [name for name, x in public if getattr(x, "__module__", None) == module.__name__]

@@ -123,6 +123,19 @@ def without_na(settings: Any) -> Any:
     return None if isinstance(settings, str) and settings == NA else settings
 
 
+def load_config(config_path: str | Path) -> dict[str, Any]:
+    """Reads a TOML file, with None where it says "NA"; a pass takes one of its tables.
+
+    Raises:
+        ConfigError: the file is missing or is not TOML; the message has the line.
+
+    Example::
+
+        mg, _ = quantize_transform_pass(mg, load_config("fixed.toml")["passes"]["quantize"])
+    """
+    return without_na(load_toml(config_path))
+
+
 def ignoring(settings: Mapping[str, Any], keys: Collection[str], where: str) -> dict[str, Any]:
     """The settings without those of `keys` that they have, which a line of the debug log names."""
     ignored = [key for key in settings if key in keys]

@@ -6,13 +6,12 @@ Tables of the names that README, docs and tutorials of version 0.1 showed.
 from __future__ import annotations
 
 import importlib
-import sys
 import warnings
-from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
+
+from chop.virtual import add_modules
 
 MODULES: dict[str, str] = {
     "chop.actions.subject": "chop.actions.workload",
@@ -63,23 +62,9 @@ def moved_names(module: str) -> Callable[[str], Any]:
     return __getattr__
 
 
-class _MovedLoader(Loader):
-    """Makes the module of an old path, whose names are looked up in the new one."""
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return ModuleType(spec.name, f"Moved to `{MODULES[spec.name]}`.")
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__dict__["__getattr__"] = moved_names(module.__name__)
+def _fill(module: ModuleType) -> None:
+    module.__doc__ = f"Moved to `{MODULES[module.__name__]}`."
+    vars(module)["__getattr__"] = moved_names(module.__name__)
 
 
-class _MovedFinder(MetaPathFinder):
-    """Finds the old paths, after all that exists."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        return ModuleSpec(fullname, _MovedLoader()) if fullname in MODULES else None
-
-
-sys.meta_path.append(_MovedFinder())
+add_modules(MODULES, _fill)

@@ -234,7 +234,7 @@ def test_a_model_of_a_file_with_its_weights(net, suffix):
         (
             "{net}:Line",
             {"weights": "{net.parent}/net.pt"},
-            "no weights of Line: missing bias",
+            "does not fit the model Line: missing bias",
         ),
         ("mlp", {"weights": "x.pt"}, "weights: 'mlp' has its own"),
         ("timm:resnet18", {}, "needs the package timm: pip install timm"),

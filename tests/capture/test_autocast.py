@@ -207,7 +207,7 @@ def test_a_question_about_autocast_is_checked_at_run_time() -> None:
     model, x = Asks(), torch.randn(3, 8)
     captured = capture(model, {"x": x}, strict=True)
     assert torch.equal(captured(x), model(x))
-    with bfloat16(), pytest.raises(GuardError, match=r"autocast off.*test_autocast.py:\d+"):
+    with bfloat16(), pytest.raises(GuardError, match=r"autocast off.*test_capture_autocast.py:\d+"):
         captured(x)
     with bfloat16():
         captured = capture(model, {"x": x}, strict=True)
@@ -264,7 +264,7 @@ def test_language_models_train_under_autocast_as_they_do_themselves(name: str) -
 def test_a_capture_that_only_agrees_without_autocast_is_said_to_differ(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(assemble, "eliminate_autocast", _end_regions_early)
+    monkeypatch.setattr(assemble, "drop_idle_autocast", _end_regions_early)
     with pytest.raises(CaptureError, match="under bfloat16 autocast"):
         capture(Attends(), {"x": torch.randn(3, 6, 8)}, strict=True)
 

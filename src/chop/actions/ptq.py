@@ -11,7 +11,7 @@ from chop.errors import ConfigError, did_you_mean
 from chop.formats import NumberFormat, QuantSpec, parse_format_string
 from chop.formats.spec import OPERANDS
 from chop.ir.graph import MaseGraph
-from chop.ir.ops import OPS
+from chop.ir.ops import OPS, quantizable_operators
 from chop.nn.quantized import QuantizedOperator
 from chop.train import calibration_batches
 
@@ -31,7 +31,7 @@ def check_operators(names: Sequence[str], choices: Sequence[str] = ()) -> None:
         names: they.
         choices: default, all quantisable operators.
     """
-    choices = choices or [row.name for row in OPS.values() if row.is_quantizable]
+    choices = choices or quantizable_operators()
     for name in names:
         if name not in choices:
             raise ConfigError(f"operators: unknown '{name}': {did_you_mean(name, choices)}")

@@ -15,7 +15,7 @@ from chop.errors import ConfigError, did_you_mean
 from chop.formats import Float, NumberFormat, QuantSpec
 from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph, metadata_of
-from chop.ir.ops import OPS, of_called
+from chop.ir.ops import OPS, of_called, quantizable_operators
 from chop.mixed_precision.candidates import Rule, fitted
 from chop.nn.quantized import QuantCall, QuantizedOperator, leaf_operators
 from chop.passes import quantize_transform_pass
@@ -187,8 +187,7 @@ def _chosen(mg: MaseGraph, operators: Sequence[str] | None) -> list[fx.Node]:
         if wanted and all(info.is_floating for info in results):
             found.setdefault(_name(node), node)
     for name in operators or ():
-        if name not in OPS or not OPS[name].is_quantizable:
-            known = [row.name for row in OPS.values() if row.is_quantizable]
+        if name not in (known := quantizable_operators()):
             raise ConfigError(f"operators: unknown '{name}': {did_you_mean(name, known)}")
     if not found:
         what = "a matrix of weights" if operators is None else f"one of {', '.join(operators)}"

@@ -6,14 +6,10 @@
 `BUILTIN_MODELS[name]` says each built-in model's data set and training recipe.
 """
 
-from chop.aliases import alias_modules
 from chop.models.builtin import BUILTIN_MODELS, BuiltinModel, Recipe
 from chop.models.catalogue import MODELS, ModelInfo, find_model_info, get_model_info
 from chop.models.load import AUTO_CLASSES, load_model, read_config
 from chop.models.named import get_model, get_tokenizer
 from chop.models.own import is_own
-from chop.models.plain import VGG7
+from chop.models.plain import VGG7, ToyConvNet, ToyCustomFnNet, ToyNet
 from chop.models.registry import ModelFactory, register_mase_checkpoint, register_mase_model
-from chop.models.toy import ToyConvNet, ToyCustomFnNet, ToyNet
-
-alias_modules(__name__, "utils vgg_cifar.vgg_cifar")

@@ -10,8 +10,7 @@ from chop.data import DatasetInfo
 from chop.data.catalogue import Kind
 from chop.errors import ConfigError, did_you_mean
 from chop.models.builtin import BUILTIN_MODELS
-from chop.models.plain import MLP, VGG7, JetTagger
-from chop.models.toy import CHANNELS, ToyConvNet, ToyNet
+from chop.models.plain import MLP, TOY_CHANNELS, VGG7, JetTagger, ToyConvNet, ToyNet
 
 if TYPE_CHECKING:
     from torch import nn
@@ -86,7 +85,7 @@ def _toy(info: DatasetInfo) -> nn.Module:
 
 def _toy_convnet(info: DatasetInfo) -> nn.Module:
     channels, side, _ = _known(info, info.image_size, "pictures of one size")
-    return ToyConvNet(info.num_classes, (channels, *CHANNELS[1:]), side)
+    return ToyConvNet(info.num_classes, (channels, *TOY_CHANNELS[1:]), side)
 
 
 def _known(info: DatasetInfo, size: S | None, wanted: str) -> S:

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
-from chop.errors import CheckpointError, ConfigError, UnavailableError, did_you_mean
+from chop.errors import ConfigError, UnavailableError, did_you_mean
+from chop.models.weights import load_weights
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -22,7 +22,6 @@ TIMM = "timm:"
 OF_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
 CLASSES = ("num_classes", "num_labels")
 """Arguments that a model's class may need, and the data tell."""
-MOST_NAMED = 5
 
 
 def is_own(name: str) -> bool:
@@ -52,48 +51,8 @@ def build_own(
     else:
         model = _of_file(name, num_labels)
     if weights is not None:
-        read_weights(model, Path(weights))
+        load_weights(model, weights)
     return model
-
-
-def read_weights(model: nn.Module, path: Path) -> None:
-    """Reads a state dict into a model; no code in the file is run.
-
-    Raises:
-        CheckpointError: the file is missing, broken, or of another model.
-    """
-    state = _state(path)
-    own = model.state_dict()
-    missing, unexpected = own.keys() - state.keys(), state.keys() - own.keys()
-    others = {key for key in own.keys() & state.keys() if own[key].shape != state[key].shape}
-    found = {"missing": missing, "unexpected": unexpected, "of another shape": others}
-    told = [f"{what} {_few(names)}" for what, names in found.items() if names]
-    if told:
-        raise CheckpointError(
-            f"'{path}' holds no weights of {type(model).__name__}: {'; '.join(told)}."
-        )
-    model.load_state_dict(state)
-
-
-def _state(path: Path) -> dict[str, Any]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"weights '{path}': there is no such file.") from None
-    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError) as error:
-        raise CheckpointError(f"weights '{path}' cannot be read: {_line(error)}") from error
-    except Exception as error:  # pickle.UnpicklingError and what a broken pickle raises
-        raise CheckpointError(
-            f"weights '{path}': expected tensors alone, as torch.save(model.state_dict(), ...) or "
-            f"safetensors write them: {_line(error)}"
-        ) from error
-    inner = next((state[key] for key in ("state_dict", "model") if key in state), state)
-    return {key.removeprefix("module."): value for key, value in inner.items()}
 
 
 def _of_file(name: str, num_labels: int | None) -> nn.Module:
@@ -165,12 +124,6 @@ def _of_timm(name: str, num_labels: int | None, pretrained: bool) -> nn.Module:
         raise UnavailableError(
             f"'{TIMM}{name}': the weights cannot be fetched ({_line(error)}); give --weights FILE."
         ) from error
-
-
-def _few(names: set[str]) -> str:
-    listed = sorted(names)
-    more = f" and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else ""
-    return ", ".join(listed[:MOST_NAMED]) + more
 
 
 def _line(error: Exception) -> str:

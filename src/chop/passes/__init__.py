@@ -1,5 +1,7 @@
 """WHAT CAN BE DONE TO A MODEL: one pass per file; `PASSES` has those that take settings."""
 
+import importlib
+
 from chop.not_built import (
     ann2snn_transform_pass,
     autosharding_analysis_pass,
@@ -24,7 +26,7 @@ from chop.not_built import (
     tensorrt_fine_tune_transform_pass,
     training_base_pass,
 )
-from chop.passes import graph, module
+from chop.passes import module
 from chop.passes.analysis.add_common_metadata import add_common_metadata_analysis_pass
 from chop.passes.analysis.add_hardware_metadata import add_hardware_metadata_analysis_pass
 from chop.passes.analysis.add_natural_sparsity_metadata import (
@@ -67,6 +69,9 @@ from chop.passes.transforms.prune_detach_hook import prune_detach_hook_transform
 from chop.passes.transforms.quantize import quantize_transform_pass
 from chop.passes.transforms.raise_granularity import raise_granularity_transform_pass
 from chop.passes.transforms.smoothquant import smoothquant_transform_pass
+
+graph = importlib.import_module("chop.passes.graph")
+"""MASE's longer path of the passes, an alias."""
 
 __all__ = [
     "PASSES",

@@ -1,4 +1,4 @@
-"""Search space: named categorical choices, their feasible combinations, distances, keys."""
+"""What a search may choose: named choices, each with its options as text."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import hashlib
 import itertools
 import json
 import math
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,26 +22,23 @@ Config = Mapping[str, str]
 """Name of each choice -> text of the option taken: plain JSON, the same in every process."""
 
 ParamEncoding = Literal["text", "index"]
-"""Parameter encoding in Optuna: an option's text, or its index among the options (CMA-ES)."""
+"""How Optuna stores an option: its text, or its place among the options (for CMA-ES)."""
 
-
-Rule = Callable[[Mapping[str, Any]], str | None]
-"""Feasibility rule: values by choice -> the reason that excludes them, or None."""
 
 MOST_OF_GRID = 100_000
-"""Grid points that are scanned for an unvisited configuration."""
+"""Configurations of a grid that are looked at one by one for an untried one."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Categorical parameter of a search space.
+    """One thing to decide.
 
     Attributes:
-        name: a layer's dotted name, a field of a model's configuration ...
-        options: text -> value, ordered: neighbors should behave alike. Studies store the text; the
-            value (a number, a format, a class) stays in memory.
-        cost: text -> additive cost of the option, such as bits of the layer; None (default): no
-            cost.
+        name: what is decided: a layer's dotted name, a field of a model's configuration ...
+        options: text -> value, in order: neighbors in it should behave alike. The text is what
+            is stored; the value (a number, a format, a class) stays in memory.
+        cost: text -> what this option adds to a total (bits of this layer, say); None where the
+            choice has no cost of its own.
     """
 
     name: str
@@ -100,22 +96,20 @@ def as_it_is(config: Config) -> Config:
 
 @dataclass(frozen=True, eq=False)
 class SearchSpace:
-    """Search space: one option of each choice, less the infeasible combinations.
+    """All configurations: one option of each choice.
 
     Attributes:
-        choices: at least one, in the order of listing, sampling and printing.
-        infeasible: values by choice -> the reason that excludes the combination, or None. Default:
-            every combination is feasible.
-        canonical: configuration -> representative of all equivalent ones, which share its key and
-            are measured once. Default: each represents itself.
-        active: values by choice -> names of the active choices (conditional space). Inactive ones,
-            such as layers beyond a chosen depth, take their first option (`folded`), and samplers
-            do not vary them. Default: all are active.
-        impossible: deprecated name of `infeasible`.
+        choices: in the order in which they are listed, sampled and printed.
+        impossible: values by name -> why this combination cannot be, or None if it can.
+        canonical: configuration -> the one that stands for all that give the same thing: they
+            share its key, and one of them is measured.
+        active: values by name -> names of the choices that count there. The others, such as those
+            of layers that a smaller depth leaves out, stand at their first option (`folded`), and
+            samplers that know of them do not vary them.
 
     Example:
         >>> space = SearchSpace((Choice("heads", {"2": 2, "3": 3}), Choice("size", {"64": 64})),
-        ...     infeasible=lambda v: "heads must divide size" if v["size"] % v["heads"] else None)
+        ...     impossible=lambda v: "heads must divide size" if v["size"] % v["heads"] else None)
         >>> space.size
         2
         >>> [space.why_infeasible(config) for config in space.grid()]
@@ -123,16 +117,11 @@ class SearchSpace:
     """
 
     choices: tuple[Choice, ...]
-    infeasible: Rule = field(default=always_feasible)
+    impossible: Callable[[Mapping[str, Any]], str | None] = field(default=always_feasible)
     canonical: Callable[[Config], Config] = field(default=as_it_is)
     active: Callable[[Mapping[str, Any]], Collection[str]] = field(default=all_active)
-    impossible: InitVar[Rule | None] = None
 
-    def __post_init__(self, impossible: Rule | None) -> None:
-        if impossible is not None:
-            message = "SearchSpace(impossible=...) is deprecated: use infeasible=..."
-            warnings.warn(message, DeprecationWarning, stacklevel=3)
-            object.__setattr__(self, "infeasible", impossible)
+    def __post_init__(self) -> None:
         if isinstance(self.choices, Choice):
             raise ConfigError("choices: expected a tuple of choices, got one choice.")
         object.__setattr__(self, "choices", tuple(self.choices))
@@ -150,7 +139,7 @@ class SearchSpace:
 
     @property
     def size(self) -> int:
-        """Number of configurations, infeasible ones included."""
+        """How many configurations there are, impossible ones included."""
         return math.prod(len(choice.options) for choice in self.choices)
 
     def check(self, config: Config) -> None:
@@ -174,12 +163,8 @@ class SearchSpace:
         return {choice.name: choice.options[config[choice.name]] for choice in self.choices}
 
     def why_infeasible(self, config: Config) -> str | None:
-        """The reason that excludes a configuration; None of a feasible one."""
-        return self.infeasible(self.values(config))
-
-    def is_feasible(self, config: Config) -> bool:
-        """True where no rule excludes the configuration."""
-        return self.infeasible is always_feasible or self.why_infeasible(config) is None
+        """Why this combination cannot be, or None if it can."""
+        return self.impossible(self.values(config))
 
     def cost(self, config: Config) -> float:
         """The sum of the options' costs; choices without costs add nothing."""
@@ -231,7 +216,7 @@ class SearchSpace:
         found = next(filter(is_wanted, itertools.islice(self.grid(), looked)), None)
         if found is None and looked < self.size:
             warn_once(
-                f"no unvisited feasible configuration was found near the last one, at random, or "
+                f"no untried configuration that can be was found near the last one, at random, or "
                 f"among the first {looked} of {self.size:.3g}: others are not looked for."
             )
         return found
@@ -257,7 +242,7 @@ class SearchSpace:
         """Takes an Optuna trial's suggestions, for code that drives Optuna itself.
 
         Raises:
-            optuna.TrialPruned: the configuration is infeasible; nothing was measured.
+            optuna.TrialPruned: the combination is impossible; no work was done for it.
         """
         from optuna import TrialPruned
 

@@ -14,6 +14,7 @@ from chop.errors import ConfigError, GraphError, did_you_mean
 from chop.ir.graph.edits import last_edit
 from chop.ir.graph.guess import Guess, misfit
 from chop.ir.metadata import Provenance
+from chop.ir.nodes import get_node_by_name
 from chop.ir.ops import OPS, Operator, module_of_node, of_node
 from chop.nn.quantized import QuantizedOperator
 
@@ -176,11 +177,7 @@ class MaseGraph:
         Raises:
             GraphError: there is none.
         """
-        for node in self.nodes:
-            if node.name == name:
-                return node
-        names = [node.name for node in self.nodes]
-        raise GraphError(f"no node is called '{name}': {did_you_mean(name, names)}")
+        return get_node_by_name(self, name)
 
     def module_of(self, node: fx.Node) -> nn.Module | None:
         """The module that a `call_module` node calls; None for other nodes."""

@@ -11,6 +11,7 @@ from chop.ir.ops.table import (
     of_function,
     of_module,
     of_node,
+    quantizable_operators,
     register,
     unregister,
 )

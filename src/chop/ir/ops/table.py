@@ -201,6 +201,11 @@ _BY_CALL: dict[Any, Operator] = {}
 """Rows by module class, function and name of a method."""
 
 
+def quantizable_operators() -> tuple[str, ...]:
+    """The names of the operators that can be quantised."""
+    return tuple(row.name for row in OPS.values() if row.is_quantizable)
+
+
 def register(row: Operator) -> None:
     """Adds a row: from then on every pass knows the operator.
 

@@ -1,6 +1,5 @@
 """Passes on plain modules, for models that are not raised to a graph: `(module, settings)`."""
 
-from chop.aliases import alias_modules
 from chop.not_built import (
     ann2snn_module_transform_pass,
     attention_transform_pass,
@@ -20,11 +19,3 @@ __all__ = [
     "report_trainable_parameters_analysis_pass",
     "resharding_transform_pass",
 ]
-
-alias_modules(
-    __name__,
-    """
-    analysis.quantize.calculate_avg_bits_module analysis.report transforms.attention
-    transforms.autosharding transforms.quantize.quantize transforms.snn.ann2snn
-    """,
-)

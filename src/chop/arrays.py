@@ -1,0 +1,48 @@
+"""Tensors as NumPy arrays, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def copy_weights(src_weight: Tensor, tgt_weight: Tensor) -> None:
+    """Copies the values of one tensor into another of a shape that they fit, without a gradient.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> copy_weights(torch.ones(1, 2), layer.weight)
+    >>> layer.weight.tolist()
+    [[1.0, 1.0]]
+    """
+    with torch.no_grad():
+        tgt_weight.copy_(src_weight)
+
+
+def to_numpy(x: Tensor) -> np.ndarray:
+    """The values as an array; bfloat16, which NumPy lacks, becomes float32."""
+    x = x.detach().cpu()
+    return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+
+
+def to_numpy_if_tensor(x: Any) -> Any:
+    """`to_numpy` of a tensor; anything else as it is."""
+    return to_numpy(x) if is_tensor(x) else x
+
+
+def to_tensor(x: np.ndarray, device: str | torch.device | None = None) -> Tensor:
+    """The array as a tensor that shares its memory; on a CUDA GPU, where there is one, a copy."""
+    usual = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.from_numpy(x).to(usual if device is None else device)
+
+
+def to_tensor_if_numpy(x: Any) -> Any:
+    """`to_tensor` of an array; anything else as it is."""
+    return to_tensor(x) if isinstance(x, np.ndarray) else x
+
+
+def is_tensor(x: Any) -> bool:
+    """True for tensors."""
+    return isinstance(x, Tensor)

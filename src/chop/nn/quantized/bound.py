@@ -1,0 +1,203 @@
+"""Operators bound to one format: `LinearInteger`, `Conv2dMXInt` ... None of them is written out.
+
+Every module of `chop.nn.quantized.modules` is made when it is first imported and has a class for
+every format. They are ordinary classes with a home: pickle, deep copies and checkpoints find them
+by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+from collections.abc import Mapping
+from functools import cache
+from types import ModuleType
+from typing import Any, ClassVar
+
+from chop.config import without_na
+from chop.errors import ConfigError
+from chop.formats import (
+    OPERANDS,
+    Float,
+    Integer,
+    NumberFormat,
+    QuantSpec,
+    formats,
+    get_format,
+)
+from chop.formats.binary import Binary
+from chop.formats.binary_residual import BinaryResidual
+from chop.formats.mase_spelling import own_keys
+from chop.nn.quantized import ops
+from chop.nn.quantized.base import QuantizedOperator
+from chop.virtual import add_modules
+
+# What MASE calls otherwise than by the name of a format, and what is preset.
+VARIANTS: dict[str, tuple[type[NumberFormat], dict[str, Any]]] = {
+    "IntegerFloor": (Integer, {"floor": True}),
+    "BinaryScaling": (Binary, {"binary_training": True}),
+    "BinaryResidualSign": (BinaryResidual, {}),
+}
+# What MASE's layers of these names leave float, or do not read, whatever their configs say.
+UNREAD: dict[str, tuple[str, ...]] = {
+    "LinearBinary": ("data_in", "bias", "binary_training"),
+    "LinearBinaryResidualSign": ("bias",),
+    "LinearTernary": ("data_in", "bias"),
+}
+
+
+class BoundOperator(QuantizedOperator):
+    """Mixin of an operator whose flat config is of one format; `name` may be left out.
+
+    One config with the keys of every format serves all the classes: what is of other formats is
+    passed over, with one warning for all the layers of a class. A key that no format has is an
+    error.
+
+    Args:
+        args: what the `torch.nn` class takes, and `config` after it: as `QuantSpec.parse` reads
+            it. None gives every operand the format's defaults, where it has them.
+        kwargs: the same by name.
+
+    Raises:
+        ConfigError: the config names another format, or lacks keys that the format needs.
+    """
+
+    format: ClassVar[type[NumberFormat]]
+    preset: ClassVar[Mapping[str, Any]]
+    """Config keys that the class decides."""
+    unbound: ClassVar[type[QuantizedOperator]]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(type(self)).bind(*args, **kwargs).arguments
+        super().__init__(**{**given, "config": self._complete(given.get("config"))})
+
+    @classmethod
+    def _complete(
+        cls, config: QuantSpec | Mapping[str, Any] | None
+    ) -> QuantSpec | Mapping[str, Any]:
+        if config is not None and not isinstance(config, Mapping):
+            return config
+        config = without_na(dict(config or {}))
+        name = config.get("name")
+        if name is not None and get_format(name) is not cls.format:
+            raise ConfigError(
+                f"{cls.__name__}: expected a config of format '{cls.format.name}', got one of "
+                f"'{name}'; use {cls.unbound.__name__}, which takes any."
+            )
+        unread = UNREAD.get(cls.__name__, ())
+        floats = {name: config.get(name) for name in unread if name in OPERANDS}
+        own = own_keys(cls.format, config, cls.__name__, unread)
+        return {**own, **floats, "name": cls.format.name, **cls.preset}
+
+    def with_spec(self, spec: QuantSpec) -> QuantizedOperator:  # type: ignore[override]
+        """The same operator in other formats, which it is then no longer bound to."""
+        return self.unbound.from_float(self, spec)
+
+
+MODULES: dict[str, tuple[type[QuantizedOperator], ...]] = {
+    "batch_norm1d": (ops.QuantBatchNorm1d,),
+    "batch_norm2d": (ops.QuantBatchNorm2d,),
+    "conv1d": (ops.QuantConv1d,),
+    "conv2d": (ops.QuantConv2d,),
+    "convtranspose2d": (ops.QuantConvTranspose2d,),
+    "embedding": (ops.QuantEmbedding,),
+    "gelu": (ops.QuantGELU,),
+    "group_norm": (ops.QuantGroupNorm,),
+    "layer_norm": (ops.QuantLayerNorm,),
+    "linear": (ops.QuantLinear,),
+    "pool1d": (ops.QuantAdaptiveAvgPool1d, ops.QuantAvgPool1d, ops.QuantMaxPool1d),
+    "pool2d": (ops.QuantAdaptiveAvgPool2d, ops.QuantAvgPool2d, ops.QuantMaxPool2d),
+    "relu": (ops.QuantReLU,),
+    "rms_norm": (ops.QuantRMSNorm,),
+    "selu": (ops.QuantSELU,),
+    "sigmoid": (ops.QuantSigmoid,),
+    "silu": (ops.QuantSiLU,),
+    "softmax": (ops.QuantSoftmax,),
+    "softplus": (ops.QuantSoftplus,),
+    "softsign": (ops.QuantSoftsign,),
+    "tanh": (ops.QuantTanh,),
+}
+"""Modules of `chop.nn.quantized.modules`, and the operators whose bound classes each has."""
+PACKAGE = "chop.nn.quantized.modules"
+
+
+def find_class(name: str) -> Any:
+    """The bound class of that name, or the module of an operator.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    if name in MODULES:
+        return importlib.import_module(f"{PACKAGE}.{name}")
+    for home, operators in MODULES.items():
+        if any(name.startswith(_prefix(operator)) for operator in operators):
+            found = getattr(importlib.import_module(f"{PACKAGE}.{home}"), name, None)
+            if found is not None:
+                return found
+    raise AttributeError(f"module {PACKAGE!r} has no attribute {name!r}")
+
+
+def _bind(module: ModuleType) -> None:
+    """Defines a class per operator and format in a module.
+
+    Those of formats that are defined later are made when they are asked for.
+    """
+    operators = MODULES[module.__name__.rpartition(".")[2]]
+
+    def later(name: str) -> type[BoundOperator]:
+        """The class of a format that was defined after this module."""
+        for operator, kind in itertools.product(operators, formats()):
+            if name == _prefix(operator) + kind.__name__ and kind is not Float:
+                return _define(operator, module, name, kind, {})
+        raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+
+    for operator in operators:
+        for kind in formats():
+            if kind is not Float:
+                _define(operator, module, _prefix(operator) + kind.__name__, kind, {})
+        for suffix, (kind, preset) in VARIANTS.items():
+            _define(operator, module, _prefix(operator) + suffix, kind, preset)
+    vars(module)["__getattr__"] = later
+
+
+def _prefix(operator: type[QuantizedOperator]) -> str:
+    return operator.__name__.removeprefix("Quant")
+
+
+def _define(
+    operator: type[QuantizedOperator],
+    module: ModuleType,
+    name: str,
+    kind: type[NumberFormat],
+    preset: Mapping[str, Any],
+) -> type[BoundOperator]:
+    body = {
+        "__module__": module.__name__,
+        "__qualname__": name,
+        "__doc__": (
+            f"`nn.{_prefix(operator)}` in format `{kind.name}`: see `{operator.__name__}` for its "
+            "tensors."
+        ),
+        "__signature__": _with_config(operator),
+        "format": kind,
+        "preset": preset,
+        "unbound": operator,
+    }
+    vars(module)[name] = bound = type(name, (BoundOperator, operator), body)
+    return bound
+
+
+@cache
+def _with_config(operator: type[QuantizedOperator]) -> inspect.Signature:
+    """The signature of the `torch.nn` class that an operator replaces, then `config`."""
+    ancestor = next(cls for cls in operator.__mro__ if cls.__module__.startswith("torch.nn"))
+    signature = inspect.signature(ancestor)
+    config = inspect.Parameter("config", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+    # Those of a class without arguments are the `*args, **kwargs` of `nn.Module`.
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = [p for p in signature.parameters.values() if p.kind not in variable] + [config]
+    return signature.replace(parameters=sorted(parameters, key=lambda p: p.kind))
+
+
+add_modules({f"{PACKAGE}.{name}" for name in MODULES}, _bind)
