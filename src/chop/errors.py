@@ -19,7 +19,7 @@ A message says what was expected, what came, and the nearest way out.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class ChopError(Exception):
@@ -75,3 +75,13 @@ def did_you_mean(word: object, choices: Iterable[object]) -> str:
         return "there is nothing to choose from."
     near = difflib.get_close_matches(str(word), names, n=1, cutoff=0.6)
     return f"did you mean '{near[0]}'?" if near else f"choose from: {', '.join(names)}."
+
+
+def enumerate_names(names: Sequence[str], limit: int) -> str:
+    """The first names of a list, and how many more there are.
+
+    >>> enumerate_names(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

@@ -12,6 +12,7 @@ from chop.capture.fallback import Ladder, Recording
 from chop.capture.rehearse import Rehearsal, rehearse
 from chop.capture.runtime import expect
 from chop.capture.targets import changes_its_input
+from chop.errors import enumerate_names
 
 _VIEWS = frozenset(
     {
@@ -19,7 +20,7 @@ _VIEWS = frozenset(
         *("squeeze", "unsqueeze", "narrow", "select", "diagonal", "expand", "unbind"),
     }
 )
-_MOST_NAMES = 4
+_MAX_NAMES = 4
 
 
 def record(ladder: Ladder) -> tuple[Recording, list[Rehearsal]]:
@@ -86,8 +87,7 @@ def told(
 
 
 def _listed(names: Iterable[str]) -> str:
-    first, rest = sorted(names)[:_MOST_NAMES], sorted(names)[_MOST_NAMES:]
-    return ", ".join(first) + (f" and {len(rest)} more" if rest else "")
+    return enumerate_names(sorted(names), _MAX_NAMES)
 
 
 def written_names(graphs: Iterable[fx.Graph]) -> Iterator[str]:

@@ -73,7 +73,7 @@ class NumberFormat(Quantizer):
         """The fields of one of MASE's configs, with what MASE takes and the format cannot replaced.
 
         What is left out has its default. Only MASE's flat spelling is read so; see
-        `chop.formats.mase_spelling`.
+        `chop.formats.mase_config`.
         """
         return dict(fields)
 

@@ -13,7 +13,7 @@ from chop.errors import ConfigError, did_you_mean
 from chop.formats.base import OPERANDS, NumberFormat, get_format, parse_format
 from chop.formats.float import Float
 from chop.formats.lsq import LearnableFormat, learnable_names, learns
-from chop.formats.mase_spelling import read_config, read_fields, without_spare_keys
+from chop.formats.mase_config import read_config, read_fields, without_spare_keys
 from chop.formats.quantizer import Gradient, Quantizer
 
 FLOAT = Float()

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from chop.errors import CheckpointError, ConfigError, did_you_mean
+from chop.errors import CheckpointError, ConfigError, did_you_mean, enumerate_names
 from chop.ir.graph import MaseGraph
 
 LoadType = Literal["mz", "pt", "pl"]
@@ -17,7 +17,7 @@ NESTED = ("state_dict", "model")
 """Where training scripts keep the tensors in a file that holds more."""
 PARALLEL = "module."
 """What `DataParallel` puts before the names."""
-MOST_NAMED = 5
+MAX_NAMES = 5
 
 
 def load_checkpoint(
@@ -79,17 +79,15 @@ def _differences(own: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
         "unexpected": state.keys() - own.keys(),
         "of another shape": {key for key in both if _shape(own[key]) != _shape(state[key])},
     }
-    return [f"{what} {_few(names)}" for what, names in found.items() if names]
+    return [
+        f"{what} {enumerate_names(sorted(names), MAX_NAMES)}"
+        for what, names in found.items()
+        if names
+    ]
 
 
 def _shape(value: Any) -> torch.Size | None:
     return value.shape if isinstance(value, Tensor) else None
-
-
-def _few(names: set[str]) -> str:
-    listed = sorted(names)
-    more = f" and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else ""
-    return ", ".join(listed[:MOST_NAMED]) + more
 
 
 def _read_state(path: Path) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from chop.errors import ConfigError
+from chop.errors import ConfigError, enumerate_names
 from chop.formats import Gradient, Quantizer, QuantSpec, StandIn
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator, QuantLinear, leaf_operators
@@ -224,10 +224,9 @@ def _check_dtypes(steps: Mapping[str, QuantizedOperator]) -> None:
 
 
 def _explain(missing: list[str]) -> str:
-    shown = ", ".join(missing[:6]) + (f" and {len(missing) - 6} more" if len(missing) > 6 else "")
     return (
-        f"export_onnx_interface_pass: ONNX has no 8-bit form of {shown}; choose {CHOICE}, or "
-        "export these as floats with 'float_fallback': True."
+        f"export_onnx_interface_pass: ONNX has no 8-bit form of {enumerate_names(missing, 6)}; "
+        f"choose {CHOICE}, or export these as floats with 'float_fallback': True."
     )
 
 

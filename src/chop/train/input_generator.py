@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from chop.errors import ConfigError, did_you_mean
-from chop.train.tasks import IGNORED
+from chop.train.model_io import LABELS
+from chop.train.rows import tokens_as_labels
 
 if TYPE_CHECKING:
     from chop.models import ModelInfo
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 LOADERS = ("train", "val", "test")
 CLASSIFICATION = ("cls", "classification", "text-classification", "image-classification")
 LANGUAGE_MODELING = ("lm", "language_modeling", "text-generation", "fill-mask")
-FED = ("input_ids", "attention_mask", "labels")
+FED = ("input_ids", "attention_mask", LABELS)
 """What a model of texts is given."""
 
 
@@ -87,10 +88,7 @@ class InputGenerator:
             return {self.model_info.input_name: batch[0]}
         if self.task in CLASSIFICATION:
             return dict(batch)
-        labels = batch["input_ids"]
-        if "attention_mask" in batch:
-            labels = labels.masked_fill(batch["attention_mask"] == 0, IGNORED)
-        return {**batch, "labels": labels}
+        return {**batch, LABELS: tokens_as_labels(batch, batch["input_ids"])}
 
 
 def get_dummy_input(

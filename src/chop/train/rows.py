@@ -147,7 +147,7 @@ def read_rows(
     inputs = {name: column for name, column in table.items() if name != label}
     source = None if task is None else task.labels_from
     if source in inputs and (label is None or _is_one_each(table[label])):
-        return Rows(inputs, _own_tokens(inputs, inputs[source]))
+        return Rows(inputs, tokens_as_labels(inputs, inputs[source]))
     if label is None or not inputs or len(table[label]) == 0:
         held = f"{len(table[next(iter(table))])} rows" if table else "0 rows"
         raise ConfigError(
@@ -168,13 +168,13 @@ def _is_one_each(labels: Column) -> bool:
     return isinstance(labels, Tensor) and labels.dim() < 2
 
 
-def _own_tokens(inputs: dict[str, Column], ids: Column) -> Column:
+def tokens_as_labels(inputs: dict[str, Column], ids: Column) -> Column:
     """The tokens as labels, `IGNORED` where the attention mask is zero."""
     mask = inputs.get("attention_mask")
     if isinstance(ids, Tensor):
         return ids.long() if mask is None else ids.long().masked_fill(mask == 0, IGNORED)
     return [
-        _own_tokens({} if mask is None else {"attention_mask": mask[i]}, row)
+        tokens_as_labels({} if mask is None else {"attention_mask": mask[i]}, row)
         for i, row in enumerate(ids)
     ]
 

@@ -28,7 +28,7 @@ from chop.formats import (
 )
 from chop.formats.binary import Binary
 from chop.formats.binary_residual import BinaryResidual
-from chop.formats.mase_spelling import own_keys
+from chop.formats.mase_config import own_keys
 from chop.nn.quantized import ops
 from chop.nn.quantized.base import QuantizedOperator
 from chop.virtual import add_modules

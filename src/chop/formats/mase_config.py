@@ -1,7 +1,7 @@
-"""MASE's flat spelling of formats, where it is looser than the formats are.
+"""Parsing of MASE's flat format configs, where they are looser than the formats are.
 
-Exact liberties are taken silently: "NA" is None, 4.0 is 4, 1 is True. What changes a setting is
-told by one `AdjustedWarning` for all the layers that have it.
+Exact conversions are silent: "NA" is None, 4.0 is 4, 1 is True. What changes a setting is
+reported by one `AdjustedWarning` for all the layers that have it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from chop.config import convert, ignoring, without_na
-from chop.errors import ConfigError, NotBuiltError
+from chop.errors import ConfigError, NotBuiltError, enumerate_names
 from chop.formats.base import OPERANDS, NumberFormat, formats
 from chop.notices import warn_once
 
@@ -28,7 +28,7 @@ LAYER_KEYS = ("floor", "binary_training", "additional_layers_inputs", "additiona
 """Keys of some layer of MASE's that have no operand before them."""
 FOREIGN_FIELDS = ("binarization_level", "input_expanded", "k", "dim", "in_dim", "parallelism")
 """Fields of MASE's formats that no format here has."""
-SPELLED_OUT = 4
+MAX_NAMES = 4
 
 
 def read_config(settings: Mapping[str, Any], where: str) -> Mapping[str, Any]:
@@ -90,10 +90,8 @@ def own_keys(
         and ((key in of_others and key not in own) or {key, _operand(key)}.intersection(unread))
     ]
     if passed_over:
-        told = ", ".join(sorted(passed_over)[:SPELLED_OUT])
-        rest = len(passed_over) - SPELLED_OUT
-        more = f" and {rest} more" if rest > 0 else ""
-        warn_once(f"{owner} does not read {told}{more} of its config, as in MASE.")
+        names = enumerate_names(sorted(passed_over), MAX_NAMES)
+        warn_once(f"{owner} does not read {names} of its config, as in MASE.")
     return {key: value for key, value in config.items() if key not in passed_over}
 
 
