@@ -28,7 +28,7 @@ from chop.actions.workload import Workload, raise_to_graph
 from chop.data import get_tokenized_dataset
 from chop.mixed_precision import PrecisionProblem
 from chop.models import load_model
-from chop.search import Config, Goal, Search
+from chop.search import Config, Constraint, Goal, Search
 from chop.train import Rows, default_dataset, fit, read_rows
 from chop.train.evaluator import Evaluator, kl_divergence
 
@@ -122,9 +122,9 @@ def run(name: str, args: argparse.Namespace) -> None:
     rows = [row("float", None)]
     rows += [row(f"{w} everywhere", problem.uniform(f"{w}.mse")) for w in widths]
     for budget in map(float, args.budgets.split(",")):
-        goals = [Goal(args.goal, "minimize"), Goal("bits", "minimize", budget)]
+        goals = [Goal(args.goal, "minimize"), Constraint("bits", budget)]
         if args.cap_inputs:
-            goals.append(Goal("activation_bits", "minimize", budget))
+            goals.append(Constraint("activation_bits", budget))
         given = no_search(problem, workload.train, goals, SHARE * max(TRIALS))
         within = uniforms_within(problem, goals).values()
         rows += [row(f"at most {budget:g}, {label}", config) for label, config in given.items()]

@@ -33,7 +33,7 @@ from chop.bench import Variant, compare
 from chop.data import get_tokenized_dataset
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.models import BUILTIN_MODELS, load_model
-from chop.search import Goal, Search
+from chop.search import Constraint, Goal, Search
 from chop.tables import print_table
 from chop.train import (
     calibration_batches,
@@ -151,7 +151,7 @@ def overhead(names: list[str], samplers: list[str], trials: int) -> None:
         for sampler in samplers:
             measure = Timed(name)
             with tempfile.TemporaryDirectory() as folder:
-                goals = [Goal("accuracy"), Goal("bits", "minimize", 6.0)]
+                goals = [Goal("accuracy"), Constraint("bits", 6.0)]
                 search = Search(measure.problem.space, measure, goals, sampler=sampler, out=folder)
                 search.run(until=WARM_UP, progress=False)
                 done = len(measure.spent)

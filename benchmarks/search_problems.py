@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chop.search import Choice, Config, Goal, SearchSpace
+from chop.search import Choice, Config, Constraint, Goal, SearchSpace
 from chop.search.result import TrialRecord
 from chop.search.samplers.knapsack import best_sum
 
@@ -273,7 +273,7 @@ def budget_44(seed: int, count: int = 44, budget: float = 4.0) -> Problem:
         code = code_of(space, config)
         return {"accuracy": accuracy(code), "bits": float(bits[rows, code].sum())}
 
-    goals = (Goal("accuracy"), Goal("bits", "minimize", budget=budget))
+    goals = (Goal("accuracy"), Constraint("bits", budget))
     ends = (accuracy(np.full(count, WIDTHS.index(int(budget)))), accuracy(best))
     return Problem("44 choices, budget", space, goals, measure, ends)
 

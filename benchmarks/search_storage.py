@@ -25,11 +25,11 @@ from typing import Any
 import optuna
 import sqlalchemy as sa
 
-from chop.search import Choice, Goal, Search, SearchSpace
+from chop.search import Choice, Constraint, Goal, Search, SearchSpace
 from chop.tables import print_table
 
 WIDTHS = {f"{width}.mse": width for width in range(2, 9)}
-GOALS = (Goal("kl", "minimize"), Goal("bits", "minimize", budget=4.5))
+GOALS = (Goal("kl", "minimize"), Constraint("bits", 4.5))
 OPENED = 5000
 REPEATS = 40
 BLOCK = 20

@@ -21,7 +21,7 @@ from chop.data import load_dataset
 from chop.files import replacing
 from chop.formats import Integer
 from chop.models.plain import MLP
-from chop.search import Choice, Config, Goal, SearchSpace
+from chop.search import Choice, Config, Constraint, Goal, SearchSpace
 from chop.train import Rows, evaluate, fit, read_rows
 
 LAYERS, HIDDEN, WIDTHS = 10, 64, (4, 6, 8)
@@ -82,7 +82,7 @@ def precision_tables(folder: Path, seed: int = 0) -> list[Problem]:
     bits = sum(np.array(WIDTHS)[places[i]] * share[i] for i in range(LAYERS))
     numbers = {"accuracy": accuracy, "bits": bits, "score": accuracy - ACCURACY_PER_BIT * bits}
     space = SearchSpace(choices)
-    budget = (Goal("accuracy"), Goal("bits", "minimize", budget=BUDGET_BITS))
+    budget = (Goal("accuracy"), Constraint("bits", BUDGET_BITS))
     return [
         _looked_up("precision, score", space, (Goal("score"),), numbers, (2,) * LAYERS),
         _looked_up("precision, budget", space, budget, numbers, (0,) * LAYERS),

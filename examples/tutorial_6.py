@@ -31,7 +31,7 @@ from chop.nn.quantized.modules.linear import (
     LinearInteger,
     LinearMinifloatIEEE,
 )
-from chop.search import Goal, Search
+from chop.search import Constraint, Goal, Search
 from chop.tables import print_table
 from chop.tools.utils import deepsetattr
 from chop.train import evaluate
@@ -117,7 +117,7 @@ def search_formats(workload, out, trials):
         ranges={"width": WIDTHS},
         per="operand",
     )
-    goals = (Goal("kl", "minimize"), Goal("bits", "minimize", budget=MOST_BITS))
+    goals = (Goal("kl", "minimize"), Constraint("bits", MOST_BITS))
     search = Search(problem.space, problem.measure, goals, out=out, name="formats")
     return problem, search.run(until=trials)
 

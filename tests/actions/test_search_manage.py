@@ -29,7 +29,7 @@ from chop.cli.app import app
 from chop.config import load_toml
 from chop.errors import ConfigError, UnavailableError, WriteError
 from chop.runs import read_manifest
-from chop.search import Choice, Goal, Search, SearchSpace
+from chop.search import Choice, Constraint, Goal, Search, SearchSpace
 from chop.search.ledger import Ledger
 from chop.search.opening import open_engine
 from chop.search.result import OUTCOMES
@@ -59,7 +59,7 @@ def prepare(config):
         bits = sum(SPACE.values(chosen).values()) / 3
         return {"accuracy": bits / 8 - 0.3 * (chosen["fc1"] == "4.mse"), "bits": bits}
 
-    goals = (Goal("accuracy"), Goal("bits", "minimize", budget=7))
+    goals = (Goal("accuracy"), Constraint("bits", 7))
     return Search(
         SPACE,
         measure,

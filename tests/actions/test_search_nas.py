@@ -123,7 +123,7 @@ def test_budgets_modes_and_scores(tmp_path, workload):
     assert len(result.measured) == 5
     assert all(t.values["size_bytes"] < 3 * t.values["parameters"] for t in result.measured)
     assert result.best is None or result.best.values["parameters"] <= 4000
-    notes = [trial.note for trial in result.trials if trial.outcome == "impossible"]
+    notes = [trial.note for trial in result.trials if trial.outcome == "infeasible"]
     assert all("it scores" in note for note in notes)
     assert not (tmp_path / "nas" / "best").exists()
 

@@ -14,7 +14,7 @@ from chop.mixed_precision.costs import Costs
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.nn import quantized as q
 from chop.nn import weight_cache
-from chop.search import Goal
+from chop.search import Constraint, Goal
 from chop.train import calibration_batches, evaluate
 from tests.workloads import graph, rows
 
@@ -189,7 +189,7 @@ def test_custom_metrics_and_goals():
         custom_metrics={"hardware_cost": lambda mg: 10 * mg.model.first.spec.weight.width}
     )
     assert workload.measure(workload.uniform("4.mse"), silent)["hardware_cost"] == 40
-    workload.check_goals([Goal("accuracy"), Goal("bits", "minimize", 4), Goal("hardware_cost")])
+    workload.check_goals([Goal("accuracy"), Constraint("bits", 4), Goal("hardware_cost")])
     with pytest.raises(ConfigError, match="did you mean 'accuracy'"):
         workload.check_goals([Goal("acuracy")])
     with pytest.raises(ConfigError, match="custom_metrics=.'latency_ms': function"):

@@ -11,7 +11,7 @@ from chop.actions.search.no_search import no_search
 from chop.actions.search.precision import spread_evenly
 from chop.actions.workload import raise_to_graph
 from chop.mixed_precision.problem import PrecisionProblem
-from chop.search import Goal, Search
+from chop.search import Constraint, Goal, Search
 from chop.train.evaluator import Evaluator
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -43,7 +43,7 @@ def test_mixed_beats_uniform_at_as_many_bits(benchmark, data_folder, name, rows,
     searched = spread_evenly(workload.train, 100)
     widths = {"width": (2, 3, 4, 5, 6, 8)}
     problem = PrecisionProblem(raise_to_graph(workload), workload.train, searched, ranges=widths)
-    goals = [Goal("kl", "minimize"), Goal("bits", "minimize", float(width))]
+    goals = [Goal("kl", "minimize"), Constraint("bits", float(width))]
     start = list(no_search(problem, workload.train, goals, evaluations=10).values())
     search = Search(problem.space, problem.measure, goals, storage="memory", start=start)
     found = search.run(30, progress=False)

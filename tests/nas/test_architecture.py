@@ -136,7 +136,7 @@ def test_impossible_combinations_never_reach_training(bert):
     bad = {c.name: c.texts[-1] for c in vit.space.choices}
     reason = vit.space.why_infeasible({**bad, "num_attention_heads": "4"})
     assert reason == "hidden size 50 is not divisible by 4 attention heads"
-    with pytest.raises(ConfigError, match="this architecture cannot be: hidden size 50"):
+    with pytest.raises(ConfigError, match="this architecture is infeasible: hidden size 50"):
         vit.build(bad)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     study.optimize(lambda trial: vit.build(vit.space.suggest(trial)).num_labels, n_trials=6)
@@ -160,7 +160,7 @@ def test_impossible_combinations_never_reach_training(bert):
     )
 
     wide = lambda v: "too wide" if v["hidden_size"] > 16 else None  # noqa: E731
-    ruled = Architectures(bert, {"hidden_size": [16, 32]}, square_layers={}, impossible=wide)
+    ruled = Architectures(bert, {"hidden_size": [16, 32]}, square_layers={}, infeasible=wide)
     obstacles = [ruled.space.why_infeasible({"hidden_size": size}) for size in ("16", "32")]
     assert obstacles == [None, "too wide"]
 

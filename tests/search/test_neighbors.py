@@ -7,7 +7,7 @@ from chop.search.neighbors import unvisited_neighbor
 
 SPACE = SearchSpace(
     tuple(Choice(f"c{i}", {"1": 1, "2": 2, "3": 3}) for i in range(3)),
-    impossible=lambda values: "no 3" if values["c0"] == 3 else None,
+    infeasible=lambda values: "no 3" if values["c0"] == 3 else None,
 )
 HERE = {"c0": "1", "c1": "1", "c2": "1"}
 
@@ -47,9 +47,9 @@ def test_a_large_space_without_a_possible_configuration_is_given_up(sampler, mon
     monkeypatch.setattr(spaces, "MOST_OF_GRID", 1000)
     forget_notices()
     choices = tuple(Choice(f"c{i}", dict.fromkeys("0123456789")) for i in range(40))
-    space = SearchSpace(choices, impossible=lambda values: "never")
+    space = SearchSpace(choices, infeasible=lambda values: "never")
     measure = lambda config, report: {"y": 1.0}  # noqa: E731
     search = Search(space, measure, Goal("y"), sampler=sampler, storage="memory")
     with pytest.warns(AdjustedWarning, match=r"among the first 1\d+ of 1e\+40"):
         result = search.run(until=6, progress=False)
-    assert set(result.counts) == {"impossible"}
+    assert set(result.counts) == {"infeasible"}

@@ -3,7 +3,7 @@
 import itertools
 import random
 
-from chop.search import Goal, Result, TrialRecord
+from chop.search import Constraint, Goal, Result, TrialRecord
 
 
 def _trials(points):
@@ -43,7 +43,7 @@ def test_one_objective_ranks_by_value_then_by_age():
 
 
 def test_beyond_the_budgets_shares_count_not_units():
-    goals = (Goal("y"), Goal("y", "maximize", 0.5), Goal("z", "minimize", 1000.0))
+    goals = (Goal("y"), Constraint("y", 0.5, "maximize"), Constraint("z", 1000.0))
     points = [(0.1, 1000.0), (0.5, 1100.0), (0.5, 1001.0), (0.5, 1000.0)]
     result = Result(goals, _trials(points))
     assert [trial.number for trial in result.ranked] == [3, 2, 1, 0]
@@ -52,12 +52,12 @@ def test_beyond_the_budgets_shares_count_not_units():
 
 
 def test_best_so_far_counts_what_was_pruned_or_failed():
-    outcomes = ("pruned", "measured", "cached", "failed", "impossible", "measured", "running")
+    outcomes = ("pruned", "measured", "cached", "failed", "infeasible", "measured", "running")
     values = {"measured": {"y": 1.0}, "cached": {"y": 9.0}}
     trials = [TrialRecord(i, name, values=values.get(name, {})) for i, name in enumerate(outcomes)]
     assert Result((Goal("y"),), tuple(trials)).best_so_far() == [(2, 1.0), (3, 1.0), (4, 1.0)]
 
 
 def test_nothing_measured_has_no_best():
-    result = Result((Goal("y"),), (TrialRecord(0, "impossible"),))
+    result = Result((Goal("y"),), (TrialRecord(0, "infeasible"),))
     assert result.best is None and result.front == result.ranked == result.best_so_far() == []

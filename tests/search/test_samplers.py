@@ -11,7 +11,7 @@ import optuna
 import pytest
 from scipy.optimize import approx_fprime
 
-from chop.search import Choice, Config, Goal, Pruned, Search, SearchSpace
+from chop.search import Choice, Config, Constraint, Goal, Pruned, Search, SearchSpace
 from chop.search.samplers import SensitivitySampler, history, surrogate
 from chop.search.samplers.acquisition import last_fit, log_expected_improvement, winsorized
 from chop.search.samplers.knapsack import best_sum, by_integer_program, by_merging
@@ -45,7 +45,7 @@ def _optimum(space: SearchSpace, budget: float) -> float:
     return max(_accuracy(space, config) for config in within)
 
 
-BUDGETED = (Goal("accuracy"), Goal("bits", "minimize", budget=5.0))
+BUDGETED = (Goal("accuracy"), Constraint("bits", 5.0))
 
 
 def _search(space, goals, until, **more):
@@ -70,7 +70,7 @@ def test_a_budget_that_no_cost_explains_is_learnt():
     def measure(config, report):
         return {"accuracy": _accuracy(space, config), "latency": latency(config)}
 
-    goals = (Goal("accuracy"), Goal("latency", "minimize", budget=5.4))
+    goals = (Goal("accuracy"), Constraint("latency", 5.4))
     search = Search(space, measure, goals, storage="memory")
     result = search.run(until=40, progress=False)
     within = sorted(_accuracy(space, c) for c in space.grid() if latency(c) <= 5.4)
@@ -104,11 +104,11 @@ def test_the_same_seed_gives_the_same_trials_and_another_seed_others():
 
 
 def test_a_space_is_used_up_without_a_configuration_twice():
-    space = _space(3, impossible=lambda v: "no" if v["layer0"] == v["layer1"] else None)
+    space = _space(3, infeasible=lambda v: "no" if v["layer0"] == v["layer1"] else None)
     result = _search(space, Goal("accuracy"), 100)
     possible = [space.key(c) for c in space.grid() if space.why_infeasible(c) is None]
     assert sorted(t.key for t in result.measured) == sorted(possible)
-    assert "impossible" not in result.counts
+    assert "infeasible" not in result.counts
 
 
 def test_configurations_that_give_the_same_thing_are_proposed_once():

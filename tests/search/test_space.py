@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+import pickle
 import subprocess
 import sys
 
@@ -7,8 +8,14 @@ import optuna
 import pytest
 
 from chop.errors import ConfigError
-from chop.search import Choice, Goal, SearchSpace
-from chop.search.objective import check_values, objectives_of
+from chop.search import Choice, Constraint, Goal, SearchSpace
+from chop.search.objective import (
+    check_values,
+    constraints_of,
+    goals_from_json,
+    goals_to_json,
+    objectives_of,
+)
 
 HEADS = Choice("heads", {"2": 2, "3": 3, "4": 4})
 SIZE = Choice("size", {"64": 64, "96": 96}, cost={"64": 1.0, "96": 1.5})
@@ -20,7 +27,7 @@ def uneven(values):
 
 @pytest.fixture
 def space():
-    return SearchSpace((HEADS, SIZE), impossible=uneven)
+    return SearchSpace((HEADS, SIZE), infeasible=uneven)
 
 
 def test_the_grid_is_every_configuration_once_and_lazy(space):
@@ -117,8 +124,8 @@ def test_wrong_configurations_are_named(space, config, message):
         (lambda: SearchSpace(()), "at least one choice"),
         (lambda: SearchSpace((HEADS, HEADS)), "two choices are called 'heads'"),
         (lambda: Goal("accuracy", "maximise"), "did you mean 'maximize'"),
-        (lambda: Goal("bits", "minimize", budget=float("nan")), "expected a number"),
-        (lambda: objectives_of((Goal("bits", "minimize", 4),)), "without a budget"),
+        (lambda: Constraint("bits", float("nan")), "expected a number"),
+        (lambda: objectives_of((Constraint("bits", 4),)), "without a budget"),
         (lambda: objectives_of((Goal("bits"), Goal("bits"))), "share a name"),
         (lambda: check_values({"acc": 1.0}, (Goal("accuracy"),)), "no 'accuracy'"),
         (lambda: check_values({"a": float("nan")}, (Goal("a"),)), "NaN for 'a'"),
@@ -138,18 +145,43 @@ def test_what_the_caller_gave_is_copied():
 
 
 def test_goals_know_their_side():
-    assert Goal("bits", "minimize", 4).excess(5.0) == pytest.approx(1.0)
-    assert Goal("accuracy", "maximize", 0.9).excess(0.95) == pytest.approx(-0.05)
+    assert Constraint("bits", 4).excess(5.0) == pytest.approx(1.0)
+    assert Constraint("accuracy", 0.9, "maximize").excess(0.95) == pytest.approx(-0.05)
     assert (Goal("accuracy").loss(0.5), Goal("bits", "minimize").loss(3.0)) == (-0.5, 3.0)
-    assert not Goal("accuracy").is_constraint and Goal("bits", "minimize", 4).is_constraint
+    goals = (Goal("accuracy"), Constraint("bits", 4), Constraint("accuracy", 0.9, "maximize"))
+    assert objectives_of(goals) == goals[:1] and constraints_of(goals) == goals[1:]
+    stored = [
+        ["accuracy", "maximize", None],
+        ["bits", "minimize", 4],
+        ["accuracy", "maximize", 0.9],
+    ]
+    assert goals_to_json(goals) == stored and goals_from_json(stored) == goals
+
+
+def test_a_goal_with_a_budget_is_a_constraint():
+    with pytest.warns(DeprecationWarning, match=r"use Constraint\(name, bound, direction\)"):
+        assert Goal("bits", "minimize", budget=4) == Constraint("bits", 4)
+    with pytest.warns(DeprecationWarning, match="deprecated"):
+        assert Goal("accuracy", budget=0.9) == Constraint("accuracy", 0.9, "maximize")
+    goal = Goal("accuracy", "maximize", None)
+    assert goal == pickle.loads(pickle.dumps(goal)) == dataclasses.replace(goal, name="accuracy")
+
+
+def test_a_space_takes_its_rule_by_the_former_name(space):
+    with pytest.warns(DeprecationWarning, match="use infeasible"):
+        former = SearchSpace((HEADS, SIZE), impossible=uneven)
+    feasible = [space.is_feasible(config) for config in space.grid()]
+    assert [former.is_feasible(config) for config in former.grid()] == feasible
+    assert feasible.count(False) == 1
+    assert dataclasses.replace(former, choices=(HEADS, SIZE)).infeasible is uneven
 
 
 def test_a_budget_is_met_up_to_rounding():
-    bits, accuracy = Goal("bits", "minimize", 0.3), Goal("accuracy", "maximize", 0.7)
+    bits, accuracy = Constraint("bits", 0.3), Constraint("accuracy", 0.7, "maximize")
     assert 0.1 + 0.1 + 0.1 > 0.3 and bits.excess(0.1 + 0.1 + 0.1) <= 0
     assert accuracy.excess(1.0 - 0.1 - 0.1 - 0.1) <= 0
     assert bits.excess(0.3 + 1e-8) > 0 and accuracy.excess(0.7 - 1e-8) > 0
-    assert Goal("errors", "minimize", 0).excess(1e-300) > 0
+    assert Constraint("errors", 0).excess(1e-300) > 0
 
 
 @pytest.mark.parametrize(

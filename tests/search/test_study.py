@@ -6,12 +6,12 @@ import optuna
 import pytest
 
 from chop.errors import ConfigError
-from chop.search import Choice, Goal, Pruned, Search, SearchSpace
+from chop.search import Choice, Constraint, Goal, Pruned, Search, SearchSpace
 
 NAMES = [f"layer{i}" for i in range(4)]
 WEIGHTS = dict(zip(NAMES, (1.0, 3.0, 2.0, 5.0), strict=True))
 ACCURACY = Goal("accuracy")
-BITS = Goal("bits", "minimize", budget=5.0)
+BITS = Constraint("bits", 5.0)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_no_configuration_is_measured_twice_and_none_is_left_out(sampler, space,
 def test_a_budget_is_kept_and_the_best_within_it_found(space, tmp_path):
     search = Search(space, Measured(), (ACCURACY, BITS), sampler="grid", out=tmp_path)
     result = search.run(until=space.size, progress=False)
-    accuracy, _ = best_by_brute_force(space, BITS.budget)
+    accuracy, _ = best_by_brute_force(space, BITS.bound)
     assert result.best.values["accuracy"] == pytest.approx(accuracy)
     assert result.best.values["bits"] <= 5.0
     assert result.excess(result.best) == 0
@@ -127,8 +127,8 @@ def test_impossible_combinations_are_never_measured():
     search = Search(space, measure, ACCURACY, sampler="random", storage="memory")
     result = search.run(until=50, progress=False)
     assert len(asked) == len(result.measured) == 3
-    assert result.counts["impossible"] > 0
-    assert {t.note for t in result.trials if t.outcome == "impossible"} == {"uneven"}
+    assert result.counts["infeasible"] > 0
+    assert {t.note for t in result.trials if t.outcome == "infeasible"} == {"uneven"}
 
 
 def test_pruners_stop_what_is_behind(space):
@@ -278,7 +278,7 @@ def test_a_study_goes_on_only_as_the_problem_it_was(change, message, space, tmp_
     "settings, message",
     [
         ({"sampler": "tpee"}, "did you mean 'tpe'"),
-        ({"goals": "accuracy"}, "expected chop.search.Goal, got 'a'"),
+        ({"goals": "accuracy"}, "expected Goal or Constraint, got 'a'"),
         ({"pruner": "ascha"}, "did you mean 'asha'"),
         ({"storage": None}, "needs an `out` folder"),
         ({"storage": "mysql://x/y"}, "kind 'mysql'"),
@@ -330,10 +330,10 @@ def test_a_measure_may_prune_itself(space):
 @pytest.mark.parametrize("sampler", (*SAMPLERS, "sensitivity"))
 def test_a_space_without_a_possible_configuration_ends(sampler):
     choices = (Choice("x", {"1": 1, "2": 2}), Choice("y", {"3": 3, "4": 4}))
-    space = SearchSpace(choices, impossible=lambda values: "none can be")
+    space = SearchSpace(choices, infeasible=lambda values: "none can be")
     search = Search(
         space, lambda config, report: {"y": 1.0}, Goal("y"), sampler=sampler, storage="memory"
     )
     result = search.run(until=3, progress=False)
-    assert result.best is None and set(result.counts) == {"impossible"}
+    assert result.best is None and set(result.counts) == {"infeasible"}
     assert result.trials[0].note == "none can be"

@@ -21,7 +21,7 @@ from chop.mixed_precision.candidates import Ranges, Rule, format_candidates
 from chop.mixed_precision.costs import COSTS, Costs, bits_of
 from chop.mixed_precision.layers import FLOAT, Formats, Layers
 from chop.nn import cached_weights
-from chop.search.objective import Goal, Report
+from chop.search.objective import Goals, Report
 from chop.search.space import Choice, Config, SearchSpace
 from chop.train import Task, calibration_batches, find_task, fit_and_report, read_rows
 from chop.train.evaluator import Evaluator, kl_divergence
@@ -296,7 +296,7 @@ class PrecisionProblem:
 
         return on_batch
 
-    def check_goals(self, goals: Sequence[Goal]) -> None:
+    def check_goals(self, goals: Goals) -> None:
         """Raises ConfigError where a goal's number is not measured."""
         known = (*self.scores, *COSTS, *self.custom_metrics)
         for goal in goals:

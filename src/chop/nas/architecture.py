@@ -17,13 +17,12 @@ from torch import nn
 from chop.dotted import deepsetattr
 from chop.errors import ConfigError, did_you_mean
 from chop.nn.identity import Identity
-from chop.search.space import Choice, Config, SearchSpace
+from chop.search.space import Choice, Config, Rule, SearchSpace
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
     from transformers import PreTrainedConfig
 
-Rule = Callable[[Mapping[str, Any]], str | None]
 Replacement = Callable[[nn.Linear], nn.Module]
 Shapes = Mapping[str, tuple[int, int]]
 """(in_features, out_features) of each linear layer by its dotted name."""
@@ -79,7 +78,8 @@ class Architectures:
             too) -> values, in order.
         square_layers: name -> what to put in the place of a square linear layer; the first should
             leave it as it is. Fewer than two leave all layers alone.
-        impossible: values by choice -> why they cannot be, or None: a rule of your own.
+        infeasible: values by choice -> the reason that excludes them, or None; applied before the
+            rules of the model's own class. Default: no further rule.
         seed: of the weights that are drawn.
 
     Raises:
@@ -99,13 +99,13 @@ class Architectures:
         fields: Mapping[str, Sequence[Any]],
         *,
         square_layers: Mapping[str, Replacement] | None = None,
-        impossible: Rule | None = None,
+        infeasible: Rule | None = None,
         seed: int = 0,
     ) -> None:
         self.model_class, self.base = type(model), _config_of(model)
         self.fields = _checked_fields(self.base, fields)
         self.square_layers = dict(SQUARE_LAYERS if square_layers is None else square_layers)
-        self.rule, self.seed = impossible, seed
+        self.rule, self.seed = infeasible, seed
         self._known: dict[tuple[Any, ...], Shapes | str] = {}
 
     @cached_property
@@ -132,7 +132,7 @@ class Architectures:
         values = self.space.values(config)
         reason = self._why_infeasible(values)
         if reason is not None:
-            raise ConfigError(f"this architecture cannot be: {reason}")
+            raise ConfigError(f"this architecture is infeasible: {reason}")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             model = self.model_class(self._config_with(self._settings(values)))
@@ -142,7 +142,7 @@ class Architectures:
         return model.eval()
 
     def num_distinct(self) -> int:
-        """How many different models the space has, impossible ones not counted.
+        """How many different models the space has, infeasible ones not counted.
 
         Every combination of the fields is built once, without memory for weights.
         """

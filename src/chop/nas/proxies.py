@@ -69,19 +69,19 @@ def best_share(
     sample: int = 64,
     seed: int = 0,
 ) -> SearchSpace:
-    """The space without what scores low: such configurations become impossible.
+    """The space without what scores low: such configurations become infeasible.
 
     The bar is set once, by a sample of the space, so that it is the same in every process and
     after every restart. A configuration is scored when it is first asked for, and only once.
 
     Args:
         space: all configurations.
-        score: of a possible one; larger is better.
+        score: of a feasible configuration; larger is better.
         share: the share of the sample that passes, more than 0 to 1.
         sample: how many different configurations set the bar; small spaces give fewer.
         seed: of the draw.
     Raises:
-        ConfigError: no possible configuration was found, or `share` is out of range.
+        ConfigError: no feasible configuration was found, or `share` is out of range.
     """
     if not 0 < share <= 1:
         raise ConfigError(f"share: got {share}, expected more than 0 to 1.")
@@ -97,26 +97,26 @@ def best_share(
     bar = drawn[math.ceil(share * len(drawn)) - 1]
 
     def why_infeasible(values: Mapping[str, Any]) -> str | None:
-        reason = space.impossible(values)
+        reason = space.infeasible(values)
         if reason is None and (found := scored(_texts(space, values))) < bar:
             return f"it scores {found:.4g}, below {bar:.4g}, which the best {share:.0%} reach"
         return reason
 
-    return dataclasses.replace(space, impossible=why_infeasible)
+    return dataclasses.replace(space, infeasible=why_infeasible)
 
 
 def _drawn(space: SearchSpace, count: int, seed: int) -> list[Config]:
-    """Different possible configurations, at random: up to `count` of them, at least one."""
+    """Different feasible configurations, at random: up to `count` of them, at least one."""
     chance = random.Random(seed)
     found: dict[str, Config] = {}
     for _ in range(DRAWS_PER_CONFIG * count):
         config = space.at(chance.randrange(space.size))
-        if space.why_infeasible(config) is None:
+        if space.is_feasible(config):
             found.setdefault(space.key(config), config)
         if len(found) == count:
             break
     if not found:
-        raise ConfigError(f"none of {DRAWS_PER_CONFIG * count} drawn configurations is possible.")
+        raise ConfigError(f"none of {DRAWS_PER_CONFIG * count} drawn configurations is feasible.")
     return list(found.values())
 
 

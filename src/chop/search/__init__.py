@@ -1,7 +1,7 @@
 """Search engine: spaces, objectives, samplers and studies whose trials survive their process."""
 
 from chop.moved import moved_names
-from chop.search.objective import Goal, Measure, Pruned, Report
+from chop.search.objective import Constraint, Goal, Measure, Pruned, Report
 from chop.search.result import Result, TrialRecord
 from chop.search.space import Choice, Config, SearchSpace
 from chop.search.study import Search
@@ -9,6 +9,7 @@ from chop.search.study import Search
 __all__ = [
     "Choice",
     "Config",
+    "Constraint",
     "Goal",
     "Measure",
     "Pruned",

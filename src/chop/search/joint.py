@@ -45,7 +45,7 @@ class JointSampler(BaseSampler):
 
 
 class LazyGridSampler(JointSampler):
-    """Takes the first possible configuration of the grid that no trial has, and never builds it.
+    """Takes the first feasible configuration of the grid that no trial has, and never builds it.
 
     Optuna's own grid sampler holds the whole product, and every trial of a study a number in it.
     """
@@ -60,6 +60,6 @@ class LazyGridSampler(JointSampler):
         }
 
         def is_free(config: Config) -> bool:
-            return tuple(config.values()) not in taken and self.space.why_infeasible(config) is None
+            return tuple(config.values()) not in taken and self.space.is_feasible(config)
 
         return self.space.first(is_free, len(taken)) or self.space.at(0)

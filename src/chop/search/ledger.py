@@ -37,6 +37,8 @@ TABLES = (
     "worker VARCHAR(255) NOT NULL, beat INTEGER NOT NULL, PRIMARY KEY (study, worker))",
 )
 WAITING, RUNNING = "waiting", "running"
+FORMER_OUTCOMES = {"impossible": "infeasible"}
+"""Outcomes as version 0.1 stored them."""
 NO_WORKER = ""
 """In the place of a worker: one that met an error has left the trial to the next."""
 RECONNECT_SECONDS = 60.0
@@ -96,6 +98,11 @@ class Row:
         )
 
 
+def _row(number: int, key: str | None, outcome: str, *others: Any) -> Row:
+    """A stored row, its outcome by the name of now."""
+    return Row(number, key, FORMER_OUTCOMES.get(outcome, outcome), *others)
+
+
 COLUMNS = "number, config, outcome, worker, begun, errors, document"
 MINE = "study = :study AND number = :number AND worker = :worker AND outcome = 'running'"
 
@@ -153,7 +160,7 @@ class Ledger:
         values = {"next": len(self.rows), "open": sorted(self.open)}
         if len(self.open) > MOST_OPEN:
             values = {"next": min(self.open), "open": []}
-        found = [Row(*row) for row in self._read(statement, **values)]
+        found = [_row(*row) for row in self._read(statement, **values)]
         for row in found:
             self._put(row)
         return found

@@ -26,7 +26,7 @@ def unvisited_neighbor(
     draw = random.Random(seed_of(seed, ["near", space.key(config)]))
 
     def is_free(other: Config) -> bool:
-        return space.key(other) not in visited and space.why_infeasible(other) is None
+        return space.key(other) not in visited and space.is_feasible(other)
 
     def others() -> Iterator[Config]:
         for changes in (1, 2):

@@ -1,11 +1,12 @@
-"""What a trial gives: numbers by name, some of them goals, some of them under a budget."""
+"""Objectives and constraints of a search: numbers by name that a measure returns."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import InitVar, dataclass
+from typing import Any, Literal, get_args
 
 from chop.errors import ChopError, ConfigError, did_you_mean
 from chop.search.space import Config
@@ -20,69 +21,114 @@ Measure = Callable[[Config, Report], Mapping[str, float]]
 
 
 ROUNDING = 1e-9
-"""The share of a budget by which it may be passed: sums of bits are rounded."""
+"""Relative tolerance of a bound: sums of bits are rounded."""
 
 
 class Pruned(ChopError):  # noqa: N818 (Optuna's name for a trial that is not worth finishing)
-    """Raised by `report`: the trial is not worth finishing. A measure lets it pass."""
+    """Pruned trial: raised by `report`; a measure lets it pass."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A measured number to make large or small, or to keep within a budget.
+    """Objective: a measured number to maximize or minimize.
 
     Attributes:
-        name: of the number in what a measure returns.
-        direction: "maximize" or "minimize".
-        budget: makes the goal a constraint: the most that a number to minimise may be, the least
-            that one to maximise may be, both up to rounding (1e-9 of the budget). None: the number
-            is what the search is for.
+        name: key of the number in what a measure returns.
+        direction: "maximize" (default) or "minimize".
+        budget: deprecated; `Goal(name, direction, budget)` makes a `Constraint`.
     """
 
     name: str
     direction: Direction = "maximize"
-    budget: float | None = None
+    budget: InitVar[float | None] = None
 
-    def __post_init__(self) -> None:
-        if self.direction not in ("maximize", "minimize"):
-            nearest = did_you_mean(self.direction, ("maximize", "minimize"))
-            raise ConfigError(f"goal '{self.name}': direction '{self.direction}': {nearest}")
-        if self.budget is not None and not math.isfinite(self.budget):
-            raise ConfigError(f"goal '{self.name}': budget: expected a number, got {self.budget}.")
+    def __new__(
+        cls, name: str = "", direction: Direction = "maximize", budget: float | None = None
+    ) -> Any:
+        """A goal, or the constraint that a goal with a budget is."""
+        if budget is None:
+            return super().__new__(cls)
+        message = "Goal(..., budget=...) is deprecated: use Constraint(name, bound, direction)."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return Constraint(name, budget, direction)
 
-    @property
-    def is_constraint(self) -> bool:
-        """True when the number only has to keep within its budget."""
-        return self.budget is not None
-
-    def excess(self, value: float) -> float:
-        """How far `value` is beyond the budget and its rounding: at most 0 within it."""
-        if self.budget is None:
-            return 0.0
-        beyond = self.budget - value if self.direction == "maximize" else value - self.budget
-        return beyond - ROUNDING * abs(self.budget)
+    def __post_init__(self, budget: float | None) -> None:
+        _check_direction("goal", self.name, self.direction)
 
     def loss(self, value: float) -> float:
-        """The number to make small: `value`, negated where it is to be large."""
+        """The number to minimize: `value`, negated where the direction is "maximize"."""
         return -value if self.direction == "maximize" else value
 
 
-def objectives_of(goals: tuple[Goal, ...]) -> tuple[Goal, ...]:
-    """The goals without a budget, at least one.
+@dataclass(frozen=True)
+class Constraint:
+    """Constraint: a bound on a measured number.
+
+    Attributes:
+        name: key of the number in what a measure returns.
+        bound: in the number's own unit; met up to rounding (1e-9 of it).
+        direction: "minimize" (default): `bound` is the most that the number may be; "maximize":
+            the least.
+    """
+
+    name: str
+    bound: float
+    direction: Direction = "minimize"
+
+    def __post_init__(self) -> None:
+        _check_direction("constraint", self.name, self.direction)
+        if not math.isfinite(self.bound):
+            raise ConfigError(f"constraint '{self.name}': expected a number, got {self.bound}.")
+
+    def excess(self, value: float) -> float:
+        """Violation: how far `value` is beyond the bound and its rounding; at most 0 within it."""
+        beyond = self.bound - value if self.direction == "maximize" else value - self.bound
+        return beyond - ROUNDING * abs(self.bound)
+
+
+Goals = Sequence[Goal | Constraint]
+
+
+def _check_direction(kind: str, name: str, direction: str) -> None:
+    if direction not in get_args(Direction):
+        nearest = did_you_mean(direction, get_args(Direction))
+        raise ConfigError(f"{kind} '{name}': direction '{direction}': {nearest}")
+
+
+def objectives_of(goals: Goals) -> tuple[Goal, ...]:
+    """The objectives among the goals, at least one.
 
     Raises:
-        ConfigError: there is none, or two goals share a name and are both objectives.
+        ConfigError: there is none, or two objectives share a name.
     """
-    found = tuple(goal for goal in goals if not goal.is_constraint)
+    found = tuple(goal for goal in goals if isinstance(goal, Goal))
     names = [goal.name for goal in found]
     if not found:
-        raise ConfigError("goals: expected at least one without a budget to search for.")
+        raise ConfigError("goals: expected at least one without a budget, an objective.")
     if len(set(names)) < len(names):
         raise ConfigError(f"goals: two objectives share a name: {', '.join(names)}.")
     return found
 
 
-def check_values(values: Mapping[str, float], goals: tuple[Goal, ...]) -> dict[str, float]:
+def constraints_of(goals: Goals) -> tuple[Constraint, ...]:
+    """The constraints among the goals."""
+    return tuple(goal for goal in goals if isinstance(goal, Constraint))
+
+
+def goals_to_json(goals: Goals) -> list[list[Any]]:
+    """Goals as studies store them: [name, direction, bound], the bound of an objective None."""
+    return [[g.name, g.direction, g.bound if isinstance(g, Constraint) else None] for g in goals]
+
+
+def goals_from_json(stored: Iterable[Sequence[Any]]) -> tuple[Goal | Constraint, ...]:
+    """The inverse of `goals_to_json`."""
+    return tuple(
+        Goal(name, direction) if bound is None else Constraint(name, bound, direction)
+        for name, direction, bound in stored
+    )
+
+
+def check_values(values: Mapping[str, float], goals: Goals) -> dict[str, float]:
     """What a measure returned, as plain floats, every goal's number among them.
 
     NaN is not a number to compare: it is an error here rather than a best trial later.

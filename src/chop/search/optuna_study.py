@@ -18,7 +18,7 @@ from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from chop.search.ledger import RUNNING, Row
-from chop.search.objective import Goal, objectives_of
+from chop.search.objective import Goals, objectives_of
 from chop.search.space import Config, ParamEncoding, SearchSpace
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class InMemoryStudy:
     Args:
         name: of the study.
         space: what may be chosen.
-        goals: those without a budget are the study's objectives.
+        goals: the objectives are the study's; constraints are told with each trial.
         encoding: how the sampler takes options, as text or as index.
         pruner: of the study.
         storage: where the study is made; None makes one of its own.
@@ -47,7 +47,7 @@ class InMemoryStudy:
         self,
         name: str,
         space: SearchSpace,
-        goals: tuple[Goal, ...],
+        goals: Goals,
         encoding: ParamEncoding,
         pruner: BasePruner,
         storage: InMemoryStorage | None = None,

@@ -46,6 +46,6 @@ def headline(result: Result) -> str:
     """The best so far and what else happened, in one line."""
     parts = [f"{result.counts[name]} {name}" for name in SHOWN if name in result.counts]
     if result.best is None:
-        return ", ".join(["nothing within the budgets yet" if result.measured else "begun", *parts])
+        return ", ".join(["nothing feasible yet" if result.measured else "begun", *parts])
     values = ", ".join(f"{g.name} {result.best.values[g.name]:.4g}" for g in result.goals)
     return ", ".join([f"best {values}", *parts])

@@ -1,4 +1,4 @@
-"""What a search found: its trials, the best within the budgets, and the Pareto front."""
+"""Result of a search: trial records, the best feasible trial, the Pareto front."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from functools import cached_property
 from heapq import nsmallest
 from operator import le
 
-from chop.search.objective import Goal, objectives_of
+from chop.search.objective import Constraint, Goal, constraints_of, objectives_of
 from chop.search.space import Config
 
 OUTCOMES = {
     "measured": "a configuration and its values",
     "pruned": "stopped by the pruner",
     "failed": "the measure raised an error",
-    "cached": "told again what an earlier trial of the same configuration gave",
-    "impossible": "a combination that cannot be; no work was done",
+    "cached": "duplicate: has the values of an earlier trial of the same configuration",
+    "infeasible": "a combination that the space excludes; nothing was measured",
     "running": "being measured, or left by a worker that is gone",
     "waiting": "queued, not begun",
 }
-"""How a trial ended, and what that means."""
+"""Outcome of a trial -> its meaning."""
 
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """One trial.
+    """Trial record: one configuration, its outcome and its values.
 
     Attributes:
-        number: in the study.
-        outcome: how it ended, from `OUTCOMES`.
-        config: what it is of.
-        key: of the configuration; empty where the trial measures nothing.
-        values: all that was measured, by name.
-        seconds: that its measure took; None while it runs, or where nothing was measured.
-        note: why it ended so, where there is more to say.
-        begun: how often: once more for each kill.
+        number: place in the study, from 0.
+        outcome: one of `OUTCOMES`.
+        config: choice -> text of the option taken.
+        key: hash of the configuration; empty where the trial measures nothing.
+        values: measured numbers by name; empty unless the outcome is "measured" or "cached".
+        seconds: duration of the measure; None while it runs, or where nothing was measured.
+        note: reason of the outcome: an error, a rule, the trial that a duplicate repeats.
+        begun: attempts: 1, and one more for each kill.
     """
 
     number: int
@@ -51,14 +51,14 @@ class TrialRecord:
 
 @dataclass(frozen=True)
 class Result:
-    """All trials of a search, and what follows from them.
+    """Trials of a search, ranked by its objectives and constraints.
 
     Attributes:
-        goals: what was searched for, and within which budgets.
+        goals: objectives and constraints.
         trials: in the order in which they were begun.
     """
 
-    goals: tuple[Goal, ...]
+    goals: tuple[Goal | Constraint, ...]
     trials: tuple[TrialRecord, ...]
 
     @cached_property
@@ -77,34 +77,34 @@ class Result:
         return objectives_of(self.goals)
 
     @cached_property
-    def _constraints(self) -> list[tuple[Goal, float]]:
-        """Each goal with a budget, and the size of that."""
-        return [(goal, abs(goal.budget or 0) or 1) for goal in self.goals if goal.is_constraint]
+    def _constraints(self) -> list[tuple[Constraint, float]]:
+        """Each constraint, and the size of its bound."""
+        return [(each, abs(each.bound) or 1) for each in constraints_of(self.goals)]
 
     def excess(self, trial: TrialRecord) -> float:
-        """How far a trial is beyond the budgets, in shares of them: 0 when it keeps within all."""
+        """Constraint violation: the sum of excesses as shares of the bounds; 0 if feasible."""
         total = 0.0
-        for goal, size in self._constraints:
-            total += max(goal.excess(trial.values[goal.name]), 0.0) / size
+        for constraint, size in self._constraints:
+            total += max(constraint.excess(trial.values[constraint.name]), 0.0) / size
         return total
 
     def losses(self, trial: TrialRecord) -> tuple[float, ...]:
-        """The numbers to make small, one per objective."""
+        """Objective values to minimize, one per objective."""
         return tuple([goal.loss(trial.values[goal.name]) for goal in self._objectives])
 
     def _place(self, trial: TrialRecord) -> tuple[float, tuple[float, ...], int]:
-        """Sorts trials: within the budgets by their losses, beyond them by their excess alone."""
+        """Sort key: feasible trials by their losses, infeasible ones by their excess alone."""
         excess = self.excess(trial)
         return excess, () if excess else self.losses(trial), trial.number
 
     @cached_property
     def feasible(self) -> list[TrialRecord]:
-        """The measured trials within the budgets."""
+        """The measured trials that meet all constraints."""
         return [trial for trial in self.measured if self.excess(trial) == 0]
 
     @cached_property
     def front(self) -> list[TrialRecord]:
-        """The trials within the budgets that no other beats in every objective (Pareto front).
+        """Pareto front: the feasible trials that no other dominates.
 
         Sorted by the first objective; with one objective, the best alone. Of trials that are
         equal in every objective the first stands.
@@ -113,7 +113,7 @@ class Result:
 
     def _front_of(self, trials: Iterable[TrialRecord]) -> list[TrialRecord]:
         """Source: Kung, Luccio and Preparata, On Finding the Maxima of a Set of Vectors, 1975: in
-        order of the first loss, a vector is beaten by one that came before or by none."""
+        order of the first loss, a vector is dominated by one that came before or by none."""
         found: list[TrialRecord] = []
         losses: list[tuple[float, ...]] = []
         for trial in sorted(trials, key=self._place):
@@ -125,12 +125,12 @@ class Result:
 
     @property
     def best(self) -> TrialRecord | None:
-        """The best trial within the budgets, by the first objective; None while there is none."""
+        """The best feasible trial, by the first objective; None while there is none."""
         return self.front[0] if self.front else None
 
     @cached_property
     def ranked(self) -> list[TrialRecord]:
-        """Every measured trial: fronts within the budgets first, then by excess."""
+        """Every measured trial: by Pareto front, then the infeasible ones by excess."""
         return self.top(len(self.measured))
 
     def top(self, count: int) -> list[TrialRecord]:
@@ -148,9 +148,9 @@ class Result:
         return [*found, *sorted(beyond, key=self._place)][:count]
 
     def best_so_far(self) -> list[tuple[int, float]]:
-        """(configurations begun, best value of the first objective within the budgets).
+        """Best-so-far curve: (trials ended, best feasible value of the first objective).
 
-        Those that a pruner stopped or an error ended count as begun.
+        Measured, pruned and failed trials count.
         """
         goal = self._objectives[0]
         points: list[tuple[int, float]] = []

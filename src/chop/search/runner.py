@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from chop.errors import ChopError
 from chop.search.ledger import RUNNING, WAITING, Ledger, Row
 from chop.search.neighbors import unvisited_neighbor
-from chop.search.objective import Pruned, Report, check_values, objectives_of
+from chop.search.objective import Pruned, Report, check_values, constraints_of, objectives_of
 from chop.search.optuna_study import InMemoryStudy, document_of
 from chop.search.registry import sampler_row, seed_of
 from chop.search.result import Result
@@ -129,7 +129,7 @@ class Runner:
         config = space.from_params(trial.params)
         reason = space.why_infeasible(config)
         if reason is not None:
-            self._add(trial, config, _Ending("impossible", "PRUNED", note=reason))
+            self._add(trial, config, _Ending("infeasible", "PRUNED", note=reason))
             return
         document = {"config": dict(config), "asked": self.optuna_study.frozen(trial).system_attrs}
         row = self.ledger.claim(space.key(config), document, self.me, until)
@@ -264,9 +264,9 @@ class Runner:
         if ending.values is not None:
             trial.set_user_attr("values", dict(ending.values))
             told = [ending.values[goal.name] for goal in objectives_of(self.search.goals)]
-            for goal in (goal for goal in self.search.goals if goal.is_constraint):
-                excess = goal.excess(ending.values[goal.name])
-                trial.set_constraint(f"{goal.name} {goal.direction}", excess)
+            for constraint in constraints_of(self.search.goals):
+                excess = constraint.excess(ending.values[constraint.name])
+                trial.set_constraint(f"{constraint.name} {constraint.direction}", excess)
         frozen = self.optuna_study.study.tell(trial, told, state=TrialState[ending.state])
         return frozen, document_of(frozen, config)
 

@@ -1,4 +1,4 @@
-"""What a search may choose: named choices, each with its options as text."""
+"""Search space: named categorical choices, their feasible combinations, distances, keys."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import hashlib
 import itertools
 import json
 import math
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,23 +23,26 @@ Config = Mapping[str, str]
 """Name of each choice -> text of the option taken: plain JSON, the same in every process."""
 
 ParamEncoding = Literal["text", "index"]
-"""How Optuna stores an option: its text, or its place among the options (for CMA-ES)."""
+"""Parameter encoding in Optuna: an option's text, or its index among the options (CMA-ES)."""
 
+
+Rule = Callable[[Mapping[str, Any]], str | None]
+"""Feasibility rule: values by choice -> the reason that excludes them, or None."""
 
 MOST_OF_GRID = 100_000
-"""Configurations of a grid that are looked at one by one for an untried one."""
+"""Grid points that are scanned for an unvisited configuration."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One thing to decide.
+    """Categorical parameter of a search space.
 
     Attributes:
-        name: what is decided: a layer's dotted name, a field of a model's configuration ...
-        options: text -> value, in order: neighbors in it should behave alike. The text is what
-            is stored; the value (a number, a format, a class) stays in memory.
-        cost: text -> what this option adds to a total (bits of this layer, say); None where the
-            choice has no cost of its own.
+        name: a layer's dotted name, a field of a model's configuration ...
+        options: text -> value, ordered: neighbors should behave alike. Studies store the text; the
+            value (a number, a format, a class) stays in memory.
+        cost: text -> additive cost of the option, such as bits of the layer; None (default): no
+            cost.
     """
 
     name: str
@@ -96,20 +100,22 @@ def as_it_is(config: Config) -> Config:
 
 @dataclass(frozen=True, eq=False)
 class SearchSpace:
-    """All configurations: one option of each choice.
+    """Search space: one option of each choice, less the infeasible combinations.
 
     Attributes:
-        choices: in the order in which they are listed, sampled and printed.
-        impossible: values by name -> why this combination cannot be, or None if it can.
-        canonical: configuration -> the one that stands for all that give the same thing: they
-            share its key, and one of them is measured.
-        active: values by name -> names of the choices that count there. The others, such as those
-            of layers that a smaller depth leaves out, stand at their first option (`folded`), and
-            samplers that know of them do not vary them.
+        choices: at least one, in the order of listing, sampling and printing.
+        infeasible: values by choice -> the reason that excludes the combination, or None. Default:
+            every combination is feasible.
+        canonical: configuration -> representative of all equivalent ones, which share its key and
+            are measured once. Default: each represents itself.
+        active: values by choice -> names of the active choices (conditional space). Inactive ones,
+            such as layers beyond a chosen depth, take their first option (`folded`), and samplers
+            do not vary them. Default: all are active.
+        impossible: deprecated name of `infeasible`.
 
     Example:
         >>> space = SearchSpace((Choice("heads", {"2": 2, "3": 3}), Choice("size", {"64": 64})),
-        ...     impossible=lambda v: "heads must divide size" if v["size"] % v["heads"] else None)
+        ...     infeasible=lambda v: "heads must divide size" if v["size"] % v["heads"] else None)
         >>> space.size
         2
         >>> [space.why_infeasible(config) for config in space.grid()]
@@ -117,11 +123,16 @@ class SearchSpace:
     """
 
     choices: tuple[Choice, ...]
-    impossible: Callable[[Mapping[str, Any]], str | None] = field(default=always_feasible)
+    infeasible: Rule = field(default=always_feasible)
     canonical: Callable[[Config], Config] = field(default=as_it_is)
     active: Callable[[Mapping[str, Any]], Collection[str]] = field(default=all_active)
+    impossible: InitVar[Rule | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, impossible: Rule | None) -> None:
+        if impossible is not None:
+            message = "SearchSpace(impossible=...) is deprecated: use infeasible=..."
+            warnings.warn(message, DeprecationWarning, stacklevel=3)
+            object.__setattr__(self, "infeasible", impossible)
         if isinstance(self.choices, Choice):
             raise ConfigError("choices: expected a tuple of choices, got one choice.")
         object.__setattr__(self, "choices", tuple(self.choices))
@@ -139,7 +150,7 @@ class SearchSpace:
 
     @property
     def size(self) -> int:
-        """How many configurations there are, impossible ones included."""
+        """Number of configurations, infeasible ones included."""
         return math.prod(len(choice.options) for choice in self.choices)
 
     def check(self, config: Config) -> None:
@@ -163,8 +174,12 @@ class SearchSpace:
         return {choice.name: choice.options[config[choice.name]] for choice in self.choices}
 
     def why_infeasible(self, config: Config) -> str | None:
-        """Why this combination cannot be, or None if it can."""
-        return self.impossible(self.values(config))
+        """The reason that excludes a configuration; None of a feasible one."""
+        return self.infeasible(self.values(config))
+
+    def is_feasible(self, config: Config) -> bool:
+        """True where no rule excludes the configuration."""
+        return self.infeasible is always_feasible or self.why_infeasible(config) is None
 
     def cost(self, config: Config) -> float:
         """The sum of the options' costs; choices without costs add nothing."""
@@ -216,7 +231,7 @@ class SearchSpace:
         found = next(filter(is_wanted, itertools.islice(self.grid(), looked)), None)
         if found is None and looked < self.size:
             warn_once(
-                f"no untried configuration that can be was found near the last one, at random, or "
+                f"no unvisited feasible configuration was found near the last one, at random, or "
                 f"among the first {looked} of {self.size:.3g}: others are not looked for."
             )
         return found
@@ -242,7 +257,7 @@ class SearchSpace:
         """Takes an Optuna trial's suggestions, for code that drives Optuna itself.
 
         Raises:
-            optuna.TrialPruned: the combination is impossible; no work was done for it.
+            optuna.TrialPruned: the configuration is infeasible; nothing was measured.
         """
         from optuna import TrialPruned
 

@@ -13,7 +13,7 @@ from chop.errors import ChopError, ConfigError
 from chop.search.artifacts import Artifacts, Save
 from chop.search.ledger import RUNNING, Ledger, Row, make_tables
 from chop.search.location import MEMORY, check_study_name, storage_url
-from chop.search.objective import Goal, Measure, objectives_of
+from chop.search.objective import Constraint, Goal, Goals, Measure, goals_to_json, objectives_of
 from chop.search.opening import open_engine, storage_errors
 from chop.search.optuna_study import InMemoryStudy
 from chop.search.progress import live_progress
@@ -77,7 +77,7 @@ class Search:
         self,
         space: SearchSpace,
         measure: Measure,
-        goals: Goal | Sequence[Goal],
+        goals: Goal | Constraint | Goals,
         *,
         sampler: str | BaseSampler = "sensitivity",
         pruner: str | BasePruner | None = None,
@@ -93,10 +93,10 @@ class Search:
         callbacks: Sequence[Callable[[Study, FrozenTrial], None]] = (),
     ) -> None:
         self.space, self.measure = space, measure
-        self.goals = (goals,) if isinstance(goals, Goal) else tuple(goals)
-        wrong = next((goal for goal in self.goals if not isinstance(goal, Goal)), None)
-        if wrong is not None:
-            raise ConfigError(f"goals: expected chop.search.Goal, got {wrong!r}.")
+        self.goals = (goals,) if isinstance(goals, Goal | Constraint) else tuple(goals)
+        for goal in self.goals:
+            if not isinstance(goal, Goal | Constraint):
+                raise ConfigError(f"goals: expected Goal or Constraint, got {goal!r}.")
         self.sampler, self.pruner, self.seed = sampler, make_pruner(pruner), seed
         self.out = None if out is None else Path(out).expanduser().absolute()
         self.url = storage_url(storage, self.out)
@@ -162,16 +162,16 @@ class Search:
         """Lets a configuration be measured before the sampler proposes others.
 
         Raises:
-            ConfigError: it is none of the space's, or impossible.
+            ConfigError: it is none of the space's, or infeasible.
         """
         key = self._key(config)
         with self.opened() as ledger:
             ledger.queue(key, config)
 
     def _key(self, config: Config) -> str:
-        why_infeasible = self.space.why_infeasible(config)
-        if why_infeasible is not None:
-            raise ConfigError(f"this configuration cannot be: {why_infeasible}")
+        reason = self.space.why_infeasible(config)
+        if reason is not None:
+            raise ConfigError(f"this configuration is infeasible: {reason}")
         return self.space.key(config)
 
     def note_job(self, name: str, settings: Mapping[str, Any]) -> None:
@@ -204,10 +204,10 @@ class Search:
         if len(objectives) > row.max_goals:
             raise ConfigError(
                 f"sampler '{self.sampler}' takes {row.max_goals} objective, got {len(objectives)}: "
-                "give the others a budget, or take 'nsga2' or 'tpe'."
+                "make the others constraints, or take 'nsga2' or 'tpe'."
             )
         if len(objectives) > 1 and pruner is not None:
-            raise ConfigError("a pruner compares one objective; give the others a budget.")
+            raise ConfigError("a pruner compares one objective; make the others constraints.")
 
     def _artifacts(self, save: Save | None, keep: int) -> Artifacts | None:
         if save is None or keep == 0:
@@ -280,7 +280,7 @@ class Search:
         """Begins the study; one that was begun goes on only as the same problem."""
         mine = {
             "choices": {choice.name: list(choice.texts) for choice in self.space.choices},
-            "goals": [[goal.name, goal.direction, goal.budget] for goal in self.goals],
+            "goals": goals_to_json(self.goals),
             "options as": sampler_row(self.sampler).encoding,
             "problem": self.problem,
         }

@@ -12,7 +12,8 @@ from chop.errors import ConfigError
 from chop.mixed_precision.fisher import fisher_loss_increases
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.mixed_precision.sensitivity import gradient_rows
-from chop.search import Goal
+from chop.search import Constraint, Goal
+from chop.search.objective import constraints_of
 from tests.workloads import graph, rows
 
 KL = Goal("kl", "minimize")
@@ -41,7 +42,7 @@ def least(found, loss_increases, goals):
     totals = [math.inf]
     for config in found.space.grid():
         costs = found.costs(found.formats(config))
-        if all(goal.excess(costs[goal.name]) <= 0 for goal in goals if goal.is_constraint):
+        if all(limit.excess(costs[limit.name]) <= 0 for limit in constraints_of(goals)):
             totals.append(sum(loss_increases[pair] for pair in config.items()))
     return min(totals)
 
@@ -62,7 +63,7 @@ def least(found, loss_increases, goals):
 )
 def test_nothing_within_the_budgets_has_less_loss(mg, budgets):
     found = problem(mg())
-    goals = [KL, *(Goal(name, "minimize", most) for name, most in budgets.items())]
+    goals = [KL, *(Constraint(name, most) for name, most in budgets.items())]
     for seed in range(3):
         loss_increases = drawn(found, seed)
         config = Allocation(found, goals).solve(loss_increases)
@@ -74,29 +75,29 @@ def test_nothing_within_the_budgets_has_less_loss(mg, budgets):
 
 def test_a_budget_may_be_the_least_that_a_cost_may_be():
     found = problem()
-    goals, loss_increases = [KL, Goal("bits", "maximize", 5.0)], drawn(found, 0)
+    goals, loss_increases = [KL, Constraint("bits", 5.0, "maximize")], drawn(found, 0)
     config = Allocation(found, goals).solve(loss_increases)
     assert found.costs(found.formats(config))["bits"] >= 5
     assert sum(loss_increases[p] for p in config.items()) == pytest.approx(
         least(found, loss_increases, goals)
     )
     with pytest.raises(ConfigError, match="bits=9 cannot be kept: with the largest .* it is 8"):
-        Allocation(found, [KL, Goal("bits", "maximize", 9.0)])
+        Allocation(found, [KL, Constraint("bits", 9.0, "maximize")])
 
 
 def test_a_budget_that_one_option_meets_leaves_it_alone():
     found = problem(operands=("weight",), bias="float")
     smallest = found.costs(found.formats(found.uniform("2.mse")))["bits"]
     for loss_increases in (drawn(found, 0), dict.fromkeys(found.pairs, 0.0)):
-        config = Allocation(found, [KL, Goal("bits", "minimize", smallest)]).solve(loss_increases)
+        config = Allocation(found, [KL, Constraint("bits", smallest)]).solve(loss_increases)
         assert config == found.uniform("2.mse")
     with pytest.raises(ConfigError, match="cannot be kept: with the smallest"):
-        Allocation(found, [KL, Goal("bits", "minimize", smallest - 0.01)])
+        Allocation(found, [KL, Constraint("bits", smallest - 0.01)])
 
 
 def test_budgets_that_can_only_be_kept_one_by_one_leave_nothing():
     found = problem(per="layer")
-    goals = [KL, Goal("bits", "minimize", 3.0), Goal("activation_bits", "maximize", 6.0)]
+    goals = [KL, Constraint("bits", 3.0), Constraint("activation_bits", 6.0, "maximize")]
     assert least(found, drawn(found, 0), goals) == math.inf
     assert Allocation(found, goals).solve(drawn(found, 0)) is None
 
@@ -113,15 +114,15 @@ def test_loss_increases_that_are_no_numbers_are_avoided():
 def test_too_many_ways_are_not_tried(monkeypatch):
     monkeypatch.setattr("chop.actions.search.allocation.MOST_WAYS", 8)
     found = problem()
-    goals = [KL, Goal("bit_operations", "minimize", 1.0)]
+    goals = [KL, Constraint("bit_operations", 1.0)]
     assert Allocation(found, goals).solve(drawn(found, 0)) is None
-    assert Allocation(found, [KL, Goal("bits", "minimize", 4.0)]).solve(drawn(found, 0)) is not None
+    assert Allocation(found, [KL, Constraint("bits", 4.0)]).solve(drawn(found, 0)) is not None
 
 
 def test_real_loss_increases_give_less_divergence_than_one_width():
     found = problem(ranges={"width": (2, 3, 4, 5, 6, 8)})
     most = found.costs(found.formats(found.uniform("3.mse")))
-    goals = [KL, Goal("bits", "minimize", most["bits"]), Goal("activation_bits", "minimize", 3.0)]
+    goals = [KL, Constraint("bits", most["bits"]), Constraint("activation_bits", 3.0)]
     uniform = found.score(found.formats(found.uniform("3.mse")))["kl"]
     part = found.evaluator.part(0.5)
     assert len(part) == 192 and len(found.evaluator) == 400

@@ -11,10 +11,10 @@ from chop.actions.search.manage import load_search
 from chop.cli.app import app
 from chop.errors import ConfigError, UnavailableError
 from chop.notices import AdjustedWarning
-from chop.search import Choice, Goal, Search, SearchSpace
+from chop.search import Choice, Constraint, Goal, Search, SearchSpace
 
 SPACE = SearchSpace(tuple(Choice(f"fc{i}", {str(w): w for w in range(2, 9)}) for i in range(3)))
-GOALS = (Goal("accuracy"), Goal("bits", "minimize", budget=6))
+GOALS = (Goal("accuracy"), Constraint("bits", 6))
 
 
 def measure(config, report):
@@ -174,7 +174,7 @@ def test_what_cannot_be_compared_is_refused(six, tmp_path):
 
 
 def test_a_search_beyond_its_budgets_is_left_out_and_named(six, tmp_path):
-    goals = (Goal("accuracy"), Goal("bits", "minimize", budget=0.5))
+    goals = (Goal("accuracy"), Constraint("bits", 0.5))
     beyond = begin(tmp_path / "beyond", goals=goals)
     with pytest.warns(AdjustedWarning, match="beyond:toy is left out: it measured nothing finite"):
         rows = compare_searches([six[0], beyond], labels=["a", "b"], out=tmp_path)

@@ -14,7 +14,7 @@ from chop.actions.search import optuna_view
 from chop.actions.search.optuna_view import export_study, serve_dashboard
 from chop.cli.app import app
 from chop.errors import ConfigError, UnavailableError
-from chop.search import Choice, Goal, Search, SearchSpace
+from chop.search import Choice, Constraint, Goal, Search, SearchSpace
 
 SPACE = SearchSpace(tuple(Choice(f"c{i}", {"1": 1, "2": 2, "3": 3}) for i in range(2)))
 
@@ -25,7 +25,7 @@ def make(out, name="toy"):
         report(0, float(values["c0"]))
         return {"score": float(values["c0"] * values["c1"]), "size": float(values["c1"])}
 
-    goals = (Goal("score"), Goal("size", "minimize", budget=2))
+    goals = (Goal("score"), Constraint("size", 2))
     return Search(SPACE, measure, goals, sampler="grid", out=out, name=name)
 
 

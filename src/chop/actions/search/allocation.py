@@ -12,7 +12,7 @@ from chop.errors import ConfigError
 from chop.mixed_precision.costs import COSTS
 from chop.mixed_precision.fisher import LossIncreases
 from chop.mixed_precision.problem import PrecisionProblem
-from chop.search.objective import ROUNDING, Goal
+from chop.search.objective import ROUNDING, Constraint, Goals, constraints_of
 from chop.search.samplers.knapsack import best_sum
 from chop.search.space import Config
 
@@ -25,7 +25,7 @@ WORST = 1e3
 
 
 class Allocation:
-    """The integer program of a problem under the budgets of costs; other budgets are left aside.
+    """Integer program of a problem under constraints on costs.
 
     Choices whose costs do not add up (both operands of a layer under `bit_operations`, layers that
     share a parameter) are weighed together, in every combination; where one group of them has more
@@ -33,15 +33,15 @@ class Allocation:
 
     Args:
         problem: what can be chosen.
-        goals: those with a budget of a cost are limits.
+        goals: constraints on costs are the limits; others are left aside.
     Raises:
         ConfigError: a budget cannot be kept, whatever is chosen.
     """
 
-    def __init__(self, problem: PrecisionProblem, goals: Sequence[Goal]) -> None:
+    def __init__(self, problem: PrecisionProblem, goals: Goals) -> None:
         self.problem, options = problem, tuple(problem.options)
-        self.limits = [goal for goal in goals if goal.is_constraint and goal.name in COSTS]
-        groups = _groups(problem, [goal.name for goal in self.limits])
+        self.limits = [limit for limit in constraints_of(goals) if limit.name in COSTS]
+        groups = _groups(problem, [limit.name for limit in self.limits])
         counts = [len(options) ** len(group) for group in groups]
         self._ways: list[list[dict[str, str]]] = []
         if max(counts) > MOST_WAYS:
@@ -60,15 +60,15 @@ class Allocation:
     def _costs(self, changed: Config) -> np.ndarray:
         """(limits,): the costs of the first option but for some, turned to be made small."""
         costs = self.problem.costs(self.problem.formats({**self._first, **changed}))
-        return np.array([_turned(goal, costs[goal.name]) for goal in self.limits])
+        return np.array([_turned(limit, costs[limit.name]) for limit in self.limits])
 
     def _check(self) -> None:
-        for goal, least in zip(self.limits, self._base + self._added.min(2).sum(1), strict=True):
-            if goal.excess(_turned(goal, least)) > 0:
-                end = "smallest" if goal.direction == "minimize" else "largest"
+        for limit, least in zip(self.limits, self._base + self._added.min(2).sum(1), strict=True):
+            if limit.excess(_turned(limit, least)) > 0:
+                end = "smallest" if limit.direction == "minimize" else "largest"
                 raise ConfigError(
-                    f"budgets: {goal.name}={goal.budget:g} cannot be kept: with the {end} "
-                    f"of the formats in every layer it is {_turned(goal, least):.4g}."
+                    f"budgets: {limit.name}={limit.bound:g} cannot be kept: with the {end} "
+                    f"of the formats in every layer it is {_turned(limit, least):.4g}."
                 )
 
     def solve(self, loss_increases: LossIncreases) -> Config | None:
@@ -90,7 +90,7 @@ class Allocation:
         return self._best(worth)
 
     def _best(self, worth: np.ndarray) -> Config | None:
-        budgets = np.array([_turned(goal, goal.budget or 0.0) for goal in self.limits])
+        budgets = np.array([_turned(limit, limit.bound) for limit in self.limits])
         for margin in MARGINS:
             most = budgets - self._base - margin * abs(budgets)
             limits = list(zip(self._added, most, strict=True))
@@ -120,6 +120,6 @@ def _groups(problem: PrecisionProblem, costs: Sequence[str]) -> list[list[str]]:
     return [[name for name in rounds if name in group] for group in groups]
 
 
-def _turned(goal: Goal, value: float) -> float:
+def _turned(limit: Constraint, value: float) -> float:
     """A number that is to be small, and back."""
-    return value if goal.direction == "minimize" else -value
+    return value if limit.direction == "minimize" else -value

@@ -20,7 +20,7 @@ from chop.notices import warn_once
 from chop.report.search_plots import Run, plot_best_so_far, value_at
 from chop.search import Goal, Result
 from chop.search.location import without_password
-from chop.search.objective import objectives_of
+from chop.search.objective import constraints_of, objectives_of
 from chop.train import TASKS
 
 OUT = Path("runs/search-compare")
@@ -195,7 +195,7 @@ def _judged(search: Compared, goal: Goal) -> Compared:
         if goal.name not in trial.values:
             nearest = did_you_mean(goal.name, trial.values)
             raise ConfigError(f"search {search.told} did not measure '{goal.name}': {nearest}")
-    limits = [limit for limit in search.result.goals if limit.is_constraint]
+    limits = constraints_of(search.result.goals)
     return dataclasses.replace(search, result=Result((goal, *limits), search.result.trials))
 
 

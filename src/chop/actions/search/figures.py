@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from chop.actions.search.job import SearchConfig
 from chop.actions.sweep.record import write_figure
 from chop.report.search_plots import Cloud, plot_best_so_far, plot_front, plot_importances
-from chop.search import Goal, Result, SearchSpace
+from chop.search import Result, SearchSpace
 from chop.search.importance import importances
-from chop.search.objective import objectives_of
+from chop.search.objective import Goals, constraints_of, objectives_of
 
 
 def draw_search(
@@ -55,16 +55,16 @@ def draw_search(
         write_figure(config.folder / "importance", plot_importances, shares, title=title)
 
 
-def within(goals: Iterable[Goal]) -> str:
+def within(goals: Goals) -> str:
     """The budgets, for a title; "" where there is none.
 
-    >>> within([Goal("kl", "minimize"), Goal("bits", "minimize", 4), Goal("accuracy", budget=0.9)])
+    >>> from chop.search import Constraint
+    >>> within([Constraint("bits", 4), Constraint("accuracy", 0.9, "maximize")])
     'within bits at most 4, accuracy at least 0.9'
     """
     told = [
-        f"{goal.name} at {'most' if goal.direction == 'minimize' else 'least'} {goal.budget:.6g}"
-        for goal in goals
-        if goal.budget is not None
+        f"{limit.name} at {'most' if limit.direction == 'minimize' else 'least'} {limit.bound:.6g}"
+        for limit in constraints_of(goals)
     ]
     return f"within {', '.join(told)}" if told else ""
 
@@ -72,12 +72,13 @@ def within(goals: Iterable[Goal]) -> str:
 def clouds_of(result: Result) -> list[Cloud]:
     """A panel for each goal beside the first, in its own unit."""
     first = objectives_of(result.goals)[0].name
-    others = {goal.name: goal.budget for goal in result.goals if goal.name != first}
+    names = [goal.name for goal in result.goals if goal.name != first]
+    bounds = {limit.name: limit.bound for limit in constraints_of(result.goals)}
 
     def points(trials: list, name: str) -> list[tuple[float, float]]:
         return [(trial.values[name], trial.values[first]) for trial in trials]
 
     return [
-        Cloud(name, points(result.measured, name), points(result.front, name), budget)
-        for name, budget in others.items()
+        Cloud(name, points(result.measured, name), points(result.front, name), bounds.get(name))
+        for name in dict.fromkeys(names)
     ]

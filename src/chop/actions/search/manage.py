@@ -18,10 +18,11 @@ from chop.actions.interrupt import with_interruption_note
 from chop.actions.search.job import Job, SearchConfig, find_job, rebuild, run_job
 from chop.errors import ConfigError, did_you_mean
 from chop.files import write_text
-from chop.search import Choice, Goal, Result, SearchSpace, TrialRecord
+from chop.search import Choice, Result, SearchSpace, TrialRecord
 from chop.search.importance import importances
 from chop.search.ledger import Ledger, studies
 from chop.search.location import FILE_NAME, MEMORY, storage_file, storage_url
+from chop.search.objective import goals_from_json
 from chop.search.opening import open_engine, storage_errors
 from chop.search.result import OUTCOMES
 from chop.tables import print_table, printable
@@ -78,7 +79,7 @@ def read_ledger(storage: str, name: str | None = None) -> tuple[dict[str, Any], 
             noted = {
                 "name": ledger.study,
                 "space": SearchSpace(tuple(choices)),
-                "goals": tuple(Goal(*goal) for goal in begun["goals"]),
+                "goals": goals_from_json(begun["goals"]),
                 "url": url,
                 "job": document.get("job"),
                 "trials": ledger.records,

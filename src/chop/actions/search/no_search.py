@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from chop.mixed_precision.costs import COSTS
 from chop.mixed_precision.fisher import LossIncreases, fisher_loss_increases
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.mixed_precision.sensitivity import gradient_rows
-from chop.search import Config, Goal
-from chop.search.objective import objectives_of
+from chop.search import Config, Constraint
+from chop.search.objective import Goals, constraints_of, objectives_of
 from chop.train.evaluator import Evaluator, kl_divergence
 
 LABEL = "no search"
@@ -30,7 +30,7 @@ LEAST_ROWS = 64
 
 
 def no_search(
-    problem: PrecisionProblem, train: Any, goals: Sequence[Goal], evaluations: float
+    problem: PrecisionProblem, train: Any, goals: Goals, evaluations: float
 ) -> dict[str, Config]:
     """The least total loss increase of all layers within the budgets, by each prediction of it.
 
@@ -98,27 +98,27 @@ def divergences(problem: PrecisionProblem, rows: Evaluator) -> LossIncreases:
     return found
 
 
-def _budgets(problem: PrecisionProblem, goals: Sequence[Goal]) -> dict[str, list[Goal]]:
-    """By what is added to a label: the goals, with costs that are objectives as budgets."""
-    costs = [goal for goal in objectives_of(tuple(goals)) if goal.name in COSTS]
+def _budgets(problem: PrecisionProblem, goals: Goals) -> dict[str, Goals]:
+    """By what is added to a label: the goals, with costs that are objectives as constraints."""
+    costs = [goal for goal in objectives_of(goals) if goal.name in COSTS]
     if not costs:
-        return {"": list(goals)}
+        return {"": goals}
     found = {}
     for text in problem.options:
         numbers = problem.costs(problem.formats(problem.uniform(text)))
-        limits = [Goal(goal.name, goal.direction, numbers[goal.name]) for goal in costs]
+        limits = [Constraint(goal.name, numbers[goal.name], goal.direction) for goal in costs]
         found[f", {costs[0].name} of {text}"] = [*goals, *limits]
     return found
 
 
-def uniforms_within(problem: PrecisionProblem, goals: Sequence[Goal]) -> dict[str, Config]:
+def uniforms_within(problem: PrecisionProblem, goals: Goals) -> dict[str, Config]:
     """One option everywhere, where that keeps within the budgets of costs, the dearest first."""
-    limits = [goal for goal in goals if goal.name in COSTS]
+    limits = [limit for limit in constraints_of(goals) if limit.name in COSTS]
     found = {}
     for text in reversed(problem.options):
         config = problem.uniform(text)
         costs = problem.costs(problem.formats(config))
-        if all(goal.excess(costs[goal.name]) <= 0 for goal in limits):
+        if all(limit.excess(costs[limit.name]) <= 0 for limit in limits):
             found[text] = config
     return found
 

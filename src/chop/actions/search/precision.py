@@ -36,7 +36,7 @@ from chop.mixed_precision.costs import COSTS
 from chop.mixed_precision.problem import SCORES, PrecisionProblem
 from chop.search import Config, Result, Search
 from chop.search.location import storage_file, storage_url
-from chop.search.objective import objectives_of
+from chop.search.objective import constraints_of, objectives_of
 from chop.train import TASKS, Metric, Rows
 from chop.train.evaluator import Evaluator
 
@@ -290,10 +290,11 @@ def _against(
     objectives = objectives_of(result.goals)
     if result.best is None or len(objectives) > 1 or objectives[0].name in COSTS:
         return None
+    limits = constraints_of(result.goals)
     within = [
         label
         for label in begin
-        if all(goal.excess(values[label][goal.name]) <= 0 for goal in result.goals)
+        if all(limit.excess(values[label][limit.name]) <= 0 for limit in limits)
     ]
     goal = objectives[0]
     return min(within, key=lambda label: goal.loss(values[label][goal.name]), default=None)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from chop.actions.workload import Workload
     from chop.mixed_precision.problem import PrecisionProblem, Score
     from chop.nas.compression import Compression
-    from chop.search import Goal
+    from chop.search import Constraint, Goal
     from chop.train import Rows
 
 FORMAT_RANGES: Mapping[str, tuple[float, float]] = {
@@ -271,8 +271,8 @@ class PrecisionConfig(FormatSettings, SearchConfig):
         if self.lr is not None and not self.epochs:
             raise ConfigError(f"lr: got {self.lr:g}, but trials are trained with epochs alone.")
 
-    def all_goals(self) -> tuple[Goal, ...]:
-        """Objectives, then budgets."""
+    def all_goals(self) -> tuple[Goal | Constraint, ...]:
+        """Objectives, then constraints."""
         from chop.actions.search.precision import DIRECTIONS
         from chop.mixed_precision.costs import COSTS
 
@@ -359,8 +359,8 @@ class NasConfig(SearchConfig):
         pass_args = PASS_ARGS if self.pass_args is None else self.pass_args
         return Compression(self.compression, pass_args, self.compression_epochs)
 
-    def all_goals(self) -> tuple[Goal, ...]:
-        """Objectives, then budgets."""
+    def all_goals(self) -> tuple[Goal | Constraint, ...]:
+        """Objectives, then constraints."""
         from chop.actions.search.nas import DIRECTIONS
 
         return _goals(self.goals, self.budgets, DIRECTIONS)
@@ -368,9 +368,9 @@ class NasConfig(SearchConfig):
 
 def _goals(
     names: tuple[str, ...], budgets: Mapping[str, float], directions: Mapping[str, str]
-) -> tuple[Goal, ...]:
-    from chop.search import Goal
+) -> tuple[Goal | Constraint, ...]:
+    from chop.search import Constraint, Goal
 
     objectives = [Goal(name, directions[name]) for name in names]  # type: ignore[arg-type]
-    limits = [Goal(name, directions[name], most) for name, most in budgets.items()]  # type: ignore[arg-type]
+    limits = [Constraint(name, most, directions[name]) for name, most in budgets.items()]  # type: ignore[arg-type]
     return (*objectives, *limits)

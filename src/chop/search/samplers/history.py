@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from chop.search.optuna_study import CLAIMED_ELSEWHERE
 from chop.search.samplers.surrogate import Array, Codes
-from chop.search.space import Config, SearchSpace, all_active, always_feasible, as_it_is
+from chop.search.space import Config, SearchSpace, all_active, as_it_is
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -98,11 +98,8 @@ class Coding:
         return tuple(found) if known else None
 
     def is_feasible(self, code: Code) -> bool:
-        """Whether the combination can be."""
-        return (
-            self.space.impossible is always_feasible
-            or self.space.why_infeasible(self.config(code)) is None
-        )
+        """True where no rule of the space excludes the configuration."""
+        return self.space.is_feasible(self.config(code))
 
     def uniform(self, share: float) -> Code:
         """Of each choice the option that far from the cheapest (0) to the dearest (1)."""
