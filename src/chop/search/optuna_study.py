@@ -1,4 +1,8 @@
-"""The trials of a ledger as an Optuna study in memory: what samplers, pruners and plots read.
+"""Optuna study in memory that follows a ledger, for samplers, pruners, plots and dashboards.
+
+The one file of `chop` that uses Optuna's private API: methods of its storages, the fields of
+`FrozenTrial`, `Study._get_trials` and the "fixed_params" of enqueued trials, as `OPTUNA_VERSIONS`
+have them; `tests/search/test_optuna_study.py` fails first where they change.
 
 Optuna's own tables are not used: a trial of 50 choices takes them ten times as long to write and
 twenty times as long to read as one row of the ledger (`benchmarks/search_storage.py`), and they
@@ -22,22 +26,25 @@ from chop.search.objective import Goals, objectives_of
 from chop.search.space import Config, ParamEncoding, SearchSpace
 
 if TYPE_CHECKING:
+    from optuna import Study
     from optuna.pruners import BasePruner
 
+OPTUNA_VERSIONS = ">=5.0,<6"
+"""Versions whose private API is the one used here."""
 CLAIMED_ELSEWHERE = "busy"
 """Outcome of a trial that another worker has."""
 
 
 class InMemoryStudy:
-    """A study in memory that follows a ledger.
+    """Optuna study in memory, kept equal to the rows of a ledger.
 
     Args:
         name: of the study.
-        space: what may be chosen.
+        space: search space of its trials.
         goals: the objectives are the study's; constraints are told with each trial.
         encoding: how the sampler takes options, as text or as index.
         pruner: of the study.
-        storage: where the study is made; None makes one of its own.
+        storage: holds the study; None (default) makes one of its own.
 
     Attributes:
         study: Optuna's study.
@@ -156,7 +163,7 @@ class InMemoryStudy:
     def _frozen(self, row: Row) -> FrozenTrial:
         noted = row.noted
         user_attrs = {name: noted[name] for name in ("values", "note") if name in noted}
-        return _Stored(
+        return _StoredTrial(
             number=-1,
             trial_id=-1,
             state=TrialState[noted.get("state", "RUNNING")],
@@ -175,7 +182,7 @@ class InMemoryStudy:
 def document_of(trial: FrozenTrial, config: Mapping[str, str]) -> dict[str, Any]:
     """What a row notes of a trial, for the studies in memory of other processes."""
     end = trial.datetime_complete
-    noted = {
+    noted: dict[str, Any] = {
         "config": dict(config),
         "state": trial.state.name,
         "told": trial.values,
@@ -183,19 +190,30 @@ def document_of(trial: FrozenTrial, config: Mapping[str, str]) -> dict[str, Any]
         "end": str(end) if end else None,
         "steps": trial.intermediate_values,
         "attrs": trial.system_attrs,
-        **{name: trial.user_attrs[name] for name in ("values", "note") if name in trial.user_attrs},
     }
+    noted |= {name: x for name, x in trial.user_attrs.items() if name in ("values", "note")}
     return {name: value for name, value in noted.items() if value not in (None, {}, "")}
+
+
+def cached_trials(study: Study) -> list[FrozenTrial]:
+    """All trials of a study, not copied: `ask` has read them for the samplers of this trial."""
+    return study._get_trials(deepcopy=False, use_cache=True)
+
+
+def params_of(trial: FrozenTrial) -> Mapping[str, Any]:
+    """The parameters of a trial; of one that waits in Optuna's queue those it was enqueued with."""
+    params: Mapping[str, Any] = trial.params or trial.system_attrs.get("fixed_params", {})
+    return params
 
 
 def _time(text: str | None) -> datetime.datetime | None:
     return None if text is None else datetime.datetime.fromisoformat(text)
 
 
-class _Stored(FrozenTrial):
-    """Its copies share its distributions: they are most of it, and never changed."""
+class _StoredTrial(FrozenTrial):
+    """Frozen trial whose copies share its distributions: most of it, and never changed."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Stored:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _StoredTrial:
         copied = copy.copy(self)
         memo[id(self.distributions)] = self.distributions
         copied.__dict__ = copy.deepcopy(self.__dict__, memo)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chop.search.optuna_study import CLAIMED_ELSEWHERE
+from chop.search.optuna_study import CLAIMED_ELSEWHERE, cached_trials, params_of
 from chop.search.samplers.surrogate import Array, Codes
 from chop.search.space import Config, SearchSpace, all_active, as_it_is
 
@@ -84,7 +84,7 @@ class Coding:
         """`code` of a trial; of one that has ended, read once: it changes no more."""
         known, code = self._known.get(trial.number, (None, None))
         if known is not trial:
-            code = self.code(trial.params or trial.system_attrs.get("fixed_params", {}))
+            code = self.code(params_of(trial))
             if trial.state.is_finished():
                 self._known[trial.number] = (trial, code)
         return code
@@ -152,7 +152,7 @@ def read_history(study: Study, coding: Coding, number: int) -> History:
     signs = np.array([1.0 if d.name == "MAXIMIZE" else -1.0 for d in study.directions])
     found = History()
     rows: dict[Code, FrozenTrial] = {}
-    for trial in study._get_trials(deepcopy=False, use_cache=True):
+    for trial in cached_trials(study):
         code = coding.code_of(trial)
         state = trial.state.name
         if (

@@ -1,0 +1,117 @@
+"""Optuna's private API: where it is used, and that it is what `chop` knows."""
+
+import ast
+import copy
+import inspect
+import tomllib
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.samplers import BaseSampler
+from optuna.storages import InMemoryStorage
+from optuna.trial import FrozenTrial, Trial, create_trial
+from packaging.specifiers import SpecifierSet
+
+import chop
+from chop.search import Choice, Goal, SearchSpace
+from chop.search.ledger import Row
+from chop.search.optuna_study import OPTUNA_VERSIONS, InMemoryStudy, params_of
+
+SOURCE = Path(chop.__file__).parent
+PRIVATE = {
+    name
+    for kind in (optuna.Study, Trial, FrozenTrial, InMemoryStorage, BaseSampler)
+    for name in (*vars(kind), *vars(optuna.create_study()), *vars(create_trial(value=1.0)))
+    if name.startswith("_") and not name.startswith("__")
+}
+STORAGE = {
+    "create_new_trial": ["study_id", "template_trial"],
+    "get_study_id_from_name": ["study_name"],
+    "get_trial": ["trial_id"],
+    "get_trial_id_from_study_id_trial_number": ["study_id", "trial_number"],
+    "set_trial_intermediate_value": ["trial_id", "step", "intermediate_value"],
+    "set_trial_state_values": ["trial_id", "state", "values"],
+    "set_trial_system_attr": ["trial_id", "key", "value"],
+    "set_trial_user_attr": ["trial_id", "key", "value"],
+}
+
+
+def parameters(function):
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+def private_uses(path):
+    """Optuna's private modules and attributes, and storage methods, that a file uses."""
+    tree = ast.parse(path.read_text())
+    nodes = list(ast.walk(tree))
+    modules = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
+    modules += [alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names]
+    optunas = [module.split(".") for module in modules if module.split(".")[0] == "optuna"]
+    found = {part for parts in optunas for part in parts if part.startswith("_")}
+    if not optunas:
+        return found
+    attributes = [n for n in nodes if isinstance(n, ast.Attribute)]
+    others = (n for n in attributes if not (isinstance(n.value, ast.Name) and n.value.id == "self"))
+    texts = {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    return (
+        found
+        | {n.attr for n in others if n.attr in PRIVATE | {*STORAGE}}
+        | (texts & {"fixed_params"})
+    )
+
+
+def test_the_versions_are_those_that_are_required():
+    project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]
+    assert f"optuna{OPTUNA_VERSIONS}" in project["dependencies"]
+    assert optuna.__version__ in SpecifierSet(OPTUNA_VERSIONS)
+
+
+@pytest.mark.parametrize("name", STORAGE)
+def test_a_storage_has_the_method(name):
+    assert parameters(getattr(InMemoryStorage, name)) == STORAGE[name]
+
+
+def test_a_study_has_its_trials_cached():
+    assert parameters(optuna.Study._get_trials) == ["deepcopy", "states", "use_cache"]
+    study = optuna.create_study()
+    study.enqueue_trial({"x": 0.5})
+    (waiting,) = study._get_trials(deepcopy=False, use_cache=True)
+    assert waiting.params == {} and params_of(waiting) == {"x": 0.5}
+    assert study._get_trials(deepcopy=False, use_cache=True)[0] is waiting
+
+
+def test_a_trial_has_the_fields():
+    assert set(vars(create_trial(value=1.0))) == {
+        "_number",
+        "state",
+        "_values",
+        "_datetime_start",
+        "datetime_complete",
+        "_params",
+        "_distributions",
+        "_user_attrs",
+        "_system_attrs",
+        "intermediate_values",
+        "_trial_id",
+    }
+
+
+def test_copies_of_a_trial_share_its_distributions_alone():
+    space = SearchSpace((Choice("x", {"1": 1, "2": 2}),))
+    study = InMemoryStudy("s", space, (Goal("y"),), "text", optuna.pruners.NopPruner())
+    document = '{"config": {"x": "2"}, "state": "COMPLETE", "told": [3.0], "values": {"y": 3.0}}'
+    study.follow([Row(0, "key", "measured", "me", 1, 0, document)])
+    (trial,) = study.storage.get_all_trials(0, deepcopy=False)
+    copied = copy.deepcopy(trial)
+    assert copied == trial and copied.distributions is trial.distributions
+    assert copied.params == {"x": "2"} and copied.params is not trial.params
+    assert copied.user_attrs == {"outcome": "measured", "values": {"y": 3.0}}
+    assert copied.user_attrs is not trial.user_attrs
+
+
+def test_no_other_file_uses_private_api():
+    uses = {path: private_uses(path) for path in SOURCE.rglob("*.py")}
+    found = {str(path.relative_to(SOURCE)): names for path, names in uses.items() if names}
+    assert set(found) == {"search/optuna_study.py"}
+    assert found["search/optuna_study.py"] == {*STORAGE, "_get_trials", "fixed_params"}
