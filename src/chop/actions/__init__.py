@@ -1,3 +1,10 @@
 """What the commands do: whole jobs made of the rooms below."""
 
 from chop.not_built import simulate, test, train, transform
+
+__all__ = [
+    "simulate",
+    "test",
+    "train",
+    "transform",
+]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import sys
 
+__all__ = [
+    "main",
+]
+
 
 def main() -> None:
     """Entry point of `chop`: an error raised on purpose is one sentence, exit code 2."""

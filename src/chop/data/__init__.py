@@ -24,3 +24,24 @@ from chop.data.pixels import with_pixels
 from chop.data.table import with_vectors
 from chop.data.tokenize import get_tokenized_dataset
 from chop.data.tokenizer import BUILTIN_TOKENIZERS, check_vocabulary, get_tokenizer
+
+__all__ = [
+    "BUILTIN_DATASETS",
+    "BUILTIN_TOKENIZERS",
+    "DATASETS",
+    "TEXT_DATASETS",
+    "DatasetInfo",
+    "check_vocabulary",
+    "class_names",
+    "describe_dataset",
+    "get_dataset_info",
+    "get_tokenized_dataset",
+    "get_tokenizer",
+    "label_column",
+    "load_dataset",
+    "num_labels",
+    "picture_column",
+    "with_numbered_labels",
+    "with_pixels",
+    "with_vectors",
+]

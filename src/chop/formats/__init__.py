@@ -57,6 +57,7 @@ __all__ = [
     "StandIn",
     "Ternary",
     "even_sample",
+    "format_string",
     "formats",
     "from_key",
     "get_format",
@@ -64,5 +65,4 @@ __all__ = [
     "lsq_fake_quantize",
     "parse_format",
     "parse_format_string",
-    "spelling",
 ]

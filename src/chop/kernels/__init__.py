@@ -15,3 +15,19 @@ from chop.kernels.lowest import drop, drop_lowest, lowest_magnitudes
 from chop.kernels.lsq import round_with_lsq
 from chop.kernels.packed import decode, packed_linear
 from chop.kernels.triton.register import CUDA_FAKE_QUANTIZE
+
+__all__ = [
+    "CPU_FAKE_QUANTIZE",
+    "CUDA_FAKE_QUANTIZE",
+    "KERNELS",
+    "Kernel",
+    "decode",
+    "drop",
+    "drop_lowest",
+    "fake_quantize",
+    "fake_quantize_directly",
+    "fake_quantize_marking",
+    "lowest_magnitudes",
+    "packed_linear",
+    "round_with_lsq",
+]

@@ -13,3 +13,26 @@ from chop.models.named import get_model, get_tokenizer
 from chop.models.own import is_own
 from chop.models.plain import VGG7, ToyConvNet, ToyCustomFnNet, ToyNet
 from chop.models.registry import ModelFactory, register_mase_checkpoint, register_mase_model
+
+__all__ = [
+    "AUTO_CLASSES",
+    "BUILTIN_MODELS",
+    "MODELS",
+    "VGG7",
+    "BuiltinModel",
+    "ModelFactory",
+    "ModelInfo",
+    "Recipe",
+    "ToyConvNet",
+    "ToyCustomFnNet",
+    "ToyNet",
+    "find_model_info",
+    "get_model",
+    "get_model_info",
+    "get_tokenizer",
+    "is_own",
+    "load_model",
+    "read_config",
+    "register_mase_checkpoint",
+    "register_mase_model",
+]

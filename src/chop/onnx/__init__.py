@@ -1,1 +1,3 @@
 """ONNX export: codes, scales and the operators that join them."""
+
+__all__: list[str] = []

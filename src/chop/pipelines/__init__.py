@@ -7,3 +7,11 @@
 from chop.not_built import AutoPipelineForDistributedInference
 from chop.pipelines.auto import AutoPipeline, CompressionPipeline
 from chop.pipelines.pipeline import Pipeline, Stage
+
+__all__ = [
+    "AutoPipeline",
+    "AutoPipelineForDistributedInference",
+    "CompressionPipeline",
+    "Pipeline",
+    "Stage",
+]

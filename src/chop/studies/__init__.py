@@ -1,1 +1,3 @@
 """Studies on the measuring engine: what `chop bench` compares."""
+
+__all__: list[str] = []

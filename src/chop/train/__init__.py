@@ -18,3 +18,29 @@ from chop.train.seeds import seed_everything
 from chop.train.tasks import TASKS, Metric, Task, find_task
 from chop.train.train_loop import SCHEDULES, evaluate, fit, fit_and_report
 from chop.train.trainer import get_trainer
+
+__all__ = [
+    "METRICS",
+    "PRUNING_SCHEDULES",
+    "SCHEDULES",
+    "TASKS",
+    "VALIDATION_SHARE",
+    "GradualPruning",
+    "Metric",
+    "Rows",
+    "Task",
+    "calibration_batches",
+    "default_dataset",
+    "evaluate",
+    "find_metric",
+    "find_task",
+    "fit",
+    "fit_and_report",
+    "get_trainer",
+    "load_trained",
+    "read_label_column",
+    "read_rows",
+    "seed_everything",
+    "split_rows",
+    "usable_device",
+]

@@ -6,3 +6,16 @@ from chop.formats.elements.log import Log2
 from chop.formats.elements.minifloat import Denormal, Minifloat, Variant, default_variant
 from chop.formats.elements.sign import Sign
 from chop.formats.elements.trit import Trit
+
+__all__ = [
+    "Denormal",
+    "Element",
+    "Fixed",
+    "Log2",
+    "Minifloat",
+    "Rounding",
+    "Sign",
+    "Trit",
+    "Variant",
+    "default_variant",
+]

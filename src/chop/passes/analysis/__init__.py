@@ -1,1 +1,3 @@
 """Passes that look and note."""
+
+__all__: list[str] = []

@@ -1,3 +1,7 @@
 """The default sampler."""
 
 from chop.search.samplers.sensitivity import SensitivitySampler
+
+__all__ = [
+    "SensitivitySampler",
+]
