@@ -23,9 +23,10 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
 
 
 def test_commands_take_the_options_that_are_shown():
-    group = typer.main.get_command(app).commands["bench"]
-    texts = [PAGE.read_text(), *(command.help or "" for command in group.commands.values())]
+    group = typer.main.get_command(app).get_command(None, "bench")
+    commands = {name: group.get_command(None, name) for name in group.list_commands(None)}
+    texts = [PAGE.read_text(), *(command.help or "" for command in commands.values())]
     shown = re.findall(r"^ *chop bench (.*?)(?: {3}.*)?$", "\n".join(texts), re.M)
     assert len(shown) >= 5
     for words in (shlex.split(text, comments=True) for text in shown):
-        group.commands[words[0]].make_context(words[0], words[1:])
+        commands[words[0]].make_context(words[0], words[1:])
