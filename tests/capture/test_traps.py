@@ -15,8 +15,8 @@ from transformers import BertConfig
 from transformers.masking_utils import create_bidirectional_mask
 
 from chop import MaseGraph
-from chop.capture.guards import ShapeGuard, compile_guard, holds
-from chop.capture.isolation import untouched
+from chop.capture.guards import ShapeGuard, compile_guard, guard_holds
+from chop.capture.preserve_state import preserve_state
 from chop.capture.tracer import CaptureWarning, capture
 from chop.errors import CaptureError
 from chop.models import load_model
@@ -175,15 +175,15 @@ def test_a_capture_that_does_not_run_is_an_error() -> None:
 def test_a_capture_leaves_meta_buffers_alone() -> None:
     model = nn.BatchNorm1d(4, device="meta")
     buffers = list(model.buffers())
-    with untouched(model):
+    with preserve_state(model):
         model.train()
     assert all(a is b for a, b in zip(model.buffers(), buffers, strict=True))
     assert all(buffer.is_meta for buffer in model.buffers())
 
 
 def test_a_guard_on_an_unknown_input_does_not_hold() -> None:
-    assert not holds(compile_guard(ShapeGuard("y.shape[0] == 3", "")), {"x": torch.zeros(3)})
-    assert not holds(compile_guard(ShapeGuard("x.shape[0] == n", "")), {"x": torch.zeros(3)})
+    assert not guard_holds(compile_guard(ShapeGuard("y.shape[0] == 3", "")), {"x": torch.zeros(3)})
+    assert not guard_holds(compile_guard(ShapeGuard("x.shape[0] == n", "")), {"x": torch.zeros(3)})
 
 
 @pytest.mark.parametrize("name", sorted(BUILTIN_MODELS))

@@ -10,66 +10,72 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from chop.capture.captured import CapturedModule, CaptureRecord
-from chop.capture.cleanup import drop_dead_code, drop_idle_autocast, drop_idle_grad_switches
-from chop.capture.dropped import plain_defaults, takes_any_keyword
-from chop.capture.dtypes import followers
-from chop.capture.fallback import Free, Ladder, Recording, alike, hides_nothing
-from chop.capture.isolation import untouched
+from chop.capture.dead_code import eliminate_autocast, eliminate_dead_code, eliminate_grad_modes
+from chop.capture.dtype_constants import dtype_constants_of
+from chop.capture.fallback import (
+    DynamicDims,
+    Fallback,
+    Recording,
+    is_mode_switch,
+    same_class_modules,
+)
+from chop.capture.ignored_arguments import plain_defaults, takes_any_keyword
+from chop.capture.input_guards import contiguous
 from chop.capture.leaves import GRADIENT_HOOKS
 from chop.capture.module_tree import add_extras, mirror, qualified_class
-from chop.capture.questions import contiguous
+from chop.capture.preserve_state import preserve_state
+from chop.capture.pytree import has_fields, tree_children
 from chop.capture.recorder import Recorder
 from chop.capture.specs import FieldsSpec, LeafReport, TensorSpec
-from chop.capture.structure import has_fields, parts_of
 
 
-def assemble(ladder: Ladder, recording: Recording) -> CapturedModule:
+def assemble(fallback: Fallback, recording: Recording) -> CapturedModule:
     """The recording as a module with the tree of the model."""
     recorder, graph = recording.recorder, recording.recorder.graph
-    drop_idle_grad_switches(graph, recorder.values)
-    drop_idle_autocast(graph, recorder.values)
-    drop_dead_code(graph, ladder.model, recording.extras)
+    eliminate_grad_modes(graph, recorder.values)
+    eliminate_autocast(graph, recorder.values)
+    eliminate_dead_code(graph, fallback.model, recording.extras)
     _describe_nodes(graph, recorder)
-    captured = CapturedModule(type(ladder.model).__name__)
+    captured = CapturedModule(type(fallback.model).__name__)
     called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
-    mirror(ladder.model, captured, ladder.leaves, called)
+    mirror(fallback.model, captured, fallback.leaves, called)
     add_extras(captured, recording.extras, recorder.constants)
-    captured._is_full_backward_hook = ladder.model._is_full_backward_hook
+    captured._is_full_backward_hook = fallback.model._is_full_backward_hook
     for hooks in GRADIENT_HOOKS:
-        setattr(captured, hooks, copy.copy(getattr(ladder.model, hooks)))
-    _note(captured.record, ladder, recording)
-    if ladder.probes and recording.eval_only is None:
-        captured.record.follows_dtype = followers(graph)
+        setattr(captured, hooks, copy.copy(getattr(fallback.model, hooks)))
+    _fill_record(captured.record, fallback, recording)
+    if fallback.probes and recording.eval_only is None:
+        captured.record.follows_dtype = dtype_constants_of(graph)
     captured.graph = graph
     return captured
 
 
-def _note(record: CaptureRecord, ladder: Ladder, recording: Recording) -> None:
+def _fill_record(record: CaptureRecord, fallback: Fallback, recording: Recording) -> None:
     """What a captured module has to know besides graph and tree."""
-    config = getattr(ladder.model, "config", None)
+    config = getattr(fallback.model, "config", None)
     # A layer may be called `config` too.
     record.config = None if isinstance(config, nn.Module | Tensor) else config
-    record.example_inputs = {name: _specs(value) for name, value in ladder.example.items()}
+    record.example_inputs = {name: _specs(value) for name, value in fallback.example.items()}
     record.fixed_inputs = {
-        name: value for name, value in ladder.fixed.items() if not isinstance(value, Tensor)
+        name: value for name, value in fallback.fixed.items() if not isinstance(value, Tensor)
     }
-    parameters = inspect.signature(ladder.model.forward).parameters
-    record.ignored_inputs = tuple(name for name in parameters if name not in ladder.example)
-    record.ignored_defaults = plain_defaults(ladder.model, record.ignored_inputs)
-    record.takes_any_keyword = takes_any_keyword(ladder.model)
+    parameters = inspect.signature(fallback.model.forward).parameters
+    record.ignored_inputs = tuple(name for name in parameters if name not in fallback.example)
+    record.ignored_defaults = plain_defaults(fallback.model, record.ignored_inputs)
+    record.takes_any_keyword = takes_any_keyword(fallback.model)
     record.constants = tuple(recording.recorder.constants)
     record.asked = dict(recording.recorder.asked)
-    record.contiguous_inputs = contiguous(ladder.example)
+    record.contiguous_inputs = contiguous(fallback.example)
     record.guards = recording.recorder.sizes.guards()
-    record.auto_leaves = tuple(_reports(ladder, recording.recorder))
-    record.always_eval = _always_eval(ladder.model)
+    record.auto_leaves = tuple(_reports(fallback, recording.recorder))
+    record.always_eval = _always_eval(fallback.model)
     if recording.eval_only is not None:
         record.eval_only = str(recording.eval_only)
 
 
 def _always_eval(model: nn.Module) -> tuple[str, ...]:
     """Submodules that `model.train()` leaves in `eval()`: frozen batch norms, for example."""
-    with untouched(model):
+    with preserve_state(model):
         model.train()
         modules = model.named_modules()
         return tuple(name for name, module in modules if name and not module.training)
@@ -96,7 +102,7 @@ def _describe_nodes(graph: fx.Graph, recorder: Recorder) -> None:
 def _specs(value: Any) -> Any:
     if isinstance(value, Tensor):
         return TensorSpec.of(value)
-    parts = parts_of(value)
+    parts = tree_children(value)
     if parts is None:
         return value
     specs = {key: _specs(part) for key, part in parts.items()}
@@ -107,33 +113,33 @@ def _specs(value: Any) -> Any:
     return list(specs.values()) if isinstance(value, list) else tuple(specs.values())
 
 
-def _reports(ladder: Ladder, recorder: Recorder) -> list[LeafReport]:
+def _reports(fallback: Fallback, recorder: Recorder) -> list[LeafReport]:
     return [
         LeafReport(
             path,
-            qualified_class(ladder.model.get_submodule(path)),
-            blocked.where,
-            str(blocked),
-            recorder.hidden_operators.get(path, 0),
+            qualified_class(fallback.model.get_submodule(path)),
+            graph_break.where,
+            str(graph_break),
+            recorder.leaf_operators.get(path, 0),
         )
-        for path, blocked in ladder.given_up.items()
+        for path, graph_break in fallback.graph_breaks.items()
         if path
     ]
 
 
 _FIXED_SIZES = {
-    Free.ALL: "",
-    Free.BATCH: " and sizes other than the batch's",
-    Free.NONE: " and sizes",
+    DynamicDims.ALL: "",
+    DynamicDims.BATCH: " and sizes other than the batch's",
+    DynamicDims.NONE: " and sizes",
 }
 
 
-def announced(ladder: Ladder, captured: CapturedModule, notes: Sequence[str]) -> str | None:
+def warning_text(fallback: Fallback, captured: CapturedModule, notes: Sequence[str]) -> str | None:
     """One message for everything in which the capture is less than the model."""
-    lines = _hidden(ladder, captured.record.auto_leaves)
-    if "" in ladder.given_up:
-        kept = f"decisions on data{_FIXED_SIZES[ladder.free]} are those of the example"
-        lines.append(f"{kept}, and checked at run time: {ladder.given_up['']}")
+    lines = _leaf_notes(fallback, captured.record.auto_leaves)
+    if "" in fallback.graph_breaks:
+        kept = f"decisions on data{_FIXED_SIZES[fallback.dynamic_dims]} are those of the example"
+        lines.append(f"{kept}, and checked at run time: {fallback.graph_breaks['']}")
     if captured.record.eval_only is not None:
         lines.append(f"the graph holds eval() only: {captured.record.eval_only}")
     lines += notes
@@ -142,15 +148,17 @@ def announced(ladder: Ladder, captured: CapturedModule, notes: Sequence[str]) ->
     return f"capture of {captured.record.class_name}: " + "\n  ".join(lines)
 
 
-def _hidden(ladder: Ladder, reports: Sequence[LeafReport]) -> list[str]:
+def _leaf_notes(fallback: Fallback, reports: Sequence[LeafReport]) -> list[str]:
     """One line per class of modules that became leaves."""
-    told: set[str] = set()
+    covered: set[str] = set()
     lines = []
     for report in reports:
-        if report.path in told or hides_nothing(ladder.model, ladder.given_up[report.path]):
+        if report.path in covered or is_mode_switch(
+            fallback.model, fallback.graph_breaks[report.path]
+        ):
             continue
-        same = [path for path, _ in alike(ladder.model, report.path)]
-        told.update(same)
+        same = [path for path, _ in same_class_modules(fallback.model, report.path)]
+        covered.update(same)
         others = f", like {len(same) - 1} more of its class," if len(same) > 1 else ""
         lines.append(
             f"{report.path} ({report.class_name}){others} is one node that hides "

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from chop.capture.dropped import refusal_to_drop
-from chop.capture.dtypes import float_dtypes, follow, may_follow
-from chop.capture.guards import ShapeGuard, compile_guard, holds, refusal
+from chop.capture.dtype_constants import float_dtypes, has_dtype_constants, recast_constants
+from chop.capture.guards import ShapeGuard, compile_guard, guard_holds, violation_message
+from chop.capture.ignored_arguments import why_not_ignorable
+from chop.capture.input_guards import check_input_guards
 from chop.capture.module_tree import hooked_scopes, member, member_at
 from chop.capture.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
-from chop.capture.questions import warn_of_other_answers
-from chop.capture.runtime import regions_left
-from chop.capture.specs import LeafReport, cast_floats, check_form
+from chop.capture.runtime import exit_open_regions
+from chop.capture.specs import LeafReport, cast_floats, check_matches
 from chop.errors import GuardError
 
 
@@ -44,7 +44,7 @@ class CaptureRecord:
         guessed: whether the example inputs were guessed from the first layer.
         constants: buffers that hold tensors which are no state of the model.
         follows_dtype: which constants in the graph follow the dtype of the model, see
-            `chop.capture.dtypes.follow`; None where that is not known.
+            `chop.capture.dtype_constants.follow`; None where that is not known.
     """
 
     class_name: str
@@ -65,7 +65,7 @@ class CaptureRecord:
     follows_dtype: dict[str, Any] | None = None
 
 
-class _Recorded:
+class _RecordAttribute:
     """An entry of a module's record as an attribute; a member of the model by that name wins."""
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -110,22 +110,22 @@ class CapturedModule(fx.GraphModule):
         GuardError: from a call, see above.
     """
 
-    class_name: Any = _Recorded()
-    config: Any = _Recorded()
-    example_inputs: Any = _Recorded()
-    ignored_inputs: Any = _Recorded()
-    ignored_defaults: Any = _Recorded()
-    asked: Any = _Recorded()
-    contiguous_inputs: Any = _Recorded()
-    takes_any_keyword: Any = _Recorded()
-    fixed_inputs: Any = _Recorded()
-    guards: Any = _Recorded()
-    auto_leaves: Any = _Recorded()
-    always_eval: Any = _Recorded()
-    eval_only: Any = _Recorded()
-    guessed: Any = _Recorded()
-    constants: Any = _Recorded()
-    follows_dtype: Any = _Recorded()
+    class_name: Any = _RecordAttribute()
+    config: Any = _RecordAttribute()
+    example_inputs: Any = _RecordAttribute()
+    ignored_inputs: Any = _RecordAttribute()
+    ignored_defaults: Any = _RecordAttribute()
+    asked: Any = _RecordAttribute()
+    contiguous_inputs: Any = _RecordAttribute()
+    takes_any_keyword: Any = _RecordAttribute()
+    fixed_inputs: Any = _RecordAttribute()
+    guards: Any = _RecordAttribute()
+    auto_leaves: Any = _RecordAttribute()
+    always_eval: Any = _RecordAttribute()
+    eval_only: Any = _RecordAttribute()
+    guessed: Any = _RecordAttribute()
+    constants: Any = _RecordAttribute()
+    follows_dtype: Any = _RecordAttribute()
 
     def __init__(self, class_name: str) -> None:
         super().__init__(nn.Module(), fx.Graph(), class_name)
@@ -146,7 +146,7 @@ class CapturedModule(fx.GraphModule):
         self._check_hooks()
         # A `no_grad` or autocast region in the graph ends by a node; an error on the way must not
         # leave gradients off, nor may a call inside the caller's own region leave them on.
-        with torch.set_grad_enabled(torch.is_grad_enabled()), regions_left():
+        with torch.set_grad_enabled(torch.is_grad_enabled()), exit_open_regions():
             return super().__call__(*args, **accepted)
 
     def train(self, mode: bool = True) -> CapturedModule:
@@ -183,7 +183,7 @@ class CapturedModule(fx.GraphModule):
         }
         if record.follows_dtype is None:
             recorded = [dtype for dtype in own if cast(dtype) != dtype]
-            if may_follow(self.graph, recorded):
+            if has_dtype_constants(self.graph, recorded):
                 warnings.warn(
                     f"the graph of {record.class_name} has constants of {recorded[0]}, and which "
                     "of them follow the model to another dtype is not known; capture the model "
@@ -193,7 +193,7 @@ class CapturedModule(fx.GraphModule):
             return
         before, record.follows_dtype = (
             record.follows_dtype,
-            follow(self.graph, record.follows_dtype, cast),
+            recast_constants(self.graph, record.follows_dtype, cast),
         )
         if record.follows_dtype != before:
             self.recompile()
@@ -212,7 +212,7 @@ class CapturedModule(fx.GraphModule):
             return True
         if name not in record.ignored_inputs and not record.takes_any_keyword:
             return False
-        reason = refusal_to_drop(name, value, record.ignored_defaults, [*record.example_inputs])
+        reason = why_not_ignorable(name, value, record.ignored_defaults, [*record.example_inputs])
         if reason:
             raise GuardError(reason)
         return True
@@ -241,7 +241,7 @@ class CapturedModule(fx.GraphModule):
         self.check_inputs(given)
         if record.asked:
             examples, were_contiguous = record.example_inputs, record.contiguous_inputs
-            warn_of_other_answers(record.asked, examples, were_contiguous, given)
+            check_input_guards(record.asked, examples, were_contiguous, given)
 
     def check_inputs(self, given: Mapping[str, Any]) -> None:
         """Raises GuardError where inputs, by name, have a form that the graph does not hold for."""
@@ -249,10 +249,10 @@ class CapturedModule(fx.GraphModule):
         try:
             for name in given:
                 if name in record.example_inputs:
-                    check_form(name, record.example_inputs[name], given[name])
+                    check_matches(name, record.example_inputs[name], given[name])
             for guard, code in zip(record.guards, self._guard_codes(), strict=True):
-                if not holds(code, given):
-                    raise GuardError(refusal(guard, given))
+                if not guard_holds(code, given):
+                    raise GuardError(violation_message(guard, given))
         except GuardError as error:
             if not record.guessed:
                 raise
@@ -322,7 +322,7 @@ class CapturedModule(fx.GraphModule):
 
             @functools.wraps(generated)
             def forward(self: CapturedModule, *args: Any, **kwargs: Any) -> Any:
-                return generated(_Members(self), *args, **kwargs)
+                return generated(_MemberView(self), *args, **kwargs)
 
             cls.forward = forward
         return code
@@ -352,7 +352,7 @@ class CapturedModule(fx.GraphModule):
         return twin
 
 
-class _Members:
+class _MemberView:
     """The parameters, buffers and children of a module as attributes, and nothing else."""
 
     def __init__(self, module: nn.Module) -> None:

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from chop.capture.isolation import patched_calls, untouched
-from chop.capture.leaves import Seen
+from chop.capture.leaves import EagerOutput
+from chop.capture.preserve_state import patched_calls, preserve_state
 from chop.capture.source import current_line
 from chop.capture.symbols import Sizes
 from chop.errors import CaptureError
 
-DECIDING_READS = frozenset({"__bool__", "__int__", "__float__", "__index__", "tolist", "item"})
+SCALAR_READS = frozenset({"__bool__", "__int__", "__float__", "__index__", "tolist", "item"})
 
 
-class Decisions(TorchFunctionMode):
+class EagerReads(TorchFunctionMode):
     """The values that a model's Python read from tensors in a real run, per line and in order."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Decisions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         value = func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "") in DECIDING_READS:
+        if getattr(func, "__name__", "") in SCALAR_READS:
             self._answers.setdefault(current_line(), collections.deque()).append(value)
         return value
 
@@ -39,15 +39,15 @@ class Decisions(TorchFunctionMode):
         return answers.popleft() if answers else None
 
 
-def observe_decisions(
+def probe_reads(
     model: nn.Module, example: Mapping[str, Any], fixed: Mapping[str, Any], training: bool
-) -> Decisions:
+) -> EagerReads:
     """Runs the model on its example inputs and notes what its Python reads from tensors.
 
     A model that fails half-way (some need labels in training) has its decisions up to there.
     """
-    decisions = Decisions()
-    with untouched(model, thorough=True), torch.no_grad(), contextlib.suppress(Exception):
+    decisions = EagerReads()
+    with preserve_state(model, thorough=True), torch.no_grad(), contextlib.suppress(Exception):
         model.train(training)
         with decisions:
             model(**{**example, **fixed})
@@ -78,13 +78,13 @@ class _ResultsOf(TorchFunctionMode):
         return result
 
 
-def observe_calls(
+def probe_outputs(
     model: nn.Module,
     example: Mapping[str, Any],
     fixed: Mapping[str, Any],
     subject: Any,
     sizes: Sizes,
-) -> list[Seen]:
+) -> list[EagerOutput]:
     """Runs the model on its example inputs and on larger ones, and returns what a part returned.
 
     Args:
@@ -112,7 +112,7 @@ def observe_calls(
         grown, _ = _run(model, {**_grown(example, sizes), **fixed}, subject)
     if len(grown) != len(results):
         grown = [None] * len(results)
-    return [Seen(a, b, operators) for a, b in zip(results, grown, strict=True)]
+    return [EagerOutput(a, b, operators) for a, b in zip(results, grown, strict=True)]
 
 
 def _run(model: nn.Module, arguments: Mapping[str, Any], subject: Any) -> tuple[list[Any], int]:
@@ -133,7 +133,7 @@ def _run(model: nn.Module, arguments: Mapping[str, Any], subject: Any) -> tuple[
 
     # Compiled modules take no hooks.
     watch = patched_calls(call, apply) if leaf is not None else _ResultsOf(subject, results)
-    with untouched(model, thorough=True), torch.no_grad(), watch:
+    with preserve_state(model, thorough=True), torch.no_grad(), watch:
         model.eval()
         model(**arguments)
     return results, counter.count

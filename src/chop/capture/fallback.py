@@ -13,26 +13,32 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from chop.capture.attributes import Attributes, Key
 from chop.capture.autocast import watched_autocast
-from chop.capture.blocked import Blocked, NoShapesError
-from chop.capture.draws import NumpyDrawsError
-from chop.capture.dtypes import Probe, UnclearError, float_dtypes, may_follow, probes_of
-from chop.capture.eager_probe import observe_calls, observe_decisions
+from chop.capture.dtype_constants import (
+    AmbiguousDtypeError,
+    DtypeProbe,
+    dtype_probes,
+    float_dtypes,
+    has_dtype_constants,
+)
+from chop.capture.eager_probe import probe_outputs, probe_reads
+from chop.capture.graph_break import GraphBreak, MissingFakeKernelError
 from chop.capture.hf_patches import autocast_regions, broadcast_masks
-from chop.capture.isolation import patched_calls, untouched
-from chop.capture.leaves import GRADIENT_HOOKS, LeafRule, Seen, has_gradient_hooks
-from chop.capture.modes import ModesDifferError, merge_modes
+from chop.capture.leaves import GRADIENT_HOOKS, EagerOutput, LeafRule, has_gradient_hooks
+from chop.capture.merge_modes import ModesDifferError, merge_modes
 from chop.capture.module_tree import member_paths
+from chop.capture.preserve_state import patched_calls, preserve_state
+from chop.capture.python_state import Key, PythonState
+from chop.capture.random_state import NumpyRandomError
 from chop.capture.recorder import Recorder
 from chop.capture.size_functions import size_arithmetic
 from chop.capture.symbols import Sizes
 from chop.errors import CaptureError
 
-_MOST_ATTEMPTS = 40
+_MAX_ATTEMPTS = 40
 
 
-def _widened(example: Mapping[str, Any]) -> dict[str, Any]:
+def _with_batch_of_two(example: Mapping[str, Any]) -> dict[str, Any]:
     """The example with a batch of two instead of one, since a size of one is never symbolic."""
     tensors = [value for value in example.values() if isinstance(value, Tensor)]
     if not all(tensor.dim() > 0 and tensor.shape[0] == 1 for tensor in tensors):
@@ -43,7 +49,7 @@ def _widened(example: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class Free(enum.Enum):
+class DynamicDims(enum.Enum):
     """Which dimensions of the inputs are symbolic."""
 
     ALL = enum.auto()
@@ -52,16 +58,18 @@ class Free(enum.Enum):
 
     def __call__(self, tensor: Tensor, dim: int) -> bool:
         """Whether a dimension is free. Images keep their size, their sizes cost too much time."""
-        first_only = self is Free.BATCH or tensor.dim() >= 4
-        return self is not Free.NONE and tensor.shape[dim] > 1 and (dim == 0 or not first_only)
+        first_only = self is DynamicDims.BATCH or tensor.dim() >= 4
+        return (
+            self is not DynamicDims.NONE and tensor.shape[dim] > 1 and (dim == 0 or not first_only)
+        )
 
 
-class _StoppedError(Exception):
+class _GraphBreakError(Exception):
     """A recording stopped: at which modules, and what was known about sizes by then."""
 
-    def __init__(self, blocked: Sequence[Blocked], sizes: Sizes | None = None) -> None:
-        super().__init__(str(blocked[0].error))
-        self.blocked = blocked
+    def __init__(self, graph_break: Sequence[GraphBreak], sizes: Sizes | None = None) -> None:
+        super().__init__(str(graph_break[0].error))
+        self.graph_break = graph_break
         self.sizes = sizes
 
 
@@ -72,11 +80,11 @@ class Recording:
     recorder: Recorder
     extras: dict[str, nn.Module]
     graphs: tuple[fx.Graph, ...]
-    eval_only: Blocked | None = None
+    eval_only: GraphBreak | None = None
 
 
 @dataclass
-class Ladder:
+class Fallback:
     """One capture: what to record, and what had to be given up so far.
 
     First everything is recorded with symbolic sizes. What stops the recording becomes a leaf,
@@ -92,7 +100,7 @@ class Ladder:
         strict: raise instead of giving anything up.
         stateful: modules that keep state in attributes, with the reason why no graph can hold them.
         moving: buffers that the model's Python reads and its forward writes.
-        before: the last recording of each kind.
+        earlier: the last recording of each kind.
         changed_in_training: attributes that the recording in `train()` has changed.
     """
 
@@ -101,19 +109,19 @@ class Ladder:
     fixed: dict[str, Any]
     leaves: LeafRule
     strict: bool
-    free: Free = Free.ALL
-    by_example: bool = False
-    seen: dict[Any, list[Seen]] = field(default_factory=dict)
-    given_up: dict[str, Blocked] = field(default_factory=dict)
-    probes: list[Probe] = field(default_factory=list)
+    dynamic_dims: DynamicDims = DynamicDims.ALL
+    specialize_reads: bool = False
+    eager_outputs: dict[Any, list[EagerOutput]] = field(default_factory=dict)
+    graph_breaks: dict[str, GraphBreak] = field(default_factory=dict)
+    probes: list[DtypeProbe] = field(default_factory=list)
     stateful: dict[str, str] = field(default_factory=dict)
-    moving: set[str] = field(default_factory=set)
+    mutated_buffers: set[str] = field(default_factory=set)
     changed_in_training: set[Key] = field(default_factory=set)
-    watch_numpy: bool = False
-    before: dict[Any, Recorder] = field(default_factory=dict, repr=False)
+    check_numpy_draws: bool = False
+    earlier: dict[Any, Recorder] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self.probes = probes_of(self.model)
+        self.probes = dtype_probes(self.model)
 
     def record(self) -> Recording:
         """Records both modes, giving up one more class of submodules after each failure.
@@ -121,88 +129,93 @@ class Ladder:
         Raises:
             CaptureError: nothing is left to give up.
         """
-        for _ in range(_MOST_ATTEMPTS):
+        for _ in range(_MAX_ATTEMPTS):
             try:
-                return self._record_both()
-            except _StoppedError as stop:
-                self._give_up(stop)
+                return self._record_modes()
+            except _GraphBreakError as stop:
+                self._fall_back(stop)
         raise CaptureError(
             f"{type(self.model).__name__} still cannot be written down with "
-            f"{len(self.given_up)} kinds of submodules as leaves; pass an outer one in `leaves`"
+            f"{len(self.graph_breaks)} kinds of submodules as leaves; pass an outer one in `leaves`"
         )
 
-    def _record_both(self) -> Recording:
-        recorder = self._record_one(training=False)
+    def _record_modes(self) -> Recording:
+        recorder = self._record_mode(training=False)
         try:
             in_train, extras = self._record_training(recorder)
         except ModesDifferError as error:
-            blocked = [Blocked(path, error.where, error) for path in sorted(error.paths)]
-        except _StoppedError as stop:
-            if stop.blocked[0].path:
+            graph_break = [GraphBreak(path, error.where, error) for path in sorted(error.paths)]
+        except _GraphBreakError as stop:
+            if stop.graph_break[0].path:
                 raise
-            blocked = list(stop.blocked)
+            graph_break = list(stop.graph_break)
         else:
-            recorder.sizes.add_tests(in_train.sizes)
+            recorder.sizes.add_guards_of(in_train.sizes)
             return Recording(recorder, extras, (recorder.graph, in_train.graph))
-        inner = [block for block in blocked if block.path]
+        inner = [block for block in graph_break if block.path]
         if inner:
-            raise _StoppedError(inner)
+            raise _GraphBreakError(inner)
         if self.strict:
-            raise CaptureError(_advice(self.model, blocked[0])) from blocked[0].error
-        return Recording(recorder, {}, (recorder.graph,), blocked[0])
+            raise CaptureError(_break_message(self.model, graph_break[0])) from graph_break[0].error
+        return Recording(recorder, {}, (recorder.graph,), graph_break[0])
 
     def _record_training(self, recorder: Recorder) -> tuple[Recorder, dict[str, nn.Module]]:
         """The recording in `train()`, made one with that in `eval()`, and the modules it adds.
 
         It is made in another dtype where that tells which constants follow the model's.
         """
-        if not may_follow(recorder.graph, float_dtypes(self.model)):
-            in_train = self._record_one(training=True)
+        if not has_dtype_constants(recorder.graph, float_dtypes(self.model)):
+            in_train = self._record_mode(training=True)
             return in_train, self._merged(recorder, in_train)
         for probe in self.probes:
             try:
-                in_train = self._record_one(training=True, probe=probe)
+                in_train = self._record_mode(training=True, probe=probe)
                 merged = self._merged(recorder, in_train, probe)
                 return in_train, merged
             except ModesDifferError as error:
-                blocked = [Blocked(path, error.where, error) for path in error.paths]
-                if all(hides_nothing(self.model, block) for block in blocked):
+                graph_break = [GraphBreak(path, error.where, error) for path in error.paths]
+                if all(is_mode_switch(self.model, block) for block in graph_break):
                     raise
                 break
-            except (_StoppedError, UnclearError):
+            except (_GraphBreakError, AmbiguousDtypeError):
                 continue
-        in_train = self._record_one(training=True)
+        in_train = self._record_mode(training=True)
         merged = self._merged(recorder, in_train)
         self.probes = []
         return in_train, merged
 
     def _merged(
-        self, recorder: Recorder, in_train: Recorder, probe: Probe | None = None
+        self, recorder: Recorder, in_train: Recorder, probe: DtypeProbe | None = None
     ) -> dict[str, nn.Module]:
         taken = member_paths(self.model)
         return merge_modes(recorder.graph, in_train.graph, probe, recorder.values, taken)
 
-    def _record_one(self, training: bool, probe: Probe | None = None) -> Recorder:
+    def _record_mode(self, training: bool, probe: DtypeProbe | None = None) -> Recorder:
         """One run on fake tensors, after which the model is as before.
 
         Args:
             training: the mode.
             probe: another dtype to run in.
         """
-        decisions = None
-        if self.by_example:
-            decisions = observe_decisions(self.model, self.example, self.fixed, training)
-        symbolic = self.free is not Free.NONE
-        alike = (training, self.free, probe)
+        eager_reads = None
+        if self.specialize_reads:
+            eager_reads = probe_reads(self.model, self.example, self.fixed, training)
+        symbolic = self.dynamic_dims is not DynamicDims.NONE
+        key = (training, self.dynamic_dims, probe)
         recorder = Recorder(
-            self.model, self.leaves, symbolic, self.seen, decisions, self.before.get(alike)
+            self.model,
+            self.leaves,
+            symbolic,
+            self.eager_outputs,
+            eager_reads,
+            self.earlier.get(key),
         )
-        self.before[alike] = recorder
-        recorder.stateful, recorder.reads.moving = self.stateful, self.moving
-        recorder.watch_numpy = self.watch_numpy
+        self.earlier[key] = recorder
+        recorder.stateful, recorder.reads.mutated_buffers = self.stateful, self.mutated_buffers
+        recorder.check_numpy_draws = self.check_numpy_draws
         with contextlib.ExitStack() as stack:
-            run = stack.enter_context(untouched(self.model, thorough=True, on_fakes=True))
-            recorder.keep = run.tensors.keep
+            run = stack.enter_context(preserve_state(self.model, thorough=True, on_fakes=True))
+            recorder.before_write = run.tensors.copy_before_write
             stack.enter_context(torch.enable_grad())
             stack.enter_context(
                 patched_calls(recorder.call_module, recorder.call_autograd_function)
@@ -220,71 +233,78 @@ class Ladder:
             # Some models keep what they computed in eval() until the next train(); such a leftover
             # would end up in the graph as a constant.
             self.model.train().train(training)
-            example = self._recorded_example()
+            example = self._traced_example()
             if probe is not None:
-                stack.enter_context(probe.stand_ins(self.model, recorder.stand_in))
+                stack.enter_context(probe.fake_members(self.model, recorder.fake_member))
                 example = probe.cast(example)
-            before = Attributes(self.model)
-            recorder.reads.held = before.tensors
+            before = PythonState(self.model)
+            recorder.reads.model_tensors = before.tensors
             fakes = {
-                name: recorder.add_input(name, value, self.free) for name, value in example.items()
+                name: recorder.add_input(name, value, self.dynamic_dims)
+                for name, value in example.items()
             }
             try:
                 recorder.run(self.model, {**fakes, **self.fixed})
             except Exception as error:
-                assert recorder.blocked is not None
-                if self.watch_numpy or not isinstance(error, NumpyDrawsError):
-                    recorder.blocked.names = {
+                assert recorder.graph_break is not None
+                if self.check_numpy_draws or not isinstance(error, NumpyRandomError):
+                    recorder.graph_break.names = {
                         str(symbol): str(name) for symbol, name in recorder.sizes.names().items()
                     }
-                    raise _StoppedError([recorder.blocked], recorder.sizes) from error
-                self.watch_numpy = True
+                    raise _GraphBreakError([recorder.graph_break], recorder.sizes) from error
+                self.check_numpy_draws = True
             else:
                 self.changed_in_training |= before.changed() if training else set()
                 return recorder
         # The next recording looks for the module that draws.
-        return self._record_one(training, probe)
+        return self._record_mode(training, probe)
 
-    def _give_up(self, stop: _StoppedError) -> None:
+    def _fall_back(self, stop: _GraphBreakError) -> None:
         """Makes the modules at which a recording stopped leaves, or falls back to fixed sizes."""
-        for blocked in stop.blocked:
-            subject = _needs_shapes(blocked)
+        for graph_break in stop.graph_break:
+            subject = _needs_shapes(graph_break)
             if subject is not None and stop.sizes is not None:
-                self.seen[subject] = observe_calls(
-                    self.model, self._recorded_example(), self.fixed, subject, stop.sizes
+                self.eager_outputs[subject] = probe_outputs(
+                    self.model, self._traced_example(), self.fixed, subject, stop.sizes
                 )
-            elif hides_nothing(self.model, blocked):
-                self._add_leaves(blocked)
-            elif self.strict or not (blocked.path or self.free is not Free.NONE):
-                first = self.given_up.get("", blocked)
-                raise CaptureError(_advice(self.model, first)) from first.error
-            elif not blocked.path:
-                self._fix_more()
-                self.given_up.setdefault("", blocked)
+            elif is_mode_switch(self.model, graph_break):
+                self._add_leaves(graph_break)
+            elif self.strict or not (graph_break.path or self.dynamic_dims is not DynamicDims.NONE):
+                first = self.graph_breaks.get("", graph_break)
+                raise CaptureError(_break_message(self.model, first)) from first.error
+            elif not graph_break.path:
+                self._specialize_more()
+                self.graph_breaks.setdefault("", graph_break)
             else:
-                self._add_leaves(blocked)
+                self._add_leaves(graph_break)
 
-    def _fix_more(self) -> None:
-        if self.by_example:
-            self.free = Free.BATCH if self.free is Free.ALL else Free.NONE
-        self.by_example = True
+    def _specialize_more(self) -> None:
+        if self.specialize_reads:
+            self.dynamic_dims = (
+                DynamicDims.BATCH if self.dynamic_dims is DynamicDims.ALL else DynamicDims.NONE
+            )
+        self.specialize_reads = True
 
-    def _recorded_example(self) -> dict[str, Any]:
-        return dict(self.example) if self.free is Free.NONE else _widened(self.example)
+    def _traced_example(self) -> dict[str, Any]:
+        return (
+            dict(self.example)
+            if self.dynamic_dims is DynamicDims.NONE
+            else _with_batch_of_two(self.example)
+        )
 
-    def _add_leaves(self, blocked: Blocked) -> None:
-        self.leaves.add(path for path, _ in alike(self.model, blocked.path))
-        self.given_up[blocked.path] = blocked
+    def _add_leaves(self, graph_break: GraphBreak) -> None:
+        self.leaves.add(path for path, _ in same_class_modules(self.model, graph_break.path))
+        self.graph_breaks[graph_break.path] = graph_break
 
 
-def _needs_shapes(blocked: Blocked) -> Any:
+def _needs_shapes(graph_break: GraphBreak) -> Any:
     """The leaf or the operator whose output shapes a real run has to show."""
-    if isinstance(blocked.error, NoShapesError):
-        return blocked.error.operator
-    return blocked.path if blocked.needs_shapes else None
+    if isinstance(graph_break.error, MissingFakeKernelError):
+        return graph_break.error.operator
+    return graph_break.path if graph_break.needs_shapes else None
 
 
-def alike(model: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
+def same_class_modules(model: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
     """The submodules that are given up together with one: those of its class.
 
     Modules with hooks on their gradient stand for themselves.
@@ -297,19 +317,19 @@ def alike(model: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
     ]
 
 
-def hides_nothing(model: nn.Module, blocked: Blocked) -> bool:
+def is_mode_switch(model: nn.Module, graph_break: GraphBreak) -> bool:
     """Whether a leaf is only a switch between modes, such as a DropPath without parameters."""
-    only_mode = isinstance(blocked.error, ModesDifferError) and bool(blocked.path)
-    return only_mode and not any(True for _ in model.get_submodule(blocked.path).parameters())
+    only_mode = isinstance(graph_break.error, ModesDifferError) and bool(graph_break.path)
+    return only_mode and not any(True for _ in model.get_submodule(graph_break.path).parameters())
 
 
-def _advice(model: nn.Module, blocked: Blocked) -> str:
+def _break_message(model: nn.Module, graph_break: GraphBreak) -> str:
     """What stopped a capture, where, and the way out."""
-    name = type(model.get_submodule(blocked.path)).__name__
-    place = f"{blocked.path} ({name})" if blocked.path else f"the model itself ({name})"
+    name = type(model.get_submodule(graph_break.path)).__name__
+    place = f"{graph_break.path} ({name})" if graph_break.path else f"the model itself ({name})"
     way_out = (
-        f"keep it as one node with leaves=[{blocked.path!r}] (custom_ops in MaseGraph)"
-        if blocked.path
+        f"keep it as one node with leaves=[{graph_break.path!r}] (custom_ops in MaseGraph)"
+        if graph_break.path
         else "move these lines into a submodule, which can be kept as one node"
     )
-    return f"{place} cannot be written down as a graph: {blocked}; {way_out}"
+    return f"{place} cannot be written down as a graph: {graph_break}; {way_out}"

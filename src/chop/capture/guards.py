@@ -187,7 +187,7 @@ def compile_guard(guard: ShapeGuard) -> CodeType:
         raise CaptureError(f"expected arithmetic on shapes, got {shown!r} ({error})") from None
 
 
-def holds(code: CodeType, given: Mapping[str, Any]) -> bool:
+def guard_holds(code: CodeType, given: Mapping[str, Any]) -> bool:
     """Whether the inputs, by name, meet a compiled condition."""
     try:
         return bool(eval(code, _NAMESPACE, given))
@@ -195,7 +195,7 @@ def holds(code: CodeType, given: Mapping[str, Any]) -> bool:
         return False
 
 
-def refusal(guard: ShapeGuard, given: Mapping[str, Any]) -> str:
+def violation_message(guard: ShapeGuard, given: Mapping[str, Any]) -> str:
     """What to tell a user whose inputs do not meet a condition."""
     shapes = ", ".join(
         f"{name}: {tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__}"

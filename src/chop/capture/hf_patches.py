@@ -14,7 +14,7 @@ _LAYER_DROPS = ("layerdrop", "layer_drop", "encoder_layerdrop", "decoder_layerdr
 
 
 @contextlib.contextmanager
-def settled(model: nn.Module) -> Iterator[list[str]]:
+def hf_capture_patches(model: nn.Module) -> Iterator[list[str]]:
     """Turns off caches, data-dependent expert loops and whole-layer dropping.
 
     Yields: a sentence for each change that alters what the model computes.

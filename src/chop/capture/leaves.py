@@ -54,13 +54,13 @@ class LeafRule:
             return True
         return is_torch_leaf(module)
 
-    def outside(self, model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    def traced_modules(self, model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
         """A model and its submodules, without leaves and what is in these."""
         yield path, model
         for name, child in model.named_children():
             inner = f"{path}.{name}" if path else name
             if not self.is_leaf(child, inner):
-                yield from self.outside(child, inner)
+                yield from self.traced_modules(child, inner)
 
     def add(self, paths: Iterable[str]) -> None:
         """Makes more submodules leaves."""
@@ -78,7 +78,7 @@ def has_gradient_hooks(module: nn.Module) -> bool:
     return any(getattr(module, hooks) for hooks in GRADIENT_HOOKS)
 
 
-def check_open(module: nn.Module) -> None:
+def check_traceable(module: nn.Module) -> None:
     """Raises CaptureError for a submodule whose inside can't be written down in any case."""
     if isinstance(module, torch.jit.ScriptModule):
         raise CaptureError("TorchScript has compiled it, so that there is no Python to record")
@@ -88,14 +88,14 @@ def check_open(module: nn.Module) -> None:
         )
 
 
-def check_runs_on_fakes(module: nn.Module) -> None:
+def check_has_fake_kernel(module: nn.Module) -> None:
     """Raises CaptureError for a leaf whose shapes only a real run can show."""
     if isinstance(module, torch.jit.ScriptModule):
         raise CaptureError("compiled code runs on real tensors only")
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class EagerOutput:
     """One call of a leaf in a real run.
 
     Args:
@@ -121,16 +121,16 @@ class Seen:
         def fake(example: Tensor, grown: Tensor | None) -> Tensor:
             grown_shape = grown.shape if grown is not None else [None] * example.dim()
             shape = [
-                sizes.size_seen(a, b, known)
+                sizes.infer_size(a, b, known)
                 for a, b in zip(example.shape, grown_shape, strict=True)
             ]
             result = torch.empty(shape, dtype=example.dtype, device=example.device)
-            return computed(result, trained)
+            return with_grad_history(result, trained)
 
         return _map_together(fake, self.example, self.grown)
 
 
-def computed(fake: Tensor, trained: bool) -> Tensor:
+def with_grad_history(fake: Tensor, trained: bool) -> Tensor:
     """A fake tensor as the result of an operation, which may be changed in place.
 
     Args:

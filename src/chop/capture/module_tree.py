@@ -156,7 +156,7 @@ def add_extras(
         root.register_buffer(name, tensor.detach(), persistent=False)
 
 
-def changes_state(module: nn.Module) -> bool:
+def is_impure_module(module: nn.Module) -> bool:
     """Whether a call of a leaf matters even if nobody reads its result.
 
     It may draw random numbers, count batches, or work in place on what others read.

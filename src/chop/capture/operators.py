@@ -1,20 +1,20 @@
-"""Calls that need more than to be written down: reads, custom operators, numpy arrays."""
+"""Operator calls with special handling: custom operators, numpy arrays, aliased results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from chop.capture.blocked import NoShapesError
+from chop.capture.graph_break import MissingFakeKernelError
 from chop.capture.symbols import outside_fake_mode
-from chop.capture.targets import OVERLOADS
+from chop.capture.targets import OVERLOADS, mutates_input
 
 # These turn a tensor into a Python value, which a recording on fake tensors cannot know.
-READS_DATA = frozenset(
+DATA_DEPENDENT_METHODS = frozenset(
     {
         *("__bool__", "__int__", "__float__", "__complex__", "__index__", "__nonzero__"),
         *("__contains__", "__array__", "tolist", "numpy"),
@@ -25,7 +25,7 @@ _OWN_LIBRARIES = ("aten", "prims", "prim")
 _CONSTRUCTORS = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
 
 
-def run_on_fakes(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def call_on_fakes(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Calls an operator on fake tensors.
 
     Raises:
@@ -35,7 +35,7 @@ def run_on_fakes(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return function(*args, **kwargs)
     except Exception as error:
         if _is_custom(function):
-            raise NoShapesError(function) from error
+            raise MissingFakeKernelError(function) from error
         raise
 
 
@@ -44,7 +44,7 @@ def _is_custom(function: Any) -> bool:
     return isinstance(function, OVERLOADS) and library not in _OWN_LIBRARIES
 
 
-def from_arrays(
+def from_numpy_arrays(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """A call that makes a tensor of a numpy array, as one that makes it of a constant tensor.
@@ -68,3 +68,22 @@ def from_arrays(
         kwargs = {"copy": True, **kwargs}
         function = torch.asarray
     return function, args, kwargs
+
+
+def contains_tensor(value: Any) -> bool:
+    """Whether a result is a tensor, or tuples or lists that hold one."""
+    if isinstance(value, tuple | list):
+        return any(map(contains_tensor, value))
+    return isinstance(value, Tensor)
+
+
+def alias_if_input(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> Any:
+    """A new identity for a result that is an argument unchanged.
+
+    `x.float()` returns `x` itself while `x` is float32. Were the two one in the graph, then after
+    `model.half()` every later reader of `x` would read the float32 copy.
+    """
+    unchanged = isinstance(result, Tensor) and any(result is value for value in args)
+    if unchanged and not mutates_input(func) and "out" not in kwargs:
+        return torch.ops.aten.alias(result)
+    return result

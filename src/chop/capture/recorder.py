@@ -14,23 +14,34 @@ from torch.overrides import TorchFunctionMode
 
 from chop.capture.arguments import ArgumentWriter
 from chop.capture.autocast import AutocastRegions
-from chop.capture.blocked import Blocked
-from chop.capture.draws import HostDraws, TorchSeeds
-from chop.capture.eager_probe import Decisions
-from chop.capture.leaves import LeafRule, Seen, check_open, check_runs_on_fakes, tensors_in
-from chop.capture.operators import READS_DATA, from_arrays, run_on_fakes
-from chop.capture.questions import ABOUT_LAYOUT, DTYPE, LAYOUT
-from chop.capture.reads import DataReads
-from chop.capture.recurrent import Recurrence
-from chop.capture.repeats import Repeats
-from chop.capture.results import distinct, holds_tensor
+from chop.capture.data_dependent import DataDependentReads
+from chop.capture.eager_probe import EagerReads
+from chop.capture.fake_cache import FakeCache
+from chop.capture.graph_break import GraphBreak
+from chop.capture.input_guards import DTYPE, LAYOUT, LAYOUT_METHODS
+from chop.capture.leaves import (
+    EagerOutput,
+    LeafRule,
+    check_has_fake_kernel,
+    check_traceable,
+    tensors_in,
+)
+from chop.capture.operators import (
+    DATA_DEPENDENT_METHODS,
+    alias_if_input,
+    call_on_fakes,
+    contains_tensor,
+    from_numpy_arrays,
+)
+from chop.capture.pytree import check_leaf, child_getter, child_name, tree_children, tree_rebuild
+from chop.capture.random_state import HostRandomState, TorchSeedWatch
+from chop.capture.recurrent import RecurrentKernels
 from chop.capture.runtime import AutogradCall, retain_grad
-from chop.capture.slice_guards import ask_about_parts, ask_about_slices
+from chop.capture.slice_guards import guard_slice_bounds, guard_split_count
 from chop.capture.source import current_line, definition_line, failing_line
-from chop.capture.structure import check_single, part_name, parts_of, reader_of, rebuilt
 from chop.capture.symbols import FakeTensor, Sizes, constant_of, is_symbolic
-from chop.capture.targets import SET_GRAD_ENABLED, changes_its_input, spell
-from chop.capture.unfollowed import Unfollowed
+from chop.capture.targets import SET_GRAD_ENABLED, mutates_input, normalize_call
+from chop.capture.untraced_effects import UntracedEffects
 from chop.errors import CaptureError
 
 _GRADIENT_HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
@@ -50,9 +61,9 @@ class Recorder(TorchFunctionMode):
         model: the model to record.
         leaves: which submodules become one node.
         symbolic: whether sizes of inputs are free.
-        seen: outputs of leaves and operators that cannot run on fake tensors, seen in real runs.
-        decisions: what the model's Python read from tensors in a real run. With it, a read of data
-            gets the same answer, and the graph checks at run time that it still holds.
+        eager_outputs: outputs, in eager runs, of leaves and operators without a fake kernel.
+        eager_reads: data-dependent reads of an eager run. With them a read returns the same value,
+            and the graph checks at run time that it still holds.
         before: an earlier recording of the same inputs in the same mode; its answers hold here too.
 
     Attributes:
@@ -60,8 +71,8 @@ class Recorder(TorchFunctionMode):
         stateful: modules that keep state in attributes, with the reason: none may be recorded.
         asked_for_gradients: the lines that ask whether a computed tensor requires a gradient, and
             are told that it does not.
-        keep: is told of each parameter that is about to be written.
-        watch_numpy: whether to find the module that draws from `np.random`.
+        before_write: is told of each parameter that is about to be written.
+        check_numpy_draws: whether to find the module that draws from `np.random`.
     """
 
     def __init__(
@@ -69,8 +80,8 @@ class Recorder(TorchFunctionMode):
         model: nn.Module,
         leaves: LeafRule,
         symbolic: bool = True,
-        seen: Mapping[Any, list[Seen]] | None = None,
-        decisions: Decisions | None = None,
+        eager_outputs: Mapping[Any, list[EagerOutput]] | None = None,
+        eager_reads: EagerReads | None = None,
         before: Recorder | None = None,
     ) -> None:
         super().__init__()
@@ -78,37 +89,41 @@ class Recorder(TorchFunctionMode):
         self.sizes: Sizes = Sizes(self.graph, symbolic, before.sizes if before else None)
         self.values: dict[fx.Node, Any] = {}
         self.constants: dict[str, Tensor] = {}
-        self.hidden_operators: dict[str, int] = {}
-        self.blocked: Blocked | None = None
-        self.asked_for_gradients: list[str] = []
+        self.leaf_operators: dict[str, int] = {}
+        self.graph_break: GraphBreak | None = None
+        self.requires_grad_reads: list[str] = []
         self.asked: dict[str, str] = {}
         self.stateful: Mapping[str, str] = {}
-        self.keep: Callable[[Tensor], None] | None = None
-        self.watch_numpy = False
+        self.before_write: Callable[[Tensor], None] | None = None
+        self.check_numpy_draws = False
         self._leaves = leaves
-        self._decisions = decisions
-        self._seen = {subject: iter(outputs) for subject, outputs in (seen or {}).items()}
-        self._recurrence = Recurrence(self.sizes)
-        self._repeats: Repeats = before._repeats if before and self.sizes.continues else Repeats()
+        self._eager_reads = eager_reads
+        self._eager_outputs = {
+            subject: iter(outputs) for subject, outputs in (eager_outputs or {}).items()
+        }
+        self._recurrent = RecurrentKernels(self.sizes)
+        self._fake_cache: FakeCache = (
+            before._fake_cache if before and self.sizes.continues else FakeCache()
+        )
         self._recording = False
-        self._seeds = TorchSeeds(lambda: self._recording)
-        self._unfollowed: Unfollowed | None = None
-        self._operators_passed = 0
+        self._seeds = TorchSeedWatch(lambda: self._recording)
+        self._untraced: UntracedEffects | None = None
+        self._operator_count = 0
         self._nodes: dict[int, fx.Node] = {}
-        self._alive: list[Any] = []
-        self._unchanged: dict[int, Any] = {}
+        self._kept_alive: list[Any] = []
+        self._alias_sources: dict[int, Any] = {}
         self._attributes: dict[str, fx.Node] = {}
-        self.reads = DataReads(self._emit, self._node_of, decisions)
+        self.reads = DataDependentReads(self._emit, self._node_of, eager_reads)
         self.regions = AutocastRegions(self._emit, lambda: self._recording)
         self._arguments = ArgumentWriter(self.graph, self.sizes, self._node_of)
-        self._running: dict[str, tuple[str, str]] = {}
+        self._module_stack: dict[str, tuple[str, str]] = {}
         self._paths = {id(module): name for name, module in model.named_modules()}
         self._state_names: dict[int, str] = {}
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             self._state_names.setdefault(id(tensor), name)
         self._taken_names = {*model._parameters, *model._buffers, *model._modules}
 
-    def stand_in(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    def fake_member(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """A fake of another dtype that is known by the name of a parameter or buffer."""
         with self.sizes.fake_mode():
             fake = torch.empty_strided(
@@ -117,57 +132,64 @@ class Recorder(TorchFunctionMode):
             if isinstance(tensor, nn.Parameter):
                 fake = nn.Parameter(fake, tensor.requires_grad)
         self._state_names[id(fake)] = self._state_names[id(tensor)]
-        self._alive.append(fake)
+        self._kept_alive.append(fake)
         return fake
 
     # --- inputs and the run
 
-    def add_input(self, name: str, value: Any, free: Callable[[Tensor, int], bool]) -> Any:
+    def add_input(self, name: str, value: Any, is_dynamic: Callable[[Tensor, int], bool]) -> Any:
         """Makes a placeholder and returns its fake value (tensors nested in lists or dicts too)."""
         node = self.graph.placeholder(name)
-        self.values[node] = fake = self._fake_input(name, value, node, free)
+        self.values[node] = fake = self._fake_input(name, value, node, is_dynamic)
         return fake
 
     def _fake_input(
-        self, name: str, value: Any, node: fx.Node, free: Callable[[Tensor, int], bool]
+        self, name: str, value: Any, node: fx.Node, is_dynamic: Callable[[Tensor, int], bool]
     ) -> Any:
         if isinstance(value, Tensor):
-            fake = self.sizes.fake_input(name, value, free)
+            fake = self.sizes.fake_input(name, value, is_dynamic)
             self._arguments.follow_device(value.device, node)
             self._bind(fake, node)
             return fake
-        parts = parts_of(value)
+        parts = tree_children(value)
         if parts is None:
-            check_single(name, value)
+            check_leaf(name, value)
             return value
         fakes = {}
         for key, part in parts.items():
-            reader = self.graph.call_function(reader_of(value), (node, key))
-            fakes[key] = self._fake_input(part_name(value, name, key), part, reader, free)
-        return rebuilt(value, fakes)
+            reader = self.graph.call_function(child_getter(value), (node, key))
+            fakes[key] = self._fake_input(child_name(value, name, key), part, reader, is_dynamic)
+        return tree_rebuild(value, fakes)
 
     def run(self, model: nn.Module, arguments: Mapping[str, Any]) -> None:
         """Runs the model on fake arguments and closes the graph with its result.
 
         Raises:
-            Exception: whatever stopped the run; `blocked` then says where.
+            Exception: whatever stopped the run; `graph_break` then says where.
         """
-        with self._seeds.watched(), self.sizes.fake_mode(), self, self.sizes.asked_by(model=True):
+        with (
+            self._seeds.watched(),
+            self.sizes.fake_mode(),
+            self,
+            self.sizes.evaluated_by(model=True),
+        ):
             self._recording = True
-            before = {name: dict(part._buffers) for name, part in self._leaves.outside(model)}
-            draws = HostDraws(numpy=True)
-            self._unfollowed = Unfollowed(self._leaves.outside(model), arguments)
+            before = {
+                name: dict(part._buffers) for name, part in self._leaves.traced_modules(model)
+            }
+            draws = HostRandomState(numpy=True)
+            self._untraced = UntracedEffects(self._leaves.traced_modules(model), arguments)
             try:
                 result = model(**arguments)
                 draws.check_unmoved()
                 self._seeds.check_unset()
-                self._unfollowed.check()
-                for name, part in self._leaves.outside(model):
+                self._untraced.check()
+                for name, part in self._leaves.traced_modules(model):
                     self._check_buffers(name, part, before[name])
                 self.graph.output(self._arguments.write(result))
             except Exception as error:
-                if self.blocked is None:
-                    self.blocked = Blocked("", failing_line(error) or "its result", error)
+                if self.graph_break is None:
+                    self.graph_break = GraphBreak("", failing_line(error) or "its result", error)
                 raise
             finally:
                 self._recording = False
@@ -176,14 +198,14 @@ class Recorder(TorchFunctionMode):
     def _inside_operator(self) -> Iterator[None]:
         self._recording = False
         try:
-            with self.sizes.asked_by(model=False):
+            with self.sizes.evaluated_by(model=False):
                 yield
         finally:
             self._recording = True
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
-        draws = HostDraws(self.watch_numpy)
+        draws = HostRandomState(self.check_numpy_draws)
         try:
             with self._inside_operator():
                 yield
@@ -224,7 +246,7 @@ class Recorder(TorchFunctionMode):
         self._taken_names.add(name)
         self.constants[name] = constant
         self._state_names[id(tensor)] = name
-        self._alive.append(tensor)
+        self._kept_alive.append(tensor)
         return name
 
     # --- results as nodes
@@ -233,18 +255,18 @@ class Recorder(TorchFunctionMode):
         arguments = tuple(map(self._arguments.write, args))
         named = {name: self._arguments.write(value) for name, value in kwargs.items()}
         node = self.graph.create_node(op, target, arguments, named)
-        node.meta["nn_module_stack"] = dict(self._running)
+        node.meta["nn_module_stack"] = dict(self._module_stack)
         node.meta["source"] = current_line()
         self._bind(result, node)
         return node
 
     def _bind(self, value: Any, node: fx.Node) -> None:
-        if self._unfollowed is not None:
-            self._unfollowed.check_mode()
+        if self._untraced is not None:
+            self._untraced.check_mode()
         self.values.setdefault(node, value)
         if isinstance(value, Tensor):
             self._nodes[id(value)] = node
-            self._alive.append(value)
+            self._kept_alive.append(value)
             self.sizes.bind(value, node)
         elif is_symbolic(value):
             self.sizes.bind_number(value, node)
@@ -269,49 +291,49 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.keep is not None and (changes_its_input(func) or "out" in kwargs):
+        if self.before_write is not None and (mutates_input(func) or "out" in kwargs):
             # Fake mode runs an operator for real when none of its inputs is fake.
             for tensor in tensors_in([*args[:1], *kwargs.values()]):
-                self.keep(tensor)
+                self.before_write(tensor)
         if not self._recording:
-            self._operators_passed += 1
+            self._operator_count += 1
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name in READS_DATA or (name == "item" and self._decisions is not None):
-            return self.reads.value(func, name, args, kwargs)
+        if name in DATA_DEPENDENT_METHODS or (name == "item" and self._eager_reads is not None):
+            return self.reads.read(func, name, args, kwargs)
         if name == "__get__":
             return self._get_attribute(func, args)
         if name == "__set__":
             return self._set_attribute(func, args)
-        if name in ABOUT_LAYOUT:
-            self._note_question(LAYOUT, args[0])
+        if name in LAYOUT_METHODS:
+            self._guard_on(LAYOUT, args[0])
         if name in _GRADIENT_HOOKS:
             raise CaptureError(f"the model hooks the gradient of a tensor ({name})")
         if name == "__getitem__":
-            ask_about_slices(*args)
+            guard_slice_bounds(*args)
         elif name in ("split", "chunk"):
-            ask_about_parts(name, args, kwargs)
-        func, args, kwargs = from_arrays(func, args, kwargs)
+            guard_split_count(name, args, kwargs)
+        func, args, kwargs = from_numpy_arrays(func, args, kwargs)
         with self._inside_operator():
             returned = self._run_operator(func, args, kwargs)
-            result = distinct(func, args, kwargs, returned)
+            result = alias_if_input(func, args, kwargs, returned)
         if result is not returned:
-            self._unchanged[id(result)] = self._unchanged.get(id(returned), returned)
+            self._alias_sources[id(result)] = self._alias_sources.get(id(returned), returned)
         if func is SET_GRAD_ENABLED:
             self.graph.call_function(func, args)
         elif name == "__setitem__":
-            self._emit(*spell(func, args, kwargs), args[0])
+            self._emit(*normalize_call(func, args, kwargs), args[0])
         elif name == "item":
             if is_symbolic(result):
                 self._emit("call_method", "item", args, {}, result)
         elif func is Tensor.retain_grad:
             self._emit("call_function", retain_grad, args, {}, None)
-        elif name not in _NOT_RECORDED and (holds_tensor(result) or changes_its_input(func)):
-            self._emit(*spell(func, args, kwargs), result)
+        elif name not in _NOT_RECORDED and (contains_tensor(result) or mutates_input(func)):
+            self._emit(*normalize_call(func, args, kwargs), result)
         return result
 
-    def _next_seen(self, subject: Any) -> Seen:
-        seen = next(self._seen[subject], None)
+    def _next_eager_output(self, subject: Any) -> EagerOutput:
+        seen = next(self._eager_outputs[subject], None)
         if seen is None:
             raise CaptureError(
                 f"{subject} is called more often than in a real run in eval(), which had to show "
@@ -320,10 +342,10 @@ class Recorder(TorchFunctionMode):
         return seen
 
     def _run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func in self._seen:
-            return self._next_seen(func).as_fake(self.sizes, tensors_in([*args, kwargs]))
-        rule = self._recurrence.rule(func)
-        return self._repeats.call(func, args, kwargs, lambda: run_on_fakes(rule, args, kwargs))
+        if func in self._eager_outputs:
+            return self._next_eager_output(func).as_fake(self.sizes, tensors_in([*args, kwargs]))
+        rule = self._recurrent.rule(func)
+        return self._fake_cache.call(func, args, kwargs, lambda: call_on_fakes(rule, args, kwargs))
 
     def _get_attribute(self, getter: Any, args: Any) -> Any:
         value = getter(*args)
@@ -331,13 +353,13 @@ class Recorder(TorchFunctionMode):
         if isinstance(value, Tensor) and value is not args[0] and name != "grad":
             self._emit("call_function", getattr, (args[0], name), {}, value)
         if name == DTYPE:
-            self._note_question(DTYPE, args[0])
+            self._guard_on(DTYPE, args[0])
         # Real runs without gradients check what was recorded for a tensor that requires one.
         if name == "requires_grad" and not value and id(args[0]) in self._nodes:
-            self.asked_for_gradients.append(current_line())
+            self.requires_grad_reads.append(current_line())
         return value
 
-    def _note_question(self, what: str, tensor: Tensor) -> None:
+    def _guard_on(self, what: str, tensor: Tensor) -> None:
         # Models ask often, and finding the line takes a walk up the stack.
         if what not in self.asked and id(tensor) in self._nodes:
             self.asked[what] = current_line()
@@ -357,12 +379,12 @@ class Recorder(TorchFunctionMode):
         if path and self._leaves.is_leaf(module, path):
             return self._call_leaf(original, module, path, args, kwargs)
         cls = type(module)
-        self._running[path] = (path, f"{cls.__module__}.{cls.__qualname__}")
-        draws = HostDraws(self.watch_numpy)
+        self._module_stack[path] = (path, f"{cls.__module__}.{cls.__qualname__}")
+        draws = HostRandomState(self.check_numpy_draws)
         buffers = dict(module._buffers)
         try:
             if path:
-                check_open(module)
+                check_traceable(module)
             if path in self.stateful:
                 raise CaptureError(self.stateful[path])
             result = original(module, *args, **kwargs)
@@ -371,19 +393,19 @@ class Recorder(TorchFunctionMode):
             self._seeds.check_unset()
             self._check_recorded(result)
         except Exception as error:
-            if self.blocked is None or self.blocked.error is not error:
+            if self.graph_break is None or self.graph_break.error is not error:
                 where = failing_line(error)
-                self.blocked = Blocked(path, where or definition_line(cls), error)
+                self.graph_break = GraphBreak(path, where or definition_line(cls), error)
             raise
         finally:
-            del self._running[path]
+            del self._module_stack[path]
         return result
 
     def _check_buffers(self, path: str, module: nn.Module, before: Mapping[str, Any]) -> None:
         # A graph has no node that binds a name of a module; its state would never move.
         for name, buffer in module._buffers.items():
             old = before.get(name)
-            if buffer is not old and self._unchanged.get(id(buffer), buffer) is not old:
+            if buffer is not old and self._alias_sources.get(id(buffer), buffer) is not old:
                 full = f"{path}.{name}" if path else name
                 raise CaptureError(
                     f"the model replaces its buffer {full} while it runs; a graph can only write "
@@ -400,37 +422,37 @@ class Recorder(TorchFunctionMode):
     def _call_leaf(
         self, original: Any, module: nn.Module, path: str, args: Any, kwargs: Any
     ) -> Any:
-        before = self._operators_passed
+        before = self._operator_count
         arguments = tuple(map(self._arguments.write, args))
         named = {name: self._arguments.write(value) for name, value in kwargs.items()}
         with self._paused():
             result = self._leaf_result(original, module, path, args, kwargs)
         node = self.graph.call_module(path, arguments, named)
-        node.meta["nn_module_stack"] = dict(self._running)
+        node.meta["nn_module_stack"] = dict(self._module_stack)
         node.meta["source"] = current_line()
         self._bind(result, node)
-        hidden = self._operators_passed - before
-        self.hidden_operators[path] = max(self.hidden_operators.get(path, 0), hidden)
+        hidden = self._operator_count - before
+        self.leaf_operators[path] = max(self.leaf_operators.get(path, 0), hidden)
         return result
 
     def _leaf_result(
         self, original: Any, module: nn.Module, path: str, args: Any, kwargs: Any
     ) -> Any:
-        if path in self._seen:
-            seen = self._next_seen(path)
-            self._operators_passed += seen.operators
+        if path in self._eager_outputs:
+            seen = self._next_eager_output(path)
+            self._operator_count += seen.operators
             sources = [*tensors_in([*args, kwargs]), *module.parameters()]
             return seen.as_fake(self.sizes, sources)
         if isinstance(module, nn.RNNBase):
-            return self._recurrence.outputs(module, *args, **kwargs)
+            return self._recurrent.outputs(module, *args, **kwargs)
         try:
-            check_runs_on_fakes(module)
-            return self._repeats.call_module(
+            check_has_fake_kernel(module)
+            return self._fake_cache.call_module(
                 module, args, kwargs, lambda: original(module, *args, **kwargs)
             )
         except Exception as error:
             where = failing_line(error) or current_line()
-            self.blocked = Blocked(path, where, error, needs_shapes=True)
+            self.graph_break = GraphBreak(path, where, error, needs_shapes=True)
             raise
 
     def call_autograd_function(self, original: Any, function: type, args: Any, kwargs: Any) -> Any:

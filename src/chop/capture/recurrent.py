@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from chop.capture.leaves import computed, tensors_in
+from chop.capture.leaves import tensors_in, with_grad_history
 from chop.capture.symbols import Sizes
 
 _PACK = torch._C._VariableFunctions._pack_padded_sequence
 _PAD = torch._C._VariableFunctions._pad_packed_sequence
 
 
-class Recurrence:
+class RecurrentKernels:
     """The shape rules of one recording.
 
     Args:
@@ -38,9 +38,11 @@ class Recurrence:
 
     def _pack(self, x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
         batch, time = x.shape[:2] if batch_first else (x.shape[1], x.shape[0])
-        steps = self._sizes.told_by_data(1, time)
-        rows = self._sizes.told_by_data(1, None)
-        data = computed(x.new_empty((rows, *x.shape[2:]), requires_grad=False), x.requires_grad)
+        steps = self._sizes.unbacked_size(1, time)
+        rows = self._sizes.unbacked_size(1, None)
+        data = with_grad_history(
+            x.new_empty((rows, *x.shape[2:]), requires_grad=False), x.requires_grad
+        )
         batch_sizes = torch.empty(steps, dtype=torch.int64)
         self._batch[id(batch_sizes)] = (batch_sizes, batch)
         return data, batch_sizes
@@ -51,11 +53,11 @@ class Recurrence:
         batch = self._batch_of(batch_sizes)
         shape = (batch, steps) if batch_first else (steps, batch)
         padded = data.new_empty((*shape, *data.shape[1:]))
-        return computed(padded, data.requires_grad), torch.empty(batch, dtype=torch.int64)
+        return with_grad_history(padded, data.requires_grad), torch.empty(batch, dtype=torch.int64)
 
     def _batch_of(self, batch_sizes: Tensor) -> Any:
         known = self._batch.get(id(batch_sizes))
-        return known[1] if known is not None else self._sizes.told_by_data(1, None)
+        return known[1] if known is not None else self._sizes.unbacked_size(1, None)
 
     def outputs(self, module: nn.RNNBase, x: Any, hx: Any = None) -> Any:
         """The outputs of LSTM, GRU and RNN.
@@ -73,7 +75,7 @@ class Recurrence:
         width = module.proj_size or module.hidden_size
 
         def empty(*shape: Any) -> Tensor:
-            return computed(data.new_empty(shape), trained)
+            return with_grad_history(data.new_empty(shape), trained)
 
         if packed:
             batch: tuple[Any, ...] = (self._batch_of(x.batch_sizes),)

@@ -117,7 +117,7 @@ def leave_autocast(region: torch.autocast) -> None:
 
 
 @contextlib.contextmanager
-def regions_left() -> Iterator[None]:
+def exit_open_regions() -> Iterator[None]:
     """Leaves what the block has entered, also where an error came between entering and leaving."""
     depth = len(_OPEN_REGIONS.entered)
     try:
@@ -142,12 +142,12 @@ def expect_autocast(device: torch.device | str, dtype: torch.dtype | None, where
     found = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     if found is not dtype:
         raise GuardError(
-            f"captured under autocast {_spelt(dtype)}, tested by the model at {where}, got "
-            f"autocast {_spelt(found)}; capture the model again inside such a region"
+            f"captured under autocast {_format_dtype(dtype)}, tested by the model at {where}, got "
+            f"autocast {_format_dtype(found)}; capture the model again inside such a region"
         )
 
 
-def _spelt(dtype: torch.dtype | None) -> str:
+def _format_dtype(dtype: torch.dtype | None) -> str:
     return "off" if dtype is None else f"to {dtype}"
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-def ask_about_slices(tensor: Tensor, index: Any) -> None:
+def guard_slice_bounds(tensor: Tensor, index: Any) -> None:
     """Asks of every bound of an index such as `x[:, 1:n]` whether it lies inside `tensor`."""
     items = index if isinstance(index, tuple) else (index,)
     taken = sum(_dims_taken(item) for item in items)
@@ -43,7 +43,7 @@ def _ask_about_bounds(bounds: slice, size: Any) -> None:
         bool(inside)
 
 
-def ask_about_parts(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def guard_split_count(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Asks into how many parts `split` or `chunk` will cut a tensor."""
     named = dict(zip(("tensor", "parts", "dim"), args, strict=False)) | kwargs
     tensor = named.get("tensor", named.get("input"))

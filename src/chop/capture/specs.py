@@ -85,7 +85,7 @@ class LeafReport:
     operators: int
 
 
-def check_form(name: str, spec: Any, value: Any) -> None:
+def check_matches(name: str, spec: Any, value: Any) -> None:
     """Raises GuardError where a value has another form than the example: only sizes are free."""
     if isinstance(spec, TensorSpec):
         rank = len(spec.shape)
@@ -110,10 +110,10 @@ def check_form(name: str, spec: Any, value: Any) -> None:
         )
     if isinstance(spec, FieldsSpec):
         for field, inner in spec.fields.items():
-            check_form(f"{name}.{field}", inner, getattr(value, field))
+            check_matches(f"{name}.{field}", inner, getattr(value, field))
     elif isinstance(spec, Mapping | tuple | list):
         for key in spec if isinstance(spec, Mapping) else range(len(spec)):
-            check_form(f"{name}[{key!r}]", spec[key], value[key])
+            check_matches(f"{name}[{key!r}]", spec[key], value[key])
 
 
 def cast_floats(spec: Any, cast: Callable[[torch.dtype], torch.dtype]) -> Any:

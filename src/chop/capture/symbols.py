@@ -27,8 +27,8 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from chop.capture.guards import ShapeGuard
+from chop.capture.shape_env import GuardedShapeEnv
 from chop.capture.size_functions import COMPUTE, PAIRWISE, SizePrinter
-from chop.capture.size_tests import SizeTests
 from chop.errors import CaptureError
 
 _NOISY = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
@@ -53,20 +53,20 @@ def outside_fake_mode() -> contextlib.AbstractContextManager[Any]:
     return _disable_current_modes()
 
 
-def elements_of(fake: FakeTensor) -> Tensor:
+def meta_of(fake: FakeTensor) -> Tensor:
     """What a fake tensor is made of."""
     with in_kernel_invocation_manager(fake.fake_mode):
         return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")
 
 
-def another(fake: FakeTensor, elements: Tensor | None = None) -> FakeTensor:
+def new_fake(fake: FakeTensor, elements: Tensor | None = None) -> FakeTensor:
     """A tensor like a fake one, without its history.
 
     Args:
         fake: a strided tensor.
-        elements: what `elements_of` it returned, which takes time.
+        elements: what `meta_of` it returned, which takes time.
     """
-    made_of = elements_of(fake) if elements is None else elements
+    made_of = meta_of(fake) if elements is None else elements
     return FakeTensor(fake.fake_mode, made_of, fake.device)
 
 
@@ -83,15 +83,15 @@ class Sizes:
     def __init__(self, graph: fx.Graph, symbolic: bool = True, before: Sizes | None = None) -> None:
         self._graph = graph
         self._inputs: dict[str, FakeTensor] = {}
-        self._env: SizeTests | None
+        self._env: GuardedShapeEnv | None
         self._mode: FakeTensorMode
         self.continues: bool = before is not None and (
-            before._env is None or before._env.start_again()
+            before._env is None or before._env.reset_guards()
         )
         if before is not None and self.continues:
             self._env, self._mode, self._inputs = before._env, before._mode, before._inputs
         else:
-            self._env = SizeTests() if symbolic else None
+            self._env = GuardedShapeEnv() if symbolic else None
             self._mode = FakeTensorMode(
                 shape_env=self._env, allow_non_fake_inputs=True, static_shapes=not symbolic
             )
@@ -104,7 +104,7 @@ class Sizes:
         self._fakes: list[Tensor] = []
 
     def _can_continue(self) -> bool:
-        return self._env is None or self._env.start_again()
+        return self._env is None or self._env.reset_guards()
 
     @contextlib.contextmanager
     def fake_mode(self) -> Iterator[None]:
@@ -121,33 +121,35 @@ class Sizes:
                 logger.setLevel(level)
 
     @contextlib.contextmanager
-    def asked_by(self, model: bool) -> Iterator[None]:
+    def evaluated_by(self, model: bool) -> Iterator[None]:
         """Says who asks about sizes inside the block: the model's Python, or an operator."""
         if self._env is None:
             yield
             return
-        before, self._env.asked_by_model = self._env.asked_by_model, model
+        before, self._env.evaluated_by_model = self._env.evaluated_by_model, model
         try:
             yield
         finally:
-            self._env.asked_by_model = before
+            self._env.evaluated_by_model = before
 
     # --- inputs
 
-    def fake_input(self, name: str, tensor: Tensor, free: Callable[[Tensor, int], bool]) -> Tensor:
+    def fake_input(
+        self, name: str, tensor: Tensor, is_dynamic: Callable[[Tensor, int], bool]
+    ) -> Tensor:
         """A fake copy of an input.
 
         Args:
             name: how the run-time conditions refer to the input: `"x"`, `"batch['mask']"`.
             tensor: the example; only its shape, dtype and device matter.
-            free: whether a dimension may have another size at run time.
+            is_dynamic: whether a dimension may have another size at run time.
         """
         if self._env is None:
             fake: Tensor = self._mode.from_tensor(tensor, static_shapes=True)
             self._fix(name, tensor, range(tensor.dim()))
             return fake
         dims = [
-            DimDynamic.DYNAMIC if free(tensor, dim) else DimDynamic.STATIC
+            DimDynamic.DYNAMIC if is_dynamic(tensor, dim) else DimDynamic.STATIC
             for dim in range(tensor.dim())
         ]
         if name not in self._inputs:
@@ -155,7 +157,7 @@ class Sizes:
         fake = self._inputs[name]
         if fake.layout is torch.strided:
             # The model may write into it, and the next recording shares it.
-            fake = another(fake)
+            fake = new_fake(fake)
         fake.requires_grad_(tensor.requires_grad)
         self._fix(name, tensor, [d for d, kind in enumerate(dims) if kind is DimDynamic.STATIC])
         self._examples[name] = tuple(tensor.shape)
@@ -295,12 +297,12 @@ class Sizes:
                 found.append(ShapeGuard(self._print(condition), where))
         return found
 
-    def add_tests(self, other: Sizes) -> None:
+    def add_guards_of(self, other: Sizes) -> None:
         """Also keeps the conditions of a second recording of the same inputs."""
         if self._env is not None and other._env is not None:
             self._env.tests = {**other._env.tests, **self._env.tests}
 
-    def told_by_data(self, least: int, most: Any) -> Any:
+    def unbacked_size(self, least: int, most: Any) -> Any:
         """A new size that only the data tells, which some operator's result has to show.
 
         Args:
@@ -340,7 +342,7 @@ class Sizes:
         values = self._env.backed_var_to_val
         return {root: values[root] + step for step, root in enumerate(roots, start=1)}
 
-    def size_seen(self, example: int, grown: int | None, known: Iterable[Any]) -> Any:
+    def infer_size(self, example: int, grown: int | None, known: Iterable[Any]) -> Any:
         """The size that was `example` at the example sizes and `grown` at the grown ones.
 
         Args:

@@ -77,7 +77,7 @@ _RANDOM_NAMES = frozenset(
 )
 
 
-class Spelling(NamedTuple):
+class NormalizedCall(NamedTuple):
     """What `fx.Graph.create_node` needs, with the arguments not yet turned into nodes."""
 
     op: str
@@ -94,36 +94,38 @@ def _is_method(function: Callable[..., Any], name: str, args: tuple[Any, ...]) -
     return function is getattr(Tensor, name, None)
 
 
-def spell(
+def normalize_call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Spelling:
+) -> NormalizedCall:
     """One spelling for all the ways in which Python can ask for the same operator."""
     if isinstance(function, torch._ops.OpOverloadPacket) and len(function.overloads()) == 1:
         function = getattr(function, function.overloads()[0])
     name = _PYTHON_WRITTEN_DUNDERS.get(id(function), getattr(function, "__name__", ""))
     if name.startswith("__") and name.endswith("__"):
-        return _spell_dunder(name, args, kwargs)
+        return _normalize_dunder(name, args, kwargs)
     if not _is_method(function, name, args):
-        return Spelling("call_function", function, args, kwargs)
+        return NormalizedCall("call_function", function, args, kwargs)
     if name in _METHODS_THAT_ARE_OPERATORS and not kwargs:
-        return Spelling("call_function", PYTHON_OPERATORS[name], args, {})
-    return Spelling("call_method", name, args, kwargs)
+        return NormalizedCall("call_function", PYTHON_OPERATORS[name], args, {})
+    return NormalizedCall("call_method", name, args, kwargs)
 
 
-def _spell_dunder(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Spelling:
+def _normalize_dunder(
+    name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> NormalizedCall:
     base = name[2:-2]
     if base == "iter":
-        return Spelling("call_function", torch.unbind, args, {})
+        return NormalizedCall("call_function", torch.unbind, args, {})
     if base == "setitem":
-        return Spelling("call_function", set_item, args, {})
+        return NormalizedCall("call_function", set_item, args, {})
     if base in PYTHON_OPERATORS:
-        return Spelling("call_function", PYTHON_OPERATORS[base], args, kwargs)
+        return NormalizedCall("call_function", PYTHON_OPERATORS[base], args, kwargs)
     if base.startswith("r") and base[1:] in PYTHON_OPERATORS:
-        return Spelling("call_function", PYTHON_OPERATORS[base[1:]], args[1::-1], kwargs)
-    return Spelling("call_method", name, args, kwargs)
+        return NormalizedCall("call_function", PYTHON_OPERATORS[base[1:]], args[1::-1], kwargs)
+    return NormalizedCall("call_method", name, args, kwargs)
 
 
-def changes_its_input(function: Callable[..., Any]) -> bool:
+def mutates_input(function: Callable[..., Any]) -> bool:
     """Whether torch's naming says that a call works in place (`relu_`, `__iadd__`, `x[i] = v`)."""
     if isinstance(function, OVERLOADS):
         return any(schema.is_mutable for schema in _schemas(function))
@@ -156,7 +158,7 @@ def is_impure(node: fx.Node) -> bool:
     return (
         node.target in _EFFECTS
         or name in _RANDOM_NAMES
-        or changes_its_input(cast(Callable[..., Any], node.target))
+        or mutates_input(cast(Callable[..., Any], node.target))
     )
 
 

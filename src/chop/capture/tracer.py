@@ -14,12 +14,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from chop.capture.captured import CapturedModule
-from chop.capture.hf_patches import settled
+from chop.capture.hf_patches import hf_capture_patches
 from chop.capture.inputs import dummy_inputs, is_guessed
 from chop.capture.leaves import LeafRule
 from chop.capture.module_tree import check_names
-from chop.capture.structure import map_leaves
-from chop.capture.unfollowed import check_initialized
+from chop.capture.pytree import tree_map
+from chop.capture.untraced_effects import check_initialized
 from chop.errors import CaptureError, ConfigError, did_you_mean
 
 
@@ -61,30 +61,32 @@ def capture(
     """
     check_names(model)
     check_initialized(model)
-    example = _own(_choose_inputs(model, inputs, input_names))
+    example = _copied(_choose_inputs(model, inputs, input_names))
     # torch's symbolic shapes cost half a second to import; `import chop` does not need them.
-    from chop.capture.assemble import announced, assemble
-    from chop.capture.effects import record, told
-    from chop.capture.fallback import Ladder
-    from chop.capture.selfcheck import difference
+    from chop.capture.assemble import assemble, warning_text
+    from chop.capture.fallback import Fallback
+    from chop.capture.self_check import find_mismatch
+    from chop.capture.side_effects import record, side_effect_notes
 
-    ladder = Ladder(model, example, dict(concrete_args or {}), LeafRule(model, leaves), strict)
-    with settled(model) as notes:
-        recording, rehearsals = record(ladder)
-        captured = assemble(ladder, recording)
+    fallback = Fallback(model, example, dict(concrete_args or {}), LeafRule(model, leaves), strict)
+    with hf_capture_patches(model) as notes:
+        recording, dry_runs = record(fallback)
+        captured = assemble(fallback, recording)
         captured.record.guessed = inputs is None and is_guessed(model)
-        wrong = difference(model, captured, example, rehearsals[0]) if rehearsals else None
+        mismatch = find_mismatch(model, captured, example, dry_runs[0]) if dry_runs else None
         called = {str(node.target) for node in captured.graph.nodes if node.op == "call_module"}
-        notes += told(ladder, recording, rehearsals, called)
-    if wrong is not None and strict:
-        raise CaptureError(f"the capture of {captured.record.class_name} is not the model: {wrong}")
-    news = announced(ladder, captured, [*notes, wrong] if wrong else notes)
-    if news:
-        warnings.warn(news, CaptureWarning, stacklevel=2)
+        notes += side_effect_notes(fallback, recording, dry_runs, called)
+    if mismatch is not None and strict:
+        raise CaptureError(
+            f"the capture of {captured.record.class_name} is not the model: {mismatch}"
+        )
+    message = warning_text(fallback, captured, [*notes, mismatch] if mismatch else notes)
+    if message:
+        warnings.warn(message, CaptureWarning, stacklevel=2)
     return captured
 
 
-def _own(inputs: dict[str, Any]) -> dict[str, Any]:
+def _copied(inputs: dict[str, Any]) -> dict[str, Any]:
     """Copies of the caller's tensors: a model may write into its inputs."""
 
     def copy(value: Any) -> Any:
@@ -92,7 +94,7 @@ def _own(inputs: dict[str, Any]) -> dict[str, Any]:
             return value
         return value.detach().clone().requires_grad_(value.requires_grad)
 
-    return {name: map_leaves(copy, value) for name, value in inputs.items()}
+    return {name: tree_map(copy, value) for name, value in inputs.items()}
 
 
 def _choose_inputs(

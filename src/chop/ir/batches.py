@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from chop.capture.isolation import untouched
+from chop.capture.preserve_state import preserve_state
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import GraphRunner, bind_inputs
@@ -63,7 +63,7 @@ def observe_nodes(mg: MaseGraph, batches: Iterable[Mapping[str, Any]], visit: Vi
         visit: see `Visit`; it must not keep the values.
     """
     model = mg.model
-    with untouched(model), torch.no_grad():
+    with preserve_state(model), torch.no_grad():
         model.eval()
         for batch in batches:
             _Observer(model, visit).run(*bind_inputs(model, batch))
@@ -95,7 +95,7 @@ def run_layerwise(
         visit: called with each node before it runs, and the values before it for each batch.
     """
     model = mg.model
-    with untouched(model), torch.no_grad():
+    with preserve_state(model), torch.no_grad():
         model.eval()
         runs = [_started(model, batch) for batch in batches]
         for node in mg.nodes:

@@ -11,8 +11,8 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from chop.capture.captured import CapturedModule
-from chop.capture.isolation import untouched
 from chop.capture.module_tree import member_at
+from chop.capture.preserve_state import preserve_state
 from chop.capture.specs import TensorSpec, map_specs
 from chop.errors import GraphError, did_you_mean
 
@@ -37,7 +37,7 @@ def propagate(
         GraphError: an input is missing or not known.
     """
     arguments = bind_inputs(model, inputs)
-    with untouched(model):
+    with preserve_state(model):
         model.eval()
         if with_values or not _run_fake(model, arguments, visit):
             with torch.no_grad():

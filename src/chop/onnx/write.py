@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from chop.capture.cleanup import drop_autocast
+from chop.capture.dead_code import remove_autocast
 from chop.errors import GraphError
 from chop.files import replacing
 from chop.ir.graph import MaseGraph
@@ -37,7 +37,7 @@ def write(mg: MaseGraph, path: Path, dynamic: bool) -> dict[str, Any]:
     outputs = _plain_outputs(mg)
     inputs = _read_inputs(mg)
     inputs = _several_rows(inputs) if dynamic else inputs
-    drop_autocast(mg.fx_graph)
+    remove_autocast(mg.fx_graph)
     model = fx.GraphModule(mg.model, mg.fx_graph).eval()
     shapes = _varying_axes(inputs) if dynamic else None
     with _silence(), torch.no_grad():

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from chop.capture.isolation import untouched
+from chop.capture.preserve_state import preserve_state
 from chop.errors import ConfigError
 from chop.ir.batches import select_inputs
 from chop.ir.graph import MaseGraph
@@ -42,7 +42,7 @@ def gather_score_inputs(
     needs = SCORES[method].needs
     if needs is None:
         return score_inputs
-    with untouched(mg.model):
+    with preserve_state(mg.model):
         mg.model.eval()
         if needs == "gradients":
             _gather_saliency(mg, users, score_inputs, batches or ())

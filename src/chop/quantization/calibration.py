@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.capture.isolation import untouched
+from chop.capture.preserve_state import preserve_state
 from chop.formats import Gradient, StandIn
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import leaf_operators
@@ -38,7 +38,7 @@ def sample_operands(
         for name, step in steps.items():
             stored = step.packed_shapes if isinstance(step, PackedOperator) else ()
             step.spec = step.spec.keeping(*stored).with_quantizers(**observers[name])
-        with untouched(model), torch.no_grad():
+        with preserve_state(model), torch.no_grad():
             model.eval()
             for batch in batches:
                 model(**batch)

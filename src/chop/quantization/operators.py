@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import fx
 
-from chop.capture.targets import changes_its_input
+from chop.capture.targets import mutates_input
 from chop.formats import QuantSpec
 from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph
@@ -51,7 +51,7 @@ def _is_in_place(mg: MaseGraph, node: fx.Node) -> bool:
     if node.op == "call_method":
         return str(node.target).endswith("_") and not str(node.target).startswith("__")
     by_flag = node.kwargs.get("inplace") is True or True in node.args[1:2]
-    return by_flag or changes_its_input(node.target)  # type: ignore[arg-type]
+    return by_flag or mutates_input(node.target)  # type: ignore[arg-type]
 
 
 def _hand_on_the_result(mg: MaseGraph, node: fx.Node) -> None:

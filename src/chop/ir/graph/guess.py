@@ -11,7 +11,7 @@ from torch import nn
 
 from chop.capture.captured import CapturedModule
 from chop.capture.inputs import dummy_inputs
-from chop.capture.isolation import untouched
+from chop.capture.preserve_state import preserve_state
 from chop.capture.tracer import capture
 from chop.errors import CaptureError, GraphError, GuardError, did_you_mean
 from chop.ir.graph.edits import last_edit
@@ -103,7 +103,7 @@ class Guess:
         except CaptureError as error:
             return str(error)
         try:
-            with untouched(self.model), torch.no_grad():
+            with preserve_state(self.model), torch.no_grad():
                 self.model(**{**inputs, **self.fixed})
         except Exception as error:
             shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in inputs.items())

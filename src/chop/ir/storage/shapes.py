@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from chop.capture.captured import CapturedModule
 from chop.capture.guards import power, product
-from chop.capture.isolation import untouched
+from chop.capture.preserve_state import preserve_state
 from chop.capture.runtime import ByMode
 from chop.capture.specs import TensorSpec
 from chop.ir.metadata import MaseMetadata, TensorInfo, metadata_of
@@ -125,7 +125,7 @@ def _evaluate(model: CapturedModule, wanted: list[fx.Node]) -> dict[fx.Node, Any
     runner = _Runner(model, mode)
     values: dict[fx.Node, Any] = {}
     counted = _CountedTensor(CALLS_PER_NODE * len(model.graph.nodes))
-    with _unlogged(), untouched(model), torch.no_grad(), mode, counted:
+    with _unlogged(), preserve_state(model), torch.no_grad(), mode, counted:
         model.eval()
         for node in model.graph.nodes:
             if node in needed:

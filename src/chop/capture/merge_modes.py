@@ -1,0 +1,286 @@
+"""Makes one graph of the recording in `eval()` and the recording in `train()`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch.nn.functional as F
+from torch import fx, nn
+
+from chop.capture.dtype_constants import (
+    FOLLOWS,
+    AmbiguousDtypeError,
+    DtypeProbe,
+    MissingCast,
+    insert_casts,
+    is_cast,
+    replaced,
+    source_of,
+)
+from chop.capture.runtime import ByMode
+
+_DROPOUTS: Mapping[Callable[..., Any], type[nn.Module]] = {
+    F.dropout: nn.Dropout,
+    F.dropout1d: nn.Dropout1d,
+    F.dropout2d: nn.Dropout2d,
+    F.dropout3d: nn.Dropout3d,
+    F.alpha_dropout: nn.AlphaDropout,
+    F.feature_alpha_dropout: nn.FeatureAlphaDropout,
+}
+
+
+# Where in (args, kwargs) a constant is, its value in eval() and its value in train().
+_Difference = tuple[tuple[Any, ...], Any, Any]
+# A node, its twin in the other recording, and how they differ.
+_Pair = tuple[fx.Node, fx.Node, list[_Difference]]
+
+
+class _StructureDiffersError(Exception):
+    """Two calls differ in more than constants."""
+
+
+class _AddedModules:
+    """The modules that a graph adds to its model, at paths that are free.
+
+    Args:
+        taken: the paths that are not.
+    """
+
+    def __init__(self, taken: Iterable[str]) -> None:
+        self.modules: dict[str, nn.Module] = {}
+        self._taken = set(taken)
+
+    def add(self, owner: str, name: str, module: nn.Module) -> str:
+        """Puts a module below another one and returns its path."""
+        prefix = f"{owner}." if owner else ""
+        number = 0
+        while (path := f"{prefix}{name}_{number}") in self._taken:
+            number += 1
+        self._taken.add(path)
+        self.modules[path] = module
+        return path
+
+
+class ModesDifferError(Exception):
+    """The two recordings have different nodes; `paths` are the modules that differ."""
+
+    def __init__(self, paths: set[str], where: str) -> None:
+        super().__init__("train() and eval() run different operators")
+        self.paths = paths
+        self.where = where
+
+
+def owner_of(node: fx.Node) -> str:
+    """The path of the innermost module whose Python made a node."""
+    return next(reversed(node.meta.get("nn_module_stack") or {"": None}))
+
+
+def merge_modes(
+    graph: fx.Graph,
+    training: fx.Graph,
+    probe: DtypeProbe | None = None,
+    values: dict[fx.Node, Any] | None = None,
+    taken: Iterable[str] = (),
+) -> dict[str, nn.Module]:
+    """Makes the `eval()` graph follow `train()` and `eval()`.
+
+    A functional dropout that only works in training becomes an `nn.Dropout` module, any other
+    constant that depends on the mode (attention's `dropout_p`) a `ByMode` module; both live below
+    the module whose Python made the call.
+
+    Args:
+        graph: the recording in `eval()`; it is changed.
+        training: the recording in `train()`.
+        probe: the dtype of that recording, where it is another one. The constants that differ
+            because of it are noted in the metadata of their nodes, and casts that only that
+            recording has are added, where they change nothing in the model's own dtype.
+        values: the values of nodes in the recording in `eval()`; those of added nodes are added.
+        taken: paths of the model's own members, which the new modules must not have.
+    Returns: the new modules by path.
+
+    Raises:
+        ModesDifferError: the recordings do not have the same nodes in the same order.
+        UnclearError: with `probe`, why a constant differs is unclear; the graph is unchanged.
+    """
+    extras = _AddedModules(taken)
+    aligned, casts = _align(graph, training, probe)
+    if probe is not None:
+        aligned = _without_dtypes(aligned, probe)
+        insert_casts(graph, casts, {twin: node for node, twin, _ in aligned}, probe, values or {})
+    for node, twin, differences in aligned:
+        if node.op == "call_function" and node.target in _DROPOUTS:
+            _dropout_module(graph, node, twin, differences, extras)
+        else:
+            _switch_constants(graph, node, differences, extras)
+    return extras.modules
+
+
+def _without_dtypes(aligned: list[_Pair], probe: DtypeProbe) -> list[_Pair]:
+    """The differences that the mode makes; the others are noted."""
+    kept: list[_Pair] = []
+    notes: list[tuple[fx.Node, list[Any]]] = []
+    for node, twin, differences in aligned:
+        found = [(probe.relation_to_dtype(a, b), place, a, b) for place, a, b in differences]
+        by_mode = [(place, a, b) for what, place, a, b in found if what is None]
+        if not all(_is_of_mode(node, place, value) for place, value, _ in by_mode):
+            raise AmbiguousDtypeError
+        kept.append((node, twin, by_mode))
+        notes.append(
+            (node, [(place, what, probe.dtype_of(a)) for what, place, a, _ in found if what])
+        )
+    for node, entries in notes:
+        if entries:
+            node.meta[FOLLOWS] = entries
+    return kept
+
+
+def _is_of_mode(node: fx.Node, place: tuple[Any, ...], value: Any) -> bool:
+    return (
+        node.target in _DROPOUTS
+        or isinstance(value, bool)
+        or place[-1] in ("p", "dropout_p", "dropout")
+        or (node.target is F.scaled_dot_product_attention and place == (0, 4))
+    )
+
+
+def _align(
+    graph: fx.Graph, training: fx.Graph, probe: DtypeProbe | None
+) -> tuple[list[_Pair], list[MissingCast]]:
+    """Pairs of nodes, and the casts that only the recording in another dtype has."""
+    ours, theirs = list(graph.nodes), list(training.nodes)
+    twins: dict[fx.Node, fx.Node] = {}
+    pairs: list[_Pair] = []
+    casts: dict[fx.Node, MissingCast] = {}
+    position = 0
+    for twin in theirs:
+        node = ours[min(position, len(ours) - 1)]
+        differences = _differences(node, twin, twins, casts) if position < len(ours) else None
+        if differences is not None:
+            twins[node] = twin
+            pairs.append((node, twin, [d for d in differences if d[2] not in casts]))
+            for place, _, cast in differences:
+                if cast in casts:
+                    casts[cast].readers.append((node, place))
+            position += 1
+        elif probe is not None and is_cast(twin):
+            casts[twin] = MissingCast(twin, before=node)
+        else:
+            break
+    if len(twins) == len(ours) and len(twins) + len(casts) == len(theirs):
+        return pairs, list(casts.values())
+    stop = ours[min(len(twins), len(ours) - 1)]
+    # Modules with the same calls may still differ in which results these read.
+    paths = _differing_modules(graph, training) or {owner_of(stop)}
+    raise ModesDifferError(paths, stop.meta.get("source", "the end of the model"))
+
+
+def _differing_modules(graph: fx.Graph, training: fx.Graph) -> set[str]:
+    ours, theirs = _calls_by_owner(graph), _calls_by_owner(training)
+    return {path for path in ours.keys() | theirs.keys() if ours.get(path) != theirs.get(path)}
+
+
+def _calls_by_owner(graph: fx.Graph) -> dict[str, list[Any]]:
+    calls: dict[str, list[Any]] = {}
+    for node in graph.nodes:
+        if "source" in node.meta:
+            calls.setdefault(owner_of(node), []).append((node.op, node.target))
+    return calls
+
+
+# --- constants that depend on the mode ---------------------------------------------------------
+
+
+def _dropout_module(
+    graph: fx.Graph,
+    node: fx.Node,
+    twin: fx.Node,
+    differences: list[_Difference],
+    extras: _AddedModules,
+) -> None:
+    signature = inspect.signature(node.target)  # type: ignore[arg-type]
+    in_eval = signature.bind(*node.args, **node.kwargs)
+    in_train = signature.bind(*twin.args, **twin.kwargs)
+    in_eval.apply_defaults()
+    in_train.apply_defaults()
+    ours, theirs = in_eval.arguments, in_train.arguments
+    if ours["training"] or not theirs["training"]:
+        _switch_constants(graph, node, differences, extras)
+        return
+    module = _DROPOUTS[node.target](theirs["p"], theirs["inplace"])  # type: ignore[index]
+    path = extras.add(owner_of(node), "functional_dropout", module)
+    with graph.inserting_before(node):
+        call = graph.call_module(path, (ours["input"],))
+    call.meta.update(node.meta)
+    node.replace_all_uses_with(call)
+    graph.erase_node(node)
+
+
+def _switch_constants(
+    graph: fx.Graph, node: fx.Node, differences: list[_Difference], extras: _AddedModules
+) -> None:
+    for place, when_eval, when_training in differences:
+        path = extras.add(owner_of(node), "by_mode", ByMode(when_training, when_eval))
+        with graph.inserting_before(node):
+            switch = graph.call_module(path)
+        switch.meta.update(node.meta)
+        args, kwargs = replaced((node.args, node.kwargs), place, switch)
+        node.args, node.kwargs = tuple(args), kwargs
+
+
+def _differences(
+    node: fx.Node,
+    twin: fx.Node,
+    twins: Mapping[fx.Node, fx.Node],
+    casts: Mapping[fx.Node, MissingCast],
+) -> list[_Difference] | None:
+    """The constants in which two calls differ; None: they differ in more than constants."""
+    if (node.op, node.target) != (twin.op, twin.target):
+        return None
+    try:
+        return list(_walk((node.args, node.kwargs), (twin.args, twin.kwargs), (), twins, casts))
+    except _StructureDiffersError:
+        return None
+
+
+def _walk(
+    ours: Any,
+    theirs: Any,
+    place: tuple[Any, ...],
+    twins: Mapping[fx.Node, fx.Node],
+    casts: Mapping[fx.Node, MissingCast],
+) -> Iterator[_Difference]:
+    if isinstance(ours, fx.Node) or isinstance(theirs, fx.Node):
+        if not isinstance(ours, fx.Node) or twins.get(ours) is not source_of(theirs, casts):
+            raise _StructureDiffersError
+        if theirs in casts:
+            yield place, ours, theirs
+        return
+    inside, inside_theirs = _parts(ours), _parts(theirs)
+    if inside is None and inside_theirs is None:
+        if not _same_constant(ours, theirs):
+            yield place, ours, theirs
+        return
+    if inside is None or inside_theirs is None or type(ours) is not type(theirs):
+        raise _StructureDiffersError
+    # The order of keys is part of a result too.
+    if list(inside) != list(inside_theirs):
+        raise _StructureDiffersError
+    for key, item in inside.items():
+        yield from _walk(item, inside_theirs[key], (*place, key), twins, casts)
+
+
+def _parts(value: Any) -> dict[Any, Any] | None:
+    if isinstance(value, slice):
+        return {"start": value.start, "stop": value.stop, "step": value.step}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, tuple | list):
+        return dict(enumerate(value))
+    return None
+
+
+def _same_constant(ours: Any, theirs: Any) -> bool:
+    both_nan = ours != ours and theirs != theirs
+    return type(ours) is type(theirs) and (both_nan or bool(ours == theirs))

@@ -1,0 +1,112 @@
+"""Runs a fresh capture as its model was run, and compares."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from chop.capture.captured import CapturedModule
+from chop.capture.dry_run import Call, DryRun, distance, rehearse, run_once
+from chop.capture.leaves import tensors_in
+from chop.capture.preserve_state import preserve_state
+from chop.capture.runtime import enter_autocast
+from chop.errors import CaptureError, GuardError
+
+_TOLERANCE = 1e-3
+
+# Between two roundings to bfloat16 at other places of one formula.
+_AUTOCAST_TOLERANCE = 5e-2
+
+
+def find_mismatch(
+    model: nn.Module, captured: CapturedModule, example: Mapping[str, Any], eager_run: DryRun
+) -> str | None:
+    """How a capture differs from its model in `eval()`; None if it does not.
+
+    A model can notice that it is being recorded (transformers skips an attention mask of ones
+    only when it is not), and no reading of its graph would show it. A graph with autocast regions
+    is compared under bfloat16 autocast too.
+
+    Args:
+        model: the model; it is left as it was.
+        captured: its capture.
+        example: the example inputs.
+        rehearsal: what the model itself has returned and written.
+
+    Raises:
+        CaptureError: the model runs and its capture fails, or forgets what the model keeps.
+    """
+    # Hooks of the model that the graph runs too may fill attributes of the model.
+    with preserve_state(model):
+        mismatch = _compare(captured, example, eager_run, _TOLERANCE)
+    kind = _autocast_device(captured, example)
+    if mismatch is None and kind is not None:
+        # A graph that was told that autocast is off refuses to run under it.
+        refused = contextlib.suppress(GuardError)
+        with refused, torch.autocast(kind, dtype=torch.bfloat16):
+            lowered = rehearse(model, eager_run.calls[0].arguments, {}, probe=False)
+            if lowered is not None:
+                mismatch = _compare(captured, example, lowered, _AUTOCAST_TOLERANCE)
+        mismatch = mismatch and f"under bfloat16 autocast, {mismatch}"
+    return mismatch
+
+
+def _autocast_device(captured: CapturedModule, example: Mapping[str, Any]) -> str | None:
+    """The kind of device on which autocast matters to a graph; None where it has no regions."""
+    if not any(node.target is enter_autocast for node in captured.graph.nodes):
+        return None
+    kind = next((tensor.device.type for tensor in tensors_in(example)), "cpu")
+    return kind if torch.amp.is_autocast_available(kind) else None
+
+
+def _compare(
+    captured: CapturedModule, example: Mapping[str, Any], eager_run: DryRun, tolerance: float
+) -> str | None:
+    first, *later = eager_run.calls
+    with preserve_state(captured, thorough=True) as run, torch.no_grad():
+        captured.eval()
+        try:
+            found = run_once(captured, _taken(first, example), run)
+        except GuardError:
+            raise
+        except Exception as error:
+            raise CaptureError(
+                f"the model runs on the example inputs and its capture does not "
+                f"({type(error).__name__}: {error}): it takes another path while it is recorded; "
+                "keep the part that fails as one node with leaves=[...] (custom_ops in MaseGraph)"
+            ) from error
+        mismatch = _first_difference(found, first, tolerance)
+        if mismatch is not None:
+            return mismatch
+        for call in later:
+            try:
+                found = run_once(captured, _taken(call, example), run)
+            except GuardError:
+                # It refuses, and is not mismatch.
+                return None
+            if _first_difference(found, call, tolerance) is not None:
+                raise CaptureError(
+                    "in a second call the capture does not return what the model returns: "
+                    + "; ".join(eager_run.stateful.values())
+                )
+    return None
+
+
+def _taken(call: Call, example: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: call.arguments[name] for name in example}
+
+
+def _first_difference(found: Call, expected: Call, tolerance: float) -> str | None:
+    if len(found.outputs) != len(expected.outputs):
+        return f"it returns {len(found.outputs)} tensors and the model {len(expected.outputs)}"
+    worst = max(map(distance, found.outputs, expected.outputs), default=0.0)
+    if worst > tolerance:
+        return f"on the example inputs its outputs differ from the model's by up to {worst:.2g}"
+    for name, value in expected.written.items():
+        if name not in found.written or distance(found.written[name], value) > tolerance:
+            return f"the model writes to {name}, and its capture writes something else or nothing"
+    return None

@@ -1,0 +1,141 @@
+"""Side effects of a model: traced into the graph, left to a leaf, or reported in a warning."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
+
+from torch import fx
+
+from chop.capture.dry_run import DryRun, rehearse
+from chop.capture.fallback import Fallback, Recording
+from chop.capture.runtime import expect
+from chop.capture.targets import mutates_input
+from chop.errors import enumerate_names
+
+_VIEWS = frozenset(
+    {
+        *("detach", "view", "view_as", "reshape", "flatten", "t", "transpose", "permute"),
+        *("squeeze", "unsqueeze", "narrow", "select", "diagonal", "expand", "unbind"),
+    }
+)
+_MAX_NAMES = 4
+
+
+def record(fallback: Fallback) -> tuple[Recording, list[DryRun]]:
+    """Records a model whose real runs say which of its modules keep state.
+
+    Returns: the recording, and what the runs in `eval()` and, where they were needed, in `train()`
+    have shown; none where the model cannot run here.
+    """
+    first = rehearse(fallback.model, fallback.example, fallback.fixed)
+    dry_runs = [] if first is None else [first]
+    fallback.stateful.update({} if first is None else first.stateful)
+    recording = fallback.record()
+    known = len(fallback.stateful) + len(fallback.mutated_buffers)
+    if first is not None and fallback.changed_in_training - first.changed:
+        in_train = rehearse(fallback.model, fallback.example, fallback.fixed, training=True)
+        if in_train is not None:
+            dry_runs.append(in_train)
+            fallback.stateful.update(in_train.stateful)
+    fallback.mutated_buffers |= _read_by_python(recording.graphs) & set(
+        mutated_names(recording.graphs)
+    )
+    if len(fallback.stateful) + len(fallback.mutated_buffers) > known:
+        recording = fallback.record()
+    return recording, dry_runs
+
+
+def side_effect_notes(
+    fallback: Fallback, recording: Recording, dry_runs: Iterable[DryRun], leaves: Iterable[str]
+) -> list[str]:
+    """A sentence each on parameters that forward writes, answers kept, and attributes left behind.
+
+    Args:
+        ladder: the capture.
+        recording: what it has recorded.
+        rehearsals: the real runs.
+        leaves: the paths of the modules that the graph calls; these do as they always did.
+    """
+    notes = []
+    parameters = dict(fallback.model.named_parameters())
+    written = {name for found in dry_runs for name in found.calls[0].written}
+    written = {name for name in [*written, *mutated_names(recording.graphs)] if name in parameters}
+    if written:
+        notes.append(
+            f"forward writes to its parameters {_listed(written)}; the graph does so too, and the "
+            "capture has put their values back"
+        )
+    if recording.recorder.requires_grad_reads:
+        notes.append(
+            "the model asks whether a tensor requires a gradient, and the graph keeps the answer, "
+            f"at {_listed(set(recording.recorder.requires_grad_reads))}"
+        )
+    inside = tuple(leaves)
+    unread = {
+        text
+        for found in dry_runs
+        for path, text in found.unread
+        if not any(path == leaf or path.startswith(f"{leaf}.") for leaf in inside)
+    }
+    if unread:
+        notes.append(
+            f"forward also sets {_listed(unread)}; further calls gave the same results, and the "
+            "graph does not set it; where a later call reads it, make it a buffer or keep its "
+            "module whole with leaves=[...] (custom_ops in MaseGraph)"
+        )
+    return notes
+
+
+def _listed(names: Iterable[str]) -> str:
+    return enumerate_names(sorted(names), _MAX_NAMES)
+
+
+def mutated_names(graphs: Iterable[fx.Graph]) -> Iterator[str]:
+    """The parameters and buffers that nodes of a graph write into."""
+    for graph in graphs:
+        for node in graph.nodes:
+            for written in _written_by(node):
+                source = _source(written)
+                if source.op == "get_attr":
+                    yield str(source.target)
+
+
+def _written_by(node: fx.Node) -> list[fx.Node]:
+    targets: list[Any] = []
+    if _is_in_place(node) and node.args:
+        targets += node.args[0] if isinstance(node.args[0], tuple | list) else [node.args[0]]
+    out = node.kwargs.get("out")
+    targets += out if isinstance(out, tuple | list) else [out]
+    return [target for target in targets if isinstance(target, fx.Node)]
+
+
+def _is_in_place(node: fx.Node) -> bool:
+    if node.op == "call_method":
+        return str(node.target).endswith("_") and not str(node.target).endswith("__")
+    function = cast(Callable[..., Any], node.target)
+    return node.op == "call_function" and mutates_input(function)
+
+
+def _source(node: fx.Node) -> fx.Node:
+    """The node whose memory a node's result is a view of."""
+    while node.args and isinstance(node.args[0], fx.Node) and _is_view(node):
+        node = node.args[0]
+    return node
+
+
+def _is_view(node: fx.Node) -> bool:
+    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    attribute = node.target is getattr and node.args[1] in ("data", "mT", "T", "real")
+    return attribute or name in _VIEWS or node.target is operator.getitem or _is_in_place(node)
+
+
+def _read_by_python(graphs: Iterable[fx.Graph]) -> set[str]:
+    """The buffers whose values the model's Python has decided on."""
+    return {
+        str(node.args[0].target)
+        for graph in graphs
+        for node in graph.nodes
+        if node.target is expect and node.args[0].op == "get_attr"
+    }

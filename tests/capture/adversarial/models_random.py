@@ -1,0 +1,246 @@
+"""Models that draw: dropout of all kinds, torch, Python and NumPy generators."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tests.capture.adversarial.cases import WIDTH, Cases
+from torch import Tensor, nn
+
+CASES = case = Cases()
+
+
+@case("equal")
+class Dropouts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Dropout(0.5)
+        self.b = nn.AlphaDropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x)) + self.a(x)
+
+
+@case("equal")
+class FunctionalDropout(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, 0.5, training=self.training)
+
+
+@case()
+class AlwaysDropout(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, 0.5)
+
+
+@case()
+class InplaceDropout(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 1
+        F.dropout(y, 0.5, self.training, inplace=True)
+        return y
+
+
+@case("warned")
+class DropPath(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        keep = x.new_empty(x.shape[0], 1).bernoulli_(0.5)
+        return x * keep / 0.5
+
+
+@case()
+class LayerDrop(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if not self.training or random.random() > 0.5:
+                x = layer(x)
+        return x
+
+
+@case()
+class LayerDropTorch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if self.training and torch.rand([]) < 0.5:
+                continue
+            x = layer(x)
+        return x
+
+
+@case()
+class PythonNoise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + random.gauss(0, 1)
+
+
+@case()
+class NumpyNoise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + float(np.random.rand())
+
+
+@case()
+class NumpyArrayNoise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.from_numpy(np.random.rand(WIDTH)).float()
+
+
+@case()
+class NumpyGenerator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.rng.uniform()
+
+
+@case()
+class PythonRandomObject(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = random.Random(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.rng.random()
+
+
+@case()
+class TorchGenerator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = torch.Generator().manual_seed(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand(WIDTH, generator=self.rng)
+
+
+@case("equal")
+class TorchNoise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x) * torch.rand(x.shape[0], 1)
+
+
+@case()
+class TorchNoiseItem(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rand(1).item()
+
+
+@case()
+class RandomIntShift(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.roll(int(torch.randint(0, WIDTH, ())), 1)
+
+
+@case()
+class RandomPermutation(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[torch.randperm(x.shape[0])]
+
+
+@case()
+class SeedsItself(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        torch.manual_seed(7)
+        return x + torch.rand(WIDTH)
+
+
+@case()
+class ForksRng(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            noise = torch.rand(WIDTH)
+        return x + noise + torch.rand(WIDTH)
+
+
+@case()
+class RngState(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        state = torch.get_rng_state()
+        a = torch.rand(WIDTH)
+        torch.set_rng_state(state)
+        return x + a - torch.rand(WIDTH)
+
+
+@case()
+class Distribution(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.distributions.Normal(x, 1.0).rsample()
+
+
+@case()
+class Gumbel(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gumbel_softmax(x, hard=True)
+
+
+@case()
+class Multinomial(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.multinomial(x.softmax(-1), 2)
+
+
+@case("equal")
+class RRelu(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rrelu(x, training=self.training)
+
+
+@case()
+class RandomChoiceOfLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return random.choice(list(self.layers))(x)
+
+
+@case()
+class ShuffledOrder(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        order = list(range(WIDTH))
+        random.shuffle(order)
+        return x[:, order]
+
+
+@case()
+class InplaceDraws(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.empty_like(x).uniform_() + torch.zeros(WIDTH).normal_()
+
+
+@case()
+class Clock(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        started = time.perf_counter()
+        y = x * 2
+        self.elapsed = time.perf_counter() - started
+        return y
+
+
+@case("equal")
+class AttentionDropout(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 2, dropout=0.5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, None]
+        return self.attention(x, x, x, need_weights=False)[0]
