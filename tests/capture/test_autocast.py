@@ -207,7 +207,7 @@ def test_a_question_about_autocast_is_checked_at_run_time() -> None:
     model, x = Asks(), torch.randn(3, 8)
     captured = capture(model, {"x": x}, strict=True)
     assert torch.equal(captured(x), model(x))
-    with bfloat16(), pytest.raises(GuardError, match=r"autocast off.*test_capture_autocast.py:\d+"):
+    with bfloat16(), pytest.raises(GuardError, match=r"autocast off.*test_autocast.py:\d+"):
         captured(x)
     with bfloat16():
         captured = capture(model, {"x": x}, strict=True)

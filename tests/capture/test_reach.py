@@ -625,7 +625,7 @@ def test_messages_have_none_of_the_words_of_torch_inside(model: nn.Module, insid
     assert texts
     for text in texts:
         assert not _INTERNAL.search(text), text
-        assert "test_capture_reach.py:" in text
+        assert "test_reach.py:" in text
 
 
 class NormAct(nn.BatchNorm2d):

@@ -356,7 +356,7 @@ def test_what_no_call_reads_is_told_once() -> None:
     assert len(caught) == 1
     text = str(caught[0].message)
     assert text.count("Made.last") == text.count("Made.calls") == 1
-    assert "test_capture_state.py:" in text
+    assert "test_state.py:" in text
     assert captured.auto_leaves == ()
     assert [layer.calls for layer in model] == [0, 0, 0]
     assert_same_calls(model, captured)
@@ -449,7 +449,7 @@ def test_a_buffer_read_by_python_is_followed_or_checked(reading: str) -> None:
     try:
         found = captured(x)
     except GuardError as refusal:
-        assert "size was" in str(refusal) and "test_capture_state.py:" in str(refusal)
+        assert "size was" in str(refusal) and "test_state.py:" in str(refusal)
     else:
         assert torch.equal(found, model(x))
         assert reading == "item"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-from tests.capture.adversarial.cases import WIDTH, Cases
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.checkpoint import checkpoint
+
+from tests.capture.adversarial.cases import WIDTH, Cases
 
 CASES = case = Cases()
 

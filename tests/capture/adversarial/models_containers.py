@@ -7,8 +7,9 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import torch
-from tests.capture.adversarial.cases import WIDTH, Cases, Inputs
 from torch import Tensor, nn
+
+from tests.capture.adversarial.cases import WIDTH, Cases, Inputs
 
 CASES = case = Cases()
 THREE = torch.tensor(3.0)

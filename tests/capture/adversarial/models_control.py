@@ -6,8 +6,9 @@ import logging
 
 import torch
 import torch.nn.functional as F
-from tests.capture.adversarial.cases import WIDTH, Cases
 from torch import Tensor, nn
+
+from tests.capture.adversarial.cases import WIDTH, Cases
 
 CASES = case = Cases()
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from tests.capture.adversarial.cases import WIDTH, Cases, Inputs
 from torch import Tensor, nn
+
+from tests.capture.adversarial.cases import WIDTH, Cases, Inputs
 
 CASES = case = Cases()
 

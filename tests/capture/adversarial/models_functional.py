@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
 from tests.capture.adversarial.cases import WIDTH, Cases
 from tests.capture.adversarial.models_autograd import WithLinear
-from torch import Tensor, nn
 
 CASES = case = Cases()
 

@@ -8,8 +8,9 @@ import time
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tests.capture.adversarial.cases import WIDTH, Cases
 from torch import Tensor, nn
+
+from tests.capture.adversarial.cases import WIDTH, Cases
 
 CASES = case = Cases()
 

@@ -8,8 +8,9 @@ import itertools
 import warnings
 
 import torch
-from tests.capture.adversarial.cases import WIDTH, Cases
 from torch import Tensor, nn
+
+from tests.capture.adversarial.cases import WIDTH, Cases
 
 CASES = case = Cases()
 GLOBAL: dict[str, object] = {"calls": 0, "scale": 2.0}

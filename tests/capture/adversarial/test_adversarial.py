@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 import pytest
+
 from tests.capture.adversarial.cases import Case, check
 
 KINDS = (
