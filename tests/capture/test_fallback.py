@@ -110,7 +110,7 @@ def test_a_data_dependent_branch_makes_its_module_a_leaf() -> None:
     text = str(caught[0].message)
     assert "inner.0" in text
     assert "DataDependent" in text
-    assert "test_capture_ladder.py:" in text
+    assert "test_fallback.py:" in text
     assert f"hides {captured.auto_leaves[0].operators} operators" in text
     report = captured.auto_leaves[0]
     assert (report.path, report.class_name.rpartition(".")[2]) == ("inner.0", "DataDependent")
@@ -126,7 +126,7 @@ def test_strict_says_where_and_what_to_do_instead() -> None:
         capture(Outer(), example(), strict=True)
     text = str(error.value)
     assert "inner.0 (DataDependent)" in text
-    assert "test_capture_ladder.py:" in text
+    assert "test_fallback.py:" in text
     assert "custom_ops" in text
 
 
@@ -146,7 +146,7 @@ def test_a_decision_of_the_model_itself_is_checked_at_run_time() -> None:
     with pytest.warns(CaptureWarning, match="checked at run time"):
         captured = capture(model, positive)
     assert_same(model, captured, {"x": torch.rand(5, 2)})
-    with pytest.raises(GuardError, match=r"sees True at .*test_capture_ladder\.py:\d+, got False"):
+    with pytest.raises(GuardError, match=r"sees True at .*test_fallback\.py:\d+, got False"):
         captured(-torch.rand(3, 4))
     with pytest.raises(CaptureError, match="move these lines into a submodule"):
         capture(model, positive, strict=True)
@@ -175,7 +175,7 @@ def test_sizes_outside_the_recording_are_refused_with_the_line(
     assert_same(model, captured, example(*good))
     with pytest.raises(GuardError, match=condition) as refusal:
         captured(**example(*bad))
-    assert "test_capture_ladder.py:" in str(refusal.value)
+    assert "test_fallback.py:" in str(refusal.value)
     assert f"x: {(*bad, 8)}" in str(refusal.value)
 
 
