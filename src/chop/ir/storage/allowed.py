@@ -85,6 +85,11 @@ CHOP_FUNCTION_HOMES = re.compile(r"chop\.nn\.quantized(\.\w+)*")
 MAX_IMPORTS = 64
 
 
+def _current(reference: str) -> str:
+    """The reference of today for one of version 0.1, where `chop.capture` was in `chop.ir`."""
+    return re.sub(r"^chop\.ir\.capture\.", "chop.capture.", reference)
+
+
 def reference_of(thing: Any) -> str:
     """`module:qualname`, the name under which a file refers to a class or a function."""
     return f"{thing.__module__}:{thing.__qualname__}"
@@ -117,7 +122,7 @@ class AllowList:
         owner = self._extra.get(reference.removesuffix(".apply"))
         if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
             return AutogradCall(owner)
-        found = _functions().get(reference)
+        found = _functions().get(_current(reference))
         if found is None:
             found = _operator_overload(reference)
         if found is None:
@@ -186,7 +191,9 @@ class AllowList:
         """
         found: Any = self._extra.get(reference) or _torch_classes().get(reference)
         if found is None:
-            found = next((cls for cls in (ByMode, Scope) if reference == reference_of(cls)), None)
+            found = next(
+                (cls for cls in (ByMode, Scope) if _current(reference) == reference_of(cls)), None
+            )
         for homes in (CHOP_HOMES, TRANSFORMERS_HOMES, LAYER_HOMES):
             found = found or self.imported(homes, reference, _is_module_class)
         if not _is_module_class(found):
