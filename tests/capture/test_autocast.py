@@ -264,7 +264,7 @@ def test_language_models_train_under_autocast_as_they_do_themselves(name: str) -
 def test_a_capture_that_only_agrees_without_autocast_is_said_to_differ(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(assemble, "drop_idle_autocast", _end_regions_early)
+    monkeypatch.setattr(assemble, "eliminate_autocast", _end_regions_early)
     with pytest.raises(CaptureError, match="under bfloat16 autocast"):
         capture(Attends(), {"x": torch.randn(3, 6, 8)}, strict=True)
 
