@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-ENGINES = ("capture.tracer", "search", "bench", "native")
+ENGINES = ("capture", "search", "bench", "native")
 BELOW = {
     "aliases",
     "config",

@@ -13,6 +13,7 @@ from torch import fx
 
 from chop.capture.runtime import enter_autocast, expect_autocast, leave_autocast
 from chop.capture.source import current_line, is_model_code
+from chop.capture.torch_private import autocast_options
 
 _PARAMETERS = ("device_type", "dtype", "enabled", "cache_enabled")
 
@@ -73,10 +74,11 @@ def watched_autocast(regions: AutocastRegions) -> Iterator[None]:
         given[region] = dict(zip(_PARAMETERS, args, strict=False)) | kwargs
 
     def watched_enter(region: Any) -> Any:
-        resolved = {"dtype": region.fast_dtype, "cache_enabled": region._cache_enabled}
+        fast_dtype, cache_enabled, enabled = autocast_options(region)
+        resolved = {"dtype": fast_dtype, "cache_enabled": cache_enabled}
         options = given.get(region, resolved)
         dtype, cache = options.get("dtype"), options.get("cache_enabled")
-        regions.enter(region, region.device, dtype, region._enabled, cache)
+        regions.enter(region, region.device, dtype, enabled, cache)
         return enter(region)
 
     def watched_leave(region: Any, *error: Any) -> Any:

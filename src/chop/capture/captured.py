@@ -160,7 +160,7 @@ class CapturedModule(fx.GraphModule):
         """Moves or casts the module; constants that follow the dtype of the model go along."""
         constants = {name: self._buffers[name] for name in self.record.constants}
         own = float_dtypes(self)
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, constant in constants.items():
             # The model made it, or keeps it as a plain attribute: `.to(dtype)` leaves it alone.
             moved = self._buffers[name]

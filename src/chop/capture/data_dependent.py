@@ -10,7 +10,8 @@ from torch import Tensor, fx
 from chop.capture.eager_probe import SCALAR_READS, EagerReads
 from chop.capture.runtime import expect
 from chop.capture.source import current_line
-from chop.capture.symbols import constant_of, outside_fake_mode
+from chop.capture.symbolic_api import outside_fake_mode
+from chop.capture.symbols import constant_of
 from chop.errors import CaptureError
 
 # Most readings of more numbers than these are tables, which a node should not hold.

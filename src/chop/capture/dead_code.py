@@ -9,7 +9,8 @@ from torch import Tensor, fx, nn
 
 from chop.capture.module_tree import is_impure_module
 from chop.capture.runtime import enter_autocast, leave_autocast
-from chop.capture.targets import SET_GRAD_ENABLED, is_impure
+from chop.capture.targets import is_impure
+from chop.capture.torch_private import SET_GRAD_ENABLED
 
 
 def eliminate_dead_code(graph: fx.Graph, model: nn.Module, extras: Mapping[str, nn.Module]) -> None:

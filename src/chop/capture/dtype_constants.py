@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_leaves
 
 from chop.capture.pytree import tree_map
+from chop.capture.torch_private import tree_leaves
 
 # Models treat half precision specially; not every operator has it.
 _PROBES = (torch.bfloat16, torch.float64, torch.float32)

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from chop.capture.leaves import is_torch_leaf, tensors_in
-from chop.capture.symbols import FakeTensor, meta_of, new_fake
+from chop.capture.symbolic_api import FakeTensor
+from chop.capture.symbols import meta_of, new_fake
 from chop.capture.targets import mutates_input
+from chop.capture.torch_private import DisableTorchFunction, storage_id
 
 _PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis)),
@@ -74,16 +76,16 @@ class FakeCache:
         self, subject: Any, arguments: Any, parameters: Iterable[Tensor], run: Callable[[], Any]
     ) -> Any:
         try:
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 known = self._entries.get(_key((subject, arguments)))
         except _NotComparableError:
             return run()
         if known is None:
             result = run()
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 self._keep(subject, arguments, result)
             return result
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             return _replay(*known, [*tensors_in(arguments), *parameters])
 
     def _keep(self, subject: Any, arguments: Any, result: Any) -> None:
@@ -95,16 +97,13 @@ class FakeCache:
 
 def _replay(templates: tuple[_Template, ...], several: bool, sources: list[Tensor]) -> Any:
     def make() -> Any:
-        return (
-            tuple(template.instantiate() for template in templates)
-            if several
-            else templates[0].instantiate()
-        )
+        made = tuple(template.instantiate() for template in templates)
+        return made if several else made[0]
 
     if not any(template.first.requires_grad for template in templates):
         return make()
     source = next(tensor for tensor in sources if tensor.requires_grad)
-    return _Computed.apply(source, make)
+    return _Computed.apply(source, make)  # type: ignore[no-untyped-call]
 
 
 def _templates(result: Any, arguments: Any) -> tuple[_Template, ...]:
@@ -125,8 +124,7 @@ def _templates(result: Any, arguments: Any) -> tuple[_Template, ...]:
 
 
 def _is_view_of(tensor: Tensor, given: list[Tensor]) -> bool:
-    storage = tensor.untyped_storage()._cdata
-    return any(storage == other.untyped_storage()._cdata for other in given)
+    return storage_id(tensor) in map(storage_id, given)
 
 
 def _has_backed_sizes(tensor: Tensor) -> bool:
@@ -159,7 +157,8 @@ def _value_key(value: Any) -> Hashable:
     if isinstance(value, nn.Module):
         return _module_key(value)
     if callable(value):
-        return value
+        function: Hashable = value
+        return function
     raise _NotComparableError
 
 

@@ -74,7 +74,8 @@ class ModesDifferError(Exception):
 
 def owner_of(node: fx.Node) -> str:
     """The path of the innermost module whose Python made a node."""
-    return next(reversed(node.meta.get("nn_module_stack") or {"": None}))
+    stack: dict[str, Any] = node.meta.get("nn_module_stack") or {"": None}
+    return next(reversed(stack))
 
 
 def merge_modes(

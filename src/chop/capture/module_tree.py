@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
 
 from torch import Tensor, nn
 
 from chop.capture.leaves import LeafRule
+from chop.capture.torch_private import BATCH_NORMS, DROPOUTS
 from chop.errors import CaptureError, GraphError
 
 
@@ -124,7 +124,7 @@ def member(module: nn.Module, name: str) -> Tensor | nn.Module | None:
 
 def member_at(module: nn.Module, path: str) -> Tensor | nn.Module | None:
     """The parameter, buffer or module at a dotted path; None if there is none."""
-    found: Any = module
+    found: Tensor | nn.Module | None = module
     for step in path.split("."):
         if not isinstance(found, nn.Module):
             return None
@@ -165,8 +165,8 @@ def is_impure_module(module: nn.Module) -> bool:
 
 
 def _has_an_effect(module: nn.Module) -> bool:
-    drops = isinstance(module, nn.modules.dropout._DropoutNd)
-    counts = isinstance(module, nn.modules.batchnorm._NormBase)
+    drops = isinstance(module, DROPOUTS)
+    counts = isinstance(module, BATCH_NORMS)
     in_place = getattr(module, "inplace", False) is True
     return drops or counts or in_place or not type(module).__module__.startswith("torch.nn")
 

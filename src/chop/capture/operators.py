@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from chop.capture.graph_break import MissingFakeKernelError
-from chop.capture.symbols import outside_fake_mode
-from chop.capture.targets import OVERLOADS, mutates_input
+from chop.capture.symbolic_api import outside_fake_mode
+from chop.capture.targets import mutates_input
+from chop.capture.torch_private import OVERLOADS
 
 # These turn a tensor into a Python value, which a recording on fake tensors cannot know.
 DATA_DEPENDENT_METHODS = frozenset(

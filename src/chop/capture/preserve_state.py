@@ -36,7 +36,7 @@ def patched_calls(
 
     def real_from_numpy(array: Any) -> torch.Tensor:
         # torch's symbolic shapes cost a quarter of a second to import.
-        from chop.capture.symbols import outside_fake_mode
+        from chop.capture.symbolic_api import outside_fake_mode
 
         # The storage of a numpy array is real; a fake tensor on it would lose the values.
         with outside_fake_mode():

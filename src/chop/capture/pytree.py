@@ -43,7 +43,8 @@ def check_leaf(name: str, value: Any) -> None:
         CaptureError: it is an object whose attributes a model reads.
     """
     plain = not hasattr(value, "__dict__") or callable(value) or isinstance(value, enum.Enum)
-    by_value = type(value).__eq__ is not object.__eq__ and not isinstance(value, SimpleNamespace)
+    equality: Any = type(value).__eq__
+    by_value = equality is not object.__eq__ and not isinstance(value, SimpleNamespace)
     if not plain and not by_value:
         raise CaptureError(
             f"expected tensors, numbers, tuples, dicts or dataclasses of these as the input "

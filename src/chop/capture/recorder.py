@@ -39,8 +39,10 @@ from chop.capture.recurrent import RecurrentKernels
 from chop.capture.runtime import AutogradCall, retain_grad
 from chop.capture.slice_guards import guard_slice_bounds, guard_split_count
 from chop.capture.source import current_line, definition_line, failing_line
-from chop.capture.symbols import FakeTensor, Sizes, constant_of, is_symbolic
-from chop.capture.targets import SET_GRAD_ENABLED, mutates_input, normalize_call
+from chop.capture.symbolic_api import FakeTensor
+from chop.capture.symbols import Sizes, constant_of, is_symbolic
+from chop.capture.targets import mutates_input, normalize_call
+from chop.capture.torch_private import SET_GRAD_ENABLED
 from chop.capture.untraced_effects import UntracedEffects
 from chop.errors import CaptureError
 

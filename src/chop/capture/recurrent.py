@@ -14,9 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from chop.capture.leaves import tensors_in, with_grad_history
 from chop.capture.symbols import Sizes
-
-_PACK = torch._C._VariableFunctions._pack_padded_sequence
-_PAD = torch._C._VariableFunctions._pad_packed_sequence
+from chop.capture.torch_private import PACK_PADDED_SEQUENCE, PAD_PACKED_SEQUENCE
 
 
 class RecurrentKernels:
@@ -32,9 +30,9 @@ class RecurrentKernels:
 
     def rule(self, function: Any) -> Any:
         """The function that stands in for one of torch's on fake tensors; itself for most."""
-        if function is _PACK:
+        if function is PACK_PADDED_SEQUENCE:
             return self._pack
-        return self._pad if function is _PAD else function
+        return self._pad if function is PAD_PACKED_SEQUENCE else function
 
     def _pack(self, x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
         batch, time = x.shape[:2] if batch_first else (x.shape[1], x.shape[0])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.node import has_side_effect
 
+from chop.capture.torch_private import enter_autocast_region, exit_autocast_region
 from chop.errors import GuardError
 
 
@@ -101,9 +102,7 @@ def enter_autocast(
     """Enters `torch.autocast(device type, dtype, enabled, cache_enabled)`; see `leave_autocast`."""
     kind = device if isinstance(device, str) else device.type
     # The class itself is entered by `torch.compile` through this function only.
-    region: torch.autocast = torch.amp.autocast_mode._enter_autocast(
-        kind, dtype, enabled, cache_enabled
-    )
+    region: torch.autocast = enter_autocast_region(kind, dtype, enabled, cache_enabled)
     if not torch.compiler.is_compiling():
         _OPEN_REGIONS.entered.append(region)
     return region
@@ -113,7 +112,7 @@ def leave_autocast(region: torch.autocast) -> None:
     """Leaves a region and brings back what `enter_autocast` found."""
     if not torch.compiler.is_compiling():
         _OPEN_REGIONS.entered.remove(region)
-    torch.amp.autocast_mode._exit_autocast(region)
+    exit_autocast_region(region)
 
 
 @contextlib.contextmanager

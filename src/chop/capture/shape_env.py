@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import sympy
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, SLoc
 
 from chop.capture.source import current_line
+from chop.capture.symbolic_api import ShapeEnv, SLoc
 
 
 class GuardedShapeEnv(ShapeEnv):

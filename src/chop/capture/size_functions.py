@@ -11,9 +11,8 @@ from typing import Any
 
 import sympy
 import torch
-from torch.fx.experimental.sym_node import SymNode
-from torch.utils._sympy import functions as size_functions
-from torch.utils._sympy.printers import PythonPrinter
+
+from chop.capture.symbolic_api import PythonPrinter, SymNode, size_functions
 
 # Functions of `math` that torch has as operations on sizes.
 _OPAQUE_NAMES = (

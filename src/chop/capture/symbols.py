@@ -1,4 +1,4 @@
-"""Symbolic sizes: torch's private symbolic-shape API is used in the `size` files and here only.
+"""Symbolic sizes: dynamic dimensions of inputs, size nodes of the graph, and shape guards.
 
 While a model runs on fake tensors, every free input dimension is a symbol. Three things are asked
 of this file: fake inputs with such dimensions, the graph nodes that compute a size written as an
@@ -18,20 +18,24 @@ import sympy
 import torch
 from sympy.logic.boolalg import BooleanAtom
 from torch import Tensor, fx
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
-from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._sympy import functions as size_functions
-from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from chop.capture.guards import ShapeGuard
 from chop.capture.shape_env import GuardedShapeEnv
 from chop.capture.size_functions import COMPUTE, PAIRWISE, SizePrinter
+from chop.capture.symbolic_api import (
+    NOISY_LOGGERS,
+    DimDynamic,
+    FakeTensor,
+    FakeTensorMode,
+    ValueRanges,
+    bound_sympy,
+    enable_python_dispatcher,
+    fake_with_symbols,
+    in_kernel_invocation_manager,
+    int_oo,
+    size_functions,
+)
 from chop.errors import CaptureError
-
-_NOISY = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 
 SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -46,11 +50,6 @@ def constant_of(tensor: Tensor) -> Tensor | None:
     if not isinstance(tensor, FakeTensor):
         return tensor
     return tensor.constant
-
-
-def outside_fake_mode() -> contextlib.AbstractContextManager[Any]:
-    """Runs a block on real tensors although a recording is going on."""
-    return _disable_current_modes()
 
 
 def meta_of(fake: FakeTensor) -> Tensor:
@@ -103,14 +102,11 @@ class Sizes:
         self._examples: dict[str, tuple[int, ...]] = {}
         self._fakes: list[Tensor] = []
 
-    def _can_continue(self) -> bool:
-        return self._env is None or self._env.reset_guards()
-
     @contextlib.contextmanager
     def fake_mode(self) -> Iterator[None]:
         """Every tensor made inside is fake."""
         # An error inside a fake kernel is handled by the capture; torch would also print it.
-        levels = [(logger, logger.level) for logger in map(logging.getLogger, _NOISY)]
+        levels = [(logger, logger.level) for logger in map(logging.getLogger, NOISY_LOGGERS)]
         try:
             for logger, _ in levels:
                 logger.setLevel(logging.CRITICAL)
@@ -153,7 +149,7 @@ class Sizes:
             for dim in range(tensor.dim())
         ]
         if name not in self._inputs:
-            self._inputs[name] = self._with_symbols(name, tensor, dims)
+            self._inputs[name] = fake_with_symbols(self._mode, name, tensor, dims)
         fake = self._inputs[name]
         if fake.layout is torch.strided:
             # The model may write into it, and the next recording shares it.
@@ -166,17 +162,6 @@ class Sizes:
             if isinstance(size, torch.SymInt):
                 self._names[size.node.expr] = sympy.Symbol(f"{name}.shape[{dim}]")
         return fake
-
-    def _with_symbols(self, name: str, tensor: Tensor, dims: list[DimDynamic]) -> FakeTensor:
-        # Imported here since it costs a second, once per process.
-        from torch._dynamo.source import ConstantSource
-
-        context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
-            dynamic_sizes=dims, constraint_sizes=[None] * tensor.dim()
-        )
-        return self._mode.from_tensor(
-            tensor.detach(), source=ConstantSource(name), symbolic_context=context
-        )
 
     def _fix(self, name: str, tensor: Tensor, dims: Any) -> None:
         for dim in dims:
@@ -277,7 +262,7 @@ class Sizes:
         return self._described[expression]
 
     def _print(self, expression: sympy.Basic) -> str:
-        return SizePrinter().doprint(expression.xreplace(self.names()))
+        return str(SizePrinter().doprint(expression.xreplace(self.names())))
 
     def names(self) -> dict[sympy.Symbol, sympy.Symbol]:
         """What to call each symbol: `x.shape[0]`, or its node (`nonzero.shape[0]`)."""

@@ -22,6 +22,7 @@ from chop.capture.runtime import (
     retain_grad,
     set_item,
 )
+from chop.capture.torch_private import OVERLOADS, SET_GRAD_ENABLED, schemas_of, single_overload
 
 _OPERATOR_NAMES = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
@@ -48,10 +49,6 @@ _PYTHON_WRITTEN_DUNDERS = {
     for name, function in vars(Tensor).items()
     if name.startswith("__") and isinstance(function, types.FunctionType)
 }
-
-OVERLOADS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-
-SET_GRAD_ENABLED = torch._C._set_grad_enabled
 
 _EFFECTS = frozenset(
     {
@@ -98,8 +95,7 @@ def normalize_call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> NormalizedCall:
     """One spelling for all the ways in which Python can ask for the same operator."""
-    if isinstance(function, torch._ops.OpOverloadPacket) and len(function.overloads()) == 1:
-        function = getattr(function, function.overloads()[0])
+    function = single_overload(function)
     name = _PYTHON_WRITTEN_DUNDERS.get(id(function), getattr(function, "__name__", ""))
     if name.startswith("__") and name.endswith("__"):
         return _normalize_dunder(name, args, kwargs)
@@ -128,19 +124,13 @@ def _normalize_dunder(
 def mutates_input(function: Callable[..., Any]) -> bool:
     """Whether torch's naming says that a call works in place (`relu_`, `__iadd__`, `x[i] = v`)."""
     if isinstance(function, OVERLOADS):
-        return any(schema.is_mutable for schema in _schemas(function))
+        return any(schema.is_mutable for schema in schemas_of(function))
     name = getattr(function, "__name__", "")
     if name in ("__setitem__", "set_item") or function in _IN_PLACE_OPERATORS:
         return True
     if name[2:-2] in (*_IN_PLACE_NAMES, "idiv"):
         return True
     return name.endswith("_") and not name.endswith("__")
-
-
-def _schemas(function: Any) -> list[Any]:
-    if isinstance(function, torch._ops.OpOverload):
-        return [function._schema]
-    return list(function._schemas.values())
 
 
 def is_impure(node: fx.Node) -> bool:

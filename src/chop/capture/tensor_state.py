@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from chop.capture.torch_private import TorchDispatchMode, storage_id
 
 
 class TensorState:
@@ -73,7 +74,7 @@ class TensorState:
 
 def _moved(tensor: Tensor, memory: Tensor) -> bool:
     # Not by address: a model that is recorded may have put a fake tensor there.
-    return tensor.untyped_storage()._cdata != memory.untyped_storage()._cdata
+    return storage_id(tensor) != storage_id(memory)
 
 
 class _CopyOnWrite(TorchDispatchMode):
@@ -82,7 +83,7 @@ class _CopyOnWrite(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.copies: dict[int, tuple[Tensor, Tensor]] = {}
         self._owners: dict[int, list[Tensor]] = {}
         for tensor in tensors:
@@ -104,7 +105,7 @@ class _CopyOnWrite(TorchDispatchMode):
         for tensor in self._owners.get(written.untyped_storage().data_ptr(), ()):
             if id(tensor) not in self.copies:
                 # torch's symbolic shapes cost a quarter of a second to import.
-                from chop.capture.symbols import outside_fake_mode
+                from chop.capture.symbolic_api import outside_fake_mode
 
                 # Fake mode runs an operator for real when none of its inputs is fake.
                 with outside_fake_mode():

@@ -37,7 +37,8 @@ from chop.capture.runtime import (
     retain_grad,
     set_item,
 )
-from chop.capture.targets import PYTHON_OPERATORS, SET_GRAD_ENABLED
+from chop.capture.targets import PYTHON_OPERATORS
+from chop.capture.torch_private import SET_GRAD_ENABLED
 from chop.errors import CheckpointError
 from chop.formats import NumberFormat, QuantSpec
 
