@@ -62,7 +62,7 @@ class DryRun:
     unread: list[tuple[str, str]] = field(default_factory=list)
 
 
-def rehearse(
+def run_eagerly(
     model: nn.Module,
     example: Mapping[str, Any],
     fixed: Mapping[str, Any],

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from chop.capture.captured import CapturedModule
-from chop.capture.dry_run import Call, DryRun, distance, rehearse, run_once
+from chop.capture.dry_run import Call, DryRun, distance, run_eagerly, run_once
 from chop.capture.leaves import tensors_in
 from chop.capture.preserve_state import preserve_state
 from chop.capture.runtime import enter_autocast
@@ -48,7 +48,7 @@ def find_mismatch(
         # A graph that was told that autocast is off refuses to run under it.
         refused = contextlib.suppress(GuardError)
         with refused, torch.autocast(kind, dtype=torch.bfloat16):
-            lowered = rehearse(model, eager_run.calls[0].arguments, {}, probe=False)
+            lowered = run_eagerly(model, eager_run.calls[0].arguments, {}, probe=False)
             if lowered is not None:
                 mismatch = _compare(captured, example, lowered, _AUTOCAST_TOLERANCE)
         mismatch = mismatch and f"under bfloat16 autocast, {mismatch}"

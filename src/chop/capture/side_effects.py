@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import fx
 
-from chop.capture.dry_run import DryRun, rehearse
+from chop.capture.dry_run import DryRun, run_eagerly
 from chop.capture.fallback import Fallback, Recording
 from chop.capture.runtime import expect
 from chop.capture.targets import mutates_input
@@ -29,13 +29,13 @@ def record(fallback: Fallback) -> tuple[Recording, list[DryRun]]:
     Returns: the recording, and what the runs in `eval()` and, where they were needed, in `train()`
     have shown; none where the model cannot run here.
     """
-    first = rehearse(fallback.model, fallback.example, fallback.fixed)
+    first = run_eagerly(fallback.model, fallback.example, fallback.fixed)
     dry_runs = [] if first is None else [first]
     fallback.stateful.update({} if first is None else first.stateful)
     recording = fallback.record()
     known = len(fallback.stateful) + len(fallback.mutated_buffers)
     if first is not None and fallback.changed_in_training - first.changed:
-        in_train = rehearse(fallback.model, fallback.example, fallback.fixed, training=True)
+        in_train = run_eagerly(fallback.model, fallback.example, fallback.fixed, training=True)
         if in_train is not None:
             dry_runs.append(in_train)
             fallback.stateful.update(in_train.stateful)
