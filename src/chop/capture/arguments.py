@@ -1,4 +1,4 @@
-"""Writes Python values as arguments of graph nodes."""
+"""Arguments of graph nodes: Python values with nodes in place of tensors and sizes."""
 
 from __future__ import annotations
 

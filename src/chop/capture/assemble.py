@@ -1,4 +1,4 @@
-"""Makes a captured module of a recording."""
+"""Assembles a captured module: dead code out, module tree mirrored, record filled."""
 
 from __future__ import annotations
 

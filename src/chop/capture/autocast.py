@@ -1,4 +1,4 @@
-"""Sees autocast while a model is recorded: regions that it enters, questions that it asks."""
+"""Autocast regions and queries of a model, traced as nodes."""
 
 from __future__ import annotations
 

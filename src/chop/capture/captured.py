@@ -1,4 +1,4 @@
-"""A captured model: a graph module that copies and pickles, and refuses what it cannot compute."""
+"""Captured module: a graph module that copies and pickles, and checks guards at each call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads of tensors by a model's Python: what a graph bakes in has to be checked at run time."""
+"""Data-dependent reads of tensors by Python: constants of the graph, guarded at run time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_READ_ELEMENTS = 1024
 
 
 class DataDependentReads:
-    """Answers reads of data during one recording, and writes down what they were told.
+    """Returns the values of data-dependent reads during one recording, and guards them by nodes.
 
     Args:
         emit: makes a node.

@@ -1,4 +1,4 @@
-"""Takes out of a fresh recording what has no effect."""
+"""Dead code of a fresh recording: unread nodes, no-op gradient modes and autocast regions."""
 
 from __future__ import annotations
 

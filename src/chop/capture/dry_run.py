@@ -1,4 +1,4 @@
-"""Runs a model for real before it is recorded: what it returns, keeps from call to call, writes.
+"""Dry run: eager calls of a model before it is traced show its outputs, state and writes.
 
 A first run also fills the caches of a model's own (functions under `lru_cache`, tables in globals)
 with real tensors, before a recording could fill them with fake ones.
@@ -162,7 +162,7 @@ class _StateProbe:
         """Runs second calls with and without what the first one has left in attributes.
 
         Args:
-            rehearsal: the first call; what is found goes there.
+            eager_run: the first call; what is found goes there.
             other: arguments for the second call; those of the first where the model fails on them.
         """
         fresh = self._second_call(other, ())

@@ -1,4 +1,4 @@
-"""Sees in real runs what fake tensors cannot show: outputs of leaves, and decisions on data."""
+"""Eager probes: outputs of leaves and data-dependent reads that fake tensors cannot show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers a call on fake tensors that an earlier call of the recording has answered already.
+"""Cache of fake results: a call like an earlier one returns new tensors of the same shapes.
 
 Layers repeat, and most of the time of a recording is torch's arithmetic on symbolic shapes. A call
 whose function, arguments and modes are those of an earlier one returns new tensors with the shapes

@@ -1,4 +1,4 @@
-"""Records a model, and gives up one more part of it each time that a recording stops."""
+"""Fallback: traces again after each graph break, with more leaves or fewer dynamic sizes."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Fallback:
         leaves: the modules not to look into; it grows.
         strict: raise instead of giving anything up.
         stateful: modules that keep state in attributes, with the reason why no graph can hold them.
-        moving: buffers that the model's Python reads and its forward writes.
+        mutated_buffers: buffers that the model's Python reads and its forward writes.
         earlier: the last recording of each kind.
         changed_in_training: attributes that the recording in `train()` has changed.
     """

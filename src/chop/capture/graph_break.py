@@ -1,4 +1,4 @@
-"""Why a recording stopped."""
+"""Graph breaks: where and why a recording stopped."""
 
 from __future__ import annotations
 

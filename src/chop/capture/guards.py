@@ -1,4 +1,4 @@
-"""The conditions on input sizes that a captured graph holds under."""
+"""Shape guards: conditions on input sizes under which a captured graph holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How each input of a Hugging Face model is made from the model's configuration."""
+"""Example inputs of Hugging Face models, made from the configuration."""
 
 from __future__ import annotations
 

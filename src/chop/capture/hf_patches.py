@@ -1,4 +1,4 @@
-"""What a capture needs Hugging Face models to do otherwise, changed for its duration."""
+"""Patches of transformers for the duration of a capture; known for transformers 5."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which arguments a captured graph may drop: those that carry nothing."""
+"""Ignored arguments: what a captured graph may drop because it carries nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What a model's Python asks of its tensors besides their sizes: dtype and memory layout.
+"""Input guards on dtype and memory layout: a call warns where a branch may go another way.
 
-No node stands for a branch on them. Where an input would be told something else than the example,
-the call warns.
+A branch on them is no node of the graph, so the branch of the example is kept.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ LAYOUT_METHODS = frozenset({"is_contiguous", "stride"})
 
 
 class InputGuardWarning(UserWarning):
-    """A graph is called with an input of which its model would be told something else."""
+    """An input differs from the example in a dtype or memory layout that the model branches on."""
 
 
 def contiguous(inputs: Mapping[str, Any]) -> tuple[str, ...]:
@@ -34,7 +33,7 @@ def check_input_guards(
     contiguous: tuple[str, ...],
     given: Mapping[str, Any],
 ) -> None:
-    """Warns where the model would now be told something else about an input.
+    """Warns where an input differs in a dtype or memory layout that the model branches on.
 
     Args:
         asked: the line (`file:line`) of the model that asked, by what it asked for.

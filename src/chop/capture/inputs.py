@@ -1,4 +1,4 @@
-"""Example inputs for a model that came without any."""
+"""Example inputs (dummy inputs) for a model that came without any."""
 
 from __future__ import annotations
 

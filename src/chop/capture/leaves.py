@@ -1,4 +1,4 @@
-"""Which modules become one node, and what the nodes that cannot run on fake tensors return."""
+"""Leaf modules: which modules become one node, and fake outputs of those that need eager runs."""
 
 from __future__ import annotations
 

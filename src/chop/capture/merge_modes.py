@@ -1,4 +1,4 @@
-"""Makes one graph of the recording in `eval()` and the recording in `train()`."""
+"""Merges the recording in `eval()` and the recording in `train()` into one graph."""
 
 from __future__ import annotations
 

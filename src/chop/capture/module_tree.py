@@ -1,4 +1,4 @@
-"""A mirror of a model's module tree: same paths, order, sharing and persistence, own containers."""
+"""Module tree of a capture: the model's paths, order, sharing and persistence, own containers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nodes of a graph as plain data and back."""
+"""Node list: serializes a graph as plain data and back."""
 
 from __future__ import annotations
 

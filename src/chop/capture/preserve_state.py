@@ -1,4 +1,4 @@
-"""Leaves no trace of a recording: patches, model state and random state are put back."""
+"""Preserves state: a recording leaves patches, model state and random state as they were."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of a model changes besides its results: the Python state of its modules."""
+"""Snapshot of the Python state of modules: attributes, containers, generators, closures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs made of several values: mappings, tuples, lists, named tuples and dataclasses."""
+"""Nested inputs (pytrees): mappings, tuples, lists, named tuples and dataclasses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws of a model that no graph repeats: from other generators, and from a seed of its own."""
+"""Random state that no graph repeats: other generators than torch's, and seeds a model sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes down every torch call of a model while its own Python runs on fake tensors."""
+"""Recorder: a TorchFunctionMode that traces every torch call of a model on fake tensors."""
 
 from __future__ import annotations
 
@@ -71,9 +71,8 @@ class Recorder(TorchFunctionMode):
     Attributes:
         asked: the first line that asks for the dtype or the memory layout of a computed tensor.
         stateful: modules that keep state in attributes, with the reason: none may be recorded.
-        asked_for_gradients: the lines that ask whether a computed tensor requires a gradient, and
-            are told that it does not.
-        before_write: is told of each parameter that is about to be written.
+        asked_for_gradients: lines that read `requires_grad` of a computed tensor as False.
+        before_write: called with each tensor that is about to be written.
         check_numpy_draws: whether to find the module that draws from `np.random`.
     """
 

@@ -1,4 +1,4 @@
-"""What recurrent layers and packed sequences return, by rule.
+"""Fake kernels of recurrent layers and packed sequences.
 
 The fake kernels of recurrent layers unroll the loop over time, which would fix the length; those of
 packed sequences have shapes that are not those of the real ones.

@@ -1,4 +1,4 @@
-"""The few helpers that a captured graph calls and torch itself does not have."""
+"""Runtime functions: the few helpers that a captured graph calls and torch does not have."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def exit_open_regions() -> Iterator[None]:
 
 
 def expect_autocast(device: torch.device | str, dtype: torch.dtype | None, where: str) -> None:
-    """Checks what a model that asked for autocast was told at capture.
+    """Guard: autocast is in the state that the model read at capture.
 
     Args:
         device: where the model asked about it.
@@ -135,7 +135,7 @@ def expect_autocast(device: torch.device | str, dtype: torch.dtype | None, where
         where: `file:line` of the model.
 
     Raises:
-        GuardError: it would be told something else now.
+        GuardError: autocast is in another state now.
     """
     kind = device if isinstance(device, str) else device.type
     found = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None

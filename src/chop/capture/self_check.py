@@ -1,4 +1,4 @@
-"""Runs a fresh capture as its model was run, and compares."""
+"""Self-check: compares a fresh capture with the eager runs of its model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def find_mismatch(
         model: the model; it is left as it was.
         captured: its capture.
         example: the example inputs.
-        rehearsal: what the model itself has returned and written.
+        eager_run: what the model itself has returned and written.
 
     Raises:
         CaptureError: the model runs and its capture fails, or forgets what the model keeps.

@@ -1,4 +1,4 @@
-"""Which tests of sizes decided a recording: torch's private environment of symbolic shapes."""
+"""Shape environment that keeps each size test which decided the recording, with its line."""
 
 from __future__ import annotations
 

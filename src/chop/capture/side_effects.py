@@ -53,9 +53,9 @@ def side_effect_notes(
     """A sentence each on parameters that forward writes, answers kept, and attributes left behind.
 
     Args:
-        ladder: the capture.
+        fallback: the capture.
         recording: what it has recorded.
-        rehearsals: the real runs.
+        dry_runs: the eager runs.
         leaves: the paths of the modules that the graph calls; these do as they always did.
     """
     notes = []

@@ -1,4 +1,4 @@
-"""How arithmetic on sizes is computed at run time, printed in conditions, and recorded."""
+"""Size arithmetic: how symbolic sizes are computed at run time, printed and traced."""
 
 from __future__ import annotations
 

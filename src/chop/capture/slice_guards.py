@@ -1,7 +1,7 @@
-"""Size tests that torch makes silently when it cuts a tensor, asked out loud.
+"""Slice guards: size tests that torch makes inside slices and splits, made in Python first.
 
 A slice stops at the end of its dimension, and a split makes as many parts as fit. Both decide what
-a model does next, and both are settled inside an operator. Asking the same question in Python
+a model does next, and both happen inside an operator. The same test in Python
 before the call makes it a test of the model, which is kept with its line.
 """
 

@@ -1,4 +1,4 @@
-"""Which line of the model's own Python is running."""
+"""Source lines: which line of the model's own Python is running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a captured graph remembers of its inputs and of what it could not look into."""
+"""Specs: shapes, dtypes and structure of inputs, and reports on automatic leaves."""
 
 from __future__ import annotations
 

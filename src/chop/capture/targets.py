@@ -1,4 +1,4 @@
-"""How one torch call is spelt in a graph, and which calls have an effect besides their result."""
+"""Node targets: one normal form per torch call, side effects of calls, functions by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of a model writes into: its buffers, parameters and other tensors that it holds."""
+"""Tensor state: values of buffers, parameters and other tensors, copied on write and restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model may do in `forward` that no node of a graph repeats."""
+"""Untraced effects: mode switches and input mutations in `forward`, which are refused."""
 
 from __future__ import annotations
 
