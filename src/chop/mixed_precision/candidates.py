@@ -1,4 +1,4 @@
-"""Which formats a layer may take, and the scales of a format that are derived from data.
+"""Candidate formats of a layer, and calibration of their fractions and exponent biases.
 
 Formats and widths are worth trials. Fractions and exponent biases are not: from samples of the
 tensor they are found at once, and better than trials over tied values find them.

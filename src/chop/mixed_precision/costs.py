@@ -1,4 +1,4 @@
-"""What formats cost, layer by layer, without running anything."""
+"""Analytic costs of a format assignment: bits, bytes, bit operations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def bits_of(number_format: NumberFormat, shape: torch.Size, float_bits: int = FL
 
 
 class Costs:
-    """Weighs a choice of formats.
+    """Cost model of a format assignment.
 
     `bits`: average storage per element of the parameters of the layers, biases included; one that
     several layers share counts once, in the widest format. `activation_bits`: the same of the

@@ -77,7 +77,7 @@ def _insert_observers(
 
 
 class _GradientObserver(StandIn):
-    """Passes on what it is given, and sees its gradient."""
+    """Observer in the place of a format: identity forward, records gradients backward."""
 
     def __init__(
         self, formats: Mapping[str, NumberFormat], is_parameter: bool, anchor: Tensor

@@ -1,4 +1,4 @@
-"""The operators of a graph whose formats a search chooses: switched in place, and weighed."""
+"""Quantizable layers of a graph: formats are switched in place, scales calibrated once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much a model minds each format in each layer, without any search.
+"""Sensitivity per layer to each format; needs no search.
 
 Each number is about one layer in one format while everything else is float.
 """
@@ -168,7 +168,7 @@ def sensitivity(
     on_result: Callable[[dict[str, Any]], None] | None = None,
     **settings: Any,
 ) -> list[dict[str, Any]]:
-    """How much a model minds each format in each layer: a table.
+    """Sensitivity per layer to each format, as a table.
 
     Args:
         mg: the graph of a trained classifier, with metadata; it stays as it is.

@@ -1,4 +1,4 @@
-"""Search that knows of compression: models are judged as trained, compressed, or trained on."""
+"""Compression-aware objective: models are evaluated as trained, compressed, or fine-tuned."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXAMPLE_ROWS = 3
 
 @dataclass(frozen=True)
 class Compression:
-    """What is done to a trained model before it is judged.
+    """Compression of a trained model before its evaluation.
 
     Attributes:
         mode: "none" judges it as trained; "compress" quantises and prunes it first;

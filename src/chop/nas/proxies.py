@@ -1,4 +1,4 @@
-"""Scores of untrained models: which of many are worth training, for the price of a batch or two.
+"""Zero-cost proxies: scores of untrained models from a batch or two.
 
 Each takes a freshly built model and one labelled batch, and is large where the model should learn
 well. How far that is true on the built-in models is measured by `benchmarks/proxies.py`.

@@ -1,4 +1,4 @@
-"""Measuring a configuration by training the model that it describes."""
+"""Training objective: a configuration is evaluated by training its model."""
 
 from __future__ import annotations
 

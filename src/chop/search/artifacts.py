@@ -1,4 +1,4 @@
-"""The best models of a search, on disk and nowhere else."""
+"""Artifacts of the best trials: one folder of model files each, garbage-collected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which choices matter: a hint from the trials that were made."""
+"""Hyperparameter importance of the choices (PED-ANOVA)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def importances(result: Result, space: SearchSpace) -> dict[str, float]:
     """The share of each choice in what tells good trials from others, the greatest first.
 
     Of the first objective, by PED-ANOVA: how far the distribution of a choice's options among the
-    better trials is from that among all. Budgets are not looked at. The sampler did not draw
+    better trials is from that among all. Constraints are not looked at. The sampler did not draw
     evenly, so that it is a hint.
 
     Source: Watanabe, Bansal and Hutter, PED-ANOVA: Efficiently Quantifying Hyperparameter

@@ -1,4 +1,4 @@
-"""Optuna samplers that decide all choices of a space together: what they share, and the grid."""
+"""Relative samplers: Optuna samplers of all choices of a space jointly; the lazy grid."""
 
 from __future__ import annotations
 

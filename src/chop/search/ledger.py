@@ -1,4 +1,4 @@
-"""The trials of a study, one row each, and the workers that are alive.
+"""Trial storage: one row per trial, claimed exactly once, and the heartbeats of workers.
 
 A claim of a configuration is one INSERT of its row, under a unique key and the next number, which
 only a process that knows all rows before it can give. What a worker that is gone has left, another

@@ -1,4 +1,4 @@
-"""What a storage and a study are called, and what of that may be printed."""
+"""Storage URLs and study names: parsing, validation, redaction of secrets."""
 
 from __future__ import annotations
 

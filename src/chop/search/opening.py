@@ -1,4 +1,4 @@
-"""Opening a storage, and what its errors say."""
+"""Database engines of storages (SQLite, PostgreSQL), and their errors in one sentence."""
 
 from __future__ import annotations
 

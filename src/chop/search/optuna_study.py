@@ -162,7 +162,9 @@ class InMemoryStudy:
 
     def _frozen(self, row: Row) -> FrozenTrial:
         noted = row.noted
-        user_attrs = {name: noted[name] for name in ("values", "note") if name in noted}
+        user_attrs: dict[str, Any] = {
+            name: noted[name] for name in ("values", "note") if name in noted
+        }
         return _StoredTrial(
             number=-1,
             trial_id=-1,
@@ -180,7 +182,7 @@ class InMemoryStudy:
 
 
 def document_of(trial: FrozenTrial, config: Mapping[str, str]) -> dict[str, Any]:
-    """What a row notes of a trial, for the studies in memory of other processes."""
+    """Document of a trial's row, from which other processes make the trial again."""
     end = trial.datetime_complete
     noted: dict[str, Any] = {
         "config": dict(config),
@@ -191,7 +193,7 @@ def document_of(trial: FrozenTrial, config: Mapping[str, str]) -> dict[str, Any]
         "steps": trial.intermediate_values,
         "attrs": trial.system_attrs,
     }
-    noted |= {name: x for name, x in trial.user_attrs.items() if name in ("values", "note")}
+    noted.update({name: x for name, x in trial.user_attrs.items() if name in ("values", "note")})
     return {name: value for name, value in noted.items() if value not in (None, {}, "")}
 
 

@@ -1,4 +1,4 @@
-"""What a running search shows: how far it is, the best so far, the time left."""
+"""Progress bar of a running search: trials done, best so far, time left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samplers and pruners by name, each one Optuna's or ours."""
+"""Registry of samplers and pruners by name, Optuna's or ours."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def _optuna(name: str, **settings: Any) -> Callable[[SearchSpace, int], BaseSamp
     def make(space: SearchSpace, seed: int) -> BaseSampler:
         import optuna
 
-        return getattr(optuna.samplers, name)(seed=seed, **settings)
+        sampler: BaseSampler = getattr(optuna.samplers, name)(seed=seed, **settings)
+        return sampler
 
     return make
 

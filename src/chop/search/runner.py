@@ -1,4 +1,4 @@
-"""One worker's part of a search: take up what was lost, propose, claim, measure, tell."""
+"""Worker loop of a search: take over lost trials, ask the sampler, claim, measure, tell."""
 
 from __future__ import annotations
 

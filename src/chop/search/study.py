@@ -1,4 +1,4 @@
-"""A search: a space, a measure and goals, tried until a total is reached, however often killed."""
+"""Search: trials of a space until a total is reached, persistent, resumable, distributed."""
 
 from __future__ import annotations
 
@@ -33,32 +33,33 @@ BEST_FOLDER = "best"
 
 
 class Search:
-    """Searches a space, with every trial in a storage.
+    """Hyperparameter search with persistent trials, resumable and distributed.
 
-    No configuration is measured twice, whatever the sampler proposes, across restarts and
+    Infeasible configurations are skipped, duplicates are measured once, across restarts and
     workers. A killed process loses at most the trials that it was running; `run` with the same
-    total goes on from there.
+    total resumes.
 
     Args:
-        space: what may be chosen.
-        measure: measures one configuration. The same configuration must give the same values.
-        goals: what to make large or small; those with a budget are constraints. One without a
-            budget makes one best trial, several a Pareto front.
+        space: search space.
+        measure: objective function (config, report) -> numbers by name; must be deterministic.
+        goals: objectives (`Goal`) and constraints (`Constraint`). One objective gives a best
+            trial, several a Pareto front.
         sampler: name in `chop.search.registry.SAMPLERS`, or any Optuna sampler.
-        pruner: "asha", "hyperband", "median", any Optuna pruner, or None; needs one objective.
+        pruner: "asha", "hyperband", "median", any Optuna pruner, or None (default); needs one
+            objective.
         storage: None keeps `search.db` (SQLite) in `out`; `postgresql://...` serves workers on
             many machines; "memory" keeps nothing, for trials of milliseconds.
         out: folder of the storage; what a study writes is in a folder in it, of its name.
-        name: of the study: several may share a storage.
+        name: of the study: several may share a storage. Default "search".
         seed: of all that is drawn; with one worker the same seed gives the same search, killed in
             between or not.
-        save: writes the model that was just measured into a folder.
-        keep: how many of the best models stay, in `out/NAME/best/KEY`.
+        save: (config, folder) writes the model that was just measured; None (default) keeps none.
+        keep: number of best models that stay, in `out/NAME/best/KEY`. Default 1.
         problem: plain JSON that tells apart what is measured (fingerprints of weights and rows,
             settings): a study begun on another problem is not gone on with.
         catch: errors of the measure that fail a trial and let the search go on. Any other error
             stops it; the configuration is tried again by the next run.
-        start: configurations that are measured first, when the study is begun.
+        start: initial configurations, measured first in a new study.
         callbacks: called as Optuna does, with the study and the finished trial.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Processes that measure: who they are, whether they are still there, and how several are run."""
+"""Workers: identity, heartbeats, failure detection, and a pool of forked processes."""
 
 from __future__ import annotations
 

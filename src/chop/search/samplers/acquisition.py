@@ -1,4 +1,4 @@
-"""What trials so far make of a candidate: expected improvement within the budgets."""
+"""Posterior over objective and constraints; acquisition by constrained expected improvement."""
 
 from __future__ import annotations
 
@@ -18,25 +18,34 @@ from chop.search.samplers.surrogate import (
     Model,
     exact_sum,
     settings,
+    sums,
 )
 
 MOST = 256
-"""Trials that a model knows: the better half, and the latest; half as many pruned ones."""
+"""Trials in a surrogate: the better half and the latest half; at most half as many pruned."""
 FITTED = 128
-"""Trials that a model's settings are found from, chosen likewise."""
+"""Trials that hyperparameters are fitted to, chosen likewise."""
 SHORTLIST = 96
-"""Single changes of a configuration whose deviation is computed: those of most promising mean."""
+"""Neighbors of a configuration whose deviation is computed: those of greatest mean."""
 FAR = 6.0
-"""Values that lie further behind the best than so many times the median are drawn in."""
+"""Values further behind the best than so many median distances are winsorized."""
 
 
 class Posterior:
-    """Models of the numbers that matter in this trial.
+    """Posterior over the objective and the constraints of one trial.
 
     Args:
-        coding: of the space.
+        coding: of the search space.
         history: at least two measured configurations.
-        draw: bounds the other objectives, where there are several.
+        draw: random generator of the bounds of further objectives (epsilon-constraint method).
+
+    Attributes:
+        values: (N,) measured objective, maximized.
+        excess: per constraint (N,), feasible at or below 0.
+        feasible: (N,) True where every constraint is met.
+        order: (N,) the measured configurations, best first.
+        objective, limits: a surrogate of the objective, and one per constraint.
+        best: the incumbent, the greatest feasible value; None while nothing is feasible.
     """
 
     def __init__(self, coding: Coding, history: History, draw: np.random.Generator) -> None:
@@ -51,23 +60,23 @@ class Posterior:
         self.limits = [self._model(excess) for excess in self.excess]
         self.objective = self._model(self.values, believe=True)
         values = winsorized(self.values)
-        self.best = values[self.feasible].max() if self.feasible.any() else None
+        self.best: float | None = values[self.feasible].max() if self.feasible.any() else None
         most = max(map(len, coding.places))
         self.absent = np.arange(most) >= np.array(coding.counts)[:, None]
 
     def acquisition(self, codes: Codes) -> Array:
-        """log (expected improvement x probability of keeping to the budgets), (C,).
+        """Acquisition: log(expected improvement x probability of feasibility), (C, D) -> (C,).
 
-        While nothing keeps to the budgets, the probability alone.
+        While nothing measured is feasible, the probability of feasibility alone.
         """
         seen = self.coding.marked(codes)
         return self._acquisition([model.predict(seen) for model in self._models()])
 
     def changed(self, code: Codes) -> tuple[Codes, Array]:
-        """The most promising single changes of a configuration (D,): (C, D), and their acquisition.
+        """Neighbors of a configuration (D,) of greatest acquisition: (C, D), and their values (C,).
 
-        Of more than `SHORTLIST` the rest is left out by a deviation that is taken to be that of
-        the configuration itself.
+        Of more than `SHORTLIST` neighbors those of greatest mean are kept, the deviation taken to
+        be that of the configuration itself.
         """
         models = self._models()
         (active,), (seen,) = self.coding.active(code[None, :]), self.coding.marked(code[None, :])
@@ -83,53 +92,53 @@ class Posterior:
         return codes, self._acquisition([m.predict_changed(code, choice, option) for m in models])
 
     def filled(self, code: Codes) -> Codes:
-        """What does not count in a configuration (D,) at its best option, for when it will."""
+        """A configuration (D,) with the best option of each inactive choice."""
         (active,) = self.coding.active(code[None, :])
         worth = np.where(self.absent, -np.inf, self.objective.worth)
         return np.where(active, code, worth.argmax(1))
 
     @property
     def stale(self) -> int:
-        """Trials since the best one; 0 with several objectives, or while none is within."""
+        """Stagnation: trials since the incumbent; 0 with several objectives, or without one."""
         if self.history.values.shape[1] > 1 or not self.feasible.any():
             return 0
-        return len(self.values) - 1 - int(np.where(self.feasible, self.values, -np.inf).argmax())
+        incumbent = int(np.where(self.feasible, self.values, -np.inf).argmax())
+        return len(self.values) - 1 - incumbent
 
     def interaction_residuals(self) -> Array:
-        """What measured configurations gave more than the sum of their options' effects: (N,)."""
+        """Residuals (N,) of the additive model: the part of the values due to interactions."""
         codes, model = self.coding.marked(self.history.measured), self.objective
-        effects = model.worth[np.arange(codes.shape[1]), codes].sum(1)
-        return self.values - model.constant - effects
+        residuals: Array = self.values - model.constant - sums(model.worth, codes)
+        return residuals
 
     def _models(self) -> list[Model]:
         return [*self.limits, *([] if self.best is None else [self.objective])]
 
-    def _acquisition(self, told: Sequence[tuple[Array, Array]]) -> Array:
-        """From means and deviations, of the limits first."""
+    def _acquisition(self, predicted: Sequence[tuple[Array, Array]]) -> Array:
+        """From means and deviations, those of the constraints first, as `_models`."""
         count = len(self.limits)
-        acquisition: Any = sum(log_ndtr(-mean / deviation) for mean, deviation in told[:count])
-        for mean, deviation in told[count:]:
-            acquisition = (
-                acquisition
-                + log_expected_improvement((mean - self.best) / deviation)
-                + np.log(deviation)
-            )
+        total: Any = sum(log_ndtr(-mean / deviation) for mean, deviation in predicted[:count])
+        for mean, deviation in predicted[count:]:
+            assert self.best is not None
+            z = (mean - self.best) / deviation
+            total = total + log_expected_improvement(z) + np.log(deviation)
+        acquisition: Array = total
         return acquisition
 
     def additive_optimum(self) -> Codes:
-        """What the additive effects alone say is best within the budgets: (1 or 0, D)."""
+        """The feasible configuration of greatest additive effects, exactly: (1 or 0, D)."""
         limits = [(limit.worth, -limit.constant) for limit in self.limits]
         found = best_sum(self.objective.worth, self.coding.counts, limits)
         return np.empty((0, len(self.coding.counts)), int) if found is None else found[None, :]
 
     def _ranked(self, count: int) -> Codes:
-        """The first measured ones, best first: within the budgets, then by their excess."""
+        """Places of the first measured ones, feasible by value, then infeasible by excess."""
         first = [excess[:count] for excess in self.excess]
         beyond = sum((np.maximum(e, 0) / (np.ptp(e) or 1.0) for e in first), start=np.zeros(count))
         return np.lexsort((-self.values[:count], beyond))
 
     def _kept(self, count: int, most: int) -> Codes:
-        """Of the first trials, the places of the better and the latest."""
+        """Places of the better half and the latest half of the first `count` trials."""
         if count <= most:
             return np.arange(count)
         latest = np.arange(count - most // 2, count)
@@ -152,7 +161,7 @@ class Posterior:
         return GaussianProcess(codes, values, places, logs)
 
     def _with_unmeasured(self, codes: Codes, values: Array, logs: Array) -> tuple[Codes, Array]:
-        """Pruned configurations as poor ones, those that run as what is expected of them."""
+        """Data with pruned trials imputed by the lower quartile, running ones by the mean."""
         dropped, pending = self.history.dropped[-MOST // 2 :], self.history.pending
         if dropped:
             codes = np.concatenate([codes, self.coding.marked(np.array(dropped))])
@@ -167,20 +176,20 @@ class Posterior:
 
 
 def last_fit(count: int) -> int:
-    """The number of trials, up to this, at which settings were found last.
+    """The number of trials, up to this, at which hyperparameters were fitted last.
 
     They are found from the trials known then and hold for a sixteenth more of them or less, so
     that a resumed search finds the same.
     """
-    return count - count % max(1, 2 ** (count.bit_length() - 5))
+    return count - count % (1 << max(0, count.bit_length() - 5))
 
 
 def _one_objective(
     history: History, coding: Coding, draw: np.random.Generator
 ) -> tuple[Array, Sequence[Array]]:
-    """The objective of this trial (N,), and how far the others are beyond what is drawn for them.
+    """Epsilon-constraint method: one objective (N,), the others as excess over a drawn bound.
 
-    An objective that the costs explain is always one of the others: there is nothing to learn.
+    An objective that is an exact sum of costs is never the one: there is nothing to learn.
     """
     columns = [_finite(column) for column in history.values.T]
     if len(columns) == 1:
@@ -198,7 +207,7 @@ def _one_objective(
 
 
 def _front(values: Array) -> Codes:
-    """Places of the rows (N, J) that no other row is at least equal to, and better, in all."""
+    """Pareto front: places of the rows (N, J) that no other row dominates."""
     better = (values[:, None, :] >= values[None, :, :]).all(2)
     strictly = (values[:, None, :] > values[None, :, :]).any(2)
     return np.flatnonzero(~(better & strictly).any(0))
@@ -212,15 +221,16 @@ def _finite(values: Array) -> Array:
 
 
 def winsorized(values: Array) -> Array:
-    """Values with the poorest ones cut off: how bad a collapse is says little about the best."""
+    """Winsorized values: the poorest are clipped, since a collapse says little about the best."""
     behind = values.max() - values
     if not behind.any():
         return values
-    return np.maximum(values, values.max() - FAR * np.median(behind[behind > 0]))
+    clipped: Array = np.maximum(values, values.max() - FAR * np.median(behind[behind > 0]))
+    return clipped
 
 
 def log_expected_improvement(z: Array) -> Array:
-    """log(phi(z) + z Phi(z)), phi and Phi the standard normal density and distribution.
+    """Log expected improvement: log(phi(z) + z Phi(z)), standard normal density and distribution.
 
     Source: Ament et al., Unexpected Improvements to Expected Improvement, arXiv:2310.20708,
     equation 9.
@@ -231,4 +241,5 @@ def log_expected_improvement(z: Array) -> Array:
     tail = np.where(low < -1e4, low**-2.0, np.maximum(tail, 1e-300))
     high = np.maximum(z, -1.0)
     near = np.log(np.exp(-0.5 * high * high) / np.sqrt(2 * np.pi) + high * np.exp(log_ndtr(high)))
-    return np.where(z < -1.0, density + np.log(tail), near)
+    found: Array = np.where(z < -1.0, density + np.log(tail), near)
+    return found

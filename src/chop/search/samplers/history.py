@@ -1,4 +1,4 @@
-"""What a study knows: its trials as arrays. Nothing else is remembered."""
+"""Trial history of a study as arrays: the whole state of the sampler."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 Code = tuple[int, ...]
-"""A configuration: the place of the option taken, of each choice."""
+"""Integer encoding of a configuration: per choice the index of the option taken."""
 
 
 APART = 1.5
-"""Place of the options of a choice that does not count: nearer to none of them than they are."""
+"""Place of an inactive choice on the line of its options: farther from all than they are."""
 
 
 class Coding:
-    """Configurations as tuples of small integers, and back.
+    """Integer encoding of configurations, and back.
 
     Attributes:
         counts: options of each choice.
@@ -68,7 +68,7 @@ class Coding:
         return self._plain(self.space.folded(self.config(found)))
 
     def active(self, codes: Codes) -> NDArray[np.bool_]:
-        """Which choices count in candidates (C, D): (C, D)."""
+        """Mask of the active choices of candidates (C, D): (C, D)."""
         if not self.is_conditional:
             return np.ones(codes.shape, dtype=bool)
         values = (self.space.values(self.config(tuple(row))) for row in codes.tolist())
@@ -77,7 +77,7 @@ class Coding:
         return np.array([[name in each for name in names] for each in live]).reshape(codes.shape)
 
     def marked(self, codes: Codes) -> Codes:
-        """Candidates (C, D) as models see them: what does not count is an option of its own."""
+        """Candidates (C, D) as surrogates see them: inactive is one more option."""
         return np.where(self.active(codes), codes, self.counts)
 
     def code_of(self, trial: FrozenTrial) -> Code | None:
@@ -102,7 +102,7 @@ class Coding:
         return self.space.is_feasible(self.config(code))
 
     def uniform(self, share: float) -> Code:
-        """Of each choice the option that far from the cheapest (0) to the dearest (1)."""
+        """The option of each choice at a quantile of its cost: 0 the cheapest, 1 the dearest."""
         return tuple(
             int(np.flatnonzero(rank == round(share * (len(rank) - 1)))[0]) for rank in self.ranks
         )
@@ -135,7 +135,7 @@ class History:
         dropped: of those that a pruner stopped.
         measured: (N, D) of those that gave values.
         values: (N, J): the objectives, turned so that more is better.
-        excess: (N, B): how far beyond each budget.
+        excess: (N, B): violation of each constraint, feasible at or below 0.
     """
 
     taken: set[Code] = field(default_factory=set)
@@ -178,7 +178,7 @@ def read_history(study: Study, coding: Coding, number: int) -> History:
 
 
 def _excess(trials: list[FrozenTrial]) -> Array:
-    """(N, B); what a trial does not tell counts as kept within."""
+    """(N, B); a constraint that a trial does not tell counts as met."""
     names = sorted({name for trial in trials for name in trial.constraints})
     told = [[trial.constraints.get(name, 0.0) for name in names] for trial in trials]
     return np.array(told, dtype=float).reshape(len(trials), len(names))

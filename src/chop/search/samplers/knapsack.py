@@ -1,4 +1,4 @@
-"""The best sum of one option per choice, under limits: multiple-choice knapsack, exactly."""
+"""Multiple-choice knapsack, exactly: the greatest sum of one option per choice under limits."""
 
 from __future__ import annotations
 
@@ -99,12 +99,14 @@ def by_merging(worth: Array, counts: Sequence[int], total: Array, most: float) -
             return None
         value, used = value[kept], used[kept]
         ways = np.column_stack([ways[kept // count], kept % count])
-    return ways[value.argmax()]
+    best: Codes = ways[value.argmax()]
+    return best
 
 
 def _at_price(worth: Array, total: Array, price: float) -> Codes:
     """(D,): the options that are worth most, less what their totals cost."""
-    return (worth - price * total).argmax(1)
+    options: Codes = (worth - price * total).argmax(1)
+    return options
 
 
 def _price(worth: Array, total: Array, most: float) -> float | None:

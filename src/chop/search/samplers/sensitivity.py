@@ -1,6 +1,6 @@
-"""The default sampler: it learns what each option costs, and proposes what may be best.
+"""Default sampler: Bayesian optimization by constrained expected improvement, with local search.
 
-Shapes: N measured configurations, C candidates, D choices, J objectives, B budgets.
+Shapes: N measured configurations, C candidates, D choices, J objectives, B constraints.
 """
 
 from __future__ import annotations
@@ -28,49 +28,44 @@ CHANGES = 4
 RANDOM_CANDIDATES = 100
 CLIMBS = 3
 PATIENCE = 10
-"""Trials without a better one after which a local optimum is feared; of many choices, as many as
-half of them."""
+"""Trials without improvement before a restart; of many choices, half as many as these."""
 LEAST_KEPT = 0.3
-"""Share of choices that a crossing takes from what is strange, at least."""
+"""Least share of choices that a crossover takes from the second parent."""
 LONGEST_CLIMB = 100
 
 
 class SensitivitySampler(JointSampler):
-    """Proposes the configuration with the greatest expected improvement, never one twice.
+    """Bayesian optimization of categorical choices: additive Gaussian process, no duplicates.
 
-    1. Probes: all choices at their cheapest, dearest and middle option.
-    2. From all trials so far a model learns each option's effect and what is particular to near
-       configurations (`GaussianProcess`); numbers that the costs of the space explain are known
-       exactly. Until an effect is known it is uncertain, so the next trials vary many choices at
-       once: they are the probes of groups of choices.
-    3. An exact integer program takes the best sum of effects under the budgets. It, mutants of
-       the best trials and random configurations are compared by expected improvement times the
-       probability of keeping to the budgets, and the best few climb by changes of one choice or
-       several.
-    4. Where ten trials, or half as many as choices, found nothing better, of every three one is
-       random and one crosses the best with a configuration that gave more than its options'
-       effects, so that a local optimum is left.
+    1. Initial design: all choices at their cheapest, dearest and middle option.
+    2. Surrogate: a Gaussian process of each option's effect and of interactions
+       (`GaussianProcess`); numbers that the costs of the space explain are known exactly.
+    3. Acquisition: candidates are the exact optimum of the additive effects under the constraints
+       (integer program), mutants of the best trials and random configurations. They are compared
+       by expected improvement times the probability of feasibility; the best few are improved by
+       local search.
+    4. Restart: after ten trials without improvement, or half as many as there are choices, one of
+       every three is random and one crosses the best with the one of greatest interaction residual.
 
-    Choices that a space says do not count (`SearchSpace.active`) are not varied.
+    Inactive choices (`SearchSpace.active`) are not varied.
 
     With several objectives each trial bounds all but one of them at random, within the range of
-    the Pareto front, as budgets (epsilon-constraint method, Haimes et al., 1971).
+    the Pareto front (epsilon-constraint method, Haimes et al., 1971).
 
-    What is kept between trials follows from the trials alone: any number of processes, started at
-    any time, see the same study; directions and budgets are read from it. Configurations that run
-    count as if they had given what is expected of them, pruned ones as poor; failed ones are not
-    proposed again.
+    Stateless: everything follows from the trials of the study, its directions and constraints, so
+    that any number of processes may propose. Running configurations are imputed by their expected
+    values, pruned ones by a poor one; failed ones are not proposed again.
 
     Source of the acquisition: Gardner et al., Bayesian Optimization with Inequality Constraints,
     ICML 2014, equation 5.
 
     Args:
-        space: what may be chosen.
-        seed: of all that is drawn; the same seed and trials give the same proposal.
+        space: search space.
+        seed: of every draw; the same seed and trials give the same proposal. Default 0.
     """
 
     def next_config(self, study: Study, trial: FrozenTrial) -> Config:
-        """A probe, what is most promising, or what leaves a local optimum."""
+        """The next configuration: of the initial design, of greatest acquisition, or a restart."""
         coding = coding_of(self.space)
         history = read_history(study, coding, trial.number)
         draw = np.random.default_rng([self.seed, len(history.taken)])
@@ -113,10 +108,10 @@ class _Proposal:
         return ranked[min(ahead, len(ranked) - 1)] if ranked else self._any_free()
 
     def _escape(self, posterior: Posterior) -> list[Code]:
-        """Of every three trials two that leave a local optimum, while nothing has improved.
+        """Restart, in two of every three trials while nothing improves.
 
-        One is random. The other crosses the best with one of those that gave most beyond their
-        options' effects: what options give together is found there.
+        One is random. The other is a crossover of the best with one of greatest interaction
+        residual.
         """
         turn = len(self.history.taken) % 3
         if posterior.stale < max(PATIENCE, len(self.coding.counts) / 2) or turn == 2:
@@ -172,7 +167,7 @@ class _Proposal:
         return list(found.values())
 
     def _mutants(self, parents: Codes) -> Codes:
-        """Some that differ from one of the parents in up to four choices."""
+        """Mutants (C, D) of the parents: up to four choices at random."""
         mutants = parents[self.draw.integers(len(parents), size=MUTANTS)]
         active = self.coding.active(mutants)
         drawn = self._random_candidates(MUTANTS)
@@ -184,7 +179,7 @@ class _Proposal:
         return self.draw.integers(self.coding.counts, size=(count, len(self.coding.counts)))
 
     def _climb(self, posterior: Posterior, start: Codes, value: float) -> tuple[float, Code]:
-        """From a candidate by changes that improve it to one that no single change improves.
+        """Local search: hill climbing to a configuration that no single change improves.
 
         Each step takes the best single change, or the best 2, 4, 8 ... together.
         """

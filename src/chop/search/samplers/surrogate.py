@@ -1,4 +1,4 @@
-"""What an untried configuration may give: a Gaussian process, or an exact sum of costs.
+"""Surrogate models of a measured number: a Gaussian process, or an exact sum of costs.
 
 Shapes: N measured configurations, C candidates, D choices, K options of the choice with most.
 """
@@ -29,12 +29,12 @@ EXACT = 1e-6
 
 
 class ExactSum:
-    """A number that is an affine function of the sum of the options' costs.
+    """Linear surrogate: an affine function of the sum of the options' costs, known exactly.
 
     Args:
-        constant: the number where nothing is added.
-        worth: what each option adds, (D, K).
-        deviation: differences that count as none.
+        constant: intercept.
+        worth: additive effect of each option, (D, K).
+        deviation: constant predictive standard deviation.
     """
 
     def __init__(self, constant: float, worth: Array, deviation: float) -> None:
@@ -42,12 +42,14 @@ class ExactSum:
 
     def predict(self, codes: Codes) -> tuple[Array, Array]:
         """Mean and standard deviation of candidates (C, D): two arrays (C,)."""
-        return self.constant + _sums(self.worth, codes), np.full(len(codes), self.deviation)
+        means: Array = self.constant + sums(self.worth, codes)
+        return means, np.full(len(codes), self.deviation)
 
     def around(self, code: Codes) -> Array:
-        """Means of all that differ from a candidate (D,) in one choice: (D, K)."""
+        """Predictive means of all neighbors of a candidate (D,): (D, K)."""
         taken = self.worth[np.arange(len(code)), code]
-        return self.constant + taken.sum() - taken[:, None] + self.worth
+        means: Array = self.constant + taken.sum() - taken[:, None] + self.worth
+        return means
 
     def predict_changed(self, code: Codes, choice: Codes, option: Codes) -> tuple[Array, Array]:
         """`predict` of candidates that differ from one (D,) in one choice (C,) each."""
@@ -55,7 +57,7 @@ class ExactSum:
 
 
 class GaussianProcess:
-    """Additive effects of the choices, plus what is particular to near configurations.
+    """Gaussian process: additive effects of the choices plus their interactions.
 
     The covariance of two configurations with distances d_i of their options, in [0, 1], is
     CONSTANT + a mean_i w_i exp(-d_i^g / l) + p exp(-r mean_i w_i d_i^g), times the values'
@@ -108,8 +110,9 @@ class GaussianProcess:
         choices = np.arange(len(code))
         factors = near * self.weights / self.factors[choices, code]
         taken = self.worth[choices, code]
-        means = np.matmul(self.factors, factors[:, :, None])[:, :, 0] * self.std
-        return means + self.constant + taken.sum() - taken[:, None] + self.worth
+        near_means = np.matmul(self.factors, factors[:, :, None])[:, :, 0] * self.std
+        means: Array = near_means + self.constant + taken.sum() - taken[:, None] + self.worth
+        return means
 
     def predict_changed(self, code: Codes, choice: Codes, option: Codes) -> tuple[Array, Array]:
         """See `ExactSum`."""
@@ -135,7 +138,7 @@ class GaussianProcess:
 
 
 class Covariance:
-    """The matrix (N, N) of measured configurations, and its likelihood.
+    """Covariance matrix (N, N) of measured configurations, and its likelihood.
 
     Args:
         apart: (D, K, K): distances of the options of each choice.
@@ -166,7 +169,7 @@ class Covariance:
         self.matrix[np.diag_indices(len(taken))] += self.nugget
 
     def loss(self, targets: Array) -> tuple[float, Array]:
-        """Minus the log likelihood, up to a constant, and its gradient by `logs`."""
+        """Negative log likelihood, up to a constant, and its gradient by `logs`."""
         factor, _ = dpotrf(self.matrix, lower=True, clean=True)
         inverse, _ = dpotri(factor, lower=True)
         inverse = np.tril(inverse) + np.tril(inverse, -1).T
@@ -191,16 +194,18 @@ class Covariance:
         """(D, K, K) by options -> (N, N): its sum over the choices."""
         count = len(self.taken)
         rows = np.matmul(self.taken.transpose(1, 0, 2), table).transpose(1, 0, 2)
-        return rows.reshape(count, -1) @ self.taken.reshape(count, -1).T
+        total: Array = rows.reshape(count, -1) @ self.taken.reshape(count, -1).T
+        return total
 
     def _gather(self, matrix: Array) -> Array:
         """(N, N) -> (D, K, K): the transpose of `_spread`."""
         rows = np.tensordot(matrix, self.taken, 1)
-        return np.matmul(self.taken.transpose(1, 2, 0), rows.transpose(1, 0, 2))
+        table: Array = np.matmul(self.taken.transpose(1, 2, 0), rows.transpose(1, 0, 2))
+        return table
 
 
 def _most_likely(apart: Array, taken: Array, targets: Array) -> Array:
-    """The logarithms of greatest posterior density."""
+    """Hyperparameters of greatest posterior density (MAP), as logarithms."""
     from scipy.optimize import minimize
 
     centre = np.array([*Covariance.PRIOR_MEAN, *[0.0] * len(apart)])
@@ -213,7 +218,9 @@ def _most_likely(apart: Array, taken: Array, targets: Array) -> Array:
 
     bounds = list(zip(centre - REACH * spread, centre + REACH * spread, strict=True))
     options = {"maxiter": ITERATIONS, "ftol": TOLERANCE}
-    return minimize(loss, centre, jac=True, bounds=bounds, options=options, method="L-BFGS-B").x
+    found = minimize(loss, centre, jac=True, bounds=bounds, options=options, method="L-BFGS-B")
+    logs: Array = found.x
+    return logs
 
 
 @lru_cache(maxsize=64)
@@ -224,7 +231,7 @@ def _settings(codes: bytes, values: bytes, places: tuple[tuple[float, ...], ...]
 
 
 def settings(codes: Codes, values: Array, places: Sequence[Array]) -> Array:
-    """The settings of the process of these trials: found once, kept by the trials themselves.
+    """Fitted hyperparameters of the process of these trials, cached by the trials.
 
     Args: see `GaussianProcess`.
     """
@@ -236,7 +243,7 @@ Model = ExactSum | GaussianProcess
 
 
 def exact_sum(codes: Codes, values: Array, costs: Array | None) -> ExactSum | None:
-    """The model of a number that the costs explain; None where they do not, or too few tell.
+    """Linear surrogate of a number that the costs explain exactly; None of any other.
 
     Args:
         codes: (N, D).
@@ -245,7 +252,7 @@ def exact_sum(codes: Codes, values: Array, costs: Array | None) -> ExactSum | No
     """
     if costs is None:
         return None
-    totals = _sums(costs, codes)
+    totals = sums(costs, codes)
     if len(totals) < 3 or np.ptp(totals) <= EXACT * np.abs(totals).max():
         return None
     slope, offset = np.polyfit(totals, values, 1)
@@ -255,7 +262,7 @@ def exact_sum(codes: Codes, values: Array, costs: Array | None) -> ExactSum | No
     return ExactSum(float(offset), slope * costs, EXACT * scale)
 
 
-def _sums(table: Array, codes: Codes) -> Array:
+def sums(table: Array, codes: Codes) -> Array:
     """(D, K) -> (C,): the sum over the choices of the entries of the options taken."""
     total: Array = table[np.arange(len(table)), codes].sum(1)
     return total
@@ -272,4 +279,5 @@ def _distances(places: Sequence[Array]) -> Array:
 
 def _one_hot(codes: Codes, most: int) -> Array:
     """(N, D, K): 1 at the option taken."""
-    return (codes[:, :, None] == np.arange(most)).astype(float)
+    taken: Array = (codes[:, :, None] == np.arange(most)).astype(float)
+    return taken
