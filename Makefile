@@ -10,9 +10,10 @@ TOOLS := $(VENV)/.test-tools
 demo: $(PRODUCT)  ## train, quantise and retrain the built-in model; writes runs/demo
 	$(BIN)/chop demo --out runs/demo
 
-test: $(TOOLS)  ## style, types, layers, unit tests, doctests
+test: $(TOOLS)  ## style, spelling, types, layers, unit tests, doctests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 --dist worksteal

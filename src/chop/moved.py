@@ -43,6 +43,7 @@ def moved_names(module: str) -> Callable[[str], Any]:
     Args:
         module: its dotted path.
     Returns: a function of a name: what it is now, with a `DeprecationWarning`.
+    Raises:
         AttributeError: the name was never there.
     """
 

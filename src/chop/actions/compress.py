@@ -54,7 +54,7 @@ def compress(config: CompressConfig, workload: Workload | None = None) -> dict[s
 
     Args:
         config: the settings.
-        subject: a trained model and rows of your own, see `Workload.of`; default, what `config`
+        workload: a trained model and rows of your own, see `Workload.of`; default, what `config`
             names.
     Returns: what is in `result.json`; its `saved` is None where no model was saved.
     Raises:

@@ -109,7 +109,7 @@ def write_results(
     Args:
         candidates: what was measured, float first.
         chosen: is saved; None saves no model.
-        subject: the model and its rows.
+        workload: the model and its rows.
         config: the settings, whose `out` is written to.
         run: is finished with the files.
     Returns: what is in `result.json`.

@@ -26,7 +26,7 @@ def compare_with_float(
     """The model itself, its graph, and the compressed graph, in turns on rows of the test set.
 
     Args:
-        subject: the model, its data and its device.
+        workload: the model, its data and its device.
         exact: the model's graph: what it gains is not the compression's.
         compressed: the graph that was saved.
         file_bytes: of the float and of the compressed weights' file.

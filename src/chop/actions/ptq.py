@@ -68,7 +68,7 @@ def quantize_after_training(
         mg: the float graph; it stays as it is.
         number_format: fractions that wait for data are calibrated on training rows.
         operators: those that the graph lacks are passed over.
-        subject: gives the rows.
+        workload: gives the rows.
         calibration_rows: how many.
     Raises:
         ConfigError: the graph has none of the operators.
@@ -87,7 +87,7 @@ def quantize_layers(
         mg: the float graph; it stays as it is.
         layers: module path (or node name) -> operand -> format as people type it; operands left
             out stay float.
-        subject: gives the rows that fractions are calibrated on.
+        workload: gives the rows that fractions are calibrated on.
         calibration_rows: how many.
     Raises:
         ConfigError: the graph has no such layer, or an operand or format is unknown.

@@ -115,10 +115,10 @@ class Workload:
         dataset: str = "own data",
         device: str | None = None,
     ) -> Workload:
-        """A trained model of your own with its data, for every job that takes a `subject`.
+        """A trained model of your own with its data, for every job that takes a `workload`.
 
         Args:
-            model: stays as it is; the subject has a copy.
+            model: stays as it is; the workload has a copy.
             train: rows to calibrate and train on, as `chop.train.read_rows` takes them: `(X, y)`,
                 a TensorDataset, a DataLoader, a data set.
             test: rows to report on.
@@ -194,7 +194,7 @@ class Workload:
 
 
 def workload_for(config: WorkloadConfig, workload: Workload | None) -> Workload:
-    """The given subject, judged as `config` says; what `config` names where there is none.
+    """The given workload, judged as `config` says; what `config` names where there is none.
 
     Raises:
         ConfigError: settings, model and data set do not go together.
@@ -208,7 +208,7 @@ def workload_for(config: WorkloadConfig, workload: Workload | None) -> Workload:
 
 
 def settings_with(config: WorkloadConfig, workload: Workload) -> dict[str, Any]:
-    """The settings of a job for its manifest; the model is the subject's."""
+    """The settings of a job for its manifest; the model is the workload's."""
     return {**vars(config), "model": workload.name}
 
 
@@ -296,7 +296,7 @@ def _fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def raise_to_graph(workload: Workload) -> MaseGraph:
-    """The subject's model as a graph with metadata."""
+    """The workload's model as a graph with metadata."""
     mg = MaseGraph(workload.model, dummy_in=workload.example())
     mg, _ = passes.init_metadata_analysis_pass(mg)
     mg, _ = passes.add_common_metadata_analysis_pass(mg)

@@ -58,7 +58,11 @@ def packed_linear(
     Args:
         x: (..., columns), floating.
         x_key: the format that `x` is first rounded to.
-        codes, scales, tensor_scale, shape, key: the packed weight, (outputs, columns).
+        codes: uint8, of the weight, packed.
+        scales: of its groups, or None.
+        tensor_scale: of the whole weight, or None.
+        shape: (outputs, columns), of the decoded weight.
+        key: the format of the weight.
         bias: (outputs,) or None.
         exact: the products of decoded numbers, as the reference has them; else kernels may round
             `x` and results to bfloat16, and add in another order.

@@ -75,10 +75,10 @@ def graph_pass(
         ignores: keys without an effect, a line of the debug log each call; with some, MASE's "NA"
             is None.
 
-    Raises (from the pass):
-        ConfigError: a setting is wrong.
-        GraphError: a transform pass that is required has not run, what is given is no MaseGraph,
-            or it has packed layers that the pass would have to change.
+    Raises:
+        ConfigError: by the pass: a setting is wrong.
+        GraphError: by the pass: a transform pass that is required has not run, what is given is no
+            MaseGraph, or it has packed layers that the pass would have to change.
     """
 
     def decorate(function: Callable[[MaseGraph, C], dict[str, Any]]) -> GraphPass:

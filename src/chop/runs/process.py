@@ -19,9 +19,9 @@ def process_id(pid: int | None = None) -> str:
 
     Args:
         pid: its number; None takes this process.
-    Returns: `SYSTEM:PID:STARTED`: what numbers its processes (a boot of a machine, and the PID
-        namespace there: each container has its own), its number there, and when it started by a
-        clock that is never set.
+    Returns: `SYSTEM:PID:STARTED`: what numbers its processes (a boot of a machine and a PID
+        namespace, of which each container has its own), its number there, and when it started by
+        a clock that is never set.
     """
     number = os.getpid() if pid is None else pid
     return f"{system_id()}:{number}:{start_time(number)}"

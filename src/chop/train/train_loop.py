@@ -51,10 +51,12 @@ def fit(
         dataset: what `read_rows` takes, with labels, texts tokenised; of a mapping of splits, its
             `train`.
         epochs: passes over the rows; 0 does nothing.
-        lr: the largest learning rate, reached after the share `warmup` of all steps and then
-            let down along `schedule`: `constant`, `linear` or `cosine`.
+        lr: the largest learning rate, reached at the end of `warmup`.
         batch_size: rows of a step.
         weight_decay: of AdamW, on matrices and filters only: neither biases nor learnt scales.
+        schedule: of the learning rate after the warm-up: `constant`, or down to 0 along `linear`
+            or `cosine`.
+        warmup: share of all steps, 0 to 1, in which the learning rate rises.
         max_grad_norm: the gradient's norm is clipped to it.
         seed: of the order of the rows and of dropout; the global generators are left as they
             were. Equal seeds give equal weights on the same machine.

@@ -93,7 +93,7 @@ def prepare(config: PrecisionConfig, workload: Workload | None = None) -> Search
 def rows_of(config: PrecisionConfig, workload: Workload) -> tuple[Workload, Rows, str]:
     """What trials are measured on: rows that the model was not trained on where there are any.
 
-    Returns: the subject, without those rows among its training rows where they are validation
+    Returns: the workload, without those rows among its training rows where they are validation
         rows; the rows; what they are, in words.
     """
     split = workload

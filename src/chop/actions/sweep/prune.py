@@ -33,7 +33,7 @@ def prune_sweep(config: PruneSweepConfig, workload: Workload | None = None) -> l
 
     Args:
         config: the settings.
-        subject: a trained model and rows of your own, see `Workload.of`; default, what `config`
+        workload: a trained model and rows of your own, see `Workload.of`; default, what `config`
             names.
     Returns: one mapping per method and sparsity: `method`, `sparsity` (asked), `actual sparsity`
         of the chosen layers after everything, `float`, `pruned` and `fine-tuned` (accuracies from

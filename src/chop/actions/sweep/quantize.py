@@ -35,7 +35,7 @@ def quantize_sweep(
 
     Args:
         config: the settings.
-        subject: a trained model and rows of your own, see `Workload.of`; default, what `config`
+        workload: a trained model and rows of your own, see `Workload.of`; default, what `config`
             names.
     Returns: one mapping per width and fraction: `width`, `frac_width`, `bits` (average storage
         per parameter of the whole model), `float`, `PTQ` and `QAT` (accuracies from 0 to 1, or

@@ -90,7 +90,12 @@ class QuantScaledDotProductAttention(QuantizedOperator):
             query: (B, H, Q, D).
             key: (B, H, K, D); fewer heads with `enable_gqa`.
             value: (B, H, K, D).
-            attn_mask: broadcast to (B, H, Q, K): added, or, if boolean, False hides.
+            attn_mask: broadcast to (B, H, Q, K): added, or, if boolean, False hides; default,
+                none.
+            dropout_p: probability, 0 to 1, that a weight is dropped; default 0.
+            is_causal: hides the keys after each query; not together with `attn_mask`.
+            scale: of `query @ key.T`; default, 1 / sqrt(D).
+            enable_gqa: grouped queries: each head of `key` and `value` serves H / heads queries.
         Returns: (B, H, Q, D).
         """
         if enable_gqa:
