@@ -303,7 +303,7 @@ def test_the_same_seed_gives_the_same_table(result, tmp_path):
 
 def test_a_killed_run_leaves_no_result(tmp_path):
     code = (
-        "from chop.actions.compress import *\n"
+        "from pathlib import Path\nfrom chop.actions.compress import *\n"
         f"compress(CompressConfig(model='mlp', out=Path({str(tmp_path)!r}), qat_epochs=500))"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:

@@ -166,7 +166,7 @@ PROGRAM = """
         return measure(self, name, text)
     Sensitivity.measure = slow
     config = SensitivityConfig(out=Path(sys.argv[1]), widths="2,8", metrics=("mse",))
-    measure_sensitivity(config, subject())
+    measure_sensitivity(config, workload())
 """
 
 
