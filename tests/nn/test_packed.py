@@ -280,7 +280,7 @@ def test_scales_that_are_learnt_settle_first():
     settings = {"weight": {"name": "scale_integer", "width": 8}, "gradient": "lsq"}
     layer = q.QuantLinear(16, 8, config=settings)
     layer(torch.randn(2, 16))
-    with pytest.raises(ConfigError, match=r"learns its scales: layer.settled\(\)"):
+    with pytest.raises(ConfigError, match=r"learns its scales: layer.freeze_scales\(\)"):
         pack(layer)
     x, settled = torch.randn(3, 16), layer.freeze_scales().eval()
     assert torch.equal(pack(settled, exact=True).eval()(x), layer.eval()(x))
