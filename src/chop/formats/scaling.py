@@ -117,7 +117,7 @@ class SharedExponent(Scaling):
     """Scale 2^E, stored as the integer E - lowest.
 
     E follows the largest finite magnitude amax = s 2^e, 1 <= s < 2: E = e + offset, one more where
-    s >= turn, clipped to the range of the code.
+    s >= increment_threshold, clipped to the range of the code.
 
     Attributes:
         lowest: the smallest E.
@@ -125,7 +125,8 @@ class SharedExponent(Scaling):
         has_nan: the last code is NaN and holds for groups with a NaN or an infinity. Otherwise
             infinities saturate, and NaN concerns nobody else.
         offset: E for a magnitude of 1.
-        turn: above 1, at most 2; `ABOVE_POWERS` takes the exponent of the next power of two.
+        increment_threshold: above 1, at most 2, the default, which no s reaches; `ABOVE_POWERS`
+            takes the exponent of the next power of two.
 
     Source of E8M0 (lowest -127, width 8, NaN): OCP Microscaling Formats 1.0, section 5.4.1.
     """
@@ -177,6 +178,7 @@ class FloatScale(Scaling):
         statistic: what it follows.
         divisor: the element that the statistic becomes.
         is_positive: never below 2^-126, and 2^-23 where the statistic is zero.
+        width: bits of a scale.
     """
 
     statistic: Statistic
@@ -277,6 +279,8 @@ class ScaledFloatScale(Scaling):
     Attributes:
         element: the small float; NaN holds for groups with a NaN or an infinity.
         largest: the largest magnitude of a group's elements, to which its own is scaled.
+        tensor_width: bits of the tensor's scale.
+        has_nan: the small float has NaN.
     """
 
     element: Element

@@ -46,7 +46,9 @@ class Packed(NamedTuple):
     """A packed tensor as operators pass it.
 
     Attributes:
-        codes, scales, tensor_scale: as in `Encoded`.
+        codes: uint8, one-dimensional, as in `Encoded`.
+        scales: float32 or uint8, as in `Encoded`; None without.
+        tensor_scale: float32 scalar, a factor of all scales; None without.
         shape: of the decoded tensor.
         key: of its format.
     """
@@ -71,8 +73,10 @@ class CodeTables:
         width: bits of a code; 0 for base-3 digits.
         values: float32, (codes,): each code's number, not scaled.
         reading: how a kernel may compute the numbers instead of looking them up.
-        step, mantissa_width, largest_code: of that computation, see cpu/codes.h.
+        step: 2^(127 - bias) of a small float, the factor of its fields read as float32.
         factor: what every number is multiplied by in the end.
+        mantissa_width: bits of a small float's fraction.
+        largest_code: of a small float, the largest code without sign that is computed.
         groups: which elements share a scale; None without scales.
         scale_values: float32: each scale code's number; None where scales are stored as floats.
         scale_width: bits of a scale code.

@@ -66,6 +66,9 @@ class Block:
     """A laid-out item; coordinates are relative to its top left corner.
 
     Attributes:
+        item: what is laid out.
+        width: in pixels.
+        height: in pixels.
         entries: where on the top border each node's result enters.
         exits: where on the bottom border each node's result leaves.
         placed: the boxes and frames inside, outer ones first.

@@ -26,7 +26,8 @@ class WholeRule(NamedTuple):
     """How activations become integers.
 
     Attributes:
-        low, high: the range of the integers.
+        low: the smallest integer.
+        high: the largest integer.
         scale: of all of them; 0 to follow the largest magnitude.
         by_row: whether each row has a scale of its own.
     """

@@ -44,7 +44,8 @@ class Posterior:
         excess: per constraint (N,), feasible at or below 0.
         feasible: (N,) True where every constraint is met.
         order: (N,) the measured configurations, best first.
-        objective, limits: a surrogate of the objective, and one per constraint.
+        objective: surrogate of the objective.
+        limits: surrogates of the constraints, one each.
         best: the incumbent, the greatest feasible value; None while nothing is feasible.
     """
 

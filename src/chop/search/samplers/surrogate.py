@@ -77,7 +77,8 @@ class GaussianProcess:
         logs: the logarithms of the settings; None finds those of greatest posterior density.
 
     Attributes:
-        constant, worth: the posterior mean of the additive part, as those of `ExactSum`.
+        constant: intercept of the additive part's posterior mean, as that of `ExactSum`.
+        worth: additive effect of each option in that mean, (D, K).
     """
 
     def __init__(
