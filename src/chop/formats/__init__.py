@@ -1,9 +1,8 @@
 """WHAT A NUMBER IS: one file per number format; everything else is derived from it."""
 
 from chop.formats.base import (
+    OPERANDS,
     REGISTRY,
-    Encoded,
-    Gradient,
     NumberFormat,
     even_sample,
     formats,
@@ -16,6 +15,7 @@ from chop.formats.binary_residual import BinaryResidual
 from chop.formats.block_fp import BlockFP
 from chop.formats.block_log import BlockLog
 from chop.formats.block_minifloat import BlockMinifloat
+from chop.formats.encoded import Encoded
 from chop.formats.float import Float
 from chop.formats.format_strings import format_string, parse_format_string
 from chop.formats.integer import Integer
@@ -26,9 +26,9 @@ from chop.formats.minifloat_ieee import MinifloatIEEE
 from chop.formats.mxfp import MXFP
 from chop.formats.mxint import MXInt
 from chop.formats.nvfp4 import NVFP4
-from chop.formats.quantizer import Quantizer, StandIn
+from chop.formats.quantizer import Gradient, Quantizer, StandIn
 from chop.formats.scale_integer import ScaleInteger
-from chop.formats.spec import OPERANDS, QuantSpec
+from chop.formats.spec import QuantSpec
 from chop.formats.ternary import Ternary
 
 __all__ = [

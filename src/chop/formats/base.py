@@ -189,8 +189,10 @@ class NumberFormat(Quantizer):
         if transforms.is_transformed():
             return transforms.fake_quantize(x, self.key, clips=gradient == "clip")
         if gradient == "clip" and x.requires_grad and torch.is_grad_enabled():
-            return torch.ops.chop.fake_quantize_marking(x, self.key)[0]
-        return torch.ops.chop.fake_quantize(x, self.key)
+            rounded: Tensor = torch.ops.chop.fake_quantize_marking(x, self.key)[0]
+        else:
+            rounded = torch.ops.chop.fake_quantize(x, self.key)
+        return rounded
 
     @property
     def label(self) -> str:
@@ -305,9 +307,11 @@ OPERATORS.define("fake_quantize(Tensor x, str key) -> Tensor", tags=(torch.Tag.p
 OPERATORS.impl("fake_quantize", _rounded, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("chop::fake_quantize", lib=OPERATORS)
-def _(x: Tensor, key: str) -> Tensor:
+def _shaped_like(x: Tensor, key: str) -> Tensor:
     return torch.empty_like(x)
+
+
+torch.library.register_fake("chop::fake_quantize", _shaped_like, lib=OPERATORS)
 
 
 def _straight_through(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:

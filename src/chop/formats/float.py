@@ -9,7 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from chop.formats.base import Encoded, Gradient, NumberFormat
+from chop.formats.base import NumberFormat
+from chop.formats.encoded import Encoded
+from chop.formats.quantizer import Gradient
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,8 @@ class Blocks(Groups):
             tiles = tiles.movedim(first + count + i, first + 2 * i + 1)
         for i in range(count):
             tiles = tiles.flatten(first + i, first + i + 1).narrow(first + i, 0, moved[first + i])
-        return tiles.movedim(-1, axis).reshape(shape)
+        joined: Tensor = tiles.movedim(-1, axis).reshape(shape)
+        return joined
 
     def count(self, shape: Sequence[int]) -> int:
         """Blocks that are there, a ragged one included."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
 
+M = TypeVar("M", bound=Callable[..., Any])
 TAKING_TENSORS = {"__call__", "round", "encode", "saturates", "fitted"}
 """Methods of formats whose first argument has to be a dense floating tensor."""
 
@@ -32,7 +33,7 @@ def check_tensor(x: Any, where: str) -> None:
     raise ConfigError(f"{where}: expected a dense floating tensor, got {found}; pass {way}.")
 
 
-def checking(method: Callable[..., Any]) -> Callable[..., Any]:
+def checking(method: M) -> M:
     """The same method of a format for dense floating tensors alone; others raise ConfigError."""
 
     @functools.wraps(method)
@@ -40,4 +41,4 @@ def checking(method: Callable[..., Any]) -> Callable[..., Any]:
         check_tensor(x, self.name)
         return method(self, x, *args, **kwargs)
 
-    return checked
+    return cast(M, checked)

@@ -224,4 +224,5 @@ def lsq_fake_quantize(
         DerivativeError: inside `torch.func` or forward-mode differentiation.
     """
     refuse_transforms("a format with learnt scales", "use gradient 'identity' or 'clip'")
-    return torch.ops.chop.lsq_fake_quantize(x, scales, number_format.key, is_batch)
+    y: Tensor = torch.ops.chop.lsq_fake_quantize(x, scales, number_format.key, is_batch)
+    return y

@@ -81,7 +81,8 @@ def _unpack_words(packed: Tensor, width: int) -> Tensor:
     groups = torch.nn.functional.pad(packed, (0, -packed.numel() % width)).view(-1, width)
     words = groups.long() << 8 * torch.arange(width, device=packed.device)
     codes = words.sum(1, keepdim=True) >> width * torch.arange(GROUP, device=packed.device)
-    return (codes & 2**width - 1).to(torch.uint8).view(-1)
+    unpacked: Tensor = (codes & 2**width - 1).to(torch.uint8)
+    return unpacked.view(-1)
 
 
 TRITS_PER_BYTE = 5

@@ -145,7 +145,8 @@ class SharedExponent(Scaling):
 
     @property
     def _largest_code(self) -> int:
-        return 2**self.width - 1 - self.has_nan
+        codes: int = 2**self.width
+        return codes - 1 - self.has_nan
 
     def exponent(self, amax: Tensor) -> Tensor:
         """E for magnitudes, int64, before it is clipped."""

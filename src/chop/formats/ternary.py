@@ -120,4 +120,4 @@ class Ternary(LearnableFormat):
         factor, known = SHARE_OF_MAX if kind == "max" else SHARE_OF_MEAN, getattr(self, kind)
         if known is None or isinstance(known, bool):
             return Threshold(factor, "largest" if kind == "max" else kind)
-        return factor * known
+        return factor * float(known)

@@ -49,7 +49,7 @@ def fake_quantize(x: Tensor, key: str, clips: bool) -> Tensor:
             "torch.compile cannot trace a fake-quantiser inside torch.func or forward-mode "
             "differentiation; compile the function inside the transform, or without fullgraph=True"
         )
-    rounded: Tensor = FakeQuantize.apply(x, key, clips)[0]
+    rounded: Tensor = FakeQuantize.apply(x, key, clips)[0]  # type: ignore[no-untyped-call]
     return rounded
 
 
@@ -99,6 +99,7 @@ class FakeQuantize(torch.autograd.Function):
         """One sample after the other."""
         (axis, _, _) = in_dims
         assert axis is not None
-        samples = [FakeQuantize.apply(sample, key, clips) for sample in x.unbind(axis)]
+        apply = FakeQuantize.apply
+        samples = [apply(sample, key, clips) for sample in x.unbind(axis)]  # type: ignore[no-untyped-call]
         rounded, masks = zip(*samples, strict=True)
         return (torch.stack(rounded), torch.stack(masks)), (0, 0)

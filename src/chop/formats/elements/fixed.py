@@ -36,7 +36,8 @@ class Fixed(Element):
     @property
     def largest_code(self) -> int:
         """The largest k."""
-        return 2 ** (self.width - (self.code != "unsigned")) - 1
+        codes: int = 2 ** (self.width - (self.code != "unsigned"))
+        return codes - 1
 
     @property
     def largest(self) -> float:
@@ -69,7 +70,8 @@ class Fixed(Element):
         steps = (y * 2.0**self.frac_width).long()
         if self.code == "sign_magnitude":
             return steps.abs() | (y.signbit().long() << self.width - 1)
-        return steps & 2**self.width - 1
+        codes: Tensor = steps & 2**self.width - 1
+        return codes
 
     def stored(self, y: Tensor) -> Tensor:
         """k in the chosen code; NaN is 0."""

@@ -46,7 +46,8 @@ class Log2(Element):
     @property
     def largest_exponent(self) -> int:
         """E of the largest magnitude."""
-        return min(2 ** (self.width - 1) - 1 - self.bias, EXPONENT_LIMIT)
+        largest: int = 2 ** (self.width - 1) - 1 - self.bias
+        return min(largest, EXPONENT_LIMIT)
 
     @property
     def largest(self) -> float:

@@ -56,7 +56,8 @@ class Minifloat(Element):
     def largest_code(self) -> int:
         """Code of the largest finite number."""
         reserved = {"finite": 0, "fn": 1, "ieee": 2**self.mantissa_width}[self.variant]
-        return 2 ** (self.width - 1) - 1 - reserved
+        codes: int = 2 ** (self.width - 1) - 1 - reserved
+        return codes
 
     @property
     def largest(self) -> float:
@@ -71,8 +72,8 @@ class Minifloat(Element):
     @property
     def nan_code(self) -> int:  # type: ignore[override]
         """All ones if there is only one; the first with the fraction's top bit for `ieee`."""
-        ones = 2 ** (self.width - 1) - 1
-        quiet = ones - 2 ** (self.mantissa_width - 1) + 1
+        ones: int = 2 ** (self.width - 1) - 1
+        quiet: int = ones - 2 ** (self.mantissa_width - 1) + 1
         return {"finite": 0, "fn": ones, "ieee": quiet}[self.variant]
 
     def round(self, x: Tensor) -> Tensor:
@@ -95,7 +96,7 @@ class Minifloat(Element):
         hidden = (field > 0).long() << self.mantissa_width
         fraction = hidden + (magnitude & 2**self.mantissa_width - 1)
         exponent = self.lowest_exponent + (field - 1).clamp(min=0)
-        y = fraction.double() * exp2(exponent - self.mantissa_width)
+        y: Tensor = fraction.double() * exp2(exponent - self.mantissa_width)
         y = y.masked_fill(magnitude > self.largest_code, torch.nan)
         if self.variant == "ieee":
             y = y.masked_fill(magnitude == self.largest_code + 1, torch.inf)
@@ -127,7 +128,8 @@ class Denormal(Element):
     def largest(self) -> float:
         """2^E (2^m - 1)/2^m for the largest E."""
         top = 2**self.exponent_width - 1 - self.bias
-        return (2**self.mantissa_width - 1) * 2.0 ** (top - self.mantissa_width)
+        magnitude: float = (2**self.mantissa_width - 1) * 2.0 ** (top - self.mantissa_width)
+        return magnitude
 
     def round(self, x: Tensor) -> Tensor:
         """The nearest number."""
@@ -146,7 +148,7 @@ class Denormal(Element):
         magnitude = codes & 2 ** (self.width - 1) - 1
         k = magnitude & 2**self.mantissa_width - 1
         exponent = (magnitude >> self.mantissa_width) - self.bias
-        y = k.double() * exp2(exponent - self.mantissa_width)
+        y: Tensor = k.double() * exp2(exponent - self.mantissa_width)
         return y * (1 - 2 * (codes >> self.width - 1))
 
 
