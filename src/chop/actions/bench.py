@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from chop import runs
-from chop.actions.compress import CompressConfig, compress
+from chop.actions.compress import compress
 from chop.actions.compress_results import exported_bytes
 from chop.actions.latency import compare_with_float
 from chop.actions.settings.bench import BenchModelConfig
-from chop.actions.workload import WorkloadConfig, load_workload, raise_to_graph
+from chop.actions.settings.compress import CompressConfig
+from chop.actions.settings.workload import WorkloadConfig
+from chop.actions.workload import load_workload, raise_to_graph
 from chop.errors import CheckpointError
 from chop.files import latest, reading_together, write_text
 from chop.ir.graph import MaseGraph
@@ -64,7 +66,7 @@ def _measure(config: BenchModelConfig) -> ModelComparison:
 
 def _compressed(config: BenchModelConfig, folder: Path) -> Path:
     given = {"model": config.model, "dataset": config.dataset, "max_length": config.max_length}
-    chosen = {name: value for name, value in given.items() if value is not None}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     settings = CompressConfig(
         **chosen,
         out=folder,

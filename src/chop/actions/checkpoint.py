@@ -35,7 +35,7 @@ from chop.train import TASKS, Task, find_task, read_label_column
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
-    from chop.actions.workload import WorkloadConfig
+    from chop.actions.settings.workload import WorkloadConfig
 
 AUTO_TASKS = {"token-classification": "token-classification", "causal-lm": "text-generation"}
 """Tasks whose model is of another class than the classifiers'."""
@@ -71,13 +71,14 @@ def load_checkpoint(config: WorkloadConfig) -> tuple[nn.Module, DatasetDict, Tas
 def _load_data(config: WorkloadConfig) -> DatasetDict:
     """With labels, unless the task or the model asks for text alone."""
     asked = None if config.task is None else find_task(config.task)
-    settings = {"limit": config.limit, "label": config.label_column}
     if asked is None and config.label_column is None and _is_language_model(config.model):
         data = load_dataset(config.dataset, limit=config.limit, labelled=False)
         if label_column(data["train"].column_names) is None:
             return data
     labelled = asked is None or asked.labels_from is None
-    return load_dataset(config.dataset, labelled=labelled, **settings)
+    return load_dataset(
+        config.dataset, limit=config.limit, label=config.label_column, labelled=labelled
+    )
 
 
 def _is_language_model(name: str) -> bool:
@@ -122,7 +123,7 @@ def _own_classes(name: str) -> int:
         return 0
     config = read_config(name)
     is_classifier = (config.architectures or [""])[0].endswith("Classification")
-    return config.num_labels if is_classifier else 0
+    return (config.num_labels or 0) if is_classifier else 0
 
 
 def _as_numbers(
@@ -184,7 +185,7 @@ def _picture_size(config: Any, told: Mapping[str, Any]) -> tuple[int, int, int] 
 
 
 def _preprocessor(name: str) -> dict[str, Any]:
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     path = cached_file(
         name,

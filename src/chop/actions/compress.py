@@ -151,18 +151,23 @@ def _about(workload: Workload) -> str | None:
 def measure(mg: MaseGraph, method: str, label: str, workload: Workload) -> Candidate:
     """A graph with its metric, its bits and how many operators are quantised."""
     workload = workload.with_validation()
-    splits = {"validation": workload.validation, "test": workload.test}
-    settings = {"device": workload.device, "task": workload.task}
-    found = (
-        evaluate(mg.model, rows, **settings, progress=f"{method} {label}, {name}")
-        for name, rows in splits.items()
+    validation, test = (
+        evaluate(
+            mg.model,
+            rows,
+            device=workload.device,
+            task=workload.task,
+            progress=f"{method} {label}, {name}",
+        )
+        for name, rows in (("validation", workload.validation), ("test", workload.test))
     )
     _, bits = passes.calculate_avg_bits_mg_analysis_pass(mg)
     operators = map(mg.module_of, mg.nodes)
     count = sum(isinstance(op, QuantizedOperator) and not op.spec.is_float for op in operators)
     size_kb = bits["weight_bytes"] / 1000
     lost = poor_fit(layer_rows(mg))
-    return Candidate(Row(method, label, *found, bits["w_avg_bit"], count, size_kb, lost), mg)
+    row = Row(method, label, validation, test, bits["w_avg_bit"], count, size_kb, lost)
+    return Candidate(row, mg)
 
 
 def _round(mg: MaseGraph, text: str, workload: Workload, config: CompressConfig) -> Candidate:
@@ -189,8 +194,14 @@ def _train_back(
     for candidate in lost if training["epochs"] else ():
         graph = candidate.graph.copy()
         label = candidate.row.format
-        settings = {"device": workload.device, "task": workload.task, "progress": f"QAT {label}"}
-        fit(graph.model, workload.train, **training, **settings)
+        fit(
+            graph.model,
+            workload.train,
+            **training,
+            device=workload.device,
+            task=workload.task,
+            progress=f"QAT {label}",
+        )
         trained = measure(graph, "QAT", label, workload)
         yield trained
         won = metric.gain(trained.row.validation, candidate.row.validation)

@@ -26,7 +26,7 @@ from chop.tables import markdown_table
 from chop.train import Metric
 
 if TYPE_CHECKING:
-    from chop.actions.compress import CompressConfig
+    from chop.actions.settings.compress import CompressConfig
 
 MODEL_FILES = ("model.pt", "model.mz")
 """Tensors, and the graph with all that is known of it."""

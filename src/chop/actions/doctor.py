@@ -109,7 +109,7 @@ def _part(extra: str, requirements: list[str]) -> Finding:
 
 
 def _name(requirement: str) -> str:
-    return re.match(r"[\w.-]+", requirement)[0]
+    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
 
 
 def _version(requirement: str) -> str | None:

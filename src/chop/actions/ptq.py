@@ -9,7 +9,7 @@ from chop import passes
 from chop.actions.workload import Workload
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import NumberFormat, QuantSpec, parse_format_string
-from chop.formats.spec import OPERANDS
+from chop.formats.base import OPERANDS
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import OPS, quantizable_operators
 from chop.nn.quantized import QuantizedOperator
@@ -106,7 +106,8 @@ def layer_spec(path: str, formats: Mapping[str, str]) -> QuantSpec:
         if operand not in OPERANDS:
             nearest = did_you_mean(operand, OPERANDS)
             raise ConfigError(f"layers['{path}']: unknown operand '{operand}': {nearest}")
-    return QuantSpec(**{operand: parse_format_string(text) for operand, text in formats.items()})
+    chosen: dict[str, Any] = {name: parse_format_string(text) for name, text in formats.items()}
+    return QuantSpec(**chosen)
 
 
 def _quantize(

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from rich import get_console
@@ -42,9 +42,8 @@ from chop.train.tasks import CLASSIFICATION, IGNORED
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
-BUILTIN_TUNING = {"tuning_lr": 3e-3, "tuning_epochs": 15}
-CHECKPOINT_LR = 1e-4
-CHECKPOINT_TUNING = {"tuning_lr": CHECKPOINT_LR, "tuning_epochs": 1}
+BUILTIN_LR, BUILTIN_EPOCHS = 3e-3, 15
+CHECKPOINT_LR, CHECKPOINT_EPOCHS = 1e-4, 1
 EXAMPLE_ROWS = 3
 OF_CHECKPOINTS = ("tokenizer", "text_column", "label_column", "weights", "task")
 """Settings of models that are not built in."""
@@ -55,6 +54,15 @@ COLUMNS = (
     *("loss", "kl", "parameters", "size_bytes", "graph"),
 )
 """What else the jobs' tables, results and pictures have, so that no metric can be called it."""
+
+
+class Training(TypedDict):
+    """Arguments of `chop.train.fit` for training a model further; records keep them as JSON."""
+
+    epochs: int
+    lr: float
+    batch_size: int
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -141,9 +149,12 @@ class Workload:
             copy.deepcopy(model).to(place).eval(),
             name or type(model).__name__,
             dataset,
-            **rows,
+            train=rows["train"],
+            test=rows["test"],
+            validation=rows.get("validation"),
             device=place,
-            **CHECKPOINT_TUNING,
+            tuning_epochs=CHECKPOINT_EPOCHS,
+            tuning_lr=CHECKPOINT_LR,
             task=(asked or rows["train"].task).with_metric(metric),
         )
 
@@ -169,9 +180,7 @@ class Workload:
         """What is drawn as a line beside the float model."""
         return {} if self.chance is None else {"chance": self.chance}
 
-    def tuning(
-        self, epochs: int | None, lr: float | None, config: WorkloadConfig
-    ) -> dict[str, float]:
+    def tuning(self, epochs: int | None, lr: float | None, config: WorkloadConfig) -> Training:
         """Arguments of `chop.train.fit` for training the model further.
 
         Where no rate is given it is `tuning_lr`, and for fewer epochs than `tuning_epochs` that
@@ -236,19 +245,38 @@ def load_workload(config: WorkloadConfig) -> Workload:
             )
         make_folder(config.out)
         data = default_dataset(config.model)
-        held_out = {"held_out": VALIDATION_SHARE, "seed": config.seed}
-        trained = load_trained(config.model, progress=True, **held_out).to(place)
+        trained = load_trained(
+            config.model, progress=True, held_out=VALIDATION_SHARE, seed=config.seed
+        )
         rows = _limited(_rows_of(data, task), config.limit)
-        known = {"device": place, "task": task}
-        return Workload(trained, config.model, own, **known, **rows, **BUILTIN_TUNING)
+        return Workload(
+            trained.to(place),
+            config.model,
+            own,
+            train=rows["train"],
+            test=rows["test"],
+            validation=rows["validation"],
+            device=place,
+            tuning_epochs=BUILTIN_EPOCHS,
+            tuning_lr=BUILTIN_LR,
+            task=task,
+        )
     loaded, data, task = load_checkpoint(config)
     rows = _rows_of(data, task)
     if config.train_epochs:
         _fine_tune(loaded, rows["train"], config, place, task)
-    known = {"device": place, "task": task, "has_seen_validation": "validation" not in data}
-    name = str(config.dataset)
     return Workload(
-        loaded.to(place).eval(), config.model, name, **known, **rows, **CHECKPOINT_TUNING
+        loaded.to(place).eval(),
+        config.model,
+        str(config.dataset),
+        train=rows["train"],
+        test=rows["test"],
+        validation=rows["validation"],
+        device=place,
+        tuning_epochs=CHECKPOINT_EPOCHS,
+        tuning_lr=CHECKPOINT_LR,
+        has_seen_validation="validation" not in data,
+        task=task,
     )
 
 
@@ -291,7 +319,7 @@ def _fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
     digest = hashlib.sha256()
     for name, value in tensors:
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
 
 
@@ -318,8 +346,12 @@ def _fine_tune(
 ) -> None:
     from safetensors.torch import load_model, save_model
 
-    training = {"epochs": config.train_epochs, "lr": CHECKPOINT_LR}
-    training |= {"batch_size": config.batch_size, "seed": config.seed}
+    training: Training = {
+        "epochs": config.train_epochs,
+        "lr": CHECKPOINT_LR,
+        "batch_size": config.batch_size,
+        "seed": config.seed,
+    }
     told = [fingerprint_of_weights(loaded), fingerprint_of_rows(train), training]
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:12]
     path = config.out / f"fine-tuned-{digest}.safetensors"

@@ -30,7 +30,8 @@ class Commands(CommandGroup):
         except KeyboardInterrupt as error:
             from chop.tables import printable
 
-            (*_, kept) = ["nothing was written.", *getattr(error, "__notes__", [])]
+            notes: list[str] = getattr(error, "__notes__", [])
+            kept = notes[-1] if notes else "nothing was written."
             typer.echo(f"\nInterrupted: {printable(kept)}", err=True)
             raise typer.Exit(INTERRUPTED) from None
 

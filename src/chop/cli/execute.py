@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from chop.cli.adapter import COMMON, Command
+from chop.cli.adapter import COMMON, Command, load
 from chop.cli.values import as_json, read_value
 
 
@@ -56,7 +56,8 @@ def _run(command: Command, where: str, chosen: dict[str, Any]) -> tuple[Any, Any
         return values, _call(command, values)
     from chop.config import load_toml, parse
 
-    settings = parse(source, {**(load_toml(file) if file else {}), **values}, str(file or where))
+    given = {**(load_toml(file) if file else {}), **values}
+    settings = parse(load(command.settings), given, str(file or where))
     return settings, command.run(settings)
 
 

@@ -182,7 +182,8 @@ def _refuse_packed(name: str, mg: MaseGraph) -> None:
 
 def _parse(config: type[C] | Callable[[Mapping[str, Any]], C], settings: Any, where: str) -> C:
     if isinstance(config, type) and dataclasses.is_dataclass(config):
-        return parse(config, settings, where)
+        found: C = parse(config, settings, where)
+        return found
     if isinstance(settings, Mapping | None):
         return config(dict(settings or {}))
     raise ConfigError(f"{where}: expected a mapping, got {settings!r}.")

@@ -18,7 +18,7 @@ class AutoPipeline:
         pass_groups: passes or their names, in order; groups of them are run one after the other.
     """
 
-    def __init__(self, pass_groups: Sequence[Pass | Sequence[Pass]]) -> None:
+    def __init__(self, pass_groups: Sequence[Pass | list[Pass] | tuple[Pass, ...]]) -> None:
         self.stages = tuple(Stage.of(step) for step in _flat(pass_groups))
 
     def __call__(
@@ -86,6 +86,9 @@ class CompressionPipeline(AutoPipeline):
         return [stage for stage in self.stages if stage.name in settings]
 
 
-def _flat(groups: Sequence[Pass | Sequence[Pass]]) -> Iterable[Pass]:
+def _flat(groups: Sequence[Pass | list[Pass] | tuple[Pass, ...]]) -> Iterable[Pass]:
     for group in groups:
-        yield from group if isinstance(group, list | tuple) else [group]
+        if isinstance(group, list | tuple):
+            yield from group
+        else:
+            yield group

@@ -251,7 +251,7 @@ def read_manifest(folder: str | Path) -> Manifest:
             "that wrote it."
         )
     try:
-        manifest = parse(Manifest, document)
+        manifest: Manifest = parse(Manifest, document)
         return replace(manifest, state="interrupted") if _is_gone(manifest) else manifest
     except ConfigError as error:
         raise CheckpointError(f"'{path}' is broken: {error}") from None

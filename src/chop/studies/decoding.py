@@ -129,7 +129,10 @@ def compare_decoding(weight: Tensor, name: str, **how: Any) -> tuple[Comparison,
     number_format = FORMATS[name]
     encoded = number_format.encode(weight)
     target, calls = torch.empty_like(weight), ways(encoded, number_format)
-    copies = {COPY: partial(target.copy_, weight), CLONE: weight.clone}
+    copies: dict[str, Callable[[], Tensor]] = {
+        COPY: partial(target.copy_, weight),
+        CLONE: weight.clone,
+    }
     variants = [Variant(way, call) for way, call in {**calls, **copies}.items()]
     found = compare(variants, outputs=False, device=weight.device, **how)
     with torch.inference_mode():

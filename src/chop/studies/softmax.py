@@ -55,7 +55,8 @@ class Case:
         parts = shape.lower().split("x")
         if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
             raise ConfigError(f"shape '{shape}': expected rows x columns, as 4096x1024.")
-        return cls(*map(int, parts), dtype)
+        rows, columns = map(int, parts)
+        return cls(rows, columns, dtype)
 
     @property
     def name(self) -> str:
@@ -194,7 +195,7 @@ def interpreted_errors(shapes: list[str]) -> list[dict[str, Any]]:
     for case in (Case.parse(shape, dtype) for shape in shapes for dtype in DTYPES):
         x = _input(case, 0, torch.device("cpu"))
         exact = [x.double().softmax(-1)]
-        row = {"M x N": f"{case.rows}x{case.columns}", "dtype": case.dtype}
+        row: dict[str, Any] = {"M x N": f"{case.rows}x{case.columns}", "dtype": case.dtype}
         for name, way in ((TRITON, softmax), (TORCH, partial(torch.softmax, dim=-1))):
             row[f"error of {name}"] = largest_difference([way(x)], exact, name)
         rows.append(row)

@@ -123,8 +123,9 @@ def demo_model(sizes: tuple[int, ...] = DEMO) -> nn.Module:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        config = BertConfig(**dict(zip(NAMES, sizes, strict=True)))
-        return BertForSequenceClassification(config).eval()
+        fields: dict[str, Any] = dict(zip(NAMES, sizes, strict=True))
+        model: nn.Module = BertForSequenceClassification(BertConfig(**fields))
+        return model.eval()
 
 
 def predicted(model: nn.Module, number_format: NumberFormat) -> list[KindRow]:

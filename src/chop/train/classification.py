@@ -66,6 +66,9 @@ class ClassificationTrainer(Trainer):
     # The loss below is the mean of one batch.
     loss_is_scaled_for_ga = False
 
+    data_collator: Collator
+    model: nn.Module
+
     def compute_loss(
         self,
         model: nn.Module,

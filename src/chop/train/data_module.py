@@ -121,15 +121,15 @@ class MaseDataModule:
             )
         return get_tokenizer(name)
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self) -> DataLoader[Any]:
         """Batches of the training rows, in an order drawn from torch's global generator."""
         return self._loader(self.train_dataset, shuffle=True)
 
-    def val_dataloader(self) -> DataLoader:
+    def val_dataloader(self) -> DataLoader[Any]:
         """Batches of the validation rows, in a fixed order."""
         return self._loader(self.val_dataset)
 
-    def test_dataloader(self) -> DataLoader:
+    def test_dataloader(self) -> DataLoader[Any]:
         """Batches of the test rows, in a fixed order."""
         return self._loader(self.test_dataset)
 
@@ -145,7 +145,7 @@ class MaseDataModule:
         model = find_model_info(self.model_name or "")
         return with_pixels(self._loaded, self.dataset_info, model.image_size if model else None)
 
-    def _loader(self, split: Dataset | None, *, shuffle: bool = False) -> DataLoader:
+    def _loader(self, split: Dataset | None, *, shuffle: bool = False) -> DataLoader[Any]:
         if split is None:
             raise ConfigError("MaseDataModule: call setup() first.")
         return DataLoader(
@@ -180,6 +180,7 @@ class _Texts:
 def _pairs(rows: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
     """Rows of one input and a label -> (x, labels)."""
     label = label_column(list(rows[0]))
+    assert label is not None
     column = next(name for name in rows[0] if name != label)
     x = torch.stack([torch.as_tensor(row[column], dtype=torch.float32) for row in rows])
     return x, torch.tensor([int(row[label]) for row in rows])

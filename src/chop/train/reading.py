@@ -5,8 +5,8 @@ Shapes: N rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -110,13 +110,13 @@ def _of_arrays(arrays: Sequence[Any]) -> dict[str, Column]:
     return {name: as_column(array) for name, array in _by_position(arrays).items()}
 
 
-def _in_order(loader: DataLoader) -> Iterable[Any]:
+def _in_order(loader: DataLoader[Any]) -> Iterable[Any]:
     """Every row once: a loader that merely shuffles or drops is read as its data set stands."""
     sampler = loader.sampler
     is_shuffled = (
         isinstance(sampler, RandomSampler)
         and not sampler.replacement
-        and sampler.num_samples == len(loader.dataset)
+        and sampler.num_samples == len(cast(Sized, loader.dataset))
     )
     is_plain = is_shuffled or isinstance(sampler, SequentialSampler)
     if not is_plain or type(loader.batch_sampler) not in (BatchSampler, type(None)):

@@ -122,7 +122,7 @@ def _take(column: Tensor | list[Tensor], index: Tensor) -> Tensor | list[Tensor]
 
 
 def read_rows(
-    dataset: Dataset | DataLoader | TensorDataset | Rows | Any, task: Task | None = None
+    dataset: Dataset | DataLoader[Any] | TensorDataset | Rows | Any, task: Task | None = None
 ) -> Rows:
     """Reads a data set into memory.
 
@@ -172,16 +172,23 @@ def tokens_as_labels(inputs: dict[str, Column], ids: Column) -> Column:
     """The tokens as labels, `IGNORED` where the attention mask is zero."""
     mask = inputs.get("attention_mask")
     if isinstance(ids, Tensor):
-        return ids.long() if mask is None else ids.long().masked_fill(mask == 0, IGNORED)
-    return [
-        tokens_as_labels({} if mask is None else {"attention_mask": mask[i]}, row)
-        for i, row in enumerate(ids)
-    ]
+        return _unmasked(ids, mask)
+    return [_unmasked(row, None if mask is None else mask[i]) for i, row in enumerate(ids)]
+
+
+def _unmasked(ids: Tensor, mask: Column | None) -> Tensor:
+    if mask is None:
+        return ids.long()
+    return ids.long().masked_fill(torch.as_tensor(mask) == 0, IGNORED)
 
 
 def _labels(column: Column) -> Column:
-    if not isinstance(column, Tensor):
-        return [_labels(row) for row in column]
+    if isinstance(column, Tensor):
+        return _as_labels(column)
+    return [_as_labels(row) for row in column]
+
+
+def _as_labels(column: Tensor) -> Tensor:
     if not column.is_floating_point():
         whole = column.long()
         return whole.squeeze(-1) if whole.dim() == 2 and whole.shape[1] == 1 else whole

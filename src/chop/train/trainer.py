@@ -107,7 +107,7 @@ def get_trainer(
         preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
     )
     if output_dir is None:
-        weakref.finalize(trainer, shutil.rmtree, arguments.output_dir, ignore_errors=True)
+        weakref.finalize(trainer, shutil.rmtree, str(arguments.output_dir), ignore_errors=True)
     return trainer
 
 
@@ -128,6 +128,7 @@ def _collator(
     label = label_column(columns)
     inputs = input_columns(model, [*(name for name in columns if name != label), LABELS])
     named = None if tokenizer is None else tokenizer.pad_token_id
+    assert label is not None
     fed = {name: label if column == LABELS else column for name, column in inputs.items()}
     return Collator(fed, label, padding_token(model) if named is None else named)
 

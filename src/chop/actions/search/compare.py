@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -268,10 +268,11 @@ def _labels_of(groups: Sequence[Sequence[Compared]]) -> list[str]:
     first = [name for name in differing if name not in HOW_LONG] or ["sampler"]
     more = [*first, *(name for name in differing if name in HOW_LONG)]
     labels = [_label(group[0], first) for group in groups]
-    for spell in (
+    spellings: tuple[Callable[[Compared], str], ...] = (
         lambda each: _label(each, more),
         lambda each: f"{each.name} ({each.source})",
-    ):
+    )
+    for spell in spellings:
         labels = [
             label if labels.count(label) == 1 else spell(group[0])
             for label, group in zip(labels, groups, strict=True)

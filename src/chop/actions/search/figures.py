@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from chop.actions.search.job import SearchConfig
+from chop.actions.settings.search import SearchConfig
 from chop.actions.sweep.record import write_figure
 from chop.report.search_plots import Cloud, plot_best_so_far, plot_front, plot_importances
-from chop.search import Result, SearchSpace
+from chop.search import Result, SearchSpace, TrialRecord
 from chop.search.importance import importances
 from chop.search.objective import Goals, constraints_of, objectives_of
 
@@ -75,7 +75,7 @@ def clouds_of(result: Result) -> list[Cloud]:
     names = [goal.name for goal in result.goals if goal.name != first]
     bounds = {limit.name: limit.bound for limit in constraints_of(result.goals)}
 
-    def points(trials: list, name: str) -> list[tuple[float, float]]:
+    def points(trials: list[TrialRecord], name: str) -> list[tuple[float, float]]:
         return [(trial.values[name], trial.values[first]) for trial in trials]
 
     return [

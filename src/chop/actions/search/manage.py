@@ -15,7 +15,8 @@ from typing import Any
 from rich.console import Console
 
 from chop.actions.interrupt import with_interruption_note
-from chop.actions.search.job import Job, SearchConfig, find_job, rebuild, run_job
+from chop.actions.search.job import Job, find_job, rebuild, run_job
+from chop.actions.settings.search import SearchConfig
 from chop.errors import ConfigError, did_you_mean
 from chop.files import write_text
 from chop.search import Choice, Result, SearchSpace, TrialRecord

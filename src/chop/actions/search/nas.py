@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich import get_console
 from rich.console import Console
+from torch import nn
 
 from chop.actions.search.figures import draw_search
 from chop.actions.search.job import Job, where_model_is
@@ -84,7 +85,7 @@ def prepare(config: NasConfig, workload: Workload | None = None) -> Search:
         keep=config.keep,
         problem={
             "rows": fingerprint_of_rows(workload.train),
-            "base": _spelled(workload.model.config),
+            "base": _spelled(workload.model),
             "training": measure.training,
             "compression": dataclasses.asdict(measure.compression),
             "proxy": [config.proxy, config.share],
@@ -92,11 +93,11 @@ def prepare(config: NasConfig, workload: Workload | None = None) -> Search:
     )
 
 
-def _spelled(base: PreTrainedConfig) -> str:
+def _spelled(model: nn.Module) -> str:
     """A model's configuration, but for what its first loss sets: a model just trained has it."""
-    base = copy.deepcopy(base)
+    base: Any = copy.deepcopy(model.config)
     base.problem_type = None
-    return base.to_json_string()
+    return str(base.to_json_string())
 
 
 def architectures(config: NasConfig, workload: Workload) -> Architectures:
@@ -233,7 +234,7 @@ def _describe(
     found = architectures(config, workload)
     saved = config.folder / "best" / best.key / "model"
     if saved.with_suffix(".pt").is_file():
-        model = MaseGraph.from_checkpoint(saved).model
+        model: nn.Module = MaseGraph.from_checkpoint(saved).model
     else:
         told = f"the model of trial {best.number} is not in {saved.parent}"
         get_console().print(f"{told}: training it again, for its test accuracy", highlight=False)

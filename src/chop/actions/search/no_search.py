@@ -103,7 +103,7 @@ def _budgets(problem: PrecisionProblem, goals: Goals) -> dict[str, Goals]:
     costs = [goal for goal in objectives_of(goals) if goal.name in COSTS]
     if not costs:
         return {"": goals}
-    found = {}
+    found: dict[str, Goals] = {}
     for text in problem.options:
         numbers = problem.costs(problem.formats(problem.uniform(text)))
         limits = [Constraint(goal.name, numbers[goal.name], goal.direction) for goal in costs]

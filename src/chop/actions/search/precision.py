@@ -21,10 +21,10 @@ from chop.actions.search.precision_report import (
     table_row,
 )
 from chop.actions.settings.search import PrecisionConfig
+from chop.actions.settings.workload import WorkloadConfig
 from chop.actions.sweep.record import write_table
 from chop.actions.workload import (
     Workload,
-    WorkloadConfig,
     fingerprint_of_rows,
     fingerprint_of_weights,
     workload_for,
@@ -193,8 +193,12 @@ def write(
         raise ConfigError("no configuration was measured.")
     workload, rows, searched = rows_of(config, workload_for(config, workload))
     found, metric = _problem(config, workload, rows), workload.task.metric
-    settings = {"batch_size": config.eval_batch_size, "task": workload.task}
-    unseen = Evaluator(found.layers.mg.model, workload.test, **settings)
+    unseen = Evaluator(
+        found.layers.mg.model,
+        workload.test,
+        batch_size=config.eval_batch_size,
+        task=workload.task,
+    )
     test = TestRows(found, unseen, objectives_of(result.goals)[0].name)
     begin = _without_search(config, found, workload, search.problem)
     judgement = _judge(search, result, begin, test)

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chop.actions.search.figures import draw_search
-from chop.actions.search.job import SearchConfig
 from chop.actions.search.no_search import LABEL
+from chop.actions.settings.search import SearchConfig
 from chop.actions.sweep.record import write_figure
 from chop.mixed_precision import PrecisionProblem
 from chop.mixed_precision.problem import SCORES

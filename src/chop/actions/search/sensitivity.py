@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 from chop import runs
@@ -45,11 +46,15 @@ def _measure(config: SensitivityConfig, workload: Workload) -> list[dict[str, An
     )
     told = {**config.told(), "formats": None, "metrics": config.metrics, "vectors": config.vectors}
     known = {**identity_of(workload), **told, "seed": config.seed}
+
+    def measured(name: str, text: str) -> dict[str, float]:
+        return probe.measure(name, text)
+
     points = [
         Point(
             f"{name} {text}",
             {**known, "layer": name, "format": text},
-            lambda name=name, text=text: probe.measure(name, text),
+            partial(measured, name, text),
         )
         for name, text in problem.pairs
     ]
@@ -70,15 +75,15 @@ def _write(
     told = [{n: x if n in plain else _format(x) for n, x in row.items()} for row in rows]
     write_table(config.out, title, told, {metric.name: metric})
     write_json(config.out / "sensitivity.json", rows)
-    for metric in config.metrics:
-        cells = {(row["layer"], row["format"]): row[metric] for row in rows}
+    for name in config.metrics:
+        cells = {(row["layer"], row["format"]): row[name] for row in rows}
         if any(math.isfinite(value) for value in cells.values()):
             write_figure(
-                config.out / metric,
+                config.out / name,
                 plot_layer_map,
                 cells,
                 xlabel="format",
-                measure=metric,
+                measure=name,
                 title=title,
                 log=True,
             )

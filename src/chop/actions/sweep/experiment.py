@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from chop.actions.sweep.points import Point, identity_of
-from chop.actions.workload import Workload, raise_to_graph
+from chop.actions.workload import Training, Workload, raise_to_graph
 from chop.ir.graph import MaseGraph
 from chop.train import evaluate, fit
 
@@ -33,7 +33,7 @@ class Experiment(Generic[S]):
     describe: Callable[[MaseGraph], Mapping[str, float]]
     settings_of: Callable[[S], Mapping[str, Any]]
     label: Callable[[S], str]
-    training: Mapping[str, Any]
+    training: Training
 
     def points(
         self, workload: Workload, settings: Sequence[S]
@@ -55,10 +55,18 @@ class Experiment(Generic[S]):
             value = evaluate(mg.model, workload.test, device=workload.device, task=workload.task)
             return {workload.task.metric.name: value, **self.describe(mg)}
 
+        def measured(setting: S) -> dict[str, float]:
+            return result_of(changed(setting))
+
         def trained(setting: S) -> dict[str, float]:
             graph = changed(setting).copy()
-            settings = {"device": workload.device, "task": workload.task}
-            fit(graph.model, workload.train, **self.training, **settings)
+            fit(
+                graph.model,
+                workload.train,
+                **self.training,
+                device=workload.device,
+                task=workload.task,
+            )
             return result_of(graph)
 
         before, after = self.stages
@@ -69,14 +77,11 @@ class Experiment(Generic[S]):
         for setting in settings:
             about, label = {**known, **self.settings_of(setting)}, self.label(setting)
             points[before, setting] = Point(
-                f"{label} {before}",
-                about,
-                lambda setting=setting: result_of(changed(setting)),
-                before,
+                f"{label} {before}", about, functools.partial(measured, setting), before
             )
             if self.training["epochs"]:
                 about = {**about, "training": self.training}
                 points[after, setting] = Point(
-                    f"{label} {after}", about, lambda setting=setting: trained(setting), after
+                    f"{label} {after}", about, functools.partial(trained, setting), after
                 )
         return points

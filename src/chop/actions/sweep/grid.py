@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
-from numbers import Real
 
 from chop.errors import ConfigError
 
@@ -27,13 +26,13 @@ def spread(text: str | float | Iterable[float], where: str) -> tuple[float, ...]
     >>> spread("0.1:0.3:0.1", "sparsity")
     (0.1, 0.2, 0.3)
     """
-    if isinstance(text, Real):
-        return (text,)
     if isinstance(text, str):
         parts = [part.strip() for part in text.split(",") if part.strip()]
         values = {value for part in parts for value in _range(part, where)}
-    else:
+    elif isinstance(text, Iterable):
         values = set(text)
+    else:
+        return (text,)
     if not values:
         raise ConfigError(f"{where}: expected at least one number, got {text!r}.")
     return tuple(sorted(values))

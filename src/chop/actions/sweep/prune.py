@@ -95,8 +95,8 @@ def _experiment(config: PruneSweepConfig, workload: Workload) -> Experiment[Sett
 def _sparsity(mg: MaseGraph) -> float:
     """The share of the pruned layers' weights that does not count."""
     layers = [m for m in mg.model.modules() if isinstance(m, QuantizedOperator) and m.is_pruned]
-    hidden = sum(int((layer.effective("weight") == 0).sum()) for layer in layers)
-    return hidden / max(1, sum(layer.weight.numel() for layer in layers))
+    hidden = [layer.effective("weight") == 0 for layer in layers]
+    return sum(int(mask.sum()) for mask in hidden) / max(1, sum(mask.numel() for mask in hidden))
 
 
 def _check_methods(config: PruneSweepConfig, workload: Workload) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "of_function",
     "of_module",
     "of_node",
+    "quantizable_operators",
     "register",
     "unregister",
 ]
