@@ -173,6 +173,7 @@ def _targets(home: str, names: str) -> dict[str, str]:
 def _all(module: ModuleType) -> list[str]:
     """`__all__` of a module, or without one the public functions and classes that it defines."""
     if hasattr(module, "__all__"):
-        return module.__all__
+        names: list[str] = module.__all__
+        return names
     public = ((name, value) for name, value in vars(module).items() if not name.startswith("_"))
     return [name for name, x in public if getattr(x, "__module__", None) == module.__name__]

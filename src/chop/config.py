@@ -133,7 +133,8 @@ def load_config(config_path: str | Path) -> dict[str, Any]:
 
         mg, _ = quantize_transform_pass(mg, load_config("fixed.toml")["passes"]["quantize"])
     """
-    return without_na(load_toml(config_path))
+    settings: dict[str, Any] = without_na(load_toml(config_path))
+    return settings
 
 
 def ignoring(settings: Mapping[str, Any], keys: Collection[str], where: str) -> dict[str, Any]:

@@ -244,7 +244,9 @@ def recording_writes() -> Iterator[list[Path]]:
 
 def _record(*paths: Path) -> None:
     found = _written.get()
-    for path in paths if found is not None else ():
+    if found is None:
+        return
+    for path in paths:
         if not any(re.fullmatch(UNFINISHED, part) for part in path.parts) and path not in found:
             found.append(path)
 

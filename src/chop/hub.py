@@ -21,7 +21,7 @@ def cache_folder() -> Path:
 
 @functools.lru_cache(maxsize=1)
 def _endpoint_answers(endpoint: str, minute: int) -> bool:
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import get_session
 
     try:
         get_session().head(endpoint, timeout=PROBE_SECONDS)

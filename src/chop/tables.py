@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from chop.files import write_text
 
@@ -97,7 +97,7 @@ def _tables(title: str, columns: Sequence[_Column], width: int) -> Iterator[Tabl
     for number, part in enumerate(parts, 1):
         table = Table(title=title if len(parts) == 1 else f"{title} ({number} of {len(parts)})")
         for column, characters in zip(part, _widths(part, width - 1), strict=True):
-            justify = "right" if column.is_numeric else "left"
+            justify: Literal["left", "right"] = "right" if column.is_numeric else "left"
             table.add_column(
                 escape(column.name), justify=justify, overflow="fold", width=characters
             )

@@ -106,7 +106,7 @@ def test_a_dead_network_is_probed_once(monkeypatch):
             calls.append((url, timeout))
             raise ConnectionError("no route")
 
-    monkeypatch.setattr("huggingface_hub.utils.get_session", Session)
+    monkeypatch.setattr("huggingface_hub.get_session", Session)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     hub._endpoint_answers.cache_clear()
     try:

@@ -102,7 +102,8 @@ def fitted(number_format: NumberFormat, samples: Tensor, rule: Rule = "mse") -> 
     8
     """
     if not (isinstance(number_format, WITH_BIAS) and number_format.exponent_bias is None):
-        return number_format.fitted(samples)
+        found: NumberFormat = number_format.fitted(samples)
+        return found
     sample = even_sample(samples.detach()[samples.detach().isfinite()].double(), MAX_SAMPLES)
     magnitudes = sample.abs()[sample != 0]
     if not magnitudes.numel():
@@ -129,7 +130,7 @@ def _valid_biases(number_format: NumberFormat, biases: Sequence[int]) -> list[Nu
 
 
 def _error(number_format: NumberFormat, sample: Tensor) -> float:
-    return (number_format.round(sample) - sample).square().sum().item()
+    return float((number_format.round(sample) - sample).square().sum())
 
 
 def fields_of(given: str | NumberFormat) -> set[str]:
@@ -146,7 +147,8 @@ def fields_of(given: str | NumberFormat) -> set[str]:
 
 
 def _combinations(kind: type[NumberFormat], ranges: Ranges, rule: Rule) -> Iterator[NumberFormat]:
-    searched = {k: v for k, v in kind.search_space.items() if k not in DERIVED_FIELDS} | ranges
+    own = {k: v for k, v in kind.search_space.items() if k not in DERIVED_FIELDS}
+    searched = {**own, **ranges}
     if kind is Integer:
         searched = {"frac_width": (rule,)} | searched
     made = 0

@@ -89,7 +89,8 @@ class _GradientObserver(StandIn):
         self.squares: Tensor | float = 0.0
 
     def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
-        return _ObservedIdentity.apply(x, self.anchor, self)
+        y: Tensor = _ObservedIdentity.apply(x, self.anchor, self)  # type: ignore[no-untyped-call]
+        return y
 
     def look(self, x: Tensor, gradient: Tensor) -> None:
         if self.is_parameter:

@@ -133,7 +133,9 @@ class Layers:
         key = (path, *(f"{operand} {fmt.key}" for operand, fmt in formats.items()))
         if key not in self._specs:
             present = operands_of(part)
-            own = {n: self.fit(path, part, n, fmt) for n, fmt in formats.items() if n in present}
+            own: dict[str, Any] = {
+                n: self.fit(path, part, n, fmt) for n, fmt in formats.items() if n in present
+            }
             self._specs[key] = QuantSpec(**own)
         return self._specs[key]
 
@@ -239,6 +241,7 @@ def _count(layers: Layers, batch: Mapping[str, Tensor]) -> None:
 
 def _in_order(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     """The arguments of a call in the order of its parameters."""
-    is_call = isinstance(module, QuantCall)
-    names = module.arguments if is_call else inspect.signature(module.forward).parameters
+    names: Iterable[str] = inspect.signature(module.forward).parameters
+    if isinstance(module, QuantCall):
+        names = module.arguments
     return [*args, *(kwargs[name] for name in names if name in kwargs)]

@@ -183,9 +183,9 @@ class PrecisionProblem:
     def formats(self, config: Config) -> dict[str, Formats]:
         """Every layer's formats by operand, as they are chosen: scales not yet derived."""
         self.space.check(config)
-        found: dict[str, dict[str, NumberFormat]] = {n: dict(f) for n, f in self._fixed.items()}
+        found: dict[str, Formats] = dict(self._fixed)
         for name, (layer, operands) in self.targets.items():
-            found[layer] |= dict.fromkeys(operands, self.options[config[name]])
+            found[layer] = {**found[layer], **dict.fromkeys(operands, self.options[config[name]])}
         return found
 
     def only(self, name: str, text: str) -> dict[str, Formats]:

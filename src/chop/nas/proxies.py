@@ -142,7 +142,7 @@ def grad_norm(model: nn.Module, batch: Batch) -> float:
     Source: Abdelfattah et al. 2021, arXiv:2101.08134, section 3.2.
     """
     _run(model, batch)[0].backward()
-    return sum(p.grad.norm().item() for p in model.parameters() if p.grad is not None)
+    return sum(float(p.grad.norm()) for p in model.parameters() if p.grad is not None)
 
 
 def snip(model: nn.Module, batch: Batch) -> float:
@@ -196,7 +196,7 @@ def naswot(model: nn.Module, batch: Batch) -> float:
         _run(model, batch)
     code_NA = torch.cat(codes, dim=1)
     kernel_NN = code_NA @ code_NA.T + (1 - code_NA) @ (1 - code_NA).T
-    return torch.linalg.slogdet(kernel_NN).logabsdet.item()
+    return float(torch.linalg.slogdet(kernel_NN).logabsdet)
 
 
 def jacobian_covariance(model: nn.Module, batch: Batch) -> float:
@@ -219,7 +219,7 @@ def jacobian_covariance(model: nn.Module, batch: Batch) -> float:
     jacobian_ND = entered[0].grad.flatten(1).double()
     values_N = torch.linalg.eigvalsh(torch.corrcoef(jacobian_ND)).clamp(min=0)
     shifted_N = values_N + SMALLEST_EIGENVALUE
-    return -(shifted_N.log() + 1 / shifted_N).sum().item()
+    return -float((shifted_N.log() + 1 / shifted_N).sum())
 
 
 def zen(model: nn.Module, batch: Batch) -> float:
@@ -234,7 +234,7 @@ def zen(model: nn.Module, batch: Batch) -> float:
     scales, features = [], []
     for module in model.modules():
         if _is_layer(module):
-            nn.init.normal_(module.weight)
+            nn.init.normal_(module.get_parameter("weight"))
         if "Norm" in type(module).__name__:
             module.register_forward_pre_hook(lambda norm, x: scales.append(_deviation(norm, x[0])))
     head = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
@@ -252,7 +252,7 @@ def zen(model: nn.Module, batch: Batch) -> float:
         _run(model, batch)
         compensation = sum(math.log(scale) for scale in scales)
         _run(model, batch)
-    return (features[1] - features[0]).norm().log().item() + compensation
+    return float((features[1] - features[0]).norm().log()) + compensation
 
 
 PROXIES: dict[str, Proxy] = {

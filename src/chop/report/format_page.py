@@ -107,7 +107,8 @@ def _values_below_one(number_format: NumberFormat) -> Tensor:
     # the first axis: scales of channels, which may be means, are those of all.
     rows = F.pad(magnitudes, (0, -magnitudes.numel() % ROW)).view(1, -1, ROW)
     rounded = number_format.round(F.pad(rows, (0, 1), value=1.0)).flatten()
-    return rounded[(rounded >= 0) & (rounded <= 1)].double().unique()
+    values: Tensor = rounded[(rounded >= 0) & (rounded <= 1)].double().unique()
+    return values
 
 
 def _range(number_format: NumberFormat) -> str:

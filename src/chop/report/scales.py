@@ -125,12 +125,11 @@ def _without_far(finite: Sequence[float], kept: Sequence[float]) -> list[float]:
 
 def apply_scale(axes: Axes, scale: Scale, which: Literal["x", "y"] = "y") -> None:
     """Sets limits and kind of an axis; where it is cut, two strokes mark its end."""
-    axis = axes.yaxis if which == "y" else axes.xaxis
     settings = {"linthresh": scale.threshold, "linscale": 0.5} if scale.kind == "symlog" else {}
     getattr(axes, f"set_{which}scale")(scale.kind, **settings)
     axes.set(**{f"{which}lim": (scale.low, scale.high)})
     if scale.kind == "linear":
-        axis.get_major_formatter().set_useOffset(False)
+        axes.ticklabel_format(axis=which, useOffset=False)
     if which == "y":
         for end, hidden in ((0.03, scale.below), (0.97, scale.above)):
             if hidden:
