@@ -87,6 +87,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[""])
     parser.add_argument("--out", type=Path, default=Path("runs/command-costs"))
     given = parser.parse_args()
+    for tree in (given.before, given.after):
+        if not (tree / "chop").is_dir():
+            parser.error(f"'{tree}' has no folder chop: expected the src folder of a tree.")
+    given = parser.parse_args()
+    for tree in (given.before, given.after):
+        if not (tree / "chop").is_dir():
+            parser.error(f"'{tree}' has no folder chop: expected the src folder of a tree.")
     rows = []
     for name, case in CASES.items():
         if not any(text in name for text in given.only):

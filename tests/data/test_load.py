@@ -136,3 +136,11 @@ def test_real_folders(data_folder, folder, text, train, test):
     assert (len(splits["train"]), len(splits["test"])) == (train, test)
     assert isinstance(splits["test"][0][text], str)
     assert num_labels(splits) == 2
+
+
+def test_a_table_without_labels_is_refused_by_its_columns():
+    from chop.data import required_label_column
+
+    assert required_label_column(["text", "label"]) == "label"
+    with pytest.raises(ConfigError, match=r"no column 'labels' or 'label' among \['text', 'y'\]"):
+        required_label_column(["text", "y"])

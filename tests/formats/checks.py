@@ -372,7 +372,7 @@ def rounds_parts_alike(fmt):
     if layout is None or scaling_of(fmt) is None:
         threshold = getattr(element_of(fmt), "threshold", 0.0)
         return isinstance(threshold, float) and not has_levels(fmt)
-    by_row = layout.groups.keep_rows_apart(3) and layout.groups != Whole("channel")
+    by_row = layout.groups.is_row_separable(3) and layout.groups != Whole("channel")
     return by_row and not (layout.scaling.spans_tensor or has_levels(fmt))
 
 

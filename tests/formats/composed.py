@@ -177,7 +177,7 @@ class Halves(Groups):
     def tiling(self, shape) -> BlockTiling | None:
         return self._blocks(shape).tiling(shape)
 
-    def keep_rows_apart(self, rank):
+    def is_row_separable(self, rank):
         return True
 
 
@@ -208,7 +208,7 @@ class Comb(Groups):
     def tiling(self, shape) -> BlockTiling | None:
         return None  # it lies in no block
 
-    def keep_rows_apart(self, rank):
+    def is_row_separable(self, rank):
         return True
 
 

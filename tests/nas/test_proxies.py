@@ -140,7 +140,7 @@ def test_the_best_share_passes_and_is_scored_once():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"share": 0.0}, "share: got 0.0"), ({"share": 2}, "share: got 2"), ({}, "is possible")],
+    [({"share": 0.0}, "share: got 0.0"), ({"share": 2}, "share: got 2"), ({}, "is feasible")],
 )
 def test_what_cannot_be_filtered(settings, message):
     space = SearchSpace((Choice("a", {"1": 1}),), lambda v: "never")

@@ -71,7 +71,7 @@ class Thirds(Groups):
     """Three parts."""
 
     parts: int
-    split = join = count = grid = keep_rows_apart = None
+    split = join = count = tiling = is_row_separable = None
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from chop.data.load import (
     label_column,
     load_dataset,
     num_labels,
+    required_label_column,
 )
 from chop.data.pixels import with_pixels
 from chop.data.table import with_vectors
@@ -41,6 +42,7 @@ __all__ = [
     "load_dataset",
     "num_labels",
     "picture_column",
+    "required_label_column",
     "with_numbered_labels",
     "with_pixels",
     "with_vectors",

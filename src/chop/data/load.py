@@ -89,6 +89,18 @@ def label_column(columns: list[str]) -> str | None:
     return next((name for name in ("labels", "label") if name in columns), None)
 
 
+def required_label_column(columns: list[str]) -> str:
+    """The column that holds the class.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    column = label_column(columns)
+    if column is None:
+        raise ConfigError(f"no column 'labels' or 'label' among {columns}.")
+    return column
+
+
 def num_labels(splits: DatasetDict) -> int:
     """The number of classes of a data set, from its feature or else its largest label.
 
@@ -96,9 +108,7 @@ def num_labels(splits: DatasetDict) -> int:
         ConfigError: there is no label column, or it holds something else than class numbers.
     """
     train = splits["train"]
-    column = label_column(train.column_names)
-    if column is None:
-        raise ConfigError(f"no column 'labels' or 'label' among {train.column_names}.")
+    column = required_label_column(train.column_names)
     names = getattr(train.features[column], "names", None)
     if names:
         return len(names)

@@ -86,7 +86,7 @@ class Groups(ABC):
         return Lines(tiling.rows, tiling.columns, tiling.block_columns, per_row)
 
     @abstractmethod
-    def keep_rows_apart(self, rank: int) -> bool:
+    def is_row_separable(self, rank: int) -> bool:
         """True where no group of a tensor of that rank, 2 or more, has values of two rows.
 
         A row is all that has the same index of the first axis; it has its groups one after the
@@ -127,7 +127,7 @@ class Whole(Groups):
         size = math.prod(shape) // count
         return BlockTiling(1, count, size, 1, size)
 
-    def keep_rows_apart(self, rank: int) -> bool:
+    def is_row_separable(self, rank: int) -> bool:
         """True but for one scale for all."""
         return self.granularity != "tensor"
 
@@ -205,7 +205,7 @@ class Blocks(Groups):
             return BlockTiling(math.prod(shape[:-2]), shape[-2], shape[-1], sizes[0], sizes[1])
         return None
 
-    def keep_rows_apart(self, rank: int) -> bool:
+    def is_row_separable(self, rank: int) -> bool:
         """True for blocks that run along the last axis and have no more than one."""
         return len(self._sizes(rank)) == 1 and self._axis(rank) % rank == rank - 1
 

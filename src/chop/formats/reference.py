@@ -172,7 +172,7 @@ def is_row_separable(layout: Layout, shape: Sequence[int]) -> bool:
     if len(shape) < 2:
         return False
     scale_bits = layout.scaling.width * layout.groups.count(shape) // shape[0]
-    return fills_bytes and scale_bits % 8 == 0 and layout.groups.keep_rows_apart(len(shape))
+    return fills_bytes and scale_bits % 8 == 0 and layout.groups.is_row_separable(len(shape))
 
 
 def _reader(

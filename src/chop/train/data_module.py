@@ -18,8 +18,8 @@ from chop.data import (
     DatasetInfo,
     describe_dataset,
     get_tokenized_dataset,
-    label_column,
     load_dataset,
+    required_label_column,
     with_pixels,
 )
 from chop.errors import ConfigError
@@ -179,8 +179,7 @@ class _Texts:
 
 def _pairs(rows: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
     """Rows of one input and a label -> (x, labels)."""
-    label = label_column(list(rows[0]))
-    assert label is not None
+    label = required_label_column(list(rows[0]))
     column = next(name for name in rows[0] if name != label)
     x = torch.stack([torch.as_tensor(row[column], dtype=torch.float32) for row in rows])
     return x, torch.tensor([int(row[label]) for row in rows])

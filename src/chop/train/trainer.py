@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from chop.data import label_column, load_dataset
+from chop.data import load_dataset, required_label_column
 from chop.errors import ConfigError, UnavailableError, did_you_mean
 from chop.train.metrics import find_metric
 from chop.train.model_io import LABELS, input_columns
@@ -125,10 +125,9 @@ def _collator(
 ) -> Collator:
     from chop.train.classification import Collator
 
-    label = label_column(columns)
+    label = required_label_column(columns)
     inputs = input_columns(model, [*(name for name in columns if name != label), LABELS])
     named = None if tokenizer is None else tokenizer.pad_token_id
-    assert label is not None
     fed = {name: label if column == LABELS else column for name, column in inputs.items()}
     return Collator(fed, label, padding_token(model) if named is None else named)
 

@@ -239,7 +239,7 @@ def block_size_along_rows(number_format: NumberFormat, rank: int) -> int | None:
     """Elements of a block, if blocks run along the last axis of a tensor of that rank alone."""
     layout = layout_of(number_format)
     groups = None if layout is None else layout.groups
-    if not isinstance(groups, Blocks) or not (rank < 2 or groups.keep_rows_apart(rank)):
+    if not isinstance(groups, Blocks) or not (rank < 2 or groups.is_row_separable(rank)):
         return None
     return groups.sizes[-1]
 
