@@ -99,7 +99,8 @@ MEASURING_MEANS = [
 @pytest.mark.parametrize("fmt", params([*MEASURING_MEANS, BinaryResidual(levels=3)]))
 @pytest.mark.parametrize("roundoff", [1e-9, 0.01])
 def test_means_that_are_not_certain_are_left_to_the_reference(fmt, roundoff, monkeypatch):
-    monkeypatch.setattr(measure, "UNIT_ROUNDOFF", roundoff)
+    for module in (measure, rounding):
+        monkeypatch.setattr(module, "UNIT_ROUNDOFF", roundoff)
     asked = []
     for module, name in (
         (scales, "by_reference"),

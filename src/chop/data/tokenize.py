@@ -61,7 +61,7 @@ def get_tokenized_dataset(
     label = label_column(splits["train"].column_names) if labelled else None
     settings = {"truncation": True, "max_length": length}
     if hasattr(splits["train"].features[columns[0]], "feature"):
-        tokenize = _OfWords(tokenizer, columns[0], label, settings)
+        tokenize: _OfWords | _OfTexts = _OfWords(tokenizer, columns[0], label, settings)
         unused = splits["train"].column_names
     else:
         tokenize = _OfTexts(tokenizer, columns, settings)
@@ -86,7 +86,7 @@ class _OfTexts:
     columns: list[str]
     settings: dict[str, Any]
 
-    def __call__(self, rows: dict[str, list]) -> dict[str, list]:
+    def __call__(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         return dict(self.tokenizer(*(rows[name] for name in self.columns), **self.settings))
 
 
@@ -99,7 +99,7 @@ class _OfWords:
     label: str | None
     settings: dict[str, Any]
 
-    def __call__(self, rows: dict[str, list]) -> dict[str, list]:
+    def __call__(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         found = self.tokenizer(rows[self.column], is_split_into_words=True, **self.settings)
         if self.label is None:
             return dict(found)
@@ -122,10 +122,10 @@ def _text_columns(split: Dataset, wanted: str | None) -> list[str]:
     """One column of text, or the two of a sentence pair."""
     names = split.column_names
     first = wanted or next((n for n in (*TEXT_COLUMNS, *WORD_COLUMNS) if n in names), None)
-    if first not in names:
+    if first is None or first not in names:
         raise ConfigError(
             f"no column of text: expected {wanted or ' or '.join(TEXT_COLUMNS)}, found {names}; "
             "name it with text_column= (--text-column)."
         )
     second = SECOND_COLUMNS.get(first)
-    return [first, second] if second in names else [first]
+    return [first, second] if second is not None and second in names else [first]

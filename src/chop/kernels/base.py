@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.formats import NumberFormat, from_key
-from chop.formats.base import OPERATORS, Gradient
+from chop.formats import Gradient, NumberFormat, from_key
+from chop.formats.base import OPERATORS
 from chop.formats.reference import round_by
 from chop.formats.transforms import is_transformed
 from chop.kernels.eager import round_eagerly

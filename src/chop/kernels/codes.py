@@ -252,13 +252,14 @@ def _scaled(groups: Groups, scaling: Scaling, tables: CodeTables) -> CodeTables 
     # float32 ends below 2^128, which may be a scale: a power of two goes over to the elements.
     excess = max(int(scales.nan_to_num(nan=0.0).max().frexp().exponent) - FLOAT32_BIAS - 1, 0)
     values = _exact(tables.values.double() * 2.0**excess)
-    scales = _exact(scales * 2.0**-excess)
-    if values is None or scales is None:
+    scale_values = _exact(scales * 2.0**-excess)
+    if values is None or scale_values is None:
         return None
     step = tables.step * 2.0**excess
     reading = tables.reading if step <= LARGEST_POWER else TABLE
-    scaled = {"groups": groups, "scale_values": scales, "scale_width": scaling.width}
-    return _whole(replace(tables, values=values, reading=reading, step=step, **scaled))
+    tables = replace(tables, values=values, reading=reading, step=step)
+    scaled = replace(tables, groups=groups, scale_values=scale_values, scale_width=scaling.width)
+    return _whole(scaled)
 
 
 def _whole(tables: CodeTables) -> CodeTables:

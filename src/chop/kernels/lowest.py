@@ -95,6 +95,8 @@ OPERATORS.impl("lowest_magnitudes", _by_selection, "CompositeExplicitAutograd")
 OPERATORS.impl("lowest_magnitudes", _on_cpu, "CPU")
 
 
-@torch.library.register_fake("chop::lowest_magnitudes", lib=OPERATORS)
-def _(x: Tensor, count: int) -> Tensor:
+def _mask_shape(x: Tensor, count: int) -> Tensor:
     return torch.empty(x.shape, dtype=torch.bool, device=x.device)
+
+
+torch.library.register_fake("chop::lowest_magnitudes", _mask_shape, lib=OPERATORS)

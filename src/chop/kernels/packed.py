@@ -97,8 +97,7 @@ OPERATORS.impl("packed_linear", _linear(cpu.linear), "CPU")
 OPERATORS.impl("packed_linear", _linear(gpu.linear), "CUDA")
 
 
-@torch.library.register_fake("chop::decode", lib=OPERATORS)
-def _(
+def _decoded_shape(
     codes: Tensor,
     scales: Tensor | None,
     tensor_scale: Tensor | None,
@@ -109,14 +108,17 @@ def _(
     return codes.new_empty(shape, dtype=dtype)
 
 
-@torch.library.register_fake("chop::packed_linear", lib=OPERATORS)
-def _(x: Tensor, x_key: str, *packed: Any) -> Tensor:
+def _product_shape(x: Tensor, x_key: str, *packed: Any) -> Tensor:
     shape = packed[3]
     torch._check(
         x.ndim > 0 and x.shape[-1] == shape[1],
         lambda: f"expected x (..., {shape[1]}), got {tuple(x.shape)}.",
     )
     return x.new_empty((*x.shape[:-1], shape[0]))
+
+
+torch.library.register_fake("chop::decode", _decoded_shape, lib=OPERATORS)
+torch.library.register_fake("chop::packed_linear", _product_shape, lib=OPERATORS)
 
 
 def _keep_packed(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

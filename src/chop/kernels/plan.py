@@ -265,7 +265,8 @@ def _shared_exponent(scaling: SharedExponent) -> Row:
 
 def first_fraction(value: float) -> int:
     """Fraction, in units of 2^-23, of the first float32 at or above a value in [1, 2]."""
-    return math.ceil((value - 1) * 2**FRACTION_BITS)
+    fraction: float = (value - 1) * 2**FRACTION_BITS
+    return math.ceil(fraction)
 
 
 def _small_float(scaling: ScaledFloatScale) -> Row:

@@ -52,7 +52,7 @@ def _cnn(num_labels: int) -> nn.Module:
 def _vit(num_labels: int) -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
-    config = ViTConfig(
+    config = ViTConfig(  # type: ignore[call-arg]
         image_size=8,
         patch_size=2,
         num_channels=1,
@@ -72,7 +72,7 @@ def _bert_tiny(num_labels: int) -> nn.Module:
 
     # Trained from nothing on short texts: without dropout and from larger weights it learns
     # to read in a few epochs, and with BERT's settings it stays at counting words.
-    config = BertConfig(
+    config = BertConfig(  # type: ignore[call-arg]
         vocab_size=512,
         hidden_size=128,
         num_hidden_layers=2,

@@ -79,7 +79,8 @@ def _vgg7(info: DatasetInfo) -> nn.Module:
 
 
 def _toy(info: DatasetInfo) -> nn.Module:
-    size = info.image_size or (info.num_features and (info.num_features,))
+    vector = (info.num_features,) if info.num_features else None
+    size = info.image_size or vector
     return ToyNet(_known(info, size, "pictures of one size or vectors"), info.num_classes)
 
 

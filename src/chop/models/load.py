@@ -86,7 +86,8 @@ def _from_checkpoint(
     config = read_config(name, num_labels)
     model_class = _model_class(config, task, wants_labels=num_labels is not None)
     if not pretrained:
-        return getattr(model_class, "from_config", model_class)(config)
+        model: nn.Module = getattr(model_class, "from_config", model_class)(config)
+        return model
     return _read_weights(model_class, name, config, new_head=num_labels is not None)
 
 
@@ -98,7 +99,8 @@ def _read_weights(
 
     verbosity = transformers.logging.get_verbosity()
     # One line below says what its table of the weights that were not read would say.
-    transformers.logging.set_verbosity_error()
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    model: nn.Module
     try:
         model, report = model_class.from_pretrained(
             name,
@@ -135,7 +137,11 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     labels = {} if num_labels is None else {"num_labels": num_labels}
     offline = not is_folder and not hub_is_reachable()
     try:
-        return AutoConfig.from_pretrained(name, local_files_only=is_folder or offline, **labels)
+        local = is_folder or offline
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            name, local_files_only=local, **labels
+        )
+        return config
     except (OSError, ValueError) as error:
         if not is_folder:
             raise _not_found(name, "a model") from error

@@ -159,4 +159,5 @@ def _from_config(info: ModelInfo, task: str, labels: int | None, seed: int) -> n
     config = getattr(transformers, str(info.config))(**info.settings, **sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return getattr(transformers, AUTO_CLASSES[task]).from_config(config)
+        model: nn.Module = getattr(transformers, AUTO_CLASSES[task]).from_config(config)
+        return model

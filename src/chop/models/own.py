@@ -117,7 +117,8 @@ def _of_timm(name: str, num_labels: int | None, pretrained: bool) -> nn.Module:
         raise ConfigError(f"timm has no model '{name}': {did_you_mean(name, timm.list_models())}")
     classes = {} if num_labels is None else {"num_classes": num_labels}
     try:
-        return timm.create_model(name, pretrained=pretrained, **classes)
+        model: nn.Module = timm.create_model(name, pretrained=pretrained, **classes)
+        return model
     except Exception as error:  # whatever the download raises: its client's errors differ
         if not pretrained:
             raise

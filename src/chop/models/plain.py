@@ -47,7 +47,8 @@ class MLP(PlainModel):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, ...) to logits (B, classes)."""
-        return self.seq_blocks(x.flatten(1))
+        logits: Tensor = self.seq_blocks(x.flatten(1))
+        return logits
 
 
 class JetTagger(PlainModel):
@@ -67,7 +68,8 @@ class JetTagger(PlainModel):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, features) to logits (B, classes)."""
-        return self.seq_blocks(x)
+        logits: Tensor = self.seq_blocks(x)
+        return logits
 
 
 class VGG7(PlainModel):
@@ -96,7 +98,8 @@ class VGG7(PlainModel):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, channels, height, width) to logits (B, classes)."""
-        return self.classifier(self.feature_layers(x))
+        logits: Tensor = self.classifier(self.feature_layers(x))
+        return logits
 
 
 class ToyNet(MLP):
@@ -121,6 +124,11 @@ class ToyConvNet(PlainModel):
         side: height and width of the example input; others work.
     """
 
+    block_1: nn.Sequential
+    block_2: nn.Sequential
+    block_3: nn.Sequential
+    block_4: nn.Sequential
+
     def __init__(
         self, num_classes: int, channels: Sequence[int] = TOY_CHANNELS, side: int = 32
     ) -> None:
@@ -137,7 +145,8 @@ class ToyConvNet(PlainModel):
         """(B, channels, height, width) to logits (B, classes)."""
         x = self.block_2(self.maxpool(self.block_1(x)))
         x = self.block_4(self.block_3(x.flatten(2)))
-        return self.linear(self.avgpool(x).flatten(1))
+        logits: Tensor = self.linear(self.avgpool(x).flatten(1))
+        return logits
 
 
 class ToyCustomFnNet(PlainModel):

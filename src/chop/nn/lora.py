@@ -131,7 +131,7 @@ class LoraLinear(QuantLinear):
         parameter: layers that shared the old one keep it.
         """
         is_plain = self.spec.is_float and not self.is_pruned
-        cls = nn.Linear if is_plain else QuantLinear
+        cls: type[nn.Linear] = nn.Linear if is_plain else QuantLinear
         left_out = {"alpha", "use_rslora", *(("spec",) if is_plain else ())}
         layer = cls.__new__(cls)
         layer.__dict__.update({k: v for k, v in vars(self).items() if k not in left_out})

@@ -27,6 +27,7 @@ from chop.kernels.plan import (
     RESIDUAL,
     SMALL_FLOAT,
     TERNARY,
+    UNIT_ROUNDOFF,
     Plan,
     layout_of,
     plan_of,
@@ -205,7 +206,7 @@ class _Rounding(NamedTuple):
     def _of_tensor(self, plan: Plan, x: Tensor) -> Plan:
         """A plan to be changed, with what has to be known of the whole tensor."""
         plan = Plan.from_buffer_copy(plan)
-        plan.roundoff = measure.UNIT_ROUNDOFF
+        plan.roundoff = UNIT_ROUNDOFF
         if plan.core == TERNARY:
             plan.low = self.layout.element.threshold
         if plan.scale == SMALL_FLOAT:
@@ -245,7 +246,7 @@ class _Rounding(NamedTuple):
         return status == 0
 
     def _matrices(self, plan: Plan, t: Tensors, tiling: BlockTiling) -> bool:
-        status = self.statistics.loops.chop_fake_quantize_grid(
+        status: int = self.statistics.loops.chop_fake_quantize_grid(
             byref(plan),
             *map(pointer, (t.x, t.out, t.mask)),
             TYPES[t.x.dtype],

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -40,8 +41,13 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 Work = Callable[[Tensor, Tensor, Buffers], None]
 """(x, out, buffers): rounds a float32 chunk into another, which may be the same."""
-WorkByScale = Callable[[Tensor, Tensor, Buffers, Tensor], None]
-"""The same, with the scales of the chunk's lines."""
+
+
+class WorkByScale(Protocol):
+    """The same, with the scales of the chunk's lines."""
+
+    def __call__(self, x: Tensor, out: Tensor, buffers: Buffers, /, *, scale: Tensor) -> None:
+        """Rounds a chunk."""
 
 
 def round_eagerly(
@@ -138,7 +144,7 @@ def _round_lines(x: Tensor, layout: Layout, plan: Plan, out: Tensor) -> bool:
 
 def _is_scalable(layout: Layout, plan: Plan) -> bool:
     if plan.core in (SIGN, TERNARY):  # by a float32 scale
-        return plan.limit < math.inf
+        return bool(plan.limit < math.inf)
     core = core_of(plan, FLOAT64)
     if core is None:
         return False
@@ -170,7 +176,7 @@ def _round_levels(x: Tensor, layout: Layout, plan: Plan, out: Tensor) -> bool:
     def run(lines: Tensor, target: Tensor) -> None:
         line = lines.view(-1)
         scales = factors_of_levels(line, layout, plan.low < 0)
-        limit = plan.limit if sum(scales).item() > plan.limit else math.inf
+        limit = plan.limit if float(sum(scales)) > plan.limit else math.inf
         if len(scales) <= 2:
             scales = [scale.float() for scale in scales]
         work = partial(round_levels, scales=scales, is_bipolar=plan.low < 0, limit=limit)

@@ -122,6 +122,8 @@ def rule_of(encoded: Encoded, number_format: NumberFormat) -> tuple[CodeRule, in
         )
     rule = code_rule(number_format)
     block_size = block_size_along_rows(number_format, len(shape))
+    assert rule is not None
+    assert block_size is not None
     alignment = math.gcd(shape[-1] if shape else 1, block_size, MAX_ALIGNMENT)
     is_paired = rule.width == 4 and alignment > 1
     return rule._replace(alignment=alignment, is_paired=is_paired), block_size

@@ -61,7 +61,7 @@ def dequantize(encoded: Encoded, number_format: NumberFormat) -> Tensor:
     layout = BlockLayout.of(encoded.shape, block_size)
     lanes = triton.next_power_of_2(block_size)
     blocks = max(TILE // lanes, 1)
-    decode_rows[(triton.cdiv(layout.count, blocks),)](
+    decode_rows[(triton.cdiv(layout.blocks, blocks),)](
         encoded.codes,
         encoded.scales,
         stored(y),

@@ -97,6 +97,7 @@ def fake_quantize(x: Tensor, number_format: NumberFormat, out: Tensor) -> None:
     x = x.contiguous()
     y = out if out.is_contiguous() else torch.empty_like(x)
     layout = layout_of(number_format)
+    assert layout is not None
     if layout.scaling is None:
         _round_elements(x, y, number_format)
     elif (block_size := block_size_along_rows(number_format, x.ndim)) is not None:
@@ -125,7 +126,7 @@ def _round_rows(x: Tensor, y: Tensor, number_format: NumberFormat, block_size: i
     layout = BlockLayout.of(x.shape, block_size)
     lanes = triton.next_power_of_2(block_size)
     blocks = max(TILE // lanes, 1)
-    round_blocks[(triton.cdiv(layout.count, blocks),)](
+    round_blocks[(triton.cdiv(layout.blocks, blocks),)](
         stored(x),
         stored(y),
         *layout,
@@ -140,5 +141,6 @@ def _round_rows(x: Tensor, y: Tensor, number_format: NumberFormat, block_size: i
 
 def _limit(number_format: NumberFormat, dtype: torch.dtype) -> float:
     """The largest finite magnitude that results have."""
-    becomes_infinite = layout_of(number_format).overflow == "infinity"
+    layout = layout_of(number_format)
+    becomes_infinite = layout is not None and layout.overflow == "infinity"
     return float("inf") if becomes_infinite else torch.finfo(dtype).max

@@ -182,13 +182,14 @@ def linear(
     if y.numel() == 0:
         return y.view(*x.shape[:-1], outputs)
     sizes = (outputs, columns, triton.cdiv(columns, block_size), block_size)
-    tensors = (stored(data), weight.codes, weight.scales)
-    tensors = (*tensors, None if bias is None else stored(bias.contiguous()), stored(y))
+    stored_bias = None if bias is None else stored(bias.contiguous())
+    tensors = (stored(data), weight.codes, weight.scales, stored_bias, stored(y))
     if rows <= VECTOR_ROWS:
         blocks = max(VECTOR_DEPTH // lanes, 1)
         grid = (triton.cdiv(outputs, VECTOR_OUTPUTS), rows)
-        constants = (rule, VECTOR_OUTPUTS, blocks, lanes)
-        vector_product[grid](*tensors, *sizes, *constants, enable_fp_fusion=True)
+        vector_product[grid](
+            *tensors, *sizes, rule, VECTOR_OUTPUTS, blocks, lanes, enable_fp_fusion=True
+        )
     else:
         blocks = max(MATRIX_DEPTH // lanes, 1)
         # The interpreter multiplies bfloat16's bits; float32 gives the same products.

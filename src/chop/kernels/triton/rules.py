@@ -113,13 +113,13 @@ class BlockLayout(NamedTuple):
     """Where blocks along the last axis lie.
 
     Attributes:
-        count: blocks of the tensor.
+        blocks: of the tensor.
         row_size: elements.
         blocks_per_row: the last may be shorter.
         block_size: elements.
     """
 
-    count: int
+    blocks: int
     row_size: int
     blocks_per_row: int
     block_size: int

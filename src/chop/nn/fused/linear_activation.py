@@ -97,7 +97,7 @@ class LinearActivation(nn.Linear):
             and input.is_cpu
             and weight.is_cpu
             and torch.backends.mkldnn.is_available()
-            and torch.backends.mkldnn.enabled
+            and bool(torch.backends.mkldnn.enabled)
             and not torch.is_autocast_enabled("cpu")
         )
 

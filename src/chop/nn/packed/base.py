@@ -83,6 +83,7 @@ class PackedOperator(QuantizedOperator):
             buffers.update({buffer: x for buffer, x in parts if x is not None})
         twin.__dict__.update(layer.__dict__, _parameters=parameters, _buffers=buffers)
         twin.packed_shapes = {name: stored.shape for name, stored in packed.items()}
+        assert isinstance(layer.weight, Tensor)
         twin.packed_dtype = layer.weight.dtype
         twin.packed_trainable = tuple(n for n in packed if getattr(layer, n).requires_grad)
         twin.packed_mask = layer.is_pruned
@@ -90,7 +91,7 @@ class PackedOperator(QuantizedOperator):
         return twin
 
     @property
-    def weight(self) -> Tensor:  # type: ignore[override]
+    def weight(self) -> Tensor:
         """The decoded weight: the values that the operator computes with."""
         return self._decoded("weight")
 
@@ -126,7 +127,7 @@ class PackedOperator(QuantizedOperator):
         return not torch.compiler.is_compiling() and self.packed_shapes[name].numel() <= SMALL
 
     def _decode(self, name: str, stored: Encoded) -> Tensor:
-        return torch.ops.chop.decode(
+        decoded: Tensor = torch.ops.chop.decode(
             stored.codes,
             stored.scales,
             stored.tensor_scale,
@@ -134,6 +135,7 @@ class PackedOperator(QuantizedOperator):
             self.spec.number_format(name).key,
             stored.dtype,
         )
+        return decoded
 
     def quantize(self, operand: str | None, x: Any) -> Any:
         """What is packed is in its format already; the rest is quantised as ever.
@@ -193,7 +195,7 @@ class PackedOperator(QuantizedOperator):
             for name, x in self._buffers.items()
             if x is not None and name.endswith((SCALES, TENSOR_SCALE)) and x.is_floating_point()
         }
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, before in exact.items():
             now = self._buffers[name]
             assert now is not None

@@ -13,7 +13,7 @@ from chop.nn.packed.base import PackedOperator, packed_twin
 FLOAT = Float()
 
 
-class PackedLinear(PackedOperator, q.QuantLinear):
+class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, override]
     """`QuantLinear` from codes; input (..., in_features) to (..., out_features).
 
     Its products come from kernels that need not write the weight out; see
@@ -35,7 +35,7 @@ class PackedLinear(PackedOperator, q.QuantLinear):
         has_gradient = torch.is_grad_enabled() and not x_format.is_identity
         if has_gradient or not isinstance(x_format, NumberFormat):
             input, x_format = self.quantize("data_in", input), FLOAT
-        y = torch.ops.chop.packed_linear(
+        y: Tensor = torch.ops.chop.packed_linear(
             input,
             x_format.key,
             buffers["weight_codes"],
@@ -49,7 +49,7 @@ class PackedLinear(PackedOperator, q.QuantLinear):
         return y if spec.data_out.is_identity else self.quantize("data_out", y)
 
 
-class PackedEmbedding(PackedOperator, q.QuantEmbedding):
+class PackedEmbedding(PackedOperator, q.QuantEmbedding):  # type: ignore[override]
     """`QuantEmbedding` from codes; indices of any shape to (..., embedding_dim).
 
     Where rows have codes of their own, only those that are looked up are decoded.
@@ -65,7 +65,8 @@ class PackedEmbedding(PackedOperator, q.QuantEmbedding):
             return super().forward(input)
         stored = self.encoded("weight").take_rows(input.reshape(-1))
         rows = self.quantize("weight", self._decode("weight", stored))
-        return self.quantize("data_out", rows.view(*input.shape, self.embedding_dim))
+        y: Tensor = self.quantize("data_out", rows.view(*input.shape, self.embedding_dim))
+        return y
 
 
 PackedConv1d = packed_twin(q.QuantConv1d, __name__)

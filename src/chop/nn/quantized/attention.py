@@ -113,4 +113,5 @@ class QuantScaledDotProductAttention(QuantizedOperator):
         weights_BHQK = self.softmax(scores_BHQK, attn_mask)
         if dropout_p > 0:
             weights_BHQK = F.dropout(weights_BHQK, dropout_p)
-        return self.context(weights_BHQK, value)
+        context: Tensor = self.context(weights_BHQK, value)
+        return context

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -138,7 +138,11 @@ class QuantizedOperator(nn.Module):
         scales = {name: self._parameters[SCALE_NAMES[name]] for name in learned}
         return self.with_spec(self.spec.with_scales(scales)) if learned else self  # type: ignore[arg-type]
 
-    def quantize(self, operand: str | None, x: T) -> T:
+    @overload
+    def quantize(self, operand: str | None, x: Tensor) -> Tensor: ...
+    @overload
+    def quantize(self, operand: str | None, x: T) -> T: ...
+    def quantize(self, operand: str | None, x: Any) -> Any:
         """Fake-quantises `x` as that operand; what is no floating tensor passes unchanged."""
         if operand is None or not isinstance(x, Tensor) or not torch.is_floating_point(x):
             return x
@@ -168,6 +172,7 @@ class QuantizedOperator(nn.Module):
             self._observe(operand, x)
         if self.spec.learns(operand):
             scales = self._parameters[SCALE_NAMES[operand]]
+            assert scales is not None
             is_batch = operand not in self._parameters
             y = lsq_fake_quantize(x, scales, self.spec.number_format(operand), is_batch)
         else:
@@ -238,7 +243,7 @@ class QuantizedOperator(nn.Module):
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         """Unpickles; see `Running.read`."""
-        super().__setstate__(dict(state))
+        super().__setstate__(dict(state))  # type: ignore[no-untyped-call]
         if self.running:
             self.running = Running.read(self.running)
 

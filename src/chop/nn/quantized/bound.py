@@ -78,16 +78,16 @@ class BoundOperator(QuantizedOperator):
     ) -> QuantSpec | Mapping[str, Any]:
         if config is not None and not isinstance(config, Mapping):
             return config
-        config = without_na(dict(config or {}))
-        name = config.get("name")
+        settings: dict[str, Any] = without_na(dict(config or {}))
+        name = settings.get("name")
         if name is not None and get_format(name) is not cls.format:
             raise ConfigError(
                 f"{cls.__name__}: expected a config of format '{cls.format.name}', got one of "
                 f"'{name}'; use {cls.unbound.__name__}, which takes any."
             )
         unread = UNREAD.get(cls.__name__, ())
-        floats = {name: config.get(name) for name in unread if name in OPERANDS}
-        own = own_keys(cls.format, config, cls.__name__, unread)
+        floats = {name: settings.get(name) for name in unread if name in OPERANDS}
+        own = own_keys(cls.format, settings, cls.__name__, unread)
         return {**own, **floats, "name": cls.format.name, **cls.preset}
 
     def with_spec(self, spec: QuantSpec) -> QuantizedOperator:  # type: ignore[override]
@@ -179,7 +179,7 @@ def _define(
             f"`nn.{_prefix(operator)}` in format `{kind.name}`: see `{operator.__name__}` for its "
             "tensors."
         ),
-        "__signature__": _with_config(operator),
+        "__signature__": _with_config(operator),  # type: ignore[arg-type]
         "format": kind,
         "preset": preset,
         "unbound": operator,

@@ -24,6 +24,8 @@ class QuantCall(QuantizedOperator):
         config: the formats.
     """
 
+    function: Callable[..., Any]
+
     def __init__(
         self,
         function: Callable[..., Any],

@@ -32,7 +32,8 @@ class QuantConv1d(QuantizedOperator, nn.Conv1d):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        y = self._conv_forward(Q("data_in", input), Q("weight", self.weight), Q("bias", self.bias))
+        weight, bias = Q("weight", self.weight), Q("bias", self.bias)
+        y: Tensor = self._conv_forward(Q("data_in", input), weight, bias)
         return Q("data_out", y)
 
 
@@ -43,7 +44,8 @@ class QuantConv2d(QuantizedOperator, nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        y = self._conv_forward(Q("data_in", input), Q("weight", self.weight), Q("bias", self.bias))
+        weight, bias = Q("weight", self.weight), Q("bias", self.bias)
+        y: Tensor = self._conv_forward(Q("data_in", input), weight, bias)
         return Q("data_out", y)
 
 
@@ -54,8 +56,10 @@ class QuantConvTranspose2d(QuantizedOperator, nn.ConvTranspose2d):
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: D102
         Q = self.quantize
+        assert isinstance(self.padding, tuple)
+        stride, before, dilation = list(self.stride), list(self.padding), list(self.dilation)
         padding = self._output_padding(
-            input, output_size, self.stride, self.padding, self.kernel_size, 2, self.dilation
+            input, output_size, stride, before, list(self.kernel_size), 2, dilation
         )
         y = F.conv_transpose2d(
             Q("data_in", input),
@@ -77,13 +81,14 @@ class _QuantBatchNorm(QuantizedOperator, nn.modules.batchnorm._BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         Q = self.quantize
-        self._check_input_dim(input)
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
         keeps_statistics = self.training and self.track_running_stats
         if keeps_statistics and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         momentum = self.momentum
         if momentum is None:  # torch's cumulative average
-            momentum = 1.0 / float(self.num_batches_tracked) if keeps_statistics else 0.0
+            batches = self.num_batches_tracked if keeps_statistics else None
+            momentum = 0.0 if batches is None else 1.0 / float(batches)
         from_batch = self.training or self.running_mean is None
         stored = not self.training or self.track_running_stats
         y = F.batch_norm(
@@ -240,7 +245,7 @@ class QuantMaxPool1d(QuantizedOperator, nn.MaxPool1d):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        y = F.max_pool1d(
+        y: Tensor = F.max_pool1d(  # type: ignore[call-overload]
             Q("data_in", input),
             self.kernel_size,
             self.stride,
@@ -281,7 +286,7 @@ class QuantMaxPool2d(QuantizedOperator, nn.MaxPool2d):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        y = F.max_pool2d(
+        y: Tensor = F.max_pool2d(  # type: ignore[call-overload]
             Q("data_in", input),
             self.kernel_size,
             self.stride,

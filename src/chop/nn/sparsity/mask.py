@@ -29,6 +29,7 @@ def put_mask(
         note: how they were chosen: `method`, `scope`, `granularity`.
         full: the weight without a mask, for the others that share it; default, the module's own.
     """
+    assert isinstance(module.weight, Tensor)
     kept = ~masked.to(module.weight.device)
     write_mask(module, kept, full_weight(module) if full is None else full)
     setattr(module, NOTE, dict(note))
