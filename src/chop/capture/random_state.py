@@ -67,13 +67,13 @@ class TorchSeedWatch:
         """Refuses `torch.manual_seed` and the like inside the block, which starts at a seed."""
         torch.manual_seed(UNUSUAL_SEED)
         self.accept()
-        generator = torch.random.default_generator
+        generator = vars(torch.random)["default_generator"]
         # Every function of torch.random sets the generator of the CPU too, and by this name.
-        torch.random.default_generator = _Watched(generator, self._watching)  # type: ignore[assignment]
+        vars(torch.random)["default_generator"] = _Watched(generator, self._watching)
         try:
             yield
         finally:
-            torch.random.default_generator = generator
+            vars(torch.random)["default_generator"] = generator
 
     def accept(self) -> None:
         """Takes the seeds of now for granted: a leaf may seed as it likes."""
