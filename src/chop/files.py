@@ -1,4 +1,4 @@
-"""Writing files so that a killed run leaves none half-written, and a full disk is one sentence."""
+"""Atomic writes of files and folders; what the disk refuses is one sentence."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yields a temporary path beside `path`; renames it to `path` when the block succeeds.
+    """Atomic write: yields a temporary path, renamed to `path` when the block succeeds.
 
     Parent folders are made. If the block fails the temporary file is removed and an older file at
     `path` stays as it was. Of several writers of one path, the last to finish wins.
@@ -108,7 +108,7 @@ def creating(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_folder(path: str | Path) -> Iterator[Path]:
-    """Yields a new folder beside `path` that takes its place when the block succeeds.
+    """Atomic write: yields a new folder beside `path` that takes its place when the block succeeds.
 
     Where another process has removed the new folder meanwhile, what is at `path` stays.
 
@@ -131,7 +131,7 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_together(folder: str | Path, name: str) -> Iterator[Path]:
-    """Yields a folder whose files replace those of `folder` if the block succeeds: all or none.
+    """Atomic write of several files: those of the yielded folder replace `folder`'s, all or none.
 
     One rename, of the new folder to `.{name}.new`, decides. Then its files are moved to their
     places; where a kill stops that, `latest` finds them, and the next writer of a file of theirs,
@@ -269,7 +269,7 @@ def make_folder(path: str | Path) -> Path:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes a UTF-8 text file in one step.
+    """Atomic write of a UTF-8 text file.
 
     Raises:
         WriteError: the disk is full or read-only, or `path` can be no file.
@@ -279,7 +279,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_json(path: str | Path, document: Any) -> None:
-    """Writes a JSON file in one step, indented; numbers that are not finite become null.
+    """Atomic write of a JSON file, indented; numbers that are not finite become null.
 
     Raises:
         WriteError: the disk is full or read-only, or `path` can be no file.

@@ -28,8 +28,8 @@ from chop.search.workers import (
     SILENT_SECONDS,
     Watch,
     heartbeat,
+    heartbeat_timeout,
     new_worker,
-    patience,
 )
 
 SPACE = SearchSpace(tuple(Choice(f"c{i}", {"1": 1, "2": 2, "3": 3}) for i in range(3)))
@@ -360,16 +360,16 @@ def test_workers_are_told_apart():
     me, parent = new_worker(), os.getppid()
     system = me.rsplit(":", 3)[0]
     assert me != new_worker()
-    assert patience(f"{system}:{parent}:{start_time(parent)}:1") == RUNNING_SECONDS
-    assert patience(f"{system}:{parent}:1:1") == patience(me) == 0
-    assert patience(f"elsewhere:{parent}:1:1") == SILENT_SECONDS
+    assert heartbeat_timeout(f"{system}:{parent}:{start_time(parent)}:1") == RUNNING_SECONDS
+    assert heartbeat_timeout(f"{system}:{parent}:1:1") == heartbeat_timeout(me) == 0
+    assert heartbeat_timeout(f"elsewhere:{parent}:1:1") == SILENT_SECONDS
     with heartbeat(None, me, Watch(), is_shared=False):
-        assert patience(me) == math.inf
-    assert patience(me) == 0
+        assert heartbeat_timeout(me) == math.inf
+    assert heartbeat_timeout(me) == 0
     process = in_a_process(lambda: None)
     while process.exitcode is None:
         time.sleep(0.01)
-    assert patience(me.replace(f":{os.getpid()}:", f":{process.pid}:")) == 0
+    assert heartbeat_timeout(me.replace(f":{os.getpid()}:", f":{process.pid}:")) == 0
 
 
 def test_a_stopped_worker_has_the_patience_of_a_far_one():
@@ -378,11 +378,11 @@ def test_a_stopped_worker_has_the_patience_of_a_far_one():
     os.kill(process.pid, signal.SIGSTOP)
     while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
         time.sleep(0.01)
-    assert patience(worker) == SILENT_SECONDS
+    assert heartbeat_timeout(worker) == SILENT_SECONDS
     os.kill(process.pid, signal.SIGCONT)
     while psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
         time.sleep(0.01)
-    assert patience(worker) == RUNNING_SECONDS
+    assert heartbeat_timeout(worker) == RUNNING_SECONDS
     process.kill()
     process.join()
 

@@ -47,7 +47,7 @@ def new_worker() -> str:
     return f"{process_id()}:{next(_numbers)}"
 
 
-def patience(worker: str) -> float:
+def heartbeat_timeout(worker: str) -> float:
     """Seconds that a worker may be silent: none where its process is known to have ended."""
     process = worker.rpartition(":")[0]
     if process == process_id():
@@ -94,7 +94,7 @@ class Watch:
 
         A worker gives a sign of life before it takes a trial, so that one without any has ended.
         """
-        limit = 0.0 if name == NO_WORKER else patience(name)
+        limit = 0.0 if name == NO_WORKER else heartbeat_timeout(name)
         if limit in (0.0, math.inf) or self._looked is None:
             return limit == 0.0
         return self._silent.get(name, limit) >= limit

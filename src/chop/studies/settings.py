@@ -110,7 +110,7 @@ class BenchCompileConfig(StudyConfig):
         modes: modes of torch.compile. Default: those that suit the device.
         length: tokens of a text.
         image_size: side of a picture in pixels, where the model takes any.
-        iterations: calls in the course's table.
+        iterations: numbers of calls for which the time with compiling is shown.
 
     The other settings are those of `StudyConfig`.
     """

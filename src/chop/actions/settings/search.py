@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from chop.actions.settings.workload import WorkloadConfig
-from chop.actions.sweep.grid import spread, whole
+from chop.actions.sweep.grid import parse_range, whole
 from chop.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ class FormatSettings:
         widths: bit widths of the formats given by name: numbers by commas, or ranges
             `first:last:step`; formats of one width keep it. Default: usual for the job.
         ranges: values of further fields, by field: `block_size`, `exponent_width`. Default: none.
-        rule: calibration of fractions and exponent biases: least squared error, no saturation, or
-            one value in 1,000 saturates.
+        rule: calibration of fractions and exponent biases: mse (least squared error), minmax
+            (nothing saturates) or percentile (one value in 1,000 saturates).
         operators: operators to quantize, by name: linear, conv2d ... Default: all with a weight.
         operands: operands in the chosen format: data_in, weight, bias.
         per: `layer` for one choice per layer, `operand` for one per operand of a layer.
@@ -132,7 +132,7 @@ class FormatSettings:
             raise ConfigError("widths and ranges.width are the same: give one of them.")
         if widths is None and any("width" in fields_of(given) for given in self.formats):
             widths = self.USUAL_WIDTHS
-        usual = {} if widths is None else {"width": whole(spread(widths, "widths"), "widths")}
+        usual = {} if widths is None else {"width": whole(parse_range(widths, "widths"), "widths")}
         return {**usual, **self.ranges}
 
     def problem(
@@ -288,7 +288,8 @@ class NasConfig(SearchConfig):
     Attributes:
         fields: values of each field of the model's configuration, by field. Default: half, once and
             twice the number of layers, number of heads, hidden size and intermediate size.
-        square_layers: replacements of square linear layers; the first leaves them unchanged.
+        square_layers: candidates for each linear layer of as many inputs as outputs; the first is
+            the default.
         goals: objectives: accuracy, parameters, size_bytes; several give a Pareto front.
         budgets: constraints: the largest parameters or size_bytes, the least accuracy. Default:
             none.

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from chop.actions.settings.compress import QUANTIZE_RANGES, default_operators
 from chop.actions.settings.workload import WorkloadConfig
-from chop.actions.sweep.grid import spread, whole
+from chop.actions.sweep.grid import parse_range, whole
 from chop.errors import ConfigError
 
 DERIVED = ("auto", "minmax", "mse")
@@ -62,7 +62,7 @@ class QuantizeSweepConfig(WorkloadConfig):
         Raises:
             ConfigError: a range is malformed, or no fraction is below its width.
         """
-        widths = whole(spread(self.widths, "widths"), "widths")
+        widths = whole(parse_range(self.widths, "widths"), "widths")
         lines: dict[str, list[tuple[int, int | str]]] = {}
         for part in (part.strip() for part in str(self.frac).split(",")):
             if part == "half":
@@ -70,7 +70,7 @@ class QuantizeSweepConfig(WorkloadConfig):
             elif part in DERIVED:
                 lines[part] = [(width, part) for width in widths]
             else:
-                for frac in whole(spread(part, "frac"), "frac"):
+                for frac in whole(parse_range(part, "frac"), "frac"):
                     lines[str(frac)] = [(width, frac) for width in widths if frac < width]
         lines = {label: settings for label, settings in lines.items() if settings}
         if not lines:
@@ -138,7 +138,7 @@ class PruneSweepConfig(WorkloadConfig):
 
     def shares(self) -> tuple[float, ...]:
         """The sparsities of the sweep."""
-        return tuple(map(float, spread(self.sparsity, "sparsity")))
+        return tuple(map(float, parse_range(self.sparsity, "sparsity")))
 
     def pass_args(self, setting: tuple[str, float]) -> dict[str, Any]:
         """The settings of `prune_transform_pass` for a method and a sparsity, without data."""

@@ -11,7 +11,7 @@ MAX_VALUES = 1000
 ONE = Decimal(1)
 
 
-def spread(text: str | float | Iterable[float], where: str) -> tuple[float, ...]:
+def parse_range(text: str | float | Iterable[float], where: str) -> tuple[float, ...]:
     """The numbers that a range stands for, rising, each once.
 
     Args:
@@ -21,9 +21,9 @@ def spread(text: str | float | Iterable[float], where: str) -> tuple[float, ...]
     Raises:
         ConfigError: it is spelt differently, is empty, or has more than `MAX_VALUES` values.
 
-    >>> spread("4:16:4, 32", "widths")
+    >>> parse_range("4:16:4, 32", "widths")
     (4, 8, 12, 16, 32)
-    >>> spread("0.1:0.3:0.1", "sparsity")
+    >>> parse_range("0.1:0.3:0.1", "sparsity")
     (0.1, 0.2, 0.3)
     """
     if isinstance(text, str):
