@@ -40,3 +40,9 @@ def test_old_paths_cost_nothing_until_they_are_asked_for():
     code = "import sys, chop.search; print([m for m in sys.modules if m.startswith('chop.nas')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_old_paths_are_there_before_any_room_is_imported():
+    code = "from chop.actions.subject import Subject, load_subject; from chop.bench import softmax"
+    run = [sys.executable, "-W", "ignore", "-c", code]
+    assert subprocess.run(run, capture_output=True, text=True).stderr == ""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 
 from chop.aliases import install_aliases
+from chop.moved import install_moved_modules
 
 TYPE_CHECKING = False  # not that of `typing`, whose import would double the cost of this one
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 __all__ = ["MaseGraph", "formats", "passes", "tools"]
 
 install_aliases()
+install_moved_modules()
 
 
 def __getattr__(name: str) -> Any:

@@ -6,12 +6,14 @@ Tables of the names that README, docs and tutorials of version 0.1 showed.
 from __future__ import annotations
 
 import importlib
-import warnings
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
 
 from chop.virtual import add_modules
+
+TYPE_CHECKING = False  # `typing` is not imported with `chop`
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
 
 MODULES: dict[str, str] = {
     "chop.actions.subject": "chop.actions.workload",
@@ -30,6 +32,7 @@ MODULES: dict[str, str] = {
 NAMES: dict[str, str] = {
     "chop.actions.subject.Subject": "chop.actions.workload.Workload",
     "chop.actions.subject.SubjectConfig": "chop.actions.workload.WorkloadConfig",
+    "chop.actions.subject.load_subject": "chop.actions.workload.load_workload",
     "chop.search.PrecisionProblem": "chop.mixed_precision.PrecisionProblem",
     "chop.search.Tried": "chop.search.TrialRecord",
     "chop.search.sensitivity": "chop.mixed_precision.sensitivity",
@@ -56,6 +59,8 @@ def moved_names(module: str) -> Callable[[str], Any]:
             raise AttributeError(f"module '{module}' has no attribute '{name}'")
         home, _, own = new.rpartition(".")
         found = getattr(importlib.import_module(home), own)
+        import warnings
+
         message = f"'{old}' has moved: import {own} from {home}."
         warnings.warn(message, DeprecationWarning, stacklevel=2)
         return found
@@ -68,4 +73,6 @@ def _fill(module: ModuleType) -> None:
     vars(module)["__getattr__"] = moved_names(module.__name__)
 
 
-add_modules(MODULES, _fill)
+def install_moved_modules() -> None:
+    """Makes the old paths importable."""
+    add_modules(MODULES, _fill)

@@ -259,3 +259,10 @@ def test_shells_complete_commands_options_and_choices():
     assert completed("sea") == ["search"]
     assert completed("search nas --comp") == ["--compression", "--compression-epochs"]
     assert completed("sweep prune --scope gl") == ["global"]
+
+
+def test_json_shows_no_password():
+    from chop.cli.values import as_json
+
+    found = as_json({"storage": "postgresql://user:SECRET@host/db?password=SECRET", "out": "runs"})
+    assert "SECRET" not in str(found) and found["out"] == "runs"

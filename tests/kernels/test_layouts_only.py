@@ -47,7 +47,7 @@ def compared(node: ast.AST) -> Iterator[str]:
     asked: list[ast.AST | None] = []
     if isinstance(node, ast.Compare) and is_a_name(sides := [node.left, *node.comparators]):
         asked = [*sides]
-    elif isinstance(node, ast.Match) and is_a_name([node.workload]):
+    elif isinstance(node, ast.Match) and is_a_name([node.subject]):
         asked = [case.pattern for case in node.cases]
     elif isinstance(node, ast.Dict):
         asked = [*node.keys]

@@ -148,7 +148,9 @@ def build_command(command: Command, name: str) -> Any:
     callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     text = command.help or SECTION.sub("", inspect.getdoc(command.source) or "")
     single = typer.Typer(rich_markup_mode="rich", add_completion=False)
-    single.command(name, help=flowing(text))(callback)
+    # The help option is made once, with whichever context asks first.
+    help_options = {"help_option_names": ["-h", "--help"]}
+    single.command(name, help=flowing(text), context_settings=help_options)(callback)
     return typer.main.get_command(single)
 
 

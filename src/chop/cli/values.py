@@ -80,13 +80,19 @@ def _read(text: str) -> Any:
 def as_json(value: Any) -> Any:
     """Settings and results as plain JSON: dataclasses by field, NaN and infinities as null.
 
+    URLs lose their password and options.
+
     >>> as_json({"loss": float("nan"), "rows": (1, 2)})
     {'loss': None, 'rows': [1, 2]}
     """
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
+    if value is None or isinstance(value, bool | int):
         return value
+    if isinstance(value, str):
+        from chop.runs import without_secrets
+
+        return without_secrets(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
         return {name: as_json(getattr(value, name)) for name in names}

@@ -5,7 +5,15 @@ A job writes a manifest (`start`, `read_manifest`) and, where it is made of poin
 
 from chop.runs.environment import processor_name, read_environment
 from chop.runs.journal import Journal, key_of
-from chop.runs.manifest import MANIFEST, Artifact, Manifest, Run, read_manifest, start
+from chop.runs.manifest import (
+    MANIFEST,
+    Artifact,
+    Manifest,
+    Run,
+    read_manifest,
+    start,
+    without_secrets,
+)
 from chop.runs.process import process_id, process_status
 from chop.runs.serialization import PLAIN, as_json, class_name
 
@@ -25,4 +33,5 @@ __all__ = [
     "read_environment",
     "read_manifest",
     "start",
+    "without_secrets",
 ]

@@ -210,7 +210,7 @@ def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
         settings=as_json(settings),
         state="running",
         process=process_id(),
-        command=tuple(_without_secrets(argument) for argument in sys.argv),
+        command=tuple(without_secrets(argument) for argument in sys.argv),
         environment=read_environment(),
         version=__version__,
         started=now(),
@@ -257,7 +257,8 @@ def read_manifest(folder: str | Path) -> Manifest:
         raise CheckpointError(f"'{path}' is broken: {error}") from None
 
 
-def _without_secrets(argument: str) -> str:
+def without_secrets(argument: str) -> str:
+    """A text without the password and the options of a URL that it is."""
     return SECRETS.sub("...", argument) if "://" in argument else argument
 
 
