@@ -44,9 +44,8 @@ def test_numbers_of_numpy_become_plain_ones():
     assert kinds == {int, float}
     made = Integer(np.int64(8), np.int32(4))
     assert made == Integer(8, 4) and type(made.width) is int and made.key == Integer(8, 4).key
-    assert parse_range(np.int64(8), "widths") == (8,) and parse_range(
-        np.arange(2, 4), "widths"
-    ) == (2, 3)
+    assert parse_range(np.int64(8), "widths") == (8,)
+    assert parse_range(np.arange(2, 4), "widths") == (2, 3)
     for value in (np.bool_(True), np.float64(3.0), np.array([3])):
         with pytest.raises(ConfigError, match="width: expected int, got"):
             parse(Settings, {"width": value})

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from chop.actions.sweep.grid import spread, whole
+from chop.actions.sweep.grid import parse_range, whole
 from chop.actions.sweep.points import Point, identity_of, measure_all
 from chop.actions.sweep.progress import Estimate, TimeLeft, sweep_bar
 from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
@@ -36,11 +36,11 @@ def lines_in(file):
 
 
 def test_ranges_include_both_ends_and_are_exact():
-    assert spread("4:32:4", "w") == (4, 8, 12, 16, 20, 24, 28, 32)
-    assert spread("0.1:0.9:0.1", "s") == tuple(float(f"0.{i}") for i in range(1, 10))
-    assert spread("8, 2:4, 8", "w") == (2, 3, 4, 8)
-    assert spread((0.5, 0.2), "s") == (0.2, 0.5)
-    assert whole(spread(6, "w"), "w") == (6,)
+    assert parse_range("4:32:4", "w") == (4, 8, 12, 16, 20, 24, 28, 32)
+    assert parse_range("0.1:0.9:0.1", "s") == tuple(float(f"0.{i}") for i in range(1, 10))
+    assert parse_range("8, 2:4, 8", "w") == (2, 3, 4, 8)
+    assert parse_range((0.5, 0.2), "s") == (0.2, 0.5)
+    assert whole(parse_range(6, "w"), "w") == (6,)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_ranges_include_both_ends_and_are_exact():
 )
 def test_misspelt_ranges_are_refused(text):
     with pytest.raises(ConfigError, match="widths"):
-        spread(text, "widths")
+        parse_range(text, "widths")
 
 
 @pytest.mark.parametrize(
