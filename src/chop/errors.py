@@ -19,7 +19,7 @@ A message says what was expected, what came, and the nearest way out.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 
 class ChopError(Exception):
@@ -75,6 +75,17 @@ def did_you_mean(word: object, choices: Iterable[object]) -> str:
         return "there is nothing to choose from."
     near = difflib.get_close_matches(str(word), names, n=1, cutoff=0.6)
     return f"did you mean '{near[0]}'?" if near else f"choose from: {', '.join(names)}."
+
+
+def check_known(word: object, choices: Collection[object], what: str) -> None:
+    """Raises ConfigError where a word is none of the choices; its message names the nearest.
+
+    >>> check_known("linaer", ["linear", "conv2d"], "unknown operator")
+    Traceback (most recent call last):
+    chop.errors.ConfigError: unknown operator 'linaer': did you mean 'linear'?
+    """
+    if word not in choices:
+        raise ConfigError(f"{what} '{word}': {did_you_mean(word, choices)}")
 
 
 def enumerate_names(names: Sequence[str], limit: int) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from chop import passes
 from chop.actions.workload import Workload
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, check_known
 from chop.formats import NumberFormat, QuantSpec, parse_format_string
 from chop.formats.base import OPERANDS
 from chop.ir.graph import MaseGraph
@@ -33,8 +33,7 @@ def check_operators(names: Sequence[str], choices: Sequence[str] = ()) -> None:
     """
     choices = choices or quantizable_operators()
     for name in names:
-        if name not in choices:
-            raise ConfigError(f"operators: unknown '{name}': {did_you_mean(name, choices)}")
+        check_known(name, choices, "operators: unknown")
     if not names:
         raise ConfigError("operators: expected at least one.")
 
@@ -103,9 +102,7 @@ def layer_spec(path: str, formats: Mapping[str, str]) -> QuantSpec:
         ConfigError: an operand or format is unknown.
     """
     for operand in formats:
-        if operand not in OPERANDS:
-            nearest = did_you_mean(operand, OPERANDS)
-            raise ConfigError(f"layers['{path}']: unknown operand '{operand}': {nearest}")
+        check_known(operand, OPERANDS, f"layers['{path}']: unknown operand")
     chosen: dict[str, Any] = {name: parse_format_string(text) for name, text in formats.items()}
     return QuantSpec(**chosen)
 

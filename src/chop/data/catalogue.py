@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from chop.data.load import label_column, num_labels
 from chop.data.tokenize import TEXT_COLUMNS
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, check_known
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -65,8 +65,7 @@ def get_dataset_info(name: str) -> DatasetInfo:
     Raises:
         ConfigError: the name is not in the table; the message names the nearest.
     """
-    if name not in DATASETS:
-        raise ConfigError(f"unknown data set '{name}': {did_you_mean(name, DATASETS)}")
+    check_known(name, DATASETS, "unknown data set")
     return DATASETS[name]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from chop.data.digits import digits
 from chop.data.points import jets, toy
 from chop.data.reviews import reviews
-from chop.errors import ConfigError, UnavailableError, did_you_mean
+from chop.errors import ConfigError, UnavailableError, check_known, did_you_mean
 from chop.hub import cache_folder, hub_is_reachable, offline_errors
 
 if TYPE_CHECKING:
@@ -128,8 +128,7 @@ def _with_label(splits: DatasetDict, label: str | None) -> DatasetDict:
     if label is None or label == "labels":
         return splits
     columns = splits[next(iter(splits))].column_names
-    if label not in columns:
-        raise ConfigError(f"label column '{label}': {did_you_mean(label, columns)}")
+    check_known(label, columns, "label column")
     others = [name for name in ("labels", "label") if name in columns and name != label]
     named = {k: s.remove_columns(others).rename_column(label, "labels") for k, s in splits.items()}
     return DatasetDict(named)

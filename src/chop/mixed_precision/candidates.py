@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, check_known, did_you_mean
 from chop.formats import (
     Integer,
     Log,
@@ -85,8 +85,7 @@ def format_candidates(
 
 def check_rule(rule: str) -> None:
     """Raises ConfigError where there is no such rule."""
-    if rule not in get_args(Rule):
-        raise ConfigError(f"rule '{rule}': {did_you_mean(rule, get_args(Rule))}")
+    check_known(rule, get_args(Rule), "rule")
 
 
 def fitted(number_format: NumberFormat, samples: Tensor, rule: Rule = "mse") -> NumberFormat:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, check_known, did_you_mean
 from chop.formats import NumberFormat, parse_format_string
 from chop.ir.graph import MaseGraph
 from chop.mixed_precision.candidates import Ranges, Rule, format_candidates
@@ -312,7 +312,5 @@ class PrecisionProblem:
 
 def _check_words(operands: Sequence[str], per: str) -> None:
     for operand in operands:
-        if operand not in OPERANDS:
-            raise ConfigError(f"operands: unknown '{operand}': {did_you_mean(operand, OPERANDS)}")
-    if per not in PER:
-        raise ConfigError(f"per: got '{per}': {did_you_mean(per, PER)}")
+        check_known(operand, OPERANDS, "operands: unknown")
+    check_known(per, PER, "per: got")

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, check_known
 from chop.ir.graph import MaseGraph
 from chop.mixed_precision.fisher import LossIncreases, fisher_loss_increases
 from chop.mixed_precision.problem import PrecisionProblem
@@ -211,8 +211,7 @@ def line(problem: PrecisionProblem, name: str, text: str) -> dict[str, Any]:
 def check_metrics(metrics: Sequence[str]) -> None:
     """Raises ConfigError where a metric is unknown, or there is none."""
     for metric in metrics:
-        if metric not in METRICS:
-            raise ConfigError(f"metrics: unknown '{metric}': {did_you_mean(metric, METRICS)}")
+        check_known(metric, METRICS, "metrics: unknown")
     if not metrics:
         raise ConfigError("metrics: expected at least one.")
 

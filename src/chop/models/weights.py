@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from chop.errors import CheckpointError, ConfigError, did_you_mean, enumerate_names
+from chop.errors import CheckpointError, ConfigError, check_known, enumerate_names
 from chop.ir.graph import MaseGraph
 
 LoadType = Literal["mz", "pt", "pl"]
@@ -37,10 +37,7 @@ def load_checkpoint(
         ConfigError: an unknown type, or no model for a state dict.
         CheckpointError: the file is missing or broken, would run code, or does not fit the model.
     """
-    if load_type not in get_args(LoadType):
-        raise ConfigError(
-            f"load_type: got '{load_type}': {did_you_mean(load_type, get_args(LoadType))}"
-        )
+    check_known(load_type, get_args(LoadType), "load_type: got")
     if load_type == "mz":
         return MaseGraph.from_checkpoint(load_name).model
     if model is None:

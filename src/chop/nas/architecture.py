@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from chop.dotted import deepsetattr
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, check_known
 from chop.nn.identity import Identity
 from chop.search.space import Choice, Config, Rule, SearchSpace
 
@@ -257,8 +257,7 @@ def _checked_fields(
     known = {*list(inspect.signature(type(base).__init__).parameters)[1:], *aliases}
     checked: dict[str, tuple[Any, ...]] = {}
     for name, values in fields.items():
-        if name not in known:
-            raise ConfigError(f"{kind} has no field '{name}': {did_you_mean(name, known)}")
+        check_known(name, known, f"{kind} has no field")
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise ConfigError(f"{kind}.{name}: expected a list of values, got {values!r}.")
         own = aliases.get(name, name)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, check_known
 from chop.ir.ops import OPS
 from chop.ir.ops.dimensions import unchanged
 from chop.search.space import Config, SearchSpace
@@ -46,8 +46,7 @@ def zero_cost_score(name: str, model: nn.Module, batch: Batch, *, seed: int = 0)
     Raises:
         ConfigError: there is no such score, or it cannot be taken of this model.
     """
-    if name not in PROXIES:
-        raise ConfigError(f"unknown zero-cost score '{name}': {did_you_mean(name, PROXIES)}")
+    check_known(name, PROXIES, "unknown zero-cost score")
     device = next(model.parameters()).device
     scored = copy.deepcopy(model).train().requires_grad_()
     for module in scored.modules():

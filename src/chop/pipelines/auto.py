@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, check_known
 from chop.ir.graph import MaseGraph
 from chop.pipelines.pipeline import Pass, Pipeline, Stage
 
@@ -48,9 +48,7 @@ class AutoPipeline:
         skipped = {getattr(step, "__name__", str(step)) for step in skip_passes}
         known = [stage.name for stage in self.stages]
         for name in (*settings, *sorted(skipped)):
-            if name not in known:
-                hint = did_you_mean(name, known)
-                raise ConfigError(f"{type(self).__name__}: it has no pass '{name}': {hint}")
+            check_known(name, known, f"{type(self).__name__}: it has no pass")
         chosen = [
             Stage(stage.name, stage.function, settings.get(stage.name, stage.config))
             for stage in self._select(settings)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import chop.passes
 from chop.config import load_toml
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, check_known
 from chop.ir.graph import MaseGraph
 from chop.passes.base import check_graph
 from chop.pipelines.stages import StageJournal
@@ -49,8 +49,7 @@ class Stage:
         if callable(chosen):
             return cls(getattr(chosen, "__name__", type(chosen).__name__), chosen, config)
         known = [name for name in vars(chop.passes) if name.endswith("_pass")]
-        if chosen not in known:
-            raise ConfigError(f"no pass is called '{chosen}': {did_you_mean(chosen, known)}")
+        check_known(chosen, known, "no pass is called")
         return cls(chosen, getattr(chop.passes, chosen), config)
 
     def run(self, mg: MaseGraph) -> tuple[MaseGraph, dict[str, Any]]:
@@ -165,5 +164,4 @@ def _numbered(stages: Sequence[Stage]) -> Iterator[str]:
 
 def _check_keys(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     for key in table:
-        if key not in known:
-            raise ConfigError(f"{where}: unknown key '{key}': {did_you_mean(key, known)}")
+        check_known(key, known, f"{where}: unknown key")

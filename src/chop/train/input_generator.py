@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import check_known
 from chop.train.model_io import LABELS
 from chop.train.rows import tokens_as_labels
 
@@ -125,5 +125,4 @@ def get_cf_args(model_info: ModelInfo, task: str, model: nn.Module) -> dict[str,
 
 
 def _check(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name}: got '{value}': {did_you_mean(value, choices)}")
+    check_known(value, choices, f"{name}: got")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import check_known
 
 
 def accuracy(predictions: Tensor, labels: Tensor) -> float:
@@ -148,6 +148,5 @@ def find_metric(name: str) -> Callable[[Tensor, Tensor], float]:
     Raises:
         ConfigError: there is none; the message names the nearest.
     """
-    if name not in METRICS:
-        raise ConfigError(f"unknown metric '{name}': {did_you_mean(name, METRICS)}")
+    check_known(name, METRICS, "unknown metric")
     return METRICS[name]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chop.data import TEXT_DATASETS, get_tokenized_dataset, load_dataset
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, check_known, did_you_mean
 from chop.files import replacing
 from chop.hub import cache_folder
 from chop.models import BUILTIN_MODELS, load_model
@@ -66,8 +66,7 @@ def default_dataset(name: str, *, limit: int | None = None) -> DatasetDict:
         name: a built-in model.
         limit: keep that many rows of each split.
     """
-    if name not in BUILTIN_MODELS:
-        raise ConfigError(f"unknown built-in model '{name}': {did_you_mean(name, BUILTIN_MODELS)}")
+    check_known(name, BUILTIN_MODELS, "unknown built-in model")
     dataset = BUILTIN_MODELS[name].dataset
     if dataset in TEXT_DATASETS:
         return get_tokenized_dataset(dataset, checkpoint=dataset, limit=limit)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from chop.config import parse
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, check_known
 from chop.ir.graph import MaseGraph
 from chop.nn.sparsity import SCORES, ScoreInputs
 from chop.passes.base import check_graph
@@ -76,9 +76,7 @@ class GradualPruning:
         given = {"batches": (), **config} if isinstance(config, Mapping) else config
         settings = parse(PruneConfig, given, "GradualPruning")
         weight = _schedulable(settings)
-        if schedule not in PRUNING_SCHEDULES:
-            known = did_you_mean(schedule, PRUNING_SCHEDULES)
-            raise ConfigError(f"unknown pruning schedule '{schedule}': {known}")
+        check_known(schedule, PRUNING_SCHEDULES, "unknown pruning schedule")
         if not 0 <= begin < end <= 1 or every < 1:
             raise ConfigError(
                 "GradualPruning: expected 0 <= begin < end <= 1 and every >= 1, got "

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, check_known
 from chop.train.metrics import METRICS, REGRESSION_METRICS, perplexity
 
 IGNORED = -100
@@ -166,8 +166,7 @@ class Task:
             return self
         if isinstance(metric, str):
             known = {**self.metrics, self.metric.name: self.metric}
-            if metric not in known:
-                raise ConfigError(f"unknown metric '{metric}': {did_you_mean(metric, known)}")
+            check_known(metric, known, "unknown metric")
             return dataclasses.replace(self, metric=known[metric])
         if not isinstance(metric, Metric):
             name = getattr(metric, "__name__", type(metric).__name__)
@@ -323,8 +322,7 @@ def find_task(task: str | Task) -> Task:
     """
     if isinstance(task, Task):
         return task
-    if task not in TASKS:
-        raise ConfigError(f"unknown task '{task}': {did_you_mean(task, TASKS)}")
+    check_known(task, TASKS, "unknown task")
     return TASKS[task]
 
 

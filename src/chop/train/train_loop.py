@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, check_known
 from chop.nn import cached_weights
 from chop.train.model_io import LABELS, fed_columns, loss_and_logits, read_output
 from chop.train.rows import Rows, padding_token, read_rows
@@ -71,8 +71,7 @@ def fit(
         ConfigError: wrong columns, an unknown schedule or task, labels that do not fit it, or
             nothing to train.
     """
-    if schedule not in SCHEDULES:
-        raise ConfigError(f"unknown schedule '{schedule}': {did_you_mean(schedule, SCHEDULES)}")
+    check_known(schedule, SCHEDULES, "unknown schedule")
     feed = _feed(model, _split(dataset, "train"), batch_size, device, task)
     trainable = _trainable(model)
     optimizer = torch.optim.AdamW(_parameter_groups(trainable, weight_decay), lr=lr)

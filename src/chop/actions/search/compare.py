@@ -15,7 +15,7 @@ from typing import Any
 from chop.actions.search.figures import within
 from chop.actions.search.manage import find_storage, load_search, study_names
 from chop.actions.sweep.record import write_figure, write_table
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, check_known
 from chop.notices import warn_once
 from chop.report.search_plots import Run, plot_best_so_far, value_at
 from chop.search import Goal, Result
@@ -184,17 +184,14 @@ def _direction(found: Sequence[Compared], name: str) -> str:
 
     known: dict[str, str] = {**nas.DIRECTIONS, **precision.DIRECTIONS}
     known |= {goal.name: goal.direction for each in found for goal in each.result.goals}
-    if name not in known:
-        raise ConfigError(f"goal '{name}': {did_you_mean(name, known)}")
+    check_known(name, known, "goal")
     return known[name]
 
 
 def _judged(search: Compared, goal: Goal) -> Compared:
     """A search with one objective, within its own budgets."""
     for trial in search.result.measured:
-        if goal.name not in trial.values:
-            nearest = did_you_mean(goal.name, trial.values)
-            raise ConfigError(f"search {search.told} did not measure '{goal.name}': {nearest}")
+        check_known(goal.name, trial.values, f"search {search.told} did not measure")
     limits = constraints_of(search.result.goals)
     return dataclasses.replace(search, result=Result((goal, *limits), search.result.trials))
 

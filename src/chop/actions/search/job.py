@@ -19,7 +19,7 @@ from chop import runs
 from chop.actions.interrupt import with_interruption_note
 from chop.actions.settings.search import SearchConfig
 from chop.config import parse
-from chop.errors import ChopError, ConfigError, did_you_mean
+from chop.errors import ChopError, ConfigError, check_known
 from chop.mixed_precision.costs import COSTS
 from chop.search.ledger import Ledger, studies
 from chop.search.location import (
@@ -80,8 +80,7 @@ def find_job(name: str) -> Job:
     Raises:
         ConfigError: there is none.
     """
-    if name not in JOB_MODULES:
-        raise ConfigError(f"search job '{name}': {did_you_mean(name, JOB_MODULES)}")
+    check_known(name, JOB_MODULES, "search job")
     job: Job = importlib.import_module(JOB_MODULES[name]).JOB
     return job
 

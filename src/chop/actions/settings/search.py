@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from chop.actions.settings.workload import WorkloadConfig
 from chop.actions.sweep.grid import parse_range, whole
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, check_known
 
 if TYPE_CHECKING:
     from chop.actions.workload import Workload
@@ -259,9 +259,7 @@ class PrecisionConfig(FormatSettings, SearchConfig):
         self.check_formats()
         for where, names in (("goals", self.goals), ("budgets", self.budgets or {})):
             for name in names:
-                if name not in DIRECTIONS:
-                    nearest = did_you_mean(name, DIRECTIONS)
-                    raise ConfigError(f"{where}: unknown '{name}': {nearest}")
+                check_known(name, DIRECTIONS, f"{where}: unknown")
         check_budgets(self.budgets or {})
         objectives_of(self.all_goals())
         if self.pruner is not None and self.goals[0] in COSTS:
@@ -347,8 +345,7 @@ class NasConfig(SearchConfig):
             ("proxy", (self.proxy,) if self.proxy else (), PROXIES),
         ):
             for name in names:
-                if name not in known:
-                    raise ConfigError(f"{where}: unknown '{name}': {did_you_mean(name, known)}")
+                check_known(name, known, f"{where}: unknown")
         check_budgets(self.budgets)
         self.how_compressed()
 
