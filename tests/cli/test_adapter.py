@@ -12,9 +12,11 @@ import typer
 from chop.actions.settings.search import NasConfig, PrecisionConfig, SensitivityConfig
 from chop.actions.settings.sweep import PruneSweepConfig
 from chop.actions.settings.workload import WorkloadConfig
-from chop.cli.adapter import Command, CommandGroup, build_command, documentation, load
+from chop.cli.adapter import Command, CommandGroup, build_command, load
 from chop.cli.app import app
 from chop.cli.values import read_value
+from chop.docstrings import entries
+from chop.runs import as_json
 from chop.studies.settings import (
     BenchAttentionConfig,
     BenchCompileConfig,
@@ -68,9 +70,9 @@ def test_every_option_shows_its_default_and_has_a_help(name):
 
 
 @pytest.mark.parametrize("name", [name for name, command in table().items() if command.settings])
-def test_options_are_the_fields_with_their_defaults_and_documentation(name):
+def test_options_are_the_fields_with_their_defaults_and_entries(name):
     command = table()[name]
-    cls, texts = load(command.settings), documentation(load(command.settings))
+    cls, texts = load(command.settings), entries(load(command.settings))
     options = {parameter.name: parameter for parameter in COMMANDS[name].params}
     names = [f.name for f in fields(cls) if not command.only or f.name in command.only]
     assert set(options) - FLAGS - {"config"} == set(names)
@@ -142,7 +144,7 @@ def test_documentation_names_every_choice():
         (WorkloadConfig, "task", TASKS),
         (PruneSweepConfig, "methods", SCORES),
     ):
-        told = documentation(cls)[name]
+        told = entries(cls)[name]
         assert [choice for choice in known if choice not in told] == []
 
 
@@ -262,7 +264,53 @@ def test_shells_complete_commands_options_and_choices():
 
 
 def test_json_shows_no_password():
-    from chop.cli.values import as_json
-
     found = as_json({"storage": "postgresql://user:SECRET@host/db?password=SECRET", "out": "runs"})
     assert "SECRET" not in str(found) and found["out"] == "runs"
+
+
+@pytest.mark.parametrize(
+    "words, nearest",
+    [
+        ("comprss", "compress"),
+        ("serch", "search"),
+        ("search precison", "precision"),
+        ("bench attenton", "attention"),
+        ("sweep quantise", "quantize"),
+    ],
+)
+def test_mistyped_commands_name_the_nearest_in_every_group(words, nearest, capsys):
+    with pytest.raises(SystemExit) as ended:
+        app(words.split(), prog_name="chop")
+    told = " ".join(capsys.readouterr().err.split())
+    assert ended.value.code == 2
+    assert f"No such command '{words.split()[-1]}'. Did you mean '{nearest}'" in told
+
+
+def test_arguments_are_whole_and_options_are_cut_at_commas(capsys):
+    found = []
+
+    def compare(paths: tuple[str, ...], /, *, labels: tuple[str, ...] = ()) -> None:
+        """Compare.
+
+        Args:
+            paths: files.
+            labels: names. Default: none.
+        """
+        found.extend((paths, labels))
+
+    with pytest.raises(SystemExit):
+        build_command(Command(compare, is_slow=False), "try")(["a,b", "c", "--labels", "d,e"])
+    assert found == [["a,b", "c"], ["d", "e"]]
+
+
+@pytest.mark.parametrize("words", ["--json -q doctor", "-q doctor --json", "doctor -q --json"])
+def test_output_flags_stand_before_or_after_the_command(words):
+    done = programs.run(programs.COMMAND, *words.split())
+    assert json.loads(done.stdout)["command"] == "chop doctor"
+    assert "chop doctor" in done.stderr
+
+
+@pytest.mark.parametrize("words", ["-q search resume x", "search resume x -q"])
+def test_quiet_commands_say_nothing_of_loading(words):
+    done = programs.run(programs.COMMAND, *words.split())
+    assert done.returncode == 2 and "loading PyTorch" not in done.stderr

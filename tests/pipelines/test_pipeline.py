@@ -231,6 +231,6 @@ def test_findings_become_plain_json():
     }
     plain = findings_as_json(findings)
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
-    assert plain["1"] == "nan" and plain["t"] == 2.5 and plain["s"] == [1, None, True]
-    assert plain["m"] == [[0.5, "-inf"], [2, 3]] and plain["o"] == "object"
+    assert plain["1"] is None and plain["t"] == 2.5 and plain["s"] == [1, None, True]
+    assert plain["m"] == [[0.5, None], [2, 3]] and plain["o"] == "object"
     assert plain["l"] == "tensor (200, 300) torch.float32"

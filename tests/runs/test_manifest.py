@@ -6,12 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+from enum import Enum
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from chop import runs
+from chop.cli.adapter import Command, build_command
 from chop.errors import CheckpointError, ConfigError, WriteError
 from chop.files import replacing, write_text
 from chop.runs import MANIFEST, as_json, process_id, process_status, read_manifest
@@ -252,15 +255,69 @@ def test_settings_and_rows_are_said_as_json_can():
     value = {"a": math.nan, 1: np.int64(3), "b": {4}, "c": np.float64(0.5), "d": Other(), "e": int}
     found = as_json({**value, "f": Settings(Path("out")), "g": [-math.inf, None, True]})
     assert json.loads(json.dumps(found, allow_nan=False)) == {
-        "a": "nan",
+        "a": None,
         "1": 3,
         "b": [4],
         "c": 0.5,
         "d": "Other",
         "e": "type",
         "f": {"out": "out", "widths": [4, 8]},
-        "g": ["-inf", None, True],
+        "g": [None, None, True],
     }
+
+
+class Mode(Enum):
+    FAST = "fast"
+
+
+@dataclasses.dataclass(frozen=True)
+class Nested:
+    settings: Settings
+    mode: Mode
+
+
+VALUES = {
+    "int64": (np.int64(3), 3),
+    "float32": (np.float32(0.5), 0.5),
+    "longdouble": (np.longdouble(0.5), 0.5),
+    "numpy bool": (np.bool_(True), True),
+    "numpy 0-d": (np.array(2), 2),
+    "numpy nan": (np.float32("nan"), None),
+    "torch": (torch.tensor(0.25), 0.25),
+    "torch bool": (torch.tensor(True), True),
+    "torch inf": (torch.tensor(math.inf), None),
+    "nan": (math.nan, None),
+    "inf": (-math.inf, None),
+    "large int": (10**400, 10**400),
+    "path": (Path("a") / "b", "a/b"),
+    "enum": (Mode.FAST, "fast"),
+    "range": (range(2), [0, 1]),
+    "nested": (
+        Nested(Settings(Path("out")), Mode.FAST),
+        {"settings": {"out": "out", "widths": [4, 8]}, "mode": "fast"},
+    ),
+    "url": ("db://me:secret@host/db?key=1", "db://...@host/db?..."),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("door", ["manifest", "json"])
+def test_manifests_and_json_documents_hold_equal_values(door, name, tmp_path, capsys):
+    given, expected = VALUES[name]
+    if door == "manifest":
+        with runs.start("try", {"value": given}, tmp_path) as run:
+            run.rows = [{"value": given}]
+        found = read_manifest(tmp_path)
+        assert found.settings == {"value": expected}
+        (row,) = found.rows
+    else:
+        with pytest.raises(SystemExit):
+            build_command(Command(lambda: {"value": given}, help="Try.", is_slow=False), "try")(
+                ["--json"]
+            )
+        row = json.loads(capsys.readouterr().out)["result"]
+    assert row == {"value": expected}
+    assert type(row["value"]) is type(expected)
 
 
 FULL = """

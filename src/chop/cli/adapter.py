@@ -21,6 +21,7 @@ import typer
 from typer.core import TyperGroup
 
 from chop.cli.values import is_list, is_mapping, members
+from chop.docstrings import entries, split_section
 
 ALIASES = {
     "batch_sizes": "batch",
@@ -34,32 +35,27 @@ ALIASES = {
     "shapes": "shape",
 }
 """Second names of options that take several values."""
-SECTION = re.compile(r"^(?:Attributes|Args):\n((?: +.*(?:\n|$)|\n)*)", re.MULTILINE)
-ENTRY = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 DEFAULT = re.compile(r"\s*Default: (.*)\.$")
 
-OUTPUT = "Output"
-COMMON: dict[str, Any] = {
-    "as_json": Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Write one JSON document to standard output and all else to standard error.",
-            rich_help_panel=OUTPUT,
-        ),
-    ],
-    "verbose": Annotated[
-        bool,
-        typer.Option("--verbose", "-v", help="Show debug messages.", rich_help_panel=OUTPUT),
-    ],
-    "quiet": Annotated[
-        bool,
-        typer.Option(
-            "--quiet", "-q", help="Show errors and final results only.", rich_help_panel=OUTPUT
-        ),
-    ],
-}
-"""Flags of every command."""
+AS_JSON = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Write one JSON document to standard output and all else to standard error.",
+        rich_help_panel="Output",
+    ),
+]
+VERBOSE = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show debug messages.", rich_help_panel="Output")
+]
+QUIET = Annotated[
+    bool,
+    typer.Option(
+        "--quiet", "-q", help="Show errors and final results only.", rich_help_panel="Output"
+    ),
+]
+COMMON: dict[str, Any] = {"as_json": AS_JSON, "verbose": VERBOSE, "quiet": QUIET}
+"""Flags of `chop` and of every command."""
 CONFIG = Annotated[
     Path | None,
     typer.Option(help="TOML file with the same keys; options override it.", show_default="no file"),
@@ -102,9 +98,10 @@ class CommandGroup(TyperGroup):
 
     table: ClassVar[Mapping[str, Command]] = {}
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Names of the commands in the order of the help."""
-        return [*self.table, *super().list_commands(ctx)]
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        # Help and "did you mean" take the names from here, and build nothing.
+        self.commands = {**dict.fromkeys(self.table, self), **self.commands}
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name with its options, or None."""
@@ -146,7 +143,7 @@ def build_command(command: Command, name: str) -> Any:
     for flag, annotation in COMMON.items():
         parameters.append(inspect.Parameter(flag, keyword, default=False, annotation=annotation))
     callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    text = command.help or SECTION.sub("", inspect.getdoc(command.source) or "")
+    text = command.help or split_section(inspect.getdoc(command.source) or "", "Args")[0]
     single = typer.Typer(rich_markup_mode="rich", add_completion=False)
     # The help option is made once, with whichever context asks first.
     help_options = {"help_option_names": ["-h", "--help"]}
@@ -160,25 +157,9 @@ def flowing(text: str) -> str:
     return "\n\n".join(p if p.startswith("  ") else " ".join(p.split()) for p in paragraphs)
 
 
-def documentation(source: Callable[..., Any]) -> dict[str, str]:
-    """Entries of `Attributes:` and `Args:` by name; those of base classes are included.
-
-    >>> documentation(flowing)
-    {}
-    >>> documentation(Command)["run"].partition(":")[0]
-    'does the work'
-    """
-    owners = reversed(source.__mro__) if isinstance(source, type) else [source]
-    found: dict[str, str] = {}
-    for owner in owners:
-        for section in SECTION.findall(inspect.cleandoc(owner.__doc__ or "")):
-            found |= {name: " ".join(text.split()) for name, text in ENTRY.findall(section)}
-    return found
-
-
 def _options(command: Command) -> Iterator[inspect.Parameter]:
     source = command.source
-    hints, texts = typing.get_type_hints(source), documentation(source)
+    hints, texts = typing.get_type_hints(source), entries(source)
     for parameter in inspect.signature(source).parameters.values():
         name = parameter.name
         if command.only and name not in command.only:

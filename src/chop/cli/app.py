@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from chop import __version__
-from chop.cli.adapter import CommandGroup, flowing
+from chop.cli.adapter import AS_JSON, QUIET, VERBOSE, CommandGroup, flowing
 from chop.cli.bench import bench_app
 from chop.cli.compress import COMPRESS, DEMO
 from chop.cli.doctor import DOCTOR
@@ -51,7 +51,8 @@ file, folder or data set is wrong, one sentence says how to fix it; 3 no format 
 of float and no model was saved; 130 stopped by Ctrl-C, one sentence says what is kept.
 
 [bold]Output[/]: with --json a command writes one JSON document to standard output and all else to
-standard error; errors leave standard output empty."""),
+standard error; errors leave standard output empty. --json, -v and -q may stand before a command's
+name too: chop -q demo."""),
 )
 for group, name in ((bench_app, "bench"), (search_app, "search"), (sweep_app, "sweep")):
     app.add_typer(group, name=name)
@@ -71,5 +72,8 @@ def root(
             "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
         ),
     ] = False,
+    as_json: AS_JSON = False,
+    verbose: VERBOSE = False,
+    quiet: QUIET = False,
 ) -> None:
-    """Holds the options of `chop` itself."""
+    """Holds the options of `chop` itself; commands read those of output from the context."""

@@ -15,7 +15,10 @@ from typing import Any
 import typer
 
 from chop.cli.adapter import COMMON, Command, load
-from chop.cli.values import as_json, read_value
+from chop.cli.values import read_value
+from chop.logs import set_logging_verbosity
+
+POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
 
 
 def execute(command: Command, ctx: typer.Context, given: Mapping[str, Any]) -> None:
@@ -30,17 +33,21 @@ def execute(command: Command, ctx: typer.Context, given: Mapping[str, Any]) -> N
         for name, value in given.items()
         if name not in COMMON and (_is_given(ctx, name) or name in command.defaults)
     }
-    if command.is_slow and not given["quiet"]:
+    flags = {name: given[name] or ctx.find_root().params.get(name) for name in COMMON}
+    if command.is_slow and not flags["quiet"]:
         # Importing PyTorch and transformers takes seconds in which nothing else shows.
         typer.echo("loading PyTorch and transformers ...", err=True)
     with contextlib.ExitStack() as stack:
-        if given["as_json"]:
+        if flags["as_json"]:
             stack.enter_context(_stdout_to_stderr())
-        if given["quiet"]:
+        if flags["quiet"]:
             stack.enter_context(_quiet())
-        _set_level(given["verbose"], given["quiet"])
+        if flags["verbose"] or flags["quiet"]:
+            set_logging_verbosity("debug" if flags["verbose"] else "error")
         settings, result = _run(command, f"chop {_name(ctx)}", chosen)
-    if given["as_json"]:
+    if flags["as_json"]:
+        from chop.runs import as_json
+
         document = {"command": f"chop {_name(ctx)}", "settings": settings, "result": result}
         typer.echo(json.dumps(as_json(document), indent=2))
     if code := command.exit_code(result):
@@ -50,24 +57,22 @@ def execute(command: Command, ctx: typer.Context, given: Mapping[str, Any]) -> N
 def _run(command: Command, where: str, chosen: dict[str, Any]) -> tuple[Any, Any]:
     """The settings that a command ran with, and its result."""
     file, source = chosen.pop("config", None), command.source
-    hints = typing.get_type_hints(source)
-    values = {name: read_value(value, hints[name]) for name, value in chosen.items()}
+    hints, parameters = typing.get_type_hints(source), inspect.signature(source).parameters
+    values = {
+        # An argument may be a path, and a path may have commas.
+        name: value if parameters[name].kind is POSITIONAL else read_value(value, hints[name])
+        for name, value in chosen.items()
+    }
     if not command.settings:
-        return values, _call(command, values)
+        positional = [n for n, p in parameters.items() if p.kind is POSITIONAL]
+        arguments = [values.get(name, parameters[name].default) for name in positional]
+        named = {name: value for name, value in values.items() if name not in positional}
+        return values, command.run(*arguments, **named)
     from chop.config import load_toml, parse
 
     given = {**(load_toml(file) if file else {}), **values}
     settings = parse(load(command.settings), given, str(file or where))
     return settings, command.run(settings)
-
-
-def _call(command: Command, values: Mapping[str, Any]) -> Any:
-    parameters = inspect.signature(command.run).parameters.values()
-    positional = [p for p in parameters if p.kind is p.POSITIONAL_ONLY]
-    named = {
-        name: value for name, value in values.items() if name not in {p.name for p in positional}
-    }
-    return command.run(*(values.get(p.name, p.default) for p in positional), **named)
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:
@@ -107,10 +112,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         console.quiet = False
-
-
-def _set_level(verbose: bool, quiet: bool) -> None:
-    if verbose or quiet:
-        from chop.tools.logger import set_logging_verbosity
-
-        set_logging_verbosity("debug" if verbose else "error")

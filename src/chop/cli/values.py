@@ -1,10 +1,8 @@
-"""Values of options: text -> lists and mappings as settings have them, and results -> JSON."""
+"""Values of options: text -> lists and mappings as settings have them."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -75,29 +73,3 @@ def _read(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def as_json(value: Any) -> Any:
-    """Settings and results as plain JSON: dataclasses by field, NaN and infinities as null.
-
-    URLs lose their password and options.
-
-    >>> as_json({"loss": float("nan"), "rows": (1, 2)})
-    {'loss': None, 'rows': [1, 2]}
-    """
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, str):
-        from chop.runs import without_secrets
-
-        return without_secrets(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value)]
-        return {name: as_json(getattr(value, name)) for name in names}
-    if isinstance(value, Mapping):
-        return {str(key): as_json(item) for key, item in value.items()}
-    if isinstance(value, Sequence | set | frozenset):
-        return [as_json(item) for item in value]
-    return str(value)

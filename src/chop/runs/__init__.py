@@ -12,10 +12,9 @@ from chop.runs.manifest import (
     Run,
     read_manifest,
     start,
-    without_secrets,
 )
 from chop.runs.process import process_id, process_status
-from chop.runs.serialization import PLAIN, as_json, class_name
+from chop.runs.serialization import PLAIN, as_json, class_name, without_secrets
 
 __all__ = [
     "MANIFEST",

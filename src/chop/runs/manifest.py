@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,14 +28,12 @@ from chop.files import (
 )
 from chop.runs.environment import now, read_environment
 from chop.runs.process import process_id, process_status
-from chop.runs.serialization import as_json
+from chop.runs.serialization import as_json, without_secrets
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 """Version of the file's format."""
 CHUNK_BYTES = 1 << 20
-SECRETS = re.compile(r"(?<=://)[^/\s]*(?=@)|(?<=\?)\S+")
-"""Of a URL: the user with the password, and the options."""
 
 State = Literal["running", "finished", "failed", "interrupted"]
 
@@ -255,11 +252,6 @@ def read_manifest(folder: str | Path) -> Manifest:
         return replace(manifest, state="interrupted") if _is_gone(manifest) else manifest
     except ConfigError as error:
         raise CheckpointError(f"'{path}' is broken: {error}") from None
-
-
-def without_secrets(argument: str) -> str:
-    """A text without the password and the options of a URL that it is."""
-    return SECRETS.sub("...", argument) if "://" in argument else argument
 
 
 def _is_gone(manifest: Manifest) -> bool:
