@@ -22,7 +22,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from chop.actions.search.no_search import SHARE, no_search, uniforms_within
-from chop.actions.search.precision import spread_evenly
 from chop.actions.sweep.record import write_table
 from chop.actions.workload import Workload, raise_to_graph
 from chop.data import get_tokenized_dataset
@@ -97,7 +96,7 @@ def run(name: str, args: argparse.Namespace) -> None:
     problem = PrecisionProblem(
         raise_to_graph(workload),
         workload.train,
-        spread_evenly(workload.train, args.search_rows),
+        workload.train.spread(args.search_rows),
         ranges={"width": widths},
         operands=tuple(args.operands.split(",")),
         per=args.per,

@@ -20,7 +20,6 @@ import optuna
 from torch import nn
 
 from chop import MaseGraph
-from chop.actions.search.precision import spread_evenly
 from chop.actions.workload import WorkloadConfig, load_workload, raise_to_graph
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.nas.architecture import suggest_by_name
@@ -112,7 +111,7 @@ def search_formats(workload, out, trials):
     problem = PrecisionProblem(
         mg,
         workload.train,
-        spread_evenly(workload.train, SEARCH_ROWS),
+        workload.train.spread(SEARCH_ROWS),
         formats=FORMATS,
         ranges={"width": WIDTHS},
         per="operand",

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from chop.actions.search.no_search import no_search
-from chop.actions.search.precision import spread_evenly
 from chop.actions.workload import raise_to_graph
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.search import Constraint, Goal, Search
@@ -40,7 +39,7 @@ def benchmark(monkeypatch):
 )
 def test_mixed_beats_uniform_at_as_many_bits(benchmark, data_folder, name, rows, width, gain):
     workload = benchmark.MODELS[name](Namespace(data=data_folder, rows=rows))
-    searched = spread_evenly(workload.train, 100)
+    searched = workload.train.spread(100)
     widths = {"width": (2, 3, 4, 5, 6, 8)}
     problem = PrecisionProblem(raise_to_graph(workload), workload.train, searched, ranges=widths)
     goals = [Goal("kl", "minimize"), Constraint("bits", float(width))]

@@ -10,7 +10,7 @@ from chop.actions.workload import Workload
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.studies.model import BATCH_SIZES, Contender, Inputs, ModelComparison, compare_models
-from chop.train import calibration_batches
+from chop.train.calibration import example_inputs
 
 
 def compare_with_float(
@@ -57,7 +57,6 @@ def _rows_of(workload: Workload) -> Inputs:
             raise ConfigError(
                 f"batch {rows}: the data set has only {len(workload.test)} test rows."
             )
-        fed = next(calibration_batches(workload.model, workload.test, rows=rows, batch_size=rows))
-        return {name: x for name, x in fed.items() if name != "labels"}
+        return example_inputs(workload.model, workload.test, rows)
 
     return inputs

@@ -12,8 +12,7 @@ from chop.formats import NumberFormat, QuantSpec, parse_format_string
 from chop.formats.base import OPERANDS
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import OPS, quantizable_operators
-from chop.nn.quantized import QuantizedOperator
-from chop.train import calibration_batches
+from chop.train.calibration import calibrated
 
 LayerFormats = Mapping[str, Mapping[str, str]]
 """Path of a layer -> operand -> format as people type it."""
@@ -111,10 +110,4 @@ def _quantize(
     mg: MaseGraph, settings: Mapping[str, Any], workload: Workload, calibration_rows: int
 ) -> MaseGraph:
     quantized, _ = passes.quantize_transform_pass(mg, settings)
-    specs = [op.spec for op in quantized.model.modules() if isinstance(op, QuantizedOperator)]
-    if not all(spec.is_fitted for spec in specs):
-        batches = calibration_batches(mg.model, workload.train, rows=calibration_rows)
-        quantized, _ = passes.calibrate_transform_pass(
-            quantized, {"batches": batches}, inplace=True
-        )
-    return quantized
+    return calibrated(quantized, workload.train, calibration_rows)

@@ -28,7 +28,6 @@ from chop.train import (
     Metric,
     Rows,
     Task,
-    calibration_batches,
     default_dataset,
     find_task,
     fit,
@@ -37,6 +36,7 @@ from chop.train import (
     split_rows,
     usable_device,
 )
+from chop.train.calibration import example_inputs
 from chop.train.tasks import CLASSIFICATION, IGNORED
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 BUILTIN_LR, BUILTIN_EPOCHS = 3e-3, 15
 CHECKPOINT_LR, CHECKPOINT_EPOCHS = 1e-4, 1
-EXAMPLE_ROWS = 3
 OF_CHECKPOINTS = ("tokenizer", "text_column", "label_column", "weights", "task")
 """Settings of models that are not built in."""
 
@@ -198,8 +197,7 @@ class Workload:
 
     def example(self) -> dict[str, Tensor]:
         """A few rows as the model takes them, without labels."""
-        batch = next(calibration_batches(self.model, self.train, rows=EXAMPLE_ROWS))
-        return {name: column for name, column in batch.items() if name != "labels"}
+        return example_inputs(self.model, self.train)
 
 
 def workload_for(config: WorkloadConfig, workload: Workload | None) -> Workload:

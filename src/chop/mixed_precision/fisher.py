@@ -12,7 +12,8 @@ from chop.errors import ConfigError
 from chop.formats import Gradient, NumberFormat, StandIn
 from chop.mixed_precision.layers import operands_of
 from chop.mixed_precision.problem import PrecisionProblem
-from chop.train.evaluator import Evaluator, evaluating
+from chop.train.evaluator import Evaluator
+from chop.train.feed import evaluating
 from chop.train.model_io import read_output
 
 LossIncreases = dict[tuple[str, str], float]

@@ -12,7 +12,7 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.passes import pack_transform_pass
-from chop.train.evaluator import evaluating
+from chop.train.feed import evaluating
 
 WARM_UP = 3
 

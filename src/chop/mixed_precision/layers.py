@@ -21,7 +21,7 @@ from chop.nn.quantized import QuantCall, QuantizedOperator, leaf_operators
 from chop.passes import quantize_transform_pass
 from chop.passes.base import check_graph
 from chop.quantization.calibration import sample_operands
-from chop.train.evaluator import evaluating
+from chop.train.feed import evaluating
 
 Formats = Mapping[str, NumberFormat]
 """Formats by operand: `data_in`, `weight`, `bias`."""

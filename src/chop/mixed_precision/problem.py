@@ -25,6 +25,7 @@ from chop.search.objective import Goals, Report
 from chop.search.space import Choice, Config, SearchSpace
 from chop.train import Task, calibration_batches, find_task, fit_and_report, read_rows
 from chop.train.evaluator import Evaluator, kl_divergence
+from chop.train.rows import take_split
 
 Cost = Callable[[MaseGraph], float]
 """A number of a quantised graph: its latency, what it takes on a chip ..."""
@@ -109,7 +110,7 @@ class PrecisionProblem:
         _check_words(operands, per)
         self.options = format_candidates(formats, ranges, rule)
         asked = None if task is None else find_task(task)
-        table = read_rows(train["train"] if isinstance(train, dict) else train, asked)
+        table = read_rows(take_split(train, "train"), asked)
         self.training, self._train_rows = training, table
         self._trained: tuple[Config, MaseGraph] | None = None
         batches = calibration_batches(mg.model, table, rows=calibration_rows)

@@ -21,8 +21,10 @@ from chop.ir.graph import MaseGraph
 from chop.mixed_precision.fisher import LossIncreases, fisher_loss_increases
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.train import read_rows
-from chop.train.evaluator import Evaluator, evaluating, kl_divergence
+from chop.train.evaluator import Evaluator, kl_divergence
+from chop.train.feed import evaluating
 from chop.train.model_io import read_output
+from chop.train.rows import take_split
 
 METRICS = ("kl", "mse", "weight_error", "fisher", "hessian", "activation_variance")
 """See `Sensitivity`."""
@@ -197,10 +199,8 @@ def sensitivity(
 def gradient_rows(problem: PrecisionProblem, rows: Any) -> Evaluator:
     """256 of the rows, evenly spaced, in the batches that gradients are taken of."""
     task = problem.evaluator.task
-    table = read_rows(rows["train"] if isinstance(rows, dict) else rows, task)
-    index = torch.linspace(0, len(table) - 1, min(GRADIENT_ROWS, len(table))).long()
-    model, taken = problem.layers.mg.model, table.take(index)
-    return Evaluator(model, taken, batch_size=GRADIENT_BATCH, task=task)
+    taken = read_rows(take_split(rows, "train"), task).spread(GRADIENT_ROWS)
+    return Evaluator(problem.layers.mg.model, taken, batch_size=GRADIENT_BATCH, task=task)
 
 
 def line(problem: PrecisionProblem, name: str, text: str) -> dict[str, Any]:

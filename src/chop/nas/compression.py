@@ -13,13 +13,12 @@ from chop import passes
 from chop.config import convert
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
-from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import SCORES
 from chop.pipelines import CompressionPipeline
 from chop.train import Rows, calibration_batches, fit
+from chop.train.calibration import calibrated, example_inputs
 
 Mode = Literal["none", "compress", "compress-train"]
-EXAMPLE_ROWS = 3
 
 
 @dataclass(frozen=True)
@@ -76,11 +75,7 @@ class Compression:
         """A new graph of `model`, quantised and pruned, its fractions calibrated on `rows`."""
         pass_args = self._with_batches(model, rows)
         mg, _ = CompressionPipeline()(raise_graph(model, rows), pass_args=pass_args)
-        if any(_waits(module) for module in mg.model.modules()):
-            mg, _ = passes.calibrate_transform_pass(
-                mg, {"batches": self._batches(mg.model, rows)}, inplace=True
-            )
-        return mg
+        return calibrated(mg, rows, self.calibration_rows)
 
     def _with_batches(self, model: nn.Module, rows: Rows) -> dict[str, Any]:
         """The settings, with data where the pruning method looks at them."""
@@ -88,21 +83,14 @@ class Compression:
         method = pruning.get("weight", {}).get("method")
         if method not in SCORES or SCORES[method].needs is None or "batches" in pruning:
             return dict(self.pass_args)
-        batches = self._batches(model, rows, with_labels=True)
+        count = self.calibration_rows  # made at once: a pass may go over them twice
+        batches = list(calibration_batches(model, rows, rows=count, with_labels=True))
         return {**self.pass_args, "prune_transform_pass": {**pruning, "batches": batches}}
-
-    def _batches(self, model: nn.Module, rows: Rows, *, with_labels: bool = False) -> list[Any]:
-        """Made at once: a pass may go over them twice."""
-        return list(
-            calibration_batches(model, rows, rows=self.calibration_rows, with_labels=with_labels)
-        )
 
 
 def raise_graph(model: nn.Module, rows: Rows) -> MaseGraph:
     """The graph of a classifier, captured in evaluation mode with a few of the rows."""
-    model.eval()
-    example = next(calibration_batches(model, rows, rows=EXAMPLE_ROWS))
-    return MaseGraph(model, dummy_in={k: v for k, v in example.items() if k != "labels"})
+    return MaseGraph(model.eval(), dummy_in=example_inputs(model, rows))
 
 
 def size_bytes(model: nn.Module) -> float:
@@ -110,7 +98,3 @@ def size_bytes(model: nn.Module) -> float:
     with torch.no_grad():
         _, info = passes.module.calculate_avg_bits_module_analysis_pass(model)
     return float(info["weight_bytes"])
-
-
-def _waits(module: nn.Module) -> bool:
-    return isinstance(module, QuantizedOperator) and not module.spec.is_fitted

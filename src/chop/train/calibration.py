@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop import passes
+from chop.ir.graph import MaseGraph
+from chop.nn.quantized import QuantizedOperator
 from chop.train.model_io import LABELS, input_columns
-from chop.train.rows import Rows, padding_token, read_rows
+from chop.train.rows import padding_token, read_rows, take_split
 
 
 def calibration_batches(
@@ -32,8 +35,7 @@ def calibration_batches(
     Raises:
         ConfigError: no input of the model can be fed.
     """
-    table = read_rows(dataset["train"] if isinstance(dataset, dict) else dataset)
-    chosen = _spread(table, rows)
+    chosen = read_rows(take_split(dataset, "train")).spread(rows)
     columns = input_columns(model, [*chosen.columns, LABELS])
     device = next(model.parameters(), torch.empty(0)).device
     for batch in chosen.batches(batch_size, pad_id=padding_token(model)):
@@ -41,6 +43,16 @@ def calibration_batches(
         yield {name: batch[column].to(device) for name, column in fed.items()}
 
 
-def _spread(table: Rows, rows: int) -> Rows:
-    index = torch.linspace(0, len(table) - 1, min(rows, len(table))).long()
-    return table.take(index)
+def example_inputs(model: nn.Module, dataset: Any, rows: int = 3) -> dict[str, Tensor]:
+    """A few training rows in one batch, as the model takes them, without labels."""
+    batch = next(calibration_batches(model, dataset, rows=rows, batch_size=rows))
+    return {name: column for name, column in batch.items() if name != LABELS}
+
+
+def calibrated(mg: MaseGraph, dataset: Any, rows: int) -> MaseGraph:
+    """A quantised graph with the scales that wait for data derived from training rows, in place."""
+    operators = (m for m in mg.model.modules() if isinstance(m, QuantizedOperator))
+    if all(operator.spec.is_fitted for operator in operators):
+        return mg
+    batches = list(calibration_batches(mg.model, dataset, rows=rows))
+    return passes.calibrate_transform_pass(mg, {"batches": batches}, inplace=True)[0]

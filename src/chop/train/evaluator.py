@@ -8,18 +8,17 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from chop.errors import ConfigError
 from chop.nn import cached_weights
-from chop.train.model_io import LABELS, fed_columns, read_output
-from chop.train.rows import Rows, padding_token, read_rows
+from chop.train.feed import Feed, evaluating
+from chop.train.model_io import read_output
+from chop.train.rows import Rows, read_rows
 from chop.train.tasks import Task, find_task
 
 BATCH_SIZE = 64
@@ -57,21 +56,11 @@ class Evaluator:
         batch_size: int | None = None,
         task: str | Task | None = None,
     ) -> None:
-        asked = None if task is None else find_task(task)
-        table = read_rows(rows, asked)
-        self.task = asked or table.task
-        self.task.check_labels(table.labels)
-        batch_size = _usual_size(table) if batch_size is None else batch_size
-        if batch_size < 1:
-            raise ConfigError(f"batch_size: expected at least 1, got {batch_size}.")
-        columns = fed_columns(model, table.columns, self.task)
-        device = next(model.parameters(), torch.empty(0)).device
-        self.model = model
-        self.batches: list[tuple[dict[str, Tensor], Tensor]] = []
-        for batch in table.batches(batch_size, pad_id=padding_token(model)):
-            fed = {name: batch[column].to(device) for name, column in columns.items()}
-            self.batches.append((fed, batch[LABELS].to(device)))
-        self._rows = len(table)
+        table = read_rows(rows, None if task is None else find_task(task))
+        size = _usual_size(table) if batch_size is None else batch_size
+        feed = Feed(model, table, size, task)
+        self.model, self.task, self._rows = model, feed.task, len(table)
+        self.batches = list(feed.batches())
         is_one_each = self.batches[0][1].dim() == 1
         self._compared = {i: y for i, (_, y) in enumerate(self.batches) if is_one_each}
 
@@ -137,18 +126,6 @@ def _usual_size(rows: Rows) -> int:
         return BATCH_SIZE
     usual = statistics.median(len(row) for row in ids)
     return max(1, min(BATCH_SIZE, int(BATCH_TOKENS // max(usual, 1))))
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; then every module is back in its own."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def kl_divergence(reference_NC: Tensor, other_NC: Tensor) -> float:  # noqa: N803 (shape suffix)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from torch.utils.data import DataLoader, TensorDataset
 
+SPLITS = {"train", "validation", "test"}
 VALIDATION_SHARE = 0.2
 """Of the training rows, where a data set has no validation rows of its own."""
 # Texts are grouped by length within so many batches, so that batches still differ by epoch.
@@ -56,6 +57,10 @@ class Rows:
         """The rows of that index, integers (n,), in its order."""
         columns = {name: _take(column, index) for name, column in self.columns.items()}
         return Rows(columns, _take(self.labels, index))
+
+    def spread(self, count: int) -> Rows:
+        """At most `count` rows, spread evenly over all."""
+        return self.take(torch.linspace(0, len(self) - 1, min(count, len(self))).long())
 
     def batches(
         self, batch_size: int, *, pad_id: int = 0, shuffle: torch.Generator | None = None
@@ -115,6 +120,19 @@ def split_rows(rows: Rows, share: float = VALIDATION_SHARE, *, seed: int = 0) ->
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
     kept = min(max(1, round(share * len(rows))), len(rows) - 1)
     return rows.take(order[kept:]), rows.take(order[:kept])
+
+
+def take_split(dataset: Any, name: str) -> Any:
+    """A split of a mapping of splits; any other data set as it is.
+
+    Raises:
+        ConfigError: there are splits, and none of that name.
+    """
+    if not isinstance(dataset, dict) or not dataset.keys() & SPLITS:
+        return dataset
+    if name not in dataset:
+        raise ConfigError(f"expected a split '{name}', got {sorted(dataset)}.")
+    return dataset[name]
 
 
 def _take(column: Tensor | list[Tensor], index: Tensor) -> Tensor | list[Tensor]:

@@ -8,18 +8,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from chop.errors import ConfigError, check_known
 from chop.nn import cached_weights
-from chop.train.model_io import LABELS, fed_columns, loss_and_logits, read_output
-from chop.train.rows import Rows, padding_token, read_rows
-from chop.train.tasks import Metric, Task, find_task
+from chop.train.feed import Feed, evaluating, in_mode
+from chop.train.model_io import loss_and_logits, read_output
+from chop.train.rows import Rows, take_split
+from chop.train.tasks import Metric, Task
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
-SPLITS = {"train", "validation", "test"}
 SCHEDULES = {
     "constant": lambda done: 1.0,
     "linear": lambda done: 1.0 - done,
@@ -72,20 +72,21 @@ def fit(
             nothing to train.
     """
     check_known(schedule, SCHEDULES, "unknown schedule")
-    feed = _feed(model, _split(dataset, "train"), batch_size, device, task)
+    feed = Feed(model, take_split(dataset, "train"), batch_size, task, device)
     trainable = _trainable(model)
     optimizer = torch.optim.AdamW(_parameter_groups(trainable, weight_decay), lr=lr)
     rate = _rate(SCHEDULES[schedule], warmup, max(1, epochs * feed.steps))
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     losses = []
     with (
-        _in_mode(model, training=True),
+        in_mode(model, training=True),
         _seeded(seed, feed.device) as order,
         _bar(progress, epochs * feed.steps) as tick,
     ):
         for epoch in range(epochs):
             total = torch.zeros((), device=feed.device)
-            for step, (output, labels) in enumerate(feed(shuffle=order), epoch * feed.steps + 1):
+            batches = feed.outputs(shuffle=order)
+            for step, (output, labels) in enumerate(batches, epoch * feed.steps + 1):
                 loss, logits = loss_and_logits(output, labels, feed.task)
                 optimizer.zero_grad()
                 loss.backward()
@@ -148,84 +149,21 @@ def evaluate(
     Raises:
         ConfigError: wrong columns, an unknown metric or task, or labels that do not fit it.
     """
-    feed = _feed(model, _split(dataset, "test"), batch_size, device, task)
+    feed = Feed(model, take_split(dataset, "test"), batch_size, task, device)
     judged = feed.task.with_metric(metric)
     predictions, labels = [], []
     with (
         torch.no_grad(),
         cached_weights(model),
-        _in_mode(model, training=False),
+        evaluating(model),
         _bar(progress, feed.steps) as tick,
     ):
-        for output, expected in feed():
+        for output, expected in feed.outputs():
             answers, expected = judged.compare(read_output(output)[1], expected)
             predictions.append(judged.metric.predict(answers, expected))
             labels.append(expected)
             tick()
     return judged.metric.score(torch.cat(predictions).cpu(), torch.cat(labels).cpu())
-
-
-def _feed(
-    model: nn.Module,
-    dataset: Any,
-    batch_size: int,
-    device: str | torch.device | None,
-    task: str | Task | None,
-) -> _Feed:
-    asked = None if task is None else find_task(task)
-    rows = read_rows(dataset, asked)
-    return _Feed(model, rows, batch_size, device, asked or rows.task)
-
-
-class _Feed:
-    """Feeds rows to a model in batches, on one device."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        rows: Rows,
-        batch_size: int,
-        device: str | torch.device | None,
-        task: Task,
-    ):
-        if batch_size < 1:
-            raise ConfigError(f"batch_size: expected at least 1, got {batch_size}.")
-        task.check_labels(rows.labels)
-        self.model, self.rows, self.batch_size, self.task = model, rows, batch_size, task
-        held = next(model.parameters(), torch.empty(0)).device
-        self.device = held if device is None else torch.device(device)
-        model.to(self.device)
-        self.columns = fed_columns(model, rows.columns, task)
-        self.steps = math.ceil(len(rows) / batch_size)
-
-    def __call__(self, shuffle: torch.Generator | None = None) -> Iterator[tuple[Any, Tensor]]:
-        """The model's output for each batch, and the batch's labels."""
-        pad_id, is_first = padding_token(self.model), True
-        for batch in self.rows.batches(self.batch_size, pad_id=pad_id, shuffle=shuffle):
-            here = {name: column.to(self.device) for name, column in batch.items()}
-            output = self._run({name: here[column] for name, column in self.columns.items()})
-            if is_first:
-                self.task.check(read_output(output)[1], self.rows.labels)
-                is_first = False
-            yield output, here[LABELS]
-
-    def _run(self, fed: dict[str, Tensor]) -> Any:
-        try:
-            return self.model(**fed)
-        except IndexError as error:
-            if LABELS not in fed:
-                raise
-            raise ConfigError(
-                f"task '{self.task.name}': the model's own loss refuses the labels: {error}"
-            ) from error
-
-
-def _split(dataset: Any, name: str) -> Any:
-    if not isinstance(dataset, dict) or not dataset.keys() & SPLITS:
-        return dataset
-    if name not in dataset:
-        raise ConfigError(f"expected a split '{name}', got {sorted(dataset)}.")
-    return dataset[name]
 
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -251,18 +189,6 @@ def _rate(schedule: Callable[[float], float], warmup: float, steps: int) -> Call
         return schedule((step - rising) / max(1, steps - rising))
 
     return rate
-
-
-@contextmanager
-def _in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Puts every module back into its own mode: a frozen batch norm may differ from the rest."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 @contextmanager

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from chop.actions.search.job import Job, where_model_is
@@ -102,14 +101,14 @@ def rows_of(config: PrecisionConfig, workload: Workload) -> tuple[Workload, Rows
     validation = split.validation
     count = 0 if validation is None else len(validation)
     if validation is not None and (count >= LEAST_VALIDATION or config.epochs):
-        rows = spread_evenly(validation, config.search_rows)
+        rows = validation.spread(config.search_rows)
         seen = ", held out of training rows that the model may have seen elsewhere"
         return (
             split,
             rows,
             f"{len(rows)} validation rows{seen if split.has_seen_validation else ''}",
         )
-    rows = spread_evenly(workload.train, config.search_rows)
+    rows = workload.train.spread(config.search_rows)
     return (
         workload,
         rows,
@@ -118,11 +117,6 @@ def rows_of(config: PrecisionConfig, workload: Workload) -> tuple[Workload, Rows
             f"({count} validation rows are too few)"
         ),
     )
-
-
-def spread_evenly(rows: Rows, count: int) -> Rows:
-    """At most so many rows, spread evenly over all."""
-    return rows.take(torch.linspace(0, len(rows) - 1, min(count, len(rows))).long())
 
 
 def problem_of(config: PrecisionConfig, workload: Workload) -> PrecisionProblem:

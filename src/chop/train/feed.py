@@ -1,0 +1,95 @@
+"""Rows fed to a model in batches, on one device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.errors import ConfigError
+from chop.train.model_io import LABELS, fed_columns, read_output
+from chop.train.rows import padding_token, read_rows
+from chop.train.tasks import Task, find_task
+
+
+class Feed:
+    """Labelled rows as batches of a model's inputs.
+
+    Args:
+        model: see `chop.train.model_io`; it is moved to the device.
+        rows: what `chop.train.read_rows` takes.
+        batch_size: rows of a batch; of texts of similar length.
+        task: what the model is asked to do; None takes what the labels are.
+        device: where the batches are put; None takes that of the model.
+    Raises:
+        ConfigError: no input of the model can be fed, no rows, labels that do not fit the task, or
+            a batch size below 1.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        rows: Any,
+        batch_size: int,
+        task: str | Task | None = None,
+        device: str | torch.device | None = None,
+    ) -> None:
+        asked = None if task is None else find_task(task)
+        self.rows = read_rows(rows, asked)
+        self.task = asked or self.rows.task
+        if batch_size < 1:
+            raise ConfigError(f"batch_size: expected at least 1, got {batch_size}.")
+        self.task.check_labels(self.rows.labels)
+        held = next(model.parameters(), torch.empty(0)).device
+        self.device = held if device is None else torch.device(device)
+        self.model, self.batch_size = model.to(self.device), batch_size
+        self.columns = fed_columns(model, self.rows.columns, self.task)
+        self.steps = math.ceil(len(self.rows) / batch_size)
+
+    def batches(
+        self, shuffle: torch.Generator | None = None
+    ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        """The inputs by name, and the labels, of each batch; `shuffle` draws the order."""
+        pad_id = padding_token(self.model)
+        for batch in self.rows.batches(self.batch_size, pad_id=pad_id, shuffle=shuffle):
+            fed = {name: batch[column].to(self.device) for name, column in self.columns.items()}
+            yield fed, batch[LABELS].to(self.device)
+
+    def outputs(self, shuffle: torch.Generator | None = None) -> Iterator[tuple[Any, Tensor]]:
+        """The model's output for each batch, and the batch's labels."""
+        for step, (fed, labels) in enumerate(self.batches(shuffle)):
+            output = self._run(fed)
+            if step == 0:
+                self.task.check(read_output(output)[1], self.rows.labels)
+            yield output, labels
+
+    def _run(self, fed: dict[str, Tensor]) -> Any:
+        try:
+            return self.model(**fed)
+        except IndexError as error:
+            if LABELS not in fed:
+                raise
+            raise ConfigError(
+                f"task '{self.task.name}': the model's own loss refuses the labels: {error}"
+            ) from error
+
+
+@contextmanager
+def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Training or evaluation mode; then every module is back in its own, which may differ."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+evaluating = partial(in_mode, training=False)
+"""Evaluation mode; then every module is back in its own."""
