@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Plain = Callable[[DatasetInfo], "nn.Module"]
 S = TypeVar("S")
+OF_PICTURES = ("ResNetConfig", "MobileNetV2Config", "ViTConfig", "SwinConfig")
+"""Configurations of models that take pictures; those of the others take texts."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,7 @@ class ModelInfo:
 
 
 def _mlp(*hidden: int) -> Plain:
-    def build(info: DatasetInfo) -> nn.Module:
-        vector = (info.num_features,) if info.num_features else None
-        shape = _known(info, info.image_size or vector, "pictures of one size or vectors")
-        return MLP(shape, (*hidden, info.num_classes))
-
-    return build
+    return lambda info: MLP(_shape(info), (*hidden, info.num_classes))
 
 
 def _jet_tagger(info: DatasetInfo) -> nn.Module:
@@ -79,14 +76,18 @@ def _vgg7(info: DatasetInfo) -> nn.Module:
 
 
 def _toy(info: DatasetInfo) -> nn.Module:
-    vector = (info.num_features,) if info.num_features else None
-    size = info.image_size or vector
-    return ToyNet(_known(info, size, "pictures of one size or vectors"), info.num_classes)
+    return ToyNet(_shape(info), info.num_classes)
 
 
 def _toy_convnet(info: DatasetInfo) -> nn.Module:
     channels, side, _ = _known(info, info.image_size, "pictures of one size")
     return ToyConvNet(info.num_classes, (channels, *TOY_CHANNELS[1:]), side)
+
+
+def _shape(info: DatasetInfo) -> tuple[int, ...]:
+    """Of one row, a picture or a vector."""
+    vector = (info.num_features,) if info.num_features else None
+    return _known(info, info.image_size or vector, "pictures of one size or vectors")
 
 
 def _known(info: DatasetInfo, size: S | None, wanted: str) -> S:
@@ -95,33 +96,29 @@ def _known(info: DatasetInfo, size: S | None, wanted: str) -> S:
     return size
 
 
-def _image(name: str, hub: str, config: str, **settings: Any) -> ModelInfo:
-    size = (3, 224, 224)
-    return ModelInfo(
-        name, "vision", None, None, config, settings, hub, size, input_name="pixel_values"
-    )
+def _hub(name: str, hub: str, config: str, settings: Mapping[str, Any] | None = None) -> ModelInfo:
+    kind: Kind = "vision" if config in OF_PICTURES else "nlp"
+    size, inputs = ((3, 224, 224), "pixel_values") if kind == "vision" else (None, "input_ids")
+    return ModelInfo(name, kind, None, None, config, settings or {}, hub, size, inputs)
 
 
-def _text(name: str, hub: str, config: str, **settings: Any) -> ModelInfo:
-    return ModelInfo(name, "nlp", None, None, config, settings, hub, input_name="input_ids")
+def _sizes(width: int, layers: int, heads: int) -> dict[str, int]:
+    return {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
 
 
-def _transformer(width: int, layers: int, heads: int, inner: int | None = None) -> dict[str, int]:
-    return {
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "intermediate_size": inner or 4 * width,
-    }
+def _transformer(width: int, layers: int, heads: int) -> dict[str, int]:
+    return {**_sizes(width, layers, heads), "intermediate_size": 4 * width}
 
 
 def _opt(width: int, layers: int, heads: int) -> dict[str, int]:
-    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
-    return {**sizes, "ffn_dim": 4 * width, "word_embed_proj_dim": width}
+    own = {"ffn_dim": 4 * width, "word_embed_proj_dim": width}
+    return {**_sizes(width, layers, heads), **own}
 
 
 _ROBERTA = {"vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1}
 _OPT_350M = {"word_embed_proj_dim": 512, "do_layer_norm_before": False}
+_TINY, _SMALL = _transformer(192, 12, 3), _transformer(384, 12, 6)
+_LARGE = _transformer(1024, 24, 16)
 _BASIC = {"layer_type": "basic", "hidden_sizes": [64, 128, 256, 512]}
 
 _ROWS = (
@@ -130,50 +127,25 @@ _ROWS = (
     ModelInfo("toy-convnet", "vision", "cifar10", _toy_convnet),
     ModelInfo("jsc-tiny", "physical", "jsc", _jet_tagger),
     ModelInfo("vgg7", "vision", "cifar10", _vgg7),
-    _image("resnet18", "microsoft/resnet-18", "ResNetConfig", depths=[2, 2, 2, 2], **_BASIC),
-    _image("resnet34", "microsoft/resnet-34", "ResNetConfig", depths=[3, 4, 6, 3], **_BASIC),
-    _image("resnet50", "microsoft/resnet-50", "ResNetConfig"),
-    _image("mobilenet-v2", "google/mobilenet_v2_1.0_224", "MobileNetV2Config"),
-    _image(
-        "vit-tiny-patch16-224",
-        "WinKawaks/vit-tiny-patch16-224",
-        "ViTConfig",
-        **_transformer(192, 12, 3),
-    ),
-    _image("vit-base-patch16-224", "google/vit-base-patch16-224", "ViTConfig"),
-    _image(
-        "deit-tiny-patch16-224",
-        "facebook/deit-tiny-patch16-224",
-        "ViTConfig",
-        **_transformer(192, 12, 3),
-    ),
-    _image(
-        "deit-small-patch16-224",
-        "facebook/deit-small-patch16-224",
-        "ViTConfig",
-        **_transformer(384, 12, 6),
-    ),
-    _image("deit-base-patch16-224", "facebook/deit-base-patch16-224", "ViTConfig"),
-    _image("swin-tiny", "microsoft/swin-tiny-patch4-window7-224", "SwinConfig"),
-    _text("bert-base-uncased", "google-bert/bert-base-uncased", "BertConfig"),
-    _text(
-        "bert-large-uncased",
-        "google-bert/bert-large-uncased",
-        "BertConfig",
-        **_transformer(1024, 24, 16),
-    ),
-    _text(
-        "prajjwal1/bert-tiny",
-        "prajjwal1/bert-tiny",
-        "BertConfig",
-        **_transformer(128, 2, 2),
-    ),
-    _text("distilbert-base-uncased", "distilbert/distilbert-base-uncased", "DistilBertConfig"),
-    _text("roberta-base", "FacebookAI/roberta-base", "RobertaConfig", **_ROBERTA),
-    _text("opt-125m", "facebook/opt-125m", "OPTConfig"),
-    _text("opt-350m", "facebook/opt-350m", "OPTConfig", **{**_opt(1024, 24, 16), **_OPT_350M}),
-    _text("opt-1.3b", "facebook/opt-1.3b", "OPTConfig", **_opt(2048, 24, 32)),
-    _text("llama-7b", "huggyllama/llama-7b", "LlamaConfig"),
+    _hub("resnet18", "microsoft/resnet-18", "ResNetConfig", {"depths": [2, 2, 2, 2], **_BASIC}),
+    _hub("resnet34", "microsoft/resnet-34", "ResNetConfig", {"depths": [3, 4, 6, 3], **_BASIC}),
+    _hub("resnet50", "microsoft/resnet-50", "ResNetConfig"),
+    _hub("mobilenet-v2", "google/mobilenet_v2_1.0_224", "MobileNetV2Config"),
+    _hub("vit-tiny-patch16-224", "WinKawaks/vit-tiny-patch16-224", "ViTConfig", _TINY),
+    _hub("vit-base-patch16-224", "google/vit-base-patch16-224", "ViTConfig"),
+    _hub("deit-tiny-patch16-224", "facebook/deit-tiny-patch16-224", "ViTConfig", _TINY),
+    _hub("deit-small-patch16-224", "facebook/deit-small-patch16-224", "ViTConfig", _SMALL),
+    _hub("deit-base-patch16-224", "facebook/deit-base-patch16-224", "ViTConfig"),
+    _hub("swin-tiny", "microsoft/swin-tiny-patch4-window7-224", "SwinConfig"),
+    _hub("bert-base-uncased", "google-bert/bert-base-uncased", "BertConfig"),
+    _hub("bert-large-uncased", "google-bert/bert-large-uncased", "BertConfig", _LARGE),
+    _hub("prajjwal1/bert-tiny", "prajjwal1/bert-tiny", "BertConfig", _transformer(128, 2, 2)),
+    _hub("distilbert-base-uncased", "distilbert/distilbert-base-uncased", "DistilBertConfig"),
+    _hub("roberta-base", "FacebookAI/roberta-base", "RobertaConfig", _ROBERTA),
+    _hub("opt-125m", "facebook/opt-125m", "OPTConfig"),
+    _hub("opt-350m", "facebook/opt-350m", "OPTConfig", {**_opt(1024, 24, 16), **_OPT_350M}),
+    _hub("opt-1.3b", "facebook/opt-1.3b", "OPTConfig", _opt(2048, 24, 32)),
+    _hub("llama-7b", "huggyllama/llama-7b", "LlamaConfig"),
     *(
         ModelInfo(name, "nlp", model.dataset, input_name="input_ids")
         if model.dataset == "reviews"

@@ -4,37 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from chop.errors import ConfigError
 from chop.report.figures import PALETTE, WIDTH, new_figure, plain, save_figure
 
-
-class Ratio(Protocol):
-    """A number and its bounds; the upper one is infinite where nothing is known."""
-
-    @property
-    def median(self) -> float: ...  # noqa: D102
-    @property
-    def low(self) -> float: ...  # noqa: D102
-    @property
-    def high(self) -> float: ...  # noqa: D102
-    @property
-    def spans_one(self) -> bool: ...  # noqa: D102
-    @property
-    def is_known(self) -> bool: ...  # noqa: D102
+if TYPE_CHECKING:
+    from chop.bench.record import Measured
 
 
-class Timed(Protocol):
-    """A variant of a comparison."""
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
-    @property
-    def ratio(self) -> Ratio: ...  # noqa: D102
-
-
-def plot_ratios(path: str | Path, variants: Iterable[Timed], title: str) -> Path:
+def plot_ratios(path: str | Path, variants: Iterable[Measured], title: str) -> Path:
     """Draws how many times as fast as the baseline each variant is, with its bounds.
 
     Bars of variants for which no difference is shown are hollow.

@@ -27,28 +27,28 @@ from chop.report.layout_text import made_of
 from chop.tables import markdown_table
 
 PAGE = "formats.md"
+INTRODUCTION = Path(__file__).with_suffix(".md")
+"""What the page says before its list of formats."""
 PICTURES = "images/formats"
 NORMAL_SHAPE = (256, 1024)
 FAR = 1e30
 GRID_POINTS = 2**13
 ROW = 7
+MINIFLOATS = tuple(
+    {"width": width, "exponent_width": exponent}
+    for width, exponent in ((8, 4), (8, 5), (6, 2), (6, 3), (4, 2))
+)
 EXAMPLES: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "integer": ({"width": 8, "frac_width": "mse"}, {"width": 4, "frac_width": "mse"}),
     "scale_integer": ({"width": 8}, {"width": 4, "granularity": "row"}),
-    "minifloat_ieee": tuple(
-        {"width": width, "exponent_width": exponent}
-        for width, exponent in ((8, 4), (8, 5), (6, 2), (6, 3), (4, 2))
-    ),
+    "minifloat_ieee": MINIFLOATS,
     "minifloat_denorm": ({"width": 8, "exponent_width": 4}, {"width": 4, "exponent_width": 2}),
     "log": ({"width": 8}, {"width": 4, "exponent_bias": 5, "zero_code": True}),
     "block_fp": ({"width": 8}, {"width": 4}),
     "block_minifloat": ({"width": 8, "exponent_width": 4}, {"width": 4, "exponent_width": 2}),
     "block_log": ({"width": 8}, {"width": 4}),
     "mxint": ({"width": 8}, {"width": 6}, {"width": 4}),
-    "mxfp": tuple(
-        {"width": width, "exponent_width": exponent}
-        for width, exponent in ((8, 4), (8, 5), (6, 2), (6, 3), (4, 2))
-    ),
+    "mxfp": MINIFLOATS,
     "binary": ({}, {"scaling_factor": True}),
     "binary_residual": ({"levels": 2}, {"levels": 3}),
     "ternary": ({}, {"scaling_factor": True}),
@@ -152,88 +152,11 @@ def pages() -> dict[str, str]:
     measured = {kind: [measure(example) for example in examples_of(kind)] for kind in kinds}
     sections = [_section(kind, examples) for kind, examples in measured.items()]
     overview = markdown_table([_line(x) for examples in measured.values() for x in examples])
-    files = {PAGE: "\n\n".join([INTRODUCTION.strip(), overview, *sections]) + "\n"}
+    files = {PAGE: "\n\n".join([INTRODUCTION.read_text().strip(), overview, *sections]) + "\n"}
     for kind, examples in measured.items():
         grids = {example.label: example.grid for example in examples}
         files[f"{PICTURES}/{kind.name}.svg"] = grid_picture(grids)
     return files
-
-
-INTRODUCTION = '''
-# Number formats
-
-Every format that `name` in a quantisation config can take. It can be given to each operand by
-itself (`weight_width`, `data_in_frac_width` ...), and every quantised operator takes it. Formats
-round to nearest and are stored bit-packed by `pack_transform_pass`. In training, gradients pass
-straight through; `"gradient": "clip"` in a config stops them where values saturate (models without
-normalisation may diverge otherwise), and `"lsq"` learns the scales of formats that have float ones.
-Forward-mode derivatives and `torch.func` (`jvp`, `vmap(grad(...))`, `jacrev`) see the same; learnt
-scales have a derivative for `backward()` only and refuse the rest.
-This page is made by `python -m chop.report.format_page`.
-
-`bits` count the element and its part of a shared scale. `smallest step` lies between two
-neighbouring values from 0 to 1. `SQNR` is the signal to quantisation noise ratio on standard normal
-data: 6 dB more halve the error. Where scales follow the data, values are those of a group whose
-largest magnitude is 1, and whose others are even. The pictures show all values from 0 to 1, evenly
-(left) and by powers of two from 2^-12 on (right).
-
-`made of` is what the format's `layout()` says: the element, a set of numbers before any scale; the
-scale, and which values share it; how values are rounded; and the levels, if there are several.
-
-## A format of your own
-
-A format of your own is one frozen dataclass in a file of yours, derived from
-`chop.formats.NumberFormat`, with a `layout()` of known parts: an element of `chop.formats.elements`
-(`Fixed`, `Minifloat`, `Denormal`, `Log2`, `Sign`, `Trit`), a grouping of `chop.formats.groups`
-(`Whole`, `Blocks`) and a scaling of `chop.formats.scaling` (`SharedExponent`, `FloatScale`,
-`GivenScale`, `ScaledFloatScale`), or a grouping or scaling of your own.
-
-```python
-from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-
-from chop.formats import NumberFormat
-from chop.formats.elements import Minifloat
-from chop.formats.groups import Whole
-from chop.formats.layout import Layout
-from chop.formats.scaling import FloatScale
-from chop.formats.statistic import LARGEST
-
-
-@dataclass(frozen=True)
-class RowFP8(NumberFormat):
-    """e4m3 times a float32 for each row."""
-
-    name: ClassVar[str] = "row_fp8"
-
-    def layout(self) -> Layout:
-        element = Minifloat(4, 3, 7, "fn")
-        scaling = FloatScale(LARGEST, element.largest, is_positive=True)
-        return Layout(element, Whole("row"), scaling)
-
-
-print(RowFP8()(torch.tensor([448.0, 99.0, -0.3])).tolist())  # [448.0, 96.0, -0.3125]
-print(RowFP8().bits((64, 256)))  # 8.125
-```
-
-Once that file is imported, the format's name works in every config. It has operators
-(`LinearRowFP8`), packed storage, checkpoints, and a section of this page. The C++ loops and the
-PyTorch fallback read its layout, so that it rounds at native speed, and packed weights are
-multiplied by their codes where no group crosses rows. ONNX has integers of up to 8 bits by tensor
-or channel; other weights are exported as floats (`float_fallback`).
-
-A new element is a class derived from `chop.formats.elements.Element`. It works everywhere by the
-readable reference, and packed weights are read through a table of its values. A row in
-`chop.kernels.plan.ELEMENTS` says how the C++ loops and PyTorch round it, one in
-`chop.kernels.triton.rules.ELEMENTS` how Triton does; one in `chop.kernels.integers.ELEMENTS` which
-integers of 8 bits its elements are, for ONNX and for products of integers; one in
-`chop.kernels.codes.READINGS` and `chop.kernels.triton.rules.CODES` how its codes become numbers
-without a table.
-
-## All formats
-'''
 
 
 def _line(example: Example) -> dict[str, Any]:
