@@ -18,7 +18,7 @@ from search_problems import Problem, space_of
 from torch import Tensor, nn
 
 from chop.data import load_dataset
-from chop.files import replacing
+from chop.files import atomic_file
 from chop.formats import Integer
 from chop.models.plain import MLP
 from chop.search import Choice, Config, Constraint, Goal, SearchSpace
@@ -119,7 +119,7 @@ def landscape_table(seed: int = 0, count: int = 8, options: int = 4, partners: i
 def _kept(path: Path, make: Callable[[], dict[str, NDArray]]) -> dict[str, NDArray]:
     if not path.is_file():
         made = make()
-        with replacing(path) as temporary, temporary.open("wb") as file:
+        with atomic_file(path) as temporary, temporary.open("wb") as file:
             np.savez_compressed(file, **made)
     with np.load(path) as found:
         return {name: found[name].astype(float) for name in found.files}

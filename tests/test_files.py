@@ -10,14 +10,14 @@ import pytest
 from chop.errors import ConfigError, WriteError
 from chop.files import (
     append_line,
-    creating,
+    atomic_file,
+    atomic_files,
+    atomic_folder,
+    atomic_new_file,
     latest,
     make_folder,
-    reading_together,
     recording_writes,
-    replacing,
-    replacing_folder,
-    replacing_together,
+    shared_lock,
     write_csv,
     write_json,
     write_text,
@@ -36,7 +36,7 @@ def test_a_file_appears_only_when_it_is_whole(tmp_path):
     path = tmp_path / "new" / "table.md"
     write_text(path, "first")
     assert path.read_text() == "first"
-    with pytest.raises(RuntimeError), replacing(path) as temporary:
+    with pytest.raises(RuntimeError), atomic_file(path) as temporary:
         temporary.write_text("half")
         raise RuntimeError
     assert path.read_text() == "first"
@@ -53,13 +53,13 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_older_file(tmp_path, monkeyp
 
 
 def test_a_full_disk_is_seen_in_what_rust_says(tmp_path):
-    with pytest.raises(WriteError, match="No space left"), replacing(tmp_path / "model.pt"):
+    with pytest.raises(WriteError, match="No space left"), atomic_file(tmp_path / "model.pt"):
         raise RuntimeError("I/O error: No space left on device (os error 28)")
 
 
 def test_other_errors_pass_through(tmp_path):
     for error in (KeyError("a"), FileNotFoundError(errno.ENOENT, "x"), ConfigError("b")):
-        with pytest.raises(type(error)), replacing(tmp_path / "model.pt"):
+        with pytest.raises(type(error)), atomic_file(tmp_path / "model.pt"):
             raise error
 
 
@@ -82,7 +82,7 @@ def test_making_a_folder_leaves_nothing_in_it(tmp_path):
 
 
 def write_pair(folder, text):
-    with replacing_together(folder, "pair") as fresh:
+    with atomic_files(folder, "pair") as fresh:
         (fresh / "a.pt").write_text(text)
         (fresh / "a.mz").write_text(text)
 
@@ -96,7 +96,7 @@ def test_files_that_belong_together_are_replaced_together(tmp_path):
 
 def test_a_failure_leaves_all_the_older_files(tmp_path):
     write_pair(tmp_path, "first")
-    with pytest.raises(RuntimeError), replacing_together(tmp_path, "pair") as fresh:
+    with pytest.raises(RuntimeError), atomic_files(tmp_path, "pair") as fresh:
         (fresh / "a.pt").write_text("second")
         raise RuntimeError
     assert contents(tmp_path) == {"a.pt": "first", "a.mz": "first"}
@@ -124,7 +124,7 @@ def test_a_kill_between_two_moves_leaves_the_newer_pair_to_readers(tmp_path, mov
 def test_what_is_named_is_the_place_and_not_where_it_was_prepared(tmp_path, monkeypatch):
     with (
         pytest.raises(WriteError, match=f"'{tmp_path}/a.md' cannot"),
-        replacing_together(tmp_path, "pair") as fresh,
+        atomic_files(tmp_path, "pair") as fresh,
     ):
         monkeypatch.setattr(Path, "write_text", full)
         write_text(fresh / "a.md", "text")
@@ -171,7 +171,7 @@ def test_of_several_sets_that_kills_left_the_newest_wins(tmp_path):
 
 def test_a_set_that_a_kill_left_gives_way_to_other_files_of_its_name(tmp_path):
     leave(tmp_path, "pair", "old")
-    with replacing_together(tmp_path, "pair") as fresh:
+    with atomic_files(tmp_path, "pair") as fresh:
         (fresh / "b.pt").write_text("new")
     assert contents(tmp_path) == {"a.pt": "old", "a.mz": "old", "b.pt": "new"}
 
@@ -180,17 +180,17 @@ def test_a_folder_that_has_none_of_the_files_stays_as_it_is(tmp_path):
     (tmp_path / ".mine.new").mkdir()
     (tmp_path / ".mine.new" / "notes").write_text("mine")
     write_text(tmp_path / "a.md", "text")
-    with replacing_together(tmp_path, "one") as fresh:
+    with atomic_files(tmp_path, "one") as fresh:
         (fresh / "a.pt").write_text("text")
     assert (tmp_path / ".mine.new" / "notes").read_text() == "mine"
     assert not (tmp_path / "notes").exists() and len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_writer_inside_another_of_one_name_has_files_of_its_own(tmp_path):
-    with replacing_together(tmp_path, "pair") as outer:
+    with atomic_files(tmp_path, "pair") as outer:
         (outer / "a.pt").write_text("outer")
         write_pair(tmp_path, "inner")
-        with replacing(tmp_path / "a.md") as text:
+        with atomic_file(tmp_path / "a.md") as text:
             text.write_text("outer")
             write_text(tmp_path / "a.md", "inner")
             assert text.read_text() == "outer"
@@ -226,7 +226,7 @@ def test_two_processes_write_one_folder_and_readers_see_whole_pairs(tmp_path, lo
         writer.start()
     seen = set()
     while any(writer.is_alive() for writer in writers):
-        with reading_together(tmp_path):
+        with shared_lock(tmp_path):
             pair = {latest(tmp_path / name).read_text() for name in ("a.pt", "a.mz")}
         assert len(pair) == 1
         seen |= pair
@@ -241,25 +241,25 @@ def test_two_processes_write_one_folder_and_readers_see_whole_pairs(tmp_path, lo
 def test_reading_what_is_not_there_or_no_folder_is_left_to_the_reader(tmp_path):
     (tmp_path / "file").touch()
     for name in ("none", "file"):
-        with reading_together(tmp_path / name):
+        with shared_lock(tmp_path / name):
             assert latest(tmp_path / name / "a.pt") == tmp_path / name / "a.pt"
 
 
 def test_of_several_writers_that_create_a_file_the_first_wins(tmp_path, monkeypatch):
     path = tmp_path / "new" / "search.db"
-    with creating(path) as first, creating(path) as second:
+    with atomic_new_file(path) as first, atomic_new_file(path) as second:
         first.write_text("first")
         second.write_text("second")
     assert contents(path.parent) == {"search.db": "second"}  # the inner block ended first
     with monkeypatch.context() as patch:
         patch.setattr("os.link", full)  # a file system without hard links
-        with creating(path) as third:
+        with atomic_new_file(path) as third:
             third.write_text("third")
         assert contents(path.parent) == {"search.db": "second"}
-        with creating(tmp_path / "other.db") as other:
+        with atomic_new_file(tmp_path / "other.db") as other:
             other.write_text("other")
     assert (tmp_path / "other.db").read_text() == "other"
-    with pytest.raises(RuntimeError), creating(tmp_path / "none.db") as none:
+    with pytest.raises(RuntimeError), atomic_new_file(tmp_path / "none.db") as none:
         none.write_text("half")
         raise RuntimeError
     assert {file.name for file in tmp_path.iterdir()} == {"new", "other.db"}
@@ -268,13 +268,13 @@ def test_of_several_writers_that_create_a_file_the_first_wins(tmp_path, monkeypa
 def test_a_folder_is_replaced_when_the_new_one_is_complete(tmp_path):
     best = tmp_path / "models" / "best"
     for text in ("first", "second"):
-        with replacing_folder(best) as fresh:
+        with atomic_folder(best) as fresh:
             (fresh / text).write_text(text)
             assert not (best / text).exists()
     assert contents(best) == {"second": "second"}
-    with pytest.raises(RuntimeError), replacing_folder(best) as fresh:
+    with pytest.raises(RuntimeError), atomic_folder(best) as fresh:
         raise RuntimeError
-    with pytest.raises(FileNotFoundError), replacing_folder(best) as fresh:
+    with pytest.raises(FileNotFoundError), atomic_folder(best) as fresh:
         fresh.rmdir()  # by another process
     assert contents(best) == {"second": "second"}
     assert [folder.name for folder in best.parent.iterdir()] == ["best"]
@@ -303,10 +303,10 @@ def test_what_is_written_is_recorded_with_its_place(tmp_path):
             write_text(tmp_path / "a.md", "a")
             write_text(tmp_path / "a.md", "again")
             append_line(tmp_path / "b.jsonl", "b")
-            with replacing_folder(tmp_path / "c") as fresh:
+            with atomic_folder(tmp_path / "c") as fresh:
                 write_text(fresh / "model.pt", "model")
         write_pair(tmp_path, "pair")
-        with pytest.raises(RuntimeError), replacing(tmp_path / "d.md"):
+        with pytest.raises(RuntimeError), atomic_file(tmp_path / "d.md"):
             raise RuntimeError
     write_text(tmp_path / "later.md", "later")
     assert inner == [tmp_path / "a.md", tmp_path / "b.jsonl", tmp_path / "c" / "model.pt"]

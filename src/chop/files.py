@@ -28,9 +28,9 @@ ADVICE = {
     **dict.fromkeys((*NOT_ALLOWED, *NO_FOLDER, errno.EIO), "choose another folder"),
 }
 """By the code of an operating system's error."""
-UNFINISHED = r"\..*\.part"
+TEMPORARY = r"\..*\.part"
 """Names of folders whose files are not in their places yet."""
-DECIDED = ".*.new"
+COMMITTED = ".*.new"
 """Names of folders of files that belong together, are all written, and are not all moved yet."""
 NO_LOCKS_ON_FOLDERS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """What file systems such as NFS say, which lock files that are open for writing alone."""
@@ -40,7 +40,7 @@ _written: ContextVar[list[Path] | None] = ContextVar("written", default=None)
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Inside, what the disk refuses is a `WriteError` that names `path`.
+    """Write errors: inside, what the disk refuses is a `WriteError` that names `path`.
 
     Libraries that write in Rust raise errors of their own, with the code in the text alone.
     """
@@ -53,13 +53,13 @@ def writing(path: Path) -> Iterator[None]:
         code = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
         if code not in ADVICE:
             raise
-        shown = Path(*(part for part in path.parts if not re.fullmatch(UNFINISHED, part)))
+        shown = Path(*(part for part in path.parts if not re.fullmatch(TEMPORARY, part)))
         reason = f"{os.strerror(code)}; {ADVICE[code]}."
         raise WriteError(f"'{shown}' cannot be written: {reason}") from error
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
+def atomic_file(path: str | Path) -> Iterator[Path]:
     """Atomic write: yields a temporary path, renamed to `path` when the block succeeds.
 
     Parent folders are made. If the block fails the temporary file is removed and an older file at
@@ -69,14 +69,14 @@ def replacing(path: str | Path) -> Iterator[Path]:
         WriteError: the disk is full or read-only, or `path` can be no file.
     """
     path = Path(path)
-    temporary = _unfinished(path)
+    temporary = _temporary(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
             if latest(path) != path:
                 with _locked(path.parent, fcntl.LOCK_EX):
-                    _move_into_place(*_decided(path.parent))
+                    _move_into_place(*_committed(path.parent))
             temporary.replace(path)
             _record(path)
         finally:
@@ -84,14 +84,14 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def creating(path: str | Path) -> Iterator[Path]:
-    """Like `replacing`, but a file that is at `path` by then stays: the first writer wins.
+def atomic_new_file(path: str | Path) -> Iterator[Path]:
+    """Like `atomic_file`, but a file that is at `path` by then stays: the first writer wins.
 
     Raises:
         WriteError: the disk is full or read-only, or `path` can be no file.
     """
     path = Path(path)
-    temporary = _unfinished(path)
+    temporary = _temporary(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -107,7 +107,7 @@ def creating(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing_folder(path: str | Path) -> Iterator[Path]:
+def atomic_folder(path: str | Path) -> Iterator[Path]:
     """Atomic write: yields a new folder beside `path` that takes its place when the block succeeds.
 
     Where another process has removed the new folder meanwhile, what is at `path` stays.
@@ -116,7 +116,7 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
         WriteError: the disk is full or read-only.
     """
     path = Path(path)
-    fresh = _unfinished(path)
+    fresh = _temporary(path)
     with writing(path):
         fresh.mkdir(parents=True)
         try:
@@ -130,13 +130,13 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing_together(folder: str | Path, name: str) -> Iterator[Path]:
+def atomic_files(folder: str | Path, name: str) -> Iterator[Path]:
     """Atomic write of several files: those of the yielded folder replace `folder`'s, all or none.
 
     One rename, of the new folder to `.{name}.new`, decides. Then its files are moved to their
     places; where a kill stops that, `latest` finds them, and the next writer of a file of theirs,
     whatever the `name`, moves them before its own. Writers move one after the other, in whatever
-    process or thread, and wait for readers inside `reading_together`.
+    process or thread, and wait for readers inside `shared_lock`.
 
     Args:
         folder: is made, with its parents.
@@ -145,7 +145,7 @@ def replacing_together(folder: str | Path, name: str) -> Iterator[Path]:
         WriteError: the disk is full or read-only, or one of the files can be none.
     """
     folder = Path(folder)
-    fresh, decided = _unfinished(folder / name), folder / f".{name}.new"
+    fresh, decided = _temporary(folder / name), folder / f".{name}.new"
     with writing(folder / name):
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -154,7 +154,7 @@ def replacing_together(folder: str | Path, name: str) -> Iterator[Path]:
             with _locked(folder, fcntl.LOCK_EX):
                 places = [folder / file.name for file in fresh.iterdir()]
                 if decided.is_dir() or any(latest(place) != place for place in places):
-                    _move_into_place(*_decided(folder))
+                    _move_into_place(*_committed(folder))
                 for place in places:
                     if place.is_dir():
                         raise IsADirectoryError(errno.EISDIR, "a folder is in the way", place.name)
@@ -166,8 +166,8 @@ def replacing_together(folder: str | Path, name: str) -> Iterator[Path]:
 
 
 @contextmanager
-def reading_together(folder: str | Path) -> Iterator[None]:
-    """Inside, `replacing_together` moves no files of `folder`: what `latest` finds is one set.
+def shared_lock(folder: str | Path) -> Iterator[None]:
+    """Shared lock: inside, `atomic_files` moves no files of `folder`; `latest` finds one set.
 
     Where the folder cannot be locked, on a read-only disk without locks, it is read as it is.
     """
@@ -178,20 +178,20 @@ def reading_together(folder: str | Path) -> Iterator[None]:
 
 
 def latest(path: Path) -> Path:
-    """Where the newest of what `replacing_together` wrote to `path` is: mostly `path` itself."""
-    unmoved = [folder / path.name for folder in _decided(path.parent)]
+    """Where the newest of what `atomic_files` wrote to `path` is: mostly `path` itself."""
+    unmoved = [folder / path.name for folder in _committed(path.parent)]
     return next((file for file in reversed(unmoved) if file.is_file()), path)
 
 
-def _unfinished(path: Path) -> Path:
-    """A name beside `path` that no other writer has; `UNFINISHED` matches it."""
+def _temporary(path: Path) -> Path:
+    """A name beside `path` that no other writer has; `TEMPORARY` matches it."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
 
 
-def _decided(folder: Path) -> list[Path]:
+def _committed(folder: Path) -> list[Path]:
     """The sets of files that wait to be moved to `folder`, oldest first."""
     ages = {}
-    for path in folder.glob(DECIDED):
+    for path in folder.glob(COMMITTED):
         with suppress(FileNotFoundError):  # moved by another writer since
             ages[path] = path.stat().st_mtime_ns
     return sorted((path for path in ages if path.is_dir()), key=ages.__getitem__)
@@ -230,7 +230,7 @@ def _locked(folder: Path, how: int) -> Iterator[None]:
 def recording_writes() -> Iterator[list[Path]]:
     """Yields a list to which every file is added that this thread finishes inside the block.
 
-    Files that are only prepared, in a folder of `replacing_together`, are added with their places.
+    Files that are only prepared, in a folder of `atomic_files`, are added with their places.
     """
     outer, paths = _written.get(), list[Path]()
     token = _written.set(paths)
@@ -247,7 +247,7 @@ def _record(*paths: Path) -> None:
     if found is None:
         return
     for path in paths:
-        if not any(re.fullmatch(UNFINISHED, part) for part in path.parts) and path not in found:
+        if not any(re.fullmatch(TEMPORARY, part) for part in path.parts) and path not in found:
             found.append(path)
 
 
@@ -274,7 +274,7 @@ def write_text(path: str | Path, text: str) -> None:
     Raises:
         WriteError: the disk is full or read-only, or `path` can be no file.
     """
-    with replacing(path) as temporary:
+    with atomic_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from chop.files import replacing
+from chop.files import atomic_file
 from chop.hub import cache_folder
 
 COMPILE_SECONDS = 120
@@ -54,7 +54,7 @@ class Sources:
         """
         path = self.path(compiler, flags)
         if not path.exists():
-            with replacing(path) as temporary:
+            with atomic_file(path) as temporary:
                 self._compile(compiler, flags, temporary)
         return path
 

@@ -31,8 +31,8 @@ from chop.errors import ConfigError, UnavailableError, WriteError
 from chop.runs import read_manifest
 from chop.search import Choice, Constraint, Goal, Search, SearchSpace
 from chop.search.ledger import Ledger
-from chop.search.opening import open_engine
 from chop.search.result import OUTCOMES
+from chop.search.storage import open_engine
 from tests.unprivileged import NEEDS_ROOT, as_nobody, let_others_in
 
 SPACE = SearchSpace(tuple(Choice(f"fc{i}", {"4.mse": 4, "8.mse": 8}) for i in range(3)))

@@ -110,7 +110,7 @@ def test_help_imports_neither_torch_nor_transformers():
 def test_choices_are_those_of_the_registries():
     from chop.bench.timing import METHODS
     from chop.mixed_precision.candidates import Rule
-    from chop.mixed_precision.sensitivity import METRICS
+    from chop.mixed_precision.layer_sensitivity import METRICS
     from chop.nas.architecture import SQUARE_LAYERS
     from chop.nas.compression import Mode
     from chop.studies.attention_implementations import DTYPES, MASKS

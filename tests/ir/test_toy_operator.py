@@ -12,7 +12,7 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
-from chop.ir.ops import OPS, Followed, Kind, Operator, Weight, of_module, register, unregister
+from chop.ir.ops import OPS, Kind, Operator, RuleResult, Weight, of_module, register, unregister
 from chop.ir.ops.dimensions import unchanged
 from chop.mixed_precision.costs import Costs
 from chop.mixed_precision.layers import Layers
@@ -51,7 +51,7 @@ def scaled(call, source, place):
     """Features keep their place and have a weight and a bias each."""
     if place.dim < len(call.shapes[source]) - 1:
         return unchanged(call, source, place)
-    return Followed(place, {"weight": 0, "bias": 0}, ("features",))
+    return RuleResult(place, {"weight": 0, "bias": 0}, ("features",))
 
 
 ROW = Operator(

@@ -14,8 +14,8 @@ from chop.formats.elements import Denormal, Fixed, Log2, Minifloat, Sign, Trit
 from chop.formats.groups import WHOLE_TENSOR, Blocks, Whole
 from chop.formats.layout import Layout
 from chop.formats.scaling import (
+    ConstantScale,
     FloatScale,
-    GivenScale,
     ScaledFloatScale,
     SharedExponent,
     Unscaled,
@@ -60,9 +60,9 @@ SCALINGS = [
     FloatScale(Statistic(quantile=0.9), 7.0, is_positive=True),
     FloatScale(Statistic(is_signed=False), 7.0, is_positive=True),
     ScaledFloatScale(Minifloat(4, 3, 7, "fn"), 6.0),
-    GivenScale((0.37,)),
-    GivenScale((-0.37,)),
-    GivenScale((0.0,)),
+    ConstantScale((0.37,)),
+    ConstantScale((-0.37,)),
+    ConstantScale((0.0,)),
 ]
 PRODUCT = [Layout(*parts) for parts in itertools.product(ELEMENTS, GROUPS, SCALINGS)]
 ALONE = [
@@ -73,7 +73,7 @@ ALONE = [
 LEVELS = [
     Layout(element, scaling=scaling, levels=2)
     for element in ELEMENTS
-    for scaling in (FloatScale(MEAN), FloatScale(LARGEST, 7.0), GivenScale((1.5, 0.25)))
+    for scaling in (FloatScale(MEAN), FloatScale(LARGEST, 7.0), ConstantScale((1.5, 0.25)))
     if element.threshold is None
 ]
 SHARES = 12
@@ -152,4 +152,4 @@ def test_levels_are_refused_where_the_reference_has_none():
     with pytest.raises(ConfigError, match="levels are of elements without a threshold"):
         Layout(Trit(0.3), scaling=FloatScale(MEAN), levels=2)
     with pytest.raises(ConfigError, match="expected 3 scales, got 2"):
-        Layout(element, scaling=GivenScale((1.0, 2.0)), levels=3)
+        Layout(element, scaling=ConstantScale((1.0, 2.0)), levels=3)

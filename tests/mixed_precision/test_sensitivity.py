@@ -11,8 +11,8 @@ from chop import passes
 from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
 from chop.mixed_precision.fisher import fisher_loss_increases
+from chop.mixed_precision.layer_sensitivity import METRICS, Sensitivity, gradient_rows, sensitivity
 from chop.mixed_precision.problem import PrecisionProblem
-from chop.mixed_precision.sensitivity import METRICS, Sensitivity, gradient_rows, sensitivity
 from chop.train import calibration_batches
 from tests.workloads import graph, plain, rows
 

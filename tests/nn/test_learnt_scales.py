@@ -23,7 +23,7 @@ from chop.formats import (
 from chop.nn import quantized as q
 from chop.nn.lora import LoraLinear
 from chop.nn.quantized.modules.linear import LinearBinaryResidualSign, LinearScaleInteger
-from chop.nn.sparsity.mask import put_mask
+from chop.nn.sparsity.mask import attach_mask
 from tests.nn.test_quantized import EXAMPLES, example
 
 CHANNEL = ScaleInteger(4, granularity="channel")
@@ -148,7 +148,7 @@ def test_other_formats_keep_the_scales_of_operands_that_stay():
 
 def test_a_mask_and_an_adapter_on_top():
     layer, x = linear(), torch.randn(3, 12)
-    put_mask(layer, layer.weight.abs() < 0.1, {"method": "l1-norm"})
+    attach_mask(layer, layer.weight.abs() < 0.1, {"method": "l1-norm"})
     y = layer(x)
     shown = torch.where(layer.weight_mask, layer.weight, 0)
     assert torch.equal(layer.weight_scale, initial_scales(CHANNEL, shown.detach()))

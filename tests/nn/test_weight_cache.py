@@ -11,7 +11,7 @@ from torch import nn
 from chop.formats import Binary, MXInt, QuantSpec, ScaleInteger, from_key
 from chop.nn import cached_weights, weight_cache
 from chop.nn import quantized as q
-from chop.nn.sparsity.mask import put_mask
+from chop.nn.sparsity.mask import attach_mask
 
 SPEC = QuantSpec(weight=MXInt(), bias=MXInt())
 
@@ -90,12 +90,12 @@ def changes():
         module.spec = QuantSpec(weight=MXInt(4))
 
     def masked(module):
-        put_mask(module, module.weight < 0, {})
+        attach_mask(module, module.weight < 0, {})
 
     def mask(module):
-        put_mask(module, module.weight > 0, {})
+        attach_mask(module, module.weight > 0, {})
         module(X)
-        put_mask(module, module.weight < 0, {})
+        attach_mask(module, module.weight < 0, {})
 
     def stepped(module):
         module.weight.grad = torch.ones_like(module.weight)

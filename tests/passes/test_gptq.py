@@ -11,7 +11,7 @@ from chop.formats.mxfp import MXFP
 from chop.formats.mxint import MXInt
 from chop.formats.scale_integer import ScaleInteger
 from chop.formats.ternary import Ternary
-from chop.quantization.gptq import Solver, fixed_scales
+from chop.quantization.gptq import Solver, rounding_grid
 
 from .conftest import with_metadata
 
@@ -26,7 +26,7 @@ def problem(outputs=6, inputs=20, rows=40, seed=0):
 
 
 def solved(weight, x, number_format, keep=None, damp_percent=0.01, block_size=128):
-    round_, scale, fixed = fixed_scales(number_format, weight)
+    round_, scale, fixed = rounding_grid(number_format, weight)
     fixed = fixed if keep is None else fixed.masked_fill(~keep, 0)
     return Solver(damp_percent, block_size).solve(weight, x.T @ x, round_, scale, fixed)
 

@@ -10,7 +10,7 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.formats import QuantSpec
 from chop.nn.quantized import QuantLinear
-from chop.nn.sparsity import masked_of, put_mask, take_mask
+from chop.nn.sparsity import attach_mask, detach_mask, masked_of
 from chop.train import GradualPruning
 
 LAYERS = ("conv", "fc1", "fc2")
@@ -107,7 +107,7 @@ def test_pruning_again_sees_what_training_made_of_the_rest(net_graph):
     assert torch.equal(again.weight_orig, full)
     assert torch.equal(again.weight, torch.where(again.weight_mask, full, 0))
     plain = QuantLinear.from_float(layer, QuantSpec())
-    take_mask(plain)
+    detach_mask(plain)
     assert torch.equal(plain.weight, full) and "weight_orig" not in plain.state_dict()
 
 
@@ -165,10 +165,10 @@ def test_layers_that_share_a_weight_keep_one_full_weight():
     full = first.weight.detach().clone()
     for hidden in (torch.eye(4).bool(), torch.ones(4, 4).triu().bool()):
         for module in (first, second):
-            put_mask(module, hidden, {}, full)
+            attach_mask(module, hidden, {}, full)
         assert torch.equal(first.weight, torch.where(hidden, 0, full))
     for module in (first, second):
-        take_mask(module)
+        detach_mask(module)
     assert torch.equal(first.weight, full)
 
 
@@ -186,7 +186,7 @@ def test_a_folded_norm_rescales_what_is_hidden():
     torch.testing.assert_close(fused.model(x), pruned.model(x), atol=1e-5, rtol=1e-5)
     layer = only_pruned(fused)
     assert (layer.weight[~layer.weight_mask] == 0).all()
-    take_mask(layer)
+    detach_mask(layer)
     dense, _ = passes.conv_bn_fusion_transform_pass(mg, {})
     torch.testing.assert_close(layer.weight, dense.modules["0"].weight)
 
@@ -202,7 +202,7 @@ def test_smoothing_rescales_what_is_hidden():
     torch.testing.assert_close(smooth.model(x), pruned.model(x), atol=1e-5, rtol=1e-5)
     layer = only_pruned(smooth)
     assert (layer.weight[~layer.weight_mask] == 0).all()
-    take_mask(layer)
+    detach_mask(layer)
     factors = layer.weight / mg.modules["1"].weight
     assert (factors[0] != 1).all()
     torch.testing.assert_close(factors, factors[:1].expand_as(factors))

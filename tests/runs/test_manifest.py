@@ -16,7 +16,7 @@ import torch
 from chop import runs
 from chop.cli.adapter import Command, build_command
 from chop.errors import CheckpointError, ConfigError, WriteError
-from chop.files import replacing, write_text
+from chop.files import atomic_file, write_text
 from chop.runs import MANIFEST, as_json, process_id, process_status, read_manifest
 from tests.unprivileged import NEEDS_ROOT, as_nobody, in_a_namespace, let_others_in
 
@@ -171,7 +171,7 @@ def test_artifacts_are_what_this_run_wrote_below_its_folder(tmp_path):
         write_text(out / "best" / "a.json", "a")
         write_text(out / "gone.md", "gone")
         write_text(tmp_path / "elsewhere.md", "elsewhere")
-        with pytest.raises(RuntimeError), replacing(out / "half.md"):
+        with pytest.raises(RuntimeError), atomic_file(out / "half.md"):
             raise RuntimeError
         (out / "gone.md").unlink()
         (out / "by-hand.md").write_text("by another process")

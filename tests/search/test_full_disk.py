@@ -4,7 +4,7 @@ import json
 import sys
 
 from chop.search import Choice, Goal, Search, SearchSpace
-from chop.search.opening import open_engine
+from chop.search.storage import open_engine
 from tests.unprivileged import in_a_namespace
 
 SPACE = SearchSpace(tuple(Choice(f"c{i}", {"1": 1, "2": 2, "3": 3}) for i in range(5)))

@@ -122,12 +122,12 @@ def test_an_ending_that_ignores_interruptions(tmp_path):
         workers.END_SECONDS = 0.1
         search = killed.make()
 
-        def run_workers(*arguments, watch, **named):
+        def run_workers(*arguments, on_poll, **named):
             def broken():
                 if killed.journal.count("end").total() > 2:
                     raise ZeroDivisionError
 
-            return original(*arguments, watch=broken, **named)
+            return original(*arguments, on_poll=broken, **named)
 
         original, study.run_workers = study.run_workers, run_workers
         try:

@@ -11,7 +11,7 @@ from chop.errors import UnavailableError
 from chop.search import Choice, Goal, Search, SearchSpace, ledger
 from chop.search.ledger import RUNNING, WAITING, Ledger, make_tables, studies
 from chop.search.location import MEMORY, storage_url
-from chop.search.opening import open_engine
+from chop.search.storage import open_engine
 
 SPACE = SearchSpace(tuple(Choice(f"c{i}", {"1": 1, "2": 2, "3": 3}) for i in range(3)))
 FORK = multiprocessing.get_context("fork")
@@ -82,8 +82,8 @@ def test_claims(rows):
 
 def test_a_trial_ends_once_and_by_the_worker_that_has_it(rows):
     row = rows.claim("a", {"config": A}, "me", limit=2)
-    assert rows.take(row, "you").begun == 2
-    assert rows.take(row, "me") is None
+    assert rows.claim_row(row, "you").begun == 2
+    assert rows.claim_row(row, "me") is None
     assert not rows.finish(row, "me", "measured", {"config": A, "values": {"y": 1.0}})
     rows.report(row, "me", {"config": A, "steps": {"1": 9.0}})
     assert rows.rows[0].noted == {"config": A}
@@ -103,10 +103,10 @@ def test_queued_trials_wait_for_room(rows):
     first, second = rows.unfinished(WAITING)
     assert rows.claim("a", {"config": A}, "me", limit=1).outcome == WAITING
     assert rows.claim("c", {"config": C}, "me", limit=2) is None
-    assert rows.take(second, "you", limit=1) is None
-    assert rows.take(first, "me", limit=1).outcome == RUNNING
-    assert rows.take(first, "you", limit=2) is None
-    assert rows.take(second, "you", limit=2).worker == "you"
+    assert rows.claim_row(second, "you", limit=1) is None
+    assert rows.claim_row(first, "me", limit=1).outcome == RUNNING
+    assert rows.claim_row(first, "you", limit=2) is None
+    assert rows.claim_row(second, "you", limit=2).worker == "you"
     assert rows.claim("c", {"config": C}, "me", limit=3).number == 2
 
 
@@ -145,7 +145,7 @@ def test_heartbeats_are_counted(rows):
         rows.heartbeat("me")
     rows.heartbeat("you")
     assert rows.heartbeats() == {"me": 3, "you": 1}
-    rows.leave("me")
+    rows.remove_worker("me")
     assert rows.heartbeats() == {"you": 1}
 
 
@@ -191,7 +191,7 @@ def test_of_many_workers_one_takes_over_each_lost_trial(url):
         lost = [rows.claim(str(i), {"config": A}, "gone", 30) for i in range(30)]
 
     def take(rows, me):
-        return [row.number for row in lost if rows.take(row, me) is not None]
+        return [row.number for row in lost if rows.claim_row(row, me) is not None]
 
     won = Counter(number for numbers in together(url, study, take) for number in numbers)
     assert len(won) == 30 and set(won.values()) == {1}

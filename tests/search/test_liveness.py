@@ -12,7 +12,7 @@ from chop.errors import ChopError
 from chop.runs import process
 from chop.search import workers
 from chop.search.ledger import Ledger
-from chop.search.workers import Watch
+from chop.search.workers import HeartbeatMonitor
 from tests.search.killing import (
     SPACE,
     Journal,
@@ -79,11 +79,11 @@ def test_a_far_worker_that_joins_between_two_looks_keeps_its_trial(journal, tmp_
     search = make(tmp_path, journal)
     search.run(until=1, progress=False)
     with search.opened() as ledger:
-        watch = Watch()
-        watch.look(ledger, "me")
+        monitor = HeartbeatMonitor()
+        monitor.poll(ledger, "me")
         ledger.heartbeat("elsewhere:17:1:1")
         ledger.claim("new", {"config": SPACE.at(0)}, "elsewhere:17:1:1", 9)
-        assert watch.lost(ledger) == []
+        assert monitor.orphaned(ledger) == []
 
 
 @pytest.mark.parametrize("count", [1, 2])

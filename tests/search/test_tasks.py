@@ -10,8 +10,8 @@ from torch import nn
 from chop.actions.search.precision import PrecisionConfig, prepare, write
 from chop.actions.workload import Workload, raise_to_graph
 from chop.errors import ConfigError
+from chop.mixed_precision.layer_sensitivity import sensitivity
 from chop.mixed_precision.problem import PrecisionProblem
-from chop.mixed_precision.sensitivity import sensitivity
 from chop.nas.training import TrainedMeasure
 from chop.train import TASKS, evaluate, fit, read_rows
 from chop.train.evaluator import Evaluator

@@ -19,14 +19,14 @@ from chop.runs.process import start_time
 from chop.search import Choice, Goal, Search, SearchSpace, workers
 from chop.search.ledger import Ledger, make_tables
 from chop.search.location import storage_url
-from chop.search.opening import open_engine
 from chop.search.optuna_study import InMemoryStudy
 from chop.search.registry import SAMPLERS
+from chop.search.storage import open_engine
 from chop.search.workers import (
     HEARTBEAT_SECONDS,
     RUNNING_SECONDS,
     SILENT_SECONDS,
-    Watch,
+    HeartbeatMonitor,
     heartbeat,
     heartbeat_timeout,
     new_worker,
@@ -195,7 +195,7 @@ def test_a_worker_killed_as_it_takes_a_queued_trial(tmp_path):
     def dies():
         search = make(tmp_path, Journalled(tmp_path / "journal"))
         search.enqueue(wanted)
-        kill_after(Ledger, "take", 1)
+        kill_after(Ledger, "claim_row", 1)
         search.run(until=2, progress=False)
 
     in_a_process(dies).join()
@@ -363,7 +363,7 @@ def test_workers_are_told_apart():
     assert heartbeat_timeout(f"{system}:{parent}:{start_time(parent)}:1") == RUNNING_SECONDS
     assert heartbeat_timeout(f"{system}:{parent}:1:1") == heartbeat_timeout(me) == 0
     assert heartbeat_timeout(f"elsewhere:{parent}:1:1") == SILENT_SECONDS
-    with heartbeat(None, me, Watch(), is_shared=False):
+    with heartbeat(None, me, HeartbeatMonitor(), is_shared=False):
         assert heartbeat_timeout(me) == math.inf
     assert heartbeat_timeout(me) == 0
     process = in_a_process(lambda: None)
@@ -402,17 +402,17 @@ class Beats:
 
 
 class Clock:
-    """Lets a watch look at beats, as if so many seconds had passed since its last look."""
+    """Lets a monitor look at beats, as if so many seconds had passed since its last look."""
 
     def __init__(self, monkeypatch):
-        self.now, self.watch = 1000.0, Watch()
+        self.now, self.monitor = 1000.0, HeartbeatMonitor()
         monkeypatch.setattr(workers.time, "monotonic", lambda: self.now)
 
     def look(self, beat, after=HEARTBEAT_SECONDS, times=1):
         for _ in range(times):
             self.now += after
-            self.watch.look(Beats({} if beat is None else {FAR: beat}), "me")
-        return self.watch.is_gone(FAR)
+            self.monitor.poll(Beats({} if beat is None else {FAR: beat}), "me")
+        return self.monitor.is_dead(FAR)
 
 
 FAR = "elsewhere:17:1:1"
@@ -421,7 +421,7 @@ LOOKS = int(SILENT_SECONDS / HEARTBEAT_SECONDS)
 
 def test_a_far_worker_is_gone_when_its_heartbeats_stood_still_while_they_were_watched(monkeypatch):
     clock = Clock(monkeypatch)
-    assert not clock.watch.is_gone(FAR)  # nobody has looked yet
+    assert not clock.monitor.is_dead(FAR)  # nobody has looked yet
     assert not clock.look(7)
     assert not clock.look(7, times=LOOKS - 1)
     assert clock.look(7)
@@ -443,28 +443,28 @@ def test_where_no_beat_can_be_written_nobody_looks_dead(monkeypatch):
     for _ in range(2 * LOOKS):
         clock.now += HEARTBEAT_SECONDS
         with pytest.raises(OSError, match="locked"):
-            clock.watch.look(Beats({FAR: 7}, takes_writes=False), "me")
-    assert not clock.watch.is_gone(FAR) and not clock.look(8)
+            clock.monitor.poll(Beats({FAR: 7}, takes_writes=False), "me")
+    assert not clock.monitor.is_dead(FAR) and not clock.look(8)
 
 
 def test_a_jump_of_the_wall_clock_makes_nobody_look_dead(monkeypatch, tmp_path):
     ledger = Ledger(open_engine(storage_url(None, tmp_path)), "study")
     make_tables(ledger.engine)
-    watch = Watch()
+    monitor = HeartbeatMonitor()
     ledger.heartbeat(FAR)
-    watch.look(ledger, "me")
+    monitor.poll(ledger, "me")
     monkeypatch.setattr(time, "time", lambda: 2e12)
     ledger.heartbeat(FAR)
-    watch.look(ledger, "me")
-    assert not watch.is_gone(FAR)
+    monitor.poll(ledger, "me")
+    assert not monitor.is_dead(FAR)
 
 
 def test_a_worker_of_another_pid_namespace_is_known_by_its_heartbeats(tmp_path):
     """A container of the same host: there is a process of that number here, or none."""
     me = new_worker()
     inside = me.replace(f":{os.getpid()}:", f"0:{os.getpid()}:")
-    watch = Watch()
-    with heartbeat(None, me, watch, is_shared=False):
-        watch.look(Beats({inside: 1}), "me")
-        assert not watch.is_gone(inside) and not watch.is_gone(me)
-    assert watch.is_gone(me)
+    monitor = HeartbeatMonitor()
+    with heartbeat(None, me, monitor, is_shared=False):
+        monitor.poll(Beats({inside: 1}), "me")
+        assert not monitor.is_dead(inside) and not monitor.is_dead(me)
+    assert monitor.is_dead(me)

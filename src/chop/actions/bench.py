@@ -19,7 +19,7 @@ from chop.actions.settings.compress import CompressConfig
 from chop.actions.settings.workload import WorkloadConfig
 from chop.actions.workload import load_workload, raise_to_graph
 from chop.errors import CheckpointError
-from chop.files import latest, reading_together, write_text
+from chop.files import latest, shared_lock, write_text
 from chop.ir.graph import MaseGraph
 from chop.report.bench_plots import plot_ratios
 from chop.studies.model import ModelComparison
@@ -104,7 +104,7 @@ def _compressed_run(folder: Path) -> tuple[Mapping[str, Any], bool]:
         found = runs.read_manifest(folder).results
         if found is not None and found.kind == "compress":
             return found.settings, any(each.path == WEIGHTS for each in found.artifacts)
-    with reading_together(folder):
+    with shared_lock(folder):
         path = latest(folder / "result.json")
         if not path.is_file():
             raise CheckpointError(

@@ -20,7 +20,7 @@ from chop import passes
 from chop.actions.checkpoint import load_checkpoint
 from chop.actions.settings.workload import WorkloadConfig
 from chop.errors import ConfigError
-from chop.files import make_folder, replacing
+from chop.files import atomic_file, make_folder
 from chop.ir.graph import MaseGraph
 from chop.models import BUILTIN_MODELS
 from chop.train import (
@@ -357,5 +357,5 @@ def _fine_tune(
         load_model(loaded, path)
         return
     fit(loaded, train, **training, device=place, progress="fine-tuning", task=task)
-    with replacing(path) as temporary:
+    with atomic_file(path) as temporary:
         save_model(loaded, str(temporary))

@@ -12,7 +12,7 @@ from chop.formats.elements import Sign
 from chop.formats.groups import Whole
 from chop.formats.lsq import LearnableFormat, check_scales
 from chop.formats.scaled import ScaledFormat
-from chop.formats.scaling import FloatScale, GivenScale, Scaling, Unscaled
+from chop.formats.scaling import ConstantScale, FloatScale, Scaling, Unscaled
 from chop.formats.statistic import MEAN
 
 
@@ -89,5 +89,5 @@ class Binary(ScaledFormat, LearnableFormat):
     def scaling(self) -> Scaling:
         """The mean magnitude, a given scale, or none."""
         if self.scales is not None:
-            return GivenScale(self.scales)
+            return ConstantScale(self.scales)
         return FloatScale(MEAN) if self.scaling_factor else Unscaled()

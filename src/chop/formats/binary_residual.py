@@ -11,7 +11,7 @@ from chop.formats.base import check_range
 from chop.formats.elements import Sign
 from chop.formats.layout import Layout
 from chop.formats.lsq import LearnableFormat, check_scales
-from chop.formats.scaling import FloatScale, GivenScale
+from chop.formats.scaling import ConstantScale, FloatScale
 from chop.formats.statistic import MEAN
 
 MAX_LEVELS = 8
@@ -85,5 +85,5 @@ class BinaryResidual(LearnableFormat):
 
     def layout(self) -> Layout:
         """Levels of signs, each with a factor of the tensor."""
-        scaling = FloatScale(MEAN) if self.scales is None else GivenScale(self.scales)
+        scaling = FloatScale(MEAN) if self.scales is None else ConstantScale(self.scales)
         return Layout(Sign(self.bipolar, self.stochastic), scaling=scaling, levels=self._depth)

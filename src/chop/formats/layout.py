@@ -12,7 +12,7 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.formats.elements import Element, Rounding
 from chop.formats.groups import WHOLE_TENSOR, Groups
-from chop.formats.scaling import GivenScale, LearnedScale, Scaling
+from chop.formats.scaling import ConstantScale, LearnedScale, Scaling
 from chop.formats.statistic import Threshold
 
 
@@ -52,7 +52,7 @@ class Layout:
                     "layout: levels are of elements without a threshold, times a float scale of "
                     f"the tensor; got {self.element}, {self.groups}, {self.scaling}."
                 )
-            given = self.scaling.given if isinstance(self.scaling, GivenScale) else None
+            given = self.scaling.given if isinstance(self.scaling, ConstantScale) else None
             if given is not None and len(given) != self.levels:
                 raise ConfigError(f"layout: expected {self.levels} scales, got {len(given)}.")
 

@@ -15,7 +15,7 @@ from chop.formats.chunks import chunks
 from chop.formats.elements import Element
 from chop.formats.encoded import Encoded
 from chop.formats.layout import Layout
-from chop.formats.scaling import KnownScale, Scales, Scaling
+from chop.formats.scaling import Scales, Scaling, StaticScale
 
 
 def cast(y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -210,7 +210,7 @@ def _signs_and_scales(layout: Layout, x: Tensor) -> tuple[list[Tensor], Tensor]:
     """Per level: the elements in the shape of `x`, float64; float32 factor, (levels,)."""
     scaling, rest = layout.scaling, x.double()
     assert scaling is not None and layout.levels is not None
-    known = scaling.known(x.device).double() if isinstance(scaling, KnownScale) else None
+    known = scaling.known(x.device).double() if isinstance(scaling, StaticScale) else None
     elements: list[Tensor] = []
     scales: list[Tensor] = []
     for level in range(layout.levels):

@@ -12,7 +12,7 @@ from chop.formats.elements import Fixed
 from chop.formats.groups import Blocks, Groups, Whole
 from chop.formats.lsq import LearnableFormat, check_scales
 from chop.formats.scaled import ScaledFormat
-from chop.formats.scaling import FloatScale, GivenScale, Scaling
+from chop.formats.scaling import ConstantScale, FloatScale, Scaling
 from chop.formats.statistic import Statistic
 
 
@@ -87,6 +87,6 @@ class ScaleInteger(ScaledFormat, LearnableFormat):
     def scaling(self) -> Scaling:
         """A float32 that puts the covered magnitudes on the integers, or a given one."""
         if self.scales is not None:
-            return GivenScale(self.scales)
+            return ConstantScale(self.scales)
         covered = Statistic("largest", self.quantile, self.is_signed)
         return FloatScale(covered, self.element.largest_code, is_positive=True)

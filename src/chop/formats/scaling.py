@@ -201,8 +201,8 @@ class FloatScale(Scaling):
         return packed.double().view(-1, 1)
 
 
-class KnownScale(Scaling):
-    """A float32 per group that does not follow the data: one for each, or one that all have."""
+class StaticScale(Scaling):
+    """Static scales: a float32 per group that does not follow the data, or one for all groups."""
 
     width: int = 32
     statistic = None
@@ -244,8 +244,8 @@ class KnownScale(Scaling):
 
 
 @dataclass(frozen=True)
-class GivenScale(KnownScale):
-    """Scales that a format has.
+class ConstantScale(StaticScale):
+    """Static scales that are constants of the format.
 
     Attributes:
         given: float32 numbers.
@@ -259,8 +259,8 @@ class GivenScale(KnownScale):
 
 
 @dataclass(frozen=True, eq=False)
-class LearnedScale(KnownScale):
-    """Scales that training is changing.
+class LearnedScale(StaticScale):
+    """Static scales that training learns.
 
     Attributes:
         tensor: float32, (n,).

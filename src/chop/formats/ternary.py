@@ -12,7 +12,7 @@ from chop.formats.elements import Trit
 from chop.formats.groups import CHANNELS, WHOLE_TENSOR
 from chop.formats.layout import Layout
 from chop.formats.lsq import LearnableFormat, check_scales
-from chop.formats.scaling import FloatScale, GivenScale, Scaling
+from chop.formats.scaling import ConstantScale, FloatScale, Scaling
 from chop.formats.statistic import MEAN, Threshold
 
 SHARE_OF_MEAN = 0.7
@@ -109,7 +109,7 @@ class Ternary(LearnableFormat):
     def _scaling(self) -> Scaling | None:
         """Of the magnitudes kept: their mean, or a given scale; or none."""
         if self.scales is not None:
-            return GivenScale(self.scales)
+            return ConstantScale(self.scales)
         return FloatScale(MEAN) if self.scaling_factor else None
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from chop.formats.elements import Element, Fixed
 from chop.formats.layout import Layout
-from chop.formats.scaling import FloatScale, GivenScale, Unscaled
+from chop.formats.scaling import ConstantScale, FloatScale, Unscaled
 from chop.formats.statistic import Statistic
 from chop.kernels.plan import row_of
 
@@ -53,7 +53,7 @@ def one_scale(layout: Layout, integers: Integers) -> float | None:
     scaling = layout.scaling
     if scaling is None or isinstance(scaling, Unscaled):
         return integers.step
-    if isinstance(scaling, GivenScale):
+    if isinstance(scaling, ConstantScale):
         (scale, *others) = scaling.given
         return scale * integers.step if scale > 0 and not others else None
     statistic = Statistic("largest", is_signed=integers.low < 0)

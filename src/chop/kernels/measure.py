@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from chop.formats.layout import Layout
-from chop.formats.scaling import KnownScale, has_non_finite
+from chop.formats.scaling import StaticScale, has_non_finite
 from chop.formats.statistic import LARGEST, MEAN, Statistic, Threshold
 
 
@@ -53,7 +53,7 @@ class Statistics(ABC):
         scaling, element = layout.scaling, layout.element
         if scaling is None:
             return lines.new_ones(lines.size(0), 1, dtype=torch.float64)
-        if isinstance(scaling, KnownScale):
+        if isinstance(scaling, StaticScale):
             return scaling.measure(lines).values
         statistic, above = scaling.statistic, element.threshold
         if statistic is None or isinstance(above, Threshold):

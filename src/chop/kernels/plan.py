@@ -17,8 +17,8 @@ from chop.formats.elements import Denormal, Element, Fixed, Log2, Minifloat, Sig
 from chop.formats.layout import Layout
 from chop.formats.scaling import (
     FRACTION_BITS,
+    ConstantScale,
     FloatScale,
-    GivenScale,
     LearnedScale,
     ScaledFloatScale,
     Scaling,
@@ -224,10 +224,10 @@ ALONE: dict[int, Callable[[Any, Row, float], Row]] = {
 
 def _levels(layout: Layout) -> Row | None:
     """Without the factors, which may follow the tensor. One beyond float32 would be infinite."""
-    known = layout.scaling.given if isinstance(layout.scaling, GivenScale) else ()
+    known = layout.scaling.given if isinstance(layout.scaling, ConstantScale) else ()
     are_floats = all(abs(scale) <= torch.finfo(torch.float32).max for scale in known)
     is_known = layout.scaling == FloatScale(MEAN_MAGNITUDE) or isinstance(
-        layout.scaling, GivenScale | LearnedScale
+        layout.scaling, ConstantScale | LearnedScale
     )
     fits = type(layout.element) is Sign and layout.levels <= MAX_LEVELS  # type: ignore[operator]
     return {"scale": NONE} if fits and is_known and are_floats else None

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from chop.errors import CheckpointError
-from chop.files import replacing, write_text
+from chop.files import atomic_file, write_text
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
@@ -90,7 +90,7 @@ def write_adapter(folder: Path, adapter: AdapterFile, target_modules: list[str] 
         tensors |= {f"{path}.lora_A.weight": layer.a, f"{path}.lora_B.weight": layer.b}
     # Copies: the file format refuses tensors that share memory.
     ready = {f"{PREFIX}{k}": x.detach().cpu().contiguous().clone() for k, x in tensors.items()}
-    with replacing(folder / WEIGHTS_FILE) as temporary:
+    with atomic_file(folder / WEIGHTS_FILE) as temporary:
         save_file(ready, temporary, {"format": "pt"})
     config = {**_config(adapter), "target_modules": target_modules}
     write_text(folder / CONFIG_FILE, json.dumps(config, indent=2, sort_keys=True) + "\n")

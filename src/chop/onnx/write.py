@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from chop.capture.dead_code import remove_autocast
 from chop.errors import GraphError
-from chop.files import replacing
+from chop.files import atomic_file
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import example_inputs
 from chop.onnx.operators import OPSET, translations
@@ -46,7 +46,7 @@ def write(mg: MaseGraph, path: Path, dynamic: bool) -> dict[str, Any]:
     _strip(proto)
     _one_reader_each(proto)
     _name_axes(proto)
-    with replacing(path) as temporary:
+    with atomic_file(path) as temporary:
         Path(temporary).write_bytes(proto.SerializeToString())
     ends = {"inputs": proto.graph.input, "outputs": proto.graph.output}
     return {end: [x.name for x in found] for end, found in ends.items()}

@@ -19,7 +19,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from chop.capture.specs import TensorSpec
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import user_besides
-from chop.ir.ops.dimensions import BlockedError, Call, Followed, Place, Shape
+from chop.ir.ops.dimensions import BlockedError, Call, RuleResult, Shape, UnitDim
 from chop.nn.quantized.masks import FULL, MASK
 
 
@@ -47,7 +47,7 @@ class Cut:
         for name, axis in axes.items():
             value = getattr(self.module, name, None)
             if isinstance(value, Tensor):
-                index = spread(kept, self.run).to(value.device)
+                index = unit_positions(kept, self.run).to(value.device)
                 cut = value.detach().index_select(axis, index)
                 is_parameter = isinstance(value, nn.Parameter)
                 new = nn.Parameter(cut, value.requires_grad) if is_parameter else cut
@@ -56,8 +56,8 @@ class Cut:
             setattr(self.module, name, len(kept) * self.run)
 
 
-def spread(kept: Tensor, run: int) -> Tensor:
-    """The positions of units that have `run` neighbors each."""
+def unit_positions(kept: Tensor, run: int) -> Tensor:
+    """Indices along a dimension of the kept units, of `run` neighbors each."""
     return (kept[:, None] * run + torch.arange(run)).flatten()
 
 
@@ -80,9 +80,9 @@ class ChannelTrace:
     shapes: Mapping[fx.Node, Shape]
     units: int
     cuts: list[Cut] = field(default_factory=list)
-    places: list[tuple[fx.Node, Place]] = field(default_factory=list)
+    places: list[tuple[fx.Node, UnitDim]] = field(default_factory=list)
     sizes: list[tuple[fx.Node, int]] = field(default_factory=list)
-    met: dict[fx.Node, dict[fx.Node, Place]] = field(default_factory=dict)
+    met: dict[fx.Node, dict[fx.Node, UnitDim]] = field(default_factory=dict)
     awaited: dict[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
 
     def start(self, node: fx.Node, run: int = 1) -> None:
@@ -97,9 +97,9 @@ class ChannelTrace:
         row = self.mg.operator(node)
         assert row.weight is not None
         self.cut(node, {"weight": row.weight.outputs, "bias": 0}, row.weight.sizes[:1], run)
-        self.follow(node, Place(len(self.shapes[node]) - 1 - row.spatial, run))
+        self.follow(node, UnitDim(len(self.shapes[node]) - 1 - row.spatial, run))
 
-    def missing(self) -> tuple[fx.Node, Place] | None:
+    def missing(self) -> tuple[fx.Node, UnitDim] | None:
         """A tensor that has to bring the units too, joined with one that does, and where."""
         for node, inputs in self.awaited.items():
             for given in inputs:
@@ -108,8 +108,8 @@ class ChannelTrace:
         return None
 
     def meet(
-        self, node: fx.Node, source: fx.Node, place: Place, inputs: tuple[fx.Node, ...]
-    ) -> Place | None:
+        self, node: fx.Node, source: fx.Node, place: UnitDim, inputs: tuple[fx.Node, ...]
+    ) -> UnitDim | None:
         """Notes an arrival; the trace goes on from `node` once all of `inputs` have come."""
         met = self.met.setdefault(node, {})
         self.awaited[node] = inputs
@@ -118,7 +118,7 @@ class ChannelTrace:
         met[source] = place
         return place if set(met) == set(inputs) else None
 
-    def follow(self, node: fx.Node, place: Place) -> None:
+    def follow(self, node: fx.Node, place: UnitDim) -> None:
         """Goes on from a node whose result has the units at `place`."""
         self.places.append((node, place))
         for user in node.users:
@@ -126,24 +126,26 @@ class ChannelTrace:
             if after is not None:
                 self.follow(user, after)
 
-    def step(self, node: fx.Node, source: fx.Node, place: Place) -> Followed:
+    def step(self, node: fx.Node, source: fx.Node, place: UnitDim) -> RuleResult:
         """Where a node takes the units that an input has at `place`."""
         call = Call(node, self.mg.operator(node), self.mg.module_of(node), self.shapes)
         if call.row.follow is None:
             raise call.mixing()
         return call.row.follow(call, source, place)
 
-    def arrive(self, source: fx.Node, place: Place, node: fx.Node, after: Followed) -> Place | None:
+    def arrive(
+        self, source: fx.Node, place: UnitDim, node: fx.Node, after: RuleResult
+    ) -> UnitDim | None:
         """Notes what a node loses; where the units go on from it, if they do."""
         if after.parameters:
             self.cut(node, after.parameters, after.sizes, place.run)
-        if after.joined:
-            return self.meet(node, source, place, after.joined)
+        if after.aligned:
+            return self.meet(node, source, place, after.aligned)
         if after.has_size and after.place is not None:
             self.sizes.append((node, after.place.dim))
         return after.place
 
-    def maker(self, node: fx.Node, place: Place) -> fx.Node | None:
+    def maker(self, node: fx.Node, place: UnitDim) -> fx.Node | None:
         """The layer that made the units of a node, as long as they stayed at their place."""
         while not self.mg.operator(node).is_product:
             source = next(iter(node.all_input_nodes), None)

@@ -13,7 +13,7 @@ from chop.errors import ConfigError
 from chop.ir.annotate import annotate
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.layers import Layer
-from chop.ir.ops.dimensions import BlockedError, Shape, attention, joined
+from chop.ir.ops.dimensions import BlockedError, Shape, arithmetic, attention
 from chop.ir.propagate import example_inputs, noted_inputs, propagate
 from chop.nn.lora import refuse_adapters
 from chop.nn.quantized import QuantizedOperator
@@ -196,7 +196,7 @@ def _projection(mg: MaseGraph, node: fx.Node) -> fx.Node | None:
 
 def _is_scaled(mg: MaseGraph, node: fx.Node) -> bool:
     """True for arithmetic with a number."""
-    return mg.operator(node).follow is joined and len(node.all_input_nodes) == 1
+    return mg.operator(node).follow is arithmetic and len(node.all_input_nodes) == 1
 
 
 # --- how many of them ----------------------------------------------------------------------------

@@ -19,11 +19,11 @@ from chop.nn.sparsity import (
     Score,
     Scored,
     ScoreInputs,
+    attach_mask,
+    detach_mask,
     lowest_weights,
     masked_of,
-    put_mask,
     sparsity_of,
-    take_mask,
 )
 from chop.pruning.layers import as_maskable, choose, prunable_layers, with_sharers
 from chop.pruning.saliency import gather_score_inputs
@@ -92,7 +92,7 @@ def take_targets(
             targets.append(Target(layer.path, tuple(as_maskable(mg, s) for s in sharing), share))
     for target in targets:
         for module in target.modules:
-            take_mask(module)
+            detach_mask(module)
     return targets, skipped
 
 
@@ -118,7 +118,7 @@ def mask_lowest(
     for target, masked in zip(targets, marks, strict=True):
         full = full_weight(target.modules[0])
         for module in target.modules:
-            put_mask(module, masked, settings.note, full)
+            attach_mask(module, masked, settings.note, full)
 
 
 def _scored(target: Target, score: Score, score_inputs: ScoreInputs, growing: bool) -> Scored:

@@ -84,13 +84,13 @@ def _inverse_factor(hessian: Tensor, damp_percent: float) -> Tensor:
     return factor
 
 
-Corrected = dict[str, dict[str, float]]
+LayerErrors = dict[str, dict[str, float]]
 """By path, the squared output error `before` and `after` correction, relative to the output."""
 
 
-def correct_weights(
+def gptq_layers(
     mg: MaseGraph, batches: Iterable[Mapping[str, Any]], solver: Solver
-) -> tuple[Corrected, dict[str, str]]:
+) -> tuple[LayerErrors, dict[str, str]]:
     """Corrects the quantised weights of a graph, layer after layer.
 
     Args:
@@ -103,7 +103,7 @@ def correct_weights(
         ConfigError: a weight format takes scales from the weights that the result would change.
     """
     skipped = _skipped(mg)
-    corrected: Corrected = {}
+    corrected: LayerErrors = {}
 
     def visit(node: fx.Node, runs: Runs) -> None:
         layer = _layer(mg, node)
@@ -159,7 +159,7 @@ def _correct(layer: Any, inputs: list[Tensor], solver: Solver, path: str) -> dic
     shape = (getattr(layer, "groups", 1), -1, weight[0].numel())
     hessians = sum(_hessians(layer, x) for x in inputs)
     assert isinstance(hessians, Tensor)
-    round_, scale, fixed = fixed_scales(layer.spec.number_format("weight"), weight)
+    round_, scale, fixed = rounding_grid(layer.spec.number_format("weight"), weight)
     if layer.is_pruned:
         fixed = fixed.masked_fill(~layer.weight_mask, 0)
     groups = zip(*(x.reshape(shape) for x in (weight, scale, fixed)), hessians, strict=True)
@@ -177,7 +177,7 @@ def _correct(layer: Any, inputs: list[Tensor], solver: Solver, path: str) -> dic
     return {"before": errors[0], "after": min(errors)}
 
 
-def fixed_scales(number_format: NumberFormat, weight: Tensor) -> tuple[Round, Tensor, Tensor]:
+def rounding_grid(number_format: NumberFormat, weight: Tensor) -> tuple[Round, Tensor, Tensor]:
     """The format's rounding of a weight, taken apart: scale round(w / scale).
 
     A format without shared scales has scale 1. Where a scale follows the largest magnitude of its
@@ -227,11 +227,11 @@ def _hessians(layer: Any, x: Tensor) -> Tensor:
     """X X^T of the quantised inputs, float64 (G, D, D), summed over rows and positions."""
     x = layer.quantize("data_in", x).float()
     is_image = of_called(layer).spatial == 2
-    columns = _patches(layer, x) if is_image else x.reshape(1, -1, x.shape[-1])
+    columns = _im2col(layer, x) if is_image else x.reshape(1, -1, x.shape[-1])
     return (columns.mT @ columns).double()
 
 
-def _patches(layer: Any, x: Tensor) -> Tensor:
+def _im2col(layer: Any, x: Tensor) -> Tensor:
     """The inputs of each output pixel of a convolution, (G, pixels, D)."""
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     x = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)

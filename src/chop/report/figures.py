@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chop.files import replacing
+from chop.files import atomic_file
 from chop.tables import printable
 
 if TYPE_CHECKING:
@@ -129,6 +129,6 @@ def save_figure(figure: Figure, path: Path) -> Path:
     from matplotlib import rc_context
 
     kind = path.suffix.lstrip(".")
-    with replacing(path) as temporary, rc_context({"svg.hashsalt": HASH_SALT}):
+    with atomic_file(path) as temporary, rc_context({"svg.hashsalt": HASH_SALT}):
         figure.savefig(temporary, format=kind, dpi=DOTS_PER_INCH, metadata=UNDATED.get(kind))
     return path

@@ -9,8 +9,8 @@ from typing import Any
 from chop.formats.groups import Blocks, Groups, Whole
 from chop.formats.layout import Layout
 from chop.formats.scaling import (
+    ConstantScale,
     FloatScale,
-    GivenScale,
     ScaledFloatScale,
     Scaling,
     SharedExponent,
@@ -63,7 +63,7 @@ def _float_scale(scaling: FloatScale, group: str) -> str:
     return f"float32 ({scaling.statistic.kind}{divisor}) per {group}"
 
 
-def _given(scaling: GivenScale, group: str) -> str:
+def _given(scaling: ConstantScale, group: str) -> str:
     return f"given float32 per {group}"
 
 
@@ -79,7 +79,7 @@ GROUPS: dict[type[Groups], Callable[[Any], str]] = {Whole: _whole, Blocks: _bloc
 SCALINGS: dict[type[Scaling], Callable[[Any, str], str]] = {
     SharedExponent: _shared_exponent,
     FloatScale: _float_scale,
-    GivenScale: _given,
+    ConstantScale: _given,
     ScaledFloatScale: _two_levels,
 }
 

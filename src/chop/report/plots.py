@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chop.report.axes import apply_scale, axis_label, axis_scale, draw_baselines
 from chop.report.figures import add_legend, line_style, new_figure, plain, save_figure
-from chop.report.scales import apply_scale, axis_label, draw_baselines, scale_for
 from chop.train.tasks import CLASSIFICATION, Metric
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def plot_accuracy(
     levels = {label: factor * value for label, value in (baselines or {}).items()}
     values = [factor * value for curve in curves for _, value in curve.points]
     best = [max((y for _, y in curve.points), key=metric.key) for curve in curves]
-    scale = scale_for(
+    scale = axis_scale(
         values,
         kept=() if metric.is_share else best,  # an accuracy that collapses is what a sweep shows
         baselines=list(levels.values()),

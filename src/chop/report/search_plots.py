@@ -10,6 +10,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from chop.errors import ConfigError
+from chop.report.axes import (
+    apply_scale,
+    axis_label,
+    axis_scale,
+    draw_baselines,
+    trial_axis,
+)
 from chop.report.figures import (
     HEIGHT,
     PALETTE,
@@ -19,13 +26,6 @@ from chop.report.figures import (
     new_figure,
     plain,
     save_figure,
-)
-from chop.report.scales import (
-    apply_scale,
-    axis_label,
-    draw_baselines,
-    scale_for,
-    trial_axis,
 )
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def plot_best_so_far(
     levels = {label: (100 if percent else 1) * v for label, v in (baselines or {}).items()}
     figure = new_figure(title)
     axes = figure.subplots()
-    scale = scale_for(
+    scale = axis_scale(
         [value for line in lines for column in line.columns for value in column],
         kept=[line.middle[-1] for line in lines],
         baselines=list(levels.values()),
@@ -186,7 +186,7 @@ def plot_front(
     factor = 100 if percent else 1
     drawn = [_columns(cloud.points, factor) for cloud in clouds]
     fronts = [_columns(sorted(cloud.front), factor) for cloud in clouds]
-    scale = scale_for(
+    scale = axis_scale(
         [y for _, ys in drawn for y in ys],
         kept=[y for _, ys in fronts for y in ys],
         percent=percent,
@@ -218,7 +218,7 @@ def _draw_cloud(
     for limit in limits:
         line = axes.axvline(limit, color="black", linestyle="--", linewidth=1.2)
         entries.append((line, f"budget: {cloud.xlabel} {limit:.6g}"))
-    apply_scale(axes, scale_for([*points[0], *limits]), "x")
+    apply_scale(axes, axis_scale([*points[0], *limits]), "x")
     axes.set_xlabel(plain(cloud.xlabel))
     axes.grid(alpha=0.3)
     return entries

@@ -19,11 +19,11 @@ from chop import __version__
 from chop.config import parse
 from chop.errors import CheckpointError, ConfigError, WriteError
 from chop.files import (
+    atomic_files,
     latest,
     make_folder,
-    reading_together,
     recording_writes,
-    replacing_together,
+    shared_lock,
     write_json,
 )
 from chop.runs.environment import now, read_environment
@@ -128,7 +128,7 @@ class Run:
         Raises:
             WriteError: the disk is full or read-only.
         """
-        with replacing_together(self.folder, "results") as fresh:
+        with atomic_files(self.folder, "results") as fresh:
             yield fresh
             own = [Artifact.of(path, fresh) for path in sorted(fresh.iterdir())]
             finished = self._finished([*own, *self._artifacts()])
@@ -182,12 +182,12 @@ class Run:
 
 @contextmanager
 def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
-    """Inside, a run goes on: its manifest says so, and says afterwards how it ended.
+    """Run: writes the manifest of a job when the block begins, and again when it ends.
 
     Args:
-        kind: what is run, as the command line has it.
-        settings: of the job: a dataclass or a mapping.
-        folder: of its output; made if missing.
+        kind: name of the job, as on the command line.
+        settings: settings of the job: a dataclass or a mapping.
+        folder: output folder; made if missing.
     Yields: the run, whose `rows` become the manifest's.
     Raises:
         WriteError: the folder cannot be written to.
@@ -231,7 +231,7 @@ def read_manifest(folder: str | Path) -> Manifest:
         CheckpointError: there is none, it is broken, or a later version of `chop` wrote it.
     """
     folder = Path(folder)
-    with reading_together(folder):
+    with shared_lock(folder):
         path = latest(folder / MANIFEST)
         try:
             document = json.loads(path.read_text(encoding="utf-8"))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container
 from pathlib import Path
 
 from chop.errors import ConfigError
-from chop.files import replacing_folder
+from chop.files import atomic_folder
 from chop.search.result import Result, TrialRecord
 from chop.search.space import Config
 
@@ -38,7 +38,7 @@ class Artifacts:
         if mine not in Result(so_far.goals, (*others, mine)).top(self.keep):
             return
         self._remove(f".{mine.key}.*.part")
-        with replacing_folder(self.folder / mine.key) as unfinished:
+        with atomic_folder(self.folder / mine.key) as unfinished:
             self.save(mine.config, unfinished)
 
     def clean(self, result: Result) -> None:

@@ -194,8 +194,8 @@ class Ledger:
         self._insert(key, RUNNING, worker, document, limit)
         return self.rows[self.by_key[key]] if key in self.by_key else None
 
-    def take(self, row: Row, worker: str, limit: float = math.inf) -> Row | None:
-        """Begins a queued trial, or moves a running one from a worker that is gone.
+    def claim_row(self, row: Row, worker: str, limit: float = math.inf) -> Row | None:
+        """Claims a queued trial, or a running one of a dead worker.
 
         Returns: None where another worker was faster, or the queued one is beyond the limit.
         """
@@ -248,7 +248,7 @@ class Ledger:
         return is_written or self._mine(row, worker) is not None
 
     def release(self, row: Row, worker: str, *, errors: int) -> None:
-        """Leaves a running trial to whoever goes on with the study."""
+        """Releases a running trial for other workers of the study."""
         self._write(
             f"UPDATE chop_trials SET worker = '', errors = errors + :errors WHERE {MINE}",
             number=row.number,
@@ -303,8 +303,8 @@ class Ledger:
                 worker=worker,
             )
 
-    def leave(self, worker: str) -> None:
-        """Forgets a worker that has ended."""
+    def remove_worker(self, worker: str) -> None:
+        """Removes a worker that has ended."""
         self._write(
             "DELETE FROM chop_workers WHERE study = :study AND worker = :worker", worker=worker
         )

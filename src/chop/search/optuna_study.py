@@ -76,13 +76,13 @@ class InMemoryStudy:
         self._next = 0
 
     def follow(
-        self, rows: Sequence[Row], is_gone: Callable[[str], bool] = lambda worker: False
+        self, rows: Sequence[Row], is_dead: Callable[[str], bool] = lambda worker: False
     ) -> None:
         """Takes over what other workers have begun, reported or finished.
 
         Args:
             rows: of the ledger, all of them.
-            is_gone: tells of a worker whether it has ended. What it left is not in the study until
+            is_dead: tells of a worker whether it has ended. What it left is not in the study until
                 it is begun again: so with one worker a trial's number is its row's, by which
                 Hyperband and CMA-ES draw.
         """
@@ -93,7 +93,7 @@ class InMemoryStudy:
                 continue
             if row.number in self._ids:
                 self._update(row)
-            elif row.is_finished or (row.outcome == RUNNING and not is_gone(row.worker)):
+            elif row.is_finished or (row.outcome == RUNNING and not is_dead(row.worker)):
                 trial = self._frozen(row)
                 self._ids[row.number] = self.storage.create_new_trial(self._study_id, trial)
             (self._open.discard if row.is_finished else self._open.add)(row.number)

@@ -17,7 +17,7 @@ from chop.search.optuna_study import InMemoryStudy, document_of
 from chop.search.registry import sampler_row, seed_of
 from chop.search.result import Result
 from chop.search.space import Config
-from chop.search.workers import Watch, heartbeat, new_worker
+from chop.search.workers import HeartbeatMonitor, heartbeat, new_worker
 
 if TYPE_CHECKING:
     from optuna import Trial
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 MAX_REPEATS = 5
 """Proposals in a row that were known before; then an unvisited neighbor is taken."""
-PROMPT = 3
-"""A trial that was begun more often is taken up when nothing else is left: it may be what kills
-its workers."""
+DEFER_AFTER = 3
+"""A trial begun as often is retried when nothing else is left: it may kill its workers."""
 MOST_ERRORS = 3
 """A measure that so often ends by an error that is not to be caught has failed."""
 WAIT_SECONDS = 0.2
@@ -55,15 +54,15 @@ class Runner:
         search: what is tried, and how.
         ledger: of the study.
         optuna_study: of the same study.
-        watch: has seen which workers are silent.
+        monitor: has seen which workers are silent.
     """
 
     def __init__(
-        self, search: Search, ledger: Ledger, optuna_study: InMemoryStudy, watch: Watch
+        self, search: Search, ledger: Ledger, optuna_study: InMemoryStudy, monitor: HeartbeatMonitor
     ) -> None:
         self.search, self.ledger, self.optuna_study = search, ledger, optuna_study
         self.me = new_worker()
-        self.watch = watch
+        self.monitor = monitor
         self.sampler = sampler_row(search.sampler)
         self.busy = 0
         self.exhausted = False
@@ -76,7 +75,7 @@ class Runner:
             after_trial: called after each.
             wait: for the trials of other workers, to take up those that they lose.
         """
-        with heartbeat(self.ledger, self.me, self.watch, is_shared=self.search.is_shared):
+        with heartbeat(self.ledger, self.me, self.monitor, is_shared=self.search.is_shared):
             while self.turn(until) or (wait and self._await_others()):
                 after_trial()
 
@@ -95,7 +94,7 @@ class Runner:
 
     def _sync(self) -> None:
         self.ledger.sync()
-        self.optuna_study.follow(self.ledger.rows, self.watch.is_gone)
+        self.optuna_study.follow(self.ledger.rows, self.monitor.is_dead)
 
     def _result(self) -> Result:
         return Result(self.search.goals, self.ledger.records)
@@ -109,12 +108,12 @@ class Runner:
 
     def _taken(self, until: int, has_room: bool) -> Row | None:
         """A lost or a queued trial, which is now this worker's."""
-        lost = self.watch.lost(self.ledger)
-        prompt = [row for row in lost if row.begun < PROMPT]
+        lost = self.monitor.orphaned(self.ledger)
+        prompt = [row for row in lost if row.begun < DEFER_AFTER]
         waiting = self.ledger.unfinished(WAITING)
-        late = [] if has_room else [row for row in lost if row.begun >= PROMPT]
+        late = [] if has_room else [row for row in lost if row.begun >= DEFER_AFTER]
         for row in (*prompt, *waiting, *late):
-            mine = self.ledger.take(row, self.me, until)
+            mine = self.ledger.claim_row(row, self.me, until)
             if mine is not None:
                 return mine
         return None
@@ -134,7 +133,7 @@ class Runner:
         document = {"config": dict(config), "asked": self.optuna_study.frozen(trial).system_attrs}
         row = self.ledger.claim(space.key(config), document, self.me, until)
         if row is not None and row.outcome == WAITING:
-            row = self.ledger.take(row, self.me, until)
+            row = self.ledger.claim_row(row, self.me, until)
         if row is not None and row.is_finished:
             self._repeat(row, trial, config)
         elif row is not None and row.worker == self.me:

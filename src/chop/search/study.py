@@ -14,14 +14,14 @@ from chop.search.artifacts import Artifacts, Save
 from chop.search.ledger import RUNNING, Ledger, Row, make_tables
 from chop.search.location import MEMORY, check_study_name, storage_url
 from chop.search.objective import Constraint, Goal, Goals, Measure, goals_to_json, objectives_of
-from chop.search.opening import open_engine, storage_errors
 from chop.search.optuna_study import InMemoryStudy
 from chop.search.progress import live_progress
 from chop.search.registry import make_pruner, sampler_row
 from chop.search.result import Result
-from chop.search.runner import PROMPT, WAIT_SECONDS, Runner
+from chop.search.runner import DEFER_AFTER, WAIT_SECONDS, Runner
 from chop.search.space import Config, SearchSpace
-from chop.search.workers import Watch, new_worker, run_workers
+from chop.search.storage import open_engine, storage_errors
+from chop.search.workers import HeartbeatMonitor, new_worker, run_workers
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -148,7 +148,7 @@ class Search:
         with self.opened(), live_progress(self.result, until, progress) as show:
             self._tidy()
             if workers == 1:
-                self._runner(Watch()).run(until, show, wait)
+                self._runner(HeartbeatMonitor()).run(until, show, wait)
             else:
                 self._run_workers(until, workers, show, wait)
             return self._tidy()
@@ -239,35 +239,35 @@ class Search:
         incomplete = [] if self.artifacts is None else self.artifacts.incomplete()
         result = self.result()
         if self.artifacts is not None:
-            watch, running = Watch(), self._open().unfinished(RUNNING)
-            keys = {row.key for row in running if not watch.is_gone(row.worker)}
+            monitor, running = HeartbeatMonitor(), self._open().unfinished(RUNNING)
+            keys = {row.key for row in running if not monitor.is_dead(row.worker)}
             self.artifacts.tidy(result, keys, incomplete)
         return result
 
-    def _runner(self, watch: Watch) -> Runner:
-        return Runner(self, self._open(), self._make_optuna_study(), watch)
+    def _runner(self, monitor: HeartbeatMonitor) -> Runner:
+        return Runner(self, self._open(), self._make_optuna_study(), monitor)
 
     def _run_workers(self, until: int, workers: int, show: Callable[[], None], wait: bool) -> None:
-        watch, me = Watch(), new_worker()
+        monitor, me = HeartbeatMonitor(), new_worker()
 
         def work() -> None:
             with self.opened():
-                self._runner(watch).run(until, lambda: None, wait=False)
+                self._runner(monitor).run(until, lambda: None, wait=False)
 
         def lost() -> list[Row]:
             ledger = self._open()
             ledger.sync()
-            if watch.is_due():
-                watch.look(ledger, me)
-            return watch.lost(ledger)
+            if monitor.is_due():
+                monitor.poll(ledger, me)
+            return monitor.orphaned(ledger)
 
         count = workers
         while count:
             try:
                 # What was read stays; connections would be shared by two processes.
-                run_workers(work, count, before_fork=self._open().engine.dispose, watch=show)
+                run_workers(work, count, before_fork=self._open().engine.dispose, on_poll=show)
             except ChopError as error:
-                often = [row for row in lost() if row.begun >= PROMPT]
+                often = [row for row in lost() if row.begun >= DEFER_AFTER]
                 told = [f"trial {row.number} was begun {row.begun} times" for row in often]
                 raise type(error)("; ".join([str(error), *told])) from None
             count = min(workers, len(lost())) if wait else 0
@@ -275,7 +275,7 @@ class Search:
                 show()
                 time.sleep(WAIT_SECONDS)
                 count = min(workers, len(lost()))
-        self._open().leave(me)
+        self._open().remove_worker(me)
 
     def _begin(self, ledger: Ledger) -> None:
         """Begins the study; one that was begun goes on only as the same problem."""

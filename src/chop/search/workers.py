@@ -58,8 +58,8 @@ def heartbeat_timeout(worker: str) -> float:
     return RUNNING_SECONDS if status == "running" else SILENT_SECONDS
 
 
-class Watch:
-    """Tells which workers are gone.
+class HeartbeatMonitor:
+    """Heartbeat monitor: tells which workers are dead.
 
     A worker whose process can be asked for is gone when that has ended. Of any other, signs of life
     are counted in the ledger, and one is gone when its count stood still while this process gave
@@ -76,7 +76,7 @@ class Watch:
         """True when the last look is some seconds ago."""
         return self._looked is None or time.monotonic() - self._looked >= HEARTBEAT_SECONDS
 
-    def look(self, ledger: Ledger, me: str) -> None:
+    def poll(self, ledger: Ledger, me: str) -> None:
         """Gives a sign of life, and counts the seconds that other workers gave none."""
         ledger.heartbeat(me)
         now, heartbeats = time.monotonic(), ledger.heartbeats()
@@ -89,7 +89,7 @@ class Watch:
         }
         self._heartbeats, self._looked = heartbeats, now
 
-    def is_gone(self, name: str) -> bool:
+    def is_dead(self, name: str) -> bool:
         """True when a worker has ended, as far as the looks so far tell.
 
         A worker gives a sign of life before it takes a trial, so that one without any has ended.
@@ -99,7 +99,7 @@ class Watch:
             return limit == 0.0
         return self._silent.get(name, limit) >= limit
 
-    def lost(self, ledger: Ledger) -> list[Row]:
+    def orphaned(self, ledger: Ledger) -> list[Row]:
         """The running trials whose worker is gone."""
         running = ledger.unfinished(RUNNING)
         if {row.worker for row in running} - {
@@ -107,27 +107,29 @@ class Watch:
             *self._silent,
         }:  # begun since the last look
             self._silent = dict.fromkeys(ledger.heartbeats(), 0.0) | self._silent
-        return [row for row in running if self.is_gone(row.worker)]
+        return [row for row in running if self.is_dead(row.worker)]
 
 
 @contextlib.contextmanager
-def heartbeat(ledger: Ledger, worker: str, watch: Watch, *, is_shared: bool) -> Iterator[None]:
+def heartbeat(
+    ledger: Ledger, worker: str, monitor: HeartbeatMonitor, *, is_shared: bool
+) -> Iterator[None]:
     """Inside, a thread tells the ledger every few seconds that the worker is alive, and looks.
 
     Args:
         ledger: of the study.
         worker: of this process.
-        watch: looks at the others.
+        monitor: polls the other workers.
         is_shared: another process can reach the storage: otherwise nobody needs to be told.
     """
     ACTIVE.add(worker)
     done = threading.Event()
     thread = threading.Thread(
-        target=_send_heartbeats, args=(ledger, worker, watch, done), daemon=True
+        target=_send_heartbeats, args=(ledger, worker, monitor, done), daemon=True
     )
     try:
         if is_shared:
-            watch.look(ledger, worker)
+            monitor.poll(ledger, worker)
             thread.start()
         yield
     finally:
@@ -136,13 +138,15 @@ def heartbeat(ledger: Ledger, worker: str, watch: Watch, *, is_shared: bool) -> 
         if thread.is_alive():
             thread.join()
             with contextlib.suppress(Exception):  # a storage that went away has its own error
-                ledger.leave(worker)
+                ledger.remove_worker(worker)
 
 
-def _send_heartbeats(ledger: Ledger, worker: str, watch: Watch, done: threading.Event) -> None:
+def _send_heartbeats(
+    ledger: Ledger, worker: str, monitor: HeartbeatMonitor, done: threading.Event
+) -> None:
     while not done.wait(HEARTBEAT_SECONDS):
         with contextlib.suppress(Exception):  # the worker's own next write says what is wrong
-            watch.look(ledger, worker)
+            monitor.poll(ledger, worker)
 
 
 def run_workers(
@@ -150,7 +154,7 @@ def run_workers(
     count: int,
     *,
     before_fork: Callable[[], None],
-    watch: Callable[[], None],
+    on_poll: Callable[[], None],
 ) -> None:
     """Runs `work` in so many processes of this machine and waits for them.
 
@@ -161,7 +165,7 @@ def run_workers(
         work: what each process does until nothing is left.
         count: how many.
         before_fork: lets go of what two processes must not share, as connections.
-        watch: called twice a second meanwhile.
+        on_poll: called twice a second meanwhile.
     Raises:
         UnavailableError: processes cannot be forked here.
         ChopError: a worker stopped by an error, which the message has, or workers are killed
@@ -174,7 +178,7 @@ def run_workers(
     try:
         while running:
             wait([process.sentinel for process in running], timeout=POLL_SECONDS)
-            watch()
+            on_poll()
             # A process that a measure has forked keeps the sentinel of a killed worker silent.
             for process in [p for p in running if not p.is_alive()]:
                 said = _ending(process, running.pop(process))

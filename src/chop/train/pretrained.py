@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from chop.data import TEXT_DATASETS, get_tokenized_dataset, load_dataset
 from chop.errors import ConfigError, check_known, did_you_mean
-from chop.files import replacing
+from chop.files import atomic_file
 from chop.hub import cache_folder
 from chop.models import BUILTIN_MODELS, load_model
 from chop.train.rows import read_rows, split_rows
@@ -101,5 +101,5 @@ def _write(model: nn.Module, path: Path) -> None:
     from safetensors.torch import save_file
 
     state = {key: value.contiguous() for key, value in model.state_dict().items()}
-    with replacing(path) as temporary:
+    with atomic_file(path) as temporary:
         save_file(state, temporary)

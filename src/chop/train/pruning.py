@@ -91,7 +91,7 @@ class GradualPruning:
         for target in self.targets if self.looks_at_gradients else ():
             add_saliency(self.score_inputs[target.path], target.weight, None)
         self._reached = 0.0
-        self._hide(0.0)
+        self._prune(0.0)
 
     def __call__(self, step: int, steps: int) -> None:
         """Hides what is due before optimiser step `step` of `steps`, counted from 1."""
@@ -101,10 +101,10 @@ class GradualPruning:
         done = (step / steps - self.begin) / (self.end - self.begin)
         share = self.schedule(min(done, 1.0)) if done > 0 else 0.0
         if share > self._reached and (step % self.every == 0 or done >= 1):
-            self._hide(share)
+            self._prune(share)
             self._reached = share
 
-    def _hide(self, share: float) -> None:
+    def _prune(self, share: float) -> None:
         due = [
             dataclasses.replace(target, sparsity=target.sparsity * share) for target in self.targets
         ]

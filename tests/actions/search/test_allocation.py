@@ -10,8 +10,8 @@ from chop.actions.search.allocation import Allocation
 from chop.actions.search.no_search import divergences
 from chop.errors import ConfigError
 from chop.mixed_precision.fisher import fisher_loss_increases
+from chop.mixed_precision.layer_sensitivity import gradient_rows
 from chop.mixed_precision.problem import PrecisionProblem
-from chop.mixed_precision.sensitivity import gradient_rows
 from chop.search import Constraint, Goal
 from chop.search.objective import constraints_of
 from tests.workloads import graph, rows

@@ -28,7 +28,7 @@ from chop.actions.workload import Workload, raise_to_graph
 from chop.config import parse
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
-from chop.mixed_precision.sensitivity import Sensitivity
+from chop.mixed_precision.layer_sensitivity import Sensitivity
 from chop.runs import read_manifest
 from chop.train import evaluate
 from chop.train.evaluator import Evaluator

@@ -15,13 +15,13 @@ from chop.nn.sparsity import (
     SCORES,
     Granularity,
     Scored,
+    attach_mask,
+    detach_mask,
     lowest_weights,
     make_permanent,
     masked_of,
     note_of,
-    put_mask,
     sparsity_of,
-    take_mask,
 )
 
 LAYERS = {
@@ -95,14 +95,14 @@ def test_masks_are_put_on_counted_and_taken_off():
     layer = QuantLinear.from_float(nn.Linear(4, 4), QuantSpec())
     assert sparsity_of(layer) is None and masked_of(nn.Linear(2, 2)) is None
     weight = layer.weight.detach().clone()
-    put_mask(layer, torch.eye(4).bool(), {"method": "by hand"})
+    attach_mask(layer, torch.eye(4).bool(), {"method": "by hand"})
     buffer = layer.weight_mask
-    put_mask(layer, ~torch.eye(4).bool(), {"method": "by hand"})
+    attach_mask(layer, ~torch.eye(4).bool(), {"method": "by hand"})
     assert layer.weight_mask is buffer and sparsity_of(layer) == 0.75
     assert note_of(layer) == {"method": "by hand"}
-    take_mask(layer)
+    detach_mask(layer)
     assert not layer.is_pruned and note_of(layer) == {} and torch.equal(layer.weight, weight)
-    put_mask(layer, torch.eye(4).bool(), {})
+    attach_mask(layer, torch.eye(4).bool(), {})
     with torch.no_grad():
         layer.weight[0, 0] = math.nan
     make_permanent(layer)

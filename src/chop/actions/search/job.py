@@ -28,7 +28,7 @@ from chop.search.location import (
     storage_url,
     without_password,
 )
-from chop.search.opening import open_engine, storage_errors
+from chop.search.storage import open_engine, storage_errors
 from chop.search.study import BEST_FOLDER
 from chop.tables import printable
 

@@ -24,8 +24,8 @@ from chop.search.importance import importances
 from chop.search.ledger import Ledger, studies
 from chop.search.location import FILE_NAME, MEMORY, storage_file, storage_url
 from chop.search.objective import goals_from_json
-from chop.search.opening import open_engine, storage_errors
 from chop.search.result import OUTCOMES
+from chop.search.storage import open_engine, storage_errors
 from chop.tables import print_table, printable
 
 TOP = 10

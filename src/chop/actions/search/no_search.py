@@ -16,8 +16,8 @@ from chop.errors import ConfigError
 from chop.files import write_json
 from chop.mixed_precision.costs import COSTS
 from chop.mixed_precision.fisher import LossIncreases, fisher_loss_increases
+from chop.mixed_precision.layer_sensitivity import gradient_rows
 from chop.mixed_precision.problem import PrecisionProblem
-from chop.mixed_precision.sensitivity import gradient_rows
 from chop.search import Config, Constraint
 from chop.search.objective import Goals, constraints_of, objectives_of
 from chop.train.evaluator import Evaluator, kl_divergence

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from chop.actions.search.manage import find_storage, read_ledger, study_names
 from chop.errors import ChopError, ConfigError, UnavailableError
-from chop.files import replacing
+from chop.files import atomic_file
 
 if TYPE_CHECKING:
     from optuna.storages import InMemoryStorage
@@ -141,7 +141,7 @@ def export_study(storage: str, path: Path, name: str | None = None) -> int:
     noted, _ = read_ledger(storage, name)
     follower = Follower(noted["url"], noted["name"])
     follower.look()
-    with replacing(path) as temporary, quiet():
+    with atomic_file(path) as temporary, quiet():
         url = sa.URL.create("sqlite", database=str(temporary)).render_as_string()
         target = optuna.storages.RDBStorage(url)
         try:

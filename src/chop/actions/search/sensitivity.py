@@ -12,7 +12,7 @@ from chop.actions.sweep.points import Point, identity_of, measure_all
 from chop.actions.sweep.record import write_figure, write_table
 from chop.actions.workload import Workload, settings_with, workload_for
 from chop.files import write_json
-from chop.mixed_precision.sensitivity import Sensitivity, line
+from chop.mixed_precision.layer_sensitivity import Sensitivity, line
 from chop.report.layer_maps import plot_layer_map
 from chop.runs import Journal
 from chop.train import Metric

@@ -203,7 +203,7 @@ class SensitivityConfig(FormatSettings, WorkloadConfig):
     vectors: int = 16
 
     def __post_init__(self) -> None:
-        from chop.mixed_precision.sensitivity import check_metrics
+        from chop.mixed_precision.layer_sensitivity import check_metrics
 
         super().__post_init__()
         self.check_formats()

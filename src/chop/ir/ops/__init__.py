@@ -1,6 +1,6 @@
 """The operator table; see `table` for its rows and `row` for what they say."""
 
-from chop.ir.ops.dimensions import BlockedError, Call, Followed, Place
+from chop.ir.ops.dimensions import BlockedError, Call, RuleResult, UnitDim
 from chop.ir.ops.row import Arguments, Kind, Operator, Weight
 from chop.ir.ops.table import (
     OPS,
@@ -23,10 +23,10 @@ __all__ = [
     "Arguments",
     "BlockedError",
     "Call",
-    "Followed",
     "Kind",
     "Operator",
-    "Place",
+    "RuleResult",
+    "UnitDim",
     "Weight",
     "module_of_node",
     "of_called",

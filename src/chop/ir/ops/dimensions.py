@@ -25,8 +25,8 @@ class BlockedError(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the units lie in a tensor: along `dim`, each as `run` neighbors."""
+class UnitDim:
+    """Dimension of a tensor that holds the units, each as `run` neighbors."""
 
     dim: int
     run: int = 1
@@ -65,61 +65,61 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Followed:
-    """Where the units of one input go.
+class RuleResult:
+    """Result of a dimension rule: where the units of one input go.
 
     Attributes:
         place: in the result; None: they are summed over, or only their number is read.
         parameters: the axis of each parameter or buffer of the module along which they lie.
         sizes: the attributes of the module that say how many there are.
-        joined: the inputs that must have them at the same place.
+        aligned: the inputs that must have them at the same place.
         has_size: the call's arguments say the length of their dimension.
     """
 
-    place: Place | None
+    place: UnitDim | None
     parameters: Mapping[str, int] = field(default_factory=dict)
     sizes: tuple[str, ...] = ()
-    joined: tuple[fx.Node, ...] = ()
+    aligned: tuple[fx.Node, ...] = ()
     has_size: bool = False
 
 
-DimensionRule = Callable[[Call, fx.Node, Place], Followed]
+DimensionRule = Callable[[Call, fx.Node, UnitDim], RuleResult]
 """(call, the input that has the units, where) -> where they go; raises BlockedError."""
 
 
-def unchanged(call: Call, source: fx.Node, place: Place) -> Followed:
+def unchanged(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
     """Element by element, of one input."""
     if call.node.all_input_nodes != [source]:
         raise call.mixing()
-    return Followed(place)
+    return RuleResult(place)
 
 
-def joined(call: Call, source: fx.Node, place: Place) -> Followed:
+def arithmetic(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
     """Arithmetic with a number leaves units alone; with a tensor, both have them."""
     inputs = tuple(call.node.all_input_nodes)
     if inputs == (source,):
-        return Followed(place)
+        return RuleResult(place)
     if any(call.shapes[given] != call.shapes[call.node] for given in inputs):
         raise call.mixing()
-    return Followed(place, joined=inputs)
+    return RuleResult(place, aligned=inputs)
 
 
-def pooled(call: Call, source: fx.Node, place: Place) -> Followed:
+def pooled(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
     """Trailing dimensions are pooled, the others stay."""
     if place.dim >= len(call.shapes[source]) - call.row.spatial:
         raise call.mixing("pools them")
     return unchanged(call, source, place)
 
 
-def by_channel(call: Call, source: fx.Node, place: Place) -> Followed:
+def by_channel(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
     """A norm with statistics of each channel by itself."""
     if place.dim != 1:
         raise call.mixing("mixes them")
     names = ("weight", "bias", "running_mean", "running_var")
-    return Followed(place, dict.fromkeys(names, 0), ("num_features",))
+    return RuleResult(place, dict.fromkeys(names, 0), ("num_features",))
 
 
-def padded(call: Call, source: fx.Node, place: Place) -> Followed:
+def padded(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
     """Trailing dimensions get longer, the others stay."""
     padding = getattr(call.module, "padding", None) if call.module else call.argument(1, "pad")
     if not isinstance(padding, tuple | list):
@@ -129,14 +129,14 @@ def padded(call: Call, source: fx.Node, place: Place) -> Followed:
     return unchanged(call, source, place)
 
 
-def linear(call: Call, source: fx.Node, place: Place) -> Followed:
+def linear(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
     """The last dimension is summed over, the others stay."""
     if place.dim < len(call.shapes[source]) - 1:
         return unchanged(call, source, place)
     return _summed(call)
 
 
-def convolution(call: Call, source: fx.Node, place: Place) -> Followed:
+def convolution(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
     """Channels are summed over, or stay where each has a filter of its own."""
     module: Any = call.module
     if module is None:
@@ -147,16 +147,16 @@ def convolution(call: Call, source: fx.Node, place: Place) -> Followed:
         return _summed(call)
     if module.groups == module.in_channels == module.out_channels:
         sizes = ("groups", "in_channels", "out_channels")
-        return Followed(place, {"weight": 0, "bias": 0}, sizes)
+        return RuleResult(place, {"weight": 0, "bias": 0}, sizes)
     raise BlockedError(f"they reach the grouped convolution '{call.node.name}'")
 
 
-def _summed(call: Call) -> Followed:
+def _summed(call: Call) -> RuleResult:
     assert call.row.weight is not None
-    return Followed(None, {"weight": call.row.weight.inputs}, call.row.weight.sizes[1:])
+    return RuleResult(None, {"weight": call.row.weight.inputs}, call.row.weight.sizes[1:])
 
 
-def reduced(call: Call, source: fx.Node, place: Place) -> Followed:
+def reduced(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
     """Some dimensions are summed over, and left out or kept with length 1."""
     rank = len(call.shapes[source])
     given = call.argument(1, "dim")
@@ -168,18 +168,18 @@ def reduced(call: Call, source: fx.Node, place: Place) -> Followed:
         raise call.mixing("sums over them")
     keeps = len(call.shapes[call.node]) == rank
     dim = place.dim if keeps else place.dim - sum(dim < place.dim for dim in dims)
-    return Followed(Place(dim, place.run))
+    return RuleResult(UnitDim(dim, place.run))
 
 
-def permuted(call: Call, source: fx.Node, place: Place) -> Followed:
+def permuted(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
     """Dimensions in the order that the arguments give."""
-    return Followed(Place(_dims(call, source).index(place.dim), place.run))
+    return RuleResult(UnitDim(_dims(call, source).index(place.dim), place.run))
 
 
-def transposed(call: Call, source: fx.Node, place: Place) -> Followed:
+def transposed(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
     """The two dimensions that the arguments give change places."""
     first, second = _dims(call, source)
-    return Followed(Place({first: second, second: first}.get(place.dim, place.dim), place.run))
+    return RuleResult(UnitDim({first: second, second: first}.get(place.dim, place.dim), place.run))
 
 
 def _dims(call: Call, source: fx.Node) -> list[int]:
@@ -189,16 +189,16 @@ def _dims(call: Call, source: fx.Node) -> list[int]:
     return [dim % len(call.shapes[source]) for dim in dims]
 
 
-def viewed(call: Call, source: fx.Node, place: Place) -> Followed:
+def viewed(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
     """A reshape to sizes that the arguments give."""
     after = reshaped(call, source, place).place
     assert after is not None
     if call.node.kwargs or not isinstance(call.listed()[after.dim], int):
         raise call.mixing("computes their number")
-    return Followed(after, has_size=True)
+    return RuleResult(after, has_size=True)
 
 
-def reshaped(call: Call, source: fx.Node, place: Place) -> Followed:
+def reshaped(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
     """The units are kept, split off from what they hold, or merged with it."""
     before, after = call.shapes[source], call.shapes[call.node]
     size, ahead = before[place.dim], math.prod(before[: place.dim])
@@ -209,29 +209,29 @@ def reshaped(call: Call, source: fx.Node, place: Place) -> Followed:
         if math.prod(after[:dim]) != ahead:
             continue
         if after[dim] == size:
-            return Followed(Place(dim, place.run))
+            return RuleResult(UnitDim(dim, place.run))
         if place.run > 1 and after[dim : dim + 2] == (size // place.run, place.run):
-            return Followed(Place(dim))
+            return RuleResult(UnitDim(dim))
         for inner in behind:
             if after[dim] == size * inner:
-                return Followed(Place(dim, place.run * inner))
+                return RuleResult(UnitDim(dim, place.run * inner))
     raise call.mixing("mixes them")
 
 
-def attention(call: Call, source: fx.Node, place: Place) -> Followed:
+def attention(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
     """Heads stay apart: queries, keys and values have them."""
     inputs = tuple(call.argument(n, name) for n, name in enumerate(("query", "key", "value")))
     mask = call.argument(3, "attn_mask")
-    if place != Place(len(call.shapes[source]) - 3) or call.argument(7, "enable_gqa"):
+    if place != UnitDim(len(call.shapes[source]) - 3) or call.argument(7, "enable_gqa"):
         raise BlockedError(f"they reach '{call.node.name}' as something else than heads")
     if isinstance(mask, fx.Node) and call.shapes[mask][-3:-2] not in ((), (1,)):
         raise call.mixing("has a mask per head")
-    return Followed(place, joined=inputs)
+    return RuleResult(place, aligned=inputs)
 
 
-def asked_for_size(call: Call, source: fx.Node, place: Place) -> Followed:
+def asked_for_size(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
     """Reads the length of one dimension, or of all."""
     dim = call.argument(1, "dim")
     if not isinstance(dim, int) or dim % len(call.shapes[source]) == place.dim:
         raise call.mixing("reads their number")
-    return Followed(None)
+    return RuleResult(None)

@@ -158,7 +158,7 @@ TABLE: tuple[Operator, ...] = (
     _row("mse_loss", nn.MSELoss, kind=Kind.LOSS),
     # functions of two activations
     *_all(
-        {"arguments": TWO_INPUTS, "kind": Kind.ARITHMETIC, "follow": d.joined},
+        {"arguments": TWO_INPUTS, "kind": Kind.ARITHMETIC, "follow": d.arithmetic},
         _row("add", others=(operator.iadd,)),
         _row("sub", others=(operator.isub,)),
         _row("mul", others=(operator.imul,)),
@@ -175,7 +175,7 @@ TABLE: tuple[Operator, ...] = (
     # the rest of what models call often
     *_all(
         {"kind": Kind.ARITHMETIC},
-        _row("div", others=(operator.truediv,), follow=d.joined),
+        _row("div", others=(operator.truediv,), follow=d.arithmetic),
         _row("floor_div", others=(operator.floordiv, torch.floor_divide)),
         *_rows("neg pow sqrt rsqrt exp square abs clamp", follow=d.unchanged),
         *_rows("mean sum", follow=d.reduced),

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from chop.capture.captured import CapturedModule, CaptureRecord
 from chop.capture.guards import compile_guard
 from chop.errors import CheckpointError, did_you_mean
-from chop.files import latest, reading_together, replacing_together
+from chop.files import atomic_files, latest, shared_lock
 from chop.ir.metadata import Provenance
 from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError
@@ -90,7 +90,7 @@ def export(
             name: pack_inline(tensor) for name, tensor in tensors.items() if name not in state
         }
         tensors = state
-    with replacing_together(tensor_path.parent, tensor_path.stem) as folder:
+    with atomic_files(tensor_path.parent, tensor_path.stem) as folder:
         written = folder / tensor_path.name
         _save_tensors(tensors, written)
         document["tensor_file"] = {"sha256": _digest(written), "size_bytes": written.stat().st_size}
@@ -237,7 +237,7 @@ def _paths(name: str | Path) -> tuple[Path, Path]:
 
 def _read(tensor_path: Path, graph_path: Path) -> tuple[dict[str, Json], dict[str, Tensor]]:
     """Both files, of one export: another cannot put its own in their places meanwhile."""
-    with reading_together(tensor_path.parent):
+    with shared_lock(tensor_path.parent):
         tensor_path, graph_path = latest(tensor_path), latest(graph_path)
         _require(tensor_path, graph_path)
         document = _parse(graph_path)

@@ -18,7 +18,7 @@ from chop.ir.storage.allowed import AllowList, reference_of
 from chop.ir.storage.codec import Decoder, Encoder, NotPlainError
 from chop.ir.storage.tensor_store import TensorStore
 from chop.nn.quantized import QuantizedOperator
-from chop.nn.quantized.masks import show_zeros
+from chop.nn.quantized.masks import zero_masked_weights
 from chop.nn.quantized.running import Running
 
 BOOKKEEPING = frozenset(vars(nn.Module()))
@@ -213,7 +213,8 @@ def _add_tensors(module: nn.Module, record: Record, tensors: Mapping[str, Tensor
     if isinstance(module, QuantizedOperator):
         if module.running:
             module.running = Running.read(module.running)
-        show_zeros(module)  # files from before `weight_orig` have a dense weight beside its mask
+        # Files from before `weight_orig` have a dense weight beside its mask.
+        zero_masked_weights(module)
 
 
 def _collect_weights(module: Any) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from chop.formats import reference
 from chop.formats.layout import Layout
-from chop.formats.scaling import KnownScale
+from chop.formats.scaling import StaticScale
 from chop.formats.statistic import LARGEST, Statistic
 from chop.kernels.measure import Statistics, float_below
 from chop.kernels.plan import EVERY_BIT, EVERY_MAGNITUDE, UNIT_ROUNDOFF, Plan
@@ -95,7 +95,7 @@ class NativeStatistics(Statistics):
         plan = Plan.from_buffer_copy(plan)
         assert layout.levels is not None
         plan.levels = layout.levels
-        if isinstance(layout.scaling, KnownScale):
+        if isinstance(layout.scaling, StaticScale):
             factors = layout.scaling.known(x.device)
         else:
             measured = self._factors(plan, memory.float(), plan.levels)

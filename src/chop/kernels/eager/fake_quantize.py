@@ -16,7 +16,7 @@ from torch import Tensor
 from chop.formats import NumberFormat
 from chop.formats.groups import WHOLE_TENSOR, Groups
 from chop.formats.layout import Layout
-from chop.formats.scaling import KnownScale, SharedExponent
+from chop.formats.scaling import SharedExponent, StaticScale
 from chop.kernels.eager.chunked import FLOAT32, FLOAT64, Buffers, line_chunks, pairs
 from chop.kernels.eager.cores import FixedCore, core_of, exact_in_float32, magic_number
 from chop.kernels.eager.levels import factors_of_levels, round_levels
@@ -81,7 +81,7 @@ def round_eagerly(
 
 def _has_negative_scales(layout: Layout, plan: Plan) -> bool:
     """True where the signs of values, which are given back, would not be the results'."""
-    if not isinstance(layout.scaling, KnownScale):
+    if not isinstance(layout.scaling, StaticScale):
         return False
     core = core_of(plan, FLOAT64)
     takes_signs = core is not None and not core.of_magnitudes

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from chop.formats.layout import Layout
-from chop.formats.scaling import KnownScale
+from chop.formats.scaling import StaticScale
 from chop.formats.statistic import mean_magnitude
 from chop.kernels.eager.chunked import FLOAT32, FLOAT64, Buffers, Lane, Real, pairs
 from chop.kernels.eager.measure import bounds
@@ -22,7 +22,7 @@ def factors_of_levels(x: Tensor, layout: Layout, is_bipolar: bool) -> list[Tenso
         layout: with the factors, or how many of them to measure.
         is_bipolar: False for levels of 0 and 1.
     """
-    if isinstance(layout.scaling, KnownScale):
+    if isinstance(layout.scaling, StaticScale):
         return list(layout.scaling.known(x.device).double())
     scales: list[Tensor] = []
     for _ in range(layout.levels or 0):

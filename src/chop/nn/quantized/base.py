@@ -12,7 +12,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from chop.errors import ConfigError
 from chop.formats import OPERANDS, Quantizer, QuantSpec, initial_scales, lsq_fake_quantize
-from chop.nn.quantized.masks import FULL, MASK, hide, note_operator, show_zeros
+from chop.nn.quantized.masks import FULL, MASK, apply_mask, track_operator, zero_masked_weights
 from chop.nn.quantized.running import Running, observed
 from chop.nn.weight_cache import keeps, kept
 
@@ -69,7 +69,7 @@ class QuantizedOperator(nn.Module):
     ) -> Self:
         """Every operator comes by here: made anew, copied, unpickled or loaded."""
         operator = super().__new__(cls)
-        note_operator(operator)
+        track_operator(operator)
         return operator
 
     def __init__(
@@ -148,7 +148,7 @@ class QuantizedOperator(nn.Module):
             return x
         mask = self.weight_mask if operand == "weight" and self.is_pruned else None
         if operand in self.waiting and self.spec.learns(operand):
-            self.start_scales(operand, x if mask is None else hide(x, mask))
+            self.start_scales(operand, x if mask is None else apply_mask(x, mask))
         if isinstance(x, nn.Parameter) and keeps(self):
             return self._kept(operand, x, mask)
         return self._round(operand, x, mask)
@@ -167,7 +167,7 @@ class QuantizedOperator(nn.Module):
 
     def _round(self, operand: str, x: Tensor, mask: Tensor | None) -> Tensor:
         # Masked twice: shared scales must not see what is hidden, and not every format has a zero.
-        x = x if mask is None else hide(x, mask)
+        x = x if mask is None else apply_mask(x, mask)
         if self.training and not getattr(self.spec, operand).is_fitted:
             self._observe(operand, x)
         if self.spec.learns(operand):
@@ -177,7 +177,7 @@ class QuantizedOperator(nn.Module):
             y = lsq_fake_quantize(x, scales, self.spec.number_format(operand), is_batch)
         else:
             y = self.format_of(operand)(x, self.spec.gradient)
-        return y if mask is None else hide(y, mask)
+        return y if mask is None else apply_mask(y, mask)
 
     def _kept(self, operand: str, x: Tensor, mask: Tensor | None) -> Tensor:
         quantizer = self.format_of(operand)
@@ -258,7 +258,7 @@ class QuantizedOperator(nn.Module):
         if prefix + "weight" in state_dict and prefix + FULL not in state_dict:
             self._buffers.pop(FULL, None)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        show_zeros(self)
+        zero_masked_weights(self)
         loaded = {name: state_dict.get(prefix + SCALE_NAMES[name]) for name in self.waiting}
         started = {name for name, x in loaded.items() if x is not None and bool(x.all())}
         if started:
@@ -272,7 +272,7 @@ class QuantizedOperator(nn.Module):
     def effective(self, operand: str) -> Tensor:
         """The parameter of that name as it enters the operator: masked, not yet quantised."""
         x = getattr(self, operand)
-        return hide(x, self.weight_mask) if operand == "weight" and self.is_pruned else x
+        return apply_mask(x, self.weight_mask) if operand == "weight" and self.is_pruned else x
 
     def extra_repr(self) -> str:
         """The float module's text and the formats."""

@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 MASK, FULL = "weight_mask", "weight_orig"
 
 
-def hide(x: Tensor, mask: Tensor) -> Tensor:
+def apply_mask(x: Tensor, mask: Tensor) -> Tensor:
     """`x` with zeros where the mask is False, NaN masked too."""
     return torch.where(mask, x, 0)
 
@@ -44,7 +44,7 @@ def write_mask(module: nn.Module, kept: Tensor | None, full: Tensor) -> None:
     """
     weight = module._parameters["weight"]
     assert weight is not None
-    weight.copy_(full if kept is None else hide(full, kept))
+    weight.copy_(full if kept is None else apply_mask(full, kept))
     for name, value in ((MASK, kept), (FULL, full)):
         buffer = module._buffers.get(name)
         if kept is None:
@@ -61,8 +61,8 @@ def stored_weights(module: nn.Module) -> list[Tensor]:
     return [x for x in stored if x is not None]
 
 
-def show_zeros(module: nn.Module) -> None:
-    """Gives an operator that has a mask beside a dense weight its zeros."""
+def zero_masked_weights(module: nn.Module) -> None:
+    """Zeroes the masked weights of an operator that has a mask beside a dense weight."""
     kept = module._buffers.get(MASK)
     if kept is not None and module._buffers.get(FULL) is None:
         write_mask(module, kept, full_weight(module))
@@ -73,7 +73,7 @@ def show_zeros(module: nn.Module) -> None:
 _operators: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
 
 
-def note_operator(module: nn.Module) -> None:
+def track_operator(module: nn.Module) -> None:
     """Lets optimizers keep the zeros of a module, if it is ever pruned."""
     _operators[id(module)] = module
 

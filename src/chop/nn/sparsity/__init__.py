@@ -8,12 +8,12 @@ from chop.nn.sparsity.granularity import (
     unit_scores,
 )
 from chop.nn.sparsity.mask import (
+    attach_mask,
+    detach_mask,
     make_permanent,
     masked_of,
     note_of,
-    put_mask,
     sparsity_of,
-    take_mask,
 )
 from chop.nn.sparsity.scores import SCORES, Score, ScoreInputs
 from chop.nn.sparsity.selection import kth_smallest, lowest
@@ -25,14 +25,14 @@ __all__ = [
     "Score",
     "ScoreInputs",
     "Scored",
+    "attach_mask",
+    "detach_mask",
     "kth_smallest",
     "lowest",
     "lowest_weights",
     "make_permanent",
     "masked_of",
     "note_of",
-    "put_mask",
     "sparsity_of",
-    "take_mask",
     "unit_scores",
 ]

@@ -13,7 +13,7 @@ from chop.nn.quantized.masks import full_weight, write_mask
 NOTE = "pruned_by"
 
 
-def put_mask(
+def attach_mask(
     module: QuantizedOperator,
     masked: Tensor,
     note: Mapping[str, str],
@@ -35,7 +35,7 @@ def put_mask(
     setattr(module, NOTE, dict(note))
 
 
-def take_mask(module: QuantizedOperator) -> None:
+def detach_mask(module: QuantizedOperator) -> None:
     """Shows all weights again: what was masked has the values from before."""
     if module.is_pruned:
         write_mask(module, None, full_weight(module))

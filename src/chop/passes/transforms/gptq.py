@@ -9,7 +9,7 @@ from chop.errors import ConfigError
 from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
-from chop.quantization.gptq import Solver, correct_weights
+from chop.quantization.gptq import Solver, gptq_layers
 
 
 @dataclass(frozen=True)
@@ -64,5 +64,5 @@ def gptq_transform_pass(mg: MaseGraph, config: GptqConfig) -> dict[str, Any]:
     """
     batches = select_inputs(mg, config.batches, "gptq_transform_pass.batches")
     solver = Solver(config.damp_percent, config.block_size, config.actorder)
-    layers, skipped = correct_weights(mg, batches, solver)
+    layers, skipped = gptq_layers(mg, batches, solver)
     return {"layers": layers, "skipped": skipped}

@@ -73,7 +73,7 @@ class Posterior:
         seen = self.coding.marked(codes)
         return self._acquisition([model.predict(seen) for model in self._models()])
 
-    def changed(self, code: Codes) -> tuple[Codes, Array]:
+    def best_neighbors(self, code: Codes) -> tuple[Codes, Array]:
         """Neighbors of a configuration (D,) of greatest acquisition: (C, D), and their values (C,).
 
         Of more than `SHORTLIST` neighbors those of greatest mean are kept, the deviation taken to
@@ -81,7 +81,9 @@ class Posterior:
         """
         models = self._models()
         (active,), (seen,) = self.coding.active(code[None, :]), self.coding.marked(code[None, :])
-        rough = self._acquisition([(m.around(seen), m.predict(seen[None, :])[1]) for m in models])
+        rough = self._acquisition(
+            [(m.neighbor_means(seen), m.predict(seen[None, :])[1]) for m in models]
+        )
         rough[self.absent | ~active[:, None]] = -np.inf
         rough[np.arange(len(code)), code] = -np.inf
         order = np.argsort(-rough, axis=None, kind="stable")[:SHORTLIST]
@@ -90,7 +92,7 @@ class Posterior:
         codes[np.arange(len(choice)), choice] = option
         if self.coding.is_conditional:  # a change may decide which other choices count
             return codes, self.acquisition(codes)
-        return codes, self._acquisition([m.predict_changed(code, choice, option) for m in models])
+        return codes, self._acquisition([m.predict_neighbors(code, choice, option) for m in models])
 
     def filled(self, code: Codes) -> Codes:
         """A configuration (D,) with the best option of each inactive choice."""
@@ -99,7 +101,7 @@ class Posterior:
         return np.where(active, code, worth.argmax(1))
 
     @property
-    def stale(self) -> int:
+    def stagnation(self) -> int:
         """Stagnation: trials since the incumbent; 0 with several objectives, or without one."""
         if self.history.values.shape[1] > 1 or not self.feasible.any():
             return 0

@@ -114,7 +114,7 @@ class _Proposal:
         residual.
         """
         turn = len(self.history.taken) % 3
-        if posterior.stale < max(PATIENCE, len(self.coding.counts) / 2) or turn == 2:
+        if posterior.stagnation < max(PATIENCE, len(self.coding.counts) / 2) or turn == 2:
             return []
         codes = self._random_candidates(RANDOM_CANDIDATES)
         acquisition = np.zeros(len(codes))
@@ -147,7 +147,7 @@ class _Proposal:
             self._random_candidates(RANDOM_CANDIDATES),
         ]
         codes = np.concatenate(found)
-        near = [posterior.changed(posterior.filled(code)) for code in best]
+        near = [posterior.best_neighbors(posterior.filled(code)) for code in best]
         return (
             np.concatenate([codes, *(codes for codes, _ in near)]),
             np.concatenate(
@@ -186,7 +186,7 @@ class _Proposal:
         code = start
         for _ in range(LONGEST_CLIMB):
             code = posterior.filled(code)
-            near, acquisition = posterior.changed(code)
+            near, acquisition = posterior.best_neighbors(code)
             better = near[
                 np.argsort(-acquisition, kind="stable")[: np.count_nonzero(acquisition > value)]
             ]

@@ -45,15 +45,15 @@ class ExactSum:
         means: Array = self.constant + sums(self.worth, codes)
         return means, np.full(len(codes), self.deviation)
 
-    def around(self, code: Codes) -> Array:
+    def neighbor_means(self, code: Codes) -> Array:
         """Predictive means of all neighbors of a candidate (D,): (D, K)."""
         taken = self.worth[np.arange(len(code)), code]
         means: Array = self.constant + taken.sum() - taken[:, None] + self.worth
         return means
 
-    def predict_changed(self, code: Codes, choice: Codes, option: Codes) -> tuple[Array, Array]:
+    def predict_neighbors(self, code: Codes, choice: Codes, option: Codes) -> tuple[Array, Array]:
         """`predict` of candidates that differ from one (D,) in one choice (C,) each."""
-        return self.around(code)[choice, option], np.full(len(choice), self.deviation)
+        return self.neighbor_means(code)[choice, option], np.full(len(choice), self.deviation)
 
 
 class GaussianProcess:
@@ -105,7 +105,7 @@ class GaussianProcess:
         """See `ExactSum`; the deviation holds for configurations that were not measured."""
         return self._posterior(*self._parts(codes))
 
-    def around(self, code: Codes) -> Array:
+    def neighbor_means(self, code: Codes) -> Array:
         """See `ExactSum`."""
         (_,), (near,) = self._parts(code[None, :])
         choices = np.arange(len(code))
@@ -115,7 +115,7 @@ class GaussianProcess:
         means: Array = near_means + self.constant + taken.sum() - taken[:, None] + self.worth
         return means
 
-    def predict_changed(self, code: Codes, choice: Codes, option: Codes) -> tuple[Array, Array]:
+    def predict_neighbors(self, code: Codes, choice: Codes, option: Codes) -> tuple[Array, Array]:
         """See `ExactSum`."""
         added, near = self._parts(code[None, :])
         added = added + self.terms[choice, option] - self.terms[choice, code[choice]]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chop.errors import ChopError, UnavailableError, WriteError
-from chop.files import creating
+from chop.files import atomic_new_file
 from chop.search.location import MEMORY, secrets_of, storage_file, without_password
 from chop.tables import printable
 
@@ -154,7 +154,7 @@ def _make_file(file: Path) -> None:
     With write-ahead logging: readers and a writer do not wait for one another.
     """
     try:
-        with creating(file) as fresh:
+        with atomic_new_file(file) as fresh:
             try:
                 with contextlib.closing(sqlite3.connect(fresh)) as connection:
                     connection.execute("PRAGMA journal_mode = WAL")
@@ -241,16 +241,16 @@ def storage_errors(url: str, *, begun: bool = True) -> Iterator[None]:
         yield
     except DBAPIError as error:
         # What is chained may quote the URL.
-        raise _told(url, error.orig or error, begun) from None
+        raise _storage_error(url, error.orig or error, begun) from None
     except ChopError:
         raise
     except (sqlite3.Error, OSError, *UNREADABLE) as error:
         if begun:
             raise
-        raise _told(url, error, begun) from None
+        raise _storage_error(url, error, begun) from None
 
 
-def _told(url: str, error: BaseException, begun: bool) -> ChopError:
+def _storage_error(url: str, error: BaseException, begun: bool) -> ChopError:
     reason = _reason(url, error)
     kind = str(getattr(error, "sqlite_errorname", ""))
     shown = f"storage '{without_password(url)}'"

@@ -1,4 +1,4 @@
-"""Which part of an axis is shown, and how: limits from the data, logarithms, whole numbers."""
+"""Axes of plots: limits from the data, logarithms, whole numbers."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ LEAST_LEVELS = 3
 LEAST_PERCENT = 2.0
 """Percentage points that an axis of shares spans at least."""
 FARTHEST = 2.0
-"""Spans of the data beyond which a baseline is told and not drawn."""
+"""Spans of the data beyond which a baseline is named and not drawn."""
 
 
 @dataclass(frozen=True)
-class Scale:
-    """One axis.
+class AxisScale:
+    """Range and scale of a plot's axis.
 
     Attributes:
         low: the lower end.
@@ -53,14 +53,14 @@ class Scale:
         return self.low <= value <= self.high
 
 
-def scale_for(
+def axis_scale(
     values: Sequence[float],
     *,
     kept: Sequence[float] = (),
     baselines: Sequence[float] = (),
     percent: bool = False,
     logarithm: bool = True,
-) -> Scale:
+) -> AxisScale:
     """The axis on which the differences between numbers can be seen.
 
     Numbers that are no shares and span more than a decade take logarithms. On a linear axis,
@@ -85,7 +85,7 @@ def scale_for(
     missing = max(0.0, span - (high - low)) / 2
     low, high = low - missing, high + missing
     margin = MARGIN * (high - low)
-    return Scale(
+    return AxisScale(
         low - margin,
         high + margin,
         below=tuple(value for value in finite if value < shown[0]),
@@ -99,13 +99,13 @@ def _spans_a_decade(finite: Sequence[float]) -> bool:
     return finite[0] >= 0 and bool(positive) and positive[-1] > DECADE * positive[0]
 
 
-def _logarithmic(finite: Sequence[float], baselines: Sequence[float]) -> Scale:
+def _logarithmic(finite: Sequence[float], baselines: Sequence[float]) -> AxisScale:
     ends = [value for value in (*finite, *baselines) if value > 0 and math.isfinite(value)]
     low, high = min(ends), max(ends)
     room = (high / low) ** MARGIN
     if finite[0] > 0:
-        return Scale(low / room, high * room, "log")
-    return Scale(-low / 4, high * room, "symlog", threshold=low)
+        return AxisScale(low / room, high * room, "log")
+    return AxisScale(-low / 4, high * room, "symlog", threshold=low)
 
 
 def _without_far(finite: Sequence[float], kept: Sequence[float]) -> list[float]:
@@ -123,7 +123,7 @@ def _without_far(finite: Sequence[float], kept: Sequence[float]) -> list[float]:
     return list(finite)
 
 
-def apply_scale(axes: Axes, scale: Scale, which: Literal["x", "y"] = "y") -> None:
+def apply_scale(axes: Axes, scale: AxisScale, which: Literal["x", "y"] = "y") -> None:
     """Sets limits and kind of an axis; where it is cut, two strokes mark its end."""
     settings = {"linthresh": scale.threshold, "linscale": 0.5} if scale.kind == "symlog" else {}
     getattr(axes, f"set_{which}scale")(scale.kind, **settings)
@@ -151,7 +151,7 @@ def _mark_cut(axes: Axes, height: float) -> None:
 
 
 def draw_baselines(
-    axes: Axes, levels: Mapping[str, float], scale: Scale, percent: bool
+    axes: Axes, levels: Mapping[str, float], scale: AxisScale, percent: bool
 ) -> list[tuple[Artist, str]]:
     """Draws levels across a panel; the legend's entries say their values, drawn or not."""
     entries: list[tuple[Artist, str]] = []
@@ -166,7 +166,7 @@ def draw_baselines(
     return entries
 
 
-def axis_label(name: str, scale: Scale, percent: bool, *notes: str) -> str:
+def axis_label(name: str, scale: AxisScale, percent: bool, *notes: str) -> str:
     """The name and its unit; in lines below it notes, and what lies beyond the ends."""
     unit = " %" if percent else ""
     below = [f"down to {value:.6g}{unit} below the axis" for value in scale.below[:1]]

@@ -5,7 +5,7 @@ import math
 import pytest
 from matplotlib.figure import Figure
 
-from chop.report.scales import Scale, draw_baselines, scale_for
+from chop.report.axes import AxisScale, axis_scale, draw_baselines
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from chop.report.scales import Scale, draw_baselines, scale_for
     ],
 )
 def test_limits_follow_the_data_with_a_margin(values, kept):
-    scale = scale_for(values, kept=kept, percent=True)
+    scale = axis_scale(values, kept=kept, percent=True)
     finite = [value for value in values if math.isfinite(value)]
     assert scale.kind == "linear" and not scale.below and not scale.above
     assert all(scale.low < value < scale.high for value in finite)
@@ -41,7 +41,7 @@ def test_limits_follow_the_data_with_a_margin(values, kept):
     ],
 )
 def test_what_flattens_the_rest_is_cut_off(values, kept, below, above):
-    scale = scale_for(values, kept=kept, percent=True)
+    scale = axis_scale(values, kept=kept, percent=True)
     assert (scale.below, scale.above) == (below, above)
     shown = [value for value in values if scale.shows(value)]
     assert shown == [value for value in values if value not in (*below, *above)]
@@ -49,26 +49,26 @@ def test_what_flattens_the_rest_is_cut_off(values, kept, below, above):
 
 def test_baselines_near_the_data_widen_the_axis():
     values = [94, 95, 96, 97]
-    assert scale_for(values, percent=True, baselines=[99]).shows(99)
-    far = scale_for(values, percent=True, baselines=[10, 99])
+    assert axis_scale(values, percent=True, baselines=[99]).shows(99)
+    far = axis_scale(values, percent=True, baselines=[10, 99])
     assert far.shows(99) and not far.shows(10)
 
 
 def test_logarithms_need_a_decade_and_no_negative_numbers():
-    assert scale_for([0.001, 0.5]).kind == "log"
-    assert scale_for([0.1, 0.9]).kind == "linear"
-    assert scale_for([-1.0, 0.001, 5.0]).kind == "linear"
-    assert scale_for([0.0, 0.0]).kind == "linear"
-    assert scale_for([1, 90], percent=True).kind == "linear"
-    assert scale_for([0.001, 0.5], logarithm=False).kind == "linear"
-    zero = scale_for([0.0, 0.001, 0.5])
+    assert axis_scale([0.001, 0.5]).kind == "log"
+    assert axis_scale([0.1, 0.9]).kind == "linear"
+    assert axis_scale([-1.0, 0.001, 5.0]).kind == "linear"
+    assert axis_scale([0.0, 0.0]).kind == "linear"
+    assert axis_scale([1, 90], percent=True).kind == "linear"
+    assert axis_scale([0.001, 0.5], logarithm=False).kind == "linear"
+    zero = axis_scale([0.0, 0.001, 0.5])
     assert (zero.kind, zero.threshold) == ("symlog", 0.001) and zero.low < 0 < 0.5 < zero.high
-    assert scale_for([], baselines=[0.5]) == Scale(-0.06, 1.06)
+    assert axis_scale([], baselines=[0.5]) == AxisScale(-0.06, 1.06)
 
 
 def test_a_baseline_that_is_not_drawn_is_told_behind_its_label():
     axes = Figure().subplots()
-    scale = scale_for([1.0, 2.0])
+    scale = axis_scale([1.0, 2.0])
     entries = draw_baselines(axes, {"no search (KL)": 50.0, "4 (all)": 1.5}, scale, percent=False)
     assert [told for _, told in entries] == [
         "no search (KL) (50, off the axis)",

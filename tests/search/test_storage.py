@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from chop.errors import UnavailableError, WriteError
 from chop.search.location import MEMORY, storage_file, storage_url
-from chop.search.opening import open_engine, storage_errors
+from chop.search.storage import open_engine, storage_errors
 from tests.unprivileged import NEEDS_ROOT, as_nobody, in_a_namespace, let_others_in
 
 FORK = multiprocessing.get_context("fork")
@@ -291,7 +291,7 @@ def test_what_another_user_may_not_read_or_make(open_to_all):
 READ = """
 import sqlalchemy as sa, sys
 from chop.search.location import storage_url
-from chop.search.opening import open_engine
+from chop.search.storage import open_engine
 with open_engine(storage_url(sys.argv[1], None), read_only=True).connect() as connection:
     print(connection.execute(sa.text("SELECT COUNT(*) FROM chop_studies")).scalar())
 """
@@ -327,7 +327,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path):
 
 
 def test_a_locked_file_is_not_read_past_its_lock(tmp_path, monkeypatch):
-    monkeypatch.setattr("chop.search.opening.LOCK_SECONDS", 0.01)
+    monkeypatch.setattr("chop.search.storage.LOCK_SECONDS", 0.01)
     url = storage_url(None, tmp_path)
     write(url).dispose()
     with contextlib.closing(sqlite3.connect(tmp_path / "search.db")) as other:
