@@ -141,13 +141,7 @@ def _measure(
     inputs = random_inputs(case, config.seed, config.device)
     kept = kept_pairs(case, config.device)
     calls = {name: partial(way, *inputs) for name, way in ways(case, kept).items()}
-    found = compare(
-        [Variant(name, call) for name, call in calls.items()],
-        seconds=0.02 if config.quick else config.seconds,
-        method=config.method,
-        device=config.device,
-        threads=config.threads,
-    )
+    found = compare([Variant(name, call) for name, call in calls.items()], **config.how)
     errors = errors_against_float64(calls, inputs, kept)
     backend = chosen_backend(inputs, kept, case.mask == "causal")
     least, flops = case.moved_bytes("fused"), case.needed_flops

@@ -18,7 +18,7 @@ from chop.bench.timing import Variant, compare
 from chop.capture.inputs import dummy_inputs
 from chop.models.named import get_model
 from chop.studies.graph_breaks import Compilations, compilations
-from chop.studies.settings import BenchCompileConfig
+from chop.studies.settings import QUICK_SECONDS, BenchCompileConfig
 
 EAGER = "eager"
 MODES: Mapping[str, dict[str, Any]] = {
@@ -37,7 +37,7 @@ QUICK: Mapping[str, Any] = {
     "models": ("mlp",),
     "batch_sizes": (2,),
     "modes": ("default",),
-    "seconds": 0.02,
+    "seconds": QUICK_SECONDS,
 }
 PROBE_LENGTH = 2
 """Texts are as many times shorter in the last call that recompiles are counted in."""
@@ -230,13 +230,7 @@ def _measure(
     torch._dynamo.reset()
     variants = [Variant(EAGER, partial(model, **inputs))]
     variants += [Variant(mode, prepare=partial(_compiled, model, mode, inputs)) for mode in modes]
-    return compare(
-        variants,
-        seconds=config.seconds,
-        method=config.method,
-        device=config.device,
-        threads=config.threads,
-    )
+    return compare(variants, **{**config.how, "seconds": config.seconds})
 
 
 def _compiled(model: nn.Module, mode: str, inputs: Mapping[str, Tensor]) -> Callable[[], Any]:
@@ -253,16 +247,14 @@ def _compiled(model: nn.Module, mode: str, inputs: Mapping[str, Tensor]) -> Call
 
 def _rows(name: str, batch: int, found: Comparison, iterations: Sequence[int]) -> list[CompileRow]:
     eager, *compiled = found
+
+    def course(each: Measured) -> tuple[CourseRow, ...]:
+        return tuple(course_rows(eager, each, iterations))
+
     return [
         CompileRow(name, batch, eager, None, ()),
         *(
-            CompileRow(
-                name,
-                batch,
-                each,
-                break_even(eager, each),
-                tuple(course_rows(eager, each, iterations)),
-            )
+            CompileRow(name, batch, each, break_even(eager, each), course(each))
             for each in compiled
         ),
     ]

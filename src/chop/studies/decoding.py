@@ -134,7 +134,7 @@ def compare_decoding(weight: Tensor, name: str, **how: Any) -> tuple[Comparison,
         CLONE: weight.clone,
     }
     variants = [Variant(way, call) for way, call in {**calls, **copies}.items()]
-    found = compare(variants, outputs=False, device=weight.device, **how)
+    found = compare(variants, outputs=False, **how)
     with torch.inference_mode():
         exact = number_format.decode(encoded)
         is_exact = {way: torch.equal(call(), exact) for way, call in calls.items()}
@@ -158,7 +158,7 @@ def _loop_row(
     number_format, part = FORMATS[name], weight[: LOOP_SHAPE[0], : LOOP_SHAPE[1]].contiguous()
     encoded = number_format.encode(part)
     loop = partial(decode_in_a_loop, encoded, number_format)
-    found = compare([Variant(LOOP, loop)], outputs=False, device=weight.device, **how)
+    found = compare([Variant(LOOP, loop)], outputs=False, **how)
     factor = weight.numel() / part.numel()
     seconds = factor * found.decisive_seconds(LOOP)
     moved = round(factor * (encoded.size_bytes + part.nbytes))

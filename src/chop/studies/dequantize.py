@@ -24,7 +24,7 @@ from chop.studies.weight_memory import (
     measure_memory,
 )
 
-QUICK_SECONDS, QUICK_SHAPE = 0.02, (96, 1024)
+QUICK_SHAPE = (96, 1024)
 
 
 @dataclass(frozen=True)
@@ -69,21 +69,18 @@ def bench_dequantize(config: BenchDequantizeConfig) -> DequantizeComparison:
     shape = QUICK_SHAPE if config.quick else (config.outputs, config.inputs)
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(config.seed)) * 0.02
     weight = weight.to(config.device, DTYPES[config.dtype])
-    how: dict[str, Any] = {
-        "seconds": QUICK_SECONDS if config.quick else config.seconds,
-        "threads": config.threads,
-        "method": config.method,
-    }
     comparisons: dict[str, Comparison] = {}
     decoding: list[DecodeRow] = []
     for name in config.formats:
-        comparisons[f"decode-{name}"], rows = compare_decoding(weight, name, **how)
+        comparisons[f"decode-{name}"], rows = compare_decoding(weight, name, **config.how)
         decoding += [row for row in rows if row.format or not decoding]  # copies once
     first = comparisons[f"decode-{config.formats[0]}"]
     copied_per_second = 2 * weight.nbytes / first.decisive_seconds(COPY)
     products: list[ProductRow] = []
     for count in config.rows[:1] if config.quick else config.rows:
-        found, own = compare_products(weight, config.formats, count, copied_per_second, **how)
+        found, own = compare_products(
+            weight, config.formats, count, copied_per_second, **config.how
+        )
         comparisons[f"product-{count}-rows"] = found
         products += own
     memory, kinds = _memory(config)

@@ -88,7 +88,7 @@ def compare_products(
         calls[name, DECODED] = partial(_decoded_first, x, packed)
     variants = [Variant(" ".join(key).strip(), call) for key, call in calls.items()]
     # On a GPU one row takes less time than starting its kernels from Python.
-    found = compare(variants, outputs=False, device=weight.device, cuda_graph=True, **how)
+    found = compare(variants, outputs=False, cuda_graph=True, **how)
     with torch.inference_mode():
         exact = calls["", FLOAT_WAY]().double()
         noise = {

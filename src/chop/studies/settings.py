@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from chop.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+QUICK_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,13 @@ class StudyConfig:
         from chop.config import check_fields
 
         check_fields(self, type(self).__name__)
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """Settings of `chop.bench.compare`."""
+        seconds = QUICK_SECONDS if self.quick else self.seconds
+        names = ("threads", "method", "device")
+        return {"seconds": seconds, **{name: getattr(self, name) for name in names}}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from chop.studies.attention_implementations import DTYPES
 from chop.studies.settings import BenchSoftmaxConfig
 
 QUICK_SHAPES = ("64x100",)
-QUICK_SECONDS = 0.02
 INTERPRETED_SHAPES = ("40x100", "3x1000", "2x20000")
 """Short rows, of which a program takes several; a row for each; and one that is read in parts."""
 NAIVE, TORCH, COMPILED, TRITON = "naive", "torch", "torch.compile", "Triton"
@@ -211,11 +210,8 @@ def _measure(case: Case, config: BenchSoftmaxConfig) -> tuple[Comparison, list[S
     copy = partial(target.copy_, x)
     found = compare(
         [Variant(name, call) for name, call in {**calls, COPY: copy}.items()],
-        seconds=QUICK_SECONDS if config.quick else config.seconds,
-        method=config.method,
-        device=device,
-        threads=config.threads,
         outputs=False,
+        **config.how,
     )
     with torch.inference_mode():
         exact = [x.double().softmax(-1)]

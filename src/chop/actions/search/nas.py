@@ -71,18 +71,11 @@ def prepare(config: NasConfig, workload: Workload | None = None) -> Search:
         )
     found = architectures(config, workload)
     measure = _measure(config, found, workload)
-    return Search(
+    return config.search(
         _filtered(config, found, measure),
         measure,
         config.all_goals(),
-        sampler=config.sampler,
-        pruner=config.pruner,
-        storage=config.storage,
-        out=config.out,
-        name=config.study,
-        seed=config.seed,
         save=measure.save,
-        keep=config.keep,
         problem={
             "rows": fingerprint_of_rows(workload.train),
             "base": _spelled(workload.model),

@@ -72,19 +72,12 @@ def prepare(config: PrecisionConfig, workload: Workload | None = None) -> Search
         "training": found.training and {k: x for k, x in found.training.items() if k != "device"},
     }
     begin = _without_search(config, found, workload, identity)
-    return Search(
+    return config.search(
         found.space,
         found.measure,
         goals,
         start=[*begin.values(), *uniforms_within(found, goals).values()],
-        sampler=config.sampler,
-        pruner=config.pruner,
-        storage=config.storage,
-        out=config.out,
-        name=config.study,
-        seed=config.seed,
         save=lambda chosen, folder: found.graph(chosen).export(folder / "model"),
-        keep=config.keep,
         problem=identity,
     )
 
@@ -103,20 +96,14 @@ def rows_of(config: PrecisionConfig, workload: Workload) -> tuple[Workload, Rows
     if validation is not None and (count >= LEAST_VALIDATION or config.epochs):
         rows = validation.spread(config.search_rows)
         seen = ", held out of training rows that the model may have seen elsewhere"
-        return (
-            split,
-            rows,
-            f"{len(rows)} validation rows{seen if split.has_seen_validation else ''}",
-        )
+        told = f"{len(rows)} validation rows{seen if split.has_seen_validation else ''}"
+        return split, rows, told
     rows = workload.train.spread(config.search_rows)
-    return (
-        workload,
-        rows,
-        (
-            f"{len(rows)} training rows, which the model has seen and answers better than others "
-            f"({count} validation rows are too few)"
-        ),
+    told = (
+        f"{len(rows)} training rows, which the model has seen and answers better than others "
+        f"({count} validation rows are too few)"
     )
+    return workload, rows, told
 
 
 def problem_of(config: PrecisionConfig, workload: Workload) -> PrecisionProblem:

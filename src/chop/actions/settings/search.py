@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from chop.actions.settings.workload import WorkloadConfig
+from chop.actions.settings.workload import Ranges, WorkloadConfig
 from chop.actions.sweep.grid import parse_range, whole
 from chop.errors import ConfigError, check_known
 
@@ -15,13 +15,9 @@ if TYPE_CHECKING:
     from chop.actions.workload import Workload
     from chop.mixed_precision.problem import PrecisionProblem, Score
     from chop.nas.compression import Compression
-    from chop.search import Constraint, Goal
+    from chop.search import Constraint, Goal, Search, SearchSpace
+    from chop.search.objective import Goals, Measure
     from chop.train import Rows
-
-FORMAT_RANGES: Mapping[str, tuple[float, float]] = {
-    "calibration_rows": (1, 10**9),
-    "eval_batch_size": (1, 10**6),
-}
 
 
 @dataclass(frozen=True)
@@ -43,12 +39,7 @@ class SearchConfig(WorkloadConfig):
     """
 
     JOB_NAME: ClassVar[str] = "search"
-    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
-        **WorkloadConfig.RANGES,
-        "trials": (1, 10**9),
-        "workers": (1, 1024),
-        "keep": (0, 10_000),
-    }
+    RANGES: ClassVar[Ranges] = {"trials": (1, 10**9), "workers": (1, 1024), "keep": (0, 10_000)}
 
     trials: int = 100
     sampler: str = "sensitivity"
@@ -67,6 +58,14 @@ class SearchConfig(WorkloadConfig):
     def folder(self) -> Path:
         """Where the study writes: several may share `out` and its storage."""
         return self.out / self.study
+
+    def search(self, space: SearchSpace, measure: Measure, goals: Goals, **further: Any) -> Search:
+        """The search of these settings; `further` are arguments of `chop.search.Search`."""
+        from chop.search import Search
+
+        names = ("sampler", "pruner", "storage", "out", "seed", "keep")
+        own = {name: getattr(self, name) for name in names}
+        return Search(space, measure, goals, name=self.study, **own, **further)
 
     def __post_init__(self) -> None:
         from chop.search.location import check_study_name, storage_url
@@ -99,6 +98,7 @@ class FormatSettings:
         eval_batch_size: rows of an evaluation step. Default: chosen for speed.
     """
 
+    RANGES: ClassVar[Ranges] = {"calibration_rows": (1, 10**9), "eval_batch_size": (1, 10**6)}
     USUAL_WIDTHS: ClassVar[str | None] = None
 
     formats: tuple[str, ...] = ("integer",)
@@ -150,33 +150,25 @@ class FormatSettings:
             raise_to_graph(workload),
             workload.train,
             rows,
-            formats=self.formats,
             ranges=self.all_ranges(),
-            operators=self.operators,
-            operands=self.operands,
-            per=self.per,
-            bias=self.bias,
-            rule=self.rule,
-            calibration_rows=self.calibration_rows,
             batch_size=self.eval_batch_size,
             goal=goal,
             task=workload.task,
             training=training,
+            **self._of_problem(),
         )
+
+    def _of_problem(self) -> dict[str, Any]:
+        """The settings that a problem takes as they are."""
+        names = ("formats", "rule", "operators", "operands", "per", "bias", "calibration_rows")
+        return {name: getattr(self, name) for name in names}
 
     def told(self) -> dict[str, Any]:
         """All of these settings that a result depends on, as plain JSON."""
         from chop.mixed_precision.candidates import format_candidates
 
-        return {
-            "formats": list(format_candidates(self.formats, self.all_ranges(), self.rule)),
-            "rule": self.rule,
-            "operators": self.operators,
-            "operands": self.operands,
-            "per": self.per,
-            "bias": self.bias,
-            "calibration_rows": self.calibration_rows,
-        }
+        formats = list(format_candidates(self.formats, self.all_ranges(), self.rule))
+        return {**self._of_problem(), "formats": formats}
 
 
 @dataclass(frozen=True)
@@ -190,11 +182,7 @@ class SensitivityConfig(FormatSettings, WorkloadConfig):
     The other settings are those of `FormatSettings` and `WorkloadConfig`.
     """
 
-    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
-        **WorkloadConfig.RANGES,
-        **FORMAT_RANGES,
-        "vectors": (1, 10_000),
-    }
+    RANGES: ClassVar[Ranges] = {"vectors": (1, 10_000)}
 
     out: Path = Path("runs/sensitivity")
     metrics: tuple[str, ...] = (
@@ -231,9 +219,7 @@ class PrecisionConfig(FormatSettings, SearchConfig):
     """
 
     JOB_NAME: ClassVar[str] = "precision"
-    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
-        **SearchConfig.RANGES,
-        **FORMAT_RANGES,
+    RANGES: ClassVar[Ranges] = {
         "search_rows": (1, 10**9),
         "epochs": (0, 10_000),
         "lr": (1e-12, 1e3),
@@ -307,8 +293,7 @@ class NasConfig(SearchConfig):
     """
 
     JOB_NAME: ClassVar[str] = "nas"
-    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
-        **SearchConfig.RANGES,
+    RANGES: ClassVar[Ranges] = {
         "epochs": (1, 10_000),
         "lr": (1e-9, 10),
         "validation": (0.01, 0.9),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from chop.actions.settings.compress import QUANTIZE_RANGES, default_operators
-from chop.actions.settings.workload import WorkloadConfig
+from chop.actions.settings.compress import QuantizationSettings, default_operators
+from chop.actions.settings.workload import Ranges, WorkloadConfig
 from chop.actions.sweep.grid import parse_range, whole
 from chop.errors import ConfigError
 
@@ -17,41 +16,25 @@ DERIVED = ("auto", "minmax", "mse")
 
 
 @dataclass(frozen=True)
-class QuantizeSweepConfig(WorkloadConfig):
+class QuantizeSweepConfig(QuantizationSettings):
     """Settings of `chop sweep quantize`.
 
     Attributes:
         widths: bit widths: numbers by commas, or ranges `first:last:step`.
         frac: fraction widths by commas, one curve each: `half` of the width; numbers and ranges
             (those below the width); `auto`, `minmax` or `mse`, which calibrate each tensor's.
-        operators: operators to quantize, by name: linear, conv2d ... Default: all with a weight.
-        qat_epochs: epochs of quantization-aware training (QAT); 0 measures PTQ only. Default: 15
-            for built-in models, else 1.
-        qat_lr: peak learning rate of QAT. Default: by model and number of epochs.
-        calibration_rows: training rows that calibrate fractions.
 
-    The other settings are those of `WorkloadConfig`.
+    The other settings are those of `QuantizationSettings` and `WorkloadConfig`.
     """
-
-    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
-        **WorkloadConfig.RANGES,
-        **QUANTIZE_RANGES,
-    }
 
     out: Path = Path("runs/sweep-quantize")
     widths: str | int | tuple[int, ...] = "4:32:4"
     frac: str | int = "half"
-    operators: tuple[str, ...] = field(default_factory=default_operators)
-    qat_epochs: int | None = None
-    qat_lr: float | None = None
-    calibration_rows: int = 256
 
     def __post_init__(self) -> None:
-        from chop.actions.ptq import check_operators
         from chop.formats import Integer
 
         super().__post_init__()
-        check_operators(self.operators)
         for settings in self.lines().values():
             for width, frac_width in settings:
                 Integer(width, frac_width)  # type: ignore[arg-type]
@@ -104,8 +87,7 @@ class PruneSweepConfig(WorkloadConfig):
     The other settings are those of `WorkloadConfig`.
     """
 
-    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
-        **WorkloadConfig.RANGES,
+    RANGES: ClassVar[Ranges] = {
         "finetune_epochs": (0, 10_000),
         "finetune_lr": (1e-9, 10),
         "calibration_rows": (1, 10**9),

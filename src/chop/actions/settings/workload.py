@@ -9,6 +9,8 @@ from typing import ClassVar
 
 from chop.errors import ConfigError
 
+Ranges = Mapping[str, tuple[float, float]]
+
 
 @dataclass(frozen=True)
 class WorkloadConfig:
@@ -39,14 +41,14 @@ class WorkloadConfig:
             CPU.
     """
 
-    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
+    RANGES: ClassVar[Ranges] = {
         "train_epochs": (0, 10_000),
         "limit": (1, 10**9),
         "max_length": (1, 10**6),
         "batch_size": (1, 10**6),
         "seed": (0, 2**32 - 1),
     }
-    """Least and largest value of each number among the settings."""
+    """Least and largest value of each number among the settings of this class."""
 
     model: str = "vit"
     dataset: str | None = None
@@ -66,7 +68,7 @@ class WorkloadConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "out", Path(self.out).expanduser())
-        for name, (least, most) in self.RANGES.items():
+        for name, (least, most) in self._ranges().items():
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
                 raise ConfigError(f"{name}: got {value}, expected {least} to {most}.")
@@ -76,3 +78,8 @@ class WorkloadConfig:
             from chop.train import find_task
 
             find_task(self.task).with_metric(self.metric)
+
+    def _ranges(self) -> Ranges:
+        """Those of every class; a subclass wins."""
+        kinds = reversed(type(self).__mro__)
+        return {name: ends for kind in kinds for name, ends in vars(kind).get("RANGES", {}).items()}
