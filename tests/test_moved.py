@@ -9,14 +9,15 @@ import pytest
 from chop.moved import MODULES, NAMES
 
 
+def first_definition(module):
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    return next(n for n, x in public.items() if getattr(x, "__module__", "") == module.__name__)
+
+
 @pytest.mark.parametrize("old", MODULES)
 def test_an_old_module_has_the_names_of_the_new_one(old):
     new = importlib.import_module(MODULES[old])
-    public = next(
-        name
-        for name, value in vars(new).items()
-        if getattr(value, "__module__", "") == new.__name__ and not name.startswith("_")
-    )
+    public = new.__all__[0] if hasattr(new, "__all__") else first_definition(new)
     with pytest.warns(DeprecationWarning, match=f"'{old}.{public}' has moved"):
         found = getattr(importlib.import_module(old), public)
     assert found is getattr(new, public)
@@ -46,3 +47,10 @@ def test_old_paths_are_there_before_any_room_is_imported():
     code = "from chop.actions.subject import Subject, load_subject; from chop.bench import softmax"
     run = [sys.executable, "-W", "ignore", "-c", code]
     assert subprocess.run(run, capture_output=True, text=True).stderr == ""
+
+
+def test_a_star_import_of_an_old_path_binds_the_names_of_the_new_one():
+    names = {}
+    with pytest.warns(DeprecationWarning, match="has moved"):
+        exec("from chop.search.proxies import *", names)
+    assert names["zero_cost_score"] is importlib.import_module("chop.nas.proxies").zero_cost_score

@@ -10,14 +10,12 @@ mg, _ = passes.quantize_transform_pass(mg, {...})
 
 from __future__ import annotations
 
-import gc
-import importlib
-
-from chop.aliases import install_aliases
-from chop.moved import install_moved_modules
+import sys
+from types import SimpleNamespace
 
 TYPE_CHECKING = False  # not that of `typing`, whose import would double the cost of this one
 if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
     from typing import Any
 
     from chop import formats, passes
@@ -28,36 +26,34 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["MaseGraph", "formats", "passes", "tools"]
 
-install_aliases()
-install_moved_modules()
+
+def _find_spec(fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+    """Meta path finder of modules without a file, whose tables are read at the first use."""
+    tables = {"chop.virtual", "chop.aliases", "chop.moved"}
+    if not fullname.startswith("chop.") or fullname in tables:
+        return None
+    from chop.virtual import find_spec
+
+    return find_spec(fullname)
+
+
+# Before the finder of files, because a folder that only holds `__pycache__` counts as a package.
+sys.meta_path.insert(0, SimpleNamespace(find_spec=_find_spec))  # type: ignore[arg-type]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports rooms when they are first used, so that `import chop` stays cheap."""
+    """Imports subpackages when they are first used, so that `import chop` stays cheap."""
+    from chop.virtual import import_subpackage
+
     if name == "MaseGraph":
-        return _import_room("chop.ir.graph").MaseGraph
+        return import_subpackage("chop.ir.graph").MaseGraph
     if not name.startswith("_"):
         try:
-            return _import_room(f"chop.{name}")
+            return import_subpackage(f"chop.{name}")
         except ModuleNotFoundError as error:
             if error.name != f"chop.{name}":
                 raise
     raise AttributeError(f"module 'chop' has no attribute '{name}'")
-
-
-def _import_room(path: str) -> Any:
-    """The module, imported without garbage collection.
-
-    Modules are no garbage; a collection visits the million objects of torch each time, which took
-    a fifth of the import.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        return importlib.import_module(path)
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def __dir__() -> list[str]:

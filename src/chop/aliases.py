@@ -1,14 +1,12 @@
 """MASE's import paths and names: where each is defined here.
 
-None of these modules has a file. `chop` installs them, and a name is looked up in its home when it
-is asked for, so that a path which nobody uses costs nothing.
+None of these modules has a file (see `chop.virtual`). A name is looked up in its home when it is
+asked for, so that a path which nobody uses costs nothing.
 """
 
 from __future__ import annotations
 
 import importlib
-
-from chop.virtual import add_modules
 
 TYPE_CHECKING = False  # `typing` is not imported with `chop`
 if TYPE_CHECKING:
@@ -120,12 +118,8 @@ def _modules() -> dict[str, str]:
 MODULES = _modules()
 
 
-def install_aliases() -> None:
-    """Makes the modules of the tables importable."""
-    add_modules(MODULES, _fill)
-
-
-def _fill(module: ModuleType) -> None:
+def fill(module: ModuleType) -> None:
+    """Gives a new module of MASE's its doc, its `__getattr__` and its `__dir__`."""
     path = module.__name__
     homes = HOMES.get(MODULES[path], {MODULES[path]: "*"})
     module.__doc__ = f"MASE's path of names from {', '.join(homes)}."

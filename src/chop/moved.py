@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import importlib
 
-from chop.virtual import add_modules
-
 TYPE_CHECKING = False  # `typing` is not imported with `chop`
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,13 +14,23 @@ if TYPE_CHECKING:
     from typing import Any
 
 MODULES: dict[str, str] = {
+    "chop.actions.rounding": "chop.actions.ptq",
+    "chop.actions.search.format_settings": "chop.actions.search.precision",
     "chop.actions.subject": "chop.actions.workload",
+    "chop.actions.sweep.journal": "chop.runs.journal",
+    "chop.ir.capture": "chop.capture",
+    "chop.ir.capture.inputs": "chop.capture.inputs",
+    "chop.ir.capture.tracer": "chop.capture.tracer",
     "chop.search.architecture": "chop.nas.architecture",
     "chop.search.compression": "chop.nas.compression",
     "chop.search.latency": "chop.mixed_precision.latency",
     "chop.search.precision": "chop.mixed_precision.problem",
     "chop.search.proxies": "chop.nas.proxies",
     "chop.search.training": "chop.nas.training",
+    "chop.search.choosers": "chop.search.registry",
+    "chop.search.evaluation": "chop.train.evaluator",
+    "chop.bench.attention_ways": "chop.studies.attention_implementations",
+    "chop.bench.weight_memory": "chop.studies.weight_memory",
     "chop.bench.attention": "chop.studies.attention",
     "chop.bench.compile": "chop.studies.compile",
     "chop.bench.dequantize": "chop.studies.dequantize",
@@ -33,6 +41,8 @@ NAMES: dict[str, str] = {
     "chop.actions.subject.Subject": "chop.actions.workload.Workload",
     "chop.actions.subject.SubjectConfig": "chop.actions.workload.WorkloadConfig",
     "chop.actions.subject.load_subject": "chop.actions.workload.load_workload",
+    "chop.bench.record.spelt_ratio": "chop.bench.record.format_ratio",
+    "chop.bench.record.spelt_seconds": "chop.bench.record.format_seconds",
     "chop.search.PrecisionProblem": "chop.mixed_precision.PrecisionProblem",
     "chop.search.Tried": "chop.search.TrialRecord",
     "chop.search.sensitivity": "chop.mixed_precision.sensitivity",
@@ -68,11 +78,16 @@ def moved_names(module: str) -> Callable[[str], Any]:
     return __getattr__
 
 
-def _fill(module: ModuleType) -> None:
-    module.__doc__ = f"Moved to `{MODULES[module.__name__]}`."
-    vars(module)["__getattr__"] = moved_names(module.__name__)
+def fill(module: ModuleType) -> None:
+    """Gives a module at an old path the names of the module that it is now, none of them loaded."""
+    path = module.__name__
+    find = moved_names(path)
 
+    def __getattr__(name: str) -> Any:  # noqa: N807 (Python's hook of modules)
+        if name != "__all__":
+            return find(name)
+        home = importlib.import_module(MODULES[path])
+        return getattr(home, "__all__", [n for n in vars(home) if not n.startswith("_")])
 
-def install_moved_modules() -> None:
-    """Makes the old paths importable."""
-    add_modules(MODULES, _fill)
+    module.__doc__ = f"Moved to `{MODULES[path]}`."
+    vars(module)["__getattr__"] = __getattr__

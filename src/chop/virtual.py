@@ -1,52 +1,72 @@
-"""Modules without a file: an import hook that makes them from the rows of a table."""
+"""Modules without a file: MASE's paths, paths that have moved, and modules made from a table.
+
+`chop` finds them by `find_spec`, and reads this file at the first import below it.
+"""
 
 from __future__ import annotations
 
-import sys
+import gc
+import importlib
 from importlib.machinery import ModuleSpec
+
+import chop.aliases
+import chop.moved
 
 TYPE_CHECKING = False  # `typing` is not imported with `chop`
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Callable, Iterable
     from types import ModuleType
 
+    Fill = Callable[[ModuleType], None]
 
-class VirtualModules:
-    """Meta path finder and loader of the modules of one table.
 
-    Not derived from those of `importlib.abc`, whose import takes as long as `import chop` does.
+class _Loader:
+    """Loader of a module that `fill` gives its names.
 
-    Args:
-        paths: dotted paths of the modules.
-        fill: gives a new module its names, for example a `__getattr__`.
+    Not derived from that of `importlib.abc`, whose import takes as long as `import chop` does.
     """
 
-    def __init__(self, paths: Container[str], fill: Callable[[ModuleType], None]) -> None:
-        self._paths, self._fill = paths, fill
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """The spec of a module of the table, which other modules can be below; else None."""
-        if fullname not in self._paths:
-            return None
-        return ModuleSpec(fullname, self, is_package=True)  # type: ignore[arg-type]
+    def __init__(self, fill: Fill) -> None:
+        self.exec_module = fill
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Leaves the making of a module to Python."""
 
-    def exec_module(self, module: ModuleType) -> None:
-        """Fills a module that is being imported."""
-        self._fill(module)
+
+_FILLS: dict[str, Fill] = {}
 
 
-def add_modules(paths: Container[str], fill: Callable[[ModuleType], None]) -> None:
+def add_modules(paths: Iterable[str], fill: Fill) -> None:
     """Makes modules importable that have no file.
 
-    They precede files, because a folder that only holds `__pycache__` counts as a package too.
-
     Args:
-        paths: their dotted paths.
-        fill: gives a new module its names.
+        paths: their dotted paths, below `chop`.
+        fill: gives a new module its names, for example a `__getattr__`.
     """
-    sys.meta_path.insert(0, VirtualModules(paths, fill))
+    _FILLS.update(dict.fromkeys(paths, fill))
+
+
+def find_spec(fullname: str) -> ModuleSpec | None:
+    """The spec of a module without a file, which other modules can be below; else None."""
+    if fullname not in _FILLS:
+        return None
+    return ModuleSpec(fullname, _Loader(_FILLS[fullname]), is_package=True)  # type: ignore[arg-type]
+
+
+def import_subpackage(path: str) -> ModuleType:
+    """The module, imported without garbage collection.
+
+    Modules are no garbage; a collection visits the million objects of torch each time, which took
+    a fifth of the import.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(path)
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+add_modules(chop.aliases.MODULES, chop.aliases.fill)
+add_modules(chop.moved.MODULES, chop.moved.fill)

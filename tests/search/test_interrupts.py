@@ -97,10 +97,10 @@ def test_callbacks_and_saves_that_raise(tmp_path, unbroken):
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_signals_end_the_search_and_its_workers(name, count, tmp_path):
     killed = Killed(tmp_path, pause=0.05)
-    before = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)  # noqa: E731
 
     def runs():
-        before()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run under `nohup`
         killed.make().run(until=20, workers=count, progress=False)
 
     process = in_a_group(runs)
