@@ -107,11 +107,11 @@ def rows_at(folder: Path, names: Sequence[str], at: int, seeds: int) -> Iterator
         for sampler in SAMPLERS:
             paths = (_path(folder, name, sampler, seed) for seed in range(seeds))
             runs = [json.loads(path.read_text()) for path in paths if path.is_file()]
-            row[sampler] = _spelt([run["curve"][at - 1] for run in runs], seeds)
+            row[sampler] = _format_gains([run["curve"][at - 1] for run in runs], seeds)
         yield row
 
 
-def _spelt(gains: Sequence[float], seeds: int) -> str:
+def _format_gains(gains: Sequence[float], seeds: int) -> str:
     if len(gains) < 2:
         return f"{gains[0]:.1f} (1)" if gains else ""
     error = statistics.stdev(gains) / len(gains) ** 0.5

@@ -27,7 +27,7 @@ class ChopError(Exception):
 
 
 class ConfigError(ChopError, ValueError):
-    """A setting is unknown, misspelt, of the wrong type or out of range."""
+    """A setting is unknown, misspelled, of the wrong type or out of range."""
 
 
 class GraphError(ChopError, ValueError):

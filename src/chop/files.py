@@ -49,8 +49,8 @@ def writing(path: Path) -> Iterator[None]:
     except ChopError:
         raise
     except Exception as error:
-        told = re.search(r"\(os error (\d+)\)", str(error))
-        code = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
+        match = re.search(r"\(os error (\d+)\)", str(error))
+        code = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
         if code not in ADVICE:
             raise
         shown = Path(*(part for part in path.parts if not re.fullmatch(TEMPORARY, part)))

@@ -43,6 +43,7 @@ NAMES: dict[str, str] = {
     "chop.actions.subject.load_subject": "chop.actions.workload.load_workload",
     "chop.bench.record.spelt_ratio": "chop.bench.record.format_ratio",
     "chop.bench.record.spelt_seconds": "chop.bench.record.format_seconds",
+    "chop.formats.scaling.GivenScale": "chop.formats.scaling.ConstantScale",
     "chop.search.PrecisionProblem": "chop.mixed_precision.PrecisionProblem",
     "chop.search.Tried": "chop.search.TrialRecord",
     "chop.search.sensitivity": "chop.mixed_precision.sensitivity",

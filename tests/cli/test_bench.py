@@ -52,7 +52,7 @@ def test_a_compressed_folder_is_measured(has_manifest, compressed, tmp_path):
     assert {file.name for file in out.iterdir()} == {*names, MANIFEST}
     manifest = read_manifest(out)
     assert {artifact.path for artifact in manifest.artifacts} == names
-    assert (manifest.kind, list(manifest.rows)) == ("bench model", found.spelt())
+    assert (manifest.kind, list(manifest.rows)) == ("bench model", found.formatted())
     record = json.loads((out / "times-batch-2.json").read_text())
     assert record["environment"]["threads"] == 1 and record["clock"] == "processor"
 

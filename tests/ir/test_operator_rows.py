@@ -49,11 +49,11 @@ def test_flops_of_layers_are_those_that_torch_counts(layer, shape):
     assert row.flops([shape, layer.weight.shape], result.shape) == flops > 0
 
 
-def spelt(value):
+def label(value):
     return getattr(value, "__name__", str(value))
 
 
-@pytest.mark.parametrize(("function", "shapes"), PRODUCTS, ids=spelt)
+@pytest.mark.parametrize(("function", "shapes"), PRODUCTS, ids=label)
 def test_flops_of_products_are_those_that_torch_counts(function, shapes):
     tensors = [torch.randn(shape) for shape in shapes]
     # The kernel for CPUs is not in torch's table.

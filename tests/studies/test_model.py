@@ -45,7 +45,7 @@ def test_models_are_compared_at_every_batch_size(tmp_path):
         assert row.measured.largest_difference == 0
     slower = [row.measured.speed_up for row in found.rows if row.model == "twice"]
     assert slower == pytest.approx([0.5, 0.5], rel=0.1)
-    first, second = found.spelt()[:2]
+    first, second = found.formatted()[:2]
     assert first["times as fast"] == "1 (baseline)" and first["file"] == "1.0 kB"
     assert second["file"] is None
     found.save(tmp_path)
@@ -69,7 +69,7 @@ def test_what_small_packed_layers_keep_decoded_is_told():
         contenders, lambda rows: {"input": torch.randn(rows, 64)}, batch_sizes=(1,), seconds=0.05
     )
     assert [row.kept_bytes for row in found.rows] == [0, 4 * 64 * 32]
-    assert found.spelt()[1]["kept decoded"] == "8.2 kB"
+    assert found.formatted()[1]["kept decoded"] == "8.2 kB"
 
 
 def test_wrong_models_and_sizes_are_named():

@@ -170,7 +170,9 @@ def test_a_drop_is_absolute_for_scores_and_a_share_for_errors():
     assert not perplexity.within(math.nan, 20.0, 1.0) and not accuracy.within(math.nan, 0.1, 1.0)
     assert sorted([3.0, math.nan, 2.0], key=perplexity.key)[-1] == 2.0
     assert accuracy.gain(0.9, 0.8) > 0 > perplexity.gain(30.0, 20.0)
-    assert accuracy.spell(0.5) == "50.00%" and perplexity.spell(12.3456789) == "12.346"
+    assert (
+        accuracy.format_value(0.5) == "50.00%" and perplexity.format_value(12.3456789) == "12.346"
+    )
 
 
 @pytest.mark.parametrize(

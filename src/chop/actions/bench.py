@@ -37,7 +37,7 @@ def bench_model(config: BenchModelConfig) -> ModelComparison:
     """
     with runs.start("bench model", config, config.out) as run:
         found = _measure(config)
-        run.rows = found.spelt()
+        run.rows = found.formatted()
     return found
 
 
@@ -58,7 +58,7 @@ def _measure(config: BenchModelConfig) -> ModelComparison:
     title = f"{workload.name} on {workload.dataset}"
     found.table(title)
     found.save(config.out)
-    write_text(config.out / "table.md", markdown_table(found.spelt()) + "\n")
+    write_text(config.out / "table.md", markdown_table(found.formatted()) + "\n")
     for batch, measured in found.by_batch.items():
         plot_ratios(config.out / f"times-batch-{batch}.svg", measured, f"{title}, batch {batch}")
     return found

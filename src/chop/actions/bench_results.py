@@ -22,7 +22,7 @@ class Results(Protocol):
         """Names of the cases -> their times."""
 
     def tables(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        """Rows by title, spelt for people."""
+        """Rows by title, as formatted text."""
 
 
 class Settings(Protocol):

@@ -160,21 +160,25 @@ def _pixels(
     """
     config = getattr(model, "config", None)
     if config is None:
-        told: Mapping[str, Any] = getattr(model, "default_cfg", None) or {}
-        mean, std, size = told.get("mean"), told.get("std"), told.get("input_size")
+        source: Mapping[str, Any] = getattr(model, "default_cfg", None) or {}
+        mean, std, size = (
+            source.get("mean"),
+            source.get("std"),
+            source.get("input_size"),
+        )
     else:
-        told = _preprocessor(name)
-        mean, std = told.get("image_mean"), told.get("image_std")
-        if not told.get("do_normalize", True):
+        source = _preprocessor(name)
+        mean, std = source.get("image_mean"), source.get("image_std")
+        if not source.get("do_normalize", True):
             mean, std = (0.0,), (1.0,)
-        size = _picture_size(config, told)
+        size = _picture_size(config, source)
     if mean and std:
         info = dataclasses.replace(info, pixel_mean=tuple(mean), pixel_std=tuple(std))
     return info, None if size is None else tuple(size)
 
 
-def _picture_size(config: Any, told: Mapping[str, Any]) -> tuple[int, int, int] | None:
-    size = getattr(config, "image_size", None) or told.get("crop_size") or told.get("size")
+def _picture_size(config: Any, source: Mapping[str, Any]) -> tuple[int, int, int] | None:
+    size = getattr(config, "image_size", None) or source.get("crop_size") or source.get("size")
     if isinstance(size, Mapping):
         edge = size.get("shortest_edge")
         size = (size.get("height", edge), size.get("width", edge))

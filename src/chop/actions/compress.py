@@ -98,29 +98,29 @@ def _compress(config: CompressConfig, workload: Workload, run: runs.Run) -> dict
 
 def _saved(row: Row, exact: Row, config: CompressConfig, metric: Metric) -> str:
     if metric.name == "accuracy":
-        told = f"{row.test:.1%} of the test rows against {exact.test:.1%} float"
+        outcome = f"{row.test:.1%} of the test rows against {exact.test:.1%} float"
     else:
-        told = (
-            f"{metric.name} {metric.spell(row.test)} on the test rows against "
-            f"{metric.spell(exact.test)} float"
+        outcome = (
+            f"{metric.name} {metric.format_value(row.test)} on the test rows against "
+            f"{metric.format_value(exact.test)} float"
         )
     return (
-        f"saved [bold]{row.format} ({row.method})[/]: {told}, {exact.bits / row.bits:.1f}x fewer "
-        f"bits per weight, in {config.out}/"
+        f"saved [bold]{row.format} ({row.method})[/]: {outcome}, {exact.bits / row.bits:.1f}x "
+        f"fewer bits per weight, in {config.out}/"
     )
 
 
 def _nothing_within(nearest: Row, exact: Row, config: CompressConfig, metric: Metric) -> str:
     lost = metric.format_loss(nearest.validation, exact.validation)
-    told = (
+    outcome = (
         f"No format keeps within {metric.format_drop(config.max_drop)} of float on the validation "
         f"rows: the nearest, {nearest.format} ({nearest.method}), loses {lost}"
     )
     if config.keep_best:
-        return f"{told}; it is saved because --keep-best asks for it."
+        return f"{outcome}; it is saved because --keep-best asks for it."
     kept = "; the model in it is an earlier run's" if (config.out / MODEL_FILES[0]).exists() else ""
     return (
-        f"{told}. No model was saved in {config.out}/{kept}. Give other --formats, more "
+        f"{outcome}. No model was saved in {config.out}/{kept}. Give other --formats, more "
         "--qat-epochs or a larger --max-drop, or save it all the same with --keep-best."
     )
 

@@ -75,8 +75,8 @@ def table_of(candidates: Sequence[Candidate], metric: Metric) -> list[dict[str, 
         {
             "method": row.method,
             "format": row.format + POOR_FIT * bool(row.poor_fit),
-            "validation": metric.spell(row.validation),
-            "test": metric.spell(row.test),
+            "validation": metric.format_value(row.validation),
+            "test": metric.format_value(row.test),
             "bits": f"{row.bits:.2f}",
             "quantised operators": row.quantized,
             "weights (kB)": f"{row.size_kb:.1f}",
@@ -93,8 +93,8 @@ def printed_row(row: Row, metric: Metric) -> dict[str, Any]:
 
 def footnotes(candidates: Sequence[Candidate]) -> list[str]:
     """A sentence for each marked format of the table."""
-    told = {c.row.format: c.row.poor_fit for c in candidates if c.row.method == "PTQ"}
-    return [f"* {name}: {text}" for name, text in told.items() if text]
+    fits = {c.row.format: c.row.poor_fit for c in candidates if c.row.method == "PTQ"}
+    return [f"* {name}: {text}" for name, text in fits.items() if text]
 
 
 def write_results(
@@ -211,7 +211,7 @@ def _speed(
         seconds=config.bench_seconds,
     )
     found.table("The saved model beside float")
-    return found.spelt()
+    return found.formatted()
 
 
 def _packed(mg: MaseGraph) -> MaseGraph:

@@ -95,7 +95,7 @@ def quantize_layers(
 
 
 def layer_spec(path: str, formats: Mapping[str, str]) -> QuantSpec:
-    """The formats of one layer, from spellings by operand.
+    """The formats of one layer, from format strings by operand.
 
     Raises:
         ConfigError: an operand or format is unknown.

@@ -350,8 +350,8 @@ def _fine_tune(
         "batch_size": config.batch_size,
         "seed": config.seed,
     }
-    told = [fingerprint_of_weights(loaded), fingerprint_of_rows(train), training]
-    digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:12]
+    identity = [fingerprint_of_weights(loaded), fingerprint_of_rows(train), training]
+    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]
     path = config.out / f"fine-tuned-{digest}.safetensors"
     if path.is_file():
         load_model(loaded, path)

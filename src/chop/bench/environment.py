@@ -26,7 +26,7 @@ def environment(device: torch.device, threads: int) -> dict[str, Any]:
 
 
 def load() -> float | None:
-    """Processes that ran or waited, averaged over the last minute; None where it is not told."""
+    """Load average of the last minute, in processes; None where the system has none."""
     try:
         return round(os.getloadavg()[0], 2)
     except (AttributeError, OSError):

@@ -91,10 +91,10 @@ class Comparison:
         return measured.seconds if own is None else own
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row per variant, spelt for people; what no variant has is left out."""
+        """A row per variant, as formatted text; what no variant has is left out."""
         rows = [self._row(measured) for measured in self.variants]
-        told = [name for name in rows[0] if any(row[name] is not None for row in rows)]
-        return [{name: row[name] for name in told} for row in rows]
+        names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+        return [{name: row[name] for name in names} for row in rows]
 
     def table(self, title: str = "Times of one call") -> None:
         """Prints the rows; the title says how they were taken."""

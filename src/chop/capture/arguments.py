@@ -30,7 +30,7 @@ _PLAIN = (
     torch.memory_format,
 )
 
-# How torch spells a size that is not known; most texts have no such word.
+# How torch writes a size that is not known; most texts have no such word.
 _SYMBOL = re.compile(r"s\d+")
 
 _PYTHON_DTYPES = {float: torch.float64, int: torch.int64, bool: torch.bool}

@@ -80,7 +80,7 @@ _FUNCTIONS: Mapping[str, Any] = {
     "abs": abs,
     "float": float,
     "round": _rounded,
-    # How torch spells two of them in the conditions that it prints.
+    # How torch writes two of them in the conditions that it prints.
     "torch.sym_float": float,
     "torch._sym_sqrt": math.sqrt,
     **{f"math.{name}": getattr(math, name) for name in _MATH},

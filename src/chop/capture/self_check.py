@@ -45,7 +45,7 @@ def find_mismatch(
         mismatch = _compare(captured, example, eager_run, _TOLERANCE)
     kind = _autocast_device(captured, example)
     if mismatch is None and kind is not None:
-        # A graph that was told that autocast is off refuses to run under it.
+        # A graph with autocast off refuses to run under it.
         refused = contextlib.suppress(GuardError)
         with refused, torch.autocast(kind, dtype=torch.bfloat16):
             lowered = run_eagerly(model, eager_run.calls[0].arguments, {}, probe=False)

@@ -51,7 +51,7 @@ class GuardedShapeEnv(ShapeEnv):
         """Forgets the tests of the model for another recording of it; False if it cannot.
 
         What an operator has found stays, since its answer may be taken over. Where two sizes were
-        found to be the same, or data told a size, another recording would not start alike.
+        found to be the same, or data gave a size, another recording would not start alike.
         """
         if self.replacements or self.deferred_runtime_asserts:
             return False

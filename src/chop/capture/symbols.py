@@ -233,7 +233,7 @@ class Sizes:
             base, divisor, modulus = values
             quotient = self._graph.call_function(operator.floordiv, (base, divisor))
             return self._graph.call_function(operator.mod, (quotient, modulus))
-        raise CaptureError(f"the size {expression} has no Python spelling ({kind.__name__})")
+        raise CaptureError(f"the size {expression} cannot be written in Python ({kind.__name__})")
 
     def _write_sum(self, expression: sympy.Add) -> Any:
         # `a - b` reads better than `a + -1 * b`, so negative terms and numbers go last.

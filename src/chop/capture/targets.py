@@ -94,7 +94,7 @@ def _is_method(function: Callable[..., Any], name: str, args: tuple[Any, ...]) -
 def normalize_call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> NormalizedCall:
-    """One spelling for all the ways in which Python can ask for the same operator."""
+    """Normal form of all the ways in which Python can ask for the same operator."""
     function = single_overload(function)
     name = _PYTHON_WRITTEN_DUNDERS.get(id(function), getattr(function, "__name__", ""))
     if name.startswith("__") and name.endswith("__"):

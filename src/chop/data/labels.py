@@ -58,8 +58,8 @@ def with_numbered_labels(splits: DatasetDict, known: Mapping[str, int] | None) -
     feature = ClassLabel(names=wanted)
     found = {}
     for key, split in splits.items():
-        told = split.with_format(None)[column]
-        numbers = [number[value if is_text else names[value]] for value in told]
+        column_values = split.with_format(None)[column]
+        numbers = [number[value if is_text else names[value]] for value in column_values]
         found[key] = split.remove_columns(column).add_column(column, numbers, feature=feature)
     return DatasetDict(found)
 

@@ -72,7 +72,7 @@ class NumberFormat(Quantizer):
     def nearest_valid(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of one of MASE's configs, with what MASE takes and the format cannot replaced.
 
-        What is left out has its default. Only MASE's flat spelling is read so; see
+        What is left out has its default. Only MASE's flat form is read so; see
         `chop.formats.mase_config`.
         """
         return dict(fields)
@@ -198,12 +198,12 @@ class NumberFormat(Quantizer):
     def label(self) -> str:
         """Short text for tables and pictures: the width, and what differs from the defaults."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
-        told = [
+        shown = [
             f"{name}={_shortened(value)}"
             for name, value in values.items()
             if name == "width" or value != self.default_of(name)
         ]
-        return f"{self.name}({', '.join(told)})" if told else self.name
+        return f"{self.name}({', '.join(shown)})" if shown else self.name
 
     def default_of(self, field: str) -> Any:
         """What a field is when it is left out and the others are as here, or `MISSING`."""
@@ -216,7 +216,7 @@ def _shortened(value: Any) -> str:
 
 
 MAX_SUMMARY_LENGTH = 4
-"""Elements of a field that labels spell out."""
+"""Elements of a field that labels write out."""
 REGISTRY: dict[str, type[NumberFormat]] = {}
 """Every format class by name and alias."""
 

@@ -24,7 +24,7 @@ def parse_format_string(text: str) -> NumberFormat:
     ('integer 4.auto', 4.25)
 
     Raises:
-        ConfigError: it is spelt differently, or a field is unknown or out of range.
+        ConfigError: it is malformed, or a field is unknown or out of range.
     """
     if text[:1].isdigit():
         return _parse_integer(text)
@@ -51,8 +51,8 @@ def format_string(number_format: NumberFormat) -> str:
     }
     if isinstance(number_format, Integer) and given.keys() == {"width", "frac_width"}:
         return f"{number_format.width}.{number_format.frac_width}"
-    told = (f":{name}={_format_value(value)}" for name, value in given.items())
-    return number_format.name + "".join(told)
+    texts = (f":{name}={_format_value(value)}" for name, value in given.items())
+    return number_format.name + "".join(texts)
 
 
 def _parse_integer(text: str) -> Integer:

@@ -32,7 +32,7 @@ MAX_NAMES = 4
 
 
 def read_config(settings: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The config of a layer without MASE's own spellings of None, of names and of options.
+    """The config of a layer without MASE's own forms of None, of names and of options.
 
     Raises:
         NotBuiltError: it names a format of MASE's that there is not.
@@ -74,7 +74,7 @@ def own_keys(
 
     Args:
         kind: the format.
-        config: operands and fields in the flat spelling; keys that no format has stay.
+        config: operands and fields in the flat form; keys that no format has stay.
         owner: the class whose config it is, for the message.
         unread: operands whose flat keys the owner does not read, and other such keys; a format
             that is given whole for an operand stays.
@@ -101,7 +101,7 @@ def _is_spare(kind: type[NumberFormat], key: str, value: Any) -> bool:
 
 
 def _operand(key: str) -> str:
-    """The operand that a key of the flat spelling starts with; "" for a field of all."""
+    """The operand that a key of the flat form starts with; "" for a field of all."""
     return next((name for name in OPERANDS if key.startswith(f"{name}_")), "")
 
 

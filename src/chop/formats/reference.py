@@ -43,7 +43,7 @@ def round_by(layout: Layout, x: Tensor) -> Tensor:
 def _parts(layout: Layout, groups: Tensor) -> Sequence[Tensor]:
     """Chunks of groups, (rows, group size) each, or of elements if there is no scale.
 
-    All at once where a scale cannot be told from a chunk.
+    All at once where a scale is not known from a chunk.
     """
     if layout.scaling is None:
         return chunks(groups.reshape(-1))

@@ -14,6 +14,7 @@ from chop.formats.elements import Element
 from chop.formats.exponents import BIAS, MANTISSA_BITS, exp2
 from chop.formats.packing import pack_bits, unpack_bits
 from chop.formats.statistic import LARGEST, Statistic
+from chop.moved import moved_names
 
 FRACTION_BITS = 23
 """Of a float32."""
@@ -55,7 +56,7 @@ class Scaling(ABC):
 
     @property
     def spans_tensor(self) -> bool:
-        """True where a group's scale cannot be told without the other groups."""
+        """True where a group's scale depends on the other groups."""
         return self.tensor_width > 0
 
     def measure(self, groups: Tensor, counted: Tensor | None = None) -> Scales:
@@ -214,7 +215,7 @@ class StaticScale(Scaling):
 
     @property
     def spans_tensor(self) -> bool:
-        """True where groups differ: theirs are told apart by their places."""
+        """True where groups differ: each group has its own scale."""
         return self.known(torch.device("meta")).numel() > 1
 
     def measure(self, groups: Tensor, counted: Tensor | None = None) -> Scales:
@@ -315,3 +316,6 @@ class ScaledFloatScale(Scaling):
         codes = unpack_bits(packed, self.width, count).long()
         small = self.element.values(codes.view(-1, 1))
         return small * of_tensor.double()
+
+
+__getattr__ = moved_names(__name__)

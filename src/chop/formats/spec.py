@@ -58,7 +58,7 @@ class QuantSpec:
         fallback: Mapping[str, str] | None = None,
         where: str = "config",
     ) -> QuantSpec:
-        """A spec from a config mapping, in either of two spellings.
+        """A spec from a config mapping, in either of two forms.
 
         Flat, one kind of format, keys prefixed by the operand; a key without a prefix holds for
         every operand, None means the default::
@@ -70,7 +70,7 @@ class QuantSpec:
         in MXINT8, `{"name": "binary", "weight_stochastic": True}` has a binary weight only. A key
         that MASE has for the whole module, `binary_training`, holds for the operands chosen so.
 
-        MASE's liberties are taken in this spelling: "NA" is None, 4.0 is 4, 1 is True. A value that
+        MASE's liberties are taken in this form: "NA" is None, 4.0 is 4, 1 is True. A value that
         MASE takes and the format cannot have becomes the nearest, with a warning.
 
         Nested, any format or quantizer per operand, operands left out stay float::
@@ -81,10 +81,10 @@ class QuantSpec:
 
         Args:
             settings: the mapping; it is not changed.
-            operands: what the operator has. The flat spelling must cover each of them, save
+            operands: what the operator has. The flat form must cover each of them, save
                 `data_out`; keys of operands that it lacks are ignored, so that one mapping can
                 serve many operators.
-            fallback: operands that take another's format when the flat spelling leaves them out.
+            fallback: operands that take another's format when the flat form leaves them out.
             where: what the mapping belongs to, for messages.
 
         Raises:

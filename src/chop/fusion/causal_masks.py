@@ -44,7 +44,7 @@ def causal_when_added(mg: MaseGraph, numbers: fx.Node) -> bool:
 
 
 def triangle(mg: MaseGraph, node: Any) -> Triangle | None:
-    """Which triangle of a square is true; None if neither, or if it cannot be told."""
+    """Which triangle of a square is true; None if neither, or if it is unknown."""
     name = operation(mg, node)
     if not name:
         return None

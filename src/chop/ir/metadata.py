@@ -50,7 +50,7 @@ class TensorInfo(Record):
     Attributes:
         shape: sizes with the example inputs; () for a scalar.
         torch_dtype: dtype of the tensor; None for a Python scalar.
-        type: name of its number format, as MASE spells it ("float", "integer" ...).
+        type: name of its number format, as in MASE ("float", "integer" ...).
         precision: (width, frac_width) of an integer, (32,) of a float.
         value: the value itself, where it was asked for.
     """

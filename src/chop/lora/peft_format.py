@@ -66,7 +66,7 @@ class AdapterFile:
         full: parameters that were trained in full, by `state_dict` key.
         dropout: of the adapters' inputs in training.
         use_rslora: how updates are scaled.
-        modules_to_save: as PEFT was told them: paths or their ends.
+        modules_to_save: as in PEFT: paths or their ends.
         bias: "none", "lora_only" or "all".
         base_model: where the original model came from, if known.
     """

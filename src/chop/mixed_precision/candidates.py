@@ -45,10 +45,10 @@ PERCENTILE = 0.999
 def format_candidates(
     formats: Sequence[str | NumberFormat], ranges: Ranges | None = None, rule: Rule = "mse"
 ) -> dict[str, NumberFormat]:
-    """The formats to choose from by their spelling, those of few bits first.
+    """The formats to choose from by format string, those of few bits first.
 
     Args:
-        formats: each a format; a spelling, as `4.auto` or `mxint:width=4`; or a format's name,
+        formats: each a format; a format string, as `4.auto` or `mxint:width=4`; or a format's name,
             which stands for its whole `search_space` without the fields that are derived.
         ranges: values of fields of the formats that are given by name. A derived field that is
             among them is searched after all; a format of one width keeps it. Combinations that a

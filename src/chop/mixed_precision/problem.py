@@ -58,7 +58,7 @@ class PrecisionProblem:
         mg: the graph of a trained classifier, with metadata; it stays as it is.
         train: rows that scales are derived from.
         rows: labelled rows that configurations are measured on.
-        formats: what to choose from: formats, spellings, or names that stand for a whole
+        formats: what to choose from: formats, format strings, or names that stand for a whole
             `search_space`; see `chop.mixed_precision.candidates.format_candidates`.
         ranges: values of their fields in the place of those.
         operators: names of the operators to quantise; None takes all modules with a matrix of
@@ -230,9 +230,9 @@ class PrecisionProblem:
             def value() -> float:
                 return self._scores(evaluator.of(mg.model).logits())[self.goal or METRIC]
 
-            told = report if self.goal is not None else None
+            reporter = report if self.goal is not None else None
             training = {**self.training, "task": evaluator.task}
-            fit_and_report(mg.model, self._train_rows, training, told, value)
+            fit_and_report(mg.model, self._train_rows, training, reporter, value)
             self._trained = dict(config), mg
         return self._trained[1]
 
@@ -278,10 +278,10 @@ class PrecisionProblem:
 
     def _scores(self, logits: Tensor) -> dict[str, float]:
         """Of the first rows, if there are fewer answers."""
-        told = self.evaluator.scores(logits)
+        scores = self.evaluator.scores(logits)
         if self.evaluator.task.is_categorical:
-            told["kl"] = kl_divergence(self.reference[: len(logits)], logits)
-        return told
+            scores["kl"] = kl_divergence(self.reference[: len(logits)], logits)
+        return scores
 
     def _reporter(self, report: Report | None) -> Callable[[list[Tensor]], None] | None:
         """Reports the score so far a few times; short trials have nothing to save."""

@@ -96,14 +96,14 @@ def _arguments(build: Callable[..., Any], name: str, num_labels: int | None) -> 
         if parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
-    told = {key: num_labels for key in needed if key in CLASSES and num_labels is not None}
-    unknown = [key for key in needed if key not in told]
+    arguments = {key: num_labels for key in needed if key in CLASSES and num_labels is not None}
+    unknown = [key for key in needed if key not in arguments]
     if unknown:
         raise ConfigError(
             f"'{name}' needs {', '.join(unknown)}: name a function without arguments that builds "
             "the model."
         )
-    return told
+    return arguments
 
 
 def _of_timm(name: str, num_labels: int | None, pretrained: bool) -> nn.Module:

@@ -36,7 +36,7 @@ class AxisScale:
         low: the lower end.
         high: the upper end.
         kind: "linear", "log", or "symlog": logarithmic, with room for 0.
-        threshold: of "symlog": the smallest number that is told from 0.
+        threshold: of "symlog": the smallest number that is distinguished from 0.
         below: numbers under the lower end, the least first.
         above: numbers over the upper end, the least first.
     """
@@ -157,12 +157,12 @@ def draw_baselines(
     entries: list[tuple[Artist, str]] = []
     for i, (label, level) in enumerate(levels.items()):
         color, dashes = BASELINE_STYLES[i % len(BASELINE_STYLES)]
-        told = f"{level:.2f} %" if percent else f"{level:.4g}"
+        text = f"{level:.2f} %" if percent else f"{level:.4g}"
         line = axes.axhline(level, color=color, linestyle=dashes, linewidth=1.2)
         if not scale.shows(level):
             line.remove()
-            told += ", off the axis"
-        entries.append((line, f"{label} ({told})"))
+            text += ", off the axis"
+        entries.append((line, f"{label} ({text})"))
     return entries
 
 

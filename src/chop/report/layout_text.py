@@ -89,8 +89,8 @@ def _parts(part: Any) -> str:
     fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
     given = {field.name: getattr(part, field.name) for field in fields}
     defaults = {field.name: field.default for field in fields}
-    told = [_field(name, x) for name, x in given.items() if x != defaults[name]]
-    return f"{type(part).__name__}({', '.join(told)})" if told else type(part).__name__
+    changed = [_field(name, x) for name, x in given.items() if x != defaults[name]]
+    return f"{type(part).__name__}({', '.join(changed)})" if changed else type(part).__name__
 
 
 def _field(name: str, value: Any) -> str:

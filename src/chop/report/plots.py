@@ -51,7 +51,7 @@ def plot_accuracy(
     Args:
         path: the file; its suffix (.svg, .png, .pdf) picks the kind.
         curves: the lines.
-        baselines: label -> accuracy from 0 to 1, drawn level; one far from all curves is told in
+        baselines: label -> accuracy from 0 to 1, drawn level; one far from all curves is named in
             the legend.
         xlabel: what the lines run over.
         title: above the plot.
@@ -126,8 +126,8 @@ def plot_heat_map(
         for j, value in enumerate(row):
             if value == value:
                 ink = "white" if value < least + 0.6 * (most - least) else "black"
-                told = f"{value:.1f}" if metric.is_share else f"{value:.3g}"
-                axes.text(j, i, told, ha="center", va="center", color=ink, fontsize=8)
+                text = f"{value:.1f}" if metric.is_share else f"{value:.3g}"
+                axes.text(j, i, text, ha="center", va="center", color=ink, fontsize=8)
     axes.set(xlabel=plain(xlabel), ylabel=plain(ylabel))
     figure.colorbar(image, label=_axis(metric))
     return save_figure(figure, Path(path))

@@ -88,7 +88,7 @@ def plot_best_so_far(
             others keeps its last value.
         ylabel: what is best.
         title: above the plot.
-        baselines: label -> value, drawn level; one far from all curves is told in the legend.
+        baselines: label -> value, drawn level; one far from all curves is named in the legend.
         percent: values are shares of 1 and drawn as percentages.
     Returns: `path`.
     Raises:
@@ -244,15 +244,15 @@ def plot_importances(path: str | Path, shares: Mapping[str, float], *, title: st
     """
     if not shares:
         raise ConfigError("plot_importances: expected at least one choice.")
-    told = dict(shares)
+    bars = dict(shares)
     if len(shares) > MOST_BARS:
         first = list(shares.items())[: MOST_BARS - 1]
         rest = list(shares.values())[MOST_BARS - 1 :]
-        told = {**dict(first), f"{len(rest)} others together": sum(rest)}
-    figure = new_figure(title, WIDTH, 1.2 + 0.24 * len(told))
+        bars = {**dict(first), f"{len(rest)} others together": sum(rest)}
+    figure = new_figure(title, WIDTH, 1.2 + 0.24 * len(bars))
     axes = figure.subplots()
-    axes.barh(range(len(told)), [100 * share for share in told.values()], color=PALETTE[0])
-    axes.set_yticks(range(len(told)), list(map(plain, told)), fontsize="small")
+    axes.barh(range(len(bars)), [100 * share for share in bars.values()], color=PALETTE[0])
+    axes.set_yticks(range(len(bars)), list(map(plain, bars)), fontsize="small")
     axes.invert_yaxis()
     axes.set(xlabel="importance (%)")
     axes.grid(axis="x", alpha=0.3)

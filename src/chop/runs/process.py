@@ -15,7 +15,7 @@ Status = Literal["running", "stopped", "ended", "elsewhere"]
 
 
 def process_id(pid: int | None = None) -> str:
-    """Identity of a process of this machine, told apart from later processes with its number.
+    """Identity of a process of this machine, distinct from later processes with its number.
 
     Args:
         pid: its number; None takes this process.
@@ -33,7 +33,7 @@ def process_status(identity: str) -> Status:
     Args:
         identity: from `process_id`.
     Raises:
-        ConfigError: it is not spelt as one.
+        ConfigError: it is malformed.
     """
     import psutil
 

@@ -41,7 +41,7 @@ class InMemoryStudy:
     Args:
         name: of the study.
         space: search space of its trials.
-        goals: the objectives are the study's; constraints are told with each trial.
+        goals: the objectives are the study's; constraints are reported with each trial.
         encoding: how the sampler takes options, as text or as index.
         pruner: of the study.
         storage: holds the study; None (default) makes one of its own.

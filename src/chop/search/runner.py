@@ -242,8 +242,8 @@ class Runner:
         noted = row.noted
         for step, value in noted.get("steps", {}).items():
             trial.report(value, int(step))
-        told, note = noted.get("values"), f"as trial {row.number}"
-        self._add(trial, config, _Ending("cached", noted["state"], told, note))
+        values, note = noted.get("values"), f"as trial {row.number}"
+        self._add(trial, config, _Ending("cached", noted["state"], values, note))
 
     def _add(self, trial: Trial, config: Config, ending: _Ending) -> None:
         """Tells a trial that measured nothing."""
@@ -257,16 +257,16 @@ class Runner:
         """Ends a trial of the study in memory; returns it, and what its row notes."""
         from optuna.trial import TrialState
 
-        told = None
+        values = None
         trial.set_user_attr("outcome", ending.outcome)
         trial.set_user_attr("note", ending.note)
         if ending.values is not None:
             trial.set_user_attr("values", dict(ending.values))
-            told = [ending.values[goal.name] for goal in objectives_of(self.search.goals)]
+            values = [ending.values[goal.name] for goal in objectives_of(self.search.goals)]
             for constraint in constraints_of(self.search.goals):
                 excess = constraint.excess(ending.values[constraint.name])
                 trial.set_constraint(f"{constraint.name} {constraint.direction}", excess)
-        frozen = self.optuna_study.study.tell(trial, told, state=TrialState[ending.state])
+        frozen = self.optuna_study.study.tell(trial, values, state=TrialState[ending.state])
         return frozen, document_of(frozen, config)
 
     def _call_back(self, frozen: FrozenTrial) -> None:

@@ -53,8 +53,8 @@ class Choice:
         if not self.name or not isinstance(self.name, str):
             raise ConfigError(f"a choice's name: expected text, got {self.name!r}.")
         if not isinstance(self.options, Mapping) or not self.options:
-            told = repr(self.options) if self.options else "none"
-            raise ConfigError(f"choice '{self.name}': expected options by text, got {told}.")
+            given = repr(self.options) if self.options else "none"
+            raise ConfigError(f"choice '{self.name}': expected options by text, got {given}.")
         wrong = [text for text in self.options if not isinstance(text, str)]
         if wrong:
             raise ConfigError(
@@ -272,7 +272,7 @@ class SearchSpace:
         return config
 
     def from_params(self, params: Mapping[str, Any]) -> Config:
-        """The configuration that a stored trial's parameters spell."""
+        """The configuration that a stored trial's parameters encode."""
         config = {
             choice.name: choice.texts[value] if isinstance(value, int) else value
             for choice in self.choices

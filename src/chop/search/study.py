@@ -268,8 +268,8 @@ class Search:
                 run_workers(work, count, before_fork=self._open().engine.dispose, on_poll=show)
             except ChopError as error:
                 often = [row for row in lost() if row.begun >= DEFER_AFTER]
-                told = [f"trial {row.number} was begun {row.begun} times" for row in often]
-                raise type(error)("; ".join([str(error), *told])) from None
+                notes = [f"trial {row.number} was begun {row.begun} times" for row in often]
+                raise type(error)("; ".join([str(error), *notes])) from None
             count = min(workers, len(lost())) if wait else 0
             while wait and not count and self._open().unfinished(RUNNING):
                 show()
@@ -302,7 +302,7 @@ def _plain(problem: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return dict(json.loads(json.dumps(problem, default=str)))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"problem: expected what JSON can spell: {error}.") from error
+        raise ConfigError(f"problem: expected a JSON value: {error}.") from error
 
 
 def _difference(old: Any, new: Any) -> str:

@@ -40,7 +40,7 @@ _numbers = itertools.count(1)
 
 
 def new_worker() -> str:
-    """A name for a run in this process, told apart from other runs and later processes.
+    """A name for a run in this process, distinct from those of other runs and later processes.
 
     Returns: `SYSTEM:PID:STARTED:RUN`: the identity of its process and the count of its runs.
     """
@@ -120,7 +120,7 @@ def heartbeat(
         ledger: of the study.
         worker: of this process.
         monitor: polls the other workers.
-        is_shared: another process can reach the storage: otherwise nobody needs to be told.
+        is_shared: another process can reach the storage: otherwise no heartbeats are needed.
     """
     ACTIVE.add(worker)
     done = threading.Event()

@@ -58,7 +58,7 @@ class AttentionRow:
     bound: str
     error: float | None
 
-    def spelt(self) -> dict[str, Any]:
+    def formatted(self) -> dict[str, Any]:
         """For a table."""
         is_baseline = self.way == "naive"
         return {
@@ -88,7 +88,7 @@ class AttentionComparison:
     rooflines: Mapping[str, Roofline]
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Rows by title, spelt for people."""
+        """Rows by title, as formatted text."""
         how = next(iter(self.comparisons.values())).how
         ceilings = [
             {
@@ -101,7 +101,7 @@ class AttentionComparison:
         by_shape: dict[str, list[dict[str, Any]]] = {}
         for row in self.rows:
             shape = "x".join(map(str, row.case.shape))
-            by_shape.setdefault(f"Attention {shape} ({how})", []).append(row.spelt())
+            by_shape.setdefault(f"Attention {shape} ({how})", []).append(row.formatted())
         return {**by_shape, "Ceilings of the device, measured": ceilings}
 
 

@@ -61,7 +61,7 @@ class CompileRow:
     break_even: BreakEven | None
     course: tuple[CourseRow, ...]
 
-    def spelt(self) -> dict[str, Any]:
+    def formatted(self) -> dict[str, Any]:
         """For a table."""
         measured, is_eager = self.measured, self.break_even is None
         return {
@@ -93,13 +93,13 @@ class CompileComparison:
     start_seconds: float
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Rows by title, spelt for people."""
+        """Rows by title, as formatted text."""
         how = next(iter(self.comparisons.values())).how
         started = f"the compiler's own start took {format_seconds(self.start_seconds)} before"
         by_case: dict[str, list[dict[str, Any]]] = {}
         for row in self.rows:
             title = f"torch.compile of {row.model}, batch {row.batch} ({how}; {started})"
-            by_case.setdefault(title, []).append(row.spelt())
+            by_case.setdefault(title, []).append(row.formatted())
         return {
             **by_case,
             self._why: [_format_course(row, course) for row in self.rows for course in row.course],

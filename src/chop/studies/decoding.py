@@ -57,7 +57,7 @@ class DecodeRow:
     share_of_copy: float
     is_exact: bool | None
 
-    def spelt(self) -> dict[str, Any]:
+    def formatted(self) -> dict[str, Any]:
         """For a table."""
         name, is_loop = self.measured.name, self.measured.name == LOOP
         ratio = "1" if name == TORCH else format_ratio(self.measured.ratio)

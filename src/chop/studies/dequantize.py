@@ -48,15 +48,15 @@ class DequantizeComparison:
     obstacle: str | None
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Rows by title, spelt for people."""
+        """Rows by title, as formatted text."""
         how = next(iter(self.comparisons.values())).how
         note = "" if self.obstacle is None else f" {self.obstacle}"
         memory = "Memory of a model whose linear layers' weights are packed"
         return {
-            f"Decoding a weight ({how}).{note}": [row.spelt() for row in self.decoding],
-            f"Multiplying by it ({how})": [row.spelt() for row in self.products],
+            f"Decoding a weight ({how}).{note}": [row.formatted() for row in self.decoding],
+            f"Multiplying by it ({how})": [row.formatted() for row in self.products],
             memory: format_memory(self.memory),
-            f"Where {self.memory[1].format} saves it": [row.spelt() for row in self.kinds],
+            f"Where {self.memory[1].format} saves it": [row.formatted() for row in self.kinds],
         }
 
 

@@ -60,7 +60,7 @@ class ModelRow:
     file_bytes: int | None
     measured: Measured
 
-    def spelt(self, is_baseline: bool) -> dict[str, Any]:
+    def formatted(self, is_baseline: bool) -> dict[str, Any]:
         """For a table."""
         ratio = self.measured.ratio
         return {
@@ -93,14 +93,14 @@ class ModelComparison:
     rows: tuple[ModelRow, ...]
     by_batch: Mapping[int, Comparison]
 
-    def spelt(self) -> list[dict[str, Any]]:
+    def formatted(self) -> list[dict[str, Any]]:
         """The rows for a table; `chop.tables` prints or writes it."""
         first = self.rows[0].model
-        return [row.spelt(row.model == first) for row in self.rows]
+        return [row.formatted(row.model == first) for row in self.rows]
 
     def table(self, title: str) -> None:
         """Prints the rows as two tables, which fit a terminal; the title says how they came."""
-        how, rows = next(iter(self.by_batch.values())).how, self.spelt()
+        how, rows = next(iter(self.by_batch.values())).how, self.formatted()
         print_table(f"{title} ({how})", rows, [name for name in rows[0] if name not in SIZES])
         print_table("Memory", rows, ("model", "batch", *SIZES))
 

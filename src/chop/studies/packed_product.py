@@ -47,7 +47,7 @@ class ProductRow:
     share_of_copy: float
     noise_db: float | None
 
-    def spelt(self) -> dict[str, Any]:
+    def formatted(self) -> dict[str, Any]:
         """For a table."""
         is_baseline = self.way == FLOAT_WAY
         return {

@@ -100,7 +100,7 @@ class SoftmaxRow:
     share_of_copy: float
     error: float | None
 
-    def spelt(self) -> dict[str, Any]:
+    def formatted(self) -> dict[str, Any]:
         """For a table."""
         way = self.measured.name
         return {
@@ -133,9 +133,9 @@ class SoftmaxComparison:
     interpreted: tuple[Mapping[str, Any], ...]
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Rows by title, spelt for people."""
+        """Rows by title, as formatted text."""
         how = next(iter(self.comparisons.values())).how
-        tables = {f"Softmax, written out and fused ({how})": [row.spelt() for row in self.rows]}
+        tables = {f"Softmax, written out and fused ({how})": [row.formatted() for row in self.rows]}
         if self.interpreted:
             title = "The Triton kernel in Triton's interpreter: results, and no times"
             tables[title] = [dict(row) for row in self.interpreted]

@@ -80,7 +80,7 @@ class KindRow:
     float_bytes: int
     bytes: int
 
-    def spelt(self) -> dict[str, Any]:
+    def formatted(self) -> dict[str, Any]:
         """For a table."""
         return {
             "parameters": self.kind,
@@ -95,12 +95,12 @@ def format_memory(rows: Sequence[MemoryRow]) -> list[dict[str, Any]]:
     """For a table: what each measure says, and saves of the float model's."""
     first = rows[0]
 
-    def told(own: int | None, base: int | None) -> str | None:
+    def change(own: int | None, base: int | None) -> str | None:
         if own is None or not base or own == base:
             return format_bytes(own)
         share = 1 - own / base
-        change = f"{share:.1%} saved" if share > 0 else f"{-share:.1%} more"
-        return f"{format_bytes(own)} ({change})"
+        percent = f"{share:.1%} saved" if share > 0 else f"{-share:.1%} more"
+        return f"{format_bytes(own)} ({percent})"
 
     return [
         {
@@ -108,10 +108,10 @@ def format_memory(rows: Sequence[MemoryRow]) -> list[dict[str, Any]]:
             "theory, per weight": f"{row.bits:.4g} bits ({1 - row.bits / FLOAT_BITS:.1%} saved)"
             if row.bits < FLOAT_BITS
             else f"{FLOAT_BITS} bits",
-            "predicted": told(row.predicted_bytes, first.predicted_bytes),
-            "file": told(row.file_bytes, first.file_bytes),
-            "loaded": told(row.loaded_bytes, first.loaded_bytes),
-            "most in a call": told(row.called_bytes, first.called_bytes),
+            "predicted": change(row.predicted_bytes, first.predicted_bytes),
+            "file": change(row.file_bytes, first.file_bytes),
+            "loaded": change(row.loaded_bytes, first.loaded_bytes),
+            "most in a call": change(row.called_bytes, first.called_bytes),
         }
         for row in rows
     ]

@@ -51,9 +51,9 @@ class Collator:
 def _class_of(label: Any) -> int:
     """Raises ConfigError where a label is a fraction, negative, or several."""
     if np.ndim(label) > 0 or int(label) != label:
-        told = f"labels of shape {np.shape(label)}" if np.ndim(label) else f"the label {label}"
+        given = f"labels of shape {np.shape(label)}" if np.ndim(label) else f"the label {label}"
         raise ConfigError(
-            f"get_trainer trains classifiers, got {told}: chop.train.fit takes the other tasks."
+            f"get_trainer trains classifiers, got {given}: chop.train.fit takes the other tasks."
         )
     if label < 0 and label != IGNORED:
         raise ConfigError(f"get_trainer: got the label {int(label)}, and {LEAVE_OUT}")

@@ -109,18 +109,20 @@ class Metric:
     def format_loss(self, value: float, reference: float) -> str:
         """How much worse `value` is than float's `reference`, for a message.
 
-        Of an error of 0 there is no share: the difference itself is told.
+        Of an error of 0 there is no share; the difference itself is shown.
         """
         drop = self.drop(value, reference)
         if self.higher_is_better or reference:
             return self.format_drop(drop)
         return f"{drop:.4g} where float's {self.name} is 0, of which a share allows nothing"
 
-    def spell(self, value: float) -> str:
+    def format_value(self, value: float) -> str:
         """For a table.
 
-        >>> TASKS["classification"].metric.spell(0.5), TASKS["causal-lm"].metric.spell(20.0)
-        ('50.00%', '20')
+        >>> TASKS["classification"].metric.format_value(0.5)
+        '50.00%'
+        >>> TASKS["causal-lm"].metric.format_value(20.0)
+        '20'
         """
         return f"{value:.2%}" if self.is_share else f"{value:.5g}"
 

@@ -208,12 +208,12 @@ def test_settings_come_back_from_a_study_as_they_were():
     ],
 )
 def test_every_format_can_be_searched_by_name(formats, options):
-    assert PrecisionConfig(formats=formats).told()["formats"] == options
+    assert PrecisionConfig(formats=formats).identity()["formats"] == options
 
 
 def test_ranges_may_name_widths():
     config = PrecisionConfig(ranges={"width": (3, 5)})
-    assert config.told()["formats"] == ["3.mse", "5.mse"]
+    assert config.identity()["formats"] == ["3.mse", "5.mse"]
 
 
 def test_a_budget_that_nobody_meets_names_the_nearest(tmp_path, no_training, capsys):

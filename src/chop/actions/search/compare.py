@@ -52,7 +52,7 @@ class Compared:
     result: Result
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """How messages name it."""
         return f"{self.source}:{self.name}"
 
@@ -102,9 +102,9 @@ def compare_searches(
     rows = [_row(label, group, runs[label]) for label, group in curves.items()]
     shown = [each for group in curves.values() for each in group]
     heading = title if title is not None else _title(shown)
-    spelling = dataclasses.replace(TASKS["classification"].metric, is_share=percent)
-    numbers = {key: spelling for key in rows[0] if key.startswith("best")}
-    numbers["seconds"] = dataclasses.replace(spelling, is_share=False)
+    metric = dataclasses.replace(TASKS["classification"].metric, is_share=percent)
+    numbers = {key: metric for key in rows[0] if key.startswith("best")}
+    numbers["seconds"] = dataclasses.replace(metric, is_share=False)
     write_table(Path(out), f"{heading}: {chosen.name}", rows, numbers)
     budgets = {within(each.result.goals) for each in shown}
     write_figure(
@@ -123,15 +123,15 @@ def _read(source: str, name: str | None) -> Iterator[Compared]:
     """The searches that a folder, file or URL names."""
     storage, own = _split(source)
     url, own = find_storage(storage, own or name)
-    told = without_password(url) if "://" in storage else storage
+    shown = without_password(url) if "://" in storage else storage
     found = [own] if own else study_names(url)
     if not found:
-        raise ConfigError(f"there is no search in '{told}'.")
+        raise ConfigError(f"there is no search in '{shown}'.")
     for study in found:
         noted, result = load_search(url, study)
         job = noted["job"]
         settings = None if job is None else {"job": job["name"], **_flat(job["settings"])}
-        yield Compared(told, noted["name"], url, settings, result)
+        yield Compared(shown, noted["name"], url, settings, result)
 
 
 def _split(source: str) -> tuple[str, str | None]:
@@ -169,12 +169,13 @@ def _common_goal(found: Sequence[Compared], name: str | None) -> Goal:
         raise ConfigError("compare: expected at least one search.")
     if name is not None:
         return Goal(name, _direction(found, name))  # type: ignore[arg-type]
-    firsts = {each.told: objectives_of(each.result.goals)[0] for each in found}
-    goals = {(goal.name, goal.direction): told for told, goal in firsts.items()}
+    firsts = {each.label: objectives_of(each.result.goals)[0] for each in found}
+    goals = {(goal.name, goal.direction): label for label, goal in firsts.items()}
     if len(goals) > 1:
-        told = ", ".join(f"{goal} ({direction}) in {t}" for (goal, direction), t in goals.items())
+        listed = ", ".join(f"{goal} ({direction}) in {t}" for (goal, direction), t in goals.items())
         raise ConfigError(
-            f"these searches have different goals, {told}: name one that all measured, --goal NAME."
+            f"these searches have different goals, {listed}: name one that all measured, "
+            "--goal NAME."
         )
     return next(iter(firsts.values()))
 
@@ -191,7 +192,7 @@ def _direction(found: Sequence[Compared], name: str) -> str:
 def _judged(search: Compared, goal: Goal) -> Compared:
     """A search with one objective, within its own budgets."""
     for trial in search.result.measured:
-        check_known(goal.name, trial.values, f"search {search.told} did not measure")
+        check_known(goal.name, trial.values, f"search {search.label} did not measure")
     limits = constraints_of(search.result.goals)
     return dataclasses.replace(search, result=Result((goal, *limits), search.result.trials))
 
@@ -205,7 +206,7 @@ def _curves(found: Sequence[Compared], labels: Sequence[str]) -> dict[str, list[
                 kept.setdefault(label, []).append(search)
                 continue
             warn_once(
-                f"search {search.told} is left out: it measured nothing finite within its budgets."
+                f"search {search.label} is left out: it measured nothing finite within its budgets."
             )
     if not kept:
         raise ConfigError("none of these searches measured anything finite within its budgets.")
@@ -218,7 +219,7 @@ def _labelled(found: Sequence[Compared], labels: Sequence[str]) -> list[tuple[st
         (each for each, at in zip(found, places, strict=True) if places.count(at) > 1), None
     )
     if twice is not None:
-        raise ConfigError(f"search {twice.told} is given twice.")
+        raise ConfigError(f"search {twice.label} is given twice.")
     groups = _groups(found)
     if not labels:
         return list(zip(_labels_of(groups), groups, strict=True))
@@ -231,7 +232,7 @@ def _labelled(found: Sequence[Compared], labels: Sequence[str]) -> list[tuple[st
         raise ConfigError(
             f"labels: expected {len(found)}, one for each search"
             + (f", or {len(groups)}, one for each curve" if len(groups) < len(found) else "")
-            + f", got {len(labels)}; the searches: {', '.join(each.told for each in found)}."
+            + f", got {len(labels)}; the searches: {', '.join(each.label for each in found)}."
         )
     if len(set(labels)) < len(labels):
         raise ConfigError("labels: expected a different one for each curve.")
@@ -244,7 +245,7 @@ def _groups(found: Sequence[Compared]) -> list[list[Compared]]:
     for each in found:
         left_out = (*SEED_ALONE, *HOW_LONG)
         settings = {k: v for k, v in (each.settings or {}).items() if k not in left_out}
-        key = json.dumps(settings, sort_keys=True) if settings else each.told
+        key = json.dumps(settings, sort_keys=True) if settings else each.label
         together.setdefault(key, []).append(each)
     groups: list[list[Compared]] = []
     for group in together.values():
@@ -265,13 +266,13 @@ def _labels_of(groups: Sequence[Sequence[Compared]]) -> list[str]:
     first = [name for name in differing if name not in HOW_LONG] or ["sampler"]
     more = [*first, *(name for name in differing if name in HOW_LONG)]
     labels = [_label(group[0], first) for group in groups]
-    spellings: tuple[Callable[[Compared], str], ...] = (
+    labelers: tuple[Callable[[Compared], str], ...] = (
         lambda each: _label(each, more),
         lambda each: f"{each.name} ({each.source})",
     )
-    for spell in spellings:
+    for labeler in labelers:
         labels = [
-            label if labels.count(label) == 1 else spell(group[0])
+            label if labels.count(label) == 1 else labeler(group[0])
             for label, group in zip(labels, groups, strict=True)
         ]
     return labels
@@ -292,13 +293,13 @@ def _format(name: str, value: Any) -> str:
 
 def _title(found: Sequence[Compared]) -> str:
     """The model and data, where all searches have the same."""
-    told = {
+    titles = {
         " on ".join(each.settings[key] for key in ("model", "dataset") if each.settings.get(key))
         for each in found
         if each.settings is not None
     }
-    is_one = len(told) == 1 and all(each.settings is not None for each in found)
-    return told.pop() if is_one else f"{len(found)} searches"
+    is_one = len(titles) == 1 and all(each.settings is not None for each in found)
+    return titles.pop() if is_one else f"{len(found)} searches"
 
 
 def _row(label: str, group: Sequence[Compared], runs: Sequence[Run]) -> dict[str, Any]:

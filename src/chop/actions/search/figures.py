@@ -62,11 +62,11 @@ def within(goals: Goals) -> str:
     >>> within([Constraint("bits", 4), Constraint("accuracy", 0.9, "maximize")])
     'within bits at most 4, accuracy at least 0.9'
     """
-    told = [
+    bounds = [
         f"{limit.name} at {'most' if limit.direction == 'minimize' else 'least'} {limit.bound:.6g}"
         for limit in constraints_of(goals)
     ]
-    return f"within {', '.join(told)}" if told else ""
+    return f"within {', '.join(bounds)}" if bounds else ""
 
 
 def clouds_of(result: Result) -> list[Cloud]:

@@ -30,7 +30,7 @@ from chop.tables import print_table, printable
 
 TOP = 10
 OWN_FOLDER = f"runs/search-worker-{os.getpid()}"
-"""Where a worker of a server's search saves models, unless it is told."""
+"""Where a worker of a server's search saves models, unless `out` is given."""
 
 
 def show_search(storage: str, name: str | None = None) -> Result:
@@ -271,8 +271,8 @@ def _job_of(noted: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _find_study(names: list[str], name: str | None) -> str:
     if name is None and len(names) != 1:
-        told = f"this storage has several studies, name one: {', '.join(sorted(names))}."
-        raise ConfigError(printable(told) if names else "this storage has no study.")
+        message = f"this storage has several studies, name one: {', '.join(sorted(names))}."
+        raise ConfigError(printable(message) if names else "this storage has no study.")
     if name is not None and name not in names:
         raise ConfigError(printable(f"study '{name}': {did_you_mean(name, names)}"))
     return name or names[0]

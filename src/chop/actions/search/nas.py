@@ -78,7 +78,7 @@ def prepare(config: NasConfig, workload: Workload | None = None) -> Search:
         save=measure.save,
         problem={
             "rows": fingerprint_of_rows(workload.train),
-            "base": _spelled(workload.model),
+            "base": _model_config_json(workload.model),
             "training": measure.training,
             "compression": dataclasses.asdict(measure.compression),
             "proxy": [config.proxy, config.share],
@@ -86,7 +86,7 @@ def prepare(config: NasConfig, workload: Workload | None = None) -> Search:
     )
 
 
-def _spelled(model: nn.Module) -> str:
+def _model_config_json(model: nn.Module) -> str:
     """A model's configuration, but for what its first loss sets: a model just trained has it."""
     base: Any = copy.deepcopy(model.config)
     base.problem_type = None
@@ -156,8 +156,8 @@ def write(
     write_json(config.folder / "best.json", noted)
     about = f"{config.model}: architectures"
     draw_search(config, result, search.space, about, PERCENT)
-    told = [
-        f"{share:.2%} (95 % interval {_spelt(noted[f'{kind}_interval_95'])}) on "
+    scores = [
+        f"{share:.2%} (95 % interval {_format_interval(noted[f'{kind}_interval_95'])}) on "
         f"{noted[f'{kind}_rows']} {kind} rows"
         for kind, share in (
             ("validation", result.best.values["accuracy"]),
@@ -165,7 +165,7 @@ def write(
         )
     ]
     Console().print(
-        f"best: accuracy {', '.join(told)}, {result.best.values['parameters']:.0f} parameters; "
+        f"best: accuracy {', '.join(scores)}, {result.best.values['parameters']:.0f} parameters; "
         f"measured {noted['measured']} of {noted['different'] or noted['configurations']:.4g} "
         f"architectures; {config.folder}{where_model_is(config, result.best)}",
         highlight=False,
@@ -192,7 +192,7 @@ def _interval(accuracy: float, count: int) -> tuple[float, float]:
     return wilson(round(accuracy * count), count)
 
 
-def _spelt(interval: tuple[float, float]) -> str:
+def _format_interval(interval: tuple[float, float]) -> str:
     return f"{interval[0]:.2%} to {interval[1]:.2%}"
 
 
@@ -204,7 +204,7 @@ def _row(search: Search, trial: TrialRecord, count: int) -> dict[str, Any]:
     return {
         "trial": trial.number,
         "validation accuracy": trial.values["accuracy"],
-        "95% interval": _spelt(_interval(trial.values["accuracy"], count)),
+        "95% interval": _format_interval(_interval(trial.values["accuracy"], count)),
         "parameters": round(trial.values["parameters"]),
         "size (bytes)": round(trial.values["size_bytes"]),
         **{name: texts[name] for name, value in values.items() if value not in replacements},
@@ -229,8 +229,8 @@ def _describe(
     if saved.with_suffix(".pt").is_file():
         model: nn.Module = MaseGraph.from_checkpoint(saved).model
     else:
-        told = f"the model of trial {best.number} is not in {saved.parent}"
-        get_console().print(f"{told}: training it again, for its test accuracy", highlight=False)
+        message = f"the model of trial {best.number} is not in {saved.parent}"
+        get_console().print(f"{message}: training it again, for its test accuracy", highlight=False)
         model = _measure(config, found, workload).trained(best.config)
     accuracy = evaluate(model, workload.test, device=workload.device)
     count = _labelled(workload.test)

@@ -73,8 +73,8 @@ def _loss_increases(
     part = problem.evaluator.part(evaluations / len(problem.pairs))
     is_small = len(part) < min(LEAST_ROWS, len(problem.evaluator))
     if not is_small and len(part) * len(problem.pairs) <= evaluations * len(problem.evaluator):
-        told = f"{len(problem.pairs)} options of layers, each alone, on {len(part)} rows"
-        get_console().print(f"{LABEL}: measuring {told}", highlight=False)
+        what = f"{len(problem.pairs)} options of layers, each alone, on {len(part)} rows"
+        get_console().print(f"{LABEL}: measuring {what}", highlight=False)
         kind = "KL" if problem.evaluator.task.is_categorical else "MSE"
         found[kind] = divergences(problem, part)
     return found
@@ -129,8 +129,8 @@ def kept_in(path: Path, key: Mapping[str, Any], make: Any) -> dict[str, Config]:
         noted = json.loads(path.read_text())
     except (OSError, ValueError):
         noted = {}
-    told = json.loads(json.dumps(key, default=str))
-    if noted.get("of") != told:
-        noted = {"of": told, "found": make()}
+    identity = json.loads(json.dumps(key, default=str))
+    if noted.get("of") != identity:
+        noted = {"of": identity, "found": make()}
         write_json(path, noted)
     return dict(noted["found"])

@@ -68,7 +68,7 @@ def prepare(config: PrecisionConfig, workload: Workload | None = None) -> Search
         "weights": fingerprint_of_weights(workload.model),
         "train": fingerprint_of_rows(workload.train),
         "rows": fingerprint_of_rows(rows),
-        "settings": config.told(),
+        "settings": config.identity(),
         "training": found.training and {k: x for k, x in found.training.items() if k != "device"},
     }
     begin = _without_search(config, found, workload, identity)
@@ -96,14 +96,14 @@ def rows_of(config: PrecisionConfig, workload: Workload) -> tuple[Workload, Rows
     if validation is not None and (count >= LEAST_VALIDATION or config.epochs):
         rows = validation.spread(config.search_rows)
         seen = ", held out of training rows that the model may have seen elsewhere"
-        told = f"{len(rows)} validation rows{seen if split.has_seen_validation else ''}"
-        return split, rows, told
+        rows_used = f"{len(rows)} validation rows{seen if split.has_seen_validation else ''}"
+        return split, rows, rows_used
     rows = workload.train.spread(config.search_rows)
-    told = (
+    rows_used = (
         f"{len(rows)} training rows, which the model has seen and answers better than others "
         f"({count} validation rows are too few)"
     )
-    return workload, rows, told
+    return workload, rows, rows_used
 
 
 def problem_of(config: PrecisionConfig, workload: Workload) -> PrecisionProblem:
@@ -134,17 +134,17 @@ def _without_search(
     is_here = storage_file(storage_url(config.storage, config.out)) is not None
     evaluations = SHARE * config.trials * (1 + steps) if is_here else 0.0
     goals = config.all_goals()
-    told = {**identity, "goals": [dataclasses.astuple(goal) for goal in goals]}
+    key = {**identity, "goals": [dataclasses.astuple(goal) for goal in goals]}
     return kept_in(
         config.folder / "no-search.json",
-        told,
+        key,
         lambda: no_search(found, workload.train, goals, evaluations),
     )
 
 
 @dataclass(frozen=True)
 class _Judgement:
-    """What is told of a search's configurations, each by its label in the table.
+    """Evaluation of a search's configurations, each by its label in the table.
 
     Attributes:
         best: the label of the best, or of the nearest where nothing keeps within the budgets.
@@ -199,8 +199,8 @@ def write(
     values, verdict = result.best.values, judgement.verdict
     Console().print(
         f"best: {values['bits']:.2f} bits per weight, {metric.name} "
-        f"{metric.spell(values[metric.name])} on {len(rows)} rows of the search and "
-        f"{judgement.judged[judgement.best].spell(metric)} on "
+        f"{metric.format_value(values[metric.name])} on {len(rows)} rows of the search and "
+        f"{judgement.judged[judgement.best].formatted(metric)} on "
         f"{len(workload.test)} test rows{verdict}; {config.folder}"
         f"{where_model_is(config, result.best)}",
         highlight=False,
@@ -288,8 +288,8 @@ def _against(
 def _nearest(result: Result) -> str:
     """What is said where nothing keeps within the budgets."""
     nearest = result.ranked[0]
-    told = ", ".join(f"{goal.name} {nearest.values[goal.name]:.4g}" for goal in result.goals)
-    beyond = f"the nearest, trial {nearest.number}, has {told}"
+    reached = ", ".join(f"{goal.name} {nearest.values[goal.name]:.4g}" for goal in result.goals)
+    beyond = f"the nearest, trial {nearest.number}, has {reached}"
     return f"no configuration keeps within the budgets; {beyond}"
 
 

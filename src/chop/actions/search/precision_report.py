@@ -1,6 +1,6 @@
 """What a search over formats leaves: figures, and tables that say how sure a number is.
 
-Test numbers are told of float, of one option everywhere, of what needs no search, and of the best
+Test numbers are given for float, of one option everywhere, of what needs no search, and of the best
 alone. The rest of a Pareto front has numbers of the search only: a reader who chose among it by
 test numbers would be left without a test, as trials that were chosen by them would.
 """
@@ -51,10 +51,10 @@ class Judged:
     divergences: Tensor | None
     losses: Tensor | None = None
 
-    def spell(self, metric: Metric) -> str:
+    def formatted(self, metric: Metric) -> str:
         """The metric with its interval."""
         ends = "" if self.interval is None else " (95 % interval {:.2%} to {:.2%})"
-        return metric.spell(self.value) + ends.format(*(self.interval or ()))
+        return metric.format_value(self.value) + ends.format(*(self.interval or ()))
 
     @property
     def kl(self) -> float | None:
@@ -116,13 +116,13 @@ class TestRows:
         signs = {name: sign_of(ends) for name, ends in gains.items()}
         verdict = verdict_of(signs, self.goal, label)
         scales = {self.metric.name: (100, " points") if self.metric.is_share else (1, "")}
-        words, told = {1: "better", 0: "within error", -1: "worse"}, []
+        words, parts = {1: "better", 0: "within error", -1: "worse"}, []
         for name, (low, high) in gains.items():
             factor, unit = scales.get(name, (1, ""))
             ends = f"{factor * low:+.3g} to {factor * high:+.3g}{unit}"
-            told.append(f"{name} {ends} ({words[signs[name]]})")
+            parts.append(f"{name} {ends} ({words[signs[name]]})")
         gained = f"Gained on {label} on the test rows, 95 % intervals of paired rows: "
-        return f", {verdict}", f"{gained}{'; '.join(told)}: {verdict}."
+        return f", {verdict}", f"{gained}{'; '.join(parts)}: {verdict}."
 
     def _gains(self, mine: Judged, other: Judged) -> dict[str, tuple[float, float]]:
         """The interval of what is gained, by the name of the number."""

@@ -44,8 +44,13 @@ def _measure(config: SensitivityConfig, workload: Workload) -> list[dict[str, An
     probe = Sensitivity(
         problem, workload.train, config.metrics, vectors=config.vectors, seed=config.seed
     )
-    told = {**config.told(), "formats": None, "metrics": config.metrics, "vectors": config.vectors}
-    known = {**identity_of(workload), **told, "seed": config.seed}
+    settings = {
+        **config.identity(),
+        "formats": None,
+        "metrics": config.metrics,
+        "vectors": config.vectors,
+    }
+    known = {**identity_of(workload), **settings, "seed": config.seed}
 
     def measured(name: str, text: str) -> dict[str, float]:
         return probe.measure(name, text)
@@ -72,8 +77,8 @@ def _write(
     config: SensitivityConfig, title: str, rows: list[dict[str, Any]], metric: Metric
 ) -> None:
     plain = ("bits", metric.name)
-    told = [{n: x if n in plain else _format(x) for n, x in row.items()} for row in rows]
-    write_table(config.out, title, told, {metric.name: metric})
+    formatted = [{n: x if n in plain else _format(x) for n, x in row.items()} for row in rows]
+    write_table(config.out, title, formatted, {metric.name: metric})
     write_json(config.out / "sensitivity.json", rows)
     for name in config.metrics:
         cells = {(row["layer"], row["format"]): row[name] for row in rows}

@@ -163,7 +163,7 @@ class FormatSettings:
         names = ("formats", "rule", "operators", "operands", "per", "bias", "calibration_rows")
         return {name: getattr(self, name) for name in names}
 
-    def told(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """All of these settings that a result depends on, as plain JSON."""
         from chop.mixed_precision.candidates import format_candidates
 

@@ -19,7 +19,7 @@ def parse_range(text: str | float | Iterable[float], where: str) -> tuple[float,
             separated by commas; or the numbers themselves.
         where: what the range belongs to, for messages.
     Raises:
-        ConfigError: it is spelt differently, is empty, or has more than `MAX_VALUES` values.
+        ConfigError: it is malformed, is empty, or has more than `MAX_VALUES` values.
 
     >>> parse_range("4:16:4, 32", "widths")
     (4, 8, 12, 16, 32)

@@ -21,7 +21,7 @@ class Point:
         label: what the progress bar calls it.
         settings: all that its result depends on; equal settings, equal result.
         measure: does the work; returns plain numbers by name.
-        kind: points of one kind take about as long; the time left is told by it.
+        kind: points of one kind take about as long; they share one estimate of the time left.
     """
 
     label: str
@@ -53,8 +53,8 @@ def measure_all(
             result = journal.add(point.settings, point.measure())
             estimate.end()
             if metric.name in result:
-                told = metric.spell(result[metric.name])
-                bar.console.print(f"{point.label}: {told}", highlight=False)
+                score = metric.format_value(result[metric.name])
+                bar.console.print(f"{point.label}: {score}", highlight=False)
             bar.advance(task)
         bar.update(task, description=title)
     return [journal.get(point.settings) for point in points]

@@ -34,10 +34,10 @@ def write_table(
     metrics = measured or {}
     columns = list(rows[0])
     write_csv(folder / "table.csv", columns, ([row.get(n) for n in columns] for row in rows))
-    spelt = [{n: _format(n, value, metrics.get(n)) for n, value in row.items()} for row in rows]
+    formatted = [{n: _format(n, value, metrics.get(n)) for n, value in row.items()} for row in rows]
     below = f"\n{note}\n" if note else ""
-    write_text(folder / "table.md", f"{markdown_table(spelt)}\n{below}")
-    print_table(title, spelt)
+    write_text(folder / "table.md", f"{markdown_table(formatted)}\n{below}")
+    print_table(title, formatted)
     if note:
         Console().print(note, highlight=False)
 
@@ -51,5 +51,5 @@ def write_figure(path: Path, plot: Callable[..., Path], *args: Any, **kwargs: An
 def _format(name: str, value: Any, metric: Metric | None) -> Any:
     """Shares as percentages; settings and bits as they are."""
     if metric is not None and isinstance(value, float):
-        return metric.spell(value)
+        return metric.format_value(value)
     return f"{value:.2%}" if isinstance(value, float) and name != "bits" else value

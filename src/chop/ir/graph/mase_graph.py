@@ -64,35 +64,35 @@ class MaseGraph:
                 "checkpoint, use MaseGraph.from_checkpoint(path)."
             )
         self._guess: Guess | None = None
-        self._held: CapturedModule | None = None
+        self._captured: CapturedModule | None = None
         self._compiled_edit = 0
         self.provenance: list[Provenance] = []
         if isinstance(model, CapturedModule):
-            self._hold(model)
+            self._set_captured(model)
             return
         fixed = dict(cf_args or {})
         guess = Guess(model, hf_input_names, _leaves(custom_ops), fixed, strict)
         if dummy_in is not None:
-            self._hold(guess.again(dummy_in, None))
+            self._set_captured(guess.again(dummy_in, None))
             return
         self._guess = guess
-        self._hold(guess.first())
+        self._set_captured(guess.first())
 
-    def _hold(self, model: CapturedModule | None) -> None:
-        self._held = model
+    def _set_captured(self, model: CapturedModule | None) -> None:
+        self._captured = model
         self._compiled_edit = 0 if model is None else last_edit(model.graph)
 
     @property
     def _model(self) -> CapturedModule:
-        if self._held is None:
+        if self._captured is None:
             assert self._guess is not None and self._guess.failure is not None
             raise self._guess.failure
-        return self._held
+        return self._captured
 
     @property
     def is_captured(self) -> bool:
         """Whether there is a graph yet: inputs that were guessed may not fit the model."""
-        return self._held is not None
+        return self._captured is not None
 
     def fit(self, dummy_in: Mapping[str, Any]) -> bool:
         """Makes the graph hold for an example.
@@ -114,10 +114,10 @@ class MaseGraph:
                 guessed = " from guessed inputs" if self._model.record.guessed else ""
                 raise GraphError(f"dummy_in does not fit the graph, captured{guessed}: {reason}.")
             return False
-        made = self._guess.again(given, self._held)
-        if made is self._held:
+        made = self._guess.again(given, self._captured)
+        if made is self._captured:
             return False
-        self._hold(made)
+        self._set_captured(made)
         return True
 
     @classmethod
@@ -128,7 +128,7 @@ class MaseGraph:
         custom_ops: Mapping[str, Any] | Iterable[type[nn.Module] | str] | None = None,
         hf_input_names: Sequence[str] | None = None,
     ) -> MaseGraph:
-        """The same as the constructor; MASE's other spelling."""
+        """The same as the constructor; MASE's other name."""
         return cls(model, cf_args, custom_ops, hf_input_names)
 
     @property
@@ -148,7 +148,7 @@ class MaseGraph:
                 f"mg.model: expected a captured model, got {type(model).__name__}; for another "
                 "model make another MaseGraph."
             )
-        self._held, self._guess = model, None
+        self._captured, self._guess = model, None
         self._compiled_edit = 0
 
     @property
@@ -192,10 +192,10 @@ class MaseGraph:
         return copy.deepcopy(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MaseGraph:
-        if self._held is None and self._guess is not None:
+        if self._captured is None and self._guess is not None:
             twin = MaseGraph.__new__(MaseGraph)
             twin.__dict__ = {
-                "_held": None,
+                "_captured": None,
                 "_compiled_edit": 0,
                 "_guess": copy.deepcopy(self._guess, memo),
             }
@@ -216,7 +216,7 @@ class MaseGraph:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._guess = None
-        self._hold(state["model"])
+        self._set_captured(state["model"])
         self.provenance = state["provenance"]
         for node, metadata in zip(self.nodes, state["metadata"], strict=True):
             if metadata is not None:
@@ -323,7 +323,7 @@ class MaseGraph:
         return mg
 
     def __repr__(self) -> str:
-        if self._held is None and self._guess is not None:
+        if self._captured is None and self._guess is not None:
             return f"MaseGraph({type(self._guess.model).__name__}, no example inputs yet)"
         return f"MaseGraph({self._model.record.class_name}, {len(self.nodes)} nodes)"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from torch import nn
 
@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def documented(config: Any, result: str = "the module") -> Callable[[F], F]:
-    """Completes the help of a pass by its settings and the keys of its `info`.
+    """Completes the help of a pass by its types, its settings and the keys of its `info`.
 
     Args:
         config: see `chop.passes.documentation.pass_docstring`.
@@ -24,6 +24,7 @@ def documented(config: Any, result: str = "the module") -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         arguments = entries(function, "Args")
+        function.__annotations__ = get_type_hints(function)
         function.__doc__ = pass_docstring(function, config, arguments, result)
         return function
 

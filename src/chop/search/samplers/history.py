@@ -180,5 +180,5 @@ def read_history(study: Study, coding: Coding, number: int) -> History:
 def _excess(trials: list[FrozenTrial]) -> Array:
     """(N, B); a constraint that a trial does not tell counts as met."""
     names = sorted({name for trial in trials for name in trial.constraints})
-    told = [[trial.constraints.get(name, 0.0) for name in names] for trial in trials]
-    return np.array(told, dtype=float).reshape(len(trials), len(names))
+    excess = [[trial.constraints.get(name, 0.0) for name in names] for trial in trials]
+    return np.array(excess, dtype=float).reshape(len(trials), len(names))
