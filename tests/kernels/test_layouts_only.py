@@ -8,12 +8,13 @@ import pytest
 
 import chop
 from chop.formats import REGISTRY, LearnableFormat, NumberFormat, formats
+from chop.formats.float_format import FloatFormat
 from chop.formats.scaled import BlockFormat, ElementFormat, ScaledFormat
 
 HOME = Path(chop.__file__).parent
 BACKENDS = [HOME / name for name in ("kernels", "onnx", "hardware", "distributed")]
 PATHS = [path for folder in BACKENDS for path in sorted(folder.rglob("*.py"))]
-BASES = (ElementFormat, ScaledFormat, BlockFormat, LearnableFormat)
+BASES = (ElementFormat, FloatFormat, ScaledFormat, BlockFormat, LearnableFormat)
 CLASSES = {cls.__name__ for cls in (*formats(), *BASES)} - {"Float"}
 """`Float` may stand for no format at all; `NumberFormat` is what all have in common."""
 MODULES = {cls.__module__ for cls in (*formats(), *BASES) if cls.__name__ in CLASSES}

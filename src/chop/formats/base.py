@@ -40,6 +40,8 @@ class NumberFormat(Quantizer):
     module_keys: ClassVar[Mapping[str, str | None]] = {}
     """Config keys that hold for a whole module, and the field each is; None: no effect."""
     search_space: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    ranges: ClassVar[Mapping[str, range]] = {}
+    """What a field may be where it is a whole number, in the unit that `UNITS` has."""
     key: str
     """The format as text, made once: `from_key` is the inverse."""
 
@@ -61,12 +63,15 @@ class NumberFormat(Quantizer):
 
     def __post_init__(self) -> None:
         check_fields(self, self.name)
+        for name, allowed in self.ranges.items():
+            where = f"{self.name}.{name}"
+            check_range(where, getattr(self, name), allowed, UNITS.get(name, "bits"))
         self.validate()
         fields = dataclasses.asdict(self)  # type: ignore[call-overload]
         object.__setattr__(self, "key", json.dumps({"name": self.name, **fields}))
 
     def validate(self) -> None:
-        """Raises ConfigError where a field is out of range."""
+        """Raises ConfigError where a field is out of range that has none in `ranges`."""
 
     @classmethod
     def nearest_valid(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,6 +222,8 @@ def _shortened(value: Any) -> str:
 
 MAX_SUMMARY_LENGTH = 4
 """Elements of a field that labels write out."""
+UNITS = {"exponent_bias": "", "group_size": "elements", "levels": "levels"}
+"""Of fields that are no bits."""
 REGISTRY: dict[str, type[NumberFormat]] = {}
 """Every format class by name and alias."""
 

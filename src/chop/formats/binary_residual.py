@@ -50,6 +50,7 @@ class BinaryResidual(LearnableFormat):
     name: ClassVar[str] = "binary_residual"
     module_keys: ClassVar[dict[str, str | None]] = {"binary_training": None}
     search_space: ClassVar[dict[str, Sequence[Any]]] = {"levels": (1, 2, 3)}
+    ranges: ClassVar[dict[str, range]] = {"levels": range(1, MAX_LEVELS + 1)}
 
     width: int = 1
     stochastic: bool = False
@@ -64,9 +65,8 @@ class BinaryResidual(LearnableFormat):
         return name in ("frac_width", "scaling_factor") or (name == "width" and value != 1)
 
     def validate(self) -> None:
-        """Raises ConfigError where a number is out of range, or the scales are not L."""
+        """Raises ConfigError unless the width is 1 and the scales are L."""
         check_range("binary_residual.width", self.width, range(1, 2), "bit")
-        check_range("binary_residual.levels", self.levels, range(1, MAX_LEVELS + 1), "levels")
         object.__setattr__(self, "scales", check_scales(self.scales, "binary_residual.scales"))
         if self.scales is not None and len(self.scales) != self._depth:
             raise ConfigError(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from chop.formats.base import check_range, clamped
+from chop.formats.base import clamped
 from chop.formats.elements import Fixed
 from chop.formats.scaled import BlockFormat
 from chop.formats.scaling import SharedExponent
@@ -42,6 +42,11 @@ class BlockFP(BlockFormat):
         "width": (4, 6, 8),
         "block_size": (16, 32),
     }
+    ranges: ClassVar[dict[str, range]] = {
+        "width": range(2, 33),
+        "exponent_width": range(1, MAX_EXPONENT_WIDTH + 1),
+        "exponent_bias": range(-256, 257),
+    }
 
     width: int
     exponent_width: int = 8
@@ -54,14 +59,6 @@ class BlockFP(BlockFormat):
         if taken.get("exponent_width") == fields.get("exponent_width"):
             return taken
         return clamped(taken, "exponent_bias", 2 ** (MAX_EXPONENT_WIDTH - 1) - 1)
-
-    def validate_element(self) -> None:
-        """Raises ConfigError where a width or the bias is out of range."""
-        check_range("block_fp.width", self.width, range(2, 33))
-        check_range(
-            "block_fp.exponent_width", self.exponent_width, range(1, MAX_EXPONENT_WIDTH + 1)
-        )
-        check_range("block_fp.exponent_bias", self.exponent_bias, range(-256, 257), "")
 
     @property
     def element(self) -> Fixed:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from chop.formats.base import check_range, clamped
+from chop.formats.base import clamped
 from chop.formats.elements import Log2
 from chop.formats.scaled import BlockFormat
 from chop.formats.scaling import ABOVE_POWERS, SharedExponent
@@ -42,6 +42,10 @@ class BlockLog(BlockFormat):
         "width": (4, 6, 8),
         "block_size": (16, 32),
     }
+    ranges: ClassVar[dict[str, range]] = {
+        "width": range(2, 33),
+        "exponent_bias_width": range(1, MAX_BIAS_WIDTH + 1),
+    }
 
     width: int
     exponent_bias_width: int | None = None
@@ -50,12 +54,6 @@ class BlockLog(BlockFormat):
     def nearest_valid(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
         """At most 8 bits of bias."""
         return clamped(fields, "exponent_bias_width", MAX_BIAS_WIDTH)
-
-    def validate_element(self) -> None:
-        """Raises ConfigError where a width is out of range."""
-        check_range("block_log.width", self.width, range(2, 33))
-        biases = range(1, MAX_BIAS_WIDTH + 1)
-        check_range("block_log.exponent_bias_width", self.exponent_bias_width, biases)
 
     @property
     def element(self) -> Log2:

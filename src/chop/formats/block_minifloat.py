@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from chop.formats.base import check_range, clamped
+from chop.formats.base import clamped
 from chop.formats.elements import Minifloat
-from chop.formats.minifloat_ieee import check_float_widths, nearest_float_widths
+from chop.formats.float_format import check_float_widths, nearest_float_widths
 from chop.formats.scaled import BlockFormat
 from chop.formats.scaling import SharedExponent
 
@@ -46,6 +46,10 @@ class BlockMinifloat(BlockFormat):
         "exponent_width": (2, 3, 4),
         "block_size": (16, 32),
     }
+    ranges: ClassVar[dict[str, range]] = {
+        "exponent_width": range(1, MAX_EXPONENT_WIDTH + 1),
+        "exponent_bias_width": range(1, MAX_BIAS_WIDTH + 1),
+    }
 
     width: int
     exponent_width: int
@@ -58,11 +62,8 @@ class BlockMinifloat(BlockFormat):
         return clamped(exponents, "exponent_bias_width", MAX_BIAS_WIDTH)
 
     def validate_element(self) -> None:
-        """Raises ConfigError where a width is out of range."""
+        """Raises ConfigError where the width leaves the exponent too little room."""
         check_float_widths(self.name, self.width, self.exponent_width)
-        exponents, biases = range(1, MAX_EXPONENT_WIDTH + 1), range(1, MAX_BIAS_WIDTH + 1)
-        check_range("block_minifloat.exponent_width", self.exponent_width, exponents)
-        check_range("block_minifloat.exponent_bias_width", self.exponent_bias_width, biases)
 
     @property
     def element(self) -> Minifloat:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.formats.base import NumberFormat, check_range, even_sample
+from chop.formats.base import NumberFormat, even_sample
 from chop.formats.elements import Fixed
 from chop.formats.layout import Layout
 
@@ -61,6 +61,10 @@ class Integer(NumberFormat):
         "width": (4, 6, 8, 12, 16),
         "frac_width": (2, 3, 4, 6, 8, 12),
     }
+    ranges: ClassVar[dict[str, range]] = {
+        "width": range(1, MAX_WIDTH + 1),
+        "frac_width": range(-FRAC_LIMIT, FRAC_LIMIT + 1),
+    }
 
     width: int | Literal["auto"]
     frac_width: int | Literal["auto", "minmax", "mse", "percentile"]
@@ -70,8 +74,6 @@ class Integer(NumberFormat):
 
     def validate(self) -> None:
         """Raises ConfigError where a width or the percentile is out of range."""
-        check_range("integer.width", self.width, range(1, MAX_WIDTH + 1))
-        check_range("integer.frac_width", self.frac_width, range(-FRAC_LIMIT, FRAC_LIMIT + 1))
         if self.is_signed and self.width == 1:
             raise ConfigError("integer.width: a signed integer needs 2 bits; use 'binary' for 1.")
         if isinstance(self.width, str) and isinstance(self.frac_width, str):

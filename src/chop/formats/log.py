@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from chop.formats.base import check_range
 from chop.formats.elements import Log2
 from chop.formats.scaled import ElementFormat
 
@@ -40,16 +39,12 @@ class Log(ElementFormat):
         "width": (4, 6, 8),
         "exponent_bias": (3, 7, 15),
     }
+    ranges: ClassVar[dict[str, range]] = {"width": range(2, 33), "exponent_bias": range(-100, 257)}
 
     width: int
     exponent_bias: int | None = None
     nearest: Literal["log", "linear"] = "log"
     zero_code: bool = False
-
-    def validate(self) -> None:
-        """Raises ConfigError where the width or the bias is out of range."""
-        check_range("log.width", self.width, range(2, 33))
-        check_range("log.exponent_bias", self.exponent_bias, range(-100, 257), "")
 
     @property
     def element(self) -> Log2:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from chop.formats.base import check_range
 from chop.formats.elements import Minifloat, default_variant
-from chop.formats.minifloat_ieee import check_float_widths
+from chop.formats.float_format import check_float_widths
 from chop.formats.mxint import BLOCK_SIZE, E8M0_LOWEST, E8M0_WIDTH
 from chop.formats.scaled import BlockFormat
 from chop.formats.scaling import SharedExponent
@@ -53,6 +52,7 @@ class MXFP(BlockFormat):
         "exponent_width": (2, 3, 4),
         "block_size": (16, 32, 64),
     }
+    ranges: ClassVar[dict[str, range]] = {"width": range(3, 17)}
 
     width: int = 8
     exponent_width: int | None = None
@@ -60,8 +60,7 @@ class MXFP(BlockFormat):
     block_size: int | tuple[int, ...] = field(default=BLOCK_SIZE, kw_only=True)
 
     def validate_element(self) -> None:
-        """Raises ConfigError where a width is out of range."""
-        check_range("mxfp.width", self.width, range(3, 17))
+        """Raises ConfigError where the width leaves the exponent too little room."""
         check_float_widths("mxfp", self.width, self._exponent_width)
         object.__setattr__(self, "exponent_width", self._exponent_width)
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from chop.formats.base import check_range
 from chop.formats.elements import Fixed
 from chop.formats.scaled import BlockFormat
 from chop.formats.scaling import SharedExponent
@@ -41,13 +40,10 @@ class MXInt(BlockFormat):
         "width": (4, 6, 8),
         "block_size": (16, 32, 64),
     }
+    ranges: ClassVar[dict[str, range]] = {"width": range(2, 33)}
 
     width: int = 8
     block_size: int | tuple[int, ...] = field(default=BLOCK_SIZE, kw_only=True)
-
-    def validate_element(self) -> None:
-        """Raises ConfigError where the width is out of range."""
-        check_range("mxint.width", self.width, range(2, 33))
 
     @property
     def element(self) -> Fixed:

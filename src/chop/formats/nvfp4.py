@@ -34,9 +34,6 @@ class NVFP4(BlockFormat):
     name: ClassVar[str] = "nvfp4"
     search_space: ClassVar[dict[str, Sequence[Any]]] = {"block_size": (16, 32)}
 
-    def validate_element(self) -> None:
-        """Every setting is valid."""
-
     @property
     def element(self) -> Minifloat:
         """e2m1."""

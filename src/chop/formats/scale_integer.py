@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from chop.errors import ConfigError
-from chop.formats.base import check_range
 from chop.formats.elements import Fixed
 from chop.formats.groups import Blocks, Groups, Whole
 from chop.formats.lsq import LearnableFormat, check_scales
@@ -53,6 +52,7 @@ class ScaleInteger(ScaledFormat, LearnableFormat):
         "width": (4, 6, 8),
         "granularity": ("tensor", "channel"),
     }
+    ranges: ClassVar[dict[str, range]] = {"width": range(2, 33), "group_size": range(1, 2**20)}
 
     width: int
     is_signed: bool = True
@@ -62,9 +62,7 @@ class ScaleInteger(ScaledFormat, LearnableFormat):
     scales: tuple[float, ...] | None = None
 
     def validate(self) -> None:
-        """Raises ConfigError where a width, size or share is out of range."""
-        check_range("scale_integer.width", self.width, range(2, 33))
-        check_range("scale_integer.group_size", self.group_size, range(1, 2**20), "elements")
+        """Raises ConfigError where the share is out of range, or scales are not finite."""
         if not 0 < self.quantile <= 1:
             raise ConfigError(
                 f"scale_integer.quantile: got {self.quantile}, expected a share above 0, at most 1."

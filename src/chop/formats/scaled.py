@@ -78,9 +78,8 @@ class BlockFormat(ScaledFormat):
         object.__setattr__(self, "block_size", sizes[0] if len(sizes) == 1 else sizes)
         self.validate_element()
 
-    @abstractmethod
     def validate_element(self) -> None:
-        """Raises ConfigError where a width is out of range."""
+        """Raises ConfigError where a field that the format adds is out of range."""
 
     @property
     def groups(self) -> Blocks:
