@@ -244,80 +244,41 @@ class QuantMaxPool1d(QuantizedOperator, nn.MaxPool1d):
     """`nn.MaxPool1d`; input (N, C, L)."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
-        Q = self.quantize
-        y: Tensor = F.max_pool1d(  # type: ignore[call-overload]
-            Q("data_in", input),
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            ceil_mode=self.ceil_mode,
-            return_indices=self.return_indices,
-        )
-        return Q("data_out", y)
+        y: Tensor = super().forward(self.quantize("data_in", input))
+        return self.quantize("data_out", y)
 
 
 class QuantAvgPool1d(QuantizedOperator, nn.AvgPool1d):
     """`nn.AvgPool1d`; input (N, C, L)."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
-        Q = self.quantize
-        y = F.avg_pool1d(
-            Q("data_in", input),
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.ceil_mode,
-            self.count_include_pad,
-        )
-        return Q("data_out", y)
+        return self.quantize("data_out", super().forward(self.quantize("data_in", input)))
 
 
 class QuantAdaptiveAvgPool1d(QuantizedOperator, nn.AdaptiveAvgPool1d):
     """`nn.AdaptiveAvgPool1d`; input (N, C, L)."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
-        Q = self.quantize
-        return Q("data_out", F.adaptive_avg_pool1d(Q("data_in", input), self.output_size))
+        return self.quantize("data_out", super().forward(self.quantize("data_in", input)))
 
 
 class QuantMaxPool2d(QuantizedOperator, nn.MaxPool2d):
     """`nn.MaxPool2d`; input (N, C, H, W)."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
-        Q = self.quantize
-        y: Tensor = F.max_pool2d(  # type: ignore[call-overload]
-            Q("data_in", input),
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            ceil_mode=self.ceil_mode,
-            return_indices=self.return_indices,
-        )
-        return Q("data_out", y)
+        y: Tensor = super().forward(self.quantize("data_in", input))
+        return self.quantize("data_out", y)
 
 
 class QuantAvgPool2d(QuantizedOperator, nn.AvgPool2d):
     """`nn.AvgPool2d`; input (N, C, H, W)."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
-        Q = self.quantize
-        y = F.avg_pool2d(
-            Q("data_in", input),
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.ceil_mode,
-            self.count_include_pad,
-            self.divisor_override,
-        )
-        return Q("data_out", y)
+        return self.quantize("data_out", super().forward(self.quantize("data_in", input)))
 
 
 class QuantAdaptiveAvgPool2d(QuantizedOperator, nn.AdaptiveAvgPool2d):
     """`nn.AdaptiveAvgPool2d`; input (N, C, H, W)."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
-        Q = self.quantize
-        return Q("data_out", F.adaptive_avg_pool2d(Q("data_in", input), self.output_size))
+        return self.quantize("data_out", super().forward(self.quantize("data_in", input)))
