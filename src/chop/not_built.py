@@ -70,6 +70,12 @@ NOT_BUILT: dict[str, str] = {
 """What is missing, and what to use meanwhile."""
 
 
+def missing_passes() -> dict[str, Callable[..., NoReturn]]:
+    """The passes on graphs, and the report of a synthesis."""
+    names = (n for n in NOT_BUILT if n.endswith("_pass") or n == "get_synthesis_results")
+    return {name: _refusal(name) for name in names}
+
+
 def __getattr__(name: str) -> Callable[..., NoReturn]:
     if name not in NOT_BUILT:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -2,30 +2,7 @@
 
 import importlib
 
-from chop.not_built import (
-    ann2snn_transform_pass,
-    autosharding_analysis_pass,
-    emit_bram_transform_pass,
-    emit_cocotb_transform_pass,
-    emit_internal_rtl_transform_pass,
-    emit_verilog_top_transform_pass,
-    emit_vivado_project_transform_pass,
-    get_synthesis_results,
-    logicnets_fusion_transform_pass,
-    onnx_annotate_transform_pass,
-    onnx_runtime_interface_pass,
-    partition_to_multi_device_transform_pass,
-    patch_metadata_transform_pass,
-    report_node_hardware_type_analysis_pass,
-    resharding_transform_pass,
-    run_cosim_analysis_pass,
-    runtime_analysis_pass,
-    tensorrt_calibrate_transform_pass,
-    tensorrt_engine_interface_pass,
-    tensorrt_fake_quantize_transform_pass,
-    tensorrt_fine_tune_transform_pass,
-    training_base_pass,
-)
+from chop.not_built import missing_passes
 from chop.passes import module
 from chop.passes.analysis.add_common_metadata import add_common_metadata_analysis_pass
 from chop.passes.analysis.add_hardware_metadata import add_hardware_metadata_analysis_pass
@@ -73,6 +50,8 @@ from chop.passes.transforms.smoothquant import smoothquant_transform_pass
 graph = importlib.import_module("chop.passes.graph")
 """MASE's longer path of the passes, an alias."""
 
+globals().update(missing_passes())
+
 __all__ = [
     "PASSES",
     "add_common_metadata_analysis_pass",
@@ -80,21 +59,13 @@ __all__ = [
     "add_natural_sparsity_metadata_analysis_pass",
     "add_pruning_metadata_analysis_pass",
     "add_software_metadata_analysis_pass",
-    "ann2snn_transform_pass",
-    "autosharding_analysis_pass",
     "calculate_avg_bits_mg_analysis_pass",
     "calibrate_transform_pass",
     "conv_bn_fusion_transform_pass",
-    "emit_bram_transform_pass",
-    "emit_cocotb_transform_pass",
-    "emit_internal_rtl_transform_pass",
-    "emit_verilog_top_transform_pass",
-    "emit_vivado_project_transform_pass",
     "export_onnx_interface_pass",
     "fuse_attention_transform_pass",
     "fuse_linear_activation_transform_pass",
     "fuse_lora_weights_transform_pass",
-    "get_synthesis_results",
     "gptq_transform_pass",
     "graph",
     "graph_pass",
@@ -104,39 +75,26 @@ __all__ = [
     "load_lora_adapter_interface_pass",
     "load_mase_graph_interface_pass",
     "load_node_meta_param_interface_pass",
-    "logicnets_fusion_transform_pass",
     "module",
-    "onnx_annotate_transform_pass",
-    "onnx_runtime_interface_pass",
     "pack_transform_pass",
-    "partition_to_multi_device_transform_pass",
-    "patch_metadata_transform_pass",
     "profile_statistics_analysis_pass",
     "prune_detach_hook_transform_pass",
     "prune_transform_pass",
     "quantize_transform_pass",
     "raise_granularity_transform_pass",
     "report_graph_analysis_pass",
-    "report_node_hardware_type_analysis_pass",
     "report_node_meta_param_analysis_pass",
     "report_node_shape_analysis_pass",
     "report_node_type_analysis_pass",
     "report_sparsity_analysis_pass",
-    "resharding_transform_pass",
-    "run_cosim_analysis_pass",
-    "runtime_analysis_pass",
     "save_lora_adapter_interface_pass",
     "save_mase_graph_interface_pass",
     "save_node_meta_param_interface_pass",
     "smoothquant_transform_pass",
     "summarize_quantization_analysis_pass",
-    "tensorrt_calibrate_transform_pass",
-    "tensorrt_engine_interface_pass",
-    "tensorrt_fake_quantize_transform_pass",
-    "tensorrt_fine_tune_transform_pass",
-    "training_base_pass",
     "verify_common_metadata_analysis_pass",
     "verify_hardware_metadata_analysis_pass",
     "verify_metadata_analysis_pass",
     "verify_software_metadata_analysis_pass",
+    *missing_passes(),
 ]
