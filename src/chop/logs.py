@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 
 from chop.errors import ConfigError, did_you_mean
 
@@ -37,6 +39,24 @@ def set_logging_verbosity(level: str | int = "info") -> None:
     if number is None:
         raise ConfigError(f"unknown logging level '{level}': {did_you_mean(level, levels)}")
     root_logger().setLevel(number)
+
+
+@contextlib.contextmanager
+def at_level(level: int, *names: str) -> Iterator[None]:
+    """Inside, loggers of other packages say nothing below a level.
+
+    Args:
+        level: a number of the `logging` module.
+        names: of the loggers.
+    """
+    before = [(logger, logger.level) for logger in map(logging.getLogger, names)]
+    try:
+        for logger, _ in before:
+            logger.setLevel(level)
+        yield
+    finally:
+        for logger, own in before:
+            logger.setLevel(own)
 
 
 def root_logger() -> logging.Logger:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import SLoc
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._python_dispatch import _disable_current_modes as outside_fake_mode
@@ -18,11 +18,11 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
+from chop.capture.torch_private import FakeTensorMode
+
 __all__ = [
-    "NOISY_LOGGERS",
     "DimDynamic",
     "FakeTensor",
-    "FakeTensorMode",
     "PythonPrinter",
     "SLoc",
     "ShapeEnv",
@@ -37,9 +37,6 @@ __all__ = [
     "outside_fake_mode",
     "size_functions",
 ]
-
-NOISY_LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
-"""Loggers that print an error inside a fake kernel, which the tracer handles."""
 
 
 def fake_with_symbols(

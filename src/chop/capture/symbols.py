@@ -23,10 +23,8 @@ from chop.capture.guards import ShapeGuard
 from chop.capture.shape_env import GuardedShapeEnv
 from chop.capture.size_functions import COMPUTE, PAIRWISE, SizePrinter
 from chop.capture.symbolic_api import (
-    NOISY_LOGGERS,
     DimDynamic,
     FakeTensor,
-    FakeTensorMode,
     ValueRanges,
     bound_sympy,
     enable_python_dispatcher,
@@ -35,7 +33,9 @@ from chop.capture.symbolic_api import (
     int_oo,
     size_functions,
 )
+from chop.capture.torch_private import NOISY_LOGGERS, FakeTensorMode
 from chop.errors import CaptureError
+from chop.logs import at_level
 
 SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -106,15 +106,9 @@ class Sizes:
     def fake_mode(self) -> Iterator[None]:
         """Every tensor made inside is fake."""
         # An error inside a fake kernel is handled by the capture; torch would also print it.
-        levels = [(logger, logger.level) for logger in map(logging.getLogger, NOISY_LOGGERS)]
-        try:
-            for logger, _ in levels:
-                logger.setLevel(logging.CRITICAL)
-            with enable_python_dispatcher(), self._mode:
-                yield
-        finally:
-            for logger, level in levels:
-                logger.setLevel(level)
+        quiet = at_level(logging.CRITICAL, *NOISY_LOGGERS)
+        with quiet, enable_python_dispatcher(), self._mode:
+            yield
 
     @contextlib.contextmanager
     def evaluated_by(self, model: bool) -> Iterator[None]:

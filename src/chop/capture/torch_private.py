@@ -7,17 +7,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 __all__ = [
     "BATCH_NORMS",
     "DROPOUTS",
+    "NOISY_LOGGERS",
     "OVERLOADS",
     "PACK_PADDED_SEQUENCE",
     "PAD_PACKED_SEQUENCE",
     "SET_GRAD_ENABLED",
     "DisableTorchFunction",
+    "FakeTensorMode",
     "TorchDispatchMode",
     "autocast_options",
     "enter_autocast_region",
@@ -34,6 +37,8 @@ PACK_PADDED_SEQUENCE = torch._C._VariableFunctions._pack_padded_sequence
 PAD_PACKED_SEQUENCE = torch._C._VariableFunctions._pad_packed_sequence
 DROPOUTS = nn.modules.dropout._DropoutNd
 BATCH_NORMS = nn.modules.batchnorm._NormBase
+NOISY_LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+"""Loggers that print an error inside a fake kernel, which the tracer handles."""
 DisableTorchFunction = torch._C.DisableTorchFunction
 enter_autocast_region: Any = torch.amp.autocast_mode._enter_autocast
 exit_autocast_region: Any = torch.amp.autocast_mode._exit_autocast

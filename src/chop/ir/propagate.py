@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from chop.capture.captured import CapturedModule
 from chop.capture.module_tree import member_at
 from chop.capture.preserve_state import preserve_state
 from chop.capture.specs import TensorSpec, map_specs
+from chop.capture.torch_private import FakeTensorMode
 from chop.errors import GraphError, did_you_mean
 
 

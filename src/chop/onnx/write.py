@@ -18,6 +18,7 @@ from chop.errors import GraphError
 from chop.files import atomic_file
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import example_inputs
+from chop.logs import at_level
 from chop.onnx.operators import OPSET, translations
 
 DEQUANTIZE = "DequantizeLinear"
@@ -164,12 +165,6 @@ def _name_axes(proto: Any) -> None:
 @contextmanager
 def _silence() -> Iterator[None]:
     """The exporter warns of what does not concern a user: packages that are absent, own changes."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(level)
+    with at_level(logging.ERROR, "torch.onnx"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

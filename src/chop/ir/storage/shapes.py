@@ -7,27 +7,26 @@ What is left is described by what the file notes, or stays without a shape.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import parametrize
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from chop.capture.captured import CapturedModule
 from chop.capture.guards import power, product
 from chop.capture.preserve_state import preserve_state
 from chop.capture.runtime import ByMode
 from chop.capture.specs import TensorSpec
+from chop.capture.torch_private import NOISY_LOGGERS, FakeTensorMode, TorchDispatchMode
 from chop.ir.metadata import MaseMetadata, TensorInfo, metadata_of
 from chop.ir.ops import OPS, module_of_node, of_node
+from chop.logs import at_level
 
 MAX_PARTS = 4096
 """Of a tensor that is split or unbound; also items of a sequence."""
@@ -125,25 +124,15 @@ def _evaluate(model: CapturedModule, wanted: list[fx.Node]) -> dict[fx.Node, Any
     runner = _Runner(model, mode)
     values: dict[fx.Node, Any] = {}
     counted = _CountedTensor(CALLS_PER_NODE * len(model.graph.nodes))
-    with _unlogged(), preserve_state(model), torch.no_grad(), mode, counted:
+    # Sizes that overflow are handled here; torch would also print a traceback.
+    quiet = at_level(logging.CRITICAL, *NOISY_LOGGERS)
+    with quiet, preserve_state(model), torch.no_grad(), mode, counted:
         model.eval()
         for node in model.graph.nodes:
             if node in needed:
                 info = noted[node]
                 values[node] = runner.run(node, values) if info is None else _empty(info)
     return values
-
-
-@contextlib.contextmanager
-def _unlogged() -> Iterator[None]:
-    """Sizes that overflow are handled here; torch would also print a traceback."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _noted(node: fx.Node) -> TensorInfo | None:
