@@ -235,12 +235,12 @@ class Fallback:
             self.model.train().train(training)
             example = self._traced_example()
             if probe is not None:
-                stack.enter_context(probe.fake_members(self.model, recorder.fake_member))
+                stack.enter_context(probe.fake_members(self.model, recorder.writer.fake_member))
                 example = probe.cast(example)
             before = PythonState(self.model)
             recorder.reads.model_tensors = before.tensors
             fakes = {
-                name: recorder.add_input(name, value, self.dynamic_dims)
+                name: recorder.writer.add_input(name, value, self.dynamic_dims)
                 for name, value in example.items()
             }
             try:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from chop.capture.arguments import ArgumentWriter
 from chop.capture.autocast import AutocastRegions
 from chop.capture.data_dependent import DataDependentReads
 from chop.capture.eager_probe import EagerReads
 from chop.capture.fake_cache import FakeCache
 from chop.capture.graph_break import GraphBreak
+from chop.capture.graph_writer import GraphWriter
 from chop.capture.input_guards import DTYPE, LAYOUT, LAYOUT_METHODS
 from chop.capture.leaves import (
     EagerOutput,
@@ -33,14 +30,13 @@ from chop.capture.operators import (
     contains_tensor,
     from_numpy_arrays,
 )
-from chop.capture.pytree import check_leaf, child_getter, child_name, tree_children, tree_rebuild
 from chop.capture.random_state import HostRandomState, TorchSeedWatch
 from chop.capture.recurrent import RecurrentKernels
 from chop.capture.runtime import AutogradCall, retain_grad
 from chop.capture.slice_guards import guard_slice_bounds, guard_split_count
 from chop.capture.source import current_line, definition_line, failing_line
 from chop.capture.symbolic_api import FakeTensor
-from chop.capture.symbols import Sizes, constant_of, is_symbolic
+from chop.capture.symbols import Sizes, is_symbolic
 from chop.capture.targets import mutates_input, normalize_call
 from chop.capture.torch_private import SET_GRAD_ENABLED
 from chop.capture.untraced_effects import UntracedEffects
@@ -55,9 +51,7 @@ class Recorder(TorchFunctionMode):
     """Records one run of a model into `graph`.
 
     Inside the handler of a torch call the mode is off, so that a function's own implementation is
-    not descended into: one call of `torch`, `F` or a tensor method becomes one node. A tensor is
-    known by its identity, and every tensor that was seen is kept alive, so that no identity is
-    reused.
+    not descended into: one call of `torch`, `F` or a tensor method becomes one node.
 
     Args:
         model: the model to record.
@@ -69,6 +63,7 @@ class Recorder(TorchFunctionMode):
         before: an earlier recording of the same inputs in the same mode; its answers hold here too.
 
     Attributes:
+        writer: writes the nodes; `graph`, `sizes`, `values` and `constants` are its own.
         asked: the first line that asks for the dtype or the memory layout of a computed tensor.
         stateful: modules that keep state in attributes, with the reason: none may be recorded.
         asked_for_gradients: lines that read `requires_grad` of a computed tensor as False.
@@ -86,10 +81,9 @@ class Recorder(TorchFunctionMode):
         before: Recorder | None = None,
     ) -> None:
         super().__init__()
-        self.graph = fx.Graph()
-        self.sizes: Sizes = Sizes(self.graph, symbolic, before.sizes if before else None)
-        self.values: dict[fx.Node, Any] = {}
-        self.constants: dict[str, Tensor] = {}
+        self.writer = writer = GraphWriter(model, symbolic, before.sizes if before else None)
+        self.graph, self.values, self.constants = writer.graph, writer.values, writer.constants
+        self.sizes: Sizes = writer.sizes
         self.leaf_operators: dict[str, int] = {}
         self.graph_break: GraphBreak | None = None
         self.requires_grad_reads: list[str] = []
@@ -108,59 +102,13 @@ class Recorder(TorchFunctionMode):
         )
         self._recording = False
         self._seeds = TorchSeedWatch(lambda: self._recording)
-        self._untraced: UntracedEffects | None = None
         self._operator_count = 0
-        self._nodes: dict[int, fx.Node] = {}
-        self._kept_alive: list[Any] = []
         self._alias_sources: dict[int, Any] = {}
-        self._attributes: dict[str, fx.Node] = {}
-        self.reads = DataDependentReads(self._emit, self._node_of, eager_reads)
-        self.regions = AutocastRegions(self._emit, lambda: self._recording)
-        self._arguments = ArgumentWriter(self.graph, self.sizes, self._node_of)
-        self._module_stack: dict[str, tuple[str, str]] = {}
+        self.reads = DataDependentReads(writer.emit, writer.node_of, eager_reads)
+        self.regions = AutocastRegions(writer.emit, lambda: self._recording)
         self._paths = {id(module): name for name, module in model.named_modules()}
-        self._state_names: dict[int, str] = {}
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            self._state_names.setdefault(id(tensor), name)
-        self._taken_names = {*model._parameters, *model._buffers, *model._modules}
 
-    def fake_member(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """A fake of another dtype that is known by the name of a parameter or buffer."""
-        with self.sizes.fake_mode():
-            fake = torch.empty_strided(
-                tensor.size(), tensor.stride(), dtype=dtype, device=tensor.device
-            )
-            if isinstance(tensor, nn.Parameter):
-                fake = nn.Parameter(fake, tensor.requires_grad)
-        self._state_names[id(fake)] = self._state_names[id(tensor)]
-        self._kept_alive.append(fake)
-        return fake
-
-    # --- inputs and the run
-
-    def add_input(self, name: str, value: Any, is_dynamic: Callable[[Tensor, int], bool]) -> Any:
-        """Makes a placeholder and returns its fake value (tensors nested in lists or dicts too)."""
-        node = self.graph.placeholder(name)
-        self.values[node] = fake = self._fake_input(name, value, node, is_dynamic)
-        return fake
-
-    def _fake_input(
-        self, name: str, value: Any, node: fx.Node, is_dynamic: Callable[[Tensor, int], bool]
-    ) -> Any:
-        if isinstance(value, Tensor):
-            fake = self.sizes.fake_input(name, value, is_dynamic)
-            self._arguments.follow_device(value.device, node)
-            self._bind(fake, node)
-            return fake
-        parts = tree_children(value)
-        if parts is None:
-            check_leaf(name, value)
-            return value
-        fakes = {}
-        for key, part in parts.items():
-            reader = self.graph.call_function(child_getter(value), (node, key))
-            fakes[key] = self._fake_input(child_name(value, name, key), part, reader, is_dynamic)
-        return tree_rebuild(value, fakes)
+    # --- the run
 
     def run(self, model: nn.Module, arguments: Mapping[str, Any]) -> None:
         """Runs the model on fake arguments and closes the graph with its result.
@@ -179,15 +127,16 @@ class Recorder(TorchFunctionMode):
                 name: dict(part._buffers) for name, part in self._leaves.traced_modules(model)
             }
             draws = HostRandomState(numpy=True)
-            self._untraced = UntracedEffects(self._leaves.traced_modules(model), arguments)
+            untraced = UntracedEffects(self._leaves.traced_modules(model), arguments)
+            self.writer.before_bind = untraced.check_mode
             try:
                 result = model(**arguments)
                 draws.check_unmoved()
                 self._seeds.check_unset()
-                self._untraced.check()
+                untraced.check()
                 for name, part in self._leaves.traced_modules(model):
                     self._check_buffers(name, part, before[name])
-                self.graph.output(self._arguments.write(result))
+                self.writer.output(result)
             except Exception as error:
                 if self.graph_break is None:
                     self.graph_break = GraphBreak("", failing_line(error) or "its result", error)
@@ -214,79 +163,6 @@ class Recorder(TorchFunctionMode):
             # Draws inside a leaf are its own affair; the modules around it have not drawn.
             draws.restore()
             self._seeds.accept()
-
-    # --- tensors as nodes
-
-    def _node_of(self, tensor: Tensor) -> fx.Node:
-        node = self._nodes.get(id(tensor))
-        if node is not None:
-            return node
-        name = self._state_names.get(id(tensor))
-        if name is None:
-            name = self._name_constant(tensor)
-        if name not in self._attributes:
-            self._attributes[name] = self.graph.get_attr(name)
-            self.values[self._attributes[name]] = tensor
-        return self._attributes[name]
-
-    def _name_constant(self, tensor: Tensor) -> str:
-        constant = constant_of(tensor)
-        if constant is None:
-            raise CaptureError(
-                f"a tensor of shape {tuple(tensor.shape)} comes from an operation that was not "
-                "recorded (TorchScript, vmap or compiled code, or state of an earlier call)"
-            )
-        if constant.grad_fn is not None:
-            raise CaptureError(
-                f"a tensor of shape {tuple(tensor.shape)} was computed from parameters in an "
-                "earlier call; as a constant it would not follow them"
-            )
-        number = len(self.constants)
-        while (name := f"_tensor_constant{number}") in self._taken_names:
-            number += 1
-        self._taken_names.add(name)
-        self.constants[name] = constant
-        self._state_names[id(tensor)] = name
-        self._kept_alive.append(tensor)
-        return name
-
-    # --- results as nodes
-
-    def _emit(self, op: str, target: Any, args: Any, kwargs: Any, result: Any) -> fx.Node:
-        arguments = tuple(map(self._arguments.write, args))
-        named = {name: self._arguments.write(value) for name, value in kwargs.items()}
-        node = self.graph.create_node(op, target, arguments, named)
-        node.meta["nn_module_stack"] = dict(self._module_stack)
-        node.meta["source"] = current_line()
-        self._bind(result, node)
-        return node
-
-    def _bind(self, value: Any, node: fx.Node) -> None:
-        if self._untraced is not None:
-            self._untraced.check_mode()
-        self.values.setdefault(node, value)
-        if isinstance(value, Tensor):
-            self._nodes[id(value)] = node
-            self._kept_alive.append(value)
-            self.sizes.bind(value, node)
-        elif is_symbolic(value):
-            self.sizes.bind_number(value, node)
-        elif isinstance(value, Mapping):
-            for key, item in value.items():
-                self._bind_part(item, operator.getitem, node, key)
-        elif isinstance(value, tuple | list):
-            for index, item in enumerate(value):
-                self._bind_part(item, operator.getitem, node, index)
-        elif dataclasses.is_dataclass(value):
-            for field in dataclasses.fields(value):
-                self._bind_part(getattr(value, field.name), getattr, node, field.name)
-
-    def _bind_part(self, part: Any, function: Any, node: fx.Node, key: Any) -> None:
-        structured = isinstance(part, Tensor | tuple | list | Mapping) or is_symbolic(part)
-        if structured or (dataclasses.is_dataclass(part) and not isinstance(part, type)):
-            reader = self.graph.call_function(function, (node, key))
-            reader.meta.update(node.meta)
-            self._bind(part, reader)
 
     # --- torch calls
 
@@ -323,14 +199,14 @@ class Recorder(TorchFunctionMode):
         if func is SET_GRAD_ENABLED:
             self.graph.call_function(func, args)
         elif name == "__setitem__":
-            self._emit(*normalize_call(func, args, kwargs), args[0])
+            self.writer.emit(*normalize_call(func, args, kwargs), args[0])
         elif name == "item":
             if is_symbolic(result):
-                self._emit("call_method", "item", args, {}, result)
+                self.writer.emit("call_method", "item", args, {}, result)
         elif func is Tensor.retain_grad:
-            self._emit("call_function", retain_grad, args, {}, None)
+            self.writer.emit("call_function", retain_grad, args, {}, None)
         elif name not in _NOT_RECORDED and (contains_tensor(result) or mutates_input(func)):
-            self._emit(*normalize_call(func, args, kwargs), result)
+            self.writer.emit(*normalize_call(func, args, kwargs), result)
         return result
 
     def _next_eager_output(self, subject: Any) -> EagerOutput:
@@ -352,17 +228,17 @@ class Recorder(TorchFunctionMode):
         value = getter(*args)
         name = getattr(getattr(getter, "__self__", None), "__name__", "")
         if isinstance(value, Tensor) and value is not args[0] and name != "grad":
-            self._emit("call_function", getattr, (args[0], name), {}, value)
+            self.writer.emit("call_function", getattr, (args[0], name), {}, value)
         if name == DTYPE:
             self._guard_on(DTYPE, args[0])
         # Real runs without gradients check what was recorded for a tensor that requires one.
-        if name == "requires_grad" and not value and id(args[0]) in self._nodes:
+        if name == "requires_grad" and not value and self.writer.is_node(args[0]):
             self.requires_grad_reads.append(current_line())
         return value
 
     def _guard_on(self, what: str, tensor: Tensor) -> None:
         # Models ask often, and finding the line takes a walk up the stack.
-        if what not in self.asked and id(tensor) in self._nodes:
+        if what not in self.asked and self.writer.is_node(tensor):
             self.asked[what] = current_line()
 
     def _set_attribute(self, setter: Any, args: Any) -> Any:
@@ -380,7 +256,7 @@ class Recorder(TorchFunctionMode):
         if path and self._leaves.is_leaf(module, path):
             return self._call_leaf(original, module, path, args, kwargs)
         cls = type(module)
-        self._module_stack[path] = (path, f"{cls.__module__}.{cls.__qualname__}")
+        self.writer.module_stack[path] = (path, f"{cls.__module__}.{cls.__qualname__}")
         draws = HostRandomState(self.check_numpy_draws)
         buffers = dict(module._buffers)
         try:
@@ -399,7 +275,7 @@ class Recorder(TorchFunctionMode):
                 self.graph_break = GraphBreak(path, where or definition_line(cls), error)
             raise
         finally:
-            del self._module_stack[path]
+            del self.writer.module_stack[path]
         return result
 
     def _check_buffers(self, path: str, module: nn.Module, before: Mapping[str, Any]) -> None:
@@ -417,21 +293,17 @@ class Recorder(TorchFunctionMode):
         # Found at the exit of the module that made it, and not at its first reader elsewhere.
         tensors = result if isinstance(result, tuple | list) else (result,)
         for tensor in tensors:
-            if isinstance(tensor, FakeTensor) and id(tensor) not in self._nodes:
-                self._node_of(tensor)
+            if isinstance(tensor, FakeTensor) and not self.writer.is_node(tensor):
+                self.writer.node_of(tensor)
 
     def _call_leaf(
         self, original: Any, module: nn.Module, path: str, args: Any, kwargs: Any
     ) -> Any:
         before = self._operator_count
-        arguments = tuple(map(self._arguments.write, args))
-        named = {name: self._arguments.write(value) for name, value in kwargs.items()}
+        written = self.writer.written(args, kwargs)  # as they are before the leaf runs
         with self._paused():
             result = self._leaf_result(original, module, path, args, kwargs)
-        node = self.graph.call_module(path, arguments, named)
-        node.meta["nn_module_stack"] = dict(self._module_stack)
-        node.meta["source"] = current_line()
-        self._bind(result, node)
+        self.writer.call("call_module", path, *written, result)
         hidden = self._operator_count - before
         self.leaf_operators[path] = max(self.leaf_operators.get(path, 0), hidden)
         return result
@@ -462,5 +334,5 @@ class Recorder(TorchFunctionMode):
             return original(function, *args, **kwargs)
         with self._paused():
             result = original(function, *args, **kwargs)
-        self._emit("call_function", AutogradCall(function), args, kwargs, result)
+        self.writer.emit("call_function", AutogradCall(function), args, kwargs, result)
         return result
