@@ -1,0 +1,142 @@
+"""Statistics of a graph: of parameters, and of what flows into and out of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, fx
+
+from chop.errors import ConfigError, did_you_mean
+from chop.ir.annotate import argument_tensors, tensors_in
+from chop.ir.batches import observe_nodes
+from chop.ir.graph import MaseGraph
+from chop.nn.packed import PackedOperator
+from chop.nn.quantized import QuantizedOperator
+from chop.statistics import Statistic, make_statistic
+
+Settings = Mapping[str, Mapping[str, Any] | None]
+"""Settings by the name of each statistic."""
+Found = dict[str, dict[str, dict[str, Any]]]
+"""Per `args` or `results`, per tensor, per statistic: what it computed."""
+
+
+class Profile:
+    """The statistics under way: by node, `args` or `results`, tensor and name.
+
+    Args:
+        mg: the graph.
+        where: what asks for them, for messages.
+    """
+
+    def __init__(self, mg: MaseGraph, where: str) -> None:
+        self._mg, self._where = mg, where
+        self._streams: dict[tuple[fx.Node, str, str], dict[str, Statistic]] = {}
+
+    def observe_weights(self, node: fx.Node, settings: Settings) -> None:
+        """Measures the parameters of the module that a node calls.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        module = self._mg.module_of(node)
+        parameters: dict[str, Tensor] = {}
+        if module is not None:
+            parameters.update(module.named_parameters(recurse=False))
+        if isinstance(module, PackedOperator):
+            parameters.update({name: getattr(module, name) for name in module.packed_shapes})
+        if not parameters:
+            raise ConfigError(
+                f"{self._where}.target_weight_nodes: '{node.name}' has no parameters."
+            )
+        for name, parameter in parameters.items():
+            quantized = isinstance(module, QuantizedOperator)
+            x = module.effective(name) if quantized else parameter  # type: ignore[union-attr, operator]
+            self._update((node, "args", name), settings, x)
+
+    def observe_activations(
+        self,
+        nodes: Sequence[fx.Node],
+        settings: Settings,
+        batches: Iterable[dict[str, Any]],
+        num_samples: int | None,
+    ) -> None:
+        """Measures inputs and results of nodes while the graph runs on batches.
+
+        Args:
+            nodes: those that are measured.
+            settings: of the statistics.
+            batches: from `select_inputs`.
+            num_samples: rows after which no further batch is taken; None takes all.
+        """
+        wanted = set(nodes)
+
+        def visit(node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
+            if node in wanted:
+                for name, x in argument_tensors(node, self._mg.operator(node), values).items():
+                    self._update((node, "args", name), settings, x)
+                for i, x in enumerate(tensors_in(result)):
+                    self._update((node, "results", f"data_out_{i}"), settings, x)
+
+        observe_nodes(self._mg, _until(batches, num_samples), visit)
+
+    def _update(self, key: tuple[fx.Node, str, str], settings: Settings, x: Tensor) -> None:
+        if not x.is_floating_point():
+            return
+        if key not in self._streams:
+            self._streams[key] = make_statistics(settings, self._where)
+        for statistic in self._streams[key].values():
+            statistic.update(x)
+
+    def computed(self) -> dict[fx.Node, Found]:
+        """What the statistics are, by node."""
+        found: dict[fx.Node, Found] = {}
+        for (node, side, tensor), statistics in self._streams.items():
+            entry = found.setdefault(node, {}).setdefault(side, {})
+            entry[tensor] = {name: statistic.compute() for name, statistic in statistics.items()}
+        return found
+
+
+def make_statistics(settings: Settings, where: str) -> dict[str, Statistic]:
+    """Fresh statistics by name.
+
+    Raises:
+        ConfigError: there is none of a name, or a setting is wrong.
+    """
+    return {name: make_statistic(name, given, where) for name, given in settings.items()}
+
+
+def nodes_named(mg: MaseGraph, by: str, wanted: Sequence[str], where: str) -> list[fx.Node]:
+    """The nodes that names mean.
+
+    Args:
+        mg: the graph.
+        by: "type" for names of operators, "name" for those of nodes and modules.
+        wanted: the names.
+        where: what they are of, for messages.
+
+    Raises:
+        ConfigError: a name is not in the graph.
+    """
+
+    def names(node: fx.Node) -> tuple[str, ...]:
+        return (mg.operator(node).name,) if by == "type" else (node.name, str(node.target))
+
+    known = {name for node in mg.nodes for name in names(node)}
+    for name in wanted:
+        if name not in known:
+            what = "operator" if by == "type" else "node"
+            raise ConfigError(
+                f"{where}: the graph has no {what} '{name}': {did_you_mean(name, known)}"
+            )
+    return [node for node in mg.nodes if set(names(node)) & set(wanted)]
+
+
+def _until(batches: Iterable[dict[str, Any]], num_samples: int | None) -> Iterator[dict[str, Any]]:
+    """Batches until they have so many rows; a batch is never cut."""
+    rows = 0
+    for batch in batches:
+        yield batch
+        rows += next((len(x) for x in batch.values() if isinstance(x, Tensor) and x.dim()), 1)
+        if num_samples is not None and rows >= num_samples:
+            return
