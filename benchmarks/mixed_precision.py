@@ -21,7 +21,7 @@ from resnet20 import ResNet20, read_pictures
 from safetensors.torch import load_file
 from torch import nn
 
-from chop.actions.search.no_search import SHARE, no_search, uniforms_within
+from chop.actions.search.warm_start import SHARE, uniforms_within, warm_start
 from chop.actions.sweep.record import write_table
 from chop.actions.workload import Workload, raise_to_graph
 from chop.data import get_tokenized_dataset
@@ -124,7 +124,7 @@ def run(name: str, args: argparse.Namespace) -> None:
         goals = [Goal(args.goal, "minimize"), Constraint("bits", budget)]
         if args.cap_inputs:
             goals.append(Constraint("activation_bits", budget))
-        given = no_search(problem, workload.train, goals, SHARE * max(TRIALS))
+        given = warm_start(problem, workload.train, goals, SHARE * max(TRIALS))
         within = uniforms_within(problem, goals).values()
         rows += [row(f"at most {budget:g}, {label}", config) for label, config in given.items()]
         first = rows[-len(given)]

@@ -158,6 +158,19 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def write_markdown(path: str | Path, *parts: str | Sequence[Mapping[str, Any]] | None) -> None:
+    """Writes paragraphs and tables to a Markdown file, in one step.
+
+    Args:
+        path: the file; its folder is made.
+        parts: in order: texts, and tables as their rows; empty ones are left out.
+    Raises:
+        WriteError: the disk is full or read-only, or `path` can be no file.
+    """
+    texts = (part if isinstance(part, str) else markdown_table(part) for part in parts if part)
+    write_text(path, "\n\n".join(texts) + "\n")
+
+
 def _format(value: Any) -> str:
     if value is None:
         return "-"

@@ -1,10 +1,11 @@
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field, fields
-from typing import Literal, get_args
+from typing import Literal, get_args, get_type_hints
 
 import pytest
 import typer
@@ -198,6 +199,19 @@ def test_values_of_mappings_are_json_or_text():
     }
     nested = read_value(['fc={"weight": "4.auto"}'], dict[str, dict[str, str]])
     assert nested == {"fc": {"weight": "4.auto"}}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_mappings_show_an_example_that_can_be_read(name):
+    for option in COMMANDS[name].params:
+        if not (option.metavar or "").startswith("<name="):
+            continue
+        example = re.search(r"Example: (?:`(.*?)`|'(.*?}+)')\.", option.help)
+        assert example, option.name
+        command = table()[name]
+        hint = get_type_hints(load(command.settings))[option.name]
+        (value,) = read_value([example[1] or example[2]], hint).values()
+        assert isinstance(value, dict) == (option.metavar == "<name=JSON>")
 
 
 def test_json_is_all_of_standard_output(tmp_path):

@@ -52,7 +52,11 @@ def test_a_compressed_folder_is_measured(has_manifest, compressed, tmp_path):
     assert {file.name for file in out.iterdir()} == {*names, MANIFEST}
     manifest = read_manifest(out)
     assert {artifact.path for artifact in manifest.artifacts} == names
-    assert (manifest.kind, list(manifest.rows)) == ("bench model", found.formatted())
+    assert manifest.kind == "bench model"
+    for row, measured in zip(manifest.rows, found.rows, strict=True):
+        assert row["model"] == measured.model and row["latency_seconds"] == measured.latency_seconds
+        assert row["measured_ratio_low"] == measured.measured.ratio.low
+        assert row["file_bytes"] == measured.file_bytes and "measured_readings" not in row
     record = json.loads((out / "times-batch-2.json").read_text())
     assert record["environment"]["threads"] == 1 and record["clock"] == "processor"
 
@@ -88,6 +92,9 @@ def test_mistakes_are_named(compressed, tmp_path):
 def test_attention_is_measured_and_written(tmp_path):
     text = chop("bench", "attention", "--quick", "--dtype", "float32", "--out", tmp_path)
     assert "Attention 2x3x32x16" in text and "Ceilings of the device" in text
+    rows = [row for row in read_manifest(tmp_path).rows if row["table"] == "rows"]
+    assert {(row["case_tokens"], row["case_dtype"]) for row in rows} == {(32, "float32")}
+    assert len(rows) == 9 and all(row["measured_seconds"] > 0 for row in rows)
     table = (tmp_path / "tables.md").read_text()
     assert table.count("| naive | ") == table.count("| fused (flash) | ") == 3
     for mask in ("none", "padding", "causal"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chop.actions.search.no_search import no_search
+from chop.actions.search.warm_start import warm_start
 from chop.actions.workload import raise_to_graph
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.search import Constraint, Goal, Search
@@ -43,7 +43,7 @@ def test_mixed_beats_uniform_at_as_many_bits(benchmark, data_folder, name, rows,
     widths = {"width": (2, 3, 4, 5, 6, 8)}
     problem = PrecisionProblem(raise_to_graph(workload), workload.train, searched, ranges=widths)
     goals = [Goal("kl", "minimize"), Constraint("bits", float(width))]
-    start = list(no_search(problem, workload.train, goals, evaluations=10).values())
+    start = list(warm_start(problem, workload.train, goals, evaluations=10).values())
     search = Search(problem.space, problem.measure, goals, storage="memory", start=start)
     found = search.run(30, progress=False)
     unseen = Evaluator(problem.layers.mg.model, workload.test)

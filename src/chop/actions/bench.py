@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chop import runs
+from chop.actions.bench_results import flat_row
 from chop.actions.compress import compress
 from chop.actions.compress_results import exported_bytes
 from chop.actions.latency import compare_with_float
@@ -19,11 +20,11 @@ from chop.actions.settings.compress import CompressConfig
 from chop.actions.settings.workload import WorkloadConfig
 from chop.actions.workload import load_workload, raise_to_graph
 from chop.errors import CheckpointError
-from chop.files import latest, shared_lock, write_text
+from chop.files import latest, shared_lock
 from chop.ir.graph import MaseGraph
 from chop.report.bench_plots import plot_ratios
 from chop.studies.model import ModelComparison
-from chop.tables import markdown_table
+from chop.tables import write_markdown
 
 WEIGHTS = "model.pt"
 
@@ -37,7 +38,7 @@ def bench_model(config: BenchModelConfig) -> ModelComparison:
     """
     with runs.start("bench model", config, config.out) as run:
         found = _measure(config)
-        run.rows = found.formatted()
+        run.rows = [flat_row(row) for row in found.rows]
     return found
 
 
@@ -58,7 +59,7 @@ def _measure(config: BenchModelConfig) -> ModelComparison:
     title = f"{workload.name} on {workload.dataset}"
     found.table(title)
     found.save(config.out)
-    write_text(config.out / "table.md", markdown_table(found.formatted()) + "\n")
+    write_markdown(config.out / "table.md", found.formatted())
     for batch, measured in found.by_batch.items():
         plot_ratios(config.out / f"times-batch-{batch}.svg", measured, f"{title}, batch {batch}")
     return found

@@ -16,13 +16,13 @@ from rich.console import Console
 from chop import passes, runs
 from chop.actions.latency import compare_with_float
 from chop.actions.workload import Workload
-from chop.files import write_json, write_text
+from chop.files import write_json
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import why_not_packable
 from chop.quantization.summary import layer_rows, operator_rows
 from chop.report.plots import Curve, plot_accuracy
 from chop.studies.model import BATCH_SIZES
-from chop.tables import markdown_table
+from chop.tables import write_markdown
 from chop.train import Metric
 
 if TYPE_CHECKING:
@@ -152,10 +152,9 @@ def _write(
         "versions": {"torch": torch.__version__},
     }
     about = None if metric.name == "accuracy" else f"{metric.title}:"
-    parts = [about, markdown_table(table_of(candidates, metric)), *footnotes(candidates)]
-    if chosen:
-        parts += [sizes_of(result), markdown_table(result["speed"])]
-    write_text(folder / "table.md", "\n\n".join(filter(None, parts)) + "\n")
+    saved = (sizes_of(result), result["speed"]) if chosen else ()
+    rows_as_text, notes = table_of(candidates, metric), footnotes(candidates)
+    write_markdown(folder / "table.md", about, rows_as_text, *notes, *saved)
     write_json(folder / "result.json", result)
     return result
 

@@ -225,9 +225,11 @@ def _choices(hint: Any) -> list[str]:
 
 
 def _form(hint: Any, choices: list[str]) -> str:
-    """How a value is written: `name=value`, `one|two`, or `int,...`."""
+    """How a value is written: `name=value`, `name=JSON`, `one|two`, or `int,...`."""
     if is_mapping(hint):
-        return "name=value"
+        value = typing.get_args(members(hint)[0])[1]
+        is_json = value is Any or is_mapping(value)
+        return f"name={'JSON' if is_json else 'value,...' if is_list(value) else 'value'}"
     if not is_list(hint):
         return "|".join(choices)
     return f"{'|'.join(choices) or _item(hint).__name__},..."

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from chop.actions.search.allocation import Allocation
-from chop.actions.search.no_search import divergences
+from chop.actions.search.warm_start import measured_loss_increases
 from chop.errors import ConfigError
 from chop.mixed_precision.fisher import fisher_loss_increases
 from chop.mixed_precision.layer_sensitivity import gradient_rows
@@ -128,7 +128,7 @@ def test_real_loss_increases_give_less_divergence_than_one_width():
     assert len(part) == 192 and len(found.evaluator) == 400
     for loss_increases in (
         fisher_loss_increases(found, gradient_rows(found, rows()[0])),
-        divergences(found, part),
+        measured_loss_increases(found, part),
     ):
         config = Allocation(found, goals).solve(loss_increases)
         assert found.score(found.formats(config))["kl"] < 0.8 * uniform
@@ -136,7 +136,7 @@ def test_real_loss_increases_give_less_divergence_than_one_width():
 
 def test_measured_loss_increases_are_those_of_each_option_alone():
     found = problem()
-    loss_increases = divergences(found, found.evaluator)
+    loss_increases = measured_loss_increases(found, found.evaluator)
     for pair in (("first.weight", "2.mse"), ("last.data_in", "4.mse")):
         assert loss_increases[pair] == pytest.approx(found.score(found.only(*pair))["kl"], rel=1e-6)
     assert found.score({})["kl"] == pytest.approx(0, abs=1e-6)

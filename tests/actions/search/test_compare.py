@@ -11,6 +11,7 @@ from chop.actions.search.manage import load_search
 from chop.cli.app import app
 from chop.errors import ConfigError, UnavailableError
 from chop.notices import AdjustedWarning
+from chop.runs import read_manifest
 from chop.search import Choice, Constraint, Goal, Search, SearchSpace
 
 SPACE = SearchSpace(tuple(Choice(f"fc{i}", {str(w): w for w in range(2, 9)}) for i in range(3)))
@@ -57,6 +58,11 @@ def six(tmp_path_factory):
 
 def test_seeds_are_one_curve_and_samplers_two(six, tmp_path):
     rows = compare_searches(six, out=tmp_path)
+    manifest = read_manifest(tmp_path)
+    assert (manifest.kind, manifest.state) == ("search compare", "finished")
+    assert list(manifest.rows) == rows and manifest.settings["searches"] == six
+    artifacts = {"best-so-far.svg", "best-so-far.png", "table.csv", "table.md"}
+    assert {artifact.path for artifact in manifest.artifacts} == artifacts
     assert (
         [row["searches"] for row in rows]
         == ["random", "tpe"]
@@ -170,6 +176,7 @@ def test_what_cannot_be_compared_is_refused(six, tmp_path):
         compare_searches([f"{six[0]}:toyy"], out=out)
     with pytest.raises(ConfigError, match="at least one search"):
         compare_searches([], out=out)
+    assert not out.exists()
     assert not out.exists()
 
 

@@ -14,16 +14,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rich import get_console
 from torch.distributions import Categorical, kl_divergence
 
 from chop.actions.compress import CompressConfig, quantize_layers
 from chop.actions.search import precision
 from chop.actions.search.job import run_job, settings_of
 from chop.actions.search.nas import NasConfig
-from chop.actions.search.no_search import no_search
 from chop.actions.search.precision import JOB, PrecisionConfig
 from chop.actions.search.precision_report import Judged, TestRows
 from chop.actions.search.sensitivity import SensitivityConfig, measure_sensitivity
+from chop.actions.search.warm_start import warm_start
 from chop.actions.workload import Workload, raise_to_graph
 from chop.config import parse
 from chop.errors import ConfigError
@@ -337,22 +338,39 @@ def test_a_search_begins_with_what_needs_none(tmp_path):
 def test_what_needs_no_search_is_measured_once(tmp_path, monkeypatch):
     config = PrecisionConfig(out=tmp_path, widths="2,8", trials=80)
     first = precision.prepare(config, with_validation()).start
-    monkeypatch.setattr(precision, "no_search", None)
+    monkeypatch.setattr(precision, "warm_start", None)
     assert precision.prepare(config, with_validation()).start == first
     (tmp_path / "precision" / "no-search.json").write_text("{")
     with pytest.raises(TypeError):
         precision.prepare(config, with_validation())
 
 
-def test_divergences_are_measured_where_there_is_time_and_a_folder_to_keep_them(tmp_path):
+def test_loss_increases_are_measured_where_there_is_time_and_a_folder_to_keep_them(tmp_path):
     problem = precision.problem_of(PrecisionConfig(widths="2,4,8"), with_validation())
     goals = PrecisionConfig().all_goals()
     kinds = {
-        evaluations: list(no_search(problem, with_validation().train, goals, evaluations))
+        evaluations: list(warm_start(problem, with_validation().train, goals, evaluations))
         for evaluations in (0, 8, 18)
     }
     assert kinds[0] == kinds[8] == ["no search (Fisher)"]
     assert kinds[18] in (["no search (KL, Fisher)"], ["no search (KL)", "no search (Fisher)"])
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_quiet_runs_say_nothing_of_the_warm_start(quiet, monkeypatch, capsys):
+    problem = precision.problem_of(PrecisionConfig(widths="2,8"), with_validation())
+    monkeypatch.setattr(get_console(), "quiet", quiet)
+    capsys.readouterr()
+    goals, train = PrecisionConfig().all_goals(), with_validation().train
+    monkeypatch.setattr("chop.actions.search.warm_start.fisher_loss_increases", refuse)
+    assert list(warm_start(problem, train, goals, 1000)) == ["no search (KL)"]
+    told = capsys.readouterr().out
+    assert ("without Fisher information: no gradient" in told) != quiet
+    assert ("each alone, on" in told) != quiet
+
+
+def refuse(*_):
+    raise ConfigError("no gradient")
 
 
 def test_a_search_that_gains_nothing_says_so(tmp_path, capsys):

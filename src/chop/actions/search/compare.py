@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from chop import runs
 from chop.actions.search.figures import within
 from chop.actions.search.manage import find_storage, load_search, study_names
 from chop.actions.sweep.record import write_figure, write_table
@@ -77,7 +78,7 @@ def compare_searches(
     Args:
         searches: output folders, files or URLs; with `:NAME` behind, one study of that storage,
             else every study.
-        out: folder for `best-so-far` (.svg, .png) and `table` (.csv, .md).
+        out: folder for `best-so-far` (.svg, .png), `table` (.csv, .md) and `manifest.json`.
         name: the study to take from storages that are given without one.
         labels: one for each search, equal ones are one curve; or one for each curve.
         goal: what is compared: a number that every search measured; None takes the first
@@ -94,28 +95,30 @@ def compare_searches(
     """
     found = [each for search in searches for each in _read(str(search), name)]
     chosen = _common_goal(found, goal)
-    found = [_judged(each, chosen) for each in found]
-    curves = _curves(found, labels)
-    runs = {label: [each.result.best_so_far() for each in group] for label, group in curves.items()}
-    values = [value for group in runs.values() for run in group for _, value in run]
-    percent = chosen.name in SHARES and all(abs(value) <= 1 for value in values)
-    rows = [_row(label, group, runs[label]) for label, group in curves.items()]
+    curves = _curves([_judged(each, chosen) for each in found], labels)
+    series = {key: [each.result.best_so_far() for each in group] for key, group in curves.items()}
+    rows = [_row(label, group, series[label]) for label, group in curves.items()]
     shown = [each for group in curves.values() for each in group]
-    heading = title if title is not None else _title(shown)
+    values = [value for group in series.values() for one in group for _, value in one]
+    percent = chosen.name in SHARES and all(abs(value) <= 1 for value in values)
     metric = dataclasses.replace(TASKS["classification"].metric, is_share=percent)
     numbers = {key: metric for key in rows[0] if key.startswith("best")}
     numbers["seconds"] = dataclasses.replace(metric, is_share=False)
-    write_table(Path(out), f"{heading}: {chosen.name}", rows, numbers)
+    heading = title if title is not None else _title(shown)
     budgets = {within(each.result.goals) for each in shown}
-    write_figure(
-        Path(out) / "best-so-far",
-        plot_best_so_far,
-        runs,
-        ylabel=f"best {chosen.name} so far",
-        title="\n".join([heading, *(budgets if len(budgets) == 1 else ())]),
-        baselines=baselines,
-        percent=percent,
-    )
+    settings = {"searches": searches, "name": name, "labels": labels, "goal": goal}
+    with runs.start("search compare", {**settings, "out": out}, out) as run:
+        run.rows = rows
+        write_table(Path(out), f"{heading}: {chosen.name}", rows, numbers)
+        write_figure(
+            Path(out) / "best-so-far",
+            plot_best_so_far,
+            series,
+            ylabel=f"best {chosen.name} so far",
+            title="\n".join([heading, *(budgets if len(budgets) == 1 else ())]),
+            baselines=baselines,
+            percent=percent,
+        )
     return rows
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from rich.console import Console
 
 from chop.actions.search.job import Job, where_model_is
-from chop.actions.search.no_search import SHARE, kept_in, no_search, uniforms_within
 from chop.actions.search.precision_report import (
     Judged,
     TestRows,
@@ -19,6 +18,7 @@ from chop.actions.search.precision_report import (
     shown_of,
     table_row,
 )
+from chop.actions.search.warm_start import SHARE, cached, uniforms_within, warm_start
 from chop.actions.settings.search import PrecisionConfig
 from chop.actions.settings.workload import WorkloadConfig
 from chop.actions.sweep.record import write_table
@@ -130,15 +130,15 @@ def _without_search(
 ) -> dict[str, Config]:
     """By their labels in tables, the configurations that need no search; measured once."""
     steps = 3 * config.epochs * len(workload.train) / len(found.evaluator)
-    # Where a storage has no folder here, every worker would measure divergences for itself.
+    # Where a storage has no folder here, every worker would measure loss increases for itself.
     is_here = storage_file(storage_url(config.storage, config.out)) is not None
     evaluations = SHARE * config.trials * (1 + steps) if is_here else 0.0
     goals = config.all_goals()
     key = {**identity, "goals": [dataclasses.astuple(goal) for goal in goals]}
-    return kept_in(
+    return cached(
         config.folder / "no-search.json",
         key,
-        lambda: no_search(found, workload.train, goals, evaluations),
+        lambda: warm_start(found, workload.train, goals, evaluations),
     )
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chop.actions.search.figures import draw_search
-from chop.actions.search.no_search import LABEL
+from chop.actions.search.warm_start import LABEL
 from chop.actions.settings.search import SearchConfig
 from chop.actions.sweep.record import write_figure
 from chop.mixed_precision import PrecisionProblem

@@ -57,8 +57,8 @@ class CompressConfig(QuantizationSettings):
     Attributes:
         formats: number formats: integers `width.fraction` (`4.auto` calibrates each tensor's
             fraction), and any format by name: `mxint:width=4`.
-        layers: format per layer and operand, as `chop search export` writes them: one more
-            configuration to measure. Default: none.
+        layers: format per layer and operand, one more configuration to measure; chop search export
+            writes them. Example: 'fc1 = {"weight": "4.auto", "data_in": "8.auto"}'. Default: none.
         max_drop: largest loss of the metric against float on validation rows, from 0 to 1;
             relative for metrics where lower is better (perplexity, mse).
         keep_best: save the best model if none is within `max_drop`.

@@ -87,7 +87,7 @@ class FormatSettings:
             `4.auto`, `mxint:width=4`.
         widths: bit widths of the formats given by name: numbers by commas, or ranges
             `first:last:step`; formats of one width keep it. Default: usual for the job.
-        ranges: values of further fields, by field: `block_size`, `exponent_width`. Default: none.
+        ranges: values of further fields, by field. Example: `block_size=16,32`. Default: none.
         rule: calibration of fractions and exponent biases: mse (least squared error), minmax
             (nothing saturates) or percentile (one value in 1,000 saturates).
         operators: operators to quantize, by name: linear, conv2d ... Default: all with a weight.
@@ -208,8 +208,8 @@ class PrecisionConfig(FormatSettings, SearchConfig):
             from the float model's outputs, still ranks formats where accuracy is saturated; it
             needs classes, so take loss for other outputs.
         per: `operand` for one choice per operand of a layer, `layer` for one per layer.
-        budgets: constraints: the largest value of each cost, the least accuracy. Default: bits=4
-            for one objective that is no cost, else none.
+        budgets: constraints: the largest value of each cost, the least accuracy. Example: `bits=4`.
+            Default: bits=4 for one objective that is no cost, else none.
         search_rows: validation rows that trials are measured on, at most; training rows if there
             are fewer than 100 validation rows and nothing is trained.
         epochs: epochs of QAT in each trial, from the same weights; 0 measures PTQ.
@@ -270,19 +270,21 @@ class NasConfig(SearchConfig):
     """Settings of `chop search nas`.
 
     Attributes:
-        fields: values of each field of the model's configuration, by field. Default: half, once and
-            twice the number of layers, number of heads, hidden size and intermediate size.
+        fields: values of each field of the model's configuration, by field. Example:
+            `hidden_size=32,64`. Default: half, once and twice the number of layers and of heads,
+            hidden size and intermediate size.
         square_layers: candidates for each linear layer of as many inputs as outputs; the first is
             the default.
         goals: objectives: accuracy, parameters, size_bytes; several give a Pareto front.
-        budgets: constraints: the largest parameters or size_bytes, the least accuracy. Default:
-            none.
+        budgets: constraints: the largest parameters or size_bytes, the least accuracy. Example:
+            `parameters=20000`. Default: none.
         epochs: epochs of training in each trial.
         lr: peak learning rate of each trial.
         validation: share of the training rows that trials are evaluated on; test rows are for the
             best alone.
         compression: evaluate models as they are, compressed, or compressed and trained again.
-        pass_args: settings of the compression passes, by pass. Default: 4-bit integers and 50 %
+        pass_args: settings of the compression passes, by pass. Example:
+            'prune_transform_pass = {"weight": {"sparsity": 0.3}}'. Default: 4-bit integers and 50 %
             sparsity.
         compression_epochs: epochs of training after compression, for `compress-train`.
         proxy: zero-cost score that filters architectures before training: synflow, naswot, snip,

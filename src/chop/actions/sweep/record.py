@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from chop.files import write_csv, write_text
-from chop.tables import markdown_table, print_table
+from chop.files import write_csv
+from chop.tables import print_table, write_markdown
 from chop.train import Metric
 
 FIGURE_SUFFIXES = (".svg", ".png")
@@ -34,10 +34,9 @@ def write_table(
     metrics = measured or {}
     columns = list(rows[0])
     write_csv(folder / "table.csv", columns, ([row.get(n) for n in columns] for row in rows))
-    formatted = [{n: _format(n, value, metrics.get(n)) for n, value in row.items()} for row in rows]
-    below = f"\n{note}\n" if note else ""
-    write_text(folder / "table.md", f"{markdown_table(formatted)}\n{below}")
-    print_table(title, formatted)
+    texts = [{n: _format(n, value, metrics.get(n)) for n, value in row.items()} for row in rows]
+    write_markdown(folder / "table.md", texts, note)
+    print_table(title, texts)
     if note:
         Console().print(note, highlight=False)
 

@@ -19,7 +19,7 @@ def attach_mask(
     note: Mapping[str, str],
     full: Tensor | None = None,
 ) -> None:
-    """Hides the weights marked True: they become zero, and `weight_orig` keeps them.
+    """Masks the weights marked True: they become zero, and `weight_orig` keeps them.
 
     A mask that is there already takes the new values; what it alone hid comes back.
 

@@ -1,15 +1,14 @@
-"""Where a search over formats begins: what sensitivities and one integer program give."""
+"""Warm start of a search over formats: allocations by sensitivity and an integer program."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch.nn.functional as F
 from rich import get_console
-from rich.console import Console
 
 from chop.actions.search.allocation import Allocation
 from chop.errors import ConfigError
@@ -26,10 +25,10 @@ LABEL = "no search"
 SHARE = 0.25
 """Of the time of the trials, for measuring what each option does to the answers."""
 LEAST_ROWS = 64
-"""On fewer rows divergences are not measured."""
+"""On fewer rows loss increases are not measured."""
 
 
-def no_search(
+def warm_start(
     problem: PrecisionProblem, train: Any, goals: Goals, evaluations: float
 ) -> dict[str, Config]:
     """The least total loss increase of all layers within the budgets, by each prediction of it.
@@ -69,19 +68,19 @@ def _loss_increases(
     try:
         found["Fisher"] = fisher_loss_increases(problem, gradient_rows(problem, train))
     except ConfigError as error:
-        Console().print(f"{LABEL}: without Fisher information: {error}", highlight=False)
+        get_console().print(f"{LABEL}: without Fisher information: {error}", highlight=False)
     part = problem.evaluator.part(evaluations / len(problem.pairs))
     is_small = len(part) < min(LEAST_ROWS, len(problem.evaluator))
     if not is_small and len(part) * len(problem.pairs) <= evaluations * len(problem.evaluator):
         what = f"{len(problem.pairs)} options of layers, each alone, on {len(part)} rows"
         get_console().print(f"{LABEL}: measuring {what}", highlight=False)
         kind = "KL" if problem.evaluator.task.is_categorical else "MSE"
-        found[kind] = divergences(problem, part)
+        found[kind] = measured_loss_increases(problem, part)
     return found
 
 
-def divergences(problem: PrecisionProblem, rows: Evaluator) -> LossIncreases:
-    """How far each choice and option alone moves the answers: one evaluation for each.
+def measured_loss_increases(problem: PrecisionProblem, rows: Evaluator) -> LossIncreases:
+    """Divergence of the outputs by each choice and option alone: one evaluation for each.
 
     Returns: of classes KL in nats, else the mean squared change.
     """
@@ -123,8 +122,10 @@ def uniforms_within(problem: PrecisionProblem, goals: Goals) -> dict[str, Config
     return found
 
 
-def kept_in(path: Path, key: Mapping[str, Any], make: Any) -> dict[str, Config]:
-    """What `make()` gives, kept in a file: a search that goes on does not measure it again."""
+def cached(
+    path: Path, key: Mapping[str, Any], make: Callable[[], dict[str, Config]]
+) -> dict[str, Config]:
+    """Disk cache of `make()`: a resumed search does not measure again; another key does."""
     try:
         noted = json.loads(path.read_text())
     except (OSError, ValueError):
