@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from chop.capture.captured import CapturedModule
 from chop.capture.leaves import tensors_in
-from chop.capture.runtime import expect
+from chop.capture.runtime import guard_value
 from chop.capture.tracer import CaptureWarning, capture
 from chop.errors import CaptureError, GuardError
 
@@ -153,9 +153,9 @@ def test_a_decision_of_the_model_itself_is_checked_at_run_time() -> None:
 
 
 def test_expect_is_silent_when_the_decision_holds() -> None:
-    assert expect(torch.tensor([1, 2]), "tolist", [1, 2], "here") is None
+    assert guard_value(torch.tensor([1, 2]), "tolist", [1, 2], "here") is None
     with pytest.raises(GuardError, match=r"sees \[1, 2\] at here, got \[3\]"):
-        expect(torch.tensor([3]), "tolist", [1, 2], "here")
+        guard_value(torch.tensor([3]), "tolist", [1, 2], "here")
 
 
 @pytest.mark.parametrize(

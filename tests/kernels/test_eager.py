@@ -61,9 +61,9 @@ def reals(monkeypatch):
     for name in ("round_alone", "round_scaled"):
         work = getattr(driver, name)
 
-        def spy(*args, core, work=work, **more):
-            seen.append(core.real)
-            work(*args, core=core, **more)
+        def spy(*args, rounder, work=work, **more):
+            seen.append(rounder.real)
+            work(*args, rounder=rounder, **more)
 
         monkeypatch.setattr(driver, name, spy)
     return seen

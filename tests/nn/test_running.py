@@ -10,7 +10,7 @@ from torch import nn
 
 from chop.formats import Integer, Quantizer, QuantSpec
 from chop.nn.quantized import QuantCall, QuantLinear
-from chop.nn.quantized.running import Running
+from chop.nn.quantized.running import RunningMaximum
 
 AUTO = Integer(8, "auto")
 SPEC = QuantSpec(data_in=AUTO, weight=Integer(8, 6))
@@ -136,7 +136,7 @@ def test_state_with_tuples_of_earlier_versions_is_read(layer, way):
     x = torch.randn(32, 6)
     layer(x)
     known = layer.running
-    assert known == {"data_in": Running(AUTO, x.abs().max().item(), AUTO.fitted(x))}
+    assert known == {"data_in": RunningMaximum(AUTO, x.abs().max().item(), AUTO.fitted(x))}
     with pytest.raises(dataclasses.FrozenInstanceError):
         known["data_in"].largest = 0.0
     layer.running = {"data_in": (AUTO, x.abs().max().item(), AUTO.fitted(x))}

@@ -10,10 +10,10 @@ from chop.studies.attention_implementations import (
     MASKS,
     Case,
     attention_in_three_kernels,
+    implementations,
     kept_pairs,
     naive_attention,
     random_inputs,
-    ways,
 )
 
 
@@ -24,7 +24,7 @@ def test_all_ways_agree_with_torch(shape, mask):
     q, k, v = random_inputs(case, 0, "cpu")
     kept = kept_pairs(case, "cpu")
     expected = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), kept)
-    for way in ways(case, kept).values():
+    for way in implementations(case, kept).values():
         torch.testing.assert_close(way(q, k, v).double(), expected, atol=1e-5, rtol=0)
 
 
@@ -37,7 +37,7 @@ def test_masks_leave_every_query_a_key():
 
 
 def test_counted_bytes_are_those_that_the_operations_read_and_write():
-    """Against the sizes of the tensors that operators of the two written-out ways take and give."""
+    """Against the sizes of the tensors that operators of the two written-out ones take and give."""
     for mask in ("none", "causal"):
         case = Case.parse("2x3x8x4", "float32", mask)
         moved = {"naive": naive_attention, "three kernels": attention_in_three_kernels}

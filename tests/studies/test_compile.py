@@ -4,7 +4,7 @@ import torch
 from chop.errors import ConfigError
 from chop.models.named import get_model
 from chop.native import compiler
-from chop.studies.compile import BenchCompileConfig, bench_compile, quickened, random_inputs
+from chop.studies.compile import BenchCompileConfig, bench_compile, quick_config, random_inputs
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_inputs_have_the_rows_that_are_asked_for(name, shapes):
 
 def test_quick_leaves_what_is_given():
     given = BenchCompileConfig(models=("cnn",), batch_sizes=(3,), quick=True)
-    quick = quickened(given)
+    quick = quick_config(given)
     assert (quick.models, quick.batch_sizes) == (("cnn",), (3,))
     assert quick.modes == ("default",) and quick.seconds < given.seconds
 

@@ -1,4 +1,4 @@
-"""What the commands do: whole jobs made of the rooms below."""
+"""What the commands do: whole jobs made of the subpackages below."""
 
 from chop.not_built import simulate, test, train, transform
 

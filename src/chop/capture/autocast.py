@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from chop.capture.runtime import enter_autocast, expect_autocast, leave_autocast
+from chop.capture.runtime import enter_autocast, guard_autocast, leave_autocast
 from chop.capture.source import current_line, is_model_code
 from chop.capture.torch_private import autocast_options
 
@@ -57,7 +57,7 @@ class AutocastRegions:
         """The model asks about autocast: a decision that the graph checks at run time."""
         if self._is_recording():
             options = (torch.device(kind), dtype, current_line())
-            self._emit("call_function", expect_autocast, options, {}, None)
+            self._emit("call_function", guard_autocast, options, {}, None)
 
 
 @contextlib.contextmanager

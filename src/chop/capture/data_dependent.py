@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from chop.capture.eager_probe import SCALAR_READS, EagerReads
-from chop.capture.runtime import expect
+from chop.capture.runtime import guard_value
 from chop.capture.source import current_line
 from chop.capture.symbolic_api import outside_fake_mode
 from chop.capture.symbols import constant_of
@@ -74,7 +74,7 @@ class DataDependentReads:
             with outside_fake_mode():
                 reading, value = "tolist", tensor.tolist()
         arguments = (tensor, reading, value, current_line(), str(node.target))
-        self._emit("call_function", expect, arguments, {}, None)
+        self._emit("call_function", guard_value, arguments, {}, None)
 
     def _read_from_eager_run(self, tensor: Tensor, reading: str) -> Any:
         """The value that the model's Python read here in a real run, checked at run time."""
@@ -85,5 +85,5 @@ class DataDependentReads:
                 "the model's Python needs the value of a tensor computed from its inputs: "
                 f"{reading.strip('_')}() of {self._node_of(tensor)}"
             )
-        self._emit("call_function", expect, (tensor, reading, answer, where), {}, None)
+        self._emit("call_function", guard_value, (tensor, reading, answer, where), {}, None)
         return answer

@@ -67,9 +67,9 @@ class DynamicDims(enum.Enum):
 class _GraphBreakError(Exception):
     """A recording stopped: at which modules, and what was known about sizes by then."""
 
-    def __init__(self, graph_break: Sequence[GraphBreak], sizes: Sizes | None = None) -> None:
-        super().__init__(str(graph_break[0].error))
-        self.graph_break = graph_break
+    def __init__(self, graph_breaks: Sequence[GraphBreak], sizes: Sizes | None = None) -> None:
+        super().__init__(str(graph_breaks[0].error))
+        self.graph_breaks = graph_breaks
         self.sizes = sizes
 
 
@@ -144,20 +144,22 @@ class Fallback:
         try:
             in_train, extras = self._record_training(recorder)
         except ModesDifferError as error:
-            graph_break = [GraphBreak(path, error.where, error) for path in sorted(error.paths)]
+            graph_breaks = [GraphBreak(path, error.where, error) for path in sorted(error.paths)]
         except _GraphBreakError as stop:
-            if stop.graph_break[0].path:
+            if stop.graph_breaks[0].path:
                 raise
-            graph_break = list(stop.graph_break)
+            graph_breaks = list(stop.graph_breaks)
         else:
             recorder.sizes.add_guards_of(in_train.sizes)
             return Recording(recorder, extras, (recorder.graph, in_train.graph))
-        inner = [block for block in graph_break if block.path]
+        inner = [block for block in graph_breaks if block.path]
         if inner:
             raise _GraphBreakError(inner)
         if self.strict:
-            raise CaptureError(_break_message(self.model, graph_break[0])) from graph_break[0].error
-        return Recording(recorder, {}, (recorder.graph,), graph_break[0])
+            raise CaptureError(_break_message(self.model, graph_breaks[0])) from graph_breaks[
+                0
+            ].error
+        return Recording(recorder, {}, (recorder.graph,), graph_breaks[0])
 
     def _record_training(self, recorder: Recorder) -> tuple[Recorder, dict[str, nn.Module]]:
         """The recording in `train()`, made one with that in `eval()`, and the modules it adds.
@@ -173,8 +175,8 @@ class Fallback:
                 merged = self._merged(recorder, in_train, probe)
                 return in_train, merged
             except ModesDifferError as error:
-                graph_break = [GraphBreak(path, error.where, error) for path in error.paths]
-                if all(is_mode_switch(self.model, block) for block in graph_break):
+                graph_breaks = [GraphBreak(path, error.where, error) for path in error.paths]
+                if all(is_mode_switch(self.model, block) for block in graph_breaks):
                     raise
                 break
             except (_GraphBreakError, AmbiguousDtypeError):
@@ -261,7 +263,7 @@ class Fallback:
 
     def _fall_back(self, stop: _GraphBreakError) -> None:
         """Makes the modules at which a recording stopped leaves, or falls back to fixed sizes."""
-        for graph_break in stop.graph_break:
+        for graph_break in stop.graph_breaks:
             subject = _needs_shapes(graph_break)
             if subject is not None and stop.sizes is not None:
                 self.eager_outputs[subject] = probe_outputs(

@@ -55,7 +55,7 @@ def retain_grad(tensor: Tensor) -> None:
         tensor.retain_grad()
 
 
-def expect(value: Any, reading: str, expected: Any, where: str, name: str = "") -> None:
+def guard_value(value: Any, reading: str, expected: Any, where: str, name: str = "") -> None:
     """Checks a decision that the model's Python made on the data of its example inputs.
 
     Args:
@@ -69,7 +69,7 @@ def expect(value: Any, reading: str, expected: Any, where: str, name: str = "") 
         GuardError: it would see something else now, so that the graph does not hold.
 
     >>> import torch
-    >>> expect(torch.tensor(True), "__bool__", True, "model.py:3")
+    >>> guard_value(torch.tensor(True), "__bool__", True, "model.py:3")
     """
     found = getattr(value, reading)()
     if found == expected or (found != found and expected != expected):
@@ -126,7 +126,7 @@ def exit_open_regions() -> Iterator[None]:
             leave_autocast(_OPEN_REGIONS.entered[-1])
 
 
-def expect_autocast(device: torch.device | str, dtype: torch.dtype | None, where: str) -> None:
+def guard_autocast(device: torch.device | str, dtype: torch.dtype | None, where: str) -> None:
     """Guard: autocast is in the state that the model read at capture.
 
     Args:
@@ -150,7 +150,7 @@ def _format_dtype(dtype: torch.dtype | None) -> str:
     return "off" if dtype is None else f"to {dtype}"
 
 
-for _effect in (retain_grad, expect, expect_autocast, enter_autocast, leave_autocast):
+for _effect in (retain_grad, guard_value, guard_autocast, enter_autocast, leave_autocast):
     has_side_effect(_effect)
 
 

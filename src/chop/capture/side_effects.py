@@ -10,7 +10,7 @@ from torch import fx
 
 from chop.capture.dry_run import DryRun, run_eagerly
 from chop.capture.fallback import Fallback, Recording
-from chop.capture.runtime import expect
+from chop.capture.runtime import guard_value
 from chop.capture.targets import mutates_input
 from chop.errors import enumerate_names
 
@@ -137,5 +137,5 @@ def _read_by_python(graphs: Iterable[fx.Graph]) -> set[str]:
         str(node.args[0].target)
         for graph in graphs
         for node in graph.nodes
-        if node.target is expect and node.args[0].op == "get_attr"
+        if node.target is guard_value and node.args[0].op == "get_attr"
     }

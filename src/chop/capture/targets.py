@@ -16,8 +16,8 @@ from torch import Tensor, fx
 from chop.capture.runtime import (
     AutogradCall,
     enter_autocast,
-    expect,
-    expect_autocast,
+    guard_autocast,
+    guard_value,
     leave_autocast,
     retain_grad,
     set_item,
@@ -54,8 +54,8 @@ _EFFECTS = frozenset(
     {
         SET_GRAD_ENABLED,
         torch._assert,
-        expect,
-        expect_autocast,
+        guard_value,
+        guard_autocast,
         enter_autocast,
         leave_autocast,
         retain_grad,

@@ -133,7 +133,7 @@ class OpenRecord(Record):
 
 @dataclasses.dataclass(eq=False)
 class MaseMetadata(Record):
-    """`node.meta["mase"]`: three rooms, one per audience."""
+    """`node.meta["mase"]`: three sections, one per audience."""
 
     common: CommonMetadata = dataclasses.field(default_factory=CommonMetadata)
     software: OpenRecord = dataclasses.field(default_factory=OpenRecord)

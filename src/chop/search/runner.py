@@ -34,7 +34,7 @@ MOST_ERRORS = 3
 WAIT_SECONDS = 0.2
 
 
-class _Ending(NamedTuple):
+class _Outcome(NamedTuple):
     """How a trial ends: its outcome, Optuna's state, what was measured, and why it ended so."""
 
     outcome: str
@@ -128,7 +128,7 @@ class Runner:
         config = space.from_params(trial.params)
         reason = space.why_infeasible(config)
         if reason is not None:
-            self._add(trial, config, _Ending("infeasible", "PRUNED", note=reason))
+            self._add(trial, config, _Outcome("infeasible", "PRUNED", note=reason))
             return
         document = {"config": dict(config), "asked": self.optuna_study.frozen(trial).system_attrs}
         row = self.ledger.claim(space.key(config), document, self.me, until)
@@ -179,9 +179,9 @@ class Runner:
         begin = time.monotonic()
         try:
             measured = self.search.measure(row.record.config, self._reporter(row, trial))
-            ending = _Ending("measured", "COMPLETE", check_values(measured, self.search.goals))
+            ending = _Outcome("measured", "COMPLETE", check_values(measured, self.search.goals))
         except Pruned as pruned:
-            ending = _Ending("pruned", "PRUNED", note=str(pruned))
+            ending = _Outcome("pruned", "PRUNED", note=str(pruned))
         except self.search.catch as error:
             ending = _failed(error)
         except Exception as error:
@@ -217,7 +217,7 @@ class Runner:
 
         return report
 
-    def _end(self, row: Row, trial: Trial, ending: _Ending, seconds: float) -> None:
+    def _end(self, row: Row, trial: Trial, ending: _Outcome, seconds: float) -> None:
         """Tells the end of a trial of this worker's, once; a model to keep is on disk before."""
         artifacts = self.search.artifacts
         if artifacts is not None and ending.values is not None:
@@ -243,16 +243,16 @@ class Runner:
         for step, value in noted.get("steps", {}).items():
             trial.report(value, int(step))
         values, note = noted.get("values"), f"as trial {row.number}"
-        self._add(trial, config, _Ending("cached", noted["state"], values, note))
+        self._add(trial, config, _Outcome("cached", noted["state"], values, note))
 
-    def _add(self, trial: Trial, config: Config, ending: _Ending) -> None:
+    def _add(self, trial: Trial, config: Config, ending: _Outcome) -> None:
         """Tells a trial that measured nothing."""
         frozen, document = self._tell(trial, config, ending)
         self.optuna_study.adopt(self.ledger.add(ending.outcome, document), trial)
         self._call_back(frozen)
 
     def _tell(
-        self, trial: Trial, config: Config, ending: _Ending
+        self, trial: Trial, config: Config, ending: _Outcome
     ) -> tuple[FrozenTrial, dict[str, Any]]:
         """Ends a trial of the study in memory; returns it, and what its row notes."""
         from optuna.trial import TrialState
@@ -274,5 +274,5 @@ class Runner:
             callback(self.optuna_study.study, frozen)
 
 
-def _failed(error: Exception) -> _Ending:
-    return _Ending("failed", "FAIL", note=f"{type(error).__name__}: {error}")
+def _failed(error: Exception) -> _Outcome:
+    return _Outcome("failed", "FAIL", note=f"{type(error).__name__}: {error}")

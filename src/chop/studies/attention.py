@@ -23,10 +23,10 @@ from chop.studies.attention_implementations import (
     Case,
     added_mask,
     chosen_backend,
+    implementations,
     kept_pairs,
     naive_attention,
     random_inputs,
-    ways,
 )
 from chop.studies.settings import BenchAttentionConfig
 
@@ -140,7 +140,7 @@ def _measure(
 ) -> tuple[Comparison, list[AttentionRow]]:
     inputs = random_inputs(case, config.seed, config.device)
     kept = kept_pairs(case, config.device)
-    calls = {name: partial(way, *inputs) for name, way in ways(case, kept).items()}
+    calls = {name: partial(way, *inputs) for name, way in implementations(case, kept).items()}
     found = compare([Variant(name, call) for name, call in calls.items()], **config.how)
     errors = errors_against_float64(calls, inputs, kept)
     backend = chosen_backend(inputs, kept, case.mask == "causal")

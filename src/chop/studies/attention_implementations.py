@@ -133,7 +133,7 @@ def kept_pairs(case: Case, device: str) -> Tensor | None:
     return (tokens < lengths[:, None])[:, None, None, :]
 
 
-def ways(case: Case, kept: Tensor | None) -> dict[str, Attention]:
+def implementations(case: Case, kept: Tensor | None) -> dict[str, Attention]:
     """The variants: naive, in three kernels, and fused."""
     added = added_mask(kept, DTYPES[case.dtype])
     is_causal = case.mask == "causal"

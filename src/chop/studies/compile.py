@@ -156,7 +156,7 @@ def bench_compile(config: BenchCompileConfig) -> CompileComparison:
         ConfigError: a model has no such name, or its inputs cannot be made.
         UnavailableError: a model is not there.
     """
-    config = quickened(config) if config.quick else config
+    config = quick_config(config) if config.quick else config
     place = torch.device(config.device)
     modes = config.modes or MODES_OF_DEVICE.get(place.type, ("default",))
     start, graphs = compiler_start_seconds(place), {}
@@ -175,7 +175,7 @@ def bench_compile(config: BenchCompileConfig) -> CompileComparison:
     return CompileComparison(tuple(rows), comparisons, graphs, start)
 
 
-def quickened(config: BenchCompileConfig) -> BenchCompileConfig:
+def quick_config(config: BenchCompileConfig) -> BenchCompileConfig:
     """With the settings of `QUICK` for those that were not given."""
     usual = BenchCompileConfig()
     left = [name for name in QUICK if getattr(config, name) == getattr(usual, name)]

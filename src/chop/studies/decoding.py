@@ -97,7 +97,9 @@ def decode_in_a_loop(encoded: Encoded, number_format: MicroscalingFormat) -> Ten
     return y
 
 
-def ways(encoded: Encoded, number_format: MicroscalingFormat) -> dict[str, Callable[[], Tensor]]:
+def implementations(
+    encoded: Encoded, number_format: MicroscalingFormat
+) -> dict[str, Callable[[], Tensor]]:
     """The ways to decode that the device has, the reference first."""
     packed = Packed(encoded.codes, encoded.scales, None, list(encoded.shape), number_format.key)
     device = encoded.codes.device.type
@@ -108,7 +110,7 @@ def ways(encoded: Encoded, number_format: MicroscalingFormat) -> dict[str, Calla
     if device == "cpu" and cpu.decode_into(packed, y):
         found[IN_PLACE] = partial(_decode_into, packed, y)
     is_taken = cuda.takes(number_format, len(encoded.shape), encoded.dtype)
-    if device == "cuda" and is_taken and cuda.obstacle() is None:
+    if device == "cuda" and is_taken and cuda.why_unavailable() is None:
         found[CUDA] = partial(cuda.dequantize, encoded, number_format)
     return found
 
@@ -128,7 +130,7 @@ def compare_decoding(weight: Tensor, name: str, **how: Any) -> tuple[Comparison,
     """
     number_format = FORMATS[name]
     encoded = number_format.encode(weight)
-    target, calls = torch.empty_like(weight), ways(encoded, number_format)
+    target, calls = torch.empty_like(weight), implementations(encoded, number_format)
     copies: dict[str, Callable[[], Tensor]] = {
         COPY: partial(target.copy_, weight),
         CLONE: weight.clone,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from chop.bench.record import Comparison
-from chop.kernels.cuda.dequantize import obstacle
+from chop.kernels.cuda.dequantize import why_unavailable
 from chop.models import load_model
 from chop.studies.attention_implementations import DTYPES
 from chop.studies.decoding import COPY, FORMATS, DecodeRow, compare_decoding
@@ -37,7 +37,7 @@ class DequantizeComparison:
         memory: a row per width of codes, the float model first.
         kinds: what the first format saves of which parameters.
         comparisons: name of the case -> all its times.
-        obstacle: why the CUDA C++ kernel is not among the ways; None where it is.
+        obstacle: why the CUDA C++ kernel is not among the implementations; None where it is.
     """
 
     decoding: tuple[DecodeRow, ...]
@@ -85,7 +85,12 @@ def bench_dequantize(config: BenchDequantizeConfig) -> DequantizeComparison:
         products += own
     memory, kinds = _memory(config)
     return DequantizeComparison(
-        tuple(decoding), tuple(products), tuple(memory), tuple(kinds), comparisons, obstacle()
+        tuple(decoding),
+        tuple(products),
+        tuple(memory),
+        tuple(kinds),
+        comparisons,
+        why_unavailable(),
     )
 
 

@@ -170,7 +170,7 @@ def naive_softmax(x: Tensor) -> Tensor:
     return exponentials / total[:, None]
 
 
-def ways(device: torch.device) -> dict[str, Softmax]:
+def implementations(device: torch.device) -> dict[str, Softmax]:
     """The variants that can be had on a device, the baseline first."""
     found: dict[str, Softmax] = {NAIVE: naive_softmax, TORCH: partial(torch.softmax, dim=-1)}
     on_gpu = device.type == "cuda"
@@ -205,7 +205,7 @@ def _measure(case: Case, config: BenchSoftmaxConfig) -> tuple[Comparison, list[S
     device = torch.device(config.device)
     x = _input(case, config.seed, device)
     target = torch.empty_like(x)
-    calls = {name: partial(way, x) for name, way in ways(device).items()}
+    calls = {name: partial(way, x) for name, way in implementations(device).items()}
     calls[IN_PLACE] = partial(torch.softmax, x, -1, out=target)
     copy = partial(target.copy_, x)
     found = compare(

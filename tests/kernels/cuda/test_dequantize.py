@@ -101,7 +101,7 @@ def test_what_is_missing_is_said_in_a_sentence(monkeypatch, tmp_path):
         monkeypatch.setattr(torch, "version", SimpleNamespace(cuda=cuda_version))
         monkeypatch.setattr(torch.cuda, "is_available", lambda: is_available)
         monkeypatch.setattr(cpp_extension, "CUDA_HOME", home)
-        return cuda.obstacle()
+        return cuda.why_unavailable()
 
     assert finds(None, False, None).startswith("The CUDA C++ kernel needs a torch built for CUDA")
     encoded = MXINT8.encode(torch.ones(3))
@@ -126,7 +126,7 @@ def test_other_formats_are_refused(fmt):
 
 
 def test_on_a_gpu():
-    missing = cuda.obstacle()
+    missing = cuda.why_unavailable()
     if missing:
         pytest.skip(missing)
     for shape in [*SHAPES, (0, 3)]:

@@ -60,15 +60,15 @@ class Allocation:
     def _costs(self, changed: Config) -> np.ndarray:
         """(limits,): the costs of the first option but for some, turned to be made small."""
         costs = self.problem.costs(self.problem.formats({**self._first, **changed}))
-        return np.array([_turned(limit, costs[limit.name]) for limit in self.limits])
+        return np.array([_as_minimized(limit, costs[limit.name]) for limit in self.limits])
 
     def _check(self) -> None:
         for limit, least in zip(self.limits, self._base + self._added.min(2).sum(1), strict=True):
-            if limit.excess(_turned(limit, least)) > 0:
+            if limit.excess(_as_minimized(limit, least)) > 0:
                 end = "smallest" if limit.direction == "minimize" else "largest"
                 raise ConfigError(
                     f"budgets: {limit.name}={limit.bound:g} cannot be kept: with the {end} "
-                    f"of the formats in every layer it is {_turned(limit, least):.4g}."
+                    f"of the formats in every layer it is {_as_minimized(limit, least):.4g}."
                 )
 
     def solve(self, loss_increases: LossIncreases) -> Config | None:
@@ -90,7 +90,7 @@ class Allocation:
         return self._best(worth)
 
     def _best(self, worth: np.ndarray) -> Config | None:
-        budgets = np.array([_turned(limit, limit.bound) for limit in self.limits])
+        budgets = np.array([_as_minimized(limit, limit.bound) for limit in self.limits])
         for margin in MARGINS:
             most = budgets - self._base - margin * abs(budgets)
             limits = list(zip(self._added, most, strict=True))
@@ -120,6 +120,6 @@ def _groups(problem: PrecisionProblem, costs: Sequence[str]) -> list[list[str]]:
     return [[name for name in rounds if name in group] for group in groups]
 
 
-def _turned(limit: Constraint, value: float) -> float:
+def _as_minimized(limit: Constraint, value: float) -> float:
     """A number that is to be small, and back."""
     return value if limit.direction == "minimize" else -value

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from chop.actions.search.job import Job, where_model_is
 from chop.actions.search.precision_report import (
-    Judged,
     TestRows,
+    TestScore,
     draw_precision,
     note_of,
     shown_of,
@@ -143,20 +143,20 @@ def _without_search(
 
 
 @dataclass(frozen=True)
-class _Judgement:
+class _Evaluation:
     """Evaluation of a search's configurations, each by its label in the table.
 
     Attributes:
         best: the label of the best, or of the nearest where nothing keeps within the budgets.
         values: numbers on the rows of the search.
-        judged: numbers on the test rows; of what the search found, those of the best alone.
+        scores: numbers on the test rows; of what the search found, those of the best alone.
         verdict: what the search gained on what needed none, for a line; "" where neither has it.
         compared: the same as a sentence.
     """
 
     best: str
     values: Mapping[str, Mapping[str, float]]
-    judged: Mapping[str, Judged]
+    scores: Mapping[str, TestScore]
     verdict: str = ""
     compared: str = ""
 
@@ -182,25 +182,25 @@ def write(
     )
     test = TestRows(found, unseen, objectives_of(result.goals)[0].name)
     begin = _without_search(config, found, workload, search.problem)
-    judgement = _judge(search, result, begin, test)
+    evaluation = _evaluate(search, result, begin, test)
     lines = [
-        table_row(label, values, metric, judgement.judged.get(label))
-        for label, values in judgement.values.items()
+        table_row(label, values, metric, evaluation.scores.get(label))
+        for label, values in evaluation.values.items()
     ]
     title = f"{workload.name} on {workload.dataset}"
-    note = note_of(searched, len(workload.test), unseen, shown_of(result), judgement.compared)
+    note = note_of(searched, len(workload.test), unseen, shown_of(result), evaluation.compared)
     columns = dict.fromkeys((f"search {metric.name}", f"test {metric.name}"), metric)
     write_table(config.folder, f"{title}: mixed precision beside uniform", lines, columns, note)
     draw_precision(config, found, result, begin, lines, title)
     if result.best is None:
         Console().print(f"{_nearest(result)}; {config.folder}", highlight=False)
         return lines
-    _write_best(config, search, result, judgement, metric, searched, len(workload.test))
-    values, verdict = result.best.values, judgement.verdict
+    _write_best(config, search, result, evaluation, metric, searched, len(workload.test))
+    values, verdict = result.best.values, evaluation.verdict
     Console().print(
         f"best: {values['bits']:.2f} bits per weight, {metric.name} "
         f"{metric.format_value(values[metric.name])} on {len(rows)} rows of the search and "
-        f"{judgement.judged[judgement.best].formatted(metric)} on "
+        f"{evaluation.scores[evaluation.best].formatted(metric)} on "
         f"{len(workload.test)} test rows{verdict}; {config.folder}"
         f"{where_model_is(config, result.best)}",
         highlight=False,
@@ -208,9 +208,9 @@ def write(
     return lines
 
 
-def _judge(
+def _evaluate(
     search: Search, result: Result, begin: Mapping[str, Config], test: TestRows
-) -> _Judgement:
+) -> _Evaluation:
     """Measures what was not measured, and compares the best with what needed no search."""
     found, shown = test.found, shown_of(result)
     searched = {f"trial {trial.number}": trial.config for trial in shown}
@@ -218,32 +218,34 @@ def _judge(
     plain = {"float": None, **{text: found.uniform(text) for text in found.options}, **begin}
     known = {search.space.key(trial.config): trial.values for trial in result.measured}
     values: dict[str, Mapping[str, float]] = {}
-    judged: dict[str, Judged] = {}
+    scores: dict[str, TestScore] = {}
     for label, chosen in {**plain, **searched}.items():
         if label in plain or label == best:
-            judged[label] = test.judge(chosen)
+            scores[label] = test.score(chosen)
         if chosen is None:
             values[label] = found.score({}) | found.costs({})
         else:
-            values[label] = known.get(search.space.key(chosen)) or found.measure(chosen, _unheard)
-    against = _against(result, begin, values)
-    if against is None:
-        return _Judgement(best, values, judged)
-    gained = test.compare(judged[best], judged[against], against)
-    return _Judgement(best, values, judged, *gained)
+            values[label] = known.get(search.space.key(chosen)) or found.measure(
+                chosen, _ignore_report
+            )
+    baseline = _baseline(result, begin, values)
+    if baseline is None:
+        return _Evaluation(best, values, scores)
+    gained = test.compare(scores[best], scores[baseline], baseline)
+    return _Evaluation(best, values, scores, *gained)
 
 
 def _write_best(
     config: PrecisionConfig,
     search: Search,
     result: Result,
-    judgement: _Judgement,
+    evaluation: _Evaluation,
     metric: Metric,
     searched: str,
     test_rows: int,
 ) -> None:
     """Writes `best.json`."""
-    best, unseen = result.best, judgement.judged[judgement.best]
+    best, unseen = result.best, evaluation.scores[evaluation.best]
     assert best is not None
     noted = {
         "choices": dict(best.config),
@@ -254,18 +256,18 @@ def _write_best(
         f"test_{metric.name}": unseen.value,
         "test_interval_95": unseen.interval,
         "test_kl": unseen.kl,
-        "compared": judgement.compared,
+        "compared": evaluation.compared,
         "measured": len(result.measured),
         "configurations": search.space.size,
     }
     write_json(config.folder / "best.json", noted)
 
 
-def _unheard(step: int, value: float) -> None:
-    """Nobody prunes what a table tells."""
+def _ignore_report(step: int, value: float) -> None:
+    """Ignores intermediate values: a row of the table is not pruned."""
 
 
-def _against(
+def _baseline(
     result: Result, begin: Mapping[str, Config], values: Mapping[str, Mapping[str, float]]
 ) -> str | None:
     """The label of what the best is compared with: the better of what needed no search.

@@ -20,7 +20,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 @dataclass
-class Guess:
+class ProvisionalCapture:
     """A model that was raised without example inputs, and how to raise it from some.
 
     Args:
@@ -39,7 +39,7 @@ class Guess:
     failure: CaptureError | None = None
     _made: tuple[Any, ...] = ()
 
-    def first(self) -> CapturedModule | None:
+    def capture(self) -> CapturedModule | None:
         """The graph of guessed inputs; None if the model itself fails on them, see `failure`.
 
         Raises:
@@ -48,34 +48,34 @@ class Guess:
         try:
             return self._capture(None)
         except CaptureError as error:
-            blame = self._blame()
-            if blame is None:
+            reason = self._why_guess_failed()
+            if reason is None:
                 raise
             self.failure = CaptureError(
-                f"{blame}; pass example inputs before the graph is needed: "
+                f"{reason}; pass example inputs before the graph is needed: "
                 "MaseGraph(model, dummy_in={...}), or add_common_metadata_analysis_pass(mg, "
                 '{"dummy_in": {...}})'
             )
             self.failure.__cause__ = error
         return None
 
-    def again(self, dummy_in: Mapping[str, Any], made: CapturedModule | None) -> CapturedModule:
+    def recapture(self, dummy_in: Mapping[str, Any], made: CapturedModule | None) -> CapturedModule:
         """The graph of an example: `made` where that fits, and otherwise a new one.
 
         Args:
             dummy_in: the example, by name.
-            made: what `first` returned, with what passes did to it since.
+            made: what `capture` returned, with what passes did to it since.
 
         Raises:
             GraphError: a new one is needed, and passes have changed the old one.
         """
         given = {name: value for name, value in dummy_in.items() if name not in self.fixed}
-        misfit = None if made is None else self._misfit(made, given)
-        if made is not None and misfit is None:
+        reason = None if made is None else self._why_unfit(made, given)
+        if made is not None and reason is None:
             return made
         if made is not None and self._made != _state(made):
             raise GraphError(
-                f"the graph was captured from guessed inputs, dummy_in does not fit ({misfit}), "
+                f"the graph was captured from guessed inputs, dummy_in does not fit ({reason}), "
                 "and the graph has been changed since; capture it from the example first: "
                 "MaseGraph(model, dummy_in={...})."
             )
@@ -96,7 +96,7 @@ class Guess:
         self._made = _state(captured)
         return captured
 
-    def _blame(self) -> str | None:
+    def _why_guess_failed(self) -> str | None:
         """How the guess is at fault for a failed capture; None if the model runs on it."""
         try:
             inputs = dummy_inputs(self.model, self.names)
@@ -113,7 +113,7 @@ class Guess:
             )
         return None
 
-    def _misfit(self, made: CapturedModule, given: Mapping[str, Any]) -> str | None:
+    def _why_unfit(self, made: CapturedModule, given: Mapping[str, Any]) -> str | None:
         names = list(made.record.example_inputs)
         known = {*names, *made.record.ignored_inputs}
         for name in given:
@@ -126,10 +126,10 @@ class Guess:
             came = getattr(given.get(name), "dtype", None)
             if name in given and expected != came:
                 return f"{name} has {came}, the graph was captured for {expected}"
-        return misfit(made, given)
+        return why_unfit(made, given)
 
 
-def misfit(model: CapturedModule, given: Mapping[str, Any]) -> str | None:
+def why_unfit(model: CapturedModule, given: Mapping[str, Any]) -> str | None:
     """Why a graph does not hold for an example: its form or its sizes; None if it does.
 
     Inputs that are missing or not known are left to `bind_inputs`, which names them.

@@ -12,7 +12,7 @@ from torch import fx, nn
 from chop.capture.captured import CapturedModule
 from chop.errors import ConfigError, GraphError, did_you_mean
 from chop.ir.graph.edits import last_edit
-from chop.ir.graph.guess import Guess, misfit
+from chop.ir.graph.guess import ProvisionalCapture, why_unfit
 from chop.ir.metadata import Provenance
 from chop.ir.nodes import get_node_by_name
 from chop.ir.ops import OPS, Operator, module_of_node, of_node
@@ -63,7 +63,7 @@ class MaseGraph:
                 f"MaseGraph: expected an nn.Module, got {type(model).__name__}; to read a "
                 "checkpoint, use MaseGraph.from_checkpoint(path)."
             )
-        self._guess: Guess | None = None
+        self._guess: ProvisionalCapture | None = None
         self._captured: CapturedModule | None = None
         self._compiled_edit = 0
         self.provenance: list[Provenance] = []
@@ -71,12 +71,12 @@ class MaseGraph:
             self._set_captured(model)
             return
         fixed = dict(cf_args or {})
-        guess = Guess(model, hf_input_names, _leaves(custom_ops), fixed, strict)
+        guess = ProvisionalCapture(model, hf_input_names, _leaves(custom_ops), fixed, strict)
         if dummy_in is not None:
-            self._set_captured(guess.again(dummy_in, None))
+            self._set_captured(guess.recapture(dummy_in, None))
             return
         self._guess = guess
-        self._set_captured(guess.first())
+        self._set_captured(guess.capture())
 
     def _set_captured(self, model: CapturedModule | None) -> None:
         self._captured = model
@@ -109,12 +109,12 @@ class MaseGraph:
         """
         given = {name: value for name, value in dummy_in.items() if value is not None}
         if self._guess is None:
-            reason = misfit(self._model, given)
+            reason = why_unfit(self._model, given)
             if reason is not None:
                 guessed = " from guessed inputs" if self._model.record.guessed else ""
                 raise GraphError(f"dummy_in does not fit the graph, captured{guessed}: {reason}.")
             return False
-        made = self._guess.again(given, self._captured)
+        made = self._guess.recapture(given, self._captured)
         if made is self._captured:
             return False
         self._set_captured(made)

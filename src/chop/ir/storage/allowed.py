@@ -30,9 +30,9 @@ from chop.capture.runtime import (
     AutogradCall,
     ByMode,
     enter_autocast,
-    expect,
-    expect_autocast,
     field_of,
+    guard_autocast,
+    guard_value,
     leave_autocast,
     retain_grad,
     set_item,
@@ -85,10 +85,17 @@ CHOP_FUNCTION_HOMES = re.compile(r"chop\.nn\.quantized(\.\w+)*")
 # Importing takes a while; no model is made of the layers of so many files.
 MAX_IMPORTS = 64
 
+FORMER_FUNCTIONS = {
+    "chop.capture.runtime:expect": "chop.capture.runtime:guard_value",
+    "chop.capture.runtime:expect_autocast": "chop.capture.runtime:guard_autocast",
+}
+"""Reference of version 0.1 -> the function's name now."""
+
 
 def _current(reference: str) -> str:
     """The reference of today for one of version 0.1, where `chop.capture` was in `chop.ir`."""
-    return re.sub(r"^chop\.ir\.capture\.", "chop.capture.", reference)
+    reference = re.sub(r"^chop\.ir\.capture\.", "chop.capture.", reference)
+    return FORMER_FUNCTIONS.get(reference, reference)
 
 
 def reference_of(thing: Any) -> str:
@@ -271,7 +278,7 @@ def _functions() -> dict[str, Callable[..., Any]]:
         "torch:_is_all_true": torch._is_all_true,
     }
     values = (set_item, field_of, retain_grad)
-    checks = (expect, expect_autocast, enter_autocast, leave_autocast)
+    checks = (guard_value, guard_autocast, enter_autocast, leave_autocast)
     table |= {reference_of(helper): helper for helper in (*values, *checks)}
     homes = (torch, F, torch.linalg, torch.fft, torch.special, torch._C._nn)
     for home in homes:

@@ -25,7 +25,7 @@ from chop.errors import CheckpointError
 from chop.formats import OPERANDS, NumberFormat, QuantSpec, from_key, parse_format
 from chop.ir.metadata import CommonMetadata, MaseMetadata, OpenRecord, Record, TensorInfo
 from chop.ir.storage.allowed import AllowList
-from chop.nn.quantized.running import Running
+from chop.nn.quantized.running import RunningMaximum
 
 Json = Any
 Rules = Mapping[str, Callable[[Any], Any]]
@@ -156,7 +156,7 @@ class Encoder:
             given = {name: x for name, x in value.items() if not x.is_identity}
             formats = {operand: self(x)["$format"] for operand, x in given.items()}
             return {"$spec": {**formats, "gradient": value.gradient}}
-        if isinstance(value, Running):
+        if isinstance(value, RunningMaximum):
             return self((value.waiting, value.largest, value.fitted))
         if value is Ellipsis:
             return {"$ellipsis": True}

@@ -19,7 +19,7 @@ from chop.ir.storage.codec import Decoder, Encoder, NotPlainError
 from chop.ir.storage.tensor_store import TensorStore
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.masks import zero_masked_weights
-from chop.nn.quantized.running import Running
+from chop.nn.quantized.running import RunningMaximum
 
 BOOKKEEPING = frozenset(vars(nn.Module()))
 # Caches that recurrent layers derive from their parameters.
@@ -212,7 +212,7 @@ def _add_tensors(module: nn.Module, record: Record, tensors: Mapping[str, Tensor
     module._non_persistent_buffers_set = set(record.get("not_persistent", ()))
     if isinstance(module, QuantizedOperator):
         if module.running:
-            module.running = Running.read(module.running)
+            module.running = RunningMaximum.read(module.running)
         # Files from before `weight_orig` have a dense weight beside its mask.
         zero_masked_weights(module)
 

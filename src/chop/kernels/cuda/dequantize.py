@@ -32,7 +32,7 @@ LARGEST_ROW = 2**31
 MXINT8 = CodeRule(8, True, 2.0**-6, 0, 0, False)
 
 
-def obstacle() -> str | None:
+def why_unavailable() -> str | None:
     """What is missing to build and run the kernel here, in a sentence; None where nothing is."""
     from torch.utils import cpp_extension
 
@@ -70,7 +70,7 @@ def dequantize(encoded: Encoded, number_format: NumberFormat) -> Tensor:
         )
     block_size = block_size_along_rows(number_format, len(shape))
     assert scales is not None and block_size is not None
-    missing = obstacle()
+    missing = why_unavailable()
     if missing:
         raise UnavailableError(missing)
     y = torch.empty(shape, dtype=encoded.dtype, device=codes.device)

@@ -18,10 +18,10 @@ from chop.formats.groups import WHOLE_TENSOR, Groups
 from chop.formats.layout import Layout
 from chop.formats.scaling import SharedExponent, StaticScale
 from chop.kernels.eager.chunked import FLOAT32, FLOAT64, Buffers, line_chunks, pairs
-from chop.kernels.eager.cores import FixedCore, core_of, exact_in_float32, magic_number
 from chop.kernels.eager.levels import factors_of_levels, round_levels
 from chop.kernels.eager.measure import EagerStatistics
 from chop.kernels.eager.memory import prefer_huge_pages
+from chop.kernels.eager.rounders import FixedRounder, exact_in_float32, magic_number, rounder_of
 from chop.kernels.eager.rounding import have_inverses, round_alone, round_scaled
 from chop.kernels.eager.signs import round_integers, round_signs, round_ternary
 from chop.kernels.plan import (
@@ -83,8 +83,8 @@ def _has_negative_scales(layout: Layout, plan: Plan) -> bool:
     """True where the signs of values, which are given back, would not be the results'."""
     if not isinstance(layout.scaling, StaticScale):
         return False
-    core = core_of(plan, FLOAT64)
-    takes_signs = core is not None and not core.of_magnitudes
+    rounder = rounder_of(plan, FLOAT64)
+    takes_signs = rounder is not None and not rounder.of_magnitudes
     return not takes_signs and bool(layout.scaling.known(torch.device("cpu")).signbit().any())
 
 
@@ -104,21 +104,21 @@ def _work_alone(layout: Layout, plan: Plan, device: torch.device) -> Work | None
         return partial(round_signs, scale=one, is_bipolar=plan.low < 0)
     if plan.core == TERNARY:
         return partial(round_ternary, threshold=_threshold(layout), scale=None)
-    core = core_of(plan, FLOAT32)
-    if core is None or not exact_in_float32(core, is_scaled=False):
-        core = core_of(plan, FLOAT64)
-    if core is None:
+    rounder = rounder_of(plan, FLOAT32)
+    if rounder is None or not exact_in_float32(rounder, is_scaled=False):
+        rounder = rounder_of(plan, FLOAT64)
+    if rounder is None:
         return None
-    limit = plan.limit if core.largest > plan.limit else math.inf
-    return partial(round_alone, core=core, limit=limit)
+    limit = plan.limit if rounder.largest > plan.limit else math.inf
+    return partial(round_alone, rounder=rounder, limit=limit)
 
 
 def _integers(plan: Plan) -> Work:
     low, high, step = plan.low, plan.high, plan.step
     is_narrow = max(-low, high) <= 2 ** (FLOAT32.fraction_bits - 1)
     in_float32 = is_narrow and magic_number(FLOAT32, step) < torch.finfo(torch.float32).max
-    core = FixedCore(FLOAT32 if in_float32 else FLOAT64, step, low * step, high * step, False)
-    return partial(round_integers, core=core, floors=bool(plan.floors))
+    rounder = FixedRounder(FLOAT32 if in_float32 else FLOAT64, step, low * step, high * step, False)
+    return partial(round_integers, rounder=rounder, floors=bool(plan.floors))
 
 
 def _threshold(layout: Layout) -> float:
@@ -145,12 +145,12 @@ def _round_lines(x: Tensor, layout: Layout, plan: Plan, out: Tensor) -> bool:
 def _is_scalable(layout: Layout, plan: Plan) -> bool:
     if plan.core in (SIGN, TERNARY):  # by a float32 scale
         return bool(plan.limit < math.inf)
-    core = core_of(plan, FLOAT64)
-    if core is None:
+    rounder = rounder_of(plan, FLOAT64)
+    if rounder is None:
         return False
     # A scale of zero keeps the signs of elements, but for those of zero.
     is_never_zero = isinstance(layout.scaling, SharedExponent)
-    return is_never_zero or core.has_negative_zero or not core.of_magnitudes
+    return is_never_zero or rounder.has_negative_zero or not rounder.of_magnitudes
 
 
 def _work_by_scale(layout: Layout, plan: Plan, scales: Tensor) -> tuple[WorkByScale, Tensor]:
@@ -161,15 +161,15 @@ def _work_by_scale(layout: Layout, plan: Plan, scales: Tensor) -> tuple[WorkBySc
         return partial(round_signs, is_bipolar=plan.low < 0), scales
     if plan.core == TERNARY:
         return partial(round_ternary, threshold=_threshold(layout)), scales
-    core = core_of(plan, FLOAT32)
+    rounder = rounder_of(plan, FLOAT32)
     is_exact = type(layout.scaling) is SharedExponent and have_inverses(scales)
-    if core is None or not (is_exact and exact_in_float32(core, is_scaled=True)):
-        core = core_of(plan, FLOAT64)
-    assert core is not None
-    reaches = scales.nan_to_num(nan=0.0).abs().amax().item() * core.largest
+    if rounder is None or not (is_exact and exact_in_float32(rounder, is_scaled=True)):
+        rounder = rounder_of(plan, FLOAT64)
+    assert rounder is not None
+    reaches = scales.nan_to_num(nan=0.0).abs().amax().item() * rounder.largest
     limit = plan.limit if reaches > plan.limit else math.inf
-    work = partial(round_scaled, core=core, limit=limit, is_power=is_exact)
-    return work, scales.to(core.real.dtype)
+    work = partial(round_scaled, rounder=rounder, limit=limit, is_power=is_exact)
+    return work, scales.to(rounder.real.dtype)
 
 
 def _round_levels(x: Tensor, layout: Layout, plan: Plan, out: Tensor) -> bool:

@@ -8,26 +8,26 @@ import torch
 from torch import Tensor
 
 from chop.kernels.eager.chunked import FLOAT32, Buffers, Lane
-from chop.kernels.eager.cores import Core
+from chop.kernels.eager.rounders import Rounder
 
 
-def round_alone(x: Tensor, out: Tensor, buffers: Buffers, core: Core, limit: float) -> None:
+def round_alone(x: Tensor, out: Tensor, buffers: Buffers, rounder: Rounder, limit: float) -> None:
     """Rounds a chunk to elements.
 
     Args:
         x: float32, any shape.
         out: float32, like `x`; may be `x`.
         buffers: lent from.
-        core: the elements.
+        rounder: the elements.
         limit: results beyond become this.
     """
-    lane = buffers.lane("work", core.real, x.shape)
-    if core.of_magnitudes and core.real is FLOAT32:
+    lane = buffers.lane("work", rounder.real, x.shape)
+    if rounder.of_magnitudes and rounder.real is FLOAT32:
         torch.abs(x, out=lane.values)
     else:
         lane.values.copy_(x)
-        _drop_signs(lane, core)
-    _round(lane, x, out, buffers, core, None, limit)
+        _drop_signs(lane, rounder)
+    _round(lane, x, out, buffers, rounder, None, limit)
 
 
 def round_scaled(
@@ -35,7 +35,7 @@ def round_scaled(
     out: Tensor,
     buffers: Buffers,
     scale: Tensor,
-    core: Core,
+    rounder: Rounder,
     limit: float,
     is_power: bool,
 ) -> None:
@@ -45,22 +45,22 @@ def round_scaled(
         x: float32, (lines, elements), or a part of one line.
         out: float32, like `x`; may be `x`.
         buffers: lent from.
-        scale: in the dtype of the core, (lines, 1); NaN makes its line NaN.
-        core: the elements.
+        scale: in the dtype of the rounder, (lines, 1); NaN makes its line NaN.
+        rounder: the elements.
         limit: results beyond become this.
         is_power: whether scales are powers of two whose inverses the dtype has too.
     """
-    lane = buffers.lane("work", core.real, x.shape)
+    lane = buffers.lane("work", rounder.real, x.shape)
     if is_power:
         torch.mul(x, scale.reciprocal(), out=lane.values)
     else:
         torch.div(x, scale.masked_fill(scale == 0, 1.0), out=lane.values)
-    _drop_signs(lane, core)
-    _round(lane, x, out, buffers, core, scale, limit)
+    _drop_signs(lane, rounder)
+    _round(lane, x, out, buffers, rounder, scale, limit)
 
 
-def _drop_signs(lane: Lane, core: Core) -> None:
-    if core.of_magnitudes:
+def _drop_signs(lane: Lane, rounder: Rounder) -> None:
+    if rounder.of_magnitudes:
         lane.values.abs_()
 
 
@@ -69,28 +69,28 @@ def _round(
     x: Tensor,
     out: Tensor,
     buffers: Buffers,
-    core: Core,
+    rounder: Rounder,
     scale: Tensor | None,
     limit: float,
 ) -> None:
     """Writes what the numbers of a lane round to; they get the signs of `x` if they have none."""
     values = lane.values
-    core.round_(lane, buffers)
+    rounder.round_(lane, buffers)
     if scale is not None:
         values.mul_(scale)
     if limit < math.inf:
         values.clamp_(-limit, limit)
-    if not core.of_magnitudes:
+    if not rounder.of_magnitudes:
         out.copy_(values)
         return
     magnitudes = buffers.lane("work", FLOAT32, x.shape)
-    if core.real is not FLOAT32:
+    if rounder.real is not FLOAT32:
         magnitudes.values.copy_(values)
     zero = buffers.constant(0.0, x.dtype)
-    if not core.reads_negative_zero:
+    if not rounder.reads_negative_zero:
         x = torch.add(x, zero, out=out)
     _give_signs(x, magnitudes, out, buffers)
-    if not core.has_negative_zero:
+    if not rounder.has_negative_zero:
         out.add_(zero)
 
 

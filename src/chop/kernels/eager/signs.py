@@ -6,26 +6,28 @@ import torch
 from torch import Tensor
 
 from chop.kernels.eager.chunked import FLOAT32, Buffers
-from chop.kernels.eager.cores import FixedCore
+from chop.kernels.eager.rounders import FixedRounder
 
 
-def round_integers(x: Tensor, out: Tensor, buffers: Buffers, core: FixedCore, floors: bool) -> None:
+def round_integers(
+    x: Tensor, out: Tensor, buffers: Buffers, rounder: FixedRounder, floors: bool
+) -> None:
     """Two's-complement fixed point.
 
     Args:
         x: float32, any shape.
         out: the same shape; may be `x`.
         buffers: lent from.
-        core: the numbers.
+        rounder: the numbers.
         floors: rounds down instead of to nearest.
     """
-    v = buffers.lane("work", core.real, x.shape)
+    v = buffers.lane("work", rounder.real, x.shape)
     v.values.copy_(x)
-    core.round_(v, buffers)
+    rounder.round_(v, buffers)
     if floors:
-        above = buffers.get("above", core.real.dtype, x.shape)
+        above = buffers.get("above", rounder.real.dtype, x.shape)
         torch.gt(v.values, x, out=above)
-        v.values.sub_(above, alpha=core.step).clamp_min_(core.low)
+        v.values.sub_(above, alpha=rounder.step).clamp_min_(rounder.low)
     out.copy_(v.values)
 
 

@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from chop.errors import ConfigError
 from chop.formats import OPERANDS, Quantizer, QuantSpec, initial_scales, lsq_fake_quantize
 from chop.nn.quantized.masks import FULL, MASK, apply_mask, track_operator, zero_masked_weights
-from chop.nn.quantized.running import Running, observed
+from chop.nn.quantized.running import RunningMaximum, observe_maximum
 from chop.nn.weight_cache import keeps, kept
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class QuantizedOperator(nn.Module):
     weight_orig: Tensor
     waiting: tuple[str, ...] = ()
     """Operands whose learnt scales have not met the tensor that they start from."""
-    running: Mapping[str, Running] = {}
+    running: Mapping[str, RunningMaximum] = {}
     """By operand what training has shown of a format that was not calibrated; never changed."""
 
     def __new__(
@@ -161,7 +161,7 @@ class QuantizedOperator(nn.Module):
 
     def _observe(self, operand: str, x: Tensor) -> None:
         before = self.running.get(operand)
-        after = observed(before, getattr(self.spec, operand), x)
+        after = observe_maximum(before, getattr(self.spec, operand), x)
         if after is not before and after is not None:
             self.running = {**self.running, operand: after}
 
@@ -242,10 +242,10 @@ class QuantizedOperator(nn.Module):
         return torch.zeros_like(initial_scales(number_format, row))
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Unpickles; see `Running.read`."""
+        """Unpickles; see `RunningMaximum.read`."""
         super().__setstate__(dict(state))  # type: ignore[no-untyped-call]
         if self.running:
-            self.running = Running.read(self.running)
+            self.running = RunningMaximum.read(self.running)
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any

@@ -16,8 +16,8 @@ from chop.formats.transforms import is_transformed
 
 
 @dataclass(frozen=True)
-class Running:
-    """What training has shown of an operand whose format was not calibrated.
+class RunningMaximum:
+    """Running maximum of an operand whose format was not calibrated.
 
     Attributes:
         waiting: the format with a field to derive.
@@ -30,13 +30,15 @@ class Running:
     fitted: Quantizer
 
     @classmethod
-    def read(cls, stored: Mapping[str, Any]) -> dict[str, Running]:
+    def read(cls, stored: Mapping[str, Any]) -> dict[str, RunningMaximum]:
         """By operand; checkpoints, and pickles of earlier versions, have tuples of the fields."""
         return {name: x if isinstance(x, cls) else cls(*x) for name, x in stored.items()}
 
 
-def observed(before: Running | None, waiting: Quantizer, x: Tensor) -> Running | None:
-    """What is known after a training tensor: the format is fitted to the largest one so far.
+def observe_maximum(
+    before: RunningMaximum | None, waiting: Quantizer, x: Tensor
+) -> RunningMaximum | None:
+    """Running maximum after a training tensor: the format is fitted to the largest one so far.
 
     Finding the largest magnitude is one pass over `x`; only a new record is fitted to, which takes
     some fifty times as long. Values that are not finite do not count.
@@ -54,7 +56,7 @@ def observed(before: Running | None, waiting: Quantizer, x: Tensor) -> Running |
     largest = _largest(x.detach())
     if largest <= (0.0 if before is None else before.largest):
         return before
-    return Running(waiting, largest, waiting.fitted(x.detach()))
+    return RunningMaximum(waiting, largest, waiting.fitted(x.detach()))
 
 
 def _is_opaque(x: Tensor) -> bool:

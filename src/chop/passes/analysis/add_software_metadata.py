@@ -1,4 +1,4 @@
-"""Makes room for what is measured of each tensor."""
+"""Adds the software section, for what is measured of each tensor."""
 
 from __future__ import annotations
 

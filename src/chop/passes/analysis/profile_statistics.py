@@ -93,16 +93,16 @@ def profile_statistics_analysis_pass(mg: MaseGraph, config: ProfileConfig) -> di
 
 def _note(node: fx.Node, found: Found) -> None:
     software: Record = metadata_of(node).software
-    for room, tensors in found.items():
+    for section, tensors in found.items():
         for tensor, statistics in tensors.items():
-            entry = software.setdefault(room, {}).setdefault(tensor, {})
+            entry = software.setdefault(section, {}).setdefault(tensor, {})
             entry.setdefault("stat", {}).update(statistics)
 
 
 def _rows(found: Mapping[fx.Node, Found]) -> Iterator[dict[str, Any]]:
     """One row per node, tensor and statistic; what is no single number as its shape."""
-    for node, rooms in found.items():
-        for tensors in rooms.values():
+    for node, sections in found.items():
+        for tensors in sections.values():
             for tensor, statistics in tensors.items():
                 for name, values in statistics.items():
                     text = ", ".join(f"{key} {_format(value)}" for key, value in values.items())

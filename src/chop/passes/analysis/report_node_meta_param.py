@@ -14,7 +14,7 @@ from chop.passes.base import graph_pass
 from chop.tables import print_table
 
 Which = Literal["common", "software", "hardware"]
-ROOMS: tuple[Which, ...] = ("common", "software", "hardware")
+SECTIONS: tuple[Which, ...] = ("common", "software", "hardware")
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ def report_node_meta_param_analysis_pass(
         rows: one dict per node: its name, operator and type, and the chosen metadata as plain
             nested dicts. Tensors are described, not copied.
     """
-    chosen = [room for room in ROOMS if room in config.which or "all" in config.which]
+    chosen = [section for section in SECTIONS if section in config.which or "all" in config.which]
     rows = []
     for node in mg.nodes:
         metadata, row = metadata_of(node), mg.operator(node)
-        entry: dict[str, Any] = {room: _plain(metadata[room]) for room in chosen}
+        entry: dict[str, Any] = {section: _plain(metadata[section]) for section in chosen}
         names = {"node": node.name, "operator": row.name, "mase_type": row.mase_type}
         rows.append({**names, **entry})
-    texts = [{**row, **{room: _as_text(row[room]) for room in chosen}} for row in rows]
+    texts = [{**row, **{section: _as_text(row[section]) for section in chosen}} for row in rows]
     columns = ("node", "operator", "mase_type", *chosen)
     print_table("Node metadata", texts, columns, config.save_path)
     return {"rows": rows}

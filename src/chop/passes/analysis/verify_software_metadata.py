@@ -1,4 +1,4 @@
-"""Checks that there is room for what is measured of each tensor."""
+"""Checks the software section, for what is measured of each tensor."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Posterior:
             return codes, self.acquisition(codes)
         return codes, self._acquisition([m.predict_neighbors(code, choice, option) for m in models])
 
-    def filled(self, code: Codes) -> Codes:
+    def fill_inactive(self, code: Codes) -> Codes:
         """A configuration (D,) with the best option of each inactive choice."""
         (active,) = self.coding.active(code[None, :])
         worth = np.where(self.absent, -np.inf, self.objective.worth)

@@ -147,7 +147,7 @@ class _Proposal:
             self._random_candidates(RANDOM_CANDIDATES),
         ]
         codes = np.concatenate(found)
-        near = [posterior.best_neighbors(posterior.filled(code)) for code in best]
+        near = [posterior.best_neighbors(posterior.fill_inactive(code)) for code in best]
         return (
             np.concatenate([codes, *(codes for codes, _ in near)]),
             np.concatenate(
@@ -185,7 +185,7 @@ class _Proposal:
         """
         code = start
         for _ in range(LONGEST_CLIMB):
-            code = posterior.filled(code)
+            code = posterior.fill_inactive(code)
             near, acquisition = posterior.best_neighbors(code)
             better = near[
                 np.argsort(-acquisition, kind="stable")[: np.count_nonzero(acquisition > value)]

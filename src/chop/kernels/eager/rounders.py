@@ -1,7 +1,7 @@
 """Rounding to the elements of formats, in place and without a branch.
 
-Each core works in float32 or in float64, with the operations of the C++ loops. In float64 they are
-exact for all data up to float32; in float32 where `exact_in_float32` says so.
+Each rounder works in float32 or in float64, with the operations of the C++ loops. In float64 they
+are exact for all data up to float32; in float32 where `exact_in_float32` says so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SMALLEST_NORMAL = 2.0**-126  # of float32
 LARGEST_POWER = 2.0**127
 
 
-class Core(ABC):
+class Rounder(ABC):
     """Rounds numbers to elements, in place; NaN stays NaN.
 
     Attributes:
@@ -42,7 +42,7 @@ class Core(ABC):
 
 
 @dataclass(frozen=True)
-class FixedCore(Core):
+class FixedRounder(Rounder):
     """Whole steps in a range.
 
     Attributes:
@@ -75,7 +75,7 @@ def magic_number(real: Real, step: float) -> float:
 
 
 @dataclass(frozen=True)
-class MinifloatCore(Core):
+class MinifloatRounder(Rounder):
     """Small floating-point numbers, with less than half of `real`'s bits in the mantissa.
 
     Attributes:
@@ -115,7 +115,7 @@ class MinifloatCore(Core):
 
 
 @dataclass(frozen=True)
-class LogCore(Core):
+class LogRounder(Rounder):
     """Powers of two.
 
     Attributes:
@@ -159,39 +159,41 @@ class LogCore(Core):
         torch.add(power.values, values, alpha=0.0, out=values)
 
 
-def core_of(plan: Plan, real: Real) -> Core | None:
-    """The core of a plan; None for another kind of element."""
+def rounder_of(plan: Plan, real: Real) -> Rounder | None:
+    """The rounder of a plan; None for another kind of element."""
     if plan.core == FIXED:
         keeps_sign = math.copysign(1.0, plan.zero) < 0
-        return FixedCore(real, plan.step, plan.low * plan.step, plan.high * plan.step, keeps_sign)
+        return FixedRounder(
+            real, plan.step, plan.low * plan.step, plan.high * plan.step, keeps_sign
+        )
     if plan.core == MINIFLOAT:
         turn = plan.turn * 2.0 ** (real.fraction_bits - DOUBLE_BITS)
-        core = MinifloatCore(real, plan.low, plan.high, turn)
-        return core if core.is_exact else None
+        rounder = MinifloatRounder(real, plan.low, plan.high, turn)
+        return rounder if rounder.is_exact else None
     if plan.core == LOG:
-        return LogCore(real, plan.low, plan.high, plan.turn, plan.zero_below)
+        return LogRounder(real, plan.low, plan.high, plan.turn, plan.zero_below)
     return None
 
 
-def exact_in_float32(core: Core, is_scaled: bool) -> bool:
-    """Whether a float32 core gives the bits of a float64 one.
+def exact_in_float32(rounder: Rounder, is_scaled: bool) -> bool:
+    """Whether a float32 rounder gives the bits of a float64 one.
 
     Args:
-        core: in float32.
+        rounder: in float32.
         is_scaled: numbers were multiplied by a power of two, and those that came out below the
             smallest normal one may have lost bits.
     """
-    assert core.real is FLOAT32
-    if isinstance(core, FixedCore):
+    assert rounder.real is FLOAT32
+    if isinstance(rounder, FixedRounder):
         # What vanishes is far below half a step.
-        is_in_reach = core.largest <= core.step * 2.0 ** (FLOAT32.fraction_bits - 1)
-        return is_in_reach and 2.0**-24 <= core.step <= 1
-    if isinstance(core, LogCore):
-        return core.low >= SMALLEST_NORMAL and core.largest <= LARGEST_POWER
-    assert isinstance(core, MinifloatCore)
-    if core.low < SMALLEST_NORMAL or core.largest * core.turn > LARGEST_POWER:
+        is_in_reach = rounder.largest <= rounder.step * 2.0 ** (FLOAT32.fraction_bits - 1)
+        return is_in_reach and 2.0**-24 <= rounder.step <= 1
+    if isinstance(rounder, LogRounder):
+        return rounder.low >= SMALLEST_NORMAL and rounder.largest <= LARGEST_POWER
+    assert isinstance(rounder, MinifloatRounder)
+    if rounder.low < SMALLEST_NORMAL or rounder.largest * rounder.turn > LARGEST_POWER:
         return False
-    return not is_scaled or core.smallest >= 4 * SMALLEST_NORMAL
+    return not is_scaled or rounder.smallest >= 4 * SMALLEST_NORMAL
 
 
 def _not_below(number: float, dtype: torch.dtype) -> float:
