@@ -46,7 +46,7 @@ class Row:
         test: that on test rows, called by the metric's name in `result.json`; nothing is chosen
             by it.
         bits: average storage per parameter of the whole model.
-        quantized: how many operators are quantised.
+        quantized: how many operators are quantized.
         size_kb: what the parameters take at those widths, in units of 1,000 bytes.
         poor_fit: says which layers lose most of their weights to their format; None if none do.
     """
@@ -78,7 +78,7 @@ def table_of(candidates: Sequence[Candidate], metric: Metric) -> list[dict[str, 
             "validation": metric.format_value(row.validation),
             "test": metric.format_value(row.test),
             "bits": f"{row.bits:.2f}",
-            "quantised operators": row.quantized,
+            "quantized operators": row.quantized,
             "weights (kB)": f"{row.size_kb:.1f}",
         }
         for row in (candidate.row for candidate in candidates)

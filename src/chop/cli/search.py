@@ -238,7 +238,7 @@ def compare(
     """Plot the best-so-far curves of several searches, and tabulate them.
 
     Searches that differ in their seed alone are one curve with a band: median and range. Others are
-    labelled by the settings that differ. Of a storage with several studies all are taken, or one:
+    labeled by the settings that differ. Of a storage with several studies all are taken, or one:
     OUT:NAME.
 
     [bold]Examples[/]

@@ -1,7 +1,7 @@
 """What a number format is, and everything that is derived from one.
 
 A format is a frozen dataclass in a file of its own. Its fields are the config keys, its `layout`
-says what it is made of. Rounding, encoding, registration, config parsing, the fake-quantiser with
+says what it is made of. Rounding, encoding, registration, config parsing, the fake-quantizer with
 its straight-through gradient, validation and the conformance tests are derived here, once.
 """
 
@@ -179,7 +179,7 @@ class NumberFormat(Quantizer):
         return False
 
     def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
-        """Fake-quantises: `round(x)` forward, straight-through gradient backward.
+        """Fake-quantizes: `round(x)` forward, straight-through gradient backward.
 
         The derivative is the same in forward mode, and under the transforms of `torch.func`.
 
@@ -295,7 +295,7 @@ def check_range(where: str, value: Any, allowed: range, unit: str = "bits") -> N
         raise ConfigError(f"{where}: got {value}, expected {allowed[0]} to {allowed[-1]} {unit}.")
 
 
-# The operators that quantise during training and evaluation. Being registered operators, they are
+# The operators that quantize during training and evaluation. Being registered operators, they are
 # a single node for FX, torch.compile and export, whatever the format. Their default implementation
 # is the readable reference; faster ones register themselves per device.
 def _rounded(x: Tensor, key: str) -> Tensor:

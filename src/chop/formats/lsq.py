@@ -211,7 +211,7 @@ _lsq_fake_quantize.register_autograd(_backward, setup_context=_save_for_backward
 def lsq_fake_quantize(
     x: Tensor, scales: Tensor, number_format: NumberFormat, is_batch: bool
 ) -> Tensor:
-    """`x` rounded by learnt scales; `x` and the scales get gradients.
+    """`x` rounded by learned scales; `x` and the scales get gradients.
 
     Args:
         x: any shape and floating dtype.
@@ -223,6 +223,6 @@ def lsq_fake_quantize(
     Raises:
         DerivativeError: inside `torch.func` or forward-mode differentiation.
     """
-    refuse_transforms("a format with learnt scales", "use gradient 'identity' or 'clip'")
+    refuse_transforms("a format with learned scales", "use gradient 'identity' or 'clip'")
     y: Tensor = torch.ops.chop.lsq_fake_quantize(x, scales, number_format.key, is_batch)
     return y

@@ -24,7 +24,7 @@ class MinifloatDenorm(FloatFormat):
         >>> MinifloatDenorm(8, 4, 7).round(torch.tensor([1.0, 0.999, 1000.0]))
         tensor([  1.,   1., 224.])
 
-    Source: the unnormalised floating point of Knuth, The Art of Computer Programming, 4.2.2.
+    Source: the unnormalized floating point of Knuth, The Art of Computer Programming, 4.2.2.
     """
 
     name: ClassVar[str] = "minifloat_denorm"

@@ -9,13 +9,13 @@ from typing import Literal, final, get_args
 from torch import Tensor
 
 Gradient = Literal["identity", "clip", "lsq"]
-"""How a gradient passes a fake-quantiser: unchanged; zero where the value saturated; or also to
+"""How a gradient passes a fake-quantizer: unchanged; zero where the value saturated; or also to
 the scales, where they are learnt (see `chop.formats.lsq`), and unchanged elsewhere."""
 GRADIENTS = get_args(Gradient)
 
 
 class Quantizer(ABC):
-    """What a quantised operator asks of what quantises one of its operands.
+    """What a quantized operator asks of what quantizes one of its operands.
 
     `NumberFormat` is one that tensors can be stored in: it adds bits and codes. `StandIn` is the
     base of those that are there while a model is observed or exported.

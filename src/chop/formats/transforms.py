@@ -1,4 +1,4 @@
-"""Fake-quantisation under `torch.func` and forward-mode differentiation.
+"""Fake-quantization under `torch.func` and forward-mode differentiation.
 
 A registered operator has a rule for `backward()` alone: forward-mode tangents pass it by as if it
 were constant, and `torch.func` refuses it. Here the same operators stand inside an
@@ -46,7 +46,7 @@ def fake_quantize(x: Tensor, key: str, clips: bool) -> Tensor:
     """
     if torch.compiler.is_compiling():
         raise DerivativeError(
-            "torch.compile cannot trace a fake-quantiser inside torch.func or forward-mode "
+            "torch.compile cannot trace a fake-quantizer inside torch.func or forward-mode "
             "differentiation; compile the function inside the transform, or without fullgraph=True"
         )
     rounded: Tensor = FakeQuantize.apply(x, key, clips)[0]  # type: ignore[no-untyped-call]

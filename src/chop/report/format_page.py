@@ -65,7 +65,7 @@ class Example:
         bits: per element of a full group, shared scales included.
         range: the values at both ends, or that it follows the data.
         smallest_step: between two neighbors of `grid`; NaN if there is one value only.
-        sqnr_db: signal to quantisation noise on standard normal data, in dB.
+        sqnr_db: signal to quantization noise on standard normal data, in dB.
         grid: its values from 0 to 1, ascending; where scales follow the data, 1 is the largest.
         made_of: the parts of its layout.
     """
