@@ -5,7 +5,6 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
-from chop.quantization.smoothquant import smoothing_scale
 
 from .conftest import with_metadata
 
@@ -92,13 +91,6 @@ def test_extremes_of_the_strength_even_out_one_side(graph):
     inputs.modules["q"].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     inputs.model(data(64, 1))
     torch.testing.assert_close(seen[0].flatten(0, 1).abs().amax(0), torch.ones(16))
-
-
-def test_channels_without_a_range_are_left_alone():
-    amax = torch.tensor([0.0, 2.0, 4.0, float("inf")])
-    weights = [torch.tensor([[1.0, 0.0, -4.0, 1.0]]), torch.tensor([[1.0, 0.0, 1.0, 1.0]])]
-    assert smoothing_scale(amax, weights, 0.5).tolist() == [1, 1, 1, 1]
-    assert smoothing_scale(amax[2:3], [weights[0][:, 2:3]], 1.0).tolist() == [4]
 
 
 @pytest.mark.parametrize("width", [4, 6, 8])
