@@ -61,7 +61,8 @@ class Sources:
     def _compile(self, compiler: str, flags: Sequence[str], target: Path) -> None:
         """Every source at once, then the linker."""
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
-            objects = [str(Path(folder) / f"{source.stem}.o") for source in self.files]
+            # By number: sources in different folders may have the same name.
+            objects = [str(Path(folder) / f"{number}.o") for number in range(len(self.files))]
             jobs = [
                 pool.submit(_run, compiler, *flags, "-c", str(source), "-o", name)
                 for source, name in zip(self.files, objects, strict=True)

@@ -19,17 +19,9 @@ from chop.actions.compress_results import (
     write_results,
 )
 from chop.actions.interrupt import with_interruption_note
-from chop.actions.ptq import (
-    quantize_after_training,
-    quantize_layers,
-)
+from chop.actions.ptq import quantize_after_training, quantize_layers
 from chop.actions.settings.compress import CompressConfig
-from chop.actions.workload import (
-    Workload,
-    raise_to_graph,
-    settings_with,
-    workload_for,
-)
+from chop.actions.workload import Workload, raise_to_graph, settings_with, workload_for
 from chop.formats import parse_format_string
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
@@ -78,7 +70,9 @@ def _compress(config: CompressConfig, workload: Workload, run: runs.Run) -> dict
     mg = raise_to_graph(workload)
     baseline = measure(mg, "float", "float", workload)
     rounded = [_round(mg, text, workload, config) for text in config.formats]
-    rounded += [_round_layers(mg, workload, config)] if config.layers else []
+    if config.layers:
+        mixed = quantize_layers(mg, config.layers, workload, config.calibration_rows)
+        rounded.append(measure(mixed, "PTQ", "mixed", workload))
     trained = list(_train_back(baseline, rounded, workload, config))
     candidates = [baseline, *rounded, *trained]
     print_table(f"{title}: {metric.title}", table_of(candidates, metric))
@@ -97,13 +91,10 @@ def _compress(config: CompressConfig, workload: Workload, run: runs.Run) -> dict
 
 
 def _saved(row: Row, exact: Row, config: CompressConfig, metric: Metric) -> str:
-    if metric.name == "accuracy":
-        outcome = f"{row.test:.1%} of the test rows against {exact.test:.1%} float"
-    else:
-        outcome = (
-            f"{metric.name} {metric.format_value(row.test)} on the test rows against "
-            f"{metric.format_value(exact.test)} float"
-        )
+    outcome = f"{row.test:.1%} of the test rows against {exact.test:.1%} float"
+    if metric.name != "accuracy":
+        values = [metric.format_value(each.test) for each in (row, exact)]
+        outcome = f"{metric.name} {values[0]} on the test rows against {values[1]} float"
     return (
         f"saved [bold]{row.format} ({row.method})[/]: {outcome}, {exact.bits / row.bits:.1f}x "
         f"fewer bits per weight, in {config.out}/"
@@ -176,11 +167,6 @@ def _round(mg: MaseGraph, text: str, workload: Workload, config: CompressConfig)
         mg, number_format, config.operators, workload, config.calibration_rows
     )
     return measure(quantized, "PTQ", number_format.label, workload)
-
-
-def _round_layers(mg: MaseGraph, workload: Workload, config: CompressConfig) -> Candidate:
-    quantized = quantize_layers(mg, config.layers, workload, config.calibration_rows)
-    return measure(quantized, "PTQ", "mixed", workload)
 
 
 def _train_back(

@@ -41,10 +41,6 @@ class Finding:
         """True when `chop` does not work until it is mended."""
         return self.state in (MISSING, WRONG)
 
-    def as_row(self) -> dict[str, str]:
-        """For a table."""
-        return {"what": self.what, "state": self.state, "detail": self.detail}
-
 
 def examine() -> list[Finding]:
     """Everything that matters, the fatal things first."""
@@ -64,11 +60,8 @@ def _import_name() -> Finding:
     others = sorted(set(owners) - {DISTRIBUTION})
     here = Path(chop.__file__).parent
     if others:
-        return Finding(
-            "import chop",
-            WRONG,
-            f"also installed by {', '.join(others)}: pip uninstall {others[0]}",
-        )
+        told = f"also installed by {', '.join(others)}: pip uninstall {others[0]}"
+        return Finding("import chop", WRONG, told)
     # Not importlib.util.find_spec: it answers with the package that is loaded already.
     spec = importlib.machinery.PathFinder.find_spec("chop")
     found = Path(spec.origin).parent if spec and spec.origin else here

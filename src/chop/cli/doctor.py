@@ -13,7 +13,7 @@ def doctor() -> list[Any]:
     from chop.tables import print_table
 
     findings = examine()
-    print_table("chop doctor", [finding.as_row() for finding in findings])
+    print_table("chop doctor", [vars(finding) for finding in findings])
     return findings
 
 

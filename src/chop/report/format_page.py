@@ -173,7 +173,7 @@ def _section(kind: type[NumberFormat], examples: Sequence[Example]) -> str:
     parts = [f"## `{kind.name}`"]
     if kind.aliases:
         parts.append(f"Also called {', '.join(f'`{name}`' for name in kind.aliases)}.")
-    paragraphs = _paragraphs(kind)
+    paragraphs = inspect.cleandoc(vars(kind).get("__doc__") or "").split("\n\n")
     parts += [
         text for text in paragraphs if not text.startswith(("Attributes", "Example", "Source"))
     ]
@@ -184,10 +184,6 @@ def _section(kind: type[NumberFormat], examples: Sequence[Example]) -> str:
     )
     parts.append(f"![values of {kind.name} between 0 and 1]({PICTURES}/{kind.name}.svg)")
     return "\n\n".join(part for part in parts if part)
-
-
-def _paragraphs(cls: type) -> list[str]:
-    return inspect.cleandoc(vars(cls).get("__doc__") or "").split("\n\n")
 
 
 def _settings(kind: type[NumberFormat]) -> Iterator[str]:

@@ -32,19 +32,13 @@ def made_of(layout: Layout | None) -> str:
         return "a rounding of its own"
     text = _parts(layout.element)
     if layout.scaling is not None and not isinstance(layout.scaling, Unscaled):
-        scale = SCALINGS.get(type(layout.scaling), _own_scale)
-        text = f"{text} x {scale(layout.scaling, _group(layout.groups))}"
+        group = GROUPS.get(type(layout.groups), _parts)(layout.groups)
+        scale = SCALINGS.get(type(layout.scaling))
+        told = scale(layout.scaling, group) if scale else f"{_parts(layout.scaling)} per {group}"
+        text = f"{text} x {told}"
     if layout.levels is not None:
         text = f"sum of {layout.levels} levels of {text}"
     return f"{text}; {_words(layout.rounding)}"
-
-
-def _group(groups: Groups) -> str:
-    return GROUPS.get(type(groups), _parts)(groups)
-
-
-def _whole(groups: Whole) -> str:
-    return groups.granularity
 
 
 def _blocks(groups: Blocks) -> str:
@@ -63,24 +57,17 @@ def _float_scale(scaling: FloatScale, group: str) -> str:
     return f"float32 ({scaling.statistic.kind}{divisor}) per {group}"
 
 
-def _given(scaling: ConstantScale, group: str) -> str:
-    return f"given float32 per {group}"
-
-
-def _two_levels(scaling: ScaledFloatScale, group: str) -> str:
-    return f"{_parts(scaling.element)} per {group} x float32 per tensor"
-
-
-def _own_scale(scaling: Scaling, group: str) -> str:
-    return f"{_parts(scaling)} per {group}"
-
-
-GROUPS: dict[type[Groups], Callable[[Any], str]] = {Whole: _whole, Blocks: _blocks}
+GROUPS: dict[type[Groups], Callable[[Any], str]] = {
+    Whole: lambda groups: str(groups.granularity),
+    Blocks: _blocks,
+}
 SCALINGS: dict[type[Scaling], Callable[[Any, str], str]] = {
     SharedExponent: _shared_exponent,
     FloatScale: _float_scale,
-    ConstantScale: _given,
-    ScaledFloatScale: _two_levels,
+    ConstantScale: lambda scaling, group: f"given float32 per {group}",
+    ScaledFloatScale: lambda scaling, group: (
+        f"{_parts(scaling.element)} per {group} x float32 per tensor"
+    ),
 }
 
 

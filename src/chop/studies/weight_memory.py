@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from chop.bench.peak_memory import peak_bytes, resident_bytes
 from chop.bench.record import format_bytes
@@ -175,15 +175,15 @@ def measure_memory(
         device: "cuda" measures its allocator; else the resident set of a process of its own.
     Returns: a row for float and one per format; and what the first format saves by kind.
     """
+    from safetensors.torch import save_file
+
     mg = _graph(model)
-    inputs = {
-        name: x for name, x in dummy_inputs(model, None, 1, TOKENS).items() if name in _names(mg)
-    }
+    inputs = {n: x for n, x in dummy_inputs(model, None, 1, TOKENS).items() if n in _names(mg)}
     kinds = {name: predicted(model, FORMATS[name]) for name in names}
     rows = []
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        _save_inputs(inputs, folder)
+        save_file({name: x.contiguous() for name, x in inputs.items()}, folder / "inputs")
         _packed(_graph(demo_model(SMALL)), names[0]).export(folder / WARM_UP)
         for name in ("float", *names):
             _packed(mg, name).export(folder / name)
@@ -192,7 +192,8 @@ def measure_memory(
             bits = FORMATS[name].bits() if chosen else FLOAT_BITS
             by_kind = kinds[names[0]]
             size = sum(k.bytes for k in chosen) if chosen else sum(k.float_bytes for k in by_kind)
-            rows.append(MemoryRow(name, bits, size, _file_bytes(folder / name), *measured))
+            file_bytes = (folder / name).with_suffix(".pt").stat().st_size
+            rows.append(MemoryRow(name, bits, size, file_bytes, *measured))
     return rows, kinds[names[0]]
 
 
@@ -211,16 +212,6 @@ def _packed(mg: MaseGraph, name: str) -> MaseGraph:
     config = {"config": {"weight": FORMATS[name]}}
     quantized, _ = quantize_transform_pass(mg, {"by": "type", "linear": config})
     return pack_transform_pass(quantized, {"silent": True})[0]
-
-
-def _file_bytes(checkpoint: Path) -> int:
-    return checkpoint.with_suffix(".pt").stat().st_size
-
-
-def _save_inputs(inputs: dict[str, Tensor], folder: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file({name: x.contiguous() for name, x in inputs.items()}, folder / "inputs")
 
 
 def _measured(folder: Path, name: str, device: str) -> tuple[int | None, int | None]:

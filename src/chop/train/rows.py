@@ -164,15 +164,16 @@ def read_rows(
     label = label_column(list(table))
     inputs = {name: column for name, column in table.items() if name != label}
     source = None if task is None else task.labels_from
-    if source in inputs and (label is None or _is_one_each(table[label])):
+    labels = None if label is None else table[label]
+    if source in inputs and (labels is None or (isinstance(labels, Tensor) and labels.dim() < 2)):
         return Rows(inputs, tokens_as_labels(inputs, inputs[source]))
-    if label is None or not inputs or len(table[label]) == 0:
+    if labels is None or not inputs or len(labels) == 0:
         held = f"{len(table[next(iter(table))])} rows" if table else "0 rows"
         raise ConfigError(
             "expected rows with a column 'labels' or 'label' and at least one column of numbers "
             f"(texts have to be tokenised first), got {held} with {list(table)}."
         )
-    return Rows(inputs, _labels(table[label]))
+    return Rows(inputs, _labels(labels))
 
 
 def read_label_column(dataset: Dataset) -> tuple[Column, Task]:
@@ -180,10 +181,6 @@ def read_label_column(dataset: Dataset) -> tuple[Column, Task]:
     label = label_column(dataset.column_names)
     labels = _labels(as_column(dataset.with_format("numpy")[label][:]))
     return labels, infer_task({}, labels)
-
-
-def _is_one_each(labels: Column) -> bool:
-    return isinstance(labels, Tensor) and labels.dim() < 2
 
 
 def tokens_as_labels(inputs: dict[str, Column], ids: Column) -> Column:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from chop.actions.sweep.points import Point, identity_of
+from chop.actions.sweep.points import Point, identity_of, measure_all
 from chop.actions.workload import Training, Workload, raise_to_graph
 from chop.ir.graph import MaseGraph
+from chop.runs import Journal
 from chop.train import evaluate, fit
 
 S = TypeVar("S")
@@ -35,13 +37,22 @@ class Experiment(Generic[S]):
     label: Callable[[S], str]
     training: Training
 
-    def points(
+    def measure(
+        self, workload: Workload, settings: Sequence[S], out: Path
+    ) -> dict[tuple[str, S | None], dict[str, float]]:
+        """The results by stage and setting; that of the float model is `("float", None)`.
+
+        Each is noted in `out` the moment it is there; what is noted already is not measured.
+        """
+        points = self._points(workload, settings)
+        title, journal = f"{workload.name} on {workload.dataset}", Journal(out / "points.jsonl")
+        results = measure_all(title, list(points.values()), journal, workload.task.metric)
+        return dict(zip(points, results, strict=True))
+
+    def _points(
         self, workload: Workload, settings: Sequence[S]
     ) -> dict[tuple[str, S | None], Point]:
-        """The points by stage and setting, in the order in which one graph serves two of them.
-
-        The float model is the point `("float", None)`.
-        """
+        """In the order in which one graph serves two of them."""
 
         @functools.cache
         def raised() -> MaseGraph:
@@ -59,14 +70,8 @@ class Experiment(Generic[S]):
             return result_of(changed(setting))
 
         def trained(setting: S) -> dict[str, float]:
-            graph = changed(setting).copy()
-            fit(
-                graph.model,
-                workload.train,
-                **self.training,
-                device=workload.device,
-                task=workload.task,
-            )
+            graph, where = changed(setting).copy(), workload.device
+            fit(graph.model, workload.train, **self.training, device=where, task=workload.task)
             return result_of(graph)
 
         before, after = self.stages

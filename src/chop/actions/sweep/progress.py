@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from statistics import mean
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.progress import TimeElapsedColumn as Elapsed
@@ -25,8 +26,7 @@ class Estimate:
     def __init__(self, kinds: Iterable[str], now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._left = Counter(kinds)
-        self._done: Counter[str] = Counter()
-        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._taken: defaultdict[str, list[float]] = defaultdict(list)
         self._running: tuple[str, float] | None = None
 
     def begin(self, kind: str) -> None:
@@ -38,17 +38,16 @@ class Estimate:
         assert self._running is not None
         kind, began = self._running
         self._left[kind] -= 1
-        self._done[kind] += 1
-        self._seconds[kind] += self._now() - began
+        self._taken[kind].append(self._now() - began)
         self._running = None
 
     @property
     def seconds(self) -> float | None:
         """None while a kind of point that is left has never been measured."""
-        left = {kind: count for kind, count in self._left.items() if count}
-        if any(not self._done[kind] for kind in left):
+        left = +self._left
+        if left.keys() - self._taken.keys():
             return None
-        means = {kind: self._seconds[kind] / self._done[kind] for kind in left}
+        means = {kind: mean(self._taken[kind]) for kind in left}
         total = sum(means[kind] * count for kind, count in left.items())
         if self._running is None:
             return total

@@ -10,7 +10,6 @@ from chop import passes, runs
 from chop.actions.ptq import present_operators
 from chop.actions.settings.sweep import PruneSweepConfig
 from chop.actions.sweep.experiment import Experiment
-from chop.actions.sweep.points import measure_all
 from chop.actions.sweep.record import write_figure, write_table
 from chop.actions.workload import Workload, settings_with, workload_for
 from chop.errors import ConfigError
@@ -18,7 +17,6 @@ from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import SCORES
 from chop.report.plots import Curve, plot_accuracy
-from chop.runs import Journal
 from chop.train import calibration_batches
 
 Setting = tuple[str, float]
@@ -52,11 +50,8 @@ def _sweep(config: PruneSweepConfig, workload: Workload) -> list[dict[str, Any]]
     _check_methods(config, workload)
     metric = workload.task.metric
     settings = list(dict.fromkeys(itertools.product(config.methods, config.shares())))
-    points = _experiment(config, workload).points(workload, settings)
     title = f"{workload.name} on {workload.dataset}"
-    journal = Journal(config.out / "points.jsonl")
-    results = measure_all(title, list(points.values()), journal, metric)
-    measured = dict(zip(points, results, strict=True))
+    measured = _experiment(config, workload).measure(workload, settings, config.out)
     rows = [_row(measured, setting, metric.name) for setting in settings]
     columns = dict.fromkeys(("float", "pruned", "fine-tuned"), metric)
     write_table(config.out, f"{title}: {metric.name} against sparsity", rows, columns)

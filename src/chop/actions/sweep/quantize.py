@@ -6,19 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from chop import runs
-from chop.actions.ptq import (
-    quantize_after_training,
-)
+from chop.actions.ptq import quantize_after_training
 from chop.actions.settings.sweep import DERIVED, QuantizeSweepConfig
 from chop.actions.sweep.experiment import Experiment
-from chop.actions.sweep.points import measure_all
 from chop.actions.sweep.record import write_figure, write_table
 from chop.actions.workload import Workload, settings_with, workload_for
 from chop.formats import Integer
 from chop.ir.graph import MaseGraph
 from chop.passes import calculate_avg_bits_mg_analysis_pass
 from chop.report.plots import Curve, plot_accuracy, plot_heat_map
-from chop.runs import Journal
 
 Setting = tuple[int, int | str]
 """A width, and a fraction or the rule that derives one."""
@@ -54,11 +50,8 @@ def _sweep(config: QuantizeSweepConfig, workload: Workload) -> list[dict[str, An
     metric = workload.task.metric
     lines = config.lines()
     settings = list(dict.fromkeys(setting for line in lines.values() for setting in line))
-    points = _experiment(config, workload).points(workload, settings)
     title = f"{workload.name} on {workload.dataset}"
-    journal = Journal(config.out / "points.jsonl")
-    results = measure_all(title, list(points.values()), journal, metric)
-    measured = dict(zip(points, results, strict=True))
+    measured = _experiment(config, workload).measure(workload, settings, config.out)
     rows = [_row(measured, setting, metric.name) for setting in settings]
     columns = dict.fromkeys(("float", "PTQ", "QAT"), metric)
     write_table(config.out, f"{title}: {metric.name} against width", rows, columns)
