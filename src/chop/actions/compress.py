@@ -27,7 +27,7 @@ from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
 from chop.quantization.summary import layer_rows, poor_fit
 from chop.tables import print_table
-from chop.train import Metric, evaluate, fit
+from chop.train import Metric
 
 SAVED_SHARE = 0.5
 """Training has saved a format when it wins back more than this share of what rounding lost."""
@@ -143,14 +143,8 @@ def measure(mg: MaseGraph, method: str, label: str, workload: Workload) -> Candi
     """A graph with its metric, its bits and how many operators are quantised."""
     workload = workload.with_validation()
     validation, test = (
-        evaluate(
-            mg.model,
-            rows,
-            device=workload.device,
-            task=workload.task,
-            progress=f"{method} {label}, {name}",
-        )
-        for name, rows in (("validation", workload.validation), ("test", workload.test))
+        workload.evaluate(mg.model, getattr(workload, name), f"{method} {label}, {name}")
+        for name in ("validation", "test")
     )
     _, bits = passes.calculate_avg_bits_mg_analysis_pass(mg)
     operators = map(mg.module_of, mg.nodes)
@@ -180,14 +174,7 @@ def _train_back(
     for candidate in lost if training["epochs"] else ():
         graph = candidate.graph.copy()
         label = candidate.row.format
-        fit(
-            graph.model,
-            workload.train,
-            **training,
-            device=workload.device,
-            task=workload.task,
-            progress=f"QAT {label}",
-        )
+        workload.fit(graph.model, training, f"QAT {label}")
         trained = measure(graph, "QAT", label, workload)
         yield trained
         won = metric.gain(trained.row.validation, candidate.row.validation)

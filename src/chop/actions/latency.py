@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
 from chop.actions.workload import Workload
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
-from chop.studies.model import BATCH_SIZES, Contender, Inputs, ModelComparison, compare_models
+from chop.studies.model import Contender, Inputs, ModelComparison, compare_models
 from chop.train.calibration import example_inputs
 
 
@@ -19,9 +20,8 @@ def compare_with_float(
     compressed: MaseGraph,
     *,
     file_bytes: tuple[int, int],
-    batch_sizes: Sequence[int] = BATCH_SIZES,
-    seconds: float = 1.0,
     threads: int = 1,
+    **how: Any,
 ) -> ModelComparison:
     """The model itself, its graph, and the compressed graph, in turns on rows of the test set.
 
@@ -30,9 +30,8 @@ def compare_with_float(
         exact: the model's graph: what it gains is not the compression's.
         compressed: the graph that was saved.
         file_bytes: of the float and of the compressed weights' file.
-        batch_sizes: rows of an input.
-        seconds: of measuring, per model and batch size.
         threads: of torch.
+        how: `batch_sizes` and `seconds` of `chop.studies.model.compare_models`.
     Raises:
         ConfigError: the test set is smaller than a batch.
     """
@@ -41,14 +40,8 @@ def compare_with_float(
         Contender("float graph", exact.model.eval(), file_bytes[0]),
         Contender("compressed", compressed.model.to(workload.device).eval(), file_bytes[1]),
     ]
-    return compare_models(
-        contenders,
-        _rows_of(workload),
-        batch_sizes=batch_sizes,
-        seconds=seconds,
-        threads=threads,
-        device=str(workload.device),
-    )
+    device = str(workload.device)
+    return compare_models(contenders, _rows_of(workload), threads=threads, device=device, **how)
 
 
 def _rows_of(workload: Workload) -> Inputs:

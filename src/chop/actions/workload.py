@@ -29,6 +29,7 @@ from chop.train import (
     Rows,
     Task,
     default_dataset,
+    evaluate,
     find_task,
     fit,
     load_trained,
@@ -188,12 +189,16 @@ class Workload:
         epochs = self.tuning_epochs if epochs is None else epochs
         share = min(1.0, epochs / self.tuning_epochs)
         rate = self.tuning_lr * math.sqrt(share) if lr is None else lr
-        return {
-            "epochs": epochs,
-            "lr": rate,
-            "batch_size": config.batch_size,
-            "seed": config.seed,
-        }
+        return {"epochs": epochs, "lr": rate, "batch_size": config.batch_size, "seed": config.seed}
+
+    def fit(self, model: nn.Module, training: Training, progress: str | None = None) -> None:
+        """Trains a model in place on the training rows."""
+        where = {"device": self.device, "task": self.task, "progress": progress}
+        fit(model, self.train, **training, **where)  # type: ignore[arg-type]
+
+    def evaluate(self, model: nn.Module, rows: Rows, progress: str | None = None) -> float:
+        """The task's metric of a model on some rows."""
+        return evaluate(model, rows, device=self.device, task=self.task, progress=progress)
 
     def example(self) -> dict[str, Tensor]:
         """A few rows as the model takes them, without labels."""
@@ -242,38 +247,26 @@ def load_workload(config: WorkloadConfig) -> Workload:
                 f"'{config.dataset}'; give a model of your own by --model FOLDER."
             )
         make_folder(config.out)
-        data = default_dataset(config.model)
-        trained = load_trained(
+        rows = _limited(_rows_of(default_dataset(config.model), task), config.limit)
+        model = load_trained(
             config.model, progress=True, held_out=VALIDATION_SHARE, seed=config.seed
         )
-        rows = _limited(_rows_of(data, task), config.limit)
-        return Workload(
-            trained.to(place),
-            config.model,
-            own,
-            train=rows["train"],
-            test=rows["test"],
-            validation=rows["validation"],
-            device=place,
-            tuning_epochs=BUILTIN_EPOCHS,
-            tuning_lr=BUILTIN_LR,
-            task=task,
-        )
-    loaded, data, task = load_checkpoint(config)
-    rows = _rows_of(data, task)
-    if config.train_epochs:
-        _fine_tune(loaded, rows["train"], config, place, task)
+        dataset, tuning, has_seen = own, (BUILTIN_EPOCHS, BUILTIN_LR), False
+    else:
+        model, data, task = load_checkpoint(config)
+        rows = _rows_of(data, task)
+        if config.train_epochs:
+            _fine_tune(model, rows["train"], config, place, task)
+        dataset, tuning = str(config.dataset), (CHECKPOINT_EPOCHS, CHECKPOINT_LR)
+        has_seen = "validation" not in data
     return Workload(
-        loaded.to(place).eval(),
+        model.to(place).eval(),
         config.model,
-        str(config.dataset),
-        train=rows["train"],
-        test=rows["test"],
+        dataset,
+        *(rows["train"], rows["test"], place),
+        *tuning,
         validation=rows["validation"],
-        device=place,
-        tuning_epochs=CHECKPOINT_EPOCHS,
-        tuning_lr=CHECKPOINT_LR,
-        has_seen_validation="validation" not in data,
+        has_seen_validation=has_seen,
         task=task,
     )
 

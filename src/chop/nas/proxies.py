@@ -170,7 +170,8 @@ def synflow(model: nn.Module, batch: Batch) -> float:
         if _is_activation(module) or "Norm" in type(module).__name__:
             module.register_forward_hook(lambda module, inputs, output: inputs[0])
     _change_input(model, torch.ones_like)
-    row = {column: _as_double(values[:1]) for column, values in batch.items()}
+    first = {column: values[:1] for column, values in batch.items()}
+    row = {name: x.double() if x.is_floating_point() else x for name, x in first.items()}
     _run(model, row)[1].sum().backward()
     total = sum((w * w.grad).sum().item() for w in _weights(model) if w.grad is not None)
     return math.log(total) if total > 0 else -math.inf
@@ -255,13 +256,8 @@ def zen(model: nn.Module, batch: Batch) -> float:
 
 
 PROXIES: dict[str, Proxy] = {
-    "parameters": parameters,
-    "grad-norm": grad_norm,
-    "snip": snip,
-    "synflow": synflow,
-    "naswot": naswot,
-    "jacobian-covariance": jacobian_covariance,
-    "zen": zen,
+    proxy.__name__.replace("_", "-"): proxy
+    for proxy in (parameters, grad_norm, snip, synflow, naswot, jacobian_covariance, zen)
 }
 """Every score by name. They change the model that they are given: see `zero_cost_score`."""
 
@@ -287,10 +283,6 @@ def _is_layer(module: nn.Module) -> bool:
     """True for linear layers, convolutions that are not transposed, and embeddings."""
     rows = [row for row in OPS.values() if row.weight and not row.weight.is_transposed]
     return isinstance(module, tuple(cls for row in rows for cls in row.modules))
-
-
-def _as_double(x: Tensor) -> Tensor:
-    return x.double() if x.is_floating_point() else x
 
 
 def _change_input(model: nn.Module, change: Callable[[Tensor], Tensor]) -> None:

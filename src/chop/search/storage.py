@@ -223,6 +223,24 @@ def _refuse_another_file(engine: sa.Engine, file: Path) -> None:
 
 
 @contextlib.contextmanager
+def reading(url: str, *, begun: bool = True) -> Iterator[sa.Engine]:
+    """A storage as it is now, to be read, and closed after; see `storage_errors`.
+
+    Args:
+        url: from `storage_url`.
+        begun: see `storage_errors`.
+    Raises:
+        UnavailableError: the storage is not there, or cannot be used.
+    """
+    engine = open_engine(url, create=False, read_only=True)
+    try:
+        with storage_errors(url, begun=begun):
+            yield engine
+    finally:
+        engine.dispose()
+
+
+@contextlib.contextmanager
 def storage_errors(url: str, *, begun: bool = True) -> Iterator[None]:
     """Inside, a storage that fails raises one sentence, without passwords.
 

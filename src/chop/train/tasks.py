@@ -9,7 +9,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -280,35 +279,24 @@ _OF_NUMBERS = {
     name: Metric(name, score, values, higher_is_better=name not in ("mse", "mae"))
     for name, score in REGRESSION_METRICS.items()
 }
-_OVER_CLASSES: dict[str, Any] = {"is_categorical": True, "takes_model_loss": True}
+
+
+def _over_classes(
+    name: str,
+    metric: str,
+    compare: Callable[[Tensor, Tensor], Pair],
+    metrics: Mapping[str, Metric] = _OF_TOKENS,
+    labels_from: str | None = None,
+) -> Task:
+    first = metrics[metric]
+    return Task(name, first, cross_entropy, compare, True, True, labels_from, metrics)
+
 
 _ROWS = (
-    Task(
-        "classification",
-        _OF_CLASSES["accuracy"],
-        cross_entropy,
-        _one_class_each,
-        metrics=_OF_CLASSES,
-        **_OVER_CLASSES,
-    ),
+    _over_classes("classification", "accuracy", _one_class_each, _OF_CLASSES),
     Task("regression", _OF_NUMBERS["r2"], F.mse_loss, _numbers, metrics=_OF_NUMBERS),
-    Task(
-        "token-classification",
-        _OF_TOKENS["accuracy"],
-        cross_entropy,
-        _one_class_per_token,
-        metrics=_OF_TOKENS,
-        **_OVER_CLASSES,
-    ),
-    Task(
-        "causal-lm",
-        _OF_TOKENS["perplexity"],
-        cross_entropy,
-        _next_token,
-        labels_from="input_ids",
-        metrics=_OF_TOKENS,
-        **_OVER_CLASSES,
-    ),
+    _over_classes("token-classification", "accuracy", _one_class_per_token),
+    _over_classes("causal-lm", "perplexity", _next_token, labels_from="input_ids"),
 )
 TASKS: dict[str, Task] = {row.name: row for row in _ROWS}
 """The tasks by name: accuracy of classes, R2 of numbers, accuracy of each token's class, and

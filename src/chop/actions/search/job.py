@@ -28,7 +28,7 @@ from chop.search.location import (
     storage_url,
     without_password,
 )
-from chop.search.storage import open_engine, storage_errors
+from chop.search.storage import reading
 from chop.search.study import BEST_FOLDER
 from chop.tables import printable
 
@@ -119,15 +119,10 @@ def _finished(url: str, study: str) -> int:
     file = storage_file(url)
     if url == MEMORY or (file is not None and not file.exists()):
         return 0
-    engine = open_engine(url, create=False, read_only=True)
-    try:
-        with storage_errors(url):
-            if study not in studies(engine):
-                return 0
-            ledger = Ledger(engine, study)
-            return sum(row.is_finished for row in ledger.sync())
-    finally:
-        engine.dispose()
+    with reading(url) as engine:
+        if study not in studies(engine):
+            return 0
+        return sum(row.is_finished for row in Ledger(engine, study).sync())
 
 
 def where_model_is(config: SearchConfig, best: TrialRecord) -> str:
@@ -138,13 +133,9 @@ def where_model_is(config: SearchConfig, best: TrialRecord) -> str:
     url = storage_url(config.storage, config.out)
     if not config.keep or url == MEMORY or (config.folder / BEST_FOLDER / best.key).is_dir():
         return ""
-    engine = open_engine(url, create=False, read_only=True)
-    try:
-        with storage_errors(url):
-            ledger = Ledger(engine, config.study)
-            ledger.sync()
-    finally:
-        engine.dispose()
+    with reading(url) as engine:
+        ledger = Ledger(engine, config.study)
+        ledger.sync()
     host, pid = (ledger.rows[best.number].worker.split(":")[i] for i in (0, -3))
     return (
         f"; its model is with the worker that measured it (host {printable(host)}, process {pid}), "

@@ -25,7 +25,7 @@ from chop.search.ledger import Ledger, studies
 from chop.search.location import FILE_NAME, MEMORY, storage_file, storage_url
 from chop.search.objective import goals_from_json
 from chop.search.result import OUTCOMES
-from chop.search.storage import open_engine, storage_errors
+from chop.search.storage import reading
 from chop.tables import print_table, printable
 
 TOP = 10
@@ -69,24 +69,20 @@ def load_search(storage: str, name: str | None = None) -> tuple[dict[str, Any], 
 def read_ledger(storage: str, name: str | None = None) -> tuple[dict[str, Any], Ledger]:
     """The same, with all rows of the study as they are now; its storage is closed again."""
     url, name = find_storage(storage, name)
-    engine = open_engine(url, create=False, read_only=True)
-    try:
-        with storage_errors(url, begun=False):
-            ledger = Ledger(engine, _find_study(studies(engine), name))
-            ledger.sync()
-            document = ledger.document()
-            begun = document["search"]
-            choices = (Choice(k, {t: t for t in texts}) for k, texts in begun["choices"].items())
-            noted = {
-                "name": ledger.study,
-                "space": SearchSpace(tuple(choices)),
-                "goals": goals_from_json(begun["goals"]),
-                "url": url,
-                "job": document.get("job"),
-                "trials": ledger.records,
-            }
-    finally:
-        engine.dispose()
+    with reading(url, begun=False) as engine:
+        ledger = Ledger(engine, _find_study(studies(engine), name))
+        ledger.sync()
+        document = ledger.document()
+        begun = document["search"]
+        choices = (Choice(k, {t: t for t in texts}) for k, texts in begun["choices"].items())
+        noted = {
+            "name": ledger.study,
+            "space": SearchSpace(tuple(choices)),
+            "goals": goals_from_json(begun["goals"]),
+            "url": url,
+            "job": document.get("job"),
+            "trials": ledger.records,
+        }
     return noted, ledger
 
 
@@ -112,12 +108,8 @@ def study_names(url: str) -> list[str]:
     Raises:
         UnavailableError: the storage is not there.
     """
-    engine = open_engine(url, create=False, read_only=True)
-    try:
-        with storage_errors(url, begun=False):
-            return studies(engine)
-    finally:
-        engine.dispose()
+    with reading(url, begun=False) as engine:
+        return studies(engine)
 
 
 def choice_rows(result: Result, space: SearchSpace) -> list[dict[str, Any]]:

@@ -42,12 +42,7 @@ from chop.train.evaluator import Evaluator
 METRICS = {name: metric for task in TASKS.values() for name, metric in task.metrics.items()}
 DIRECTIONS = {
     **{name: "maximize" if m.higher_is_better else "minimize" for name, m in METRICS.items()},
-    "loss": "minimize",
-    "kl": "minimize",
-    "bits": "minimize",
-    "activation_bits": "minimize",
-    "bytes": "minimize",
-    "bit_operations": "minimize",
+    **dict.fromkeys((*SCORES, *COSTS), "minimize"),
 }
 """What a trial measures, and which way is better."""
 LEAST_VALIDATION = 100

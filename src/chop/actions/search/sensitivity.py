@@ -52,17 +52,11 @@ def _measure(config: SensitivityConfig, workload: Workload) -> list[dict[str, An
     }
     known = {**identity_of(workload), **settings, "seed": config.seed}
 
-    def measured(name: str, text: str) -> dict[str, float]:
-        return probe.measure(name, text)
+    def point(name: str, text: str) -> Point:
+        about = {**known, "layer": name, "format": text}
+        return Point(f"{name} {text}", about, partial(probe.measure, name, text))
 
-    points = [
-        Point(
-            f"{name} {text}",
-            {**known, "layer": name, "format": text},
-            partial(measured, name, text),
-        )
-        for name, text in problem.pairs
-    ]
+    points = [point(*pair) for pair in problem.pairs]
     title = f"{workload.name} on {workload.dataset}"
     results = measure_all(title, points, Journal(config.out / "points.jsonl"), workload.task.metric)
     rows = [

@@ -12,7 +12,6 @@ from chop.actions.sweep.points import Point, identity_of, measure_all
 from chop.actions.workload import Training, Workload, raise_to_graph
 from chop.ir.graph import MaseGraph
 from chop.runs import Journal
-from chop.train import evaluate, fit
 
 S = TypeVar("S")
 
@@ -63,15 +62,15 @@ class Experiment(Generic[S]):
             return self.change(raised(), setting)
 
         def result_of(mg: MaseGraph) -> dict[str, float]:
-            value = evaluate(mg.model, workload.test, device=workload.device, task=workload.task)
+            value = workload.evaluate(mg.model, workload.test)
             return {workload.task.metric.name: value, **self.describe(mg)}
 
         def measured(setting: S) -> dict[str, float]:
             return result_of(changed(setting))
 
         def trained(setting: S) -> dict[str, float]:
-            graph, where = changed(setting).copy(), workload.device
-            fit(graph.model, workload.train, **self.training, device=where, task=workload.task)
+            graph = changed(setting).copy()
+            workload.fit(graph.model, self.training)
             return result_of(graph)
 
         before, after = self.stages
