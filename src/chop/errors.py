@@ -88,6 +88,15 @@ def check_known(word: object, choices: Collection[object], what: str) -> None:
         raise ConfigError(f"{what} '{word}': {did_you_mean(word, choices)}")
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; its class where it says nothing.
+
+    >>> first_line(ValueError("bad\\nworse")), first_line(ValueError())
+    ('bad', 'ValueError')
+    """
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def enumerate_names(names: Sequence[str], limit: int) -> str:
     """The first names of a list, and how many more there are.
 

@@ -71,7 +71,8 @@ def load_checkpoint(config: WorkloadConfig) -> tuple[nn.Module, DatasetDict, Tas
 def _load_data(config: WorkloadConfig) -> DatasetDict:
     """With labels, unless the task or the model asks for text alone."""
     asked = None if config.task is None else find_task(config.task)
-    if asked is None and config.label_column is None and _is_language_model(config.model):
+    is_language_model = _architecture(config.model).endswith(("ForCausalLM", "LMHeadModel"))
+    if asked is None and config.label_column is None and is_language_model:
         data = load_dataset(config.dataset, limit=config.limit, labelled=False)
         if label_column(data["train"].column_names) is None:
             return data
@@ -81,11 +82,9 @@ def _load_data(config: WorkloadConfig) -> DatasetDict:
     )
 
 
-def _is_language_model(name: str) -> bool:
-    if is_own(name):
-        return False
-    architectures = read_config(name).architectures or [""]
-    return architectures[0].endswith(("ForCausalLM", "LMHeadModel"))
+def _architecture(name: str) -> str:
+    """The class that a checkpoint was saved from; "" where it does not say."""
+    return "" if is_own(name) else (read_config(name).architectures or [""])[0]
 
 
 def _task_of(config: WorkloadConfig, data: DatasetDict) -> Task:
@@ -119,11 +118,8 @@ def _num_labels(name: str, data: DatasetDict, task: Task) -> int | None:
 
 def _own_classes(name: str) -> int:
     """The classes of a checkpoint that was saved as a classifier."""
-    if is_own(name):
-        return 0
-    config = read_config(name)
-    is_classifier = (config.architectures or [""])[0].endswith("Classification")
-    return (config.num_labels or 0) if is_classifier else 0
+    is_classifier = _architecture(name).endswith("Classification")
+    return (read_config(name).num_labels or 0) if is_classifier else 0
 
 
 def _as_numbers(

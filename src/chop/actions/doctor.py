@@ -115,18 +115,14 @@ def _version(requirement: str) -> str | None:
 def _accelerator() -> Finding:
     import torch
 
-    if torch.cuda.is_available():
-        return Finding("GPU", OK, torch.cuda.get_device_name())
-    return Finding("GPU", OPTIONAL, f"none; {torch.get_num_threads()} CPU threads")
+    found = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return _optional("GPU", found, f"none; {torch.get_num_threads()} CPU threads")
 
 
 def _compiler() -> Finding:
     from chop.native import compiler
 
-    found = compiler()
-    if found:
-        return Finding("C++ compiler", OK, found)
-    return Finding("C++ compiler", OPTIONAL, "makes quantising faster: apt-get install g++")
+    return _optional("C++ compiler", compiler(), "makes quantising faster: apt-get install g++")
 
 
 def _cpu_kernels() -> Finding:
@@ -134,6 +130,9 @@ def _cpu_kernels() -> Finding:
     from chop.kernels.cpu.build import library
 
     build = library()
-    if build.library:
-        return Finding("CPU kernels", OK, build.detail)
-    return Finding("CPU kernels", OPTIONAL, f"same results from PyTorch alone: {build.detail}")
+    found = build.detail if build.library else None
+    return _optional("CPU kernels", found, f"same results from PyTorch alone: {build.detail}")
+
+
+def _optional(what: str, found: str | None, otherwise: str) -> Finding:
+    return Finding(what, OK, found) if found else Finding(what, OPTIONAL, otherwise)

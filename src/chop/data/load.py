@@ -11,7 +11,7 @@ import numpy as np
 from chop.data.digits import digits
 from chop.data.points import jets, toy
 from chop.data.reviews import reviews
-from chop.errors import ConfigError, UnavailableError, check_known, did_you_mean
+from chop.errors import ConfigError, UnavailableError, check_known, did_you_mean, first_line
 from chop.hub import cache_folder, hub_is_reachable, offline_errors
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _from_file(path: Path) -> DatasetDict:
             **settings,
         )
     except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
-        reason = str(error.__cause__ or error).splitlines()[0]
+        reason = first_line(error.__cause__ or error)
         raise ConfigError(f"file '{path}' cannot be read as {kind}: {reason}") from error
 
 
@@ -166,10 +166,9 @@ def _from_folder(folder: Path) -> DatasetDict:
         # In the hub's own cache a folder called `imdb` would pass for the hub's `imdb` later.
         return datasets.load_dataset(str(folder), cache_dir=str(cache_folder() / "datasets"))
     except (FileNotFoundError, ValueError) as error:
-        reason = str(error).splitlines()[0]
         raise ConfigError(
             f"folder '{folder}' holds no data set: expected parquet, csv or json files, pictures "
-            f"in a folder for each class, or what save_to_disk writes ({reason})."
+            f"in a folder for each class, or what save_to_disk writes ({first_line(error)})."
         ) from error
 
 

@@ -60,7 +60,7 @@ def format_candidates(
     >>> list(format_candidates(["integer", "mxint:width=4"], {"width": (3, 8)}))
     ['3.mse', 'mxint:width=4', '8.mse']
     """
-    check_rule(rule)
+    check_known(rule, get_args(Rule), "rule")
     ranges = ranges or {}
     unused = set(ranges)
     found: list[NumberFormat] = []
@@ -81,11 +81,6 @@ def format_candidates(
     if not found:
         raise ConfigError("formats: expected at least one.")
     return {format_string(fmt): fmt for fmt in sorted(found, key=lambda fmt: fmt.bits((64, 64)))}
-
-
-def check_rule(rule: str) -> None:
-    """Raises ConfigError where there is no such rule."""
-    check_known(rule, get_args(Rule), "rule")
 
 
 def fitted(number_format: NumberFormat, samples: Tensor, rule: Rule = "mse") -> NumberFormat:

@@ -107,7 +107,9 @@ class PrecisionProblem:
         task: str | Task | None = None,
         training: Mapping[str, Any] | None = None,
     ) -> None:
-        _check_words(operands, per)
+        for operand in operands:
+            check_known(operand, OPERANDS, "operands: unknown")
+        check_known(per, PER, "per: got")
         self.options = format_candidates(formats, ranges, rule)
         asked = None if task is None else find_task(task)
         table = read_rows(take_split(train, "train"), asked)
@@ -309,9 +311,3 @@ class PrecisionProblem:
                     f"{CUSTOM_METRICS[goal.name]}: custom_metrics={{'{goal.name}': function}}."
                 )
             raise ConfigError(f"goal '{goal.name}': {did_you_mean(goal.name, known)}")
-
-
-def _check_words(operands: Sequence[str], per: str) -> None:
-    for operand in operands:
-        check_known(operand, OPERANDS, "operands: unknown")
-    check_known(per, PER, "per: got")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from chop.errors import CheckpointError, ConfigError, UnavailableError, did_you_mean
+from chop.errors import CheckpointError, ConfigError, UnavailableError, did_you_mean, first_line
 from chop.hub import hub_is_reachable
 from chop.models.builtin import BUILTIN_MODELS
 from chop.models.own import build_own, is_own
@@ -82,7 +82,6 @@ def load_model(
 def _from_checkpoint(
     name: str, num_labels: int | None, task: str | None, pretrained: bool
 ) -> nn.Module:
-
     config = read_config(name, num_labels)
     model_class = _model_class(config, task, wants_labels=num_labels is not None)
     if not pretrained:
@@ -112,8 +111,8 @@ def _read_weights(
     except OSError as error:
         raise _not_found(name, "weights", hint="`pretrained=False` draws fresh ones") from error
     except (SafetensorError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise CheckpointError(f"'{name}': the weights cannot be read: {reason}") from error
+        told = f"'{name}': the weights cannot be read: {first_line(error)}"
+        raise CheckpointError(told) from error
     finally:
         transformers.logging.set_verbosity(verbosity)
     fresh = [*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])]
@@ -135,9 +134,8 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     if is_folder and not (Path(name) / "config.json").is_file():
         raise ConfigError(f"folder '{name}' holds no model: expected a config.json in it.")
     labels = {} if num_labels is None else {"num_labels": num_labels}
-    offline = not is_folder and not hub_is_reachable()
+    local = is_folder or not hub_is_reachable()
     try:
-        local = is_folder or offline
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             name, local_files_only=local, **labels
         )
@@ -145,8 +143,8 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     except (OSError, ValueError) as error:
         if not is_folder:
             raise _not_found(name, "a model") from error
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"folder '{name}' holds no model that is known: {reason}") from error
+        told = f"folder '{name}' holds no model that is known: {first_line(error)}"
+        raise ConfigError(told) from error
 
 
 def _not_found(name: str, what: str, hint: str = "") -> UnavailableError:

@@ -55,8 +55,10 @@ def get_model(
         CheckpointError: the file does not fit the model, or is broken.
         UnavailableError: the weights are not in the hub's cache and the hub cannot be reached.
     """
+    if name is None and checkpoint is None:
+        raise ConfigError("get_model: expected the name of a model, got none.")
     if name is None or checkpoint is None:
-        return _named(_one_of(name, checkpoint), pretrained, task, dataset_info, seed)
+        return _named(str(name or checkpoint), pretrained, task, dataset_info, seed)
     if Path(checkpoint).is_file():
         return load_weights(_named(name, False, task, dataset_info, seed), checkpoint)
     info = find_model_info(name)
@@ -65,12 +67,6 @@ def get_model(
             f"checkpoint '{checkpoint}': expected a file with weights for '{name}', there is none."
         )
     return _named(str(checkpoint), pretrained, task, dataset_info, seed)
-
-
-def _one_of(name: str | None, checkpoint: str | Path | None) -> str:
-    if name is None and checkpoint is None:
-        raise ConfigError("get_model: expected the name of a model, got none.")
-    return str(checkpoint if name is None else name)
 
 
 def _named(
@@ -104,12 +100,12 @@ def _named(
 def _check_own(info: ModelInfo, pretrained: bool, task: str, data: DatasetInfo | None) -> None:
     """Raises ConfigError where a model that is not of transformers is asked for what it is not."""
     built_in = info.name in BUILTIN_MODELS
-    if pretrained and built_in:
-        raise ConfigError(
+    if pretrained:
+        trained = (
             f"'{info.name}' is built in and untrained: chop.train.load_trained('{info.name}')."
         )
-    if pretrained:
-        raise ConfigError(f"no trained weights of '{info.name}' exist: pass pretrained=False.")
+        absent = f"no trained weights of '{info.name}' exist: pass pretrained=False."
+        raise ConfigError(trained if built_in else absent)
     if task not in TASKS or TASKS[task] is not TASKS["cls"]:
         raise ConfigError(f"'{info.name}' is a classifier, expected the task 'cls', got '{task}'.")
     own = get_dataset_info(str(info.default_dataset))

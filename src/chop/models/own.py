@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from chop.errors import ConfigError, UnavailableError, did_you_mean
+from chop.errors import ConfigError, UnavailableError, did_you_mean, first_line
 from chop.models.weights import load_weights
 
 if TYPE_CHECKING:
@@ -122,10 +122,5 @@ def _of_timm(name: str, num_labels: int | None, pretrained: bool) -> nn.Module:
     except Exception as error:  # whatever the download raises: its client's errors differ
         if not pretrained:
             raise
-        raise UnavailableError(
-            f"'{TIMM}{name}': the weights cannot be fetched ({_line(error)}); give --weights FILE."
-        ) from error
-
-
-def _line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+        told = f"'{TIMM}{name}': the weights cannot be fetched ({first_line(error)})"
+        raise UnavailableError(f"{told}; give --weights FILE.") from error

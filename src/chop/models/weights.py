@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from chop.errors import CheckpointError, ConfigError, check_known, enumerate_names
+from chop.errors import CheckpointError, ConfigError, check_known, enumerate_names, first_line
 from chop.ir.graph import MaseGraph
 
 LoadType = Literal["mz", "pt", "pl"]
@@ -112,8 +112,7 @@ def _read(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises what its unpickler happens to meet
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise CheckpointError(
             f"'{path}' holds no weights that can be read: expected tensors alone, as "
-            f"torch.save(model.state_dict(), ...) or safetensors write them ({reason})"
+            f"torch.save(model.state_dict(), ...) or safetensors write them ({first_line(error)})"
         ) from error

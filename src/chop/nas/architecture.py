@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from chop.dotted import deepsetattr
-from chop.errors import ConfigError, check_known
+from chop.errors import ConfigError, check_known, first_line
 from chop.nn.identity import Identity
 from chop.search.space import Choice, Config, Rule, SearchSpace
 
@@ -194,7 +194,7 @@ class Architectures:
             with torch.device("meta"):
                 skeleton = self.model_class(config)
         except Exception as error:
-            return (str(error) or type(error).__name__).splitlines()[0]
+            return first_line(error)
         layers = skeleton.named_modules()
         return {
             path: (layer.in_features, layer.out_features)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape
 
 LABEL_WIDTH, PLOT_WIDTH, GAP = 250, 300, 30
+RIGHT = LABEL_WIDTH + PLOT_WIDTH + GAP
 LINE_HEIGHT, MARK_HEIGHT, MARGIN = 34, 18, 24
 LOWEST_EXPONENT = -12
 STYLE = "text{font:12px sans-serif;fill:#333}.axis{stroke:#999}.mark{stroke:#1f5fa8;stroke-width:1}"
@@ -39,7 +40,7 @@ def _line(label: str, grid: Sequence[float], top: int) -> str:
     by_power = [_by_power(x) for x in grid if x >= 2.0**LOWEST_EXPONENT]
     bottom = top + MARK_HEIGHT
     axes = "".join(
-        f'<path class="axis" d="M{left} {bottom}h{PLOT_WIDTH}"/>' for left in (_even(0), _left())
+        f'<path class="axis" d="M{left} {bottom}h{PLOT_WIDTH}"/>' for left in (_even(0), RIGHT)
     )
     return (
         f'<text x="8" y="{bottom - 3}">{escape(label)}</text>{axes}'
@@ -67,9 +68,5 @@ def _even(x: float) -> float:
     return LABEL_WIDTH + PLOT_WIDTH * x
 
 
-def _left() -> float:
-    return LABEL_WIDTH + PLOT_WIDTH + GAP
-
-
 def _by_power(x: float) -> float:
-    return _left() + PLOT_WIDTH * (1 - math.log2(x) / LOWEST_EXPONENT)
+    return RIGHT + PLOT_WIDTH * (1 - math.log2(x) / LOWEST_EXPONENT)

@@ -129,12 +129,8 @@ def plot_heat_map(
                 text = f"{value:.1f}" if metric.is_share else f"{value:.3g}"
                 axes.text(j, i, text, ha="center", va="center", color=ink, fontsize=8)
     axes.set(xlabel=plain(xlabel), ylabel=plain(ylabel))
-    figure.colorbar(image, label=_axis(metric))
+    figure.colorbar(image, label=f"{metric.name} (%)" if metric.is_share else metric.name)
     return save_figure(figure, Path(path))
-
-
-def _axis(metric: Metric) -> str:
-    return f"{metric.name} (%)" if metric.is_share else metric.name
 
 
 def _bounds(values: Sequence[Sequence[float]]) -> tuple[float, float]:

@@ -10,13 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from chop.errors import ConfigError
-from chop.report.axes import (
-    apply_scale,
-    axis_label,
-    axis_scale,
-    draw_baselines,
-    trial_axis,
-)
+from chop.report.axes import apply_scale, axis_label, axis_scale, draw_baselines, trial_axis
 from chop.report.figures import (
     HEIGHT,
     PALETTE,

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chop.errors import ConfigError
+from chop.studies.settings import parse_shape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MASKS = ("none", "padding", "causal")
@@ -48,12 +48,8 @@ class Case:
         >>> Case.parse("1x12x128x64", "float32", "none").tokens
         128
         """
-        parts = shape.lower().split("x")
-        if len(parts) != 4 or not all(part.isdecimal() and int(part) for part in parts):
-            raise ConfigError(
-                f"shape '{shape}': expected batch x heads x tokens x head size, as 1x12x128x64."
-            )
-        batch, heads, tokens, head_size = map(int, parts)
+        names = "batch x heads x tokens x head size"
+        batch, heads, tokens, head_size = parse_shape(shape, names, "1x12x128x64")
         return cls(batch, heads, tokens, head_size, dtype, mask)
 
     @property

@@ -16,6 +16,7 @@ from chop.studies.decoding import COPY, FORMATS, DecodeRow, compare_decoding
 from chop.studies.packed_product import ProductRow, compare_products
 from chop.studies.settings import BenchDequantizeConfig
 from chop.studies.weight_memory import (
+    DEMO,
     SMALL,
     KindRow,
     MemoryRow,
@@ -98,8 +99,6 @@ def _memory(config: BenchDequantizeConfig) -> tuple[list[MemoryRow], list[KindRo
     """One format of each width: others of that width take as much."""
     by_bits = {FORMATS[name].bits(): name for name in reversed(config.formats)}
     names = [name for name in config.formats if name in by_bits.values()]
-    if config.model is not None:
-        model = load_model(config.model)
-    else:
-        model = demo_model(SMALL) if config.quick else demo_model()
+    demo = SMALL if config.quick else DEMO
+    model = demo_model(demo) if config.model is None else load_model(config.model)
     return measure_memory(model, names[:1] if config.quick else names, config.device)

@@ -12,6 +12,26 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 QUICK_SECONDS = 0.02
 
 
+def parse_shape(text: str, sizes: str, example: str) -> tuple[int, ...]:
+    """The numbers of a shape.
+
+    Args:
+        text: numbers with an x between them.
+        sizes: what each is, for the message.
+        example: a right one.
+    Raises:
+        ConfigError: as many positive whole numbers are not there.
+
+    >>> parse_shape("4096x1024", "rows x columns", "2x3")
+    (4096, 1024)
+    """
+    parts = text.lower().split("x")
+    is_right = len(parts) == len(sizes.split(" x "))
+    if not is_right or not all(part.isdecimal() and int(part) for part in parts):
+        raise ConfigError(f"shape '{text}': expected {sizes}, as {example}.")
+    return tuple(map(int, parts))
+
+
 @dataclass(frozen=True)
 class StudyConfig:
     """Measurement.

@@ -14,11 +14,10 @@ from chop.bench.outputs import largest_difference
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.subprocess import in_subprocess
 from chop.bench.timing import Variant, compare
-from chop.errors import ConfigError
 from chop.kernels.triton.register import is_installed
 from chop.native import compiler
 from chop.studies.attention_implementations import DTYPES
-from chop.studies.settings import BenchSoftmaxConfig
+from chop.studies.settings import BenchSoftmaxConfig, parse_shape
 
 QUICK_SHAPES = ("64x100",)
 INTERPRETED_SHAPES = ("40x100", "3x1000", "2x20000")
@@ -51,10 +50,7 @@ class Case:
         >>> Case.parse("4096x1024", "float32").columns
         1024
         """
-        parts = shape.lower().split("x")
-        if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
-            raise ConfigError(f"shape '{shape}': expected rows x columns, as 4096x1024.")
-        rows, columns = map(int, parts)
+        rows, columns = parse_shape(shape, "rows x columns", "4096x1024")
         return cls(rows, columns, dtype)
 
     @property

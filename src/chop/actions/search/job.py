@@ -22,12 +22,7 @@ from chop.config import parse
 from chop.errors import ChopError, ConfigError, check_known
 from chop.mixed_precision.costs import COSTS
 from chop.search.ledger import Ledger, studies
-from chop.search.location import (
-    MEMORY,
-    storage_file,
-    storage_url,
-    without_password,
-)
+from chop.search.location import MEMORY, storage_file, storage_url, without_password
 from chop.search.storage import reading
 from chop.search.study import BEST_FOLDER
 from chop.tables import printable

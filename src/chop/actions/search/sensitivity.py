@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 from chop import runs
@@ -54,7 +53,7 @@ def _measure(config: SensitivityConfig, workload: Workload) -> list[dict[str, An
 
     def point(name: str, text: str) -> Point:
         about = {**known, "layer": name, "format": text}
-        return Point(f"{name} {text}", about, partial(probe.measure, name, text))
+        return Point(f"{name} {text}", about, lambda: probe.measure(name, text))
 
     points = [point(*pair) for pair in problem.pairs]
     title = f"{workload.name} on {workload.dataset}"

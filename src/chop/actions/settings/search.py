@@ -236,17 +236,11 @@ class PrecisionConfig(FormatSettings, SearchConfig):
     lr: float | None = None
 
     def __post_init__(self) -> None:
-        from chop.actions.search.job import check_budgets
-        from chop.actions.search.precision import DIRECTIONS
         from chop.mixed_precision.costs import COSTS
         from chop.search.objective import objectives_of
 
         super().__post_init__()
         self.check_formats()
-        for where, names in (("goals", self.goals), ("budgets", self.budgets or {})):
-            for name in names:
-                check_known(name, DIRECTIONS, f"{where}: unknown")
-        check_budgets(self.budgets or {})
         objectives_of(self.all_goals())
         if self.pruner is not None and self.goals[0] in COSTS:
             raise ConfigError(
@@ -319,21 +313,17 @@ class NasConfig(SearchConfig):
     share: float = 0.25
 
     def __post_init__(self) -> None:
-        from chop.actions.search.job import check_budgets
-        from chop.actions.search.nas import DIRECTIONS
         from chop.nas.architecture import SQUARE_LAYERS
         from chop.nas.proxies import PROXIES
 
         super().__post_init__()
         for where, names, known in (
-            ("goals", self.goals, DIRECTIONS),
-            ("budgets", self.budgets, DIRECTIONS),
             ("square_layers", self.square_layers, SQUARE_LAYERS),
             ("proxy", (self.proxy,) if self.proxy else (), PROXIES),
         ):
             for name in names:
                 check_known(name, known, f"{where}: unknown")
-        check_budgets(self.budgets)
+        self.all_goals()
         self.how_compressed()
 
     def how_compressed(self) -> Compression:
@@ -354,8 +344,14 @@ class NasConfig(SearchConfig):
 def _goals(
     names: tuple[str, ...], budgets: Mapping[str, float], directions: Mapping[str, str]
 ) -> tuple[Goal | Constraint, ...]:
+    """Raises ConfigError where a name is unknown, or a budget is no number that it can have."""
+    from chop.actions.search.job import check_budgets
     from chop.search import Constraint, Goal
 
+    for where, given in (("goals", names), ("budgets", budgets)):
+        for name in given:
+            check_known(name, directions, f"{where}: unknown")
+    check_budgets(budgets)
     objectives = [Goal(name, directions[name]) for name in names]  # type: ignore[arg-type]
     limits = [Constraint(name, most, directions[name]) for name, most in budgets.items()]  # type: ignore[arg-type]
     return (*objectives, *limits)
