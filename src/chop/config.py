@@ -189,10 +189,9 @@ def _convert_union(value: Any, members: tuple[Any, ...], hint: Any, where: str) 
 def _fits(value: Any, hint: Any, origin: Any) -> bool:
     if hint is Any:
         return True
-    if hint is float:
-        return isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if hint is float or hint is int:
+        kind = numbers.Real if hint is float else numbers.Integral
+        return isinstance(value, kind) and not isinstance(value, bool)
     if hint is Path:
         return isinstance(value, str | Path)
     if hint is None:

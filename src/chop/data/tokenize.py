@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
     from transformers import PreTrainedTokenizerBase
 
+Batch = dict[str, list[Any]]
 TEXT_COLUMNS = ("text", "sentence", "review", "content", "question", "premise", "sentence1")
 WORD_COLUMNS = ("tokens", "words")
 NO_LABEL = -100
@@ -61,10 +62,11 @@ def get_tokenized_dataset(
     label = label_column(splits["train"].column_names) if labelled else None
     settings = {"truncation": True, "max_length": length}
     if hasattr(splits["train"].features[columns[0]], "feature"):
-        tokenize: _OfWords | _OfTexts = _OfWords(tokenizer, columns[0], label, settings)
+        told = {"column": columns[0], "label": label, **settings}
+        tokenize = partial(_tokenize_words, tokenizer=tokenizer, **told)
         unused = splits["train"].column_names
     else:
-        tokenize = _OfTexts(tokenizer, columns, settings)
+        tokenize = partial(_tokenize_texts, tokenizer=tokenizer, columns=columns, **settings)
         unused = [name for name in splits["train"].column_names if name != label]
     tokenized = splits.map(tokenize, batched=True, remove_columns=unused)
     if not labelled:
@@ -78,36 +80,25 @@ def _has_two_tokens(row: dict[str, Any]) -> bool:
     return len(row["input_ids"]) > 1
 
 
-@dataclass(frozen=True)
-class _OfTexts:
-    """Rows of texts -> rows of tokens."""
-
-    tokenizer: PreTrainedTokenizerBase
-    columns: list[str]
-    settings: dict[str, Any]
-
-    def __call__(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        return dict(self.tokenizer(*(rows[name] for name in self.columns), **self.settings))
+def _tokenize_texts(
+    rows: Batch, tokenizer: PreTrainedTokenizerBase, columns: list[str], **settings: Any
+) -> Batch:
+    return dict(tokenizer(*(rows[name] for name in columns), **settings))
 
 
-@dataclass(frozen=True)
-class _OfWords:
-    """Rows of words with a label each -> rows of tokens with a label each."""
-
-    tokenizer: PreTrainedTokenizerBase
-    column: str
-    label: str | None
-    settings: dict[str, Any]
-
-    def __call__(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        found = self.tokenizer(rows[self.column], is_split_into_words=True, **self.settings)
-        if self.label is None:
-            return dict(found)
-        labels = [
-            _of_first_tokens(found.word_ids(i), of_words)
-            for i, of_words in enumerate(rows[self.label])
-        ]
-        return {**found, "labels": labels}
+def _tokenize_words(
+    rows: Batch,
+    tokenizer: PreTrainedTokenizerBase,
+    column: str,
+    label: str | None,
+    **settings: Any,
+) -> Batch:
+    """Words with a label each become tokens with a label each."""
+    found = tokenizer(rows[column], is_split_into_words=True, **settings)
+    if label is None:
+        return dict(found)
+    labels = [_of_first_tokens(found.word_ids(i), words) for i, words in enumerate(rows[label])]
+    return {**found, "labels": labels}
 
 
 def _of_first_tokens(words: list[int | None], labels: list[int]) -> list[int]:

@@ -101,7 +101,7 @@ def implementations(
     encoded: Encoded, number_format: MicroscalingFormat
 ) -> dict[str, Callable[[], Tensor]]:
     """The ways to decode that the device has, the reference first."""
-    packed = Packed(encoded.codes, encoded.scales, None, list(encoded.shape), number_format.key)
+    packed = packed_of(encoded, number_format)
     device = encoded.codes.device.type
     found: dict[str, Callable[[], Tensor]] = {TORCH: partial(number_format.decode, encoded)}
     if device != "cuda" or is_installed():
@@ -113,6 +113,11 @@ def implementations(
     if device == "cuda" and is_taken and cuda.why_unavailable() is None:
         found[CUDA] = partial(cuda.dequantize, encoded, number_format)
     return found
+
+
+def packed_of(encoded: Encoded, number_format: MicroscalingFormat) -> Packed:
+    """A weight as kernels take it."""
+    return Packed(encoded.codes, encoded.scales, None, list(encoded.shape), number_format.key)
 
 
 def _decode_into(packed: Packed, y: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.timing import Variant, compare
-from chop.formats import Encoded, Float
+from chop.formats import Float
 from chop.kernels.codes import Packed
-from chop.studies.decoding import FORMATS
+from chop.studies.decoding import FORMATS, packed_of
 
 FLOAT = Float()
 FLOAT_WAY, FUSED, DECODED = "float", "fused", "decoded first"
@@ -81,7 +81,7 @@ def compare_products(
         ("", FLOAT_WAY): partial(F.linear, x, weight)
     }
     for name, encoded in stored.items():
-        packed = _packed(encoded, name)
+        packed = packed_of(encoded, FORMATS[name])
         calls[name, FUSED] = partial(
             torch.ops.chop.packed_linear, x, FLOAT.key, *packed, None, False
         )
@@ -103,10 +103,6 @@ def compare_products(
         share = moved / seconds / copied_per_second
         result.append(ProductRow(name, way, rows, each, seconds, moved, share, decibels))
     return found, result
-
-
-def _packed(encoded: Encoded, name: str) -> Packed:
-    return Packed(encoded.codes, encoded.scales, None, list(encoded.shape), FORMATS[name].key)
 
 
 def _decoded_first(x: Tensor, packed: Packed) -> Tensor:

@@ -40,11 +40,12 @@ class Collator:
 
     def __call__(self, items: list[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Stacks the rows; those of differing length are padded to the longest."""
-        batch = {}
-        for parameter, column in self.columns.items():
-            rows = [torch.as_tensor(item[column]) for item in items]
-            same = len({row.shape for row in rows}) == 1
-            batch[parameter] = torch.stack(rows) if same else pad(parameter, rows, self.pad_id)
+        batch = {
+            parameter: pad(
+                parameter, [torch.as_tensor(item[column]) for item in items], self.pad_id
+            )
+            for parameter, column in self.columns.items()
+        }
         return {**batch, LABELS: torch.tensor([_class_of(item[self.label]) for item in items])}
 
 

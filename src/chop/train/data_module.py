@@ -6,8 +6,7 @@ Shapes: B rows of a batch, T tokens of its longest text.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -158,23 +157,14 @@ class MaseDataModule:
 
     def _collate(self) -> Callable[[list[dict[str, Any]]], Any]:
         if self.dataset_info.kind == "nlp":
-            return _Texts(self.tokenizer.pad_token_id or 0)
+            return partial(_padded, pad_id=self.tokenizer.pad_token_id or 0)
         return _pairs
 
 
-@dataclass(frozen=True)
-class _Texts:
+def _padded(rows: list[dict[str, Any]], pad_id: int) -> dict[str, Tensor]:
     """Rows of tokens -> a mapping of padded tensors."""
-
-    pad_id: int
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        batch = {
-            name: pad(name, [torch.as_tensor(row[name]) for row in rows], self.pad_id)
-            for name in rows[0]
-            if name != "labels"
-        }
-        return {**batch, "labels": torch.tensor([int(row["labels"]) for row in rows])}
+    columns = {name: [torch.as_tensor(row[name]) for row in rows] for name in rows[0]}
+    return {name: pad(name, column, pad_id) for name, column in columns.items()}
 
 
 def _pairs(rows: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:

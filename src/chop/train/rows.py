@@ -221,7 +221,7 @@ def _are_classes(numbers: Tensor) -> bool:
 
 
 def pad(name: str, rows: list[Tensor], pad_id: int) -> Tensor:
-    """Stacks the rows of one column, padded to the longest: (B, T, ...).
+    """Stacks the rows of one column; those that differ in length are padded: (B, T, ...).
 
     Args:
         name: the column's; `input_ids` is filled with `pad_id`, `labels` with `IGNORED`, any other
@@ -229,6 +229,8 @@ def pad(name: str, rows: list[Tensor], pad_id: int) -> Tensor:
         rows: (T_i, ...) each.
         pad_id: the padding token.
     """
+    if len({row.shape for row in rows}) == 1:
+        return torch.stack(rows)
     value = {"input_ids": pad_id, LABELS: IGNORED}.get(name, 0)
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
 
