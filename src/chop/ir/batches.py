@@ -11,13 +11,10 @@ from torch import Tensor, fx
 from chop.capture.preserve_state import preserve_state
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
-from chop.ir.propagate import GraphRunner, bind_inputs
+from chop.ir.propagate import GraphRunner, GraphVisitor, Visit, bind_inputs
 
 Batches = Iterable[Mapping[str, Any]]
 """One mapping of inputs by name per batch."""
-
-Visit = Callable[[fx.Node, Mapping[fx.Node, Any], Any], None]
-"""Called with a node, the values of the nodes that it reads, and its result."""
 
 Runs = list[Mapping[fx.Node, Any]]
 """The values of nodes, one mapping per batch."""
@@ -66,18 +63,7 @@ def observe_nodes(mg: MaseGraph, batches: Iterable[Mapping[str, Any]], visit: Vi
     with preserve_state(model), torch.no_grad():
         model.eval()
         for batch in batches:
-            _Observer(model, visit).run(*bind_inputs(model, batch))
-
-
-class _Observer(GraphRunner):
-    def __init__(self, model: torch.nn.Module, visit: Visit) -> None:
-        super().__init__(model)
-        self.visit = visit
-
-    def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
-        self.visit(n, self.env, result)
-        return result
+            GraphVisitor(model, visit).run(*bind_inputs(model, batch))
 
 
 def run_layerwise(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from chop.capture.captured import CapturedModule
 from chop.capture.module_tree import member_at
@@ -15,6 +15,9 @@ from chop.capture.preserve_state import preserve_state
 from chop.capture.specs import TensorSpec, map_specs
 from chop.capture.torch_private import FakeTensorMode
 from chop.errors import GraphError, did_you_mean
+
+Visit = Callable[[fx.Node, Mapping[fx.Node, Any], Any], None]
+"""Called with a node, the values of the nodes that it reads, and its result."""
 
 
 def propagate(
@@ -41,7 +44,7 @@ def propagate(
         model.eval()
         if with_values or not _run_fake(model, arguments, visit):
             with torch.no_grad():
-                _Visitor(model, visit).run(*arguments)
+                GraphVisitor(model, lambda node, _, result: visit(node, result)).run(*arguments)
 
 
 def bind_inputs(model: CapturedModule, inputs: Mapping[str, Any]) -> list[Any]:
@@ -101,16 +104,22 @@ class GraphRunner(fx.Interpreter):
         return super().fetch_attr(target) if found is None else found
 
 
-class _Visitor(GraphRunner):
-    """Shows each result."""
+class GraphVisitor(GraphRunner):
+    """Runs a graph node by node and shows each result.
 
-    def __init__(self, model: CapturedModule, visit: Callable[[fx.Node, Any], None]) -> None:
+    Args:
+        model: the module with the graph.
+        visit: see `Visit`.
+    """
+
+    def __init__(self, model: nn.Module, visit: Visit) -> None:
         super().__init__(model)
-        self.visit = visit
+        self._visit = visit
 
     def run_node(self, n: fx.Node) -> Any:
+        """The result of a node, once `visit` has seen it."""
         result = super().run_node(n)
-        self.visit(n, result)
+        self._visit(n, self.env, result)
         return result
 
 
@@ -123,7 +132,7 @@ def _run_fake(
     seen: list[tuple[fx.Node, Any]] = []
     try:
         with mode, torch.no_grad():
-            _Visitor(model, lambda node, result: seen.append((node, result))).run(*fakes)
+            GraphVisitor(model, lambda node, _, result: seen.append((node, result))).run(*fakes)
     except Exception:
         # Which error a module raises when it meets a fake tensor is its own affair. The real run
         # that follows raises whatever is truly wrong.
