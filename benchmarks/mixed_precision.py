@@ -141,7 +141,7 @@ def run(name: str, args: argparse.Namespace) -> None:
                     _compare(rows[-1], first)
     for each in rows:
         del each["right"]
-    write_table(out, f"{workload.name} on {workload.dataset}, {len(workload.test)} test rows", rows)
+    write_table(out, f"{workload.title}, {len(workload.test)} test rows", rows)
 
 
 def _kl(problem: PrecisionProblem, config: Config | None) -> float:

@@ -136,7 +136,7 @@ def main():
     )
     lab = Lab(workload, args)
     print(f"{lab.found.num_distinct()} different architectures")
-    title = f"{workload.name} on {workload.dataset}"
+    title = workload.title
     every = [(sampler, seed) for sampler in SAMPLERS for seed in range(args.seeds)]
     for sampler, seed in every:
         lab.search(sampler, seed)

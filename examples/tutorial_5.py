@@ -108,7 +108,7 @@ def main():
         [args.out / sampler for sampler in results],
         labels=list(results),
         out=args.out / "samplers",
-        title=f"{workload.name} on {workload.dataset}",
+        title=workload.title,
     )
 
     best = max((r.best for r in results.values()), key=lambda trial: trial.values["accuracy"])

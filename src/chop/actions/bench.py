@@ -56,7 +56,7 @@ def _measure(config: BenchModelConfig) -> ModelComparison:
             seconds=config.seconds,
             threads=config.threads,
         )
-    title = f"{workload.name} on {workload.dataset}"
+    title = workload.title
     found.table(title)
     found.save(config.out)
     write_markdown(config.out / "table.md", found.formatted())
@@ -66,10 +66,8 @@ def _measure(config: BenchModelConfig) -> ModelComparison:
 
 
 def _compressed(config: BenchModelConfig, folder: Path) -> Path:
-    given = {"model": config.model, "dataset": config.dataset, "max_length": config.max_length}
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     settings = CompressConfig(
-        **chosen,
+        **_given(config),
         out=folder,
         formats=(config.format,),
         qat_epochs=0,
@@ -90,10 +88,14 @@ def _workload_config(config: BenchModelConfig, folder: Path) -> WorkloadConfig:
             "compress again with --keep-best."
         )
     known = {field.name for field in dataclasses.fields(WorkloadConfig)}
-    given = {"model": config.model, "dataset": config.dataset, "max_length": config.max_length}
     chosen = {name: value for name, value in settings.items() if name in known}
-    chosen |= {name: value for name, value in given.items() if value is not None}
-    return WorkloadConfig(**{**chosen, "out": folder, "device": config.device})
+    return WorkloadConfig(**{**chosen, **_given(config), "out": folder, "device": config.device})
+
+
+def _given(config: BenchModelConfig) -> dict[str, Any]:
+    """The settings of a workload that were given."""
+    names = ("model", "dataset", "max_length")
+    return {name: value for name in names if (value := getattr(config, name)) is not None}
 
 
 def _compressed_run(folder: Path) -> tuple[Mapping[str, Any], bool]:

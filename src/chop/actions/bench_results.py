@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from chop import runs
 from chop.bench import Comparison
 from chop.report.bench_plots import plot_ratios
+from chop.studies.settings import StudyConfig
 from chop.tables import print_table, write_markdown
 from chop.train import usable_device
 
@@ -28,19 +29,7 @@ class Results(Protocol):
         """Rows by title, as formatted text."""
 
 
-class Settings(Protocol):
-    """What to measure, and where to write it."""
-
-    @property
-    def out(self) -> Path:
-        """The folder for everything that is written."""
-
-    @property
-    def device(self) -> str:
-        """Where to measure."""
-
-
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=StudyConfig)
 R = TypeVar("R", bound=Results)
 
 

@@ -65,7 +65,7 @@ def compress(config: CompressConfig, workload: Workload | None = None) -> dict[s
 
 def _compress(config: CompressConfig, workload: Workload, run: runs.Run) -> dict[str, Any]:
     console = Console()
-    title, metric = f"{workload.name} on {workload.dataset}", workload.task.metric
+    title, metric = workload.title, workload.task.metric
     get_console().print(f"[bold]{title}[/]: raising the model to a graph")
     mg = raise_to_graph(workload)
     baseline = measure(mg, "float", "float", workload)

@@ -137,7 +137,7 @@ def _write(
         _curves(rows),
         {"float": rows[0].test, **workload.baselines},
         xlabel="average bits per parameter",
-        title=f"{workload.name} on {workload.dataset}",
+        title=workload.title,
         metric=metric,
     )
     settings = {**dataclasses.asdict(config), "out": str(config.out), "model": workload.name}

@@ -109,6 +109,11 @@ class Workload:
                 "chop.train.Metric(name, score) with another."
             )
 
+    @property
+    def title(self) -> str:
+        """`MODEL on DATA`, above tables and figures."""
+        return f"{self.name} on {self.dataset}"
+
     @classmethod
     def of(
         cls,

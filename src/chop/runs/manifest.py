@@ -33,7 +33,6 @@ from chop.runs.serialization import as_json, without_secrets
 MANIFEST = "manifest.json"
 FORMAT = 1
 """Version of the file's format."""
-CHUNK_BYTES = 1 << 20
 
 State = Literal["running", "finished", "failed", "interrupted"]
 
@@ -55,10 +54,8 @@ class Artifact:
     @classmethod
     def of(cls, path: Path, folder: Path) -> Artifact:
         """Describes the file `path` below `folder`."""
-        digest = hashlib.sha256()
         with path.open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                digest.update(chunk)
+            digest = hashlib.file_digest(file, "sha256")
         return cls(path.relative_to(folder).as_posix(), path.stat().st_size, digest.hexdigest())
 
 
@@ -249,13 +246,11 @@ def read_manifest(folder: str | Path) -> Manifest:
         )
     try:
         manifest: Manifest = parse(Manifest, document)
-        return replace(manifest, state="interrupted") if _is_gone(manifest) else manifest
+        if manifest.state == "running" and process_status(manifest.process) == "ended":
+            return replace(manifest, state="interrupted")
+        return manifest
     except ConfigError as error:
         raise CheckpointError(f"'{path}' is broken: {error}") from None
-
-
-def _is_gone(manifest: Manifest) -> bool:
-    return manifest.state == "running" and process_status(manifest.process) == "ended"
 
 
 def _last_finished(folder: Path) -> Manifest | None:

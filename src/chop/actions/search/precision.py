@@ -182,7 +182,7 @@ def write(
         table_row(label, values, metric, evaluation.scores.get(label))
         for label, values in evaluation.values.items()
     ]
-    title = f"{workload.name} on {workload.dataset}"
+    title = workload.title
     note = note_of(searched, len(workload.test), unseen, shown_of(result), evaluation.compared)
     columns = dict.fromkeys((f"search {metric.name}", f"test {metric.name}"), metric)
     write_table(config.folder, f"{title}: mixed precision beside uniform", lines, columns, note)

@@ -56,7 +56,7 @@ def _measure(config: SensitivityConfig, workload: Workload) -> list[dict[str, An
         return Point(f"{name} {text}", about, lambda: probe.measure(name, text))
 
     points = [point(*pair) for pair in problem.pairs]
-    title = f"{workload.name} on {workload.dataset}"
+    title = workload.title
     results = measure_all(title, points, Journal(config.out / "points.jsonl"), workload.task.metric)
     rows = [
         {**line(problem, *pair), **found}

@@ -44,7 +44,7 @@ class Experiment(Generic[S]):
         Each is noted in `out` the moment it is there; what is noted already is not measured.
         """
         points = self._points(workload, settings)
-        title, journal = f"{workload.name} on {workload.dataset}", Journal(out / "points.jsonl")
+        title, journal = workload.title, Journal(out / "points.jsonl")
         results = measure_all(title, list(points.values()), journal, workload.task.metric)
         return dict(zip(points, results, strict=True))
 

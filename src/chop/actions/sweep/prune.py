@@ -50,7 +50,7 @@ def _sweep(config: PruneSweepConfig, workload: Workload) -> list[dict[str, Any]]
     _check_methods(config, workload)
     metric = workload.task.metric
     settings = list(dict.fromkeys(itertools.product(config.methods, config.shares())))
-    title = f"{workload.name} on {workload.dataset}"
+    title = workload.title
     measured = _experiment(config, workload).measure(workload, settings, config.out)
     rows = [_row(measured, setting, metric.name) for setting in settings]
     columns = dict.fromkeys(("float", "pruned", "fine-tuned"), metric)

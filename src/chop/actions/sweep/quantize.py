@@ -50,7 +50,7 @@ def _sweep(config: QuantizeSweepConfig, workload: Workload) -> list[dict[str, An
     metric = workload.task.metric
     lines = config.lines()
     settings = list(dict.fromkeys(setting for line in lines.values() for setting in line))
-    title = f"{workload.name} on {workload.dataset}"
+    title = workload.title
     measured = _experiment(config, workload).measure(workload, settings, config.out)
     rows = [_row(measured, setting, metric.name) for setting in settings]
     columns = dict.fromkeys(("float", "PTQ", "QAT"), metric)
@@ -96,7 +96,7 @@ def _draw(
 ) -> None:
     found = {(row["width"], row["frac_width"]): row for row in rows}
     methods = [name for name in ("PTQ", "QAT") if name in rows[0]]
-    title, metric = f"{workload.name} on {workload.dataset}", workload.task.metric
+    title, metric = workload.title, workload.task.metric
     curves = []
     for label, settings in lines.items():
         for method in methods:
