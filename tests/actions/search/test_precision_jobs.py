@@ -18,11 +18,11 @@ from rich import get_console
 from torch.distributions import Categorical, kl_divergence
 
 from chop.actions.compress import CompressConfig, quantize_layers
-from chop.actions.search import precision
+from chop.actions.search import precision, precision_report
 from chop.actions.search.job import run_job, settings_of
 from chop.actions.search.nas import NasConfig
 from chop.actions.search.precision import JOB, PrecisionConfig
-from chop.actions.search.precision_report import Judged, TestRows
+from chop.actions.search.precision_report import TestRows
 from chop.actions.search.sensitivity import SensitivityConfig, measure_sensitivity
 from chop.actions.search.warm_start import warm_start
 from chop.actions.workload import Workload, raise_to_graph
@@ -428,7 +428,9 @@ def test_the_goal_decides_what_is_better_and_other_numbers_are_told(goal, right,
     def judged(right, divergence):
         predictions = test.unseen.labels.clone()
         predictions[right:] += 1
-        return Judged(right / 400, None, predictions, torch.full((400,), divergence).double())
+        return precision_report.TestScore(
+            right / 400, None, predictions, torch.full((400,), divergence).double()
+        )
 
     verdict, sentence = test.compare(judged(right, divergence), judged(300, 0.2), "A")
     assert verdict == f", {told}" and sentence.endswith(f": {told}.")
