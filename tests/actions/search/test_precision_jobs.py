@@ -387,7 +387,7 @@ def test_what_a_search_gains_is_told_with_its_error():
     given = with_validation()
     found = precision.problem_of(PrecisionConfig(widths="2,8"), given)
     test = TestRows(found, Evaluator(found.layers.mg.model, given.test))
-    wide, narrow = (test.judge(found.uniform(text)) for text in ("8.mse", "2.mse"))
+    wide, narrow = (test.score(found.uniform(text)) for text in ("8.mse", "2.mse"))
     verdict, told = test.compare(wide, narrow, "no search")
     right = [(x.predictions == given.test.labels).double() for x in (wide, narrow)]
     change = right[0] - right[1]
@@ -425,14 +425,14 @@ def test_the_goal_decides_what_is_better_and_other_numbers_are_told(goal, right,
     found = precision.problem_of(PrecisionConfig(widths="2,8"), given)
     test = TestRows(found, Evaluator(found.layers.mg.model, given.test), goal)
 
-    def judged(right, divergence):
+    def score(right, divergence):
         predictions = test.unseen.labels.clone()
         predictions[right:] += 1
         return precision_report.TestScore(
             right / 400, None, predictions, torch.full((400,), divergence).double()
         )
 
-    verdict, sentence = test.compare(judged(right, divergence), judged(300, 0.2), "A")
+    verdict, sentence = test.compare(score(right, divergence), score(300, 0.2), "A")
     assert verdict == f", {told}" and sentence.endswith(f": {told}.")
 
 
@@ -440,7 +440,7 @@ def test_a_searched_loss_is_that_of_the_rows():
     given = with_validation()
     found = precision.problem_of(PrecisionConfig(widths="2,8"), given)
     test = TestRows(found, Evaluator(found.layers.mg.model, given.test), "loss")
-    wide, narrow = (test.judge(found.uniform(text)) for text in ("8.mse", "2.mse"))
+    wide, narrow = (test.score(found.uniform(text)) for text in ("8.mse", "2.mse"))
     with torch.no_grad():
         answers = found.model(found.uniform("2.mse"))(given.test.columns["x"])
     mean = torch.nn.functional.cross_entropy(answers, given.test.labels).item()
