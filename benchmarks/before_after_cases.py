@@ -128,8 +128,8 @@ def of_formats() -> Iterator[Case]:
         ):
             size = f"{'x'.join(map(str, shape))} {str(dtype).removeprefix('torch.')}"
             ready = simply(partial(rounding, fmt, shape, dtype))
-            yield Case(f"fake-quantise {size}: {fmt.label}", ready)
-        yield Case(f"fake-quantise without loops: {fmt.label}", partial(without_loops, fmt))
+            yield Case(f"fake-quantize {size}: {fmt.label}", ready)
+        yield Case(f"fake-quantize without loops: {fmt.label}", partial(without_loops, fmt))
         ready = simply(lambda fmt=fmt: partial(fmt.round, values(LARGE)))
         yield Case(f"reference: {fmt.label}", ready)
         ready = simply(lambda fmt=fmt: partial(fmt.encode, values(LARGE)))
@@ -190,7 +190,7 @@ def quantizing(name: str) -> Call:
 
 
 def running(name: str, is_packed: bool) -> Call:
-    """The forward of a quantised model."""
+    """The forward of a quantized model."""
     mg, inputs = quantized(name)
     if is_packed:
         mg, _ = passes.pack_transform_pass(mg, {"silent": True})
@@ -210,8 +210,8 @@ def of_models() -> Iterator[Case]:
     """Graphs, passes and models as a whole."""
     for name in ("cnn", "bert-tiny"):
         yield Case(f"model: capture {name}", simply(partial(capturing, name)))
-        yield Case(f"model: quantise {name}", simply(partial(quantizing, name)))
-        yield Case(f"model: forward {name}, quantised", simply(partial(running, name, False)))
+        yield Case(f"model: quantize {name}", simply(partial(quantizing, name)))
+        yield Case(f"model: forward {name}, quantized", simply(partial(running, name, False)))
         yield Case(f"model: forward {name}, packed", simply(partial(running, name, True)))
     yield Case("model: ONNX export cnn", exporting)
 

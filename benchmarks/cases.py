@@ -50,7 +50,7 @@ FORMATS: list[NumberFormat] = [
     MXFP(4, 2),
     NVFP4(),
 ]
-"""Of fake-quantisers."""
+"""Of fake-quantizers."""
 ROW = ScaleInteger(8, granularity="row")
 SPECS = {
     "MXINT8": QuantSpec(weight=MXInt(8)),

@@ -1,4 +1,4 @@
-"""Whether a change made imports, help, capture, quantising or trials slower: two trees in turns.
+"""Whether a change made imports, help, capture, quantizing or trials slower: two trees in turns.
 
 Every case runs in processes of their own, in the order before, after, after, before; the ratio of
 their processor times is paired within each round, with its 99 % interval (`chop.bench`).
@@ -48,7 +48,7 @@ CASES = {
         "from chop.cli import main\ntry:\n    main()\nexcept SystemExit:\n    pass",
     ),
     "capture, BERT of 6 layers": (MODEL + CAPTURE, CAPTURE * 2),
-    "metadata and quantise, the same": (
+    "metadata and quantize, the same": (
         MODEL + CAPTURE,
         "mg, _ = passes.add_common_metadata_analysis_pass(mg)\n"
         f"for _ in range(5): passes.quantize_transform_pass(mg, {SETTINGS})",

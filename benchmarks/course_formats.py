@@ -10,7 +10,7 @@ test rows: a standard error is 0.6 points at 96 %.
 The gradient is the norm of the loss gradient of the first layer's weight before training, relative
 to that of the last layer. Signs without a scale are 20 times larger than the weights that they
 stand for: from layer to layer values and gradients grow, softmax and logits saturate, and nothing
-is learnt. With the layers before the softmax and the head left float, signs alone are trained too.
+is learned. With the layers before the softmax and the head left float, signs alone are trained too.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _norm(x: Tensor | None) -> float:
 
 
 def weight_sqnr_db(mg: MaseGraph) -> float:
-    """Signal to quantisation noise of all weights that have a format, in dB."""
+    """Signal to quantization noise of all weights that have a format, in dB."""
     signal = noise = 0.0
     for layer in mg.model.modules():
         if isinstance(layer, QuantLinear):

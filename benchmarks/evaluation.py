@@ -1,6 +1,6 @@
-"""What evaluating a fake-quantised model costs, as a ratio to its float forward.
+"""What evaluating a fake-quantized model costs, as a ratio to its float forward.
 
-A model of BERT-base's shape, all linear layers with quantised inputs and weights, in three ways:
+A model of BERT-base's shape, all linear layers with quantized inputs and weights, in three ways:
 every forward rounds weights and inputs by the readable reference in PyTorch, as toolchains do that
 have nothing else; the same by the kernels; by the kernels, and weights rounded once
 (`chop.nn.cached_weights`). All take turns with the float model, so that a busy machine slows all

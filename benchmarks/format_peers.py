@@ -1,7 +1,7 @@
-"""What other libraries offer for the same formats: fake-quantisers of a float32 matrix.
+"""What other libraries offer for the same formats: fake-quantizers of a float32 matrix.
 
 Values may differ where definitions do: brevitas' MXINT8 clips the top binade, torchao's integers
-take their scale from another range. Libraries that are not installed, or whose quantiser does not
+take their scale from another range. Libraries that are not installed, or whose quantizer does not
 run here, are left out with a line that says so. Tried with torchao 0.18 and brevitas 0.13.
 """
 
@@ -32,7 +32,7 @@ Peer = tuple[str, NumberFormat, Way]
 
 
 def peers(x: Tensor) -> Iterator[Peer]:
-    """Every quantiser that runs, made for a matrix `x` and tried on it once."""
+    """Every quantizer that runs, made for a matrix `x` and tried on it once."""
     for library in (_torch, _torchao, _brevitas):
         try:
             found = list(library(x))
@@ -99,7 +99,7 @@ def _brevitas(x: Tensor) -> Iterator[Peer]:
     def of_weight(quantizer: type, **options: float) -> Way:
         rows, columns = x.shape
         layer = brevitas.nn.QuantLinear(columns, rows, False, weight_quant=quantizer, **options)
-        layer.weight.data = x.clone()  # some quantisers clamp it
+        layer.weight.data = x.clone()  # some quantizers clamp it
         return lambda _: layer.eval().quant_weight().value
 
     channel, tensor = ScaleInteger(8, granularity="channel"), ScaleInteger(8)

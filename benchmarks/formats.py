@@ -1,6 +1,6 @@
-"""What fake-quantising costs, as a ratio to `torch.clone` of the same tensor.
+"""What fake-quantizing costs, as a ratio to `torch.clone` of the same tensor.
 
-Per format: the kernel in a new tensor (as quantised operators call it), the kernel into a tensor
+Per format: the kernel in a new tensor (as quantized operators call it), the kernel into a tensor
 that is there, the operations of PyTorch alone that do without a kernel, in a new tensor, and on
 demand the readable reference. A second table has what others offer (`format_peers.py`), beside our
 kernel of the same format. All take turns with `clone`, so that a busy machine slows all of them; a

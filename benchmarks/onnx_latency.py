@@ -1,10 +1,10 @@
-"""Latency of quantised models as ONNX in onnxruntime, beside floats, torch and packed weights.
+"""Latency of quantized models as ONNX in onnxruntime, beside floats, torch and packed weights.
 
     python benchmarks/onnx_latency.py [--seconds 1.0]
 
 One thread. Linear and convolution layers have 8-bit inputs (`integer`, calibrated) and 8-bit
 weights with a scale per channel; the rest is float. The float ONNX file is the same graph before
-it was quantised. Untrained weights: latency does not depend on them.
+it was quantized. Untrained weights: latency does not depend on them.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def _inputs(name: str, shape: tuple[int, ...]) -> dict[str, torch.Tensor]:
 
 
 def _graphs(name: str) -> tuple[MaseGraph, MaseGraph]:
-    """(float, quantised and calibrated)."""
+    """(float, quantized and calibrated)."""
     mg = MaseGraph(_model(name), hf_input_names=list(_inputs(name, (2, 5))))
     mg, _ = passes.init_metadata_analysis_pass(mg)
     mg, _ = passes.add_common_metadata_analysis_pass(mg)
@@ -66,13 +66,13 @@ def _graphs(name: str) -> tuple[MaseGraph, MaseGraph]:
 def _session(path: Path) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
-    options.optimized_model_filepath = str(path.with_suffix(".optimised"))
+    options.optimized_model_filepath = str(path.with_suffix(".optimized"))
     return onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
 
 
 def _integer_share(path: Path) -> str:
     """How many products the runtime computes in integers, of all that have weights."""
-    graph = onnx.load(str(path.with_suffix(".optimised"))).graph
+    graph = onnx.load(str(path.with_suffix(".optimized"))).graph
     kinds = Counter(node.op_type for node in graph.node)
     return str(sum(kinds[kind] for kind in INTEGER_KERNELS))
 

@@ -1,6 +1,6 @@
 """What packing really saves on a BERT of base size: measured from checkpoint files.
 
-The weights are random: sizes do not depend on them. The model is quantised, packed and exported in
+The weights are random: sizes do not depend on them. The model is quantized, packed and exported in
 each format, beside its float checkpoint; the bits of the packed layers are those of their tensors
 in the file, its header included. A reloaded model has to give the same logits, bit for bit.
 
@@ -132,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--formats", default="mxint8,mxint4")
-    parser.add_argument("--embeddings", action="store_true", help="quantise the tables too")
+    parser.add_argument("--embeddings", action="store_true", help="quantize the tables too")
     args = parser.parse_args()
     mg = graph_of_bert(args.layers)
     rows = []

@@ -76,7 +76,7 @@ class ResNet20(nn.Module):
 
 
 def read_pictures(path: Path, limit: int | None) -> Rows:
-    """Normalised pictures (N, 3, 32, 32) and their classes."""
+    """Normalized pictures (N, 3, 32, 32) and their classes."""
     from datasets import load_dataset
 
     split = load_dataset("parquet", data_files=str(path), split="train").shuffle(seed=0)

@@ -1,6 +1,6 @@
 """What a trial of a search costs, and how much of it is not training or evaluation.
 
-Evaluation after training: a quantised classifier of texts evaluated by Hugging Face's Trainer, in
+Evaluation after training: a quantized classifier of texts evaluated by Hugging Face's Trainer, in
 batches of 8 padded to the longest, and by a mixed-precision trial, which switches formats in place
 and runs on batches of like length that were made once. Both take turns, A B B A
 (`chop.bench`), and give the same accuracy; a ratio of processor times is the median over the turns.
@@ -51,7 +51,7 @@ WARM_UP = 4
 
 
 def texts(data: Path | None, rows: int) -> tuple[nn.Module, Any]:
-    """A trained classifier of texts, and its tokenised data set."""
+    """A trained classifier of texts, and its tokenized data set."""
     if data is None:
         return load_trained("bert-tiny"), default_dataset("bert-tiny")
     folder = data / "bert-tiny-imdb"
@@ -111,7 +111,7 @@ def evaluation(data: Path | None, rows: int, spent: float) -> None:
         }
         for way in found
     ]
-    print_table(f"{len(test)} rows, evaluated after quantisation", table)
+    print_table(f"{len(test)} rows, evaluated after quantization", table)
 
 
 def in_turn(way: Callable[[str], float]) -> Callable[[], float]:
@@ -132,7 +132,7 @@ class Timed:
         self.spent: list[tuple[float, float]] = []
 
     def __call__(self, config: Any, report: Any) -> dict[str, float]:
-        """Quantises, trains and evaluates."""
+        """Quantizes, trains and evaluates."""
 
         def work() -> float:
             mg = self.problem.graph(config)

@@ -32,7 +32,7 @@ class Problem:
     Attributes:
         name: what it is.
         space: what may be chosen.
-        goals: one objective to maximise, and perhaps a budget; or two objectives to minimise.
+        goals: one objective to maximize, and perhaps a budget; or two objectives to minimize.
         measure: configuration -> the goals' values.
         ends: the objective of the baseline, and of the optimum within the budgets; of two
             objectives their worst values.
@@ -81,7 +81,7 @@ class Problem:
 
 
 def hypervolume(points: Array, worst: tuple[float, float]) -> float:
-    """The area that points (P, 2), to be minimised, dominate within a corner."""
+    """The area that points (P, 2), to be minimized, dominate within a corner."""
     area, height = 0.0, worst[1]
     for x, y in points[np.lexsort((points[:, 1], points[:, 0]))]:
         if x < worst[0] and y < height:
@@ -104,14 +104,14 @@ def code_of(space: SearchSpace, config: Config) -> Codes:
     return np.array([choice.options[config[choice.name]] for choice in space.choices])
 
 
-def _maximised(
+def _maximized(
     name: str,
     space: SearchSpace,
     value: Callable[[Codes], float],
     optimum: float,
     start: float | None = None,
 ) -> Problem:
-    """A score to maximise; gains count from the mean of random configurations, or from `start`."""
+    """A score to maximize; gains count from the mean of random configurations, or from `start`."""
 
     def truth(config: Config) -> float:
         return float(value(code_of(space, config)))
@@ -137,7 +137,7 @@ def additive(seed: int, count: int = 12, options: int = 5) -> Problem:
     effects = np.random.default_rng([1, seed]).normal(size=(count, options))
     rows = np.arange(count)
     space = space_of([options] * count)
-    return _maximised(
+    return _maximized(
         "additive", space, lambda code: effects[rows, code].sum(), effects.max(1).sum()
     )
 
@@ -164,7 +164,7 @@ def chain(draw: np.random.Generator, count: int, options: int, own: float) -> tu
 def pairs(seed: int, count: int = 12, options: int = 4) -> Problem:
     """What an option is worth depends on that of two other choices."""
     value, optimum = chain(np.random.default_rng([2, seed]), count, options, own=0.5)
-    return _maximised("pairs", space_of([options] * count), value, optimum)
+    return _maximized("pairs", space_of([options] * count), value, optimum)
 
 
 def cliffs(seed: int, count: int = 16, options: int = 5, fragile: int = 5) -> Problem:
@@ -183,7 +183,7 @@ def cliffs(seed: int, count: int = 16, options: int = 5, fragile: int = 5) -> Pr
 
     allowed = np.where(np.arange(options) >= least[:, None], worth, -np.inf)
     space = space_of([options] * count, np.tile(0.1 * np.arange(options), (count, 1)))
-    return _maximised("cliffs", space, value, allowed.max(1).sum(), worth[:, -1].sum())
+    return _maximized("cliffs", space, value, allowed.max(1).sum(), worth[:, -1].sum())
 
 
 def traps(seed: int, blocks: int = 4, width: int = 3, options: int = 3) -> Problem:
@@ -199,7 +199,7 @@ def traps(seed: int, blocks: int = 4, width: int = 3, options: int = 3) -> Probl
         worth = np.where(right == width, 1.0, 0.8 * (width - 1 - right) / (width - 1))
         return float(weights @ worth)
 
-    return _maximised("traps", space_of([options] * count), value, float(weights.sum()))
+    return _maximized("traps", space_of([options] * count), value, float(weights.sum()))
 
 
 def conditional(seed: int, layers: int = 6, kinds: int = 4, sizes: int = 4) -> Problem:
@@ -228,7 +228,7 @@ def conditional(seed: int, layers: int = 6, kinds: int = 4, sizes: int = 4) -> P
         return ["x0", *(f"x{1 + i + part * layers}" for part in (0, 1) for i in range(depth))]
 
     space = space_of(counts, active=active)
-    return _maximised("conditional", space, value, float(max(found)))
+    return _maximized("conditional", space, value, float(max(found)))
 
 
 def noisy(seed: int, count: int = 10, options: int = 5) -> Problem:
@@ -236,7 +236,7 @@ def noisy(seed: int, count: int = 10, options: int = 5) -> Problem:
     draw = np.random.default_rng([6, seed])
     value, optimum = chain(draw, count, options, own=1.0)
     space = space_of([options] * count)
-    plain = _maximised("noisy", space, value, optimum)
+    plain = _maximized("noisy", space, value, optimum)
     codes = draw.integers(options, size=(DRAWN, count))
     size = NOISE * float(np.std([value(code) for code in codes]))
 
@@ -284,7 +284,7 @@ def score_200(seed: int, count: int = 200) -> Problem:
     rows = np.arange(count)
     worth = -losses - 0.1 * bits
     start = worth[:, -1].sum()
-    return _maximised(
+    return _maximized(
         "200 choices", space, lambda code: worth[rows, code].sum(), worth.max(1).sum(), start
     )
 

@@ -143,14 +143,14 @@ def _measure_precision(seed: int) -> dict[str, NDArray]:
     fit(model, Rows({"x": x[train]}, y[train]), epochs=60, lr=2e-3, seed=seed)
     layers = [layer for layer in model.seq_blocks if isinstance(layer, nn.Linear)]
     with torch.inference_mode():
-        options = list(_quantised(layers, x[train]))
+        options = list(_quantized(layers, x[train]))
         shape = (len(WIDTHS),) * LAYERS
         right = [(z.argmax(1) == y[test]).double().mean() for z in _paths(options, x[test])]
     accuracy = torch.stack(right).view(shape).numpy()
     return {"accuracy": accuracy, "elements": np.array([w.weight.numel() for w in layers])}
 
 
-def _quantised(layers: Sequence[nn.Linear], x: Tensor) -> Any:
+def _quantized(layers: Sequence[nn.Linear], x: Tensor) -> Any:
     """Of each layer, one function per width."""
     for layer in layers:
         yield [_with_width(layer, x, width) for width in WIDTHS]

@@ -6,7 +6,7 @@ python examples/lab_2.py --sampler tpe      (which searches the three modes)
 python examples/lab_2.py --quick    (a few trials, to see that it works)
 
 Part 1: the best accuracy so far against trials, for each sampler, over several seeds. Part 2: the
-same in three modes: as trained; quantised to 4 bits and half pruned; and trained on after that.
+same in three modes: as trained; quantized to 4 bits and half pruned; and trained on after that.
 Both are compared as `chop search compare` does it: OUT/samplers and OUT/modes.
 
 Each architecture is trained once and its accuracy in each mode written down, so that samplers and

@@ -72,7 +72,7 @@ NAMES = {
     "chop.passes": f"{PASSES} graph module",
     "chop.passes.graph": PASSES,
     "chop.passes.graph.analysis": " ".join(n for n in PASSES.split() if "_analysis_" in n),
-    # quantisation is summarised beside the pass that quantises
+    # quantization is summarized beside the pass that quantizes
     "chop.passes.graph.transforms": "summarize_quantization_analysis_pass "
     + " ".join(n for n in PASSES.split() if "_transform_" in n),
     "chop.passes.graph.interface": " ".join(n for n in PASSES.split() if "_interface_" in n),
@@ -321,7 +321,7 @@ def test_what_is_missing_says_so_in_one_sentence(name):
 
 def test_an_unknown_pass_is_named_with_the_nearest():
     with pytest.raises(AttributeError, match="did you mean 'quantize_transform_pass'"):
-        passes.graph.quantise_transform_pass  # noqa: B018
+        passes.graph.quantize_transform_pass  # noqa: B018
     assert "prune_transform_pass" in dir(passes.graph)
     with pytest.raises(ImportError):
         exec("from chop.passes.graph.transforms import no_such_thing")

@@ -191,7 +191,7 @@ def test_tutorial_2(model, tokenized, tmp_path):
     assert not any("lora" in name for name in mg.model.state_dict())
 
 
-# --- Tutorial 3: quantisation ------------------------------------------------------------------
+# --- Tutorial 3: quantization ------------------------------------------------------------------
 
 
 def quantization_config(width, frac_width):

@@ -162,7 +162,7 @@ def test_the_saved_model_can_be_trained_on(result):
     assert any(not torch.equal(a, b) for a, b in zip(before, mg.model.parameters(), strict=True))
 
 
-def test_a_model_without_quantised_weights_is_saved_as_it_is(tmp_path):
+def test_a_model_without_quantized_weights_is_saved_as_it_is(tmp_path):
     config = CompressConfig(
         model="mlp", out=tmp_path, operators=("relu",), formats=("8.4",), qat_epochs=0
     )
@@ -376,7 +376,7 @@ def test_doctor_sees_a_package_that_shadows_chop(tmp_path):
     assert "shadows" in run.stdout
 
 
-def test_pruned_layers_in_float_are_not_counted_as_quantised():
+def test_pruned_layers_in_float_are_not_counted_as_quantized():
     workload = load_workload(WorkloadConfig(model="mlp"))
     mg = raise_to_graph(workload)
     mg, _ = passes.prune_transform_pass(mg, {"weight": {"sparsity": 0.5}})

@@ -26,7 +26,7 @@ def settings(out, **more):
 
 @pytest.fixture(scope="module")
 def line():
-    """A regression that is learnt: R2 above 0.9."""
+    """A regression that is learned: R2 above 0.9."""
     torch.manual_seed(0)
     x = torch.randn(300, 8)
     y = x @ torch.randn(8) + 0.1 * torch.randn(300)

@@ -139,8 +139,8 @@ def test_a_folder_of_pictures(net, tmp_path):
         for i, row in enumerate(rows):
             folder = tmp_path / "pictures" / split / f"class-{int(row['labels'])}"
             folder.mkdir(parents=True, exist_ok=True)
-            grey = ((row["pixel_values"][0] + 1) * 8 * 15).byte().numpy()
-            Image.fromarray(grey).save(folder / f"{i}.png")
+            gray = ((row["pixel_values"][0] + 1) * 8 * 15).byte().numpy()
+            Image.fromarray(gray).save(folder / f"{i}.png")
     workload = load_workload(
         config_of(
             f"{net}:Net", tmp_path / "pictures", tmp_path, weights=str(net.with_suffix(".pt"))
@@ -332,9 +332,9 @@ def test_texts_without_labels_are_for_language_models(tmp_path):
         )
     )
     assert 150 < evaluate(workload.model, workload.test, task=workload.task) < 260  # 200 tokens
-    labelled = tmp_path / "labelled.parquet"
-    rows.to_parquet(labelled)
-    asked = load_workload(config_of(tmp_path / "model", labelled, tmp_path, task="causal-lm"))
+    labeled = tmp_path / "labeled.parquet"
+    rows.to_parquet(labeled)
+    asked = load_workload(config_of(tmp_path / "model", labeled, tmp_path, task="causal-lm"))
     assert [len(ids) for ids in asked.train.labels] == [len(ids) for ids in workload.train.labels]
 
 
@@ -373,7 +373,7 @@ def test_settings_of_tasks_are_checked(settings, message):
     "name, settings, message",
     [
         ("rows.csv", {"label_column": "moood"}, "label column 'moood': did you mean 'mood'"),
-        ("rows.csv", {}, "no labelled split 'train': .* --label-column"),
+        ("rows.csv", {}, "no labeled split 'train': .* --label-column"),
         ("rows.csv", {"label_column": "mood", "text_column": "bdy"}, "--text-column"),
         ("rows.xlsx", {}, "rows.xlsx': expected one of .csv"),
         ("torn.json", {}, "torn.json' cannot be read as json"),

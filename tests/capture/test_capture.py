@@ -392,14 +392,14 @@ def test_unknown_names_get_the_nearest_one() -> None:
 
 
 def test_a_cast_that_did_nothing_at_capture_does_something_in_half_precision() -> None:
-    class Normalise(nn.Module):
+    class Normalize(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             variance = x.float().pow(2).mean(-1, keepdim=True)
             return x * torch.rsqrt(variance).type_as(x)
 
-    captured = capture(Normalise(), {"x": torch.randn(3, 4)})
+    captured = capture(Normalize(), {"x": torch.randn(3, 4)})
     x = torch.randn(5, 4).bfloat16()
-    torch.testing.assert_close(captured(x), Normalise()(x), rtol=0, atol=0)
+    torch.testing.assert_close(captured(x), Normalize()(x), rtol=0, atol=0)
 
 
 def test_devices_of_inputs_are_not_written_down() -> None:

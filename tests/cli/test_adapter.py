@@ -289,7 +289,7 @@ def test_json_shows_no_password():
         ("serch", "search"),
         ("search precison", "precision"),
         ("bench attenton", "attention"),
-        ("sweep quantise", "quantize"),
+        ("sweep quantize", "quantize"),
     ],
 )
 def test_mistyped_commands_name_the_nearest_in_every_group(words, nearest, capsys):

@@ -23,7 +23,7 @@ from chop.errors import ConfigError, UnavailableError
 
 @pytest.fixture
 def picture_folder(tmp_path):
-    """Twelve PNG files, 6 x 4 pixels, whose grey level is their class."""
+    """Twelve PNG files, 6 x 4 pixels, whose gray level is their class."""
     rows = []
     for i in range(12):
         path = tmp_path / f"{i}.png"
@@ -61,13 +61,13 @@ def test_toy_points_can_be_told_apart_and_are_the_same_every_time():
     assert torch.equal(first["train"]["x"][:], again["train"]["x"][:])
     x, y = first["train"]["x"][:], first["train"]["labels"][:]
     torch.testing.assert_close(x.mean(0), torch.zeros(16), atol=1e-5, rtol=0)
-    centres = torch.stack([x[y == label].mean(0) for label in range(5)])
+    centers = torch.stack([x[y == label].mean(0) for label in range(5)])
     test_x, test_y = first["test"]["x"][:], first["test"]["labels"][:]
-    nearest = torch.cdist(test_x, centres).argmin(1)
+    nearest = torch.cdist(test_x, centers).argmin(1)
     assert (nearest == test_y).float().mean() > 0.9
 
 
-def test_jets_are_fetched_standardised_and_numbered(monkeypatch):
+def test_jets_are_fetched_standardized_and_numbered(monkeypatch):
     draw = np.random.default_rng(0)
     target = np.array(JET_CLASSES * 20, dtype=object)
     table = types.SimpleNamespace(data=draw.normal(3, 2, size=(100, 16)), target=target)
@@ -88,16 +88,16 @@ def test_jets_without_a_network_point_at_the_toy(monkeypatch):
         load_dataset("jsc")
 
 
-def test_pictures_become_normalised_tensors(picture_folder):
+def test_pictures_become_normalized_tensors(picture_folder):
     splits = load_dataset(picture_folder)
     info = describe_dataset(str(picture_folder), splits)
     assert (info.kind, info.num_classes, info.image_size) == ("vision", 3, (3, 4, 6))
     row = with_pixels(splits, info)["train"][2]
     assert row["labels"] == 2 and row["pixel_values"].shape == (3, 4, 6)
     torch.testing.assert_close(row["pixel_values"], torch.full((3, 4, 6), (200 / 255 - 0.5) / 0.5))
-    grey = with_pixels(splits, info, (1, 8, 8))["train"][1]["pixel_values"]
-    assert grey.shape == (1, 8, 8)
-    torch.testing.assert_close(grey, torch.full((1, 8, 8), (100 / 255 - 0.5) / 0.5))
+    gray = with_pixels(splits, info, (1, 8, 8))["train"][1]["pixel_values"]
+    assert gray.shape == (1, 8, 8)
+    torch.testing.assert_close(gray, torch.full((1, 8, 8), (100 / 255 - 0.5) / 0.5))
 
 
 def test_other_columns_are_described_by_what_they_hold():

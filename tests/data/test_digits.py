@@ -9,9 +9,9 @@ def test_the_split_holds_every_image_once_and_each_digit_equally():
     splits = load_dataset("digits")
     assert (len(splits["train"]), len(splits["test"])) == (1437, 360)
     pixels = torch.cat([splits[name][:]["pixel_values"] for name in ("train", "test")])
-    grey = ((pixels + 1) * 8).numpy().reshape(1797, 64)
+    gray = ((pixels + 1) * 8).numpy().reshape(1797, 64)
     original = load_digits().data
-    assert np.array_equal(np.unique(grey, axis=0), np.unique(original, axis=0))
+    assert np.array_equal(np.unique(gray, axis=0), np.unique(original, axis=0))
     shares = torch.bincount(splits["test"][:]["labels"])
     assert shares.min() >= 34 and shares.max() <= 38
 

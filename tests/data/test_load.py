@@ -30,7 +30,7 @@ def test_a_folder_written_by_save_to_disk(tmp_path):
     assert {name: len(split) for name, split in splits.items()} == {"train": 5, "test": 2}
 
 
-def test_unlabelled_splits_are_dropped_and_validation_stands_in():
+def test_unlabeled_splits_are_dropped_and_validation_stands_in():
     hidden = Dataset.from_dict({"text": ["a", "b"], "label": [-1, -1]})
     splits = load_dataset(
         DatasetDict(train=rows(4), validation=rows(2), test=hidden, unsupervised=hidden)
@@ -83,7 +83,7 @@ def test_a_folder_without_data_is_refused(tmp_path):
 
 def test_a_data_set_without_labels_is_refused():
     plain = Dataset.from_dict({"text": ["a", "b"]})
-    with pytest.raises(ConfigError, match="no labelled split 'train'"):
+    with pytest.raises(ConfigError, match="no labeled split 'train'"):
         load_dataset(DatasetDict(train=plain))
     with pytest.raises(ConfigError, match="no column 'labels' or 'label'"):
         num_labels(DatasetDict(train=plain))

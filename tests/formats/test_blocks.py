@@ -257,7 +257,7 @@ def test_scale_integer_equals_torch(width):
         assert whole.round(x).unique().numel() <= 2 * limit + 1
 
 
-def test_scale_integer_keeps_its_maximum_and_its_neighbours_apart():
+def test_scale_integer_keeps_its_maximum_and_its_neighbors_apart():
     x = torch.tensor([[100.0, 1.0, 0.3], [0.5, -0.2, 0.1], [0.0, 0.0, 0.0]])
     y = ScaleInteger(8, granularity="row").round(x)
     assert y[0, 0] == 100.0 and y[1, 0] == 0.5 and (y[2] == 0).all()

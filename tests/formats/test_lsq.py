@@ -1,4 +1,4 @@
-"""Learnt scales: the gradients against formulas of their own, and what can be learnt at all."""
+"""Learned scales: the gradients against formulas of their own, and what can be learned at all."""
 
 import math
 
@@ -110,7 +110,7 @@ def test_signs_pass_the_gradient_up_to_what_they_can_reach(fmt):
 
 
 @ALL
-def test_given_scales_are_learnt_scales(fmt):
+def test_given_scales_are_learned_scales(fmt):
     x = sample(5, 40)
     s = initial_scales(fmt, x) * 1.3
     settled = fmt.with_scales(s)
@@ -171,7 +171,7 @@ def test_the_usual_starts():
     torch.testing.assert_close(initial_scales(SIGNS[3], x), kept)
 
 
-def test_what_can_be_learnt():
+def test_what_can_be_learned():
     named = {"binary", "binary_residual", "scale_integer", "ternary"}
     assert set(learnable_names()) == named == {fmt.name for fmt in LEARNABLE}
     assert not any(learns(fmt) for fmt in (Binary(), Ternary(), Integer(8, 4), MXInt()))

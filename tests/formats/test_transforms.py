@@ -1,4 +1,4 @@
-"""Derivatives of fake-quantisers in forward mode and under `torch.func`."""
+"""Derivatives of fake-quantizers in forward mode and under `torch.func`."""
 
 import pytest
 import torch
@@ -84,7 +84,7 @@ def test_fused_activations_have_a_tangent():
     assert found.abs().sum() > 0
 
 
-def test_learnt_scales_refuse_what_would_lose_a_derivative():
+def test_learned_scales_refuse_what_would_lose_a_derivative():
     spec = QuantSpec(weight=ScaleInteger(4), gradient="lsq")
     layer = QuantLinear.from_float(nn.Linear(8, 2), spec)
     x = torch.randn(3, 8)

@@ -75,7 +75,7 @@ def test_a_reloaded_graph_trains_and_is_exported_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("save_format", ["full_model", "state_dict"])
-def test_quantised_modules_calls_and_attention_survive(tmp_path: Path, save_format: Any) -> None:
+def test_quantized_modules_calls_and_attention_survive(tmp_path: Path, save_format: Any) -> None:
     mg = net()
     spec = QuantSpec(Integer(8, 4), Integer(6, 5), Integer(8, 4), Integer(10, 5), "clip")
     for node in mg.nodes:
@@ -131,7 +131,7 @@ def test_shared_modules_stay_shared(tmp_path: Path) -> None:
     assert torch.equal(mg.model(x), again.model(x))
 
 
-def test_parametrised_modules_survive(tmp_path: Path) -> None:
+def test_parametrized_modules_survive(tmp_path: Path) -> None:
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)))
     mg = MaseGraph(model)
     again = reload(mg, tmp_path)
@@ -153,7 +153,7 @@ class Parametrized(nn.Module):
         return self.rnn(x)[0]
 
 
-def test_parametrised_recurrent_modules_and_empty_places_survive(tmp_path: Path) -> None:
+def test_parametrized_recurrent_modules_and_empty_places_survive(tmp_path: Path) -> None:
     mg = MaseGraph(Parametrized(), dummy_in={"x": X[0]})
     again = reload(mg, tmp_path)
     assert again.model._modules["none"] is None

@@ -116,7 +116,7 @@ def test_a_graph_always_gives_the_same_picture() -> None:
 def test_shapes_classes_and_sizes_are_written_out() -> None:
     written = texts(to_svg(stack().model))
     assert {"Linear", "LayerNorm", "(B, 1, 16)", "(B, 2)", "B = x.shape[0]"} <= {*written}
-    assert "matrix product 5" in written and "normalisation 2" in written
+    assert "matrix product 5" in written and "normalization 2" in written
     assert any(text.startswith("0 ") for text in written), "the frame of cells.0 has a label"
 
 
@@ -154,7 +154,7 @@ def test_formats_are_shown_and_what_stays_float_is_dashed() -> None:
     assert written.count("integer 8.4: data_in bias") == 2
     assert written.count("integer 6.5: weight") == 2
     assert written.count("integer 8.4: data_in") == 2
-    assert "dashed: could be quantised, is float" in written
+    assert "dashed: could be quantized, is float" in written
     # two `down`, two norms, two additions, one head
     assert svg.count("stroke-dasharray") == 7
     assert "stroke-dasharray" not in to_svg(stack().model)
@@ -169,7 +169,7 @@ def test_a_large_graph_is_folded_until_it_can_be_read() -> None:
     assert len(mg.nodes) > 300 and 60 < len(boxes) <= 120
     written = texts(to_svg(mg.model))
     assert written.count("5 nodes") == 60
-    assert sum("quantised" in text for text in written) == 0
+    assert sum("quantized" in text for text in written) == 0
 
 
 def test_depth_says_how_far_to_unfold() -> None:

@@ -214,9 +214,9 @@ LOADED: dict[str, Callable[[Document], None]] = {
     "many-layers": both(module("rnn", num_layers=BIG), node("call_module", "rnn", X)),
     "huge-example": undescribed,
     "huge-linear": module("linear", in_features=BIG, out_features=BIG),
-    "parametrised": parametrized("linear", "weight", [[300_000, 1], [1, 300_000]]),
-    "parametrised-recurrent": parametrized("rnn", "weight_ih_l0", [[300_000, 1], [1, 300_000]]),
-    "parametrised-and-run": both(
+    "parametrized": parametrized("linear", "weight", [[300_000, 1], [1, 300_000]]),
+    "parametrized-recurrent": parametrized("rnn", "weight_ih_l0", [[300_000, 1], [1, 300_000]]),
+    "parametrized-and-run": both(
         parametrized("linear", "weight", [[300_000, 1], [1, 300_000]]),
         node("call_module", "linear", X),
     ),
@@ -265,12 +265,12 @@ REFUSED: dict[str, tuple[Callable[[Document], None], str]] = {
         modules(*(container(".".join("m" * i)) for i in range(1, 500))),
         "more than 128 levels",
     ),
-    "parametrised-twice": (
+    "parametrized-twice": (
         both(
             parametrized("linear", "weight", [[4, 1], [4, 4]]),
             modules(container("linear.weight")),
         ),
-        "parametrised tensor 'weight' twice",
+        "parametrized tensor 'weight' twice",
     ),
     "range": (attribute({"$range": [0, 10**30, 1]}), "range of more than"),
     "list-of-range": (call("builtins:list", {"$range": [0, 10**12, 1]}), "range of more than"),

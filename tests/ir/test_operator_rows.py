@@ -150,7 +150,7 @@ def test_functions_that_mase_has_apart_from_their_modules(name):
     assert module.follow is function.follow is OPS[name].follow is not None
 
 
-def test_each_quantised_operator_has_its_row():
+def test_each_quantized_operator_has_its_row():
     named = {row.quantized for row in OPS.values()} | {row.twin for row in OPS.values()}
     classes = {cls for cls in vars(quantized).values() if isinstance(cls, type)}
     operators = {cls for cls in classes if issubclass(cls, quantized.QuantizedOperator)}

@@ -37,7 +37,7 @@ class BiasedScale(nn.Module):
 
 
 class QuantBiasedScale(QuantizedOperator, BiasedScale):
-    """`BiasedScale`, quantised; input (..., features)."""
+    """`BiasedScale`, quantized; input (..., features)."""
 
     operands = ("data_in", "weight", "bias")
 
@@ -115,7 +115,7 @@ def test_captured(mg):
     assert ROW.is_quantizable and not ROW.is_product
 
 
-def test_quantised(quantized):
+def test_quantized(quantized):
     layer, x = quantized.modules["scale"], example()[1]
     assert type(layer) is QuantBiasedScale
     Q = FORMAT.round
@@ -204,7 +204,7 @@ def test_bits_are_reported(quantized):
 def test_drawn(quantized, tmp_path):
     picture = quantized.draw(tmp_path / "graph.svg").read_text()
     assert "QuantBiasedScale" in picture
-    assert "normalisation 1" in picture and "matrix product 2" in picture
+    assert "normalization 1" in picture and "matrix product 2" in picture
     assert FORMAT.label in picture
 
 
@@ -229,7 +229,7 @@ class Transposed(nn.Module):
 
 
 class QuantTransposed(QuantizedOperator, Transposed):
-    """`Transposed`, quantised."""
+    """`Transposed`, quantized."""
 
     operands = ("data_in", "weight", "bias")
 

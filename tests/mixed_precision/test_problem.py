@@ -135,7 +135,7 @@ def test_operands_can_be_chosen_one_by_one():
     )
 
 
-def test_functions_can_be_quantised_too():
+def test_functions_can_be_quantized_too():
     workload = problem(operators=("linear", "matmul"))
     assert list(workload.space.by_name) == ["first", "dead", "matmul", "last"]
     config = workload.uniform("8.mse") | {"matmul": "2.mse"}

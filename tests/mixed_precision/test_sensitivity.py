@@ -34,7 +34,7 @@ def rounded(weight, width):
     return Integer(width, "mse").fitted(weight).round(weight)
 
 
-def test_outputs_are_compared_with_one_layer_quantised(table):
+def test_outputs_are_compared_with_one_layer_quantized(table):
     mg = graph()
     spec = QuantSpec(Integer(2, "mse"), Integer(2, "mse"))
     changed, _ = passes.quantize_transform_pass(mg, {"by": "name", "first": {"config": spec}})

@@ -15,12 +15,12 @@ def test_every_built_in_is_called_as_a_hugging_face_classifier(name):
     model = load_model(name)
     classes = BUILTIN_MODELS[name].num_labels
     labels = torch.tensor([0, 1, 1])
-    plain, labelled = model(**example(name)), model(**example(name), labels=labels)
+    plain, labeled = model(**example(name)), model(**example(name), labels=labels)
     assert plain.logits.shape == (3, classes)
     assert plain.loss is None and not model.training
-    expected = torch.nn.functional.cross_entropy(labelled.logits, labels)
-    torch.testing.assert_close(labelled.loss, expected)
-    assert labelled["logits"] is labelled.logits
+    expected = torch.nn.functional.cross_entropy(labeled.logits, labels)
+    torch.testing.assert_close(labeled.loss, expected)
+    assert labeled["logits"] is labeled.logits
 
 
 @pytest.mark.parametrize("name", BUILTIN_MODELS)

@@ -69,7 +69,7 @@ def test_accuracy_is_reported_after_each_epoch_but_the_last(rows):
     found = measure(rows)
     found({"width": "8"}, seen.__setitem__)
     assert list(seen) == list(range(1, 12))
-    # What is reported is what a shorter run of the same schedule has learnt.
+    # What is reported is what a shorter run of the same schedule has learned.
     assert all(0 <= value <= 1 for value in seen.values()) and seen[11] > seen[1] - 0.1
     untouched = measure(rows).trained({"width": "8"})
     reported = found.trained({"width": "8"}, lambda step, value: None)
@@ -135,6 +135,6 @@ def test_wrong_settings_are_named(arguments, message):
 
 
 def test_a_pass_that_the_pipeline_lacks_is_named(rows):
-    wrong = Compression("compress", {"quantise_transform_pass": QUANTIZE})
+    wrong = Compression("compress", {"quantize_transform_pass": QUANTIZE})
     with pytest.raises(ConfigError, match="did you mean 'quantize_transform_pass'"):
         wrong.apply(build({"width": "8"}), rows, {})

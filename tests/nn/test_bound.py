@@ -67,7 +67,7 @@ def test_constructed_the_way_users_do(suffix):
         assert type(again) is cls and torch.equal(again(x), y)
 
 
-def test_every_quantised_operator_has_a_class_for_every_format():
+def test_every_quantized_operator_has_a_class_for_every_format():
     found = {}
     for home in MODULES:
         module = importlib.import_module(f"{modules.__name__}.{home}")

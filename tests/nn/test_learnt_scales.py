@@ -1,4 +1,4 @@
-"""Operators with learnt scales: where they start, what keeps them, how they settle."""
+"""Operators with learned scales: where they start, what keeps them, how they settle."""
 
 import copy
 import io
@@ -69,7 +69,7 @@ def test_one_step_moves_scales_and_weights_and_lowers_the_loss():
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_learnt_gammas_of_a_residual_move_and_fit_better_than_measured_ones():
+def test_learned_gammas_of_a_residual_move_and_fit_better_than_measured_ones():
     """Skewed values: means of magnitudes are not the best factors."""
     x = torch.randn(64, 16).exp()
     losses = {}
@@ -206,7 +206,7 @@ def test_compiles_as_a_whole_once_it_has_started():
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_every_operator_learns_the_scales_of_what_it_quantises(name):
+def test_every_operator_learns_the_scales_of_what_it_quantizes(name):
     module, x, twin = example(name)
     present = twin.present_operands(module)
     fmt = ScaleInteger(6)

@@ -1,4 +1,4 @@
-"""The mask of a pruned weight, as every quantised operator carries it."""
+"""The mask of a pruned weight, as every quantized operator carries it."""
 
 import copy
 

@@ -276,7 +276,7 @@ def test_compiles_without_a_break(name):
 INTEGER = parse_format(FORMATS[0])
 
 
-def test_scales_that_are_learnt_settle_first():
+def test_scales_that_are_learned_settle_first():
     settings = {"weight": {"name": "scale_integer", "width": 8}, "gradient": "lsq"}
     layer = q.QuantLinear(16, 8, config=settings)
     layer(torch.randn(2, 16))

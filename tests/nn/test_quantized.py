@@ -1,4 +1,4 @@
-"""One parametrised set of checks for every quantised operator, whatever it is."""
+"""One parametrized set of checks for every quantized operator, whatever it is."""
 
 import copy
 import pickle
@@ -68,9 +68,9 @@ def example(name):
     return module, x, OPS[name.split("-")[0]].quantized
 
 
-def test_every_quantised_module_has_an_example():
-    quantised = {name for name, row in OPS.items() if row.quantized is not None}
-    assert quantised == {name.split("-")[0] for name in EXAMPLES}
+def test_every_quantized_module_has_an_example():
+    quantized = {name for name, row in OPS.items() if row.quantized is not None}
+    assert quantized == {name.split("-")[0] for name in EXAMPLES}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -112,7 +112,7 @@ def test_pickle_copy_and_compile(name):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_operands_are_quantised_one_by_one(name):
+def test_operands_are_quantized_one_by_one(name):
     module, x, kind = example(name)
     grid = Integer(4, 1)
     twin = kind.from_float(module.eval(), QuantSpec(data_out=grid))
@@ -237,7 +237,7 @@ def test_derived_fractions_come_from_the_tensors():
 
 
 @pytest.mark.parametrize("function", [torch.add, torch.sub, torch.mul, torch.matmul])
-def test_calls_quantise_their_operands(function):
+def test_calls_quantize_their_operands(function):
     call = q.QuantCall(
         function, {"input": "data_in", "other": "weight"}, QuantSpec(Integer(4, 2), Integer(4, 1))
     )
@@ -298,7 +298,7 @@ def test_a_mask_and_causality_exclude_each_other():
         q.QuantScaledDotProductAttention(WIDE)(x, x, x, attn_mask=torch.ones(3, 3), is_causal=True)
 
 
-def test_parametrised_weights_are_refused_with_the_way_out():
+def test_parametrized_weights_are_refused_with_the_way_out():
     module = nn.utils.parametrizations.weight_norm(nn.Linear(4, 2))
     with pytest.raises(ConfigError, match="remove_parametrizations"):
         q.QuantLinear.from_float(module, NARROW)
@@ -311,7 +311,7 @@ def test_operands_that_are_absent_have_no_format():
     assert q.QuantScaledDotProductAttention(NARROW).spec == NARROW.only(("data_in", "weight"))
 
 
-def test_attention_quantises_products_and_softmax():
+def test_attention_quantizes_products_and_softmax():
     q_, k, v = torch.randn(3, 2, 4, 5, 8).unbind()
     grid = Integer(4, 2)
     attention = q.QuantScaledDotProductAttention(QuantSpec(data_in=grid, weight=Integer(4, 3)))

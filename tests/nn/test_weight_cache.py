@@ -118,7 +118,7 @@ def test_what_changes_is_rounded_again(change):
     assert not torch.equal(after.float(), before)
 
 
-def test_learnt_scales_count_as_a_change():
+def test_learned_scales_count_as_a_change():
     module = layer(QuantSpec(weight=ScaleInteger(4), gradient="lsq"))
     with cached_weights(module), torch.no_grad():
         before = module(X)

@@ -1,4 +1,4 @@
-"""Graphs that several tests quantise; each test gets its own copy."""
+"""Graphs that several tests quantize; each test gets its own copy."""
 
 import pytest
 import torch

@@ -122,16 +122,16 @@ def test_tied_weights_are_left_alone():
     assert info["skipped"] == {"_1": "the convolution shares its parameters with another module"}
 
 
-def quantised(config):
+def quantized(config):
     model = shaken(nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)))
     mg = with_metadata(MaseGraph(model, dummy_in={"input": torch.randn(2, 3, 6, 6)}))
     return passes.quantize_transform_pass(mg, {"by": "type", **config})[0], model
 
 
-def test_a_quantised_convolution_keeps_its_formats_or_derives_them_anew():
+def test_a_quantized_convolution_keeps_its_formats_or_derives_them_anew():
     spec = QuantSpec(Integer(16, 10), Integer(16, 12), Integer(16, 9), Integer(16, 8))
     norm = QuantSpec(bias=Integer(16, 11), data_out=Integer(20, 12))
-    mg, model = quantised({"conv2d": {"config": spec}, "batch_norm2d": {"config": norm}})
+    mg, model = quantized({"conv2d": {"config": spec}, "batch_norm2d": {"config": norm}})
     x = torch.randn(2, 3, 6, 6)
     kept, _ = passes.conv_bn_fusion_transform_pass(mg, {})
     spec = kept.modules["0"].spec
@@ -146,10 +146,10 @@ def test_a_quantised_convolution_keeps_its_formats_or_derives_them_anew():
     assert anew.modules["0"].spec.data_in == Integer(16, 10)
 
 
-def test_a_quantised_norm_after_a_float_convolution_is_left_alone():
-    mg, _ = quantised({"batch_norm2d": {"config": QuantSpec(Integer(8, 4))}})
+def test_a_quantized_norm_after_a_float_convolution_is_left_alone():
+    mg, _ = quantized({"batch_norm2d": {"config": QuantSpec(Integer(8, 4))}})
     _, info = passes.conv_bn_fusion_transform_pass(mg, {})
-    assert list(info["skipped"].values()) == ["the norm is quantised and the convolution is not"]
+    assert list(info["skipped"].values()) == ["the norm is quantized and the convolution is not"]
 
 
 def test_a_mask_survives():

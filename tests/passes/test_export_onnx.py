@@ -20,13 +20,13 @@ INT8, UINT8, FLOAT = 3, 2, 1
 IN_INTEGERS = {"QLinearConv", "QGemm", "QLinearMatMul", "MatMulIntegerToFloat"}
 
 
-def session(path, optimised=None):
+def session(path, optimized=None):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
     # by default it rounds what layers with integer weights only read, to 8 bits of its own
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
-    if optimised is not None:
-        options.optimized_model_filepath = str(optimised)
+    if optimized is not None:
+        options.optimized_model_filepath = str(optimized)
     return onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
 
 
@@ -39,8 +39,8 @@ def run(path, **inputs):
 
 def kinds_run(path, folder):
     """How many operators of each kind the runtime computes, after its own rewriting."""
-    session(path, folder / "optimised.onnx")
-    return Counter(node.op_type for node in onnx.load(folder / "optimised.onnx").graph.node)
+    session(path, folder / "optimized.onnx")
+    return Counter(node.op_type for node in onnx.load(folder / "optimized.onnx").graph.node)
 
 
 def raised(model, **inputs):
@@ -301,7 +301,7 @@ def test_formats_without_an_onnx_form_are_named_or_fall_back(tmp_path):
         passes.export_onnx_interface_pass(waiting, {"path": target})
 
 
-def test_pruned_packed_and_learnt_layers_are_written_as_what_they_compute(tmp_path):
+def test_pruned_packed_and_learned_layers_are_written_as_what_they_compute(tmp_path):
     mg = raised(get_model("mlp"))
     pruned, _ = passes.prune_transform_pass(
         mg, {"weight": {"sparsity": 0.5, "method": "l1-norm", "scope": "local"}}
@@ -316,7 +316,7 @@ def test_pruned_packed_and_learnt_layers_are_written_as_what_they_compute(tmp_pa
     with torch.no_grad():
         q.model(pixel_values=x)
     packed, _ = passes.pack_transform_pass(q, {"silent": True})
-    for name, each in {"pruned": pruned, "learnt": q, "packed": packed}.items():
+    for name, each in {"pruned": pruned, "learned": q, "packed": packed}.items():
         _, info = passes.export_onnx_interface_pass(each, {"path": tmp_path / name})
         with torch.no_grad():
             expected = each.model(pixel_values=x).logits

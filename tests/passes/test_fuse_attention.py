@@ -284,12 +284,12 @@ def test_attention_may_work_on_the_result_of_attention(recwarn):
     assert not [w for w in recwarn if "erased" in str(w.message)]
 
 
-def test_quantised_steps_and_hooks_stay():
+def test_quantized_steps_and_hooks_stay():
     mg = raised(Attention(CASES["plain"][0]).eval(), 2, 10, 16)
     config = {"by": "type", "softmax": {"config": {"data_in": INTEGER}}}
     quantized, _ = passes.quantize_transform_pass(mg, config)
     fused, info = passes.fuse_attention_transform_pass(quantized, {})
-    assert info == {"fused": [], "skipped": {"softmax": "'softmax' is quantised"}}
+    assert info == {"fused": [], "skipped": {"softmax": "'softmax' is quantized"}}
     assert quantized.diff(fused) == []
     seen = []
     mg.model.softmax.register_forward_hook(lambda module, inputs, y: seen.append(y.shape))
@@ -388,7 +388,7 @@ def test_eager_models_of_transformers_fuse_every_layer(name):
             torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-3, msg=key)
 
 
-def test_fused_attention_is_quantised_like_any_other_and_is_exported(tmp_path):
+def test_fused_attention_is_quantized_like_any_other_and_is_exported(tmp_path):
     mg = raised(Attention(CASES["triangle"][0], dropout=0.1).eval(), 2, 10, 16)
     fused, _ = passes.fuse_attention_transform_pass(mg, {})
     x = torch.randn(2, 9, 16)

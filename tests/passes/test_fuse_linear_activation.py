@@ -111,7 +111,7 @@ def test_small_products_other_dtypes_and_training_take_the_plain_form():
 
 
 class Branches(nn.Module):
-    """Layers that must stay: read twice, called twice, hooked, parametrised."""
+    """Layers that must stay: read twice, called twice, hooked, parametrized."""
 
     def __init__(self):
         super().__init__()
@@ -138,7 +138,7 @@ def test_layers_that_others_look_at_stay():
     assert mg.diff(fused) == []
 
 
-def test_quantised_layers_stay_and_fused_graphs_are_exported(tmp_path):
+def test_quantized_layers_stay_and_fused_graphs_are_exported(tmp_path):
     mg = with_metadata(MaseGraph(get_model("vit").eval()))
     integer = {"name": "integer", "width": 8, "frac_width": 5}
     config = {"by": "type", "gelu": {"config": {"data_in": integer}}}

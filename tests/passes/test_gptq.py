@@ -38,7 +38,7 @@ def graph():
     return with_metadata(MaseGraph(Net().eval(), dummy_in={"x": correlated(3, 9)}))
 
 
-def quantised(mg, weight, data_in=None):
+def quantized(mg, weight, data_in=None):
     spec = QuantSpec(data_in or QuantSpec().data_in, weight)
     rules = {name: {"config": spec} for name in ("linear", "conv2d")}
     return passes.quantize_transform_pass(mg, {"by": "type", **rules})[0]
@@ -47,7 +47,7 @@ def quantised(mg, weight, data_in=None):
 @pytest.mark.parametrize("actorder", [False, True])
 @pytest.mark.parametrize("data_in", [None, Integer(8, "auto")])
 def test_a_whole_model_comes_nearer_to_float_on_rows_it_has_not_seen(graph, actorder, data_in):
-    mg = quantised(graph, Integer(4, "mse"), data_in)
+    mg = quantized(graph, Integer(4, "mse"), data_in)
     batches = [{"x": x} for x in correlated(256, 1).split(50)]
     before = {name: value.clone() for name, value in mg.model.state_dict().items()}
     better, info = passes.gptq_transform_pass(mg, {"batches": batches, "actorder": actorder})
@@ -67,7 +67,7 @@ def test_a_whole_model_comes_nearer_to_float_on_rows_it_has_not_seen(graph, acto
 
 
 def test_the_errors_told_are_those_of_the_layers_own_outputs(graph):
-    mg = quantised(graph, Integer(4, "mse"))
+    mg = quantized(graph, Integer(4, "mse"))
     x = correlated(64, 1)
     better, info = passes.gptq_transform_pass(mg, {"batches": [{"x": x[:40]}, {"x": x[40:]}]})
     seen = {}
@@ -90,7 +90,7 @@ def test_the_errors_told_are_those_of_the_layers_own_outputs(graph):
 
 
 def test_masks_and_what_they_hide_stay(graph):
-    mg = quantised(graph, Integer(6, "mse"))
+    mg = quantized(graph, Integer(6, "mse"))
     layer = mg.modules["fc1"]
     mask = torch.rand(layer.weight.shape) > 0.5
     layer.register_buffer("weight_mask", mask)
@@ -140,7 +140,7 @@ SCALED = [
 
 @pytest.mark.parametrize("number_format", SCALED, ids=lambda x: x.label)
 def test_formats_with_scales_keep_those_of_the_float_weights(graph, number_format):
-    mg = quantised(graph, number_format)
+    mg = quantized(graph, number_format)
     better, info = passes.gptq_transform_pass(mg, {"batches": [{"x": correlated(200, 1)}]})
     # rows of a 3 x 3 kernel are short, and much of each has to stay to keep the scale
     assert all(row["after"] <= row["before"] for row in info["layers"].values())
@@ -154,7 +154,7 @@ def test_formats_with_scales_keep_those_of_the_float_weights(graph, number_forma
 
 
 def test_a_scale_that_follows_all_weights_is_refused(graph):
-    mg = quantised(graph, Ternary(2, scaling_factor=True))
+    mg = quantized(graph, Ternary(2, scaling_factor=True))
     mg.model.train()
     with pytest.raises(ConfigError, match="'conv' has weights in ternary.* follow the weights"):
         passes.gptq_transform_pass(mg, {"batches": [{"x": correlated(200, 1)}]}, inplace=True)
@@ -164,7 +164,7 @@ def test_a_scale_that_follows_all_weights_is_refused(graph):
 def test_wrong_settings_and_wrong_order_are_refused(graph):
     with pytest.raises(GraphError, match="run quantize_transform_pass"):
         passes.gptq_transform_pass(graph, {"batches": []})
-    mg = quantised(graph, Integer(4, 2))
+    mg = quantized(graph, Integer(4, 2))
     with pytest.raises(ConfigError, match="damp_percent: got 0"):
         passes.gptq_transform_pass(mg, {"batches": [], "damp_percent": 0})
     with pytest.raises(ConfigError, match="block_size: got 0"):

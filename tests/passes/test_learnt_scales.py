@@ -1,4 +1,4 @@
-"""Learnt scales in graphs: calibrated, trained, exported, packed."""
+"""Learned scales in graphs: calibrated, trained, exported, packed."""
 
 import copy
 
@@ -59,7 +59,7 @@ def test_calibration_starts_what_waits_and_forgets_the_trial_runs(learning, bert
     assert "classifier.data_in" in waiting(learning)  # the graph that came in
 
 
-def test_analyses_start_nothing(learning, bert_inputs):
+def test_analyzes_start_nothing(learning, bert_inputs):
     before = waiting(learning)
     mg, _ = passes.add_common_metadata_analysis_pass(learning, {"dummy_in": bert_inputs})
     assert waiting(mg) == before == waiting(learning)
@@ -75,8 +75,8 @@ def test_training_moves_all_scales_and_a_checkpoint_keeps_them(learning, bert_in
     moved = [not torch.equal(scale, starts[name]) for name, scale in scales.items()]
     assert sum(moved) > 0.9 * len(moved)
     expected = mg.model(**bert_inputs)["logits"]
-    mg.export(tmp_path / "learnt")
-    again = MaseGraph.from_checkpoint(tmp_path / "learnt")
+    mg.export(tmp_path / "learned")
+    again = MaseGraph.from_checkpoint(tmp_path / "learned")
     assert not waiting(again)
     assert torch.equal(again.model(**bert_inputs)["logits"], expected)
     assert torch.equal(copy.deepcopy(mg).model(**bert_inputs)["logits"], expected)
@@ -84,7 +84,7 @@ def test_training_moves_all_scales_and_a_checkpoint_keeps_them(learning, bert_in
     assert waiting(MaseGraph.from_checkpoint(tmp_path / "waiting")) == waiting(learning)
 
 
-def test_packing_settles_what_was_learnt_bit_for_bit(learning, bert_inputs, tmp_path):
+def test_packing_settles_what_was_learned_bit_for_bit(learning, bert_inputs, tmp_path):
     mg = trained(learning, bert_inputs)
     expected = mg.model(**bert_inputs)["logits"]
     packed, info = passes.pack_transform_pass(mg, {"silent": True})

@@ -163,7 +163,7 @@ def test_adapters_do_not_nest_and_must_be_there_to_fuse(bert_graph):
         passes.fuse_lora_weights_transform_pass(bert_graph)
 
 
-def test_quantised_before_or_after_is_the_same(bert_graph, bert_inputs):
+def test_quantized_before_or_after_is_the_same(bert_graph, bert_inputs):
     bert_graph.model.eval()
     after = trained(bert_graph)
     quantized, info = passes.quantize_transform_pass(after, INT8)

@@ -118,7 +118,7 @@ def toy():
 
 @pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")
 @pytest.mark.parametrize("name", FILES)
-def test_every_file_quantises_the_model(toy, tmp_path, name):
+def test_every_file_quantizes_the_model(toy, tmp_path, name):
     (tmp_path / "file.toml").write_text(FILES[name])
     config = load_toml(tmp_path / "file.toml")["passes"]["quantize"]
     small, info = passes.quantize_transform_pass(toy, config)
@@ -175,11 +175,11 @@ def test_other_keys_stay_errors(toy):
     with pytest.raises(ConfigError, match="unknown key 'dummy': did you mean|unknown key 'dummy'"):
         passes.prune_transform_pass(toy, {"weight": {"sparsity": 0.5}, "dummy": 1})
     with pytest.raises(
-        ConfigError, match="no quantisable operator.*'linaer': did you mean 'linear'"
+        ConfigError, match="no quantizable operator.*'linaer': did you mean 'linear'"
     ):
         passes.quantize_transform_pass(toy, {"by": "type", "linaer": LINEAR})
     # A layer may be called as an option is: then it is a rule.
-    with pytest.raises(ConfigError, match="no quantisable node in this model matches 'report'"):
+    with pytest.raises(ConfigError, match="no quantizable node in this model matches 'report'"):
         passes.quantize_transform_pass(toy, {"by": "name", "report": LINEAR})
 
 

@@ -130,7 +130,7 @@ def test_a_module_at_two_paths_stays_one():
     assert type(alone) is QuantLinear and type(layer) is nn.Linear
 
 
-def test_what_is_quantised_already_takes_new_formats():
+def test_what_is_quantized_already_takes_new_formats():
     conv = QuantConv2d.from_float(nn.Conv2d(1, 2, 3), QuantSpec.uniform(Integer(8, 4)))
     net = nn.Sequential(conv, nn.Flatten(), LoraLinear(8, 2, rank=2))
     config = {"linear": integer(8, 4), "conv2d": integer(4, 2)}
@@ -140,7 +140,7 @@ def test_what_is_quantised_already_takes_new_formats():
     assert info == {"quantized": 2}, "the inside of an adapter is no layer of its own"
 
 
-def test_torchs_transformer_really_is_quantised():
+def test_torchs_transformer_really_is_quantized():
     """Its fast path reads weights without calling their modules."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
@@ -163,7 +163,7 @@ def test_torchs_transformer_really_is_quantised():
         ({"layer_norm": integer(8, 4)}, "'layer_norm'; it has: batch_norm2d, conv2d, linear"),
         ({"by": "typ"}, "quantize_module_transform_pass.by: .*did you mean 'type'"),
         ({"linear": {"config": {"name": "intger"}}}, "did you mean 'integer'"),
-        ({}, "nothing to quantise"),
+        ({}, "nothing to quantize"),
         ("linear", "expected a mapping, got 'linear'"),
     ],
 )

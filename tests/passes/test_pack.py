@@ -97,7 +97,7 @@ def test_a_fresh_process_reads_the_same_model(bert_graph, bert_inputs, tmp_path)
     assert run.stdout.split() == ["True", "True", "False"]
 
 
-def test_analyses_and_pictures_know_packed_layers(bert_graph, tmp_path, capsys):
+def test_analyzes_and_pictures_know_packed_layers(bert_graph, tmp_path, capsys):
     mg = quantized(bert_graph, linear=MXINT4)
     small, _ = packed(mg)
     before, after = (passes.calculate_avg_bits_mg_analysis_pass(g)[1] for g in (mg, small))

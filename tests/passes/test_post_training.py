@@ -158,7 +158,7 @@ class ResNet20(nn.Module):
 
 
 def cifar(path, rows):
-    """The first rows of a file, normalised as the weights expect."""
+    """The first rows of a file, normalized as the weights expect."""
     import pyarrow.parquet
     from PIL import Image
 

@@ -55,8 +55,8 @@ ROUND_TRIPS = {
 }
 ORDERS = {
     "pruned": prune,
-    "pruned, quantised": lambda mg: quantize(prune(mg)),
-    "quantised, pruned": lambda mg: prune(quantize(mg)),
+    "pruned, quantized": lambda mg: quantize(prune(mg)),
+    "quantized, pruned": lambda mg: prune(quantize(mg)),
 }
 
 
@@ -82,7 +82,7 @@ def test_sparsity_is_exact_on_a_larger_layer(bert_graph, tmp_path):
     assert share == pytest.approx(info["sparsity"], abs=1e-9) == pytest.approx(SHARE, abs=1e-3)
 
 
-def test_both_orders_of_pruning_and_quantising_agree(net_graph):
+def test_both_orders_of_pruning_and_quantizing_agree(net_graph):
     inputs = x()
     one, other = quantize(prune(net_graph)), prune(quantize(net_graph))
     assert torch.equal(one.model(inputs), other.model(inputs))
@@ -92,20 +92,20 @@ def test_both_orders_of_pruning_and_quantising_agree(net_graph):
     assert torch.equal(entering, by_hand) and (entering[~layer.weight_mask] == 0).all()
 
 
-OPTIMISERS = {
+OPTIMIZERS = {
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.5),
 }
 
 
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("order", ORDERS)
-def test_training_never_shows_a_hidden_weight(net_graph, order, optimiser):
+def test_training_never_shows_a_hidden_weight(net_graph, order, optimizer):
     mg = ORDERS[order](net_graph)
     mg.model.train()
     before = {name: masked_of(m) for name, m in mg.modules.items() if masked_of(m) is not None}
     weights = {name: mg.modules[name].weight.detach().clone() for name in before}
-    step = OPTIMISERS[optimiser](mg.model.parameters())
+    step = OPTIMIZERS[optimizer](mg.model.parameters())
     for _ in range(4):
         step.zero_grad()
         mg.model(x()).square().sum().backward()
@@ -136,19 +136,19 @@ def test_calibration_sees_the_pruned_weights_only(net_graph):
     assert layer.spec.weight == Integer(6, "minmax").fitted(kept)
 
 
-def test_a_float_pruned_layer_is_drawn_as_pruned_and_not_as_quantised(net_graph):
+def test_a_float_pruned_layer_is_drawn_as_pruned_and_not_as_quantized(net_graph):
     pruned, _ = passes.prune_transform_pass(
         net_graph, {"weight": {"sparsity": 0.75}, "include": ["fc1"]}
     )
     picture = to_svg(pruned.model)
-    assert "75% pruned" in picture and "quantised" not in picture
+    assert "75% pruned" in picture and "quantized" not in picture
     both = to_svg(quantize(pruned).model)
-    assert "75% pruned" in both and "thick border: quantised" in both
+    assert "75% pruned" in both and "thick border: quantized" in both
     assert "20% pruned" in to_svg(prune(net_graph).model)
     assert "pruned" not in to_svg(net_graph.model)
 
 
-def test_float_pruned_layers_are_not_counted_as_quantised(net_graph):
+def test_float_pruned_layers_are_not_counted_as_quantized(net_graph):
     _, info = passes.quantize_transform_pass(
         prune(net_graph), {"by": "type", "linear": {"config": INTEGER}}
     )

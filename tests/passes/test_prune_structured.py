@@ -297,7 +297,7 @@ def test_a_weight_that_others_use_stays_whole():
     assert info["hidden"] == 0
 
 
-def test_heads_leave_quantised_attention_with_dropout_too():
+def test_heads_leave_quantized_attention_with_dropout_too():
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=50,

@@ -66,7 +66,7 @@ def test_two_widths_from_one_graph_are_independent(bert_graph, bert_inputs):
         assert torch.equal(value, weights[key])
 
 
-def test_quantising_again_replaces_the_formats(bert_graph, bert_inputs):
+def test_quantizing_again_replaces_the_formats(bert_graph, bert_inputs):
     once, _ = passes.quantize_transform_pass(bert_graph, by_type(linear=integer(8, 5)))
     twice, _ = passes.quantize_transform_pass(once, by_type(linear=integer(4, 2)))
     direct, _ = passes.quantize_transform_pass(bert_graph, by_type(linear=integer(4, 2)))
@@ -74,7 +74,7 @@ def test_quantising_again_replaces_the_formats(bert_graph, bert_inputs):
     assert torch.equal(twice.model(**bert_inputs)["logits"], expected)
 
 
-def test_functions_methods_and_modules_are_quantised_alike(net_graph):
+def test_functions_methods_and_modules_are_quantized_alike(net_graph):
     rules = {
         name: {"config": {"name": "integer", "width": 5, "frac_width": 2}}
         for name in ("conv2d", "batch_norm2d", "relu", "linear", "add", "softmax", "matmul")
@@ -148,14 +148,14 @@ def test_the_default_holds_for_the_rest(bert_graph):
     [
         (
             by_type(linaer=integer(8, 4)),
-            "no quantisable operator .* 'linaer': did you mean 'linear'",
+            "no quantizable operator .* 'linaer': did you mean 'linear'",
         ),
         (by_type(conv2d=integer(8, 4)), "matches 'conv2d'; it has: add, embedding"),
         (by_type(dropout=integer(8, 4)), "matches 'dropout'; it has"),
         ({"by": "name", "classifierr": integer(8, 4)}, "did you mean 'classifier'"),
         ({"by": "regex_name", "nothing.*": integer(8, 4)}, "matches 'nothing"),
         ({"by": "typ", "linear": integer(8, 4)}, "did you mean 'type'"),
-        ({"by": "type"}, "nothing to quantise"),
+        ({"by": "type"}, "nothing to quantize"),
         (by_type(linear={"name": "integer"}), "expected {'config'"),
         (by_type(linear=integer(-8, 4)), "got -8, expected 1 to 32 bits"),
         (by_type(linear=integer(8.5, 4)), "expected int or 'auto', got 8.5"),
@@ -206,7 +206,7 @@ def test_device_dtype_and_mode_follow_the_model(bert_graph):
     assert not any(m.training for m in quantized.modules.values())
 
 
-def test_the_quantised_bert_compiles_as_one_graph(bert_graph, bert_inputs):
+def test_the_quantized_bert_compiles_as_one_graph(bert_graph, bert_inputs):
     torch._dynamo.reset()
     config = {"by": "type", "default": {"config": {"name": "integer", "width": 8, "frac_width": 5}}}
     quantized, _ = passes.quantize_transform_pass(bert_graph, config)
@@ -215,7 +215,7 @@ def test_the_quantised_bert_compiles_as_one_graph(bert_graph, bert_inputs):
     torch.testing.assert_close(compiled(**bert_inputs)["logits"], expected)
 
 
-def test_quantised_bert_trains(bert_graph, bert_inputs):
+def test_quantized_bert_trains(bert_graph, bert_inputs):
     config = {"by": "type", "default": {"config": {"name": "integer", "width": 8, "frac_width": 5}}}
     quantized, _ = passes.quantize_transform_pass(bert_graph, config)
     optimizer = torch.optim.Adam(quantized.model.parameters(), lr=3e-3)

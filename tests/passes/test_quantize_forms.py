@@ -1,4 +1,4 @@
-"""However a model spells a call, quantising it means the same."""
+"""However a model spells a call, quantizing it means the same."""
 
 import operator
 
@@ -30,7 +30,7 @@ class Calls(nn.Module):
         return self.call(x, self.weight, self.bias)
 
 
-def quantised(model, kind, x, config=None):
+def quantized(model, kind, x, config=None):
     mg = with_metadata(MaseGraph(model.eval(), dummy_in={"x": x}))
     return passes.quantize_transform_pass(mg, {"by": "type", kind: config or ALL})[0]
 
@@ -70,12 +70,12 @@ FORMS = {
 
 
 @pytest.mark.parametrize(("kind", "call"), [(k, c) for k, calls in FORMS.items() for c in calls])
-def test_every_spelling_quantises_every_operand(kind, call):
+def test_every_spelling_quantizes_every_operand(kind, call):
     model = Calls(call, weight=(4, 4) if kind in ("linear", "matmul") else (4,))
     x = torch.randn(3, 4)
     rounded = [GRID.round(t.detach()) for t in (x, model.weight, model.bias)]
     expected = FORMS[kind][0](*rounded)
-    assert torch.equal(quantised(model, kind, x).model(x), expected)
+    assert torch.equal(quantized(model, kind, x).model(x), expected)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_an_input_that_is_written_into_is_read_as_written(write):
 
     x = torch.randn(3, 4)
     expected = GRID.round(x).relu()
-    assert torch.equal(quantised(Writes(), "relu", x).model(x), expected)
+    assert torch.equal(quantized(Writes(), "relu", x).model(x), expected)
 
 
 def test_modules_called_by_keyword_keep_working():
@@ -110,7 +110,7 @@ def test_modules_called_by_keyword_keep_working():
 
     x = torch.randn(3, 4)
     model = ByKeyword()
-    mg = quantised(model, "linear", x)
+    mg = quantized(model, "linear", x)
     grid = [GRID.round(t.detach()) for t in (x, model.fc.weight, model.fc.bias)]
     assert torch.equal(mg.model(x), F.gelu(F.linear(*grid)))
 
@@ -131,7 +131,7 @@ def test_a_subclass_that_computes_something_else_is_not_taken_for_its_parent():
 
 def test_parameters_of_functions_count_and_are_reported():
     model = Calls(FORMS["linear"][1], weight=(4, 4))
-    mg = quantised(model, "linear", torch.randn(3, 4))
+    mg = quantized(model, "linear", torch.randn(3, 4))
     assert passes.calculate_avg_bits_mg_analysis_pass(mg)[1]["w_avg_bit"] == 5.0
     _, info = passes.summarize_quantization_analysis_pass(mg, {"silent": True})
     assert [row["layer"] for row in info["layers"]] == ["weight"]
@@ -159,7 +159,7 @@ def test_a_tied_weight_is_as_wide_as_its_widest_use():
 def test_the_factors_of_a_product_are_noted_apart():
     spec = {"config": QuantSpec(Integer(8, 4), Integer(4, 2))}
     model = Calls(lambda x, w, b: x @ (x + b).mT)
-    mg = quantised(model, "matmul", torch.randn(3, 4), spec)
+    mg = quantized(model, "matmul", torch.randn(3, 4), spec)
     args = mg.node("matmul").meta["mase"].common.args
     assert (args["data_in_0"].precision, args["data_in_1"].precision) == ((8, 4), (4, 2))
 
@@ -167,7 +167,7 @@ def test_the_factors_of_a_product_are_noted_apart():
 def test_taking_formats_back_is_noted():
     model = Calls(FORMS["linear"][0], weight=(4, 4))
     x = torch.randn(3, 4)
-    mg = quantised(model, "linear", x)
+    mg = quantized(model, "linear", x)
     only_weight = {"config": {"weight": GRID}}
     mg, info = passes.quantize_transform_pass(mg, {"by": "type", "linear": only_weight})
     args = mg.node("linear").meta["mase"].common.args

@@ -94,7 +94,7 @@ def test_extremes_of_the_strength_even_out_one_side(graph):
 
 
 @pytest.mark.parametrize("width", [4, 6, 8])
-def test_the_error_of_quantising_falls(graph, width):
+def test_the_error_of_quantizing_falls(graph, width):
     spec = QuantSpec(data_in=Integer(width, "mse"), weight=Integer(width, "mse"))
     x, batches = data(100, 2), [{"x": data(64, 1)}]
 
@@ -106,7 +106,7 @@ def test_the_error_of_quantising_falls(graph, width):
     assert error(smooth(graph, rescale_other_readers=True)[0]) < error(graph) / 2
 
 
-def test_the_rescaled_branch_trains_and_survives_quantising_and_export(graph, tmp_path):
+def test_the_rescaled_branch_trains_and_survives_quantizing_and_export(graph, tmp_path):
     mg, _ = smooth(graph, rescale_other_readers=True)
     product = next(node for node in mg.nodes if node.name.startswith("mul_"))
     common = product.meta["mase"].common
@@ -150,7 +150,7 @@ def test_what_cannot_be_smoothed_is_named():
     assert torch.equal(same.model(batches[0]["x"]), mg.model(batches[0]["x"]))
 
 
-def test_batch_norm_and_a_quantised_layer():
+def test_batch_norm_and_a_quantized_layer():
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
     mg = with_metadata(MaseGraph(model, dummy_in={"input": torch.randn(3, 4)}))
     batches = [{"input": torch.randn(50, 4) * torch.tensor([1, 10, 1, 0.1])}]
@@ -160,7 +160,7 @@ def test_batch_norm_and_a_quantised_layer():
     torch.testing.assert_close(smoothed.model(x), model(x), atol=1e-5, rtol=1e-5)
     mg, _ = passes.quantize_transform_pass(mg, {"linear": {"config": QuantSpec(Integer(8, 4))}})
     _, info = passes.smoothquant_transform_pass(mg, {"batches": batches})
-    assert set(info["skipped"].values()) == {"it is quantised already"}
+    assert set(info["skipped"].values()) == {"it is quantized already"}
 
 
 def test_wrong_settings_are_refused(graph):

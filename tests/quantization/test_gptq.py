@@ -23,7 +23,7 @@ def solved(weight, x, number_format, keep=None, damp_percent=0.01, block_size=12
 
 
 def surgeon(weight, x, number_format, damp_percent=0.01):
-    """Optimal Brain Quantisation as it is defined: invert what is left of H in every step."""
+    """Optimal Brain Quantization as it is defined: invert what is left of H in every step."""
     hessian = x.T @ x
     hessian += damp_percent * hessian.diagonal().mean() * torch.eye(len(hessian))
     weight, rounded = weight.clone(), torch.zeros_like(weight)

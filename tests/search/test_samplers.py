@@ -61,7 +61,7 @@ def test_the_best_configuration_within_a_budget_is_found_in_few_trials():
     assert result.counts == {"measured": 40}
 
 
-def test_a_budget_that_no_cost_explains_is_learnt():
+def test_a_budget_that_no_cost_explains_is_learned():
     space = _space(6)
 
     def latency(config):

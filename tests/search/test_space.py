@@ -42,7 +42,7 @@ def test_the_grid_is_every_configuration_once_and_lazy(space):
     assert set(huge.at(huge.size - 1).values()) == {"i"}
 
 
-def test_neighbours_differ_in_so_many_choices(space):
+def test_neighbors_differ_in_so_many_choices(space):
     config = {"heads": "2", "size": "64"}
     one, two = list(space.neighbors(config)), list(space.neighbors(config, 2))
     assert len(one) == 3 and len(two) == 2
@@ -123,7 +123,7 @@ def test_wrong_configurations_are_named(space, config, message):
         (lambda: Choice("x", {"a": 1, "b": 2}, cost={"a": 1.0}), "'b' has no finite cost"),
         (lambda: SearchSpace(()), "at least one choice"),
         (lambda: SearchSpace((HEADS, HEADS)), "two choices are called 'heads'"),
-        (lambda: Goal("accuracy", "maximise"), "did you mean 'maximize'"),
+        (lambda: Goal("accuracy", "maximize"), "did you mean 'maximize'"),
         (lambda: Constraint("bits", float("nan")), "expected a number"),
         (lambda: objectives_of((Constraint("bits", 4),)), "without a budget"),
         (lambda: objectives_of((Goal("bits"), Goal("bits"))), "share a name"),

@@ -117,7 +117,7 @@ def test_a_reservoir_is_a_uniform_sample_however_it_is_fed(capacity):
     assert whole.is_everything == (capacity >= 900)
 
 
-def test_a_reservoir_favours_no_part_of_the_stream():
+def test_a_reservoir_favors_no_part_of_the_stream():
     hits = torch.zeros(10)
     for seed in range(300):
         reservoir = Reservoir(20)

@@ -1,4 +1,4 @@
-"""Training with learnt scales, and evaluation with cached weights."""
+"""Training with learned scales, and evaluation with cached weights."""
 
 import copy
 from unittest import mock

@@ -133,7 +133,7 @@ def test_splits_may_be_of_any_kind():
         ({"x": TX, "target": TY}, "expected rows with a column 'labels' or 'label'"),
     ],
 )
-def test_what_is_no_labelled_rows_is_one_sentence(rows, message):
+def test_what_is_no_labeled_rows_is_one_sentence(rows, message):
     with pytest.raises(ConfigError, match=message) as caught:
         read_rows(rows)
     assert "\n" not in str(caught.value)

@@ -94,13 +94,13 @@ def by_hand(model, rows):
 def test_a_language_model_is_judged_by_the_perplexity_of_the_next_token():
     model, rows = gpt2(), texts()
     expected = by_hand(model, rows)
-    labelled = [{**row, "labels": row["input_ids"]} for row in rows]
-    assert evaluate(model, labelled) == pytest.approx(expected, rel=1e-5)
-    assert evaluate(model, labelled, batch_size=2) == pytest.approx(expected, rel=1e-5)
+    labeled = [{**row, "labels": row["input_ids"]} for row in rows]
+    assert evaluate(model, labeled) == pytest.approx(expected, rel=1e-5)
+    assert evaluate(model, labeled, batch_size=2) == pytest.approx(expected, rel=1e-5)
     assert evaluate(model, rows, task="causal-lm") == pytest.approx(expected, rel=1e-5)
-    assert evaluate(model, labelled, metric="accuracy") < 0.3
+    assert evaluate(model, labeled, metric="accuracy") < 0.3
     mg = MaseGraph(model, dummy_in=rows[3] | {k: v[None] for k, v in rows[3].items()})
-    assert evaluate(mg.model, labelled) == pytest.approx(expected, rel=1e-5)
+    assert evaluate(mg.model, labeled) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_language_model_trains_on_its_own_tokens():

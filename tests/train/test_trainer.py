@@ -190,7 +190,7 @@ def test_bad_arguments_are_named(digits, reviews):
         get_trainer(model, digits, learning_rat=1e-3)
     with pytest.raises(ConfigError, match="but the data set has"):
         get_trainer(model, reviews[0])
-    with pytest.raises(ConfigError, match="no labelled split 'train'"):
+    with pytest.raises(ConfigError, match="no labeled split 'train'"):
         get_trainer(model, {"test": digits["test"]})
 
 

@@ -73,12 +73,12 @@ def _load_data(config: WorkloadConfig) -> DatasetDict:
     asked = None if config.task is None else find_task(config.task)
     is_language_model = _architecture(config.model).endswith(("ForCausalLM", "LMHeadModel"))
     if asked is None and config.label_column is None and is_language_model:
-        data = load_dataset(config.dataset, limit=config.limit, labelled=False)
+        data = load_dataset(config.dataset, limit=config.limit, labeled=False)
         if label_column(data["train"].column_names) is None:
             return data
-    labelled = asked is None or asked.labels_from is None
+    labeled = asked is None or asked.labels_from is None
     return load_dataset(
-        config.dataset, limit=config.limit, label=config.label_column, labelled=labelled
+        config.dataset, limit=config.limit, label=config.label_column, labeled=labeled
     )
 
 
@@ -139,7 +139,7 @@ def _as_numbers(
         True,
         max_length=config.max_length,
         text_column=config.text_column,
-        labelled=task.labels_from is None,
+        labeled=task.labels_from is None,
     )
     own = getattr(model, "config", None)
     check_vocabulary(tokenizer, own.get_text_config().vocab_size if reads_tokens and own else None)

@@ -1,4 +1,4 @@
-"""The main job: a model goes in, the smallest quantised model that still answers well comes out."""
+"""The main job: a model goes in, the smallest quantized model that still answers well comes out."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SAVED_SHARE = 0.5
 
 
 def compress(config: CompressConfig, workload: Workload | None = None) -> dict[str, Any]:
-    """Quantises a model in several formats, trains the hardest one back, and writes it all down.
+    """Quantizes a model in several formats, trains the hardest one back, and writes it all down.
 
     Formats are chosen by their accuracy on validation rows; that on test rows is only reported.
 
@@ -140,7 +140,7 @@ def _about(workload: Workload) -> str | None:
 
 
 def measure(mg: MaseGraph, method: str, label: str, workload: Workload) -> Candidate:
-    """A graph with its metric, its bits and how many operators are quantised."""
+    """A graph with its metric, its bits and how many operators are quantized."""
     workload = workload.with_validation()
     validation, test = (
         workload.evaluate(mg.model, getattr(workload, name), f"{method} {label}, {name}")

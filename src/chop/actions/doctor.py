@@ -122,7 +122,7 @@ def _accelerator() -> Finding:
 def _compiler() -> Finding:
     from chop.native import compiler
 
-    return _optional("C++ compiler", compiler(), "makes quantising faster: apt-get install g++")
+    return _optional("C++ compiler", compiler(), "makes quantizing faster: apt-get install g++")
 
 
 def _cpu_kernels() -> Finding:

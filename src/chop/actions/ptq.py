@@ -1,4 +1,4 @@
-"""Quantisation as the jobs do it: one format for the chosen operators, or one for each layer."""
+"""Quantization as the jobs do it: one format for the chosen operators, or one for each layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LayerFormats = Mapping[str, Mapping[str, str]]
 
 
 def weighted_operators() -> tuple[str, ...]:
-    """The names of quantisable operators with a matrix of weights."""
+    """The names of quantizable operators with a matrix of weights."""
     return tuple(row.name for row in OPS.values() if row.weight and row.quantized)
 
 
@@ -28,7 +28,7 @@ def check_operators(names: Sequence[str], choices: Sequence[str] = ()) -> None:
 
     Args:
         names: they.
-        choices: default, all quantisable operators.
+        choices: default, all quantizable operators.
     """
     choices = choices or quantizable_operators()
     for name in names:

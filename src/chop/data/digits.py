@@ -13,7 +13,7 @@ TEST_SIZE = 360
 def digits() -> DatasetDict:
     """1,437 training and 360 test images, the same stratified split on every machine.
 
-    Columns: `pixel_values`, float32 (1, 8, 8), and `labels`, int64, 0 to 9. The 17 grey levels
+    Columns: `pixel_values`, float32 (1, 8, 8), and `labels`, int64, 0 to 9. The 17 gray levels
     are mapped to k/8 - 1, so that every pixel is exact in fixed point with 3 fractional bits.
 
     Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998.

@@ -43,7 +43,7 @@ def load_dataset(
     *,
     limit: int | None = None,
     label: str | None = None,
-    labelled: bool = True,
+    labeled: bool = True,
 ) -> DatasetDict:
     """A data set with the splits `train`, `test` and, where it has one, `validation`.
 
@@ -54,8 +54,8 @@ def load_dataset(
         limit: keep that many rows of each split, drawn by a fixed seed (files are often sorted
             by label, so the first rows would be of one class).
         label: the column with the labels, which becomes `labels`; default, `labels` or `label`.
-        labelled: False takes rows without labels, as text for language modelling.
-    Returns: a `datasets.DatasetDict`; without a labelled `test` split `validation` takes
+        labeled: False takes rows without labels, as text for language modeling.
+    Returns: a `datasets.DatasetDict`; without a labeled `test` split `validation` takes
         its place, and without either a fixed fifth of the rows is held out. Further splits, such
         as IMDb's `unsupervised`, are dropped.
     Raises:
@@ -66,7 +66,7 @@ def load_dataset(
         raise ConfigError(f"limit: expected at least one row, got {limit}.")
     if isinstance(name_or_path, dict):
         given = _with_label(name_or_path, label)
-        return _shorten(_train_and_test(given, "as given", labelled), limit)
+        return _shorten(_train_and_test(given, "as given", labeled), limit)
     name = str(name_or_path)
     known = BUILTIN_DATASETS | FETCHED_DATASETS
     if name in known:
@@ -77,7 +77,7 @@ def load_dataset(
         splits = _from_file(Path(name))
     else:
         splits = _from_hub(name)
-    return _shorten(_train_and_test(_with_label(splits, label), name, labelled), limit)
+    return _shorten(_train_and_test(_with_label(splits, label), name, labeled), limit)
 
 
 def label_column(columns: list[str]) -> str | None:
@@ -187,7 +187,7 @@ def _from_hub(name: str) -> DatasetDict:
         ) from error
 
 
-def _is_labelled(split: Dataset) -> bool:
+def _is_labeled(split: Dataset) -> bool:
     column = label_column(split.column_names)
     if column is None or not len(split):
         return False
@@ -198,18 +198,18 @@ def _is_labelled(split: Dataset) -> bool:
 def _train_and_test(splits: DatasetDict, name: str, needs_labels: bool = True) -> DatasetDict:
     from datasets import DatasetDict
 
-    labelled = {k: s for k, s in splits.items() if _is_labelled(s) or not needs_labels}
-    if "train" not in labelled:
+    labeled = {k: s for k, s in splits.items() if _is_labeled(s) or not needs_labels}
+    if "train" not in labeled:
         raise ConfigError(
-            f"data set '{name}' has no labelled split 'train': found {sorted(splits)}, "
+            f"data set '{name}' has no labeled split 'train': found {sorted(splits)}, "
             "labels expected in a column 'labels' or 'label' (for a command, or what "
             "--label-column names), from 0 upwards."
         )
-    if "test" in labelled:
-        return DatasetDict({key: labelled[key] for key in SPLITS if key in labelled})
-    if "validation" in labelled:
-        return DatasetDict(train=labelled["train"], test=labelled["validation"])
-    return labelled["train"].train_test_split(test_size=HELD_OUT_SHARE, seed=0)
+    if "test" in labeled:
+        return DatasetDict({key: labeled[key] for key in SPLITS if key in labeled})
+    if "validation" in labeled:
+        return DatasetDict(train=labeled["train"], test=labeled["validation"])
+    return labeled["train"].train_test_split(test_size=HELD_OUT_SHARE, seed=0)
 
 
 def _shorten(splits: DatasetDict, limit: int | None) -> DatasetDict:

@@ -45,7 +45,7 @@ class PixelTransform:
         return {"pixel_values": pixels, "labels": rows[self.label]}
 
     def picture(self, picture: Image) -> Tensor:
-        """One picture, normalised."""
+        """One picture, normalized."""
         from PIL.Image import Resampling
 
         channels, height, width = self.size

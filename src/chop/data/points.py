@@ -19,21 +19,21 @@ JET_CLASSES = ("g", "q", "t", "w", "z")
 
 
 def toy() -> DatasetDict:
-    """1,600 training and 400 test points around one centre per class, the same on every machine.
+    """1,600 training and 400 test points around one center per class, the same on every machine.
 
-    Columns: `x`, float32 (16,), standard normal around its centre, and `labels`, int64, 0 to 4.
+    Columns: `x`, float32 (16,), standard normal around its center, and `labels`, int64, 0 to 4.
     """
     draw = np.random.default_rng(0)
-    centres = draw.normal(size=(NUM_CLASSES, NUM_FEATURES))
+    centers = draw.normal(size=(NUM_CLASSES, NUM_FEATURES))
     labels = np.arange(TOY_SIZE) % NUM_CLASSES
-    points = centres[labels] + draw.normal(size=(TOY_SIZE, NUM_FEATURES))
+    points = centers[labels] + draw.normal(size=(TOY_SIZE, NUM_FEATURES))
     return _as_splits(points, labels, [str(label) for label in range(NUM_CLASSES)])
 
 
 def jets() -> DatasetDict:
     """830,000 jets of the LHC, a fifth of them for testing; fetched from OpenML once.
 
-    Columns: `x`, float32 (16,), standardised by the training rows, and `labels`, int64: the jet
+    Columns: `x`, float32 (16,), standardized by the training rows, and `labels`, int64: the jet
     comes from a gluon, light quark, top quark, W or Z boson.
 
     Source: M. Pierini et al., hls4ml LHC jet data set, doi:10.5281/zenodo.3602260.

@@ -29,9 +29,9 @@ def get_tokenized_dataset(
     max_length: int | None = None,
     limit: int | None = None,
     text_column: str | None = None,
-    labelled: bool = True,
+    labeled: bool = True,
 ) -> DatasetDict | tuple[DatasetDict, PreTrainedTokenizerBase]:
-    """The labelled texts of a data set as token columns, cut to length and not yet padded.
+    """The labeled texts of a data set as token columns, cut to length and not yet padded.
 
     Args:
         dataset: what `load_dataset` takes, or what it gives.
@@ -43,7 +43,7 @@ def get_tokenized_dataset(
         text_column: the column with the text; default, `text`, `sentence` and the like. Where it
             holds lists of words (by default `tokens` or `words`), labels are of words, and become
             those of the first token of each; others have -100, which counts nowhere.
-        labelled: False leaves labels out, for language modelling, and texts of less than two
+        labeled: False leaves labels out, for language modeling, and texts of less than two
             tokens.
     Returns: a DatasetDict with `train` and `test`; columns `labels` (int64) and the
         tokenizer's, `input_ids`, `attention_mask` and for BERT `token_type_ids`. Batches are
@@ -53,13 +53,13 @@ def get_tokenized_dataset(
         UnavailableError: data set or tokenizer can neither be found nor fetched.
     """
     tokenizer = get_tokenizer(checkpoint)
-    splits = load_dataset(dataset, limit=limit, labelled=labelled)
+    splits = load_dataset(dataset, limit=limit, labeled=labeled)
     columns = _text_columns(splits["train"], text_column)
     length = min(tokenizer.model_max_length, MODEL_LIMIT) if max_length is None else max_length
     if length < 1:
         raise ConfigError(f"max_length: expected at least one token, got {length}.")
 
-    label = label_column(splits["train"].column_names) if labelled else None
+    label = label_column(splits["train"].column_names) if labeled else None
     settings = {"truncation": True, "max_length": length}
     if hasattr(splits["train"].features[columns[0]], "feature"):
         told = {"column": columns[0], "label": label, **settings}
@@ -69,7 +69,7 @@ def get_tokenized_dataset(
         tokenize = partial(_tokenize_texts, tokenizer=tokenizer, columns=columns, **settings)
         unused = [name for name in splits["train"].column_names if name != label]
     tokenized = splits.map(tokenize, batched=True, remove_columns=unused)
-    if not labelled:
+    if not labeled:
         tokenized = tokenized.filter(_has_two_tokens)
     elif "labels" not in tokenized["train"].column_names:
         tokenized = tokenized.rename_column(label, "labels")

@@ -1,4 +1,4 @@
-"""Learnt step sizes: formats whose scales may be given, and the operator that trains them.
+"""Learned step sizes: formats whose scales may be given, and the operator that trains them.
 
 y = s q(x/s) has a gradient for its scale s as well as for x. The sum over the values of a group is
 divided by sqrt(N Q), N the values of one sample for each scale and Q the largest element, which
@@ -28,7 +28,7 @@ from chop.formats.transforms import refuse_transforms
 
 
 class LearnableFormat(NumberFormat):
-    """A format with float32 scales that may be given instead of measured, and so be learnt.
+    """A format with float32 scales that may be given instead of measured, and so be learned.
 
     Scales are one-dimensional: one for each group of the tensor, or one that all groups have; of
     levels, one for each.
@@ -42,7 +42,7 @@ class LearnableFormat(NumberFormat):
         return reference.round_by(self._layout.with_scales(scales), x)
 
     def with_scales(self, scales: Tensor) -> Self:
-        """This format with scales that were learnt."""
+        """This format with scales that were learned."""
         # Nine digits tell float32 numbers apart; more would only make keys and files longer.
         settled = tuple(float(f"{scale:.9g}") for scale in in_use(scales.detach()).tolist())
         return dataclasses.replace(self, scales=settled)  # type: ignore[type-var]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 Gradient = Literal["identity", "clip", "lsq"]
 """How a gradient passes a fake-quantizer: unchanged; zero where the value saturated; or also to
-the scales, where they are learnt (see `chop.formats.lsq`), and unchanged elsewhere."""
+the scales, where they are learned (see `chop.formats.lsq`), and unchanged elsewhere."""
 GRADIENTS = get_args(Gradient)
 
 

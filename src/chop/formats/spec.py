@@ -36,7 +36,7 @@ class QuantSpec:
             them unchanged, but some operand has to learn.
 
     Raises:
-        ConfigError: nothing can be learnt.
+        ConfigError: nothing can be learned.
     """
 
     data_in: Quantizer = FLOAT
@@ -160,15 +160,15 @@ class QuantSpec:
 
     @property
     def lsq_operands(self) -> list[str]:
-        """The operands whose scales are learnt."""
+        """The operands whose scales are learned."""
         return [name for name in OPERANDS if self.learns(name)]
 
     def learns(self, operand: str) -> bool:
-        """Whether the scales of an operand are learnt."""
+        """Whether the scales of an operand are learned."""
         return self.gradient == "lsq" and learns(getattr(self, operand))
 
     def with_scales(self, scales: Mapping[str, Tensor]) -> QuantSpec:
-        """This spec with scales that were learnt, by operand: an ordinary one."""
+        """This spec with scales that were learned, by operand: an ordinary one."""
         settled: dict[str, Any] = {}
         for operand, found in scales.items():
             number_format = getattr(self, operand)

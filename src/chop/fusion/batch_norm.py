@@ -62,7 +62,7 @@ def _why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | Non
         if reason is not None:
             return f"the {name} {reason}"
     if isinstance(norm, QuantizedOperator) and not isinstance(convolution, QuantizedOperator):
-        return "the norm is quantised and the convolution is not"
+        return "the norm is quantized and the convolution is not"
     return None
 
 

@@ -48,7 +48,7 @@ def _why_infeasible(mg: MaseGraph, linear: fx.Node, node: fx.Node, owned: Owners
         module for module in (mg.module_of(linear), mg.module_of(node)) if module is not None
     ]
     if any(isinstance(module, QuantizedOperator) for module in modules):
-        return "it, or its activation, is quantised or pruned"
+        return "it, or its activation, is quantized or pruned"
     if type(modules[0]) is not nn.Linear:
         return f"it is a {type(modules[0]).__name__}, no plain nn.Linear"
     if any(has_hooks(module) for module in modules):

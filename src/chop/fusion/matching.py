@@ -49,7 +49,7 @@ def check_free(mg: MaseGraph, node: fx.Node) -> None:
     """Raises NotFusableError where what a node calls has to stay as it is."""
     module = mg.module_of(node)
     if isinstance(module, QuantizedOperator) and not module.spec.is_float:
-        raise NotFusableError(f"'{node.name}' is quantised")
+        raise NotFusableError(f"'{node.name}' is quantized")
     if module is not None and has_hooks(module):
         raise NotFusableError(f"'{node.name}' has hooks")
 

@@ -65,7 +65,7 @@ def common_metadata(
 
 
 def record_formats(node: fx.Node, module: QuantizedOperator) -> None:
-    """Notes in a node's metadata the formats of the quantised module that it calls."""
+    """Notes in a node's metadata the formats of the quantized module that it calls."""
     _record_formats(metadata_of(node).common, module)
 
 

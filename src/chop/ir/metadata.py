@@ -75,11 +75,11 @@ class TensorInfo(Record):
 
     @property
     def is_floating(self) -> bool:
-        """True for tensors of real numbers: those that can be quantised."""
+        """True for tensors of real numbers: those that can be quantized."""
         return self.torch_dtype is not None and self.torch_dtype.is_floating_point
 
     def record_format(self, number_format: NumberFormat) -> None:
-        """Notes the format that the tensor is quantised to, or that it is float again."""
+        """Notes the format that the tensor is quantized to, or that it is float again."""
         self.type = number_format.name
         if number_format.is_identity and self.torch_dtype is not None:
             self.precision = (self.torch_dtype.itemsize * 8,)
@@ -110,7 +110,7 @@ class CommonMetadata(Record):
 
 
 def operand_of(argument: str, module: QuantizedOperator) -> str:
-    """The operand of a quantised operator that an entry of `CommonMetadata.args` is.
+    """The operand of a quantized operator that an entry of `CommonMetadata.args` is.
 
     >>> from torch import nn
     >>> from chop.nn.quantized import QuantLinear

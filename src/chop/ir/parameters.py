@@ -29,7 +29,7 @@ class StoredParameter:
         name: its dotted path.
         value: the parameter; of a packed one a tensor without data, of its shape and dtype.
         format: the widest of the formats in which the graph's operators take it.
-        operand: what it is to them: `weight`, `bias`, or "" where none of them quantises it.
+        operand: what it is to them: `weight`, `bias`, or "" where none of them quantizes it.
         packed: the codes that are stored instead of it, or None.
     """
 

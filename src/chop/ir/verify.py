@@ -16,7 +16,7 @@ def verify(mg: MaseGraph) -> None:
 
     Valid means: FX finds it well formed (every module and attribute that a node names exists among
     other things); it has one output; metadata, where there is any, has MASE's types, and agrees
-    with the operator that the node calls and with the formats of a quantised module.
+    with the operator that the node calls and with the formats of a quantized module.
 
     Raises:
         GraphError: it names the node and what is wrong with it.
@@ -79,5 +79,5 @@ def _verify_formats(node: fx.Node, module: QuantizedOperator, args: dict[str, ob
         if info.type != number_format.name:
             raise GraphError(
                 f"node '{node.name}': {name} is noted as '{info.type}' and its {operand} is "
-                f"quantised to '{number_format.name}'."
+                f"quantized to '{number_format.name}'."
             )

@@ -22,7 +22,7 @@ def _reference(number_format: NumberFormat, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A fake-quantiser for one kind of device.
+    """A fake-quantizer for one kind of device.
 
     Attributes:
         name: for messages and tables.
@@ -47,7 +47,7 @@ KERNELS: dict[str, Kernel] = {}
 
 
 def register(kernel: Kernel) -> Kernel:
-    """Makes a kernel the implementation of chop's fake-quantisers on its device."""
+    """Makes a kernel the implementation of chop's fake-quantizers on its device."""
 
     def implementation(x: Tensor, key: str) -> Tensor:
         return _rounded(x, from_key(key), torch.empty_like(x))

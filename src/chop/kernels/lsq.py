@@ -1,4 +1,4 @@
-"""Rounding by scales that are being learnt, by the kernels that round by given ones."""
+"""Rounding by scales that are being learned, by the kernels that round by given ones."""
 
 from __future__ import annotations
 

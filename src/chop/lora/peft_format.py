@@ -33,7 +33,7 @@ NOT_NEEDED = frozenset(
         *("runtime_config", "target_modules", "task_type", "use_rslora"),
     }
 )
-# Other initialisations change the base weights when the adapter is loaded.
+# Other initializations change the base weights when the adapter is loaded.
 PLAIN_INITIALIZATIONS = (None, True, False, "gaussian", "eva", "orthogonal")
 
 

@@ -29,7 +29,7 @@ def fisher_loss_increases(problem: PrecisionProblem, rows: Evaluator) -> LossInc
 
     Args:
         problem: what can be chosen.
-        rows: labelled rows in batches, of the problem's model.
+        rows: labeled rows in batches, of the problem's model.
     Returns: in the unit of the loss, of classes nats.
     Raises:
         ConfigError: the loss has no gradient.

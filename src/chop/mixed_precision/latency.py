@@ -1,4 +1,4 @@
-"""Latency of a quantised graph with packed weights: a custom metric of searches."""
+"""Latency of a quantized graph with packed weights: a custom metric of searches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WARM_UP = 3
 def packed_latency(batch: Mapping[str, Tensor], repeats: int = 20) -> Callable[[MaseGraph], float]:
     """A function of a graph: the median milliseconds of a forward on `batch`, weights packed.
 
-    Fake-quantised graphs are slower the more they round, so the time is that of the packed one.
+    Fake-quantized graphs are slower the more they round, so the time is that of the packed one.
     It is measured in this process, and other work on the machine disturbs it: give such a search
     one worker, and the machine to itself.
 

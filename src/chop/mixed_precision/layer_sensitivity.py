@@ -53,7 +53,7 @@ class Sensitivity:
 
     Args:
         problem: what can be chosen, and the rows that outputs are compared on.
-        rows: labelled rows that gradients are taken on; 256 of them are.
+        rows: labeled rows that gradients are taken on; 256 of them are.
         metrics: names out of `METRICS`.
         vectors: random vectors of the trace.
         seed: of these.
@@ -174,8 +174,8 @@ def sensitivity(
 
     Args:
         mg: the graph of a trained classifier, with metadata; it stays as it is.
-        train: labelled rows that scales are derived from and gradients are taken on.
-        rows: labelled rows that outputs are compared on.
+        train: labeled rows that scales are derived from and gradients are taken on.
+        rows: labeled rows that outputs are compared on.
         metrics: what to measure, see `Sensitivity`.
         on_result: called with each line as it is measured.
         settings: further ones of `PrecisionProblem`: `formats`, `ranges`, `operators`,

@@ -35,8 +35,8 @@ class Layer:
 
     Attributes:
         name: its path in the model; of a function call, the node's name.
-        parts: by path, the quantised operators that it is made of: itself, as a rule.
-        operands: what it has to quantise.
+        parts: by path, the quantized operators that it is made of: itself, as a rule.
+        operands: what it has to quantize.
         macs: multiply-accumulate operations for one row of data.
         inputs: elements of each part's input for one row of data, and the input's shape.
     """
@@ -172,7 +172,7 @@ class Layers:
 
 
 def operands_of(operator: QuantizedOperator) -> tuple[str, ...]:
-    """What an operator has to quantise: a layer may lack a bias, a call has what it is given."""
+    """What an operator has to quantize: a layer may lack a bias, a call has what it is given."""
     is_call = operator.function is not None
     return tuple(operator.operands if is_call else operator.present_operands(operator))
 

@@ -28,7 +28,7 @@ from chop.train.evaluator import Evaluator, kl_divergence
 from chop.train.rows import take_split
 
 Cost = Callable[[MaseGraph], float]
-"""A number of a quantised graph: its latency, what it takes on a chip ..."""
+"""A number of a quantized graph: its latency, what it takes on a chip ..."""
 
 Targets = dict[str, tuple[str, tuple[str, ...]]]
 PER = ("layer", "operand")
@@ -57,11 +57,11 @@ class PrecisionProblem:
     Args:
         mg: the graph of a trained classifier, with metadata; it stays as it is.
         train: rows that scales are derived from.
-        rows: labelled rows that configurations are measured on.
+        rows: labeled rows that configurations are measured on.
         formats: what to choose from: formats, format strings, or names that stand for a whole
             `search_space`; see `chop.mixed_precision.candidates.format_candidates`.
         ranges: values of their fields in the place of those.
-        operators: names of the operators to quantise; None takes all modules with a matrix of
+        operators: names of the operators to quantize; None takes all modules with a matrix of
             weights.
         operands: what takes the chosen formats.
         per: one choice for each "layer", or for each "operand" of it.
@@ -71,7 +71,7 @@ class PrecisionProblem:
         batch_size: rows of a step; None takes what is fast.
         goal: the score that is reported during a trial, for pruners: "metric" for the task's,
             "loss" or "kl"; None reports nothing.
-        custom_metrics: functions of the quantised graph, by the name of the number that they
+        custom_metrics: functions of the quantized graph, by the name of the number that they
             give. They run in every trial, on a copy.
         task: what the model is asked to do; None takes what the labels are.
         training: arguments of `chop.train.fit`, `batch_size` among them: a copy of the model is
@@ -221,7 +221,7 @@ class PrecisionProblem:
         return config
 
     def graph(self, config: Config, report: Report | None = None) -> MaseGraph:
-        """The quantised graph of a configuration, scales derived, with metadata; trained, where
+        """The quantized graph of a configuration, scales derived, with metadata; trained, where
         the problem has `training`. The one that was trained last is kept, and is given again.
         """
         if self.training is None:
@@ -307,7 +307,7 @@ class PrecisionProblem:
                 continue
             if goal.name in CUSTOM_METRICS:
                 raise ConfigError(
-                    f"goal '{goal.name}': expected a function of the quantised graph that gives "
+                    f"goal '{goal.name}': expected a function of the quantized graph that gives "
                     f"{CUSTOM_METRICS[goal.name]}: custom_metrics={{'{goal.name}': function}}."
                 )
             raise ConfigError(f"goal '{goal.name}': {did_you_mean(goal.name, known)}")

@@ -26,7 +26,7 @@ class Compression:
     """Compression of a trained model before its evaluation.
 
     Attributes:
-        mode: "none" judges it as trained; "compress" quantises and prunes it first;
+        mode: "none" judges it as trained; "compress" quantizes and prunes it first;
             "compress-train" then trains it again, with rounding and masks in place.
         pass_args: the settings of `CompressionPipeline`, by pass. Data that a pruning method looks
             at are supplied; fractions that wait for data are calibrated.
@@ -72,7 +72,7 @@ class Compression:
         return compressed
 
     def compress(self, model: nn.Module, rows: Rows) -> MaseGraph:
-        """A new graph of `model`, quantised and pruned, its fractions calibrated on `rows`."""
+        """A new graph of `model`, quantized and pruned, its fractions calibrated on `rows`."""
         pass_args = self._with_batches(model, rows)
         mg, _ = CompressionPipeline()(raise_graph(model, rows), pass_args=pass_args)
         return calibrated(mg, rows, self.calibration_rows)

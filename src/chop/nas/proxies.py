@@ -1,6 +1,6 @@
 """Zero-cost proxies: scores of untrained models from a batch or two.
 
-Each takes a freshly built model and one labelled batch, and is large where the model should learn
+Each takes a freshly built model and one labeled batch, and is large where the model should learn
 well. How far that is true on the built-in models is measured by `benchmarks/proxies.py`.
 
 Shapes: N rows, C classes, D numbers of a row's input, A activations of a row.
@@ -157,7 +157,7 @@ def snip(model: nn.Module, batch: Batch) -> float:
 def synflow(model: nn.Module, batch: Batch) -> float:
     """log of the sum of w dR/dw, R the sum of the logits of the linear model |w| fed with ones.
 
-    Normalisations and activations are left out, so that R is a sum over paths of the products of
+    Normalizations and activations are left out, so that R is a sum over paths of the products of
     their weights. In double precision, for these products are large.
 
     Source: Tanaka et al. 2020, arXiv:2006.05467, equation 2 and algorithm 1.
@@ -223,10 +223,10 @@ def jacobian_covariance(model: nn.Module, batch: Batch) -> float:
 
 
 def zen(model: nn.Module, batch: Batch) -> float:
-    """log E|f(x) - f(x + 0.01 e)| + sum over normalisations of log s, of a model of random weights.
+    """log E|f(x) - f(x + 0.01 e)| + sum over normalizations of log s, of a model of random weights.
 
     Weights, x and e are standard normal; f is what the last linear layer reads; s is the root of
-    the mean variance that a normalisation divides by, which puts back what it takes from f.
+    the mean variance that a normalization divides by, which puts back what it takes from f.
     Residual connections stay, unlike in the source.
 
     Source: Lin et al. 2021, arXiv:2102.01063, algorithm 1.
@@ -301,7 +301,7 @@ def _change_input(model: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
 
 
 def _deviation(norm: nn.Module, x: Tensor) -> float:
-    """Root of the mean variance of what is normalised together."""
+    """Root of the mean variance of what is normalized together."""
     per_channel = isinstance(norm, nn.modules.batchnorm._BatchNorm)
     axes = [0, *range(2, x.dim())] if per_channel else [x.dim() - 1]
     return x.var(dim=axes, correction=0).mean().sqrt().item()

@@ -1,4 +1,4 @@
-"""WHAT A LAYER IS once it is quantised; every class is generic over the number format."""
+"""WHAT A LAYER IS once it is quantized; every class is generic over the number format."""
 
 import chop.kernels
 from chop.nn.weight_cache import cached_weights

@@ -27,7 +27,7 @@ class LoraLinear(QuantLinear):
     Input (..., in_features) to (..., out_features). Weight and bias keep their `state_dict` keys;
     the adapter adds `lora_A.weight` (rank, in_features) and `lora_B.weight` (out_features, rank).
     A starts Kaiming-uniform (a = sqrt 5) and B at zero, so a new adapter changes no output. The
-    adapter takes the input before it is quantised, and the format of `data_out` holds for the sum.
+    adapter takes the input before it is quantized, and the format of `data_out` holds for the sum.
 
     On a pruned layer the update is masked like the weight: a pruned layer stays pruned.
 
@@ -90,7 +90,7 @@ class LoraLinear(QuantLinear):
         check_adapter(rank, alpha, dropout)
         place: dict[str, Any] = {"device": self.weight.device, "dtype": self.weight.dtype}
         self.alpha, self.use_rslora = float(alpha), use_rslora
-        # nn.Linear's own initialisation is the Kaiming-uniform one that A needs.
+        # nn.Linear's own initialization is the Kaiming-uniform one that A needs.
         self.lora_A = nn.Linear(self.in_features, rank, bias=False, **place)
         self.lora_B = nn.Linear(rank, self.out_features, bias=False, **place)
         self.lora_dropout = nn.Dropout(dropout)

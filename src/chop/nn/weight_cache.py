@@ -1,4 +1,4 @@
-"""Quantised parameters that are kept from one forward to the next, in evaluation."""
+"""Quantized parameters that are kept from one forward to the next, in evaluation."""
 
 from __future__ import annotations
 
@@ -72,17 +72,17 @@ _decoded: WeakKeyDictionary[nn.Module, _Shelf] = WeakKeyDictionary()
 
 @contextmanager
 def cached_weights(model: nn.Module, formats: int = 1) -> Iterator[None]:
-    """Within it, quantised operators of `model` round each parameter once, not at every forward.
+    """Within it, quantized operators of `model` round each parameter once, not at every forward.
 
     A rounded parameter, masked if the operator is pruned, is used again while gradients are off
-    and parameter, mask, learnt scale and format are what they were: the same object, version,
+    and parameter, mask, learned scale and format are what they were: the same object, version,
     memory, dtype and device. Outputs are equal bit for bit. Leaving frees the memory, as much as
     the parameters take. Nested use is fine; so are several threads. A compiled model does not
     use it.
 
     It has to be asked for, because one change cannot be seen: a write past autograd, as in
     `weight.data.mul_(2)` or through a NumPy array, leaves version and memory as they were, and the
-    old values would be used on. Assigning `weight.data = other`, optimisers, `load_state_dict` and
+    old values would be used on. Assigning `weight.data = other`, optimizers, `load_state_dict` and
     in-place changes under `torch.no_grad()` are all noticed.
 
     Args:

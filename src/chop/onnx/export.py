@@ -1,4 +1,4 @@
-"""ONNX export of a quantised graph."""
+"""ONNX export of a quantized graph."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class QdqGraph:
     """Graph of QuantizeLinear and DequantizeLinear, ready to be exported.
 
     Attributes:
-        mg: a graph of its own, whose quantised operands are codes and scales.
+        mg: a graph of its own, whose quantized operands are codes and scales.
         quantized: paths of the modules with such operands.
         fallback: text for each operand that became float instead.
     """
@@ -38,7 +38,7 @@ class QdqGraph:
 
 @dataclass(eq=False)
 class _Round(StandIn):
-    """An activation: quantised and dequantised.
+    """An activation: quantized and dequantized.
 
     Attributes:
         grid: its values.
@@ -56,7 +56,7 @@ class _Round(StandIn):
 
 @dataclass(eq=False)
 class _Codes(StandIn):
-    """A weight: dequantised.
+    """A weight: dequantized.
 
     Attributes:
         codes: int8 or uint8, of the weight's shape.
@@ -162,7 +162,7 @@ def _rounds_of(qdq: MaseGraph, node: fx.Node) -> list[Quantizer | None]:
 
 
 def _integer_form(qdq: MaseGraph, node: fx.Node) -> str:
-    """The ONNX operator that computes a quantised layer in integers; "" for other nodes."""
+    """The ONNX operator that computes a quantized layer in integers; "" for other nodes."""
     module = qdq.module_of(node)
     is_layer = isinstance(module, QuantizedOperator) and module.function is None
     return qdq.operator(node).onnx if is_layer else ""
@@ -176,7 +176,7 @@ def qdq_graph(mg: MaseGraph, float_fallback: bool) -> QdqGraph:
         float_fallback: where ONNX lacks a format, activations are not rounded, and weights are
             floats with their rounded values.
     Raises:
-        ConfigError: ONNX lacks formats and `float_fallback` is False, or learnt scales wait.
+        ConfigError: ONNX lacks formats and `float_fallback` is False, or learned scales wait.
     """
     qdq = mg.copy()
     for node in qdq.nodes:

@@ -1,7 +1,7 @@
 """Lists of passes, run one after the other.
 
 `Pipeline(stages)(mg, out=...)` -> graph and what each pass found; a killed run continues;
-`CompressionPipeline()(mg, pass_args={...})` quantises, then prunes, as MASE's does.
+`CompressionPipeline()(mg, pass_args={...})` quantizes, then prunes, as MASE's does.
 """
 
 from chop.not_built import AutoPipelineForDistributedInference

@@ -61,7 +61,7 @@ class AutoPipeline:
 
 
 class CompressionPipeline(AutoPipeline):
-    """Quantises, then prunes: whichever of the two has settings.
+    """Quantizes, then prunes: whichever of the two has settings.
 
     Example:
         >>> from torch import nn

@@ -160,7 +160,7 @@ class ChannelTrace:
         if module is None:
             raise BlockedError(f"'{node.name}' has its weight outside of a module")
         if is_parametrized(module):
-            raise BlockedError(f"the weight of '{node.target}' is parametrised")
+            raise BlockedError(f"the weight of '{node.target}' is parametrized")
         if sum(self.mg.module_of(other) is module for other in self.mg.nodes) > 1:
             raise BlockedError(f"'{node.target}' is called more than once")
         for parameter in module.parameters(recurse=False):

@@ -85,7 +85,7 @@ def with_sharers(mg: MaseGraph, layer: Layer, layers: Sequence[Layer]) -> list[L
         ConfigError: something that cannot carry a mask uses the weight too.
     """
     weight = layer.module.weight
-    # A parametrised weight is another tensor each time: the layer would not find itself.
+    # A parametrized weight is another tensor each time: the layer would not find itself.
     sharing = [other for other in layers if other is layer or other.module.weight is weight]
     user = user_besides(mg, weight, [other.module for other in sharing])
     if user is not None:

@@ -1,3 +1,3 @@
-"""Quantisation engines: calibration, GPTQ, SmoothQuant, packing, and what a graph stores."""
+"""Quantization engines: calibration, GPTQ, SmoothQuant, packing, and what a graph stores."""
 
 __all__: list[str] = []

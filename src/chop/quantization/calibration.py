@@ -1,4 +1,4 @@
-"""Calibration: observers that sample what reaches the operands of quantised operators."""
+"""Calibration: observers that sample what reaches the operands of quantized operators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_SAMPLES = 2**17
 def sample_operands(
     model: nn.Module, batches: Iterable[Mapping[str, Any]], wanted: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, Tensor]]:
-    """What reaches operands of quantised operators while all quantisers are off.
+    """What reaches operands of quantized operators while all quantizers are off.
 
     Parameters that are stored as codes have their rounded values.
 

@@ -91,7 +91,7 @@ LayerErrors = dict[str, dict[str, float]]
 def gptq_layers(
     mg: MaseGraph, batches: Iterable[Mapping[str, Any]], solver: Solver
 ) -> tuple[LayerErrors, dict[str, str]]:
-    """Corrects the quantised weights of a graph, layer after layer.
+    """Corrects the quantized weights of a graph, layer after layer.
 
     Args:
         mg: the graph; its weights change in place.
@@ -116,7 +116,7 @@ def gptq_layers(
 
 
 def _layer(mg: MaseGraph, node: fx.Node) -> Any:
-    """The layer that a node calls, if its weight is quantised and is a matrix for each group."""
+    """The layer that a node calls, if its weight is quantized and is a matrix for each group."""
     row, module = mg.operator(node), mg.module_of(node)
     if row.weight is None or not row.is_product or row.weight.is_transposed:
         return None
@@ -127,7 +127,7 @@ def _layer(mg: MaseGraph, node: fx.Node) -> Any:
 
 
 def _skipped(mg: MaseGraph) -> dict[str, str]:
-    """Why nodes with quantised weights are left alone."""
+    """Why nodes with quantized weights are left alone."""
     owned = Ownership(mg)
     skipped: dict[str, str] = {}
     for node in mg.nodes:
@@ -224,7 +224,7 @@ def _idempotent(layer: Any, weight: Tensor, path: str) -> Tensor:
 
 
 def _hessians(layer: Any, x: Tensor) -> Tensor:
-    """X X^T of the quantised inputs, float64 (G, D, D), summed over rows and positions."""
+    """X X^T of the quantized inputs, float64 (G, D, D), summed over rows and positions."""
     x = layer.quantize("data_in", x).float()
     is_image = of_called(layer).spatial == 2
     columns = _im2col(layer, x) if is_image else x.reshape(1, -1, x.shape[-1])

@@ -1,4 +1,4 @@
-"""Replacement of modules by their quantised twins, without a graph."""
+"""Replacement of modules by their quantized twins, without a graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chop.quantization.selection import QuantizeConfig
 
 
 def quantize_modules(network: nn.Module, config: QuantizeConfig) -> tuple[nn.Module, int]:
-    """A copy of `network` with quantised twins of the modules that a config chooses, and how many.
+    """A copy of `network` with quantized twins of the modules that a config chooses, and how many.
 
     Raises:
         ConfigError: a key matches no module, or its config does not fit the operator.

@@ -1,4 +1,4 @@
-"""Replacement of the operators of a graph by their quantised twins."""
+"""Replacement of the operators of a graph by their quantized twins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chop.nn.quantized import QuantCall, QuantizedOperator
 
 
 def quantize_nodes(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
-    """Quantises the chosen nodes; the graph and their metadata are changed.
+    """Quantizes the chosen nodes; the graph and their metadata are changed.
 
     Calls of one module share its twin.
     """
@@ -32,7 +32,7 @@ def quantize_nodes(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
 
 
 def quantized_twin(mg: MaseGraph, node: fx.Node, spec: QuantSpec) -> QuantizedOperator:
-    """The quantised module for what a node calls."""
+    """The quantized module for what a node calls."""
     row, module = mg.operator(node), mg.module_of(node)
     if isinstance(module, QuantizedOperator):
         return module.with_spec(spec)
@@ -57,7 +57,7 @@ def _is_in_place(mg: MaseGraph, node: fx.Node) -> bool:
 def _hand_on_the_result(mg: MaseGraph, node: fx.Node) -> None:
     """Later readers of an input that is written into read the result instead.
 
-    The quantised twin writes into the rounded copy of its input, which nobody else has.
+    The quantized twin writes into the rounded copy of its input, which nobody else has.
     """
     source = node.args[0] if node.args else None
     if isinstance(source, fx.Node):

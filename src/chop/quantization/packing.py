@@ -1,4 +1,4 @@
-"""Bit packing of a graph's layers: codes and scales in place of quantised parameters."""
+"""Bit packing of a graph's layers: codes and scales in place of quantized parameters."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ class Selection:
 
 
 def pack_layers(mg: MaseGraph, selection: Selection, exact: bool) -> tuple[int, dict[str, str]]:
-    """Replaces the chosen quantised layers by their packed twins.
+    """Replaces the chosen quantized layers by their packed twins.
 
     Args:
-        mg: the graph; it is changed. Learnt scales of all operators become part of the formats.
+        mg: the graph; it is changed. Learned scales of all operators become part of the formats.
         selection: which layers.
         exact: see `chop.nn.packed.pack`.
     Returns: how many were packed, and by path the reason for each layer that stays float.
 
     Raises:
-        ConfigError: a selector means no layer, there is none to pack, or learnt scales still wait
+        ConfigError: a selector means no layer, there is none to pack, or learned scales still wait
             for a first batch.
     """
     _freeze_scales(mg)
@@ -154,7 +154,7 @@ def _explain(reasons: dict[str, str]) -> str:
     if not reasons:
         return "The graph has no layer with parameters."
     path, reason = next(iter(reasons.items()))
-    return f"Layer '{path}' {reason}; quantise it first with quantize_transform_pass."
+    return f"Layer '{path}' {reason}; quantize it first with quantize_transform_pass."
 
 
 def packed_rows(

@@ -1,4 +1,4 @@
-"""Selection of the operators to quantise: by type, by name or by pattern, each operand's format."""
+"""Selection of the operators to quantize: by type, by name or by pattern, each operand's format."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class QuantizeConfig:
         by: what the keys of `rules` are: operators, node names (or module paths), or regular
             expressions that match a whole one.
         rules: the formats of what each key names: a `QuantSpec`, or the mapping that describes one.
-        default: what holds for quantisable operators that no rule names; None leaves them.
+        default: what holds for quantizable operators that no rule names; None leaves them.
         where: the pass, for messages.
     """
 
@@ -63,11 +63,11 @@ class QuantizeConfig:
         if isinstance(default, Mapping) and default.get("name") is None and len(default) <= 1:
             default = None
         if not rules and default is None:
-            raise ConfigError(f"{where}: nothing to quantise: name an operator.")
+            raise ConfigError(f"{where}: nothing to quantize: name an operator.")
         return cls(by, rules, default, where)
 
     def select(self, mg: MaseGraph) -> dict[fx.Node, QuantSpec]:
-        """The nodes to quantise, each with its spec.
+        """The nodes to quantize, each with its spec.
 
         Raises:
             ConfigError: a rule matches no node, or its mapping does not fit the operator.
@@ -113,7 +113,7 @@ class QuantizeConfig:
         return chosen
 
     def _names(self, mg: MaseGraph, node: fx.Node) -> tuple[str, ...]:
-        """What a rule can call the node by; () if the node cannot be quantised."""
+        """What a rule can call the node by; () if the node cannot be quantized."""
         if not _is_quantizable(mg, node):
             return ()
         return (mg.operator(node).name,) if self.by == "type" else (node.name, str(node.target))
@@ -124,7 +124,7 @@ class QuantizeConfig:
     def _explain_unused(self, key: str, candidates: Any) -> str:
         known = {name for names in candidates for name in names}
         what = {"type": "operator", "name": "node", "regex_name": "node"}[self.by]
-        text = f"{self.where}: no quantisable {what} in this model matches '{key}'"
+        text = f"{self.where}: no quantizable {what} in this model matches '{key}'"
         if self.by == "type" and key in OPS and key not in known:
             return f"{text}; it has: {', '.join(sorted(known))}."
         return f"{text}: {did_you_mean(key, known)}"

@@ -100,7 +100,7 @@ def _why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | Non
         return f"it {reason}"
     module = mg.module_of(node)
     if isinstance(module, QuantizedOperator) and not module.spec.is_float:
-        return "it is quantised already"
+        return "it is quantized already"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Summary of a quantised graph: formats per operator, and the fit of each layer's weights."""
+"""Summary of a quantized graph: formats per operator, and the fit of each layer's weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LayerRow:
 
 
 def operator_rows(mg: MaseGraph) -> list[OperatorRow]:
-    """The quantisable operators of a graph, counted by name and formats."""
+    """The quantizable operators of a graph, counted by name and formats."""
     groups: dict[tuple[str, str], list[fx.Node]] = {}
     for node in mg.nodes:
         operator = mg.operator(node)
@@ -76,7 +76,7 @@ def _mean_bits(mg: MaseGraph, node: fx.Node) -> tuple[float, float]:
 
 
 def layer_rows(mg: MaseGraph) -> list[LayerRow]:
-    """The layers whose weights are quantised, in the order of the model's parameters.
+    """The layers whose weights are quantized, in the order of the model's parameters.
 
     Packed ones are left out: what rounding took is gone.
     """

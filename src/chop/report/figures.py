@@ -1,6 +1,6 @@
-"""What all figures share: colours, a title and a legend that are never cut, and how they are saved.
+"""What all figures share: colors, a title and a legend that are never cut, and how they are saved.
 
-Colours: Okabe and Ito, Color Universal Design, 2008: distinct with any color vision.
+Colors: Okabe and Ito, Color Universal Design, 2008: distinct with any color vision.
 Yellow, which is faint on white, is left out; black is for baselines and budgets.
 """
 

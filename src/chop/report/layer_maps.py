@@ -32,7 +32,7 @@ def plot_layer_map(
         xlabel: what the options are.
         measure: what the numbers are.
         title: above the map.
-        log: colours follow the logarithm; what is not positive has the darkest.
+        log: colors follow the logarithm; what is not positive has the darkest.
     Returns: `path`.
     Raises:
         ConfigError: there is no number.

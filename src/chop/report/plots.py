@@ -26,7 +26,7 @@ class Curve:
     Attributes:
         label: what the legend says.
         points: (x, accuracy from 0 to 1), in any order.
-        family: curves of one family share colour and marker; default, the label.
+        family: curves of one family share color and marker; default, the label.
         dashed: for the weaker member of a family.
     """
 

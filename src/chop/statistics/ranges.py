@@ -101,7 +101,7 @@ class Histogram(Reduction):
     """Counts in equal bins over the narrowest range -2^e to 2^e that holds every number, exact.
 
     A number on an edge belongs to the bin above it. When a batch needs a wider range, e grows and
-    neighbouring bins are added up, so that the counts are those of the whole stream.
+    neighboring bins are added up, so that the counts are those of the whole stream.
 
     Attributes:
         bins: how many, a power of two from 4.

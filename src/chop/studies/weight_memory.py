@@ -152,7 +152,7 @@ def predicted(model: nn.Module, number_format: NumberFormat) -> list[KindRow]:
 
 
 def _quantized(model: nn.Module, number_format: NumberFormat) -> nn.Module:
-    """A twin that has the same parameters, its linear weights quantised."""
+    """A twin that has the same parameters, its linear weights quantized."""
     root = nn.Module()
     for place, module in enumerate(m for m in model.modules() if m._parameters):
         if type(module) is nn.Linear:

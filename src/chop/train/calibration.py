@@ -27,7 +27,7 @@ def calibration_batches(
 
     Args:
         model: says which columns it takes, see `input_columns`.
-        dataset: rows with labels, texts tokenised; of a DatasetDict, its `train`.
+        dataset: rows with labels, texts tokenized; of a DatasetDict, its `train`.
         rows: how many to take.
         batch_size: rows of a batch.
         with_labels: adds `labels`, int64 (batch_size,), whether the model takes them or not.
@@ -50,7 +50,7 @@ def example_inputs(model: nn.Module, dataset: Any, rows: int = 3) -> dict[str, T
 
 
 def calibrated(mg: MaseGraph, dataset: Any, rows: int) -> MaseGraph:
-    """A quantised graph with the scales that wait for data derived from training rows, in place."""
+    """A quantized graph with the scales that wait for data derived from training rows, in place."""
     operators = (m for m in mg.model.modules() if isinstance(m, QuantizedOperator))
     if all(operator.spec.is_fitted for operator in operators):
         return mg

@@ -87,11 +87,11 @@ class ClassificationTrainer(Trainer):
         return (loss, {"loss": loss, "logits": logits}) if return_outputs else loss
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Those of the base class, without the learnt scales of quantised operators."""
+        """Those of the base class, without the learned scales of quantized operators."""
         names = super().get_decay_parameter_names(model)
         return [name for name in names if not name.endswith(tuple(SCALE_NAMES.values()))]
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """That of the base class; quantised weights are rounded once."""
+        """That of the base class; quantized weights are rounded once."""
         with cached_weights(self.model):
             return super().evaluation_loop(*args, **kwargs)

@@ -87,7 +87,7 @@ class MaseDataModule:
         _ = self._loaded
 
     def setup(self, stage: str | None = None) -> None:
-        """Cuts the splits and tokenises texts; `stage` is accepted for MASE's sake.
+        """Cuts the splits and tokenizes texts; `stage` is accepted for MASE's sake.
 
         Raises:
             ConfigError: there is only one training row, so none is left to validate on.

@@ -28,14 +28,14 @@ BATCH_TOKENS = 4096
 
 
 class Evaluator:
-    """Runs a model on the same labelled rows again and again.
+    """Runs a model on the same labeled rows again and again.
 
     The rows are cut into batches of similar length, padded and put on the model's device once.
     The model runs in evaluation mode under `torch.inference_mode`.
 
     Args:
         model: see `chop.train.model_io`.
-        rows: with labels, texts tokenised; what `chop.train.read_rows` takes.
+        rows: with labels, texts tokenized; what `chop.train.read_rows` takes.
         batch_size: rows of a step; None takes what is fast: `BATCH_SIZE`, of long texts fewer.
         task: what the model is asked to do: a name of `chop.train.TASKS` or a `Task`; None takes
             what the labels are.

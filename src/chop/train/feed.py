@@ -18,7 +18,7 @@ from chop.train.tasks import Task, find_task
 
 
 class Feed:
-    """Labelled rows as batches of a model's inputs.
+    """Labeled rows as batches of a model's inputs.
 
     Args:
         model: see `chop.train.model_io`; it is moved to the device.

@@ -52,7 +52,7 @@ def load_trained(
         recipe = asdict(builtin.recipe)
         if held_out:
             rows, _ = split_rows(rows, held_out)
-            # As many steps as on all rows: a model that has learnt less is no fair baseline.
+            # As many steps as on all rows: a model that has learned less is no fair baseline.
             recipe["epochs"] = round(recipe["epochs"] / (1 - held_out))
         fit(model, rows, seed=seed, progress=label, **recipe)
         _write(model, path)
@@ -60,7 +60,7 @@ def load_trained(
 
 
 def default_dataset(name: str, *, limit: int | None = None) -> DatasetDict:
-    """The data set of a built-in model, ready to train on: tokenised where it is text.
+    """The data set of a built-in model, ready to train on: tokenized where it is text.
 
     Args:
         name: a built-in model.

@@ -94,7 +94,7 @@ class GradualPruning:
         self._prune(0.0)
 
     def __call__(self, step: int, steps: int) -> None:
-        """Hides what is due before optimiser step `step` of `steps`, counted from 1."""
+        """Hides what is due before optimizer step `step` of `steps`, counted from 1."""
         if self.looks_at_gradients:
             for target in self.targets:
                 add_saliency(self.score_inputs[target.path], target.weight, target.weight.grad)

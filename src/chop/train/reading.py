@@ -1,4 +1,4 @@
-"""What people hold labelled rows in, read once into columns.
+"""What people hold labeled rows in, read once into columns.
 
 Shapes: N rows.
 """

@@ -1,6 +1,6 @@
-"""A labelled data set read once into tensors, and handed out in batches.
+"""A labeled data set read once into tensors, and handed out in batches.
 
-Tokenised texts are cut into batches of similar length and padded within the batch, which is
+Tokenized texts are cut into batches of similar length and padded within the batch, which is
 several times cheaper than padding all of them to one length.
 
 Shapes: N rows, B rows of a batch, T tokens of its longest row.
@@ -34,7 +34,7 @@ BATCHES_PER_POOL = 50
 
 @dataclass(frozen=True)
 class Rows:
-    """The columns of a labelled data set.
+    """The columns of a labeled data set.
 
     Attributes:
         columns: a tensor (N, ...) each, or a list of N tensors of differing length.
@@ -171,7 +171,7 @@ def read_rows(
         held = f"{len(table[next(iter(table))])} rows" if table else "0 rows"
         raise ConfigError(
             "expected rows with a column 'labels' or 'label' and at least one column of numbers "
-            f"(texts have to be tokenised first), got {held} with {list(table)}."
+            f"(texts have to be tokenized first), got {held} with {list(table)}."
         )
     return Rows(inputs, _labels(labels))
 

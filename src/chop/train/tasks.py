@@ -320,7 +320,7 @@ def infer_task(columns: Mapping[str, Tensor | list[Tensor]], labels: Tensor | li
     """The task that labels are of.
 
     Numbers with fractions are regression, one class each is classification; a label for each
-    token is token classification, and causal language modelling where the labels are the tokens.
+    token is token classification, and causal language modeling where the labels are the tokens.
     """
     if isinstance(labels, Tensor) and labels.dim() < 2:
         return TASKS["regression" if labels.is_floating_point() else "classification"]

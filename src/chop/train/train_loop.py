@@ -48,12 +48,12 @@ def fit(
 
     Args:
         model: see `chop.train.model_io`.
-        dataset: what `read_rows` takes, with labels, texts tokenised; of a mapping of splits, its
+        dataset: what `read_rows` takes, with labels, texts tokenized; of a mapping of splits, its
             `train`.
         epochs: passes over the rows; 0 does nothing.
         lr: the largest learning rate, reached at the end of `warmup`.
         batch_size: rows of a step.
-        weight_decay: of AdamW, on matrices and filters only: neither biases nor learnt scales.
+        weight_decay: of AdamW, on matrices and filters only: neither biases nor learned scales.
         schedule: of the learning rate after the warm-up: `constant`, or down to 0 along `linear`
             or `cosine`.
         warmup: share of all steps, 0 to 1, in which the learning rate rises.
@@ -62,7 +62,7 @@ def fit(
             were. Equal seeds give equal weights on the same machine.
         device: where to train; default, where the model is. The model stays there.
         progress: the label of a progress bar; None shows none.
-        on_step: called before each optimiser step, gradients in place, with its number from 1
+        on_step: called before each optimizer step, gradients in place, with its number from 1
             and the number of all steps; see `chop.train.GradualPruning`.
         task: says which loss: a name of `chop.train.TASKS`, or a `Task`; default, that of the
             labels, see `chop.train.tasks.infer_task`.
@@ -113,7 +113,7 @@ def fit_and_report(
     steps = math.ceil(len(train) / training["batch_size"])
 
     def after_each_epoch(step: int, of: int) -> None:
-        # Called before a step: the first of an epoch sees what the one before has learnt.
+        # Called before a step: the first of an epoch sees what the one before has learned.
         if report is not None and step > 1 and (step - 1) % steps == 0:
             report((step - 1) // steps, value())
 
@@ -130,13 +130,13 @@ def evaluate(
     progress: str | None = None,
     task: str | Task | None = None,
 ) -> float:
-    """The metric of `model` on labelled rows, in evaluation mode and without gradients.
+    """The metric of `model` on labeled rows, in evaluation mode and without gradients.
 
-    Quantised weights are rounded once, see `chop.nn.cached_weights`.
+    Quantized weights are rounded once, see `chop.nn.cached_weights`.
 
     Args:
         model: see `chop.train.model_io`.
-        dataset: what `read_rows` takes, with labels, texts tokenised; of a mapping of splits, its
+        dataset: what `read_rows` takes, with labels, texts tokenized; of a mapping of splits, its
             `test`. `read_rows` of it spares reading it again at every call.
         batch_size: rows of a step; for texts, neighbors in length.
         metric: a name of the task's `metrics`, a `Metric`, or a function of predictions and

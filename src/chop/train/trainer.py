@@ -48,7 +48,7 @@ def get_trainer(
     A script of MASE's trains to the same weights: batch size, learning rate, schedule, seed and
     order of rows are those of MASE's trainer, which has `transformers.TrainingArguments`' own.
     Other than there, evaluation takes larger batches, metrics need no network, and no checkpoint is
-    written unless it is asked for: none of it changes what is learnt. On texts of unequal lengths
+    written unless it is asked for: none of it changes what is learned. On texts of unequal lengths
     `train_sampling_strategy="group_by_length"` is faster, in another order; models of a few million
     parameters hardly move in one epoch of 5e-5, and learn with `learning_rate=3e-4`.
 

@@ -81,8 +81,8 @@ def test_seeds_are_one_curve_and_samplers_two(six, tmp_path):
     told = ("random", "tpe", "vit", "within bits at most 6", "median and range of the seeds")
     assert all(f"<!-- {label} -->" in text for label in told)
     assert (tmp_path / "best-so-far.png").stat().st_size > 1000
-    spelt = (tmp_path / "table.md").read_text().splitlines()
-    assert f"{rows[0]['best (median)']:.2%}" in spelt[2] and spelt[2].endswith(" |")
+    spelled = (tmp_path / "table.md").read_text().splitlines()
+    assert f"{rows[0]['best (median)']:.2%}" in spelled[2] and spelled[2].endswith(" |")
 
 
 def test_compared_again_the_figure_has_the_same_bytes(six, tmp_path):
@@ -92,7 +92,7 @@ def test_compared_again_the_figure_has_the_same_bytes(six, tmp_path):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
 
 
-def test_curves_are_labelled_by_the_settings_that_differ(tmp_path):
+def test_curves_are_labeled_by_the_settings_that_differ(tmp_path):
     folders = [
         begin(tmp_path / "a", compression="none", budgets={"bits": 6}),
         begin(tmp_path / "b", compression="compress", budgets={"bits": 5}, seed=1),

@@ -428,7 +428,7 @@ def test_the_goal_decides_what_is_better_and_other_numbers_are_told(goal, right,
     def score(right, divergence):
         predictions = test.unseen.labels.clone()
         predictions[right:] += 1
-        return precision_report.TestScore(
+        return precision_report.HeldOutScore(
             right / 400, None, predictions, torch.full((400,), divergence).double()
         )
 

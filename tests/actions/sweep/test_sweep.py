@@ -249,7 +249,7 @@ def test_a_killed_sweep_ends_with_the_table_of_an_unbroken_one(kind, tmp_path):
 
 @pytest.fixture
 def own_model(tmp_path):
-    """A folder with a body without a classifier, as people download it, and its tokeniser."""
+    """A folder with a body without a classifier, as people download it, and its tokenizer."""
     folder = tmp_path / "own"
     tokenizer = get_tokenizer("bert-tiny")
     tokenizer.save_pretrained(folder)

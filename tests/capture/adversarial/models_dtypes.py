@@ -170,7 +170,7 @@ class Embeds(nn.Module):
 
 
 @case(inputs=integers)
-class EmbeddingRenormalised(nn.Module):
+class EmbeddingRenormalized(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(10, WIDTH, max_norm=1.0)

@@ -1,4 +1,4 @@
-"""The fake-quantisers give the bits of `NumberFormat.round`."""
+"""The fake-quantizers give the bits of `NumberFormat.round`."""
 
 import pytest
 import torch

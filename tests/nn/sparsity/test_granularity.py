@@ -42,7 +42,7 @@ def hide(layers, granularity, sparsity, score="l1-norm", scope="local"):
 
 @pytest.mark.parametrize(("kept", "group"), [(2, 4), (1, 4), (1, 2), (4, 8), (7, 8)])
 @pytest.mark.parametrize("name", LAYERS)
-def test_n_of_m_neighbours_along_the_input_stay(name, kept, group):
+def test_n_of_m_neighbors_along_the_input_stay(name, kept, group):
     layer = LAYERS[name]()
     (hidden,) = hide([layer], f"{kept}:{group}", 1 - kept / group)
     axis = 0 if name == "conv_transpose2d" else 1

@@ -71,7 +71,7 @@ def compare_searches(
     """Overlays the best-so-far curves of several searches, finished or not.
 
     Searches of `chop search` whose settings differ in the seed alone are one curve: their median,
-    and a band from the least to the greatest. Each other one has a curve of its own, labelled by
+    and a band from the least to the greatest. Each other one has a curve of its own, labeled by
     the settings that differ. Those of programs keep no settings: each is a curve, named as its
     study, unless `labels` gives several the same.
 
@@ -203,7 +203,7 @@ def _judged(search: Compared, goal: Goal) -> Compared:
 def _curves(found: Sequence[Compared], labels: Sequence[str]) -> dict[str, list[Compared]]:
     """Label -> the searches of a curve, those without a trial within their budgets left out."""
     kept: dict[str, list[Compared]] = {}
-    for label, group in _labelled(found, labels):
+    for label, group in _labeled(found, labels):
         for search in group:
             if any(math.isfinite(value) for _, value in search.result.best_so_far()):
                 kept.setdefault(label, []).append(search)
@@ -216,7 +216,7 @@ def _curves(found: Sequence[Compared], labels: Sequence[str]) -> dict[str, list[
     return kept
 
 
-def _labelled(found: Sequence[Compared], labels: Sequence[str]) -> list[tuple[str, list[Compared]]]:
+def _labeled(found: Sequence[Compared], labels: Sequence[str]) -> list[tuple[str, list[Compared]]]:
     places = [(each.url, each.name) for each in found]
     twice = next(
         (each for each, at in zip(found, places, strict=True) if places.count(at) > 1), None

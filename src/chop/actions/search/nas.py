@@ -145,10 +145,10 @@ def write(
         raise ConfigError("no architecture was measured: all were infeasible, or failed.")
     workload = workload_for(config, workload)
     validation = split_rows(workload.train, config.validation, seed=config.seed)[1]
-    count = _labelled(validation)
+    count = _labeled(validation)
     title = f"{config.model}: architectures, best first"
     rows = [_row(search, trial, count) for trial in result.ranked]
-    write_table(config.folder, title, rows, note=_note(count, _labelled(workload.test)))
+    write_table(config.folder, title, rows, note=_note(count, _labeled(workload.test)))
     if result.best is None:
         Console().print("none keeps within the budgets; the nearest come first in the table")
         return rows
@@ -183,7 +183,7 @@ def _note(validation: int, test: int) -> str:
     )
 
 
-def _labelled(rows: Rows) -> int:
+def _labeled(rows: Rows) -> int:
     """How many labels count in an accuracy."""
     return sum(int((label != IGNORED).sum()) for label in rows.labels)
 
@@ -233,7 +233,7 @@ def _describe(
         get_console().print(f"{message}: training it again, for its test accuracy", highlight=False)
         model = _measure(config, found, workload).trained(best.config)
     accuracy = evaluate(model, workload.test, device=workload.device)
-    count = _labelled(workload.test)
+    count = _labeled(workload.test)
     combinations = math.prod(map(len, found.fields.values()))
     return {
         "choices": dict(search.space.folded(best.config)),

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from chop.actions.search.job import Job, where_model_is
 from chop.actions.search.precision_report import (
+    HeldOutScore,
     TestRows,
-    TestScore,
     draw_precision,
     note_of,
     shown_of,
@@ -151,7 +151,7 @@ class _Evaluation:
 
     best: str
     values: Mapping[str, Mapping[str, float]]
-    scores: Mapping[str, TestScore]
+    scores: Mapping[str, HeldOutScore]
     verdict: str = ""
     compared: str = ""
 
@@ -213,7 +213,7 @@ def _evaluate(
     plain = {"float": None, **{text: found.uniform(text) for text in found.options}, **begin}
     known = {search.space.key(trial.config): trial.values for trial in result.measured}
     values: dict[str, Mapping[str, float]] = {}
-    scores: dict[str, TestScore] = {}
+    scores: dict[str, HeldOutScore] = {}
     for label, chosen in {**plain, **searched}.items():
         if label in plain or label == best:
             scores[label] = test.score(chosen)

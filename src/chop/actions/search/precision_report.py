@@ -34,7 +34,7 @@ DRAWS = 1000
 
 
 @dataclass(frozen=True)
-class TestScore:
+class HeldOutScore:
     """A configuration on rows that no trial saw.
 
     Attributes:
@@ -80,7 +80,7 @@ class TestRows:
         self.goal = goal if goal in SCORES else self.metric.name
         self.reference = unseen.of(found.model(None)).logits()
 
-    def score(self, config: Config | None) -> TestScore:
+    def score(self, config: Config | None) -> HeldOutScore:
         """Of None, the float model."""
         logits = self.unseen.of(self.found.model(config)).logits()
         labels, divergences = self.unseen.labels, None
@@ -93,13 +93,13 @@ class TestRows:
         if self.metric.name == "accuracy":
             interval = wilson(int((predictions == labels).sum()), len(labels))
         losses = self._losses(logits) if self.goal == "loss" else None
-        return TestScore(value, interval, predictions, divergences, losses)
+        return HeldOutScore(value, interval, predictions, divergences, losses)
 
     def _losses(self, logits: Tensor) -> Tensor:
         pairs = zip(logits.float().split(1), self.unseen.labels.split(1), strict=True)
         return torch.stack([self.unseen.task.loss(*pair).double() for pair in pairs])
 
-    def compare(self, mine: TestScore, other: TestScore, label: str) -> tuple[str, str]:
+    def compare(self, mine: HeldOutScore, other: HeldOutScore, label: str) -> tuple[str, str]:
         """What a searched configuration gains on one that needed no search.
 
         Intervals are those of the paired bootstrap: the same rows of both, drawn with replacement.
@@ -124,7 +124,7 @@ class TestRows:
         gained = f"Gained on {label} on the test rows, 95 % intervals of paired rows: "
         return f", {verdict}", f"{gained}{'; '.join(parts)}: {verdict}."
 
-    def _gains(self, mine: TestScore, other: TestScore) -> dict[str, tuple[float, float]]:
+    def _gains(self, mine: HeldOutScore, other: HeldOutScore) -> dict[str, tuple[float, float]]:
         """The interval of what is gained, by the name of the number."""
         labels, metric = self.unseen.labels, self.metric
         ends = bootstrap(
@@ -200,7 +200,7 @@ def bootstrap(statistic: Callable[[Tensor], float], count: int) -> tuple[float, 
 
 
 def table_row(
-    label: str, values: Mapping[str, float], metric: Metric, test: TestScore | None
+    label: str, values: Mapping[str, float], metric: Metric, test: HeldOutScore | None
 ) -> dict[str, Any]:
     """A line of the table.
 

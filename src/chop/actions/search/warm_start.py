@@ -43,7 +43,7 @@ def warm_start(
 
     Args:
         problem: what can be chosen.
-        train: labelled rows that gradients are taken on.
+        train: labeled rows that gradients are taken on.
         goals: objectives, and budgets, of which those of costs are kept.
         evaluations: how many evaluations of all rows measuring may take.
     Returns: by the label of a row in tables, the best prediction first; where increases or

@@ -1,6 +1,6 @@
 """Draws a graph as an SVG file that any browser or picture viewer shows.
 
-Modules are frames, nodes are boxes, coloured by what they compute; data flows from top to bottom.
+Modules are frames, nodes are boxes, colored by what they compute; data flows from top to bottom.
 Sizes and other plain numbers are left out, and large graphs are folded, so that what remains can
 be read. Point at a box to see the node's full name and the line of the model that made it.
 """
@@ -101,16 +101,16 @@ def to_svg(model: CapturedModule, depth: int | None = None) -> str:
 
 
 def _legend(plan: ViewModel) -> Iterator[tuple[str, str]]:
-    """(kind, text) in the order of the colours; then notes, whose kind is ""."""
+    """(kind, text) in the order of the colors; then notes, whose kind is ""."""
     boxes = [box for box in plan.words.values() if box.kind in COLORS]
     counts = Counter(box.kind for box in boxes)
     for kind in COLORS:
         if counts[kind]:
             yield kind, f"{kind} {counts[kind]}"
     if any(box.is_quantized for box in boxes):
-        yield "", "thick border: quantised"
+        yield "", "thick border: quantized"
     if any(box.stays_float for box in boxes):
-        yield "", "dashed: could be quantised, is float"
+        yield "", "dashed: could be quantized, is float"
     for letter, meaning in plan.letters.items():
         yield "", f"{letter} = {meaning}"
     if plan.hidden:

@@ -43,7 +43,7 @@ class Slot:
 
 @dataclasses.dataclass(eq=False)
 class Join:
-    """A line between two neighbouring layers; offsets are from the left of each slot."""
+    """A line between two neighboring layers; offsets are from the left of each slot."""
 
     source: int
     upper: Slot
@@ -179,7 +179,7 @@ def _wishes_below(slot: Slot) -> list[Wish]:
 
 
 def _in_line(slot: Slot) -> list[Wish]:
-    """Below the neighbour when nothing else connects the two, so that chains end up straight."""
+    """Below the neighbor when nothing else connects the two, so that chains end up straight."""
     is_chain = len(slot.above) == 1 and len(slot.above[0].upper.below) == 1
     return _wishes_above(slot) if is_chain else []
 

@@ -36,11 +36,11 @@ class Box:
 
     Attributes:
         title: a short name.
-        kind: what its colour says.
+        kind: what its color says.
         lines: further lines: class, shape, formats, sparsity.
         tooltip: everything, for those who point at it.
         is_quantized: something in it computes in a number format.
-        stays_float: it has a quantised twin and others are quantised, but it is not.
+        stays_float: it has a quantized twin and others are quantized, but it is not.
     """
 
     title: str
@@ -279,7 +279,7 @@ class _Writer:
 
 def _count(leaves: Sequence[int], quantized: frozenset[int]) -> list[str]:
     inside = len(quantized.intersection(leaves))
-    return [f"{len(leaves)} nodes", *([f"{inside} quantised"] if inside else [])]
+    return [f"{len(leaves)} nodes", *([f"{inside} quantized"] if inside else [])]
 
 
 SIZE = re.compile(r"\w+(\[[^]]*\])?\.shape\[\d+\]")

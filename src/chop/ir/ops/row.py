@@ -21,7 +21,7 @@ class Kind(StrEnum):
     """What an operator is to a reader of the graph."""
 
     PRODUCT = "matrix product"
-    NORM = "normalisation"
+    NORM = "normalization"
     ACTIVATION = "activation"
     ARITHMETIC = "arithmetic"
     POOLING = "pooling"
@@ -111,7 +111,7 @@ class Operator:
 
     @property
     def is_quantizable(self) -> bool:
-        """True when some form of the operator has a quantised twin."""
+        """True when some form of the operator has a quantized twin."""
         return self.quantized is not None or bool(self.arguments) or self.twin is not None
 
     @property

@@ -51,7 +51,7 @@ def _row(
     others: tuple[Callable[..., Any], ...] = (),
     **traits: Any,
 ) -> Operator:
-    """A row with the functions of its name, and the class that quantises its first module.
+    """A row with the functions of its name, and the class that quantizes its first module.
 
     `homes` is where what has that name is this operator, `Tensor` for the method: by default `F`
     if there are modules, otherwise torch and Python. `others` are functions of other names.
@@ -202,7 +202,7 @@ _BY_CALL: dict[Any, Operator] = {}
 
 
 def quantizable_operators() -> tuple[str, ...]:
-    """The names of the operators that can be quantised."""
+    """The names of the operators that can be quantized."""
     return tuple(row.name for row in OPS.values() if row.is_quantizable)
 
 
@@ -210,7 +210,7 @@ def register(row: Operator) -> None:
     """Adds a row: from then on every pass knows the operator.
 
     Captures keep its modules whole; they see through a function of one's own, into what it calls,
-    so that an operator is better a module. A quantised operator with a weight that has no packed
+    so that an operator is better a module. A quantized operator with a weight that has no packed
     twin yet gets one; see `packed_twin`. Pickles of packed layers are read where the row is
     registered.
 
@@ -270,7 +270,7 @@ def of_module(cls: type[nn.Module]) -> Operator:
 
 
 def of_called(module: nn.Module) -> Operator:
-    """The row of a module; a quantised call keeps the row of the function it replaces."""
+    """The row of a module; a quantized call keeps the row of the function it replaces."""
     if isinstance(module, q.QuantizedOperator) and module.function is not None:
         return of_function(module.function)
     return of_module(type(module))

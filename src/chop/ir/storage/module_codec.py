@@ -96,7 +96,7 @@ def _encode_module(path: str, module: nn.Module, store: TensorStore, encode: Enc
 def _class_and_attributes(path: str, module: nn.Module, encode: Encoder) -> Record:
     cls, record = type(module), Record()
     if parametrize.is_parametrized(module):
-        # torch makes a class on the fly, with a property per parametrised tensor.
+        # torch makes a class on the fly, with a property per parametrized tensor.
         cls, record["parametrized"] = cls.__mro__[1], True
     attributes = {}
     for name, value in vars(module).items():
@@ -233,7 +233,7 @@ def _gone() -> None:
 def _parametrize_again(module: Any) -> None:
     for name in module.parametrizations:
         if name in {*module._modules, *module._parameters, *module._buffers, *vars(module)}:
-            raise CheckpointError(f"the checkpoint has a parametrised tensor '{name}' twice.")
+            raise CheckpointError(f"the checkpoint has a parametrized tensor '{name}' twice.")
     parametrize._inject_new_class(module)
     for name in module.parametrizations:
         parametrize._inject_property(module, name)

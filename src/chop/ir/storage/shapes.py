@@ -238,7 +238,7 @@ class _Runner:
 
 
 def _tensor(model: nn.Module, target: str) -> Any:
-    """A parameter or buffer as it is stored: what is parametrised is not computed."""
+    """A parameter or buffer as it is stored: what is parametrized is not computed."""
     path, _, name = target.rpartition(".")
     owner = model.get_submodule(path)
     return owner._parameters[name] if name in owner._parameters else owner._buffers[name]

@@ -301,4 +301,4 @@ def clip_gradient(grad: Tensor, mask: Tensor) -> Tensor:
 
 
 torch.library.register_kernel("chop::clip_gradient", "cpu", clip_gradient)
-CPU_FAKE_QUANTIZE = register(Kernel("C++ fake-quantise", "cpu", run))
+CPU_FAKE_QUANTIZE = register(Kernel("C++ fake-quantize", "cpu", run))

@@ -54,7 +54,7 @@ class Lane(NamedTuple):
 
 
 class Buffers:
-    """Uninitialised tensors that are made once and then lent again and again.
+    """Uninitialized tensors that are made once and then lent again and again.
 
     Args:
         size: elements of the largest tensor that will be asked for.

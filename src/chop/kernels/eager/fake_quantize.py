@@ -1,4 +1,4 @@
-"""Fake-quantise in PyTorch alone: few operations, on chunks that stay in the caches.
+"""Fake-quantize in PyTorch alone: few operations, on chunks that stay in the caches.
 
 The results are those of the readable reference, bit for bit, at a fraction of its cost.
 """

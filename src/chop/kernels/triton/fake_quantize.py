@@ -1,4 +1,4 @@
-"""Fake-quantise in one pass: equal bit for bit to `NumberFormat.round`.
+"""Fake-quantize in one pass: equal bit for bit to `NumberFormat.round`.
 
 Bytes moved per element: 8 in float32, 4 in bfloat16 and float16: one read, one write. The floor is
 the memory's bandwidth: 8 N/B seconds for N float32 numbers at B bytes a second. Blocks that do not

@@ -58,4 +58,4 @@ def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor
     return fused.linear(from_key(x_key)(x), packed.encoded(x.dtype), number_format, bias)
 
 
-CUDA_FAKE_QUANTIZE = register(Kernel("Triton fake-quantise", "cuda", run))
+CUDA_FAKE_QUANTIZE = register(Kernel("Triton fake-quantize", "cuda", run))

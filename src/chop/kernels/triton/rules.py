@@ -208,7 +208,7 @@ def is_scaled(number_format: NumberFormat) -> bool:
 
 
 def takes(number_format: NumberFormat, dtype: torch.dtype) -> bool:
-    """True where the fake-quantiser has rules for the fitted format, and knows the dtype."""
+    """True where the fake-quantizer has rules for the fitted format, and knows the dtype."""
     if dtype not in DTYPES or element_rule(number_format) is None:
         return False
     return not is_scaled(number_format) or scale_rule(number_format) is not None

@@ -1,6 +1,6 @@
 """Operators whose parameters are stored as codes, in as many bits as their formats have.
 
-`pack` turns a quantised operator into its packed twin, which computes the same from codes and
+`pack` turns a quantized operator into its packed twin, which computes the same from codes and
 scales in buffers.
 """
 

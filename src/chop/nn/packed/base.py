@@ -28,7 +28,7 @@ PACKED: dict[type[QuantizedOperator], type[PackedOperator]] = {}
 
 
 class PackedOperator(QuantizedOperator):
-    """Mixin that replaces the quantised parameters of an operator by their codes.
+    """Mixin that replaces the quantized parameters of an operator by their codes.
 
     One layer at a time is decoded, while it runs. Parameters of up to `SMALL` elements are decoded
     once and kept, since decoding would take longer than what is computed with them: 64 kB of
@@ -38,7 +38,7 @@ class PackedOperator(QuantizedOperator):
 
     The buffers of `weight` are `weight_codes` (uint8, bit-packed, one-dimensional),
     `weight_scales` (uint8 or float32) where the format has scales, and `weight_tensor_scale`
-    (float32) where it has one for all; a quantised bias has the same. `module.weight` decodes
+    (float32) where it has one for all; a quantized bias has the same. `module.weight` decodes
     them. Changes of device take the codes along; a change to another floating dtype changes what
     they are decoded to, and float32 scales stay float32.
 
@@ -71,7 +71,7 @@ class PackedOperator(QuantizedOperator):
 
     @classmethod
     def of(cls, layer: QuantizedOperator, known: KnownCodes, exact: bool = False) -> Self:
-        """Takes over a quantised layer that nothing keeps from being packed; see `pack`."""
+        """Takes over a quantized layer that nothing keeps from being packed; see `pack`."""
         twin = cls.__new__(cls)
         packed = {name: encoded(layer, name, known) for name in packable_operands(layer)}
         parameters = {name: x for name, x in layer._parameters.items() if name not in packed}
@@ -138,7 +138,7 @@ class PackedOperator(QuantizedOperator):
         return decoded
 
     def quantize(self, operand: str | None, x: Any) -> Any:
-        """What is packed is in its format already; the rest is quantised as ever.
+        """What is packed is in its format already; the rest is quantized as ever.
 
         Raises:
             ConfigError: the layer is being trained.
@@ -210,7 +210,7 @@ def packed_twin(operator: type[QuantizedOperator], home: str | None = None) -> t
     """The packed twin of an operator; without one, a class that decodes before it computes.
 
     Args:
-        operator: quantises its `weight`, as `self.quantize("weight", self.weight)`.
+        operator: quantizes its `weight`, as `self.quantize("weight", self.weight)`.
         home: the module that a new class belongs to, for pickles; default, the operator's. They
             are read back where that module has made the class again.
 

@@ -1,4 +1,4 @@
-"""From a quantised operator to its packed twin."""
+"""From a quantized operator to its packed twin."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def pack(
     rounding weights to 8 bits leaves 43). The same outputs bit for bit are to be had at the price
     of decoding each weight before it is used. All other layers give the same bits in any case.
 
-    Everything but the quantised parameters is shared with `layer`. A mask is packed with the
+    Everything but the quantized parameters is shared with `layer`. A mask is packed with the
     weight that it hides.
 
     Args:
-        layer: a quantised operator with a weight format.
+        layer: a quantized operator with a weight format.
         known: codes of parameters that other layers have packed; takes and gives.
         exact: the same bits as the layer's.
 

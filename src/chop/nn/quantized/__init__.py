@@ -1,4 +1,4 @@
-"""Quantised operators: one small class each, generic over number formats."""
+"""Quantized operators: one small class each, generic over number formats."""
 
 from chop.nn.quantized.attention import QuantScaledDotProductAttention
 from chop.nn.quantized.base import QuantizedOperator, leaf_operators

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention whose products and softmax are quantised too."""
+"""Scaled dot-product attention whose products and softmax are quantized too."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class QuantScaledDotProductAttention(QuantizedOperator):
-    """`F.scaled_dot_product_attention` in three quantised steps.
+    """`F.scaled_dot_product_attention` in three quantized steps.
 
     Each step has formats of its own, so that derived fractions suit its own range. `data_in` holds
     for queries, keys, values and scores; `weight` for the attention weights; the mask is exact.

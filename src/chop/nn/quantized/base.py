@@ -1,4 +1,4 @@
-"""What every quantised operator shares: its spec, and how it takes over a float module."""
+"""What every quantized operator shares: its spec, and how it takes over a float module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from chop.nn.weight_cache import keeps, kept
 
 T = TypeVar("T")
 SCALE_NAMES = {operand: f"{operand}_scale" for operand in OPERANDS}
-"""The parameters with learnt scales."""
+"""The parameters with learned scales."""
 _WAITS = "the scales of its {} wait: run the model on a batch, or calibrate_transform_pass,"
 
 
@@ -32,11 +32,11 @@ class QuantizedOperator(nn.Module):
     mask of a pruned weight: a boolean buffer `weight_mask` of the weight's shape, True where a
     weight is kept. What the mask hides is zero to the operator whatever is written there, gets no
     gradient, and is zero in `weight` after pruning, after loading and after each step of an
-    optimiser; a buffer `weight_orig` of the weight's shape and dtype keeps what was there before.
+    optimizer; a buffer `weight_orig` of the weight's shape and dtype keeps what was there before.
 
     With `gradient="lsq"` the operator has a parameter for the scales of each operand that learns
     them: `weight_scale`, `data_in_scale` ..., float32 (n,), there from the beginning for the sake
-    of optimisers. A weight has as many as its format gives it, inputs and results have those of
+    of optimizers. A weight has as many as its format gives it, inputs and results have those of
     one row, whatever the batch. Until the first forward, `waiting` names the operand: then the
     scales start from the weight as it is, and from the first inputs. `freeze_scales` ends the
     learning.
@@ -50,7 +50,7 @@ class QuantizedOperator(nn.Module):
     """
 
     operands: tuple[str, ...] = ("data_in",)
-    """What the operator has to quantise, `data_out` aside."""
+    """What the operator has to quantize, `data_out` aside."""
     fallback: ClassVar[Mapping[str, str]] = {}
     """Operands that take another's format when a config leaves them out."""
     function: Callable[..., Any] | None = None
@@ -60,7 +60,7 @@ class QuantizedOperator(nn.Module):
     weight_mask: Tensor
     weight_orig: Tensor
     waiting: tuple[str, ...] = ()
-    """Operands whose learnt scales have not met the tensor that they start from."""
+    """Operands whose learned scales have not met the tensor that they start from."""
     running: Mapping[str, RunningMaximum] = {}
     """By operand what training has shown of a format that was not calibrated; never changed."""
 
@@ -94,11 +94,11 @@ class QuantizedOperator(nn.Module):
         weight and bias that are to be derived are derived from the tensors now.
 
         Raises:
-            ConfigError: the module's weight is computed by a parametrisation.
+            ConfigError: the module's weight is computed by a parametrization.
         """
         if is_parametrized(module):
             raise ConfigError(
-                f"{type(module).__name__}: its weight is parametrised; make it a plain one first: "
+                f"{type(module).__name__}: its weight is parametrized; make it a plain one first: "
                 "torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')."
             )
         if isinstance(module, QuantizedOperator):
@@ -121,7 +121,7 @@ class QuantizedOperator(nn.Module):
         return self
 
     def freeze_scales(self) -> QuantizedOperator:
-        """The operator with the scales that it has learnt as part of its formats.
+        """The operator with the scales that it has learned as part of its formats.
 
         It computes the same, bit for bit, and learns no more. An operator that learns nothing is
         itself settled.
@@ -143,7 +143,7 @@ class QuantizedOperator(nn.Module):
     @overload
     def quantize(self, operand: str | None, x: T) -> T: ...
     def quantize(self, operand: str | None, x: Any) -> Any:
-        """Fake-quantises `x` as that operand; what is no floating tensor passes unchanged."""
+        """Fake-quantizes `x` as that operand; what is no floating tensor passes unchanged."""
         if operand is None or not isinstance(x, Tensor) or not torch.is_floating_point(x):
             return x
         mask = self.weight_mask if operand == "weight" and self.is_pruned else None
@@ -190,11 +190,11 @@ class QuantizedOperator(nn.Module):
         return kept(self, operand, sources, rule, lambda: self._round(operand, x, mask))
 
     def start_scales(self, operand: str, x: Tensor) -> None:
-        """Starts the learnt scales of an operand that waits from its first tensor.
+        """Starts the learned scales of an operand that waits from its first tensor.
 
         Args:
             operand: one of `waiting`.
-            x: what is about to be quantised; fake and empty tensors are passed over, and inputs
+            x: what is about to be quantized; fake and empty tensors are passed over, and inputs
                 that are all zero or not finite, such as a trial run's: they say nothing of scales.
         """
         if torch.compiler.is_compiling():
@@ -270,7 +270,7 @@ class QuantizedOperator(nn.Module):
         return MASK in self._buffers
 
     def effective(self, operand: str) -> Tensor:
-        """The parameter of that name as it enters the operator: masked, not yet quantised."""
+        """The parameter of that name as it enters the operator: masked, not yet quantized."""
         x = getattr(self, operand)
         return apply_mask(x, self.weight_mask) if operand == "weight" and self.is_pruned else x
 
@@ -281,7 +281,7 @@ class QuantizedOperator(nn.Module):
 
 
 def leaf_operators(model: nn.Module) -> dict[str, QuantizedOperator]:
-    """By path, the quantised operators that are not made of smaller ones."""
+    """By path, the quantized operators that are not made of smaller ones."""
     return {
         name: module
         for name, module in model.named_modules()

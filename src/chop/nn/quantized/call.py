@@ -1,4 +1,4 @@
-"""Functions and methods that a model calls without a module, quantised."""
+"""Functions and methods that a model calls without a module, quantized."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chop.nn.quantized.base import QuantizedOperator
 
 
 class QuantCall(QuantizedOperator):
-    """A function call with quantised operands: `add`, `matmul`, `softmax`, `F.linear` ...
+    """A function call with quantized operands: `add`, `matmul`, `softmax`, `F.linear` ...
 
     The call's own arguments stay where they are, in the graph, so one class serves every function.
 

@@ -1,4 +1,4 @@
-"""One class per `torch.nn` operator. Each forward is the float one with its operands quantised.
+"""One class per `torch.nn` operator. Each forward is the float one with its operands quantized.
 
 The forwards are written out on purpose: one that several operators share makes `torch.compile`
 recompile for each of them until it gives up.
@@ -75,7 +75,7 @@ class QuantConvTranspose2d(QuantizedOperator, nn.ConvTranspose2d):
 
 
 class _QuantBatchNorm(QuantizedOperator, nn.modules.batchnorm._BatchNorm):
-    """Statistics are those of the quantised input; scale and shift are quantised."""
+    """Statistics are those of the quantized input; scale and shift are quantized."""
 
     operands = WITH_PARAMETERS
 
@@ -150,7 +150,7 @@ class QuantGroupNorm(QuantizedOperator, nn.GroupNorm):
 
 
 class QuantEmbedding(QuantizedOperator, nn.Embedding):
-    """`nn.Embedding`; indices of any shape to (..., embedding_dim). Only the table is quantised."""
+    """`nn.Embedding`; indices of any shape to (..., embedding_dim). Only the table is quantized."""
 
     operands = ("weight",)
 

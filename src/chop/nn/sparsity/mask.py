@@ -24,7 +24,7 @@ def attach_mask(
     A mask that is there already takes the new values; what it alone hid comes back.
 
     Args:
-        module: a quantised operator with a weight; its formats may all be float.
+        module: a quantized operator with a weight; its formats may all be float.
         masked: boolean, the weight's shape.
         note: how they were chosen: `method`, `scope`, `granularity`.
         full: the weight without a mask, for the others that share it; default, the module's own.

@@ -94,7 +94,7 @@ def movement(weight: Tensor, score_inputs: ScoreInputs) -> Tensor:
 def snip(weight: Tensor, score_inputs: ScoreInputs) -> Tensor:
     """|w dL/dw|: what the loss loses with the weight, to first order.
 
-    Source: Lee et al. 2019, arXiv:1810.02340, equation 5, before it is normalised.
+    Source: Lee et al. 2019, arXiv:1810.02340, equation 5, before it is normalized.
     """
     assert score_inputs.saliency is not None
     return score_inputs.saliency.abs()

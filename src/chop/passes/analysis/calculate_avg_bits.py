@@ -15,10 +15,10 @@ from chop.passes.base import NoConfig, graph_pass
 
 @graph_pass(config=NoConfig, requires=("add_common_metadata_analysis_pass",))
 def calculate_avg_bits_mg_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
-    """Average storage width of parameters and of the inputs of quantisable operators.
+    """Average storage width of parameters and of the inputs of quantizable operators.
 
     Every element counts once, with the width of its format: an 8-bit integer is 8 bits wherever
-    its binary point is. What is not quantised counts with the width of its dtype.
+    its binary point is. What is not quantized counts with the width of its dtype.
 
     Returns:
         w_avg_bit: average width of a parameter in bits, a float.

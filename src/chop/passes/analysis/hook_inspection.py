@@ -34,7 +34,7 @@ class HookConfig:
 
 @graph_pass(config=HookConfig)
 def hook_inspection_analysis_pass(mg: MaseGraph, config: HookConfig) -> dict[str, Any]:
-    """A table of the modules that have hooks, parametrisations, masks or are activation pruners.
+    """A table of the modules that have hooks, parametrizations, masks or are activation pruners.
 
     Returns:
         modules: by module path a mapping with its `class`; the names of the functions in

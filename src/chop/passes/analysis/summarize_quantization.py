@@ -1,4 +1,4 @@
-"""What quantisation did: per operator, and per layer how well the weights fit their grid."""
+"""What quantization did: per operator, and per layer how well the weights fit their grid."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SummaryConfig:
 
     Attributes:
         save_dir: folder for `operators.csv` and `layers.csv`; None writes nothing.
-        original_graph: the graph before quantisation, for the column of bits before.
+        original_graph: the graph before quantization, for the column of bits before.
         silent: prints no table; warnings stay.
     """
 
@@ -37,14 +37,14 @@ class SummaryConfig:
 
 @graph_pass(config=SummaryConfig, requires=("add_common_metadata_analysis_pass",))
 def summarize_quantization_analysis_pass(mg: MaseGraph, config: SummaryConfig) -> dict[str, Any]:
-    """Tables of what was quantised to what, and of the layers whose weights do not survive it.
+    """Tables of what was quantized to what, and of the layers whose weights do not survive it.
 
     Warns (`PoorFitWarning`) where most weights of a layer round to zero or saturate: such a model
     answers by chance, which is better known before an evaluation than after.
 
     Returns:
         operators: one dict per operator and formats, see `OperatorRow`.
-        layers: one dict per quantised layer, see `LayerRow`.
+        layers: one dict per quantized layer, see `LayerRow`.
         bits_before: average bits per parameter before.
         bits_after: average bits per parameter after.
     """
@@ -75,7 +75,7 @@ def _average(mg: MaseGraph) -> float:
 
 
 def _print(operators: list[OperatorRow], layers: list[LayerRow]) -> None:
-    print_table("Quantisation", [dataclasses.asdict(row) for row in operators])
+    print_table("Quantization", [dataclasses.asdict(row) for row in operators])
     shares = ("share_rounded_to_zero", "share_saturated")
     rows = [dataclasses.asdict(row) for row in layers]
     percent = [{**row, **{name: f"{row[name]:.1%}" for name in shares}} for row in rows]

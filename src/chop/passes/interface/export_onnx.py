@@ -32,10 +32,10 @@ def export_onnx_interface_pass(mg: MaseGraph, config: ExportOnnxConfig) -> dict[
     """Writes the graph as an ONNX file that runtimes can compute in 8-bit integers.
 
     Formats `integer` and `scale_integer` of at most 8 bits are written as they are: weights as
-    int8 codes with their scales, a scale per tensor or channel; each quantised activation as a
+    int8 codes with their scales, a scale per tensor or channel; each quantized activation as a
     pair of QuantizeLinear and DequantizeLinear, uint8 with zero point 128 where it is signed. What
     is float stays float, and biases are floats with their rounded values. A loss is left out.
-    Packed, pruned and learnt layers are written as what they compute.
+    Packed, pruned and learned layers are written as what they compute.
 
     A format whose scale follows the data measures it at each run. onnxruntime computes in integers
     only with fixed scales; layers that lack them on one side it may compute with activations

@@ -23,7 +23,7 @@ def save_lora_adapter_interface_pass(
     """Writes `adapter_model.safetensors` and `adapter_config.json`, which PEFT reads.
 
     `peft.PeftModel.from_pretrained(original_model, folder)` then computes what the graph does, if
-    the graph was not quantised or pruned and no adapted module is at two paths of the model, of
+    the graph was not quantized or pruned and no adapted module is at two paths of the model, of
     which PEFT adapts one. What else trains in the graph is written too: biases
     under PEFT's `bias`, other modules under its `modules_to_save`.
 

@@ -32,7 +32,7 @@ def calculate_avg_bits_module_analysis_pass(
     without a graph.
 
     Args:
-        module: any module, quantised or not; of a graph, `mg.model`.
+        module: any module, quantized or not; of a graph, `mg.model`.
         pass_args: nothing can be set.
     Returns:
         w_avg_bit: average width of a parameter in bits, a float.
@@ -44,7 +44,7 @@ def calculate_avg_bits_module_analysis_pass(
     check_module(module, NAME)
     parse(NoConfig, pass_args, NAME)
     if isinstance(module, CapturedModule):
-        # Quantised calls of functions take parameters too; only the graph knows which.
+        # Quantized calls of functions take parameters too; only the graph knows which.
         stored = stored_parameters(MaseGraph(module))
     else:
         stored = stored_parameters_of(module)

@@ -1,4 +1,4 @@
-"""Quantises the modules of a model that is not a graph."""
+"""Quantizes the modules of a model that is not a graph."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = "quantize_module_transform_pass"
 def quantize_module_transform_pass(
     network: nn.Module, pass_args: Mapping[str, Any]
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """A copy of `network` with the selected modules replaced by their quantised twins.
+    """A copy of `network` with the selected modules replaced by their quantized twins.
 
     A name is a module's dotted path. Only modules are found this way: what `forward` calls as a
     function stays float, for which a graph is needed. The inside of `nn.MultiheadAttention` is left

@@ -29,9 +29,9 @@ class CalibrateConfig:
 def calibrate_transform_pass(mg: MaseGraph, config: CalibrateConfig) -> dict[str, Any]:
     """Fits every format with a derived field to the values that reach it in `batches`.
 
-    Learnt scales of inputs and results start from these values too.
+    Learned scales of inputs and results start from these values too.
 
-    The model runs in eval mode with all quantisers off, so that one layer's error does not
+    The model runs in eval mode with all quantizers off, so that one layer's error does not
     disturb the next one's range. Extremes are kept exactly; of more than 131,072
     values of an operand, a uniform sample.
 

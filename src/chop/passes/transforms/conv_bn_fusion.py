@@ -15,7 +15,7 @@ class FusionConfig:
     """Settings of `conv_bn_fusion_transform_pass`.
 
     Attributes:
-        frac_width: what becomes of the fraction of quantised integer weights and biases, whose
+        frac_width: what becomes of the fraction of quantized integer weights and biases, whose
             range changes: `"keep"`, or a rule of `Integer.frac_width` to derive it anew.
     """
 

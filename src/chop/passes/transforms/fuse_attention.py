@@ -19,9 +19,9 @@ def fuse_attention_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[str, 
     NaN written out and zeros fused; finite fills give the same values, but fused their queries and
     keys have gradients too. A mask that hides what lies above the diagonal becomes
     `is_causal=True`, which does not compute the hidden half; buffers that hold such a triangle are
-    taken for constants. Attention weights that something else reads, quantised steps, softmax over
-    another axis and modules with hooks are left as they are. Fuse before quantising: the call is
-    then quantised like any other.
+    taken for constants. Attention weights that something else reads, quantized steps, softmax over
+    another axis and modules with hooks are left as they are. Fuse before quantizing: the call is
+    then quantized like any other.
 
     Returns:
         fused: list of the names of the softmax nodes that were replaced.

@@ -15,8 +15,8 @@ def fuse_linear_activation_transform_pass(mg: MaseGraph, config: NoConfig) -> di
 
     Where no gradients are asked for, on a CPU, the activation is applied before the product leaves
     the registers, by oneDNN; small layers and training compute what they did. Values differ by the
-    order of sums. Paths and `state_dict` keys stay. Layers that are quantised, shared or have hooks
-    are left as they are. Quantise first: a fused layer is not quantised any more.
+    order of sums. Paths and `state_dict` keys stay. Layers that are quantized, shared or have hooks
+    are left as they are. Quantize first: a fused layer is not quantized any more.
 
     Returns:
         fused: list of the paths of the layers that were fused.

@@ -1,4 +1,4 @@
-"""Corrects quantised weights so that each layer's output, not each weight, is nearest to float."""
+"""Corrects quantized weights so that each layer's output, not each weight, is nearest to float."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def gptq_transform_pass(mg: MaseGraph, config: GptqConfig) -> dict[str, Any]:
     """Chooses the rounded weights of Linear and Conv2d layers by the error of their outputs.
 
     Layers are corrected in the order in which they run, each on what the layers before it, already
-    corrected and quantised, give it. A layer's format stays; a format with shared scales keeps
+    corrected and quantized, give it. A layer's format stays; a format with shared scales keeps
     the scales of the float weights. What is stored is the weight that rounds to itself. Weights
     that are masked stay as they are, and the others make up for them. A layer that
     would not get better on `batches` gets its nearest weights.

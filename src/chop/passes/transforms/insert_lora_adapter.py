@@ -72,7 +72,7 @@ def insert_lora_adapter_transform_pass(mg: MaseGraph, config: InsertLoraConfig) 
     others: it gets an adapter, and its own weight and bias stay as they are. PEFT's habit for
     classifiers, to train a freshly drawn head in full, is `"modules_to_save": ["classifier"]`.
 
-    Quantised Linears keep their formats, and a graph may be quantised after the insertion.
+    Quantized Linears keep their formats, and a graph may be quantized after the insertion.
 
     Returns:
         inserted: number of layers.

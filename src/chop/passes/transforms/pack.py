@@ -1,4 +1,4 @@
-"""Stores quantised weights as codes: the model then really is as small as its formats say."""
+"""Stores quantized weights as codes: the model then really is as small as its formats say."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PackConfig:
 
     Attributes:
         include: operators, module paths, node names or patterns of these; default, every
-            quantised layer.
+            quantized layer.
         exclude: the same, to be left out.
         exact: packed layers give the same bits as unpacked ones; otherwise linear layers are
             multiplied in the fastest way that is precise enough for their formats, see `pack`.
@@ -43,9 +43,9 @@ class PackConfig:
 
 @graph_pass(config=PackConfig, takes_packed=True)
 def pack_transform_pass(mg: MaseGraph, config: PackConfig) -> dict[str, Any]:
-    """Replaces quantised parameters by bit-packed codes and scales; what is computed stays.
+    """Replaces quantized parameters by bit-packed codes and scales; what is computed stays.
 
-    Learnt scales of all operators settle first: they become part of the formats. A packed graph
+    Learned scales of all operators settle first: they become part of the formats. A packed graph
     runs, draws, and is exported and read back as any other. It is not trained:
     `{"unpack": True}` gives the layers their parameters back, with the values that were stored.
 
@@ -59,7 +59,7 @@ def pack_transform_pass(mg: MaseGraph, config: PackConfig) -> dict[str, Any]:
         bytes: what they take now.
 
     Raises:
-        ConfigError: a selector means no layer, there is none to pack or unpack, or learnt scales
+        ConfigError: a selector means no layer, there is none to pack or unpack, or learned scales
             still wait for a first batch.
 
     Example::

@@ -1,4 +1,4 @@
-"""Quantises operators: chosen by type, by name or by pattern, each operand in its own format."""
+"""Quantizes operators: chosen by type, by name or by pattern, each operand in its own format."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def quantize_config(settings: Mapping[str, Any]) -> QuantizeConfig:
 
 @graph_pass(config=quantize_config, requires=("add_common_metadata_analysis_pass",))
 def quantize_transform_pass(mg: MaseGraph, config: QuantizeConfig) -> dict[str, Any]:
-    """Replaces each selected operator by its quantised twin.
+    """Replaces each selected operator by its quantized twin.
 
     Parameters, buffers, hooks, device and dtype stay; `state_dict` keys too. A node that is
-    quantised already takes on the new formats.
+    quantized already takes on the new formats.
 
     Returns:
         quantized: number of nodes.

@@ -1,4 +1,4 @@
-"""Moves the range of inputs into weights before quantising, without changing the function."""
+"""Moves the range of inputs into weights before quantizing, without changing the function."""
 
 from __future__ import annotations
 

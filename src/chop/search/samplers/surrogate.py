@@ -63,8 +63,8 @@ class GaussianProcess:
     CONSTANT + a mean_i w_i exp(-d_i^g / l) + p exp(-r mean_i w_i d_i^g), times the values'
     variance, plus n where they are the same: the landscape's roughness, which is real and not
     noise. An exponent g near 1 holds where the options have an order, near 0 where they have
-    none. The settings a, p, l, n, r, g and each choice's weight w_i maximise the posterior under
-    log-normal priors. Numbers to be maximised and measured without noise are expected.
+    none. The settings a, p, l, n, r, g and each choice's weight w_i maximize the posterior under
+    log-normal priors. Numbers to be maximized and measured without noise are expected.
 
     Source: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, equations
     2.25, 2.26, 4.18, 5.8 and 5.9; the sum of the two covariances as in Duvenaud et al., Additive
@@ -209,17 +209,17 @@ def _most_likely(apart: Array, taken: Array, targets: Array) -> Array:
     """Hyperparameters of greatest posterior density (MAP), as logarithms."""
     from scipy.optimize import minimize
 
-    centre = np.array([*Covariance.PRIOR_MEAN, *[0.0] * len(apart)])
+    center = np.array([*Covariance.PRIOR_MEAN, *[0.0] * len(apart)])
     spread = np.array([*Covariance.PRIOR_STD, *[1.0] * len(apart)])
 
     def loss(logs: Array) -> tuple[float, Array]:
         value, gradient = Covariance(apart, taken, logs).loss(targets)
-        off = (logs - centre) / spread
+        off = (logs - center) / spread
         return value + 0.5 * float(off @ off), gradient + off / spread
 
-    bounds = list(zip(centre - REACH * spread, centre + REACH * spread, strict=True))
+    bounds = list(zip(center - REACH * spread, center + REACH * spread, strict=True))
     options = {"maxiter": ITERATIONS, "ftol": TOLERANCE}
-    found = minimize(loss, centre, jac=True, bounds=bounds, options=options, method="L-BFGS-B")
+    found = minimize(loss, center, jac=True, bounds=bounds, options=options, method="L-BFGS-B")
     logs: Array = found.x
     return logs
 
