@@ -60,8 +60,8 @@ def _import_name() -> Finding:
     others = sorted(set(owners) - {DISTRIBUTION})
     here = Path(chop.__file__).parent
     if others:
-        told = f"also installed by {', '.join(others)}: pip uninstall {others[0]}"
-        return Finding("import chop", WRONG, told)
+        message = f"also installed by {', '.join(others)}: pip uninstall {others[0]}"
+        return Finding("import chop", WRONG, message)
     # Not importlib.util.find_spec: it answers with the package that is loaded already.
     spec = importlib.machinery.PathFinder.find_spec("chop")
     found = Path(spec.origin).parent if spec and spec.origin else here

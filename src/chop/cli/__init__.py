@@ -22,6 +22,7 @@ def main() -> None:
 
         from chop.tables import printable
 
-        told = "\n".join(map(printable, str(error).split("\n")))  # it may quote a file of others
-        Console(stderr=True).print(Text.assemble((type(error).__name__, "bold red"), ": ", told))
+        # The message may quote a file of others.
+        message = "\n".join(map(printable, str(error).split("\n")))
+        Console(stderr=True).print(Text.assemble((type(error).__name__, "bold red"), ": ", message))
         sys.exit(2)

@@ -43,12 +43,13 @@ class Plan(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("core", "scale")),
         *((name, ctypes.c_double) for name in ("steps", "step", "low", "high", "zero")),
-        *((name, ctypes.c_double) for name in ("turn", "zero_below")),
+        ("magic_factor", ctypes.c_double),
+        *((name, ctypes.c_double) for name in ("increment_threshold", "zero_below")),
         ("floors", ctypes.c_int32),
         *((name, ctypes.c_int32) for name in ("offset", "lowest_exponent", "largest_exponent")),
         ("has_nan", ctypes.c_int32),
         ("carry", ctypes.c_int64),
-        *((name, ctypes.c_double) for name in ("small_low", "small_high", "small_turn")),
+        *((name, ctypes.c_double) for name in ("small_low", "small_high", "small_magic_factor")),
         *((name, ctypes.c_double) for name in ("small_divisor", "of_tensor", "limit")),
         ("block", ctypes.c_int64),
         *((name, ctypes.c_double) for name in ("roundoff", "kept_low", "kept_high")),
@@ -164,7 +165,7 @@ def _minifloat(element: Minifloat) -> Row:
         "core": MINIFLOAT,
         "low": 2.0**element.lowest_exponent,
         "high": element.largest,
-        "turn": 2.0 ** (DOUBLE_BITS - element.mantissa_width),
+        "magic_factor": 2.0 ** (DOUBLE_BITS - element.mantissa_width),
     }
 
 
@@ -174,7 +175,7 @@ def _denormal(element: Denormal) -> Row:
         "core": MINIFLOAT,
         "low": 2.0 ** (-element.bias - 1),
         "high": element.largest,
-        "turn": 2.0 ** (DOUBLE_BITS - element.mantissa_width + 1),
+        "magic_factor": 2.0 ** (DOUBLE_BITS - element.mantissa_width + 1),
     }
 
 
@@ -186,7 +187,7 @@ def _log(element: Log2) -> Row:
         "core": LOG,
         "low": low,
         "high": element.largest,
-        "turn": math.sqrt(2) if in_log_domain else 1.5,
+        "increment_threshold": math.sqrt(2) if in_log_domain else 1.5,
         "zero_below": zero_below if element.zero_code else 0.0,
     }
 
@@ -275,7 +276,7 @@ def _small_float(scaling: ScaledFloatScale) -> Row:
     small = _minifloat(scaling.element)
     return {
         "scale": SMALL_FLOAT,
-        **{f"small_{name}": small[name] for name in ("low", "high", "turn")},
+        **{f"small_{name}": small[name] for name in ("low", "high", "magic_factor")},
         "small_divisor": scaling.largest,
     }
 

@@ -111,8 +111,8 @@ def _read_weights(
     except OSError as error:
         raise _not_found(name, "weights", hint="`pretrained=False` draws fresh ones") from error
     except (SafetensorError, RuntimeError) as error:
-        told = f"'{name}': the weights cannot be read: {first_line(error)}"
-        raise CheckpointError(told) from error
+        message = f"'{name}': the weights cannot be read: {first_line(error)}"
+        raise CheckpointError(message) from error
     finally:
         transformers.logging.set_verbosity(verbosity)
     fresh = [*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])]
@@ -143,8 +143,8 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     except (OSError, ValueError) as error:
         if not is_folder:
             raise _not_found(name, "a model") from error
-        told = f"folder '{name}' holds no model that is known: {first_line(error)}"
-        raise ConfigError(told) from error
+        message = f"folder '{name}' holds no model that is known: {first_line(error)}"
+        raise ConfigError(message) from error
 
 
 def _not_found(name: str, what: str, hint: str = "") -> UnavailableError:

@@ -122,5 +122,5 @@ def _of_timm(name: str, num_labels: int | None, pretrained: bool) -> nn.Module:
     except Exception as error:  # whatever the download raises: its client's errors differ
         if not pretrained:
             raise
-        told = f"'{TIMM}{name}': the weights cannot be fetched ({first_line(error)})"
-        raise UnavailableError(f"{told}; give --weights FILE.") from error
+        message = f"'{TIMM}{name}': the weights cannot be fetched ({first_line(error)})"
+        raise UnavailableError(f"{message}; give --weights FILE.") from error

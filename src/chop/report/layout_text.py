@@ -34,8 +34,10 @@ def made_of(layout: Layout | None) -> str:
     if layout.scaling is not None and not isinstance(layout.scaling, Unscaled):
         group = GROUPS.get(type(layout.groups), _parts)(layout.groups)
         scale = SCALINGS.get(type(layout.scaling))
-        told = scale(layout.scaling, group) if scale else f"{_parts(layout.scaling)} per {group}"
-        text = f"{text} x {told}"
+        scale_text = (
+            scale(layout.scaling, group) if scale else f"{_parts(layout.scaling)} per {group}"
+        )
+        text = f"{text} x {scale_text}"
     if layout.levels is not None:
         text = f"sum of {layout.levels} levels of {text}"
     return f"{text}; {_words(layout.rounding)}"

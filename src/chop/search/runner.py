@@ -76,10 +76,10 @@ class Runner:
             wait: for the trials of other workers, to take up those that they lose.
         """
         with heartbeat(self.ledger, self.me, self.monitor, is_shared=self.search.is_shared):
-            while self.turn(until) or (wait and self._await_others()):
+            while self.run_trial(until) or (wait and self._await_others()):
                 after_trial()
 
-    def turn(self, until: int) -> bool:
+    def run_trial(self, until: int) -> bool:
         """One trial, from its proposal to its end; False where there is nothing to do."""
         self._sync()
         has_room = len(self.ledger.by_key) < until and not self.exhausted

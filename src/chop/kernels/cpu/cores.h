@@ -19,10 +19,10 @@ INLINE double exp2i(int64_t exponent) {
 }
 
 // Adding and subtracting 2^52 ulp leaves the nearest multiple of ulp, ties to even, carry included.
-INLINE double round_minifloat(double v, double low, double high, double turn) {
+INLINE double round_minifloat(double v, double low, double high, double magic_factor) {
     double magnitude = std::fabs(v);
     magnitude = magnitude > high ? high : magnitude;
-    const double own = binade(magnitude), magic = (own < low ? low : own) * turn;
+    const double own = binade(magnitude), magic = (own < low ? low : own) * magic_factor;
     return std::copysign((magnitude + magic) - magic, v);
 }
 
@@ -49,18 +49,22 @@ struct FixedCore {
 };
 
 struct MinifloatCore {
-    double low, high, turn;
-    explicit MinifloatCore(const Plan& p) : low(p.low), high(p.high), turn(p.turn) {}
-    INLINE_MEMBER double operator()(double v) const { return round_minifloat(v, low, high, turn); }
+    double low, high, magic_factor;
+    explicit MinifloatCore(const Plan& p)
+        : low(p.low), high(p.high), magic_factor(p.magic_factor) {}
+    INLINE_MEMBER double operator()(double v) const {
+        return round_minifloat(v, low, high, magic_factor);
+    }
 };
 
 struct LogCore {
-    double low, high, turn, zero_below;
+    double low, high, increment_threshold, zero_below;
     explicit LogCore(const Plan& p)
-        : low(p.low), high(p.high), turn(p.turn), zero_below(p.zero_below) {}
+        : low(p.low), high(p.high), increment_threshold(p.increment_threshold),
+          zero_below(p.zero_below) {}
     INLINE_MEMBER double operator()(double v) const {
         const double magnitude = std::fabs(v), below = binade(magnitude);
-        double power = magnitude >= below * turn ? below + below : below;
+        double power = magnitude >= below * increment_threshold ? below + below : below;
         power = clamp(power, low, high);
         power = v < 0 ? -power : power;
         power = magnitude < zero_below ? 0.0 : power;

@@ -20,9 +20,11 @@ struct Plan {
     // last. Floats and powers of two: smallest binade, largest magnitude. Ternary: the threshold
     // is `low`. Signs, of residuals too: `low` is the lower value.
     double steps, step, low, high, zero;
-    // Minifloats: 2^(52 - mantissa width). Powers of two: what 2^E is multiplied by to find the
-    // first value that goes up, and the magnitude below which values become zero.
-    double turn, zero_below;
+    // Minifloats: 2^(52 - mantissa width).
+    double magic_factor;
+    // Powers of two: what 2^E is multiplied by to find the first value that goes up, and the
+    // magnitude below which values become zero.
+    double increment_threshold, zero_below;
     int32_t floors;
     // The shared exponent: floor(log2 amax) + offset, one more from the fraction `carry` on
     // (in units of 2^-52), clipped to the range; or NaN for a non_finite block.
@@ -30,7 +32,7 @@ struct Plan {
     int64_t carry;
     // The small float that is a block's scale: a minifloat, and the factors around it. A float32
     // that is one: `small_divisor` alone.
-    double small_low, small_high, small_turn, small_divisor, of_tensor;
+    double small_low, small_high, small_magic_factor, small_divisor, of_tensor;
     double limit;  // largest finite magnitude of the result's type
     int64_t block;
     double roundoff;  // of the additions in the reference's sums

@@ -59,7 +59,8 @@ struct SmallFloat {
     static INLINE_MEMBER void find(const Plan& p, double largest, double poison, double& scale,
                                    double& divisor) {
         const double wanted = largest / p.small_divisor / p.of_tensor;
-        scale = round_minifloat(wanted, p.small_low, p.small_high, p.small_turn) * p.of_tensor;
+        scale = round_minifloat(wanted, p.small_low, p.small_high, p.small_magic_factor);
+        scale *= p.of_tensor;
         divisor = scale == 0 ? 1.0 : scale;
         scale += poison;
     }

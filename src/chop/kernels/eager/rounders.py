@@ -81,26 +81,26 @@ class MinifloatRounder(Rounder):
     Attributes:
         low: the binade below which numbers are subnormal.
         largest: the largest number.
-        turn: 2^(fraction bits - mantissa width).
+        magic_factor: 2^(fraction bits - mantissa width).
     """
 
     real: Real
     low: float
     largest: float
-    turn: float
+    magic_factor: float
 
     @property
     def smallest(self) -> float:
         """The smallest number above zero."""
-        return self.low * self.turn * 2.0**-self.real.fraction_bits
+        return self.low * self.magic_factor * 2.0**-self.real.fraction_bits
 
     @property
     def is_exact(self) -> bool:
         """Whether the significands of `real` are long enough for `round_`."""
-        return self.turn >= 2.0 ** (self.real.fraction_bits // 2 + 2)
+        return self.magic_factor >= 2.0 ** (self.real.fraction_bits // 2 + 2)
 
     def round_(self, v: Lane, buffers: Buffers) -> None:
-        """The nearest number, ties to even: t v - (t v - v) for t = `turn`.
+        """The nearest number, ties to even: t v - (t v - v) for t = `magic_factor`.
 
         t v is a multiple of the ulp of v's binade, an even one where v is a tie. The ulp of the
         difference is the same, so that it is rounded to such a multiple, ties to even; or half of
@@ -110,8 +110,8 @@ class MinifloatRounder(Rounder):
         w = buffers.get("spare", v.values.dtype, v.values.shape)
         v.values.clamp_max_(self.largest)
         torch.clamp_min(v.values, 1.5 * self.low, out=w)
-        torch.sub(v.values, w, alpha=self.turn, out=v.values)
-        torch.add(v.values, w, alpha=self.turn, out=v.values)
+        torch.sub(v.values, w, alpha=self.magic_factor, out=v.values)
+        torch.add(v.values, w, alpha=self.magic_factor, out=v.values)
 
 
 @dataclass(frozen=True)
@@ -121,14 +121,14 @@ class LogRounder(Rounder):
     Attributes:
         low: the smallest.
         largest: the largest.
-        turn: what 2^E is multiplied by to find the first number that goes up.
+        increment_threshold: what 2^E is multiplied by to find the first number that goes up.
         zero_below: the magnitude below which numbers become zero; 0 if there is no zero.
     """
 
     real: Real
     low: float
     largest: float
-    turn: float
+    increment_threshold: float
     zero_below: float
     reads_negative_zero: bool = False
 
@@ -150,7 +150,7 @@ class LogRounder(Rounder):
             torch.ge(values, threshold, out=kept)
         values.clamp_(self.low, self.largest)
         one = 1 << self.real.fraction_bits
-        rise = buffers.constant(one - math.ceil((self.turn - 1) * one), dtype)
+        rise = buffers.constant(one - math.ceil((self.increment_threshold - 1) * one), dtype)
         torch.add(v.bits, rise, out=power.bits)
         power.bits.bitwise_and_(buffers.constant(self.real.infinite, dtype))
         if self.zero_below:
@@ -167,11 +167,11 @@ def rounder_of(plan: Plan, real: Real) -> Rounder | None:
             real, plan.step, plan.low * plan.step, plan.high * plan.step, keeps_sign
         )
     if plan.core == MINIFLOAT:
-        turn = plan.turn * 2.0 ** (real.fraction_bits - DOUBLE_BITS)
-        rounder = MinifloatRounder(real, plan.low, plan.high, turn)
+        magic_factor = plan.magic_factor * 2.0 ** (real.fraction_bits - DOUBLE_BITS)
+        rounder = MinifloatRounder(real, plan.low, plan.high, magic_factor)
         return rounder if rounder.is_exact else None
     if plan.core == LOG:
-        return LogRounder(real, plan.low, plan.high, plan.turn, plan.zero_below)
+        return LogRounder(real, plan.low, plan.high, plan.increment_threshold, plan.zero_below)
     return None
 
 
@@ -191,7 +191,7 @@ def exact_in_float32(rounder: Rounder, is_scaled: bool) -> bool:
     if isinstance(rounder, LogRounder):
         return rounder.low >= SMALLEST_NORMAL and rounder.largest <= LARGEST_POWER
     assert isinstance(rounder, MinifloatRounder)
-    if rounder.low < SMALLEST_NORMAL or rounder.largest * rounder.turn > LARGEST_POWER:
+    if rounder.low < SMALLEST_NORMAL or rounder.largest * rounder.magic_factor > LARGEST_POWER:
         return False
     return not is_scaled or rounder.smallest >= 4 * SMALLEST_NORMAL
 

@@ -129,7 +129,7 @@ def _round_minifloat(x, RULE: tl.constexpr):
 @triton.jit
 def _round_log(x, RULE: tl.constexpr):
     bits = bits_of(tl.abs(x))
-    exponent = clamp((bits + RULE.turn) >> FRACTION_BITS, RULE.lowest, RULE.highest)
+    exponent = clamp((bits + RULE.rounding_bias) >> FRACTION_BITS, RULE.lowest, RULE.highest)
     y = float_of(exponent << FRACTION_BITS)
     y = tl.where(x < 0, -y, y)
     y = tl.where(bits < RULE.zero_below, 0.0, y)

@@ -78,7 +78,7 @@ def shared_exponent(values, SCALE: tl.constexpr):
     amax = float_of(tl.max(tl.where(bits < INFINITE, bits, 0), axis=1))
     is_tiny = amax < 2.0**-126
     normal = bits_of(tl.where(is_tiny, amax * 2.0**24, amax))
-    exponent = ((normal + SCALE.turn) >> FRACTION_BITS) - 127 + SCALE.offset
+    exponent = ((normal + SCALE.rounding_bias) >> FRACTION_BITS) - 127 + SCALE.offset
     exponent = tl.where(is_tiny, exponent - 24, exponent)
     return clamp(exponent, SCALE.lowest, SCALE.highest), tl.max(bits, axis=1) >= INFINITE
 

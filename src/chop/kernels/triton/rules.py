@@ -74,13 +74,13 @@ class LogRule(NamedTuple):
     """Powers of two.
 
     Attributes:
-        turn: what carries into the exponent field when added to the bits of a value that rounds up.
+        rounding_bias: added to a value's bits; carries into the exponent field where it rounds up.
         lowest: exponent field of the smallest magnitude.
         highest: of the largest, at most 255, which means that it saturates at the dtype's end.
         zero_below: bits of the magnitude below which a value becomes zero; 0 for none.
     """
 
-    turn: int
+    rounding_bias: int
     lowest: int
     highest: int
     zero_below: int
@@ -95,15 +95,15 @@ class ScaleRule(NamedTuple):
 
     Attributes:
         offset: the exponent for a largest magnitude of 1.
-        turn: what carries into the exponent field when added to the bits of a largest magnitude
-            that has the next exponent.
+        rounding_bias: added to the bits of a block's largest magnitude; carries into the exponent
+            field where the scale is the next power.
         lowest: the smallest exponent.
         highest: the largest.
         has_nan: a NaN or an infinity makes the block NaN.
     """
 
     offset: int
-    turn: int
+    rounding_bias: int
     lowest: int
     highest: int
     has_nan: bool
@@ -188,8 +188,8 @@ def scale_rule(number_format: NumberFormat) -> ScaleRule | None:
         and element.largest <= FLOAT32_MAX
         and element.rounding != "floor"  # what vanishes would not go down
     )
-    turn = 2**FRACTION_BITS - first_fraction(scaling.increment_threshold)
-    rule = ScaleRule(scaling.offset, turn, scaling.lowest, scaling.largest, scaling.has_nan)
+    bias = 2**FRACTION_BITS - first_fraction(scaling.increment_threshold)
+    rule = ScaleRule(scaling.offset, bias, scaling.lowest, scaling.largest, scaling.has_nan)
     return rule if in_range else None
 
 

@@ -113,12 +113,12 @@ class _Proposal:
         One is random. The other is a crossover of the best with one of greatest interaction
         residual.
         """
-        turn = len(self.history.taken) % 3
-        if posterior.stagnation < max(PATIENCE, len(self.coding.counts) / 2) or turn == 2:
+        phase = len(self.history.taken) % 3
+        if posterior.stagnation < max(PATIENCE, len(self.coding.counts) / 2) or phase == 2:
             return []
         codes = self._random_candidates(RANDOM_CANDIDATES)
         acquisition = np.zeros(len(codes))
-        if turn == 1:
+        if phase == 1:
             measured = self.history.measured
             odd = measured[np.argsort(-posterior.interaction_residuals(), kind="stable")[:PARENTS]]
             odd = odd[self.draw.integers(len(odd), size=len(codes))]
