@@ -11,6 +11,12 @@ CHANGELOG = Path(__file__).resolve().parents[1] / "CHANGELOG.md"
 README = Path(__file__).resolve().parents[1] / "README.md"
 
 
+def labels(svg):
+    found = re.findall(r"<text[^>]*>(.*?)</text>", svg)
+    assert len(found) > 100
+    return [re.sub(r"\d+", "N", text) for text in found]  # widths follow the trained weights
+
+
 def test_the_readme_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
@@ -22,7 +28,8 @@ def test_the_readme_runs(tmp_path, monkeypatch, capsys):
     promised = re.findall(r"print\(.*?\)\s+# (.*)", "".join(blocks))
     assert len(promised) == 3
     assert all(line in printed for line in promised)
-    assert (tmp_path / "bert.svg").exists()
+    shown = (README.parent / "docs/images/bert.svg").read_text()
+    assert labels(shown) == labels((tmp_path / "bert.svg").read_text())
     assert names["again"].diff(names["small"]) == []
 
 

@@ -150,6 +150,7 @@ def test_logarithms_round_in_the_domain_that_is_asked_for():
     "make, message",
     [
         (lambda: MinifloatIEEE(8, 7), "exponent_width: got 7, expected 1 to 6 bits"),
+        (lambda: MinifloatIEEE(8, 3, 300), "exponent_bias: got 300, expected -256 to 256.$"),
         (lambda: MinifloatIEEE(40, 4), "width: got 40"),
         (lambda: MinifloatIEEE(8, 4, 1000), "exponent_bias: got 1000"),
         (

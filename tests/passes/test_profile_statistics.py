@@ -145,7 +145,7 @@ def test_attention_and_integer_inputs_of_a_transformer(bert_graph, bert_inputs):
         ),
         (
             {"target_weight_nodes": ["relu"], "weight_statistics": WEIGHTS},
-            "'relu' has no parameters",
+            "profile_statistics_analysis_pass.target_weight_nodes: 'relu' has no parameters",
         ),
         ({"target_weight_nodes": ["linear"]}, "no weight_statistics"),
         ({"weight_statistics": {"variance": {}}}, "unknown statistic 'variance'"),

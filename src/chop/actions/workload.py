@@ -256,20 +256,23 @@ def load_workload(config: WorkloadConfig) -> Workload:
         model = load_trained(
             config.model, progress=True, held_out=VALIDATION_SHARE, seed=config.seed
         )
-        dataset, tuning, has_seen = own, (BUILTIN_EPOCHS, BUILTIN_LR), False
+        dataset, epochs, lr, has_seen = own, BUILTIN_EPOCHS, BUILTIN_LR, False
     else:
         model, data, task = load_checkpoint(config)
         rows = _rows_of(data, task)
         if config.train_epochs:
             _fine_tune(model, rows["train"], config, place, task)
-        dataset, tuning = str(config.dataset), (CHECKPOINT_EPOCHS, CHECKPOINT_LR)
+        dataset, epochs, lr = str(config.dataset), CHECKPOINT_EPOCHS, CHECKPOINT_LR
         has_seen = "validation" not in data
     return Workload(
         model.to(place).eval(),
         config.model,
         dataset,
-        *(rows["train"], rows["test"], place),
-        *tuning,
+        train=rows["train"],
+        test=rows["test"],
+        device=place,
+        tuning_epochs=epochs,
+        tuning_lr=lr,
         validation=rows["validation"],
         has_seen_validation=has_seen,
         task=task,

@@ -155,11 +155,10 @@ class Fallback:
         inner = [block for block in graph_breaks if block.path]
         if inner:
             raise _GraphBreakError(inner)
+        first = graph_breaks[0]
         if self.strict:
-            raise CaptureError(_break_message(self.model, graph_breaks[0])) from graph_breaks[
-                0
-            ].error
-        return Recording(recorder, {}, (recorder.graph,), graph_breaks[0])
+            raise CaptureError(_break_message(self.model, first)) from first.error
+        return Recording(recorder, {}, (recorder.graph,), first)
 
     def _record_training(self, recorder: Recorder) -> tuple[Recorder, dict[str, nn.Module]]:
         """The recording in `train()`, made one with that in `eval()`, and the modules it adds.

@@ -292,7 +292,8 @@ def clamped(fields: Mapping[str, Any], name: str, largest: int) -> dict[str, Any
 def check_range(where: str, value: Any, allowed: range, unit: str = "bits") -> None:
     """Raises ConfigError unless `value` lies in the range `allowed`; what is no int passes."""
     if isinstance(value, int) and value not in allowed:
-        raise ConfigError(f"{where}: got {value}, expected {allowed[0]} to {allowed[-1]} {unit}.")
+        expected = f"{allowed[0]} to {allowed[-1]} {unit}".rstrip()
+        raise ConfigError(f"{where}: got {value}, expected {expected}.")
 
 
 # The operators that quantize during training and evaluation. Being registered operators, they are

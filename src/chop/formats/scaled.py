@@ -78,8 +78,9 @@ class BlockFormat(ScaledFormat):
         object.__setattr__(self, "block_size", sizes[0] if len(sizes) == 1 else sizes)
         self.validate_element()
 
+    @abstractmethod
     def validate_element(self) -> None:
-        """Raises ConfigError where a field that the format adds is out of range."""
+        """Raises ConfigError where a field is out of range that has none in `ranges`."""
 
     @property
     def groups(self) -> Blocks:

@@ -33,8 +33,13 @@ class Profile:
         self._mg, self._where = mg, where
         self._streams: dict[tuple[fx.Node, str, str], dict[str, Statistic]] = {}
 
-    def observe_weights(self, node: fx.Node, settings: Settings) -> None:
+    def observe_weights(self, node: fx.Node, settings: Settings, where: str) -> None:
         """Measures the parameters of the module that a node calls.
+
+        Args:
+            node: the node.
+            settings: of the statistics.
+            where: the setting that names the node, for messages.
 
         Raises:
             ConfigError: it has none.
@@ -46,9 +51,7 @@ class Profile:
         if isinstance(module, PackedOperator):
             parameters.update({name: getattr(module, name) for name in module.packed_shapes})
         if not parameters:
-            raise ConfigError(
-                f"{self._where}.target_weight_nodes: '{node.name}' has no parameters."
-            )
+            raise ConfigError(f"{where}: '{node.name}' has no parameters.")
         for name, parameter in parameters.items():
             quantized = isinstance(module, QuantizedOperator)
             x = module.effective(name) if quantized else parameter  # type: ignore[union-attr, operator]

@@ -97,8 +97,14 @@ OPERATORS.impl("packed_linear", _linear(cpu.linear), "CPU")
 OPERATORS.impl("packed_linear", _linear(gpu.linear), "CUDA")
 
 
-def _decoded_shape(codes: Tensor, *others: Any) -> Tensor:
-    _, _, shape, _, dtype = others
+def _decoded_shape(
+    codes: Tensor,
+    scales: Tensor | None,
+    tensor_scale: Tensor | None,
+    shape: Sequence[int],
+    key: str,
+    dtype: torch.dtype,
+) -> Tensor:
     return codes.new_empty(shape, dtype=dtype)
 
 

@@ -13,7 +13,7 @@ from chop.formats import Gradient, NumberFormat, StandIn
 from chop.mixed_precision.layers import operands_of
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.train.evaluator import Evaluator
-from chop.train.feed import evaluating
+from chop.train.feed import eval_mode
 from chop.train.model_io import read_output
 
 LossIncreases = dict[tuple[str, str], float]
@@ -39,7 +39,7 @@ def fisher_loss_increases(problem: PrecisionProblem, rows: Evaluator) -> LossInc
     anchor = torch.zeros((), requires_grad=True)
     observers = _insert_observers(problem, anchor)
     try:
-        with torch.enable_grad(), evaluating(rows.model):
+        with torch.enable_grad(), eval_mode(rows.model):
             for inputs, labels in rows.batches:
                 _, logits = read_output(rows.model(**inputs))
                 answers, expected = rows.task.compare(logits, labels)

@@ -12,7 +12,7 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.passes import pack_transform_pass
-from chop.train.feed import evaluating
+from chop.train.feed import eval_mode
 
 WARM_UP = 3
 
@@ -37,7 +37,7 @@ def packed_latency(batch: Mapping[str, Tensor], repeats: int = 20) -> Callable[[
 
     def measure(mg: MaseGraph) -> float:
         packed, _ = pack_transform_pass(mg, {"silent": True})
-        with torch.inference_mode(), evaluating(packed.model):
+        with torch.inference_mode(), eval_mode(packed.model):
             times = [_forward_ms(packed, batch) for _ in range(WARM_UP + repeats)]
         return statistics.median(times[WARM_UP:])
 

@@ -22,7 +22,7 @@ from chop.mixed_precision.fisher import LossIncreases, fisher_loss_increases
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.train import read_rows
 from chop.train.evaluator import Evaluator, kl_divergence
-from chop.train.feed import evaluating
+from chop.train.feed import eval_mode
 from chop.train.model_io import read_output
 from chop.train.rows import take_split
 
@@ -154,7 +154,7 @@ class Sensitivity:
         try:
             for x in frozen:
                 x.requires_grad_(True)
-            with torch.enable_grad(), evaluating(self.model):
+            with torch.enable_grad(), eval_mode(self.model):
                 yield
         finally:
             for x in frozen:

@@ -21,7 +21,7 @@ from chop.nn.quantized import QuantCall, QuantizedOperator, leaf_operators
 from chop.passes import quantize_transform_pass
 from chop.passes.base import check_graph
 from chop.quantization.calibration import sample_operands
-from chop.train.feed import evaluating
+from chop.train.feed import eval_mode
 
 Formats = Mapping[str, NumberFormat]
 """Formats by operand: `data_in`, `weight`, `bias`."""
@@ -229,7 +229,7 @@ def _count(layers: Layers, batch: Mapping[str, Tensor]) -> None:
 
     hooks = [module.register_forward_hook(look, with_kwargs=True) for module in paths]
     try:
-        with torch.no_grad(), evaluating(model):
+        with torch.no_grad(), eval_mode(model):
             model(**batch)
     finally:
         for hook in hooks:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 Plain = Callable[[DatasetInfo], "nn.Module"]
 S = TypeVar("S")
-OF_PICTURES = ("ResNetConfig", "MobileNetV2Config", "ViTConfig", "SwinConfig")
-"""Configurations of models that take pictures; those of the others take texts."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +94,24 @@ def _known(info: DatasetInfo, size: S | None, wanted: str) -> S:
     return size
 
 
-def _hub(name: str, hub: str, config: str, settings: Mapping[str, Any] | None = None) -> ModelInfo:
-    kind: Kind = "vision" if config in OF_PICTURES else "nlp"
-    size, inputs = ((3, 224, 224), "pixel_values") if kind == "vision" else (None, "input_ids")
-    return ModelInfo(name, kind, None, None, config, settings or {}, hub, size, inputs)
+def _vision(
+    name: str, hub: str, config: str, settings: Mapping[str, Any] | None = None
+) -> ModelInfo:
+    return ModelInfo(
+        name,
+        "vision",
+        config=config,
+        settings=settings or {},
+        hub=hub,
+        image_size=(3, 224, 224),
+        input_name="pixel_values",
+    )
+
+
+def _nlp(name: str, hub: str, config: str, settings: Mapping[str, Any] | None = None) -> ModelInfo:
+    return ModelInfo(
+        name, "nlp", config=config, settings=settings or {}, hub=hub, input_name="input_ids"
+    )
 
 
 def _sizes(width: int, layers: int, heads: int) -> dict[str, int]:
@@ -127,25 +139,25 @@ _ROWS = (
     ModelInfo("toy-convnet", "vision", "cifar10", _toy_convnet),
     ModelInfo("jsc-tiny", "physical", "jsc", _jet_tagger),
     ModelInfo("vgg7", "vision", "cifar10", _vgg7),
-    _hub("resnet18", "microsoft/resnet-18", "ResNetConfig", {"depths": [2, 2, 2, 2], **_BASIC}),
-    _hub("resnet34", "microsoft/resnet-34", "ResNetConfig", {"depths": [3, 4, 6, 3], **_BASIC}),
-    _hub("resnet50", "microsoft/resnet-50", "ResNetConfig"),
-    _hub("mobilenet-v2", "google/mobilenet_v2_1.0_224", "MobileNetV2Config"),
-    _hub("vit-tiny-patch16-224", "WinKawaks/vit-tiny-patch16-224", "ViTConfig", _TINY),
-    _hub("vit-base-patch16-224", "google/vit-base-patch16-224", "ViTConfig"),
-    _hub("deit-tiny-patch16-224", "facebook/deit-tiny-patch16-224", "ViTConfig", _TINY),
-    _hub("deit-small-patch16-224", "facebook/deit-small-patch16-224", "ViTConfig", _SMALL),
-    _hub("deit-base-patch16-224", "facebook/deit-base-patch16-224", "ViTConfig"),
-    _hub("swin-tiny", "microsoft/swin-tiny-patch4-window7-224", "SwinConfig"),
-    _hub("bert-base-uncased", "google-bert/bert-base-uncased", "BertConfig"),
-    _hub("bert-large-uncased", "google-bert/bert-large-uncased", "BertConfig", _LARGE),
-    _hub("prajjwal1/bert-tiny", "prajjwal1/bert-tiny", "BertConfig", _transformer(128, 2, 2)),
-    _hub("distilbert-base-uncased", "distilbert/distilbert-base-uncased", "DistilBertConfig"),
-    _hub("roberta-base", "FacebookAI/roberta-base", "RobertaConfig", _ROBERTA),
-    _hub("opt-125m", "facebook/opt-125m", "OPTConfig"),
-    _hub("opt-350m", "facebook/opt-350m", "OPTConfig", {**_opt(1024, 24, 16), **_OPT_350M}),
-    _hub("opt-1.3b", "facebook/opt-1.3b", "OPTConfig", _opt(2048, 24, 32)),
-    _hub("llama-7b", "huggyllama/llama-7b", "LlamaConfig"),
+    _vision("resnet18", "microsoft/resnet-18", "ResNetConfig", {"depths": [2, 2, 2, 2], **_BASIC}),
+    _vision("resnet34", "microsoft/resnet-34", "ResNetConfig", {"depths": [3, 4, 6, 3], **_BASIC}),
+    _vision("resnet50", "microsoft/resnet-50", "ResNetConfig"),
+    _vision("mobilenet-v2", "google/mobilenet_v2_1.0_224", "MobileNetV2Config"),
+    _vision("vit-tiny-patch16-224", "WinKawaks/vit-tiny-patch16-224", "ViTConfig", _TINY),
+    _vision("vit-base-patch16-224", "google/vit-base-patch16-224", "ViTConfig"),
+    _vision("deit-tiny-patch16-224", "facebook/deit-tiny-patch16-224", "ViTConfig", _TINY),
+    _vision("deit-small-patch16-224", "facebook/deit-small-patch16-224", "ViTConfig", _SMALL),
+    _vision("deit-base-patch16-224", "facebook/deit-base-patch16-224", "ViTConfig"),
+    _vision("swin-tiny", "microsoft/swin-tiny-patch4-window7-224", "SwinConfig"),
+    _nlp("bert-base-uncased", "google-bert/bert-base-uncased", "BertConfig"),
+    _nlp("bert-large-uncased", "google-bert/bert-large-uncased", "BertConfig", _LARGE),
+    _nlp("prajjwal1/bert-tiny", "prajjwal1/bert-tiny", "BertConfig", _transformer(128, 2, 2)),
+    _nlp("distilbert-base-uncased", "distilbert/distilbert-base-uncased", "DistilBertConfig"),
+    _nlp("roberta-base", "FacebookAI/roberta-base", "RobertaConfig", _ROBERTA),
+    _nlp("opt-125m", "facebook/opt-125m", "OPTConfig"),
+    _nlp("opt-350m", "facebook/opt-350m", "OPTConfig", {**_opt(1024, 24, 16), **_OPT_350M}),
+    _nlp("opt-1.3b", "facebook/opt-1.3b", "OPTConfig", _opt(2048, 24, 32)),
+    _nlp("llama-7b", "huggyllama/llama-7b", "LlamaConfig"),
     *(
         ModelInfo(name, "nlp", model.dataset, input_name="input_ids")
         if model.dataset == "reviews"

@@ -256,8 +256,13 @@ def zen(model: nn.Module, batch: Batch) -> float:
 
 
 PROXIES: dict[str, Proxy] = {
-    proxy.__name__.replace("_", "-"): proxy
-    for proxy in (parameters, grad_norm, snip, synflow, naswot, jacobian_covariance, zen)
+    "parameters": parameters,
+    "grad-norm": grad_norm,
+    "snip": snip,
+    "synflow": synflow,
+    "naswot": naswot,
+    "jacobian-covariance": jacobian_covariance,
+    "zen": zen,
 }
 """Every score by name. They change the model that they are given: see `zero_cost_score`."""
 

@@ -114,7 +114,7 @@ class InMemoryStudy:
             self.storage.set_trial_system_attr(self._id(trial), name, value)
 
     def adopt(self, number: int, trial: Trial) -> None:
-        """Says that a trial of this study is a row of the ledger, which this process tells.
+        """Maps a row of the ledger, which this process finishes, to a trial of this study.
 
         Args:
             number: of the row.
@@ -127,7 +127,7 @@ class InMemoryStudy:
         self._open.discard(number)
 
     def leave(self, number: int) -> None:
-        """Says that a row is no longer this process's."""
+        """Unmaps a row, which this process no longer finishes."""
         self._end(self._ids.pop(number))
         self._own.discard(number)
         self._open.add(number)

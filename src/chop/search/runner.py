@@ -35,9 +35,16 @@ WAIT_SECONDS = 0.2
 
 
 class _Outcome(NamedTuple):
-    """How a trial ends: its outcome, Optuna's state, what was measured, and why it ended so."""
+    """Outcome of a trial.
 
-    outcome: str
+    Attributes:
+        name: outcome of the trial's row, as "measured" or "failed".
+        state: Optuna's state of the trial.
+        values: measured values by name; None if nothing was measured.
+        note: reason of the outcome.
+    """
+
+    name: str
     state: str
     values: Mapping[str, float] | None = None
     note: str = ""
@@ -54,7 +61,7 @@ class Runner:
         search: what is tried, and how.
         ledger: of the study.
         optuna_study: of the same study.
-        monitor: has seen which workers are silent.
+        monitor: tells which workers are dead.
     """
 
     def __init__(
@@ -80,7 +87,7 @@ class Runner:
                 after_trial()
 
     def run_trial(self, until: int) -> bool:
-        """One trial, from its proposal to its end; False where there is nothing to do."""
+        """Runs one trial, from proposal to end; returns False where nothing is left to do."""
         self._sync()
         has_room = len(self.ledger.by_key) < until and not self.exhausted
         row = self._taken(until, has_room)
@@ -119,7 +126,7 @@ class Runner:
         return None
 
     def _propose(self, until: int) -> None:
-        """Claims and measures what the sampler chooses, or tells again what is known of it."""
+        """Claims and measures the sampler's proposal; repeats the outcome of a known one."""
         space = self.search.space
         near = self._unvisited() if self._known_in_a_row() >= MAX_REPEATS else None
         if self.exhausted:
@@ -179,18 +186,18 @@ class Runner:
         begin = time.monotonic()
         try:
             measured = self.search.measure(row.record.config, self._reporter(row, trial))
-            ending = _Outcome("measured", "COMPLETE", check_values(measured, self.search.goals))
+            outcome = _Outcome("measured", "COMPLETE", check_values(measured, self.search.goals))
         except Pruned as pruned:
-            ending = _Outcome("pruned", "PRUNED", note=str(pruned))
+            outcome = _Outcome("pruned", "PRUNED", note=str(pruned))
         except self.search.catch as error:
-            ending = _failed(error)
+            outcome = _failed(error)
         except Exception as error:
             if row.errors + 1 >= MOST_ERRORS:
                 self._end(row, trial, _failed(error), time.monotonic() - begin)
             else:
                 self.ledger.release(row, self.me, errors=1)
             raise
-        self._end(row, trial, ending, time.monotonic() - begin)
+        self._end(row, trial, outcome, time.monotonic() - begin)
 
     def _reporter(self, row: Row, trial: Trial) -> Report:
         """What a measure reports to: the pruner, which compares it with other trials."""
@@ -217,11 +224,11 @@ class Runner:
 
         return report
 
-    def _end(self, row: Row, trial: Trial, ending: _Outcome, seconds: float) -> None:
-        """Tells the end of a trial of this worker's, once; a model to keep is on disk before."""
+    def _end(self, row: Row, trial: Trial, outcome: _Outcome, seconds: float) -> None:
+        """Finishes a trial of this worker, once, after its model is saved if it is to be kept."""
         artifacts = self.search.artifacts
-        if artifacts is not None and ending.values is not None:
-            mine = replace(row.record, outcome="measured", values=ending.values)
+        if artifacts is not None and outcome.values is not None:
+            mine = replace(row.record, outcome="measured", values=outcome.values)
             try:
                 artifacts.offer(mine, self._result())
             except Exception:
@@ -229,44 +236,44 @@ class Runner:
                 if self.ledger.rows[row.number].worker == self.me:
                     raise
                 raise _LostError("another worker has removed what was half saved.") from None
-        frozen, document = self._tell(trial, row.record.config, ending)
+        frozen, document = self._tell(trial, row.record.config, outcome)
         document["seconds"] = seconds
-        if not self.ledger.finish(row, self.me, ending.outcome, document):
+        if not self.ledger.finish(row, self.me, outcome.name, document):
             raise _LostError("another worker has taken the trial.")
-        if artifacts is not None and ending.values is not None:
+        if artifacts is not None and outcome.values is not None:
             artifacts.clean(self._result())
         self._call_back(frozen)
 
     def _repeat(self, row: Row, trial: Trial, config: Config) -> None:
-        """Tells again what an earlier trial of the same configuration gave."""
+        """Adds a cached trial: the outcome of an earlier trial of the same configuration."""
         noted = row.noted
         for step, value in noted.get("steps", {}).items():
             trial.report(value, int(step))
         values, note = noted.get("values"), f"as trial {row.number}"
         self._add(trial, config, _Outcome("cached", noted["state"], values, note))
 
-    def _add(self, trial: Trial, config: Config, ending: _Outcome) -> None:
-        """Tells a trial that measured nothing."""
-        frozen, document = self._tell(trial, config, ending)
-        self.optuna_study.adopt(self.ledger.add(ending.outcome, document), trial)
+    def _add(self, trial: Trial, config: Config, outcome: _Outcome) -> None:
+        """Adds a finished trial that measured nothing."""
+        frozen, document = self._tell(trial, config, outcome)
+        self.optuna_study.adopt(self.ledger.add(outcome.name, document), trial)
         self._call_back(frozen)
 
     def _tell(
-        self, trial: Trial, config: Config, ending: _Outcome
+        self, trial: Trial, config: Config, outcome: _Outcome
     ) -> tuple[FrozenTrial, dict[str, Any]]:
-        """Ends a trial of the study in memory; returns it, and what its row notes."""
+        """Finishes a trial of the study in memory; returns it, and the document of its row."""
         from optuna.trial import TrialState
 
         values = None
-        trial.set_user_attr("outcome", ending.outcome)
-        trial.set_user_attr("note", ending.note)
-        if ending.values is not None:
-            trial.set_user_attr("values", dict(ending.values))
-            values = [ending.values[goal.name] for goal in objectives_of(self.search.goals)]
+        trial.set_user_attr("outcome", outcome.name)
+        trial.set_user_attr("note", outcome.note)
+        if outcome.values is not None:
+            trial.set_user_attr("values", dict(outcome.values))
+            values = [outcome.values[goal.name] for goal in objectives_of(self.search.goals)]
             for constraint in constraints_of(self.search.goals):
-                excess = constraint.excess(ending.values[constraint.name])
+                excess = constraint.excess(outcome.values[constraint.name])
                 trial.set_constraint(f"{constraint.name} {constraint.direction}", excess)
-        frozen = self.optuna_study.study.tell(trial, values, state=TrialState[ending.state])
+        frozen = self.optuna_study.study.tell(trial, values, state=TrialState[outcome.state])
         return frozen, document_of(frozen, config)
 
     def _call_back(self, frozen: FrozenTrial) -> None:

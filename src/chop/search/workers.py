@@ -21,19 +21,19 @@ from chop.runs.process import process_id, process_status
 from chop.search.ledger import NO_WORKER, RUNNING, Ledger, Row
 
 HEARTBEAT_SECONDS = 10.0
-"""Between two signs of life of a worker, and between two looks at those of others."""
+"""Seconds between two heartbeats of a worker, and between two polls of the others'."""
 SILENT_SECONDS = 120.0
-"""A worker of another machine, or a stopped one, that is silent for so long is taken for gone."""
+"""Timeout of the heartbeats of a worker on another machine, or of a stopped one."""
 RUNNING_SECONDS = 1800.0
-"""A worker of this machine whose process runs may be silent for so long: its measure keeps Python's
-lock, or it works on the folder that this one is a copy of."""
+"""Timeout of the heartbeats of a worker on this machine whose process runs: its measure may keep
+Python's lock, or it works on the folder that this one is a copy of."""
 MAX_ERROR_CHARS = 4000
-"""Characters of an error that a worker tells: what a pipe holds while nobody reads."""
+"""Characters of a worker's error message: a pipe buffers as many while nobody reads."""
 POLL_SECONDS = 0.5
 END_SECONDS = 10.0
-"""How long a worker has to end when it is interrupted, before it is killed."""
+"""Seconds from the interruption of a worker to its kill."""
 REPLACEMENTS = 3
-"""Workers that are started, for each one asked for, in the place of killed ones."""
+"""Replacements of killed workers, per worker."""
 ACTIVE: set[str] = set()
 """Workers of this process that are running now."""
 _numbers = itertools.count(1)
@@ -61,51 +61,51 @@ def heartbeat_timeout(worker: str) -> float:
 class HeartbeatMonitor:
     """Heartbeat monitor: tells which workers are dead.
 
-    A worker whose process can be asked for is gone when that has ended. Of any other, signs of life
-    are counted in the ledger, and one is gone when its count stood still while this process gave
-    its own. No clock is compared with another, and no time counts in which nobody watched: a
-    stalled machine or server, or one that takes no writes, makes no worker look dead.
+    A worker on this machine is dead when its process has ended. The heartbeats of any other are
+    counted in the ledger; it is dead when its count stays the same for its timeout while this
+    process sends its own. Clocks of machines are not compared, and time without polls does not
+    count: a stalled machine or server, or one that takes no writes, makes no worker dead.
     """
 
     def __init__(self) -> None:
-        self._looked: float | None = None
+        self._polled: float | None = None
         self._heartbeats: Mapping[str, int] = {}
         self._silent: dict[str, float] = {}
 
     def is_due(self) -> bool:
-        """True when the last look is some seconds ago."""
-        return self._looked is None or time.monotonic() - self._looked >= HEARTBEAT_SECONDS
+        """True when the last poll is `HEARTBEAT_SECONDS` ago, or there was none."""
+        return self._polled is None or time.monotonic() - self._polled >= HEARTBEAT_SECONDS
 
     def poll(self, ledger: Ledger, me: str) -> None:
-        """Gives a sign of life, and counts the seconds that other workers gave none."""
+        """Sends a heartbeat, and adds up the seconds in which other workers sent none."""
         ledger.heartbeat(me)
         now, heartbeats = time.monotonic(), ledger.heartbeats()
-        passed = 0.0 if self._looked is None else min(now - self._looked, 2 * HEARTBEAT_SECONDS)
+        passed = 0.0 if self._polled is None else min(now - self._polled, 2 * HEARTBEAT_SECONDS)
         self._silent = {
             worker: self._silent.get(worker, 0.0) + passed
             if self._heartbeats.get(worker) == count
             else 0
             for worker, count in heartbeats.items()
         }
-        self._heartbeats, self._looked = heartbeats, now
+        self._heartbeats, self._polled = heartbeats, now
 
     def is_dead(self, name: str) -> bool:
-        """True when a worker has ended, as far as the looks so far tell.
+        """True when a worker is dead, according to the polls so far.
 
-        A worker gives a sign of life before it takes a trial, so that one without any has ended.
+        A worker sends a heartbeat before it claims a trial: one without any is dead.
         """
         limit = 0.0 if name == NO_WORKER else heartbeat_timeout(name)
-        if limit in (0.0, math.inf) or self._looked is None:
+        if limit in (0.0, math.inf) or self._polled is None:
             return limit == 0.0
         return self._silent.get(name, limit) >= limit
 
     def orphaned(self, ledger: Ledger) -> list[Row]:
-        """The running trials whose worker is gone."""
+        """Running trials whose worker is dead."""
         running = ledger.unfinished(RUNNING)
         if {row.worker for row in running} - {
             NO_WORKER,
             *self._silent,
-        }:  # begun since the last look
+        }:  # started since the last poll
             self._silent = dict.fromkeys(ledger.heartbeats(), 0.0) | self._silent
         return [row for row in running if self.is_dead(row.worker)]
 
@@ -114,7 +114,7 @@ class HeartbeatMonitor:
 def heartbeat(
     ledger: Ledger, worker: str, monitor: HeartbeatMonitor, *, is_shared: bool
 ) -> Iterator[None]:
-    """Inside, a thread tells the ledger every few seconds that the worker is alive, and looks.
+    """Context in which a thread sends the worker's heartbeats and polls those of the others.
 
     Args:
         ledger: of the study.

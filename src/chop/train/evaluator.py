@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chop.nn import cached_weights
-from chop.train.feed import Feed, evaluating
+from chop.train.feed import Feed, eval_mode
 from chop.train.model_io import read_output
 from chop.train.rows import Rows, read_rows
 from chop.train.tasks import Task, find_task
@@ -95,7 +95,7 @@ class Evaluator:
                 raises ends the run.
         """
         answers: list[Tensor] = []
-        with torch.inference_mode(), evaluating(self.model), cached_weights(self.model):
+        with torch.inference_mode(), eval_mode(self.model), cached_weights(self.model):
             for i, (inputs, labels) in enumerate(self.batches):
                 _, logits = read_output(self.model(**inputs))
                 compared, self._compared[i] = self.task.compare(logits, labels)

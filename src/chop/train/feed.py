@@ -80,8 +80,8 @@ class Feed:
 
 
 @contextmanager
-def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Training or evaluation mode; then every module is back in its own, which may differ."""
+def module_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Context that sets training or evaluation mode and restores the mode of each module."""
     modes = [(module, module.training) for module in model.modules()]
     model.train(training)
     try:
@@ -91,5 +91,5 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
             module.training = mode
 
 
-evaluating = partial(in_mode, training=False)
-"""Evaluation mode; then every module is back in its own."""
+eval_mode = partial(module_mode, training=False)
+"""Context that sets evaluation mode and restores the mode of each module."""

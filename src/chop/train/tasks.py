@@ -288,8 +288,16 @@ def _over_classes(
     metrics: Mapping[str, Metric] = _OF_TOKENS,
     labels_from: str | None = None,
 ) -> Task:
-    first = metrics[metric]
-    return Task(name, first, cross_entropy, compare, True, True, labels_from, metrics)
+    return Task(
+        name,
+        metrics[metric],
+        cross_entropy,
+        compare,
+        is_categorical=True,
+        takes_model_loss=True,
+        labels_from=labels_from,
+        metrics=metrics,
+    )
 
 
 _ROWS = (

@@ -12,7 +12,7 @@ from torch import nn
 
 from chop.errors import ConfigError, check_known
 from chop.nn import cached_weights
-from chop.train.feed import Feed, evaluating, in_mode
+from chop.train.feed import Feed, eval_mode, module_mode
 from chop.train.model_io import loss_and_logits, read_output
 from chop.train.rows import Rows, take_split
 from chop.train.tasks import Metric, Task
@@ -79,7 +79,7 @@ def fit(
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     losses = []
     with (
-        in_mode(model, training=True),
+        module_mode(model, training=True),
         _seeded(seed, feed.device) as order,
         _bar(progress, epochs * feed.steps) as tick,
     ):
@@ -155,7 +155,7 @@ def evaluate(
     with (
         torch.no_grad(),
         cached_weights(model),
-        evaluating(model),
+        eval_mode(model),
         _bar(progress, feed.steps) as tick,
     ):
         for output, expected in feed.outputs():

@@ -22,7 +22,7 @@ from chop.actions.search import precision, precision_report
 from chop.actions.search.job import run_job, settings_of
 from chop.actions.search.nas import NasConfig
 from chop.actions.search.precision import JOB, PrecisionConfig
-from chop.actions.search.precision_report import TestRows
+from chop.actions.search.precision_report import HeldOutRows
 from chop.actions.search.sensitivity import SensitivityConfig, measure_sensitivity
 from chop.actions.search.warm_start import warm_start
 from chop.actions.workload import Workload, raise_to_graph
@@ -386,7 +386,7 @@ def test_a_search_that_gains_nothing_says_so(tmp_path, capsys):
 def test_what_a_search_gains_is_told_with_its_error():
     given = with_validation()
     found = precision.problem_of(PrecisionConfig(widths="2,8"), given)
-    test = TestRows(found, Evaluator(found.layers.mg.model, given.test))
+    test = HeldOutRows(found, Evaluator(found.layers.mg.model, given.test))
     wide, narrow = (test.score(found.uniform(text)) for text in ("8.mse", "2.mse"))
     verdict, told = test.compare(wide, narrow, "no search")
     right = [(x.predictions == given.test.labels).double() for x in (wide, narrow)]
@@ -423,7 +423,7 @@ def test_what_a_search_gains_is_told_with_its_error():
 def test_the_goal_decides_what_is_better_and_other_numbers_are_told(goal, right, divergence, told):
     given = with_validation()
     found = precision.problem_of(PrecisionConfig(widths="2,8"), given)
-    test = TestRows(found, Evaluator(found.layers.mg.model, given.test), goal)
+    test = HeldOutRows(found, Evaluator(found.layers.mg.model, given.test), goal)
 
     def score(right, divergence):
         predictions = test.unseen.labels.clone()
@@ -439,7 +439,7 @@ def test_the_goal_decides_what_is_better_and_other_numbers_are_told(goal, right,
 def test_a_searched_loss_is_that_of_the_rows():
     given = with_validation()
     found = precision.problem_of(PrecisionConfig(widths="2,8"), given)
-    test = TestRows(found, Evaluator(found.layers.mg.model, given.test), "loss")
+    test = HeldOutRows(found, Evaluator(found.layers.mg.model, given.test), "loss")
     wide, narrow = (test.score(found.uniform(text)) for text in ("8.mse", "2.mse"))
     with torch.no_grad():
         answers = found.model(found.uniform("2.mse"))(given.test.columns["x"])

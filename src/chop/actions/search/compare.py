@@ -26,7 +26,7 @@ from chop.train import TASKS
 
 OUT = Path("runs/search-compare")
 HOW_LONG = ("trials", "workers", "device")
-"""Settings that tell searches apart where nothing else does."""
+"""Settings that label a curve only where all others are equal."""
 SEED_ALONE = ("seed", "out", "name", "keep", "storage")
 """Settings in which the searches of one curve differ."""
 COUNTS = (25, 50, 100)
@@ -258,7 +258,7 @@ def _groups(found: Sequence[Compared]) -> list[list[Compared]]:
 
 
 def _labels_of(groups: Sequence[Sequence[Compared]]) -> list[str]:
-    """What tells curves apart: the settings that differ, then where they were found."""
+    """Labels of the curves: the settings that differ; studies and sources where none does."""
     noted = [group[0].settings for group in groups if group[0].settings is not None]
     names = dict.fromkeys(("sampler", *(name for settings in noted for name in settings)))
     differing = [

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from chop.search.optuna_study import InMemoryStudy
 
 FOLLOW_SECONDS = 3.0
-"""Between two looks at a search that runs."""
+"""Seconds between two refreshes of a running search."""
 
 
 class Follower:
@@ -41,8 +41,8 @@ class Follower:
         self.memory: InMemoryStorage = InMemoryStorage()
         self._mirrors: dict[str, InMemoryStudy] = {}
 
-    def look(self) -> None:
-        """Takes over what was begun, reported or finished since.
+    def refresh(self) -> None:
+        """Copies the trials that were started, reported or finished since the last refresh.
 
         Raises:
             UnavailableError: the storage is not there (any more).
@@ -63,14 +63,14 @@ class Follower:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Inside, a thread looks again and again."""
+        """Context in which a thread refreshes the studies every `FOLLOW_SECONDS`."""
         done = threading.Event()
 
         def follow() -> None:
             while not done.wait(FOLLOW_SECONDS):
                 # A server may come back; a study may be deleted in the dashboard.
                 with suppress(ChopError, KeyError):
-                    self.look()
+                    self.refresh()
 
         thread = threading.Thread(target=follow, daemon=True)
         thread.start()
@@ -97,7 +97,7 @@ def serve_dashboard(
     """
     run_server = _server()
     follower = Follower(storage, name)
-    follower.look()
+    follower.refresh()
     Console().print(f"dashboard: http://{host}:{port} (stop it with Ctrl-C)", highlight=False)
     try:
         with follower.following():
@@ -140,7 +140,7 @@ def export_study(storage: str, path: Path, name: str | None = None) -> int:
         raise ConfigError(f"'{path}' is there already: name a new file.")
     noted, _ = read_ledger(storage, name)
     follower = Follower(noted["url"], noted["name"])
-    follower.look()
+    follower.refresh()
     with atomic_file(path) as temporary, quiet():
         url = sa.URL.create("sqlite", database=str(temporary)).render_as_string()
         target = optuna.storages.RDBStorage(url)

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from chop.actions.search.job import Job, where_model_is
 from chop.actions.search.precision_report import (
+    HeldOutRows,
     HeldOutScore,
-    TestRows,
     draw_precision,
     note_of,
     shown_of,
@@ -175,7 +175,7 @@ def write(
         batch_size=config.eval_batch_size,
         task=workload.task,
     )
-    test = TestRows(found, unseen, objectives_of(result.goals)[0].name)
+    test = HeldOutRows(found, unseen, objectives_of(result.goals)[0].name)
     begin = _without_search(config, found, workload, search.problem)
     evaluation = _evaluate(search, result, begin, test)
     lines = [
@@ -204,7 +204,7 @@ def write(
 
 
 def _evaluate(
-    search: Search, result: Result, begin: Mapping[str, Config], test: TestRows
+    search: Search, result: Result, begin: Mapping[str, Config], test: HeldOutRows
 ) -> _Evaluation:
     """Measures what was not measured, and compares the best with what needed no search."""
     found, shown = test.found, shown_of(result)

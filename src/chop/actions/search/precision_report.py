@@ -62,7 +62,7 @@ class HeldOutScore:
         return None if self.divergences is None else self.divergences.mean().item()
 
 
-class TestRows:
+class HeldOutRows:
     """Judges configurations of a problem on rows that no trial saw.
 
     Args:

@@ -61,7 +61,7 @@ def measure_all(
 
 
 def identity_of(workload: Workload) -> dict[str, str]:
-    """What tells this model, these rows and their metric from any other."""
+    """Identity of a workload: names and fingerprints of its model and rows, and its metric."""
     metric = workload.task.metric.name
     judged = {} if metric == "accuracy" else {"task": workload.task.name, "metric": metric}
     return {

@@ -76,7 +76,7 @@ def profile_statistics_analysis_pass(mg: MaseGraph, config: ProfileConfig) -> di
     """
     profile = Profile(mg, WHERE)
     for node in nodes_named(mg, config.by, config.target_weight_nodes, WHERE):
-        profile.observe_weights(node, config.weight_statistics)
+        profile.observe_weights(node, config.weight_statistics, f"{WHERE}.target_weight_nodes")
     activations = nodes_named(mg, config.by, config.target_activation_nodes, WHERE)
     if activations:
         assert config.input_generator is not None
