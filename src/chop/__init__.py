@@ -38,7 +38,7 @@ def _find_spec(fullname: str, path: object = None, target: object = None) -> Mod
 
 
 # Before the finder of files, because a folder that only holds `__pycache__` counts as a package.
-sys.meta_path.insert(0, SimpleNamespace(find_spec=_find_spec))  # type: ignore[arg-type]
+sys.meta_path.insert(0, SimpleNamespace(find_spec=_find_spec))
 
 
 def __getattr__(name: str) -> Any:

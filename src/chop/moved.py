@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MODULES: dict[str, str] = {
     "chop.actions.rounding": "chop.actions.ptq",
-    "chop.actions.search.format_settings": "chop.actions.search.precision",
+    "chop.actions.search.format_settings": "chop.actions.settings.search",
     "chop.actions.subject": "chop.actions.workload",
     "chop.actions.sweep.journal": "chop.runs.journal",
     "chop.ir.capture": "chop.capture",
@@ -41,6 +41,8 @@ NAMES: dict[str, str] = {
     "chop.actions.subject.Subject": "chop.actions.workload.Workload",
     "chop.actions.subject.SubjectConfig": "chop.actions.workload.WorkloadConfig",
     "chop.actions.subject.load_subject": "chop.actions.workload.load_workload",
+    "chop.actions.search.format_settings.spread_evenly": "chop.train.rows.Rows.spread",
+    "chop.nn.quantized.running.Running": "chop.nn.quantized.running.RunningMaximum",
     "chop.bench.record.spelt_ratio": "chop.bench.record.format_ratio",
     "chop.bench.record.spelt_seconds": "chop.bench.record.format_seconds",
     "chop.formats.scaling.GivenScale": "chop.formats.scaling.ConstantScale",
@@ -68,9 +70,11 @@ def moved_names(module: str) -> Callable[[str], Any]:
             new = f"{MODULES[module]}.{name}"
         if new is None:
             raise AttributeError(f"module '{module}' has no attribute '{name}'")
-        home, _, own = new.rpartition(".")
-        found = getattr(importlib.import_module(home), own)
         import warnings
+        from pkgutil import resolve_name
+
+        found = resolve_name(new)
+        home, _, own = new.rpartition(".")
 
         message = f"'{old}' has moved: import {own} from {home}."
         warnings.warn(message, DeprecationWarning, stacklevel=2)

@@ -98,7 +98,7 @@ def stop(*args, **kwargs):
         (["compress", "--qat-epochs", 0], "compress.measure", "no results were written to"),
         (
             ["sweep", "quantize"],
-            "sweep.experiment.fit",
+            "workload.fit",
             r"2 finished points are kept in .*jsonl; t",
         ),
         (["sweep", "prune"], "sweep.experiment.raise_to_graph", "0 finished points are kept in"),

@@ -211,3 +211,15 @@ def test_torch_edits_nodes_as_the_stamps_expect():
     node = graph.call_function(torch.relu, (graph.placeholder("x"),))
     assert type(node).__mro__[1:3] == (fx.Node, torch._C._NodeBase)
     assert all(type(n) is type(node) for n in (graph._root, *graph.nodes))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_model_follows_edits_of_the_graph(mg):
+    x = torch.randn(3, 4)
+    compiled = torch.compile(mg.model, backend="eager")
+    before = compiled(x)
+    mg.node("relu").target = torch.tanh
+    after = mg.model(x)
+    assert not torch.equal(before, after)
+    assert torch.equal(compiled(x), after)
+    assert torch.equal(torch.compile(mg.model, backend="eager")(x), after)

@@ -5,6 +5,7 @@ from datasets import Dataset, DatasetDict
 from chop.data import get_tokenizer
 from chop.dataset import MaseDataModule, get_dataset_info
 from chop.errors import ConfigError, UnavailableError
+from chop.train.data_module import _padded
 
 
 def loaders(module):
@@ -103,3 +104,8 @@ def test_real_reviews_with_a_real_tokenizer(data_folder):
     assert batch["input_ids"].shape == (4, 64)
     assert (batch["input_ids"][:, 0] == tokenizer.cls_token_id).all()
     assert set(batch["labels"].tolist()) <= {0, 1}
+
+
+def test_labels_of_texts_are_integers():
+    rows = [{"input_ids": [1, 2], "labels": 1.0}, {"input_ids": [3], "labels": 0.0}]
+    assert _padded(rows, pad_id=0)["labels"].dtype == torch.int64

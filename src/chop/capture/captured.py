@@ -140,7 +140,8 @@ class CapturedModule(fx.GraphModule):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the graph; see the class for what is dropped and what is refused."""
         accepted = {name: value for name, value in kwargs.items() if not self._drops(name, value)}
-        if torch.compiler.is_compiling():
+        # Dynamo takes `forward` for a constant of the class, but guards the code that is read.
+        if torch.compiler.is_compiling() and self._code:
             return super().__call__(*args, **accepted)
         self._check_inputs(args, accepted)
         self._check_hooks()

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -23,8 +24,10 @@ __all__ = [
     "FakeTensorMode",
     "TorchDispatchMode",
     "autocast_options",
+    "detect_fake_mode",
     "enter_autocast_region",
     "exit_autocast_region",
+    "is_dispatch_observed",
     "schemas_of",
     "single_overload",
     "storage_id",
@@ -67,3 +70,13 @@ def single_overload(operator: Any) -> Any:
 def autocast_options(region: Any) -> tuple[torch.dtype, bool, bool]:
     """Resolved dtype, `cache_enabled` and `enabled` of a `torch.autocast`."""
     return region.fast_dtype, region._cache_enabled, region._enabled
+
+
+def is_dispatch_observed() -> bool:
+    """Whether a dispatch or function mode, `torch.jit.trace` or the profiler sees each operator."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or torch._C._get_tracing_state() is not None
+        or torch._C._autograd._profiler_enabled()
+    )

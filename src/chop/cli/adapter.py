@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from chop.cli.values import is_list, is_mapping, members
 from chop.docstrings import entries, split_section
@@ -43,15 +43,27 @@ AS_JSON = Annotated[
         "--json",
         help="Write one JSON document to standard output and all else to standard error.",
         rich_help_panel="Output",
+        show_default="off",
     ),
 ]
 VERBOSE = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Show debug messages.", rich_help_panel="Output")
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        help="Show debug messages.",
+        rich_help_panel="Output",
+        show_default="off",
+    ),
 ]
 QUIET = Annotated[
     bool,
     typer.Option(
-        "--quiet", "-q", help="Show errors and final results only.", rich_help_panel="Output"
+        "--quiet",
+        "-q",
+        help="Show errors and final results only.",
+        rich_help_panel="Output",
+        show_default="off",
     ),
 ]
 COMMON: dict[str, Any] = {"as_json": AS_JSON, "verbose": VERBOSE, "quiet": QUIET}
@@ -101,7 +113,8 @@ class CommandGroup(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         # Help and "did you mean" take the names from here, and build nothing.
-        self.commands = {**dict.fromkeys(self.table, self), **self.commands}
+        names = {name: TyperCommand(name) for name in self.table}
+        self.commands = {**names, **self.commands}
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name with its options, or None."""
@@ -165,7 +178,7 @@ def _options(command: Command) -> Iterator[inspect.Parameter]:
         if command.only and name not in command.only:
             continue
         default = command.defaults.get(name, parameter.default)
-        text, meaning = _split_default(texts[name])
+        text, meaning = _split_default(texts.get(name, ""))  # no texts under `python -OO`
         required = default is inspect.Parameter.empty
         shown = True if _has_text(default) else meaning
         settings: dict[str, Any] = {"help": text, "show_default": required or shown}

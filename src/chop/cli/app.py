@@ -51,8 +51,8 @@ file, folder or data set is wrong, one sentence says how to fix it; 3 no format 
 of float and no model was saved; 130 stopped by Ctrl-C, one sentence says what is kept.
 
 [bold]Output[/]: with --json a command writes one JSON document to standard output and all else to
-standard error; errors leave standard output empty. --json, -v and -q may stand before a command's
-name too: chop -q demo."""),
+standard error; errors leave standard output empty. --json, -v and -q may stand behind chop
+too: chop -q demo."""),
 )
 for group, name in ((bench_app, "bench"), (search_app, "search"), (sweep_app, "sweep")):
     app.add_typer(group, name=name)

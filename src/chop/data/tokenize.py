@@ -60,10 +60,10 @@ def get_tokenized_dataset(
         raise ConfigError(f"max_length: expected at least one token, got {length}.")
 
     label = label_column(splits["train"].column_names) if labeled else None
-    settings = {"truncation": True, "max_length": length}
+    settings: dict[str, Any] = {"truncation": True, "max_length": length}
     if hasattr(splits["train"].features[columns[0]], "feature"):
-        told = {"column": columns[0], "label": label, **settings}
-        tokenize = partial(_tokenize_words, tokenizer=tokenizer, **told)
+        words = partial(_tokenize_words, tokenizer=tokenizer, column=columns[0], label=label)
+        tokenize = partial(words, **settings)
         unused = splits["train"].column_names
     else:
         tokenize = partial(_tokenize_texts, tokenizer=tokenizer, columns=columns, **settings)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from chop.capture.torch_private import is_dispatch_observed
 from chop.errors import ConfigError
 from chop.formats import Gradient, NumberFormat, from_key
 from chop.formats.base import OPERATORS
@@ -121,11 +122,8 @@ def is_followed(x: Tensor) -> bool:
         type(x) is not Tensor
         or (x.requires_grad and torch.is_grad_enabled())
         or torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._len_torch_function_stack() > 0
         or is_transformed()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._autograd._profiler_enabled()
+        or is_dispatch_observed()
     )
 
 

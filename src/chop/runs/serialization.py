@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 PLAIN = (str, int, float, bool, type(None))
-SECRETS = re.compile(r"(?<=://)[^/\s]*(?=@)|(?<=\?)\S+")
-"""Of a URL: the user with the password, and the options."""
+USER = re.compile(r"(?<=://)[^/\s]*(?=@)")
+OPTIONS = re.compile(r"(://[^\s?]*\?)\S+")
+"""Of a URL: the user with the password, and what follows the question mark."""
 
 
 @runtime_checkable
@@ -34,8 +35,8 @@ def class_name(value: Any) -> str:
 
 
 def without_secrets(argument: str) -> str:
-    """A text without the password and the options of a URL that it is."""
-    return SECRETS.sub("...", argument) if "://" in argument else argument
+    """A text without the users, passwords and options of the URLs in it."""
+    return OPTIONS.sub(r"\1...", USER.sub("...", argument))
 
 
 def as_json(value: Any, describe: Callable[[Any], Any] = class_name) -> Any:
@@ -61,7 +62,7 @@ def as_json(value: Any, describe: Callable[[Any], Any] = class_name) -> Any:
     if isinstance(value, numbers.Real):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): as_json(item, describe) for key, item in value.items()}
+        return {without_secrets(str(key)): as_json(x, describe) for key, x in value.items()}
     if isinstance(value, Sequence | Set) and not isinstance(value, bytes):
         return [as_json(item, describe) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

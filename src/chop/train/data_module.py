@@ -23,6 +23,7 @@ from chop.data import (
 )
 from chop.errors import ConfigError
 from chop.models import find_model_info, get_tokenizer
+from chop.train.model_io import LABELS
 from chop.train.rows import pad
 
 if TYPE_CHECKING:
@@ -163,7 +164,11 @@ class MaseDataModule:
 
 def _padded(rows: list[dict[str, Any]], pad_id: int) -> dict[str, Tensor]:
     """Rows of tokens -> a mapping of padded tensors."""
-    columns = {name: [torch.as_tensor(row[name]) for row in rows] for name in rows[0]}
+    dtypes = {name: torch.int64 if name == LABELS else None for name in rows[0]}
+    columns = {
+        name: [torch.as_tensor(row[name], dtype=dtype) for row in rows]
+        for name, dtype in dtypes.items()
+    }
     return {name: pad(name, column, pad_id) for name, column in columns.items()}
 
 

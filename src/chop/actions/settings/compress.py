@@ -18,7 +18,7 @@ def default_operators() -> tuple[str, ...]:
     return weighted_operators()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class QuantizationSettings(WorkloadConfig):
     """Quantization after training, and quantization-aware training.
 
@@ -50,7 +50,7 @@ class QuantizationSettings(WorkloadConfig):
         check_operators(self.operators)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CompressConfig(QuantizationSettings):
     """Settings of `chop compress`.
 

@@ -15,7 +15,7 @@ DERIVED = ("auto", "minmax", "mse")
 """Rules that calibrate the fraction of each tensor."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class QuantizeSweepConfig(QuantizationSettings):
     """Settings of `chop sweep quantize`.
 
@@ -68,7 +68,7 @@ def default_products() -> tuple[str, ...]:
     return tuple(name for name in default_operators() if OPS[name].is_product)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PruneSweepConfig(WorkloadConfig):
     """Settings of `chop sweep prune`.
 

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Self, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
-from torch._guards import detect_fake_mode
 from torch.nn.utils.parametrize import is_parametrized
 
+from chop.capture.torch_private import detect_fake_mode
 from chop.errors import ConfigError
 from chop.formats import OPERANDS, Quantizer, QuantSpec, initial_scales, lsq_fake_quantize
 from chop.nn.quantized.masks import FULL, MASK, apply_mask, track_operator, zero_masked_weights

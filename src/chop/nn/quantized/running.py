@@ -9,10 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._guards import detect_fake_mode
 
+from chop.capture.torch_private import detect_fake_mode
 from chop.formats import Quantizer
 from chop.formats.transforms import is_transformed
+from chop.moved import moved_names
+
+__getattr__ = moved_names(__name__)
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class RunningMaximum:
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> dict[str, RunningMaximum]:
-        """By operand; checkpoints, and pickles of earlier versions, have tuples of the fields."""
+        """By operand; checkpoints have tuples of the fields."""
         return {name: x if isinstance(x, cls) else cls(*x) for name, x in stored.items()}
 
 
