@@ -35,7 +35,7 @@ def test_a_command_leaves_its_tables_plots_and_measurements(command, cases, tmp_
     unit = re.compile(r"\d ?(s|ms|µs|ns|[kMG]?B|bits|%)\b|%")
     for row in manifest.rows:
         numbers = [value for value in row.values() if isinstance(value, float | int)]
-        assert numbers or row["table"] in ("comparisons", "obstacle")
+        assert numbers or row["table"] in ("comparisons", "why_no_cuda")
         assert not unit.search(" ".join(v for v in row.values() if isinstance(v, str)))
     assert tables.count("## ") == (2 if len(cases) == 1 else 4)
     record = json.loads((tmp_path / f"{cases[0]}.json").read_text())

@@ -38,7 +38,7 @@ class DequantizeComparison:
         memory: a row per width of codes, the float model first.
         kinds: what the first format saves of which parameters.
         comparisons: name of the case -> all its times.
-        obstacle: why the CUDA C++ kernel is not among the implementations; None where it is.
+        why_no_cuda: why the CUDA C++ kernel is not among the implementations; None where it is.
     """
 
     decoding: tuple[DecodeRow, ...]
@@ -46,12 +46,12 @@ class DequantizeComparison:
     memory: tuple[MemoryRow, ...]
     kinds: tuple[KindRow, ...]
     comparisons: Mapping[str, Comparison]
-    obstacle: str | None
+    why_no_cuda: str | None
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Rows by title, as formatted text."""
         how = next(iter(self.comparisons.values())).how
-        note = "" if self.obstacle is None else f" {self.obstacle}"
+        note = "" if self.why_no_cuda is None else f" {self.why_no_cuda}"
         memory = "Memory of a model whose linear layers' weights are packed"
         return {
             f"Decoding a weight ({how}).{note}": [row.formatted() for row in self.decoding],
