@@ -1,9 +1,11 @@
+import contextlib
 import json
 import multiprocessing
 import os
 import random
 import shutil
 import signal
+import sqlite3
 import sys
 import traceback
 import types
@@ -98,6 +100,24 @@ def toy(monkeypatch):
 def begun(toy, tmp_path):
     run_job(toy, ToyConfig(out=tmp_path / "toy"))
     return tmp_path / "toy"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "document = json_remove(document, '$.config.fc1')",
+        "document = json_set(document, '$.config', json('[]'))",
+        "document = json_set(document, '$.told', 'x')",
+        "document = json_set(document, '$.values.bits', 'x')",
+        "outcome = 'zzz'",
+    ],
+)
+def test_a_row_that_was_altered_is_damage(change, begun):
+    with contextlib.closing(sqlite3.connect(begun / "search.db")) as connection:
+        connection.execute(f"UPDATE chop_trials SET {change} WHERE number = 3")
+        connection.commit()
+    with pytest.raises(UnavailableError, match="is damaged.*trial 3 has"):
+        show_search(str(begun))
 
 
 def test_a_killed_job_is_resumed_from_what_its_study_knows(toy, tmp_path):

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from chop.search.result import TrialRecord
+from chop.search.result import OUTCOMES, TrialRecord
 from chop.search.space import Config
 
 if TYPE_CHECKING:
@@ -84,8 +84,13 @@ class Row:
 
     @cached_property
     def record(self) -> TrialRecord:
-        """The trial as `Result` takes it."""
+        """The trial as `Result` takes it.
+
+        Raises:
+            ValueError: the row is damaged.
+        """
         noted = self.noted
+        self._check(noted)
         return TrialRecord(
             self.number,
             self.outcome,
@@ -96,6 +101,20 @@ class Row:
             noted.get("note", ""),
             self.begun,
         )
+
+    def _check(self, noted: dict[str, Any]) -> None:
+        """Raises ValueError where an entry is none that a search writes."""
+        numbers = (*dict(noted.get("values", {})).values(), *noted.get("told", ()))
+        config = noted["config"]
+        if (
+            self.outcome not in OUTCOMES
+            or not all(isinstance(number, int | float) for number in numbers)
+            or not isinstance(config, dict)
+            or not all(isinstance(text, str) for text in config.values())
+            or not isinstance(noted.get("seconds", 0.0), int | float | None)
+            or not isinstance(noted.get("note", ""), str)
+        ):
+            raise ValueError(f"trial {self.number} has an entry that no search writes")
 
 
 def _row(number: int, key: str | None, outcome: str, *others: Any) -> Row:

@@ -75,14 +75,18 @@ def read_ledger(storage: str, name: str | None = None) -> tuple[dict[str, Any], 
         document = ledger.document()
         begun = document["search"]
         choices = (Choice(k, {t: t for t in texts}) for k, texts in begun["choices"].items())
+        space = SearchSpace(tuple(choices))
         noted = {
             "name": ledger.study,
-            "space": SearchSpace(tuple(choices)),
+            "space": space,
             "goals": goals_from_json(begun["goals"]),
             "url": url,
             "job": document.get("job"),
             "trials": ledger.records,
         }
+        for trial in ledger.records:
+            if trial.config.keys() != space.by_name.keys():
+                raise ValueError(f"trial {trial.number} has other choices than its study")
     return noted, ledger
 
 
