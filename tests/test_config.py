@@ -63,6 +63,8 @@ def test_numbers_of_numpy_become_plain_ones():
         ({"width": 1, "inner": {"rat": 1}}, "Settings.inner: unknown key 'rat'"),
         ({"width": 1, "sizes": [1, "a"]}, r"sizes\[1\]: expected int"),
         ({"width": 1, "out": 3}, "expected Path or None"),
+        ({"width": 1, "out": ""}, r"Settings.out: got an empty text \(is a variable not set\?\)"),
+        ({"width": 1, "out": "a\0b"}, r"Settings.out: got 'a\\x00b', expected a text without null"),
         ([1], "expected a mapping"),
         ({"width": 1, "sizes": 4}, "sizes: expected a list of int, got 4"),
         ({"width": 1, "maybe": {"rat": 1}}, "Settings.maybe: unknown key 'rat'"),
@@ -77,6 +79,8 @@ def test_toml_files(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("width = 4\n[inner]\nrate = 0.25\n")
     assert parse(Settings, load_toml(file)).inner.rate == 0.25
+    file.write_text("width = 8\n", encoding="utf-8-sig")
+    assert load_toml(file) == {"width": 8}
     file.write_text("width = = 4")
     with pytest.raises(ConfigError, match="not valid TOML.*line 1"):
         load_toml(file)

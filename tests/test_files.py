@@ -70,6 +70,12 @@ def test_a_folder_that_cannot_be_is_one_sentence(name, tmp_path):
         make_folder(tmp_path / name)
 
 
+def test_a_file_system_that_takes_no_folders_is_one_sentence():
+    for write in (make_folder, lambda path: write_text(path / "table.md", "")):
+        with pytest.raises(WriteError, match="/proc/x.* cannot be written: .*; choose another"):
+            write(Path("/proc/x"))
+
+
 def test_a_folder_on_a_full_disk_is_refused_before_any_work(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(WriteError, match="No space left"):

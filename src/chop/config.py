@@ -74,6 +74,8 @@ def convert(value: Any, hint: Any, where: str) -> Any:
             number.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if Path in (hint, *arguments):
+        check_text(value, where)
     if origin is Literal:
         if any(
             value is choice or (value == choice and type(value) is type(choice))
@@ -94,6 +96,14 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     raise ConfigError(f"{where}: expected {_format(hint)}, got {_describe(value)}.")
 
 
+def check_text(value: Any, where: str) -> None:
+    """Raises ConfigError where a text that names something is empty or has a null byte."""
+    if value == "":
+        raise ConfigError(f"{where}: got an empty text (is a variable not set?).")
+    if isinstance(value, str | Path) and "\0" in str(value):
+        raise ConfigError(f"{where}: got {str(value)!r}, expected a text without null bytes.")
+
+
 def load_toml(path: str | Path) -> dict[str, Any]:
     """Reads a TOML file.
 
@@ -101,7 +111,7 @@ def load_toml(path: str | Path) -> dict[str, Any]:
         ConfigError: the file is missing or is not TOML; the message has the line.
     """
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"config file '{path}' does not exist.") from None
     except OSError as error:

@@ -71,7 +71,7 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     temporary = _temporary(path)
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folders(path.parent)
         try:
             yield temporary
             if latest(path) != path:
@@ -93,7 +93,7 @@ def atomic_new_file(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     temporary = _temporary(path)
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folders(path.parent)
         try:
             yield temporary
             try:
@@ -118,7 +118,7 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     fresh = _temporary(path)
     with writing(path):
-        fresh.mkdir(parents=True)
+        _make_folders(fresh)
         try:
             yield fresh
             os.utime(fresh)  # raises where it is gone
@@ -147,7 +147,7 @@ def atomic_files(folder: str | Path, name: str) -> Iterator[Path]:
     folder = Path(folder)
     fresh, decided = _temporary(folder / name), folder / f".{name}.new"
     with writing(folder / name):
-        folder.mkdir(parents=True, exist_ok=True)
+        _make_folders(folder)
         try:
             fresh.mkdir()
             yield fresh
@@ -181,6 +181,14 @@ def latest(path: Path) -> Path:
     """Where the newest of what `atomic_files` wrote to `path` is: mostly `path` itself."""
     unmoved = [folder / path.name for folder in _committed(path.parent)]
     return next((file for file in reversed(unmoved) if file.is_file()), path)
+
+
+def _make_folders(path: Path) -> None:
+    """Makes a folder and its parents; file systems that take none, as /proc, refuse by ENOENT."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path)) from error
 
 
 def _temporary(path: Path) -> Path:
@@ -260,7 +268,7 @@ def make_folder(path: str | Path) -> Path:
     path = Path(path)
     probe = path / f".{os.getpid()}.probe"
     with writing(path):
-        path.mkdir(parents=True, exist_ok=True)
+        _make_folders(path)
         try:
             probe.write_bytes(bytes(PROBE_BYTES))
         finally:
@@ -319,7 +327,7 @@ def append_line(path: str | Path, line: str) -> None:
     """
     path = Path(path)
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folders(path.parent)
         with path.open("a+b") as file:
             with suppress(OSError):  # file systems without locks
                 fcntl.flock(file, fcntl.LOCK_EX)

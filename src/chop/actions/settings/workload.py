@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar
 
+from chop.config import check_text
 from chop.errors import ConfigError
 
 Ranges = Mapping[str, tuple[float, float]]
@@ -67,6 +68,8 @@ class WorkloadConfig:
     device: str | None = None
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            check_text(getattr(self, each.name), each.name)
         object.__setattr__(self, "out", Path(self.out).expanduser())
         for name, (least, most) in self._ranges().items():
             value = getattr(self, name)
