@@ -113,6 +113,13 @@ def test_wrong_layers_are_named(layers, message):
         CompressConfig(model="mlp", formats=(), layers=layers)
 
 
+def test_a_layer_that_is_not_there_is_named_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr("chop.actions.compress.measure", lambda *args: pytest.fail("it measured"))
+    config = CompressConfig(model="mlp", out=tmp_path, layers={"fc9": {"weight": "4.mse"}})
+    with pytest.raises(ConfigError, match="'fc9': did you mean"):
+        compress(config)
+
+
 def test_bits_and_sizes_are_those_of_the_formats(result):
     found = rows(result[0])
     assert found["float", "float"]["bits"] == 32.0

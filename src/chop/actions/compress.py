@@ -68,10 +68,15 @@ def _compress(config: CompressConfig, workload: Workload, run: runs.Run) -> dict
     title, metric = workload.title, workload.task.metric
     get_console().print(f"[bold]{title}[/]: raising the model to a graph")
     mg = raise_to_graph(workload)
+    # A wrong name of a layer is found before anything is evaluated.
+    mixed = (
+        quantize_layers(mg, config.layers, workload, config.calibration_rows)
+        if config.layers
+        else None
+    )
     baseline = measure(mg, "float", "float", workload)
     rounded = [_round(mg, text, workload, config) for text in config.formats]
-    if config.layers:
-        mixed = quantize_layers(mg, config.layers, workload, config.calibration_rows)
+    if mixed is not None:
         rounded.append(measure(mixed, "PTQ", "mixed", workload))
     trained = list(_train_back(baseline, rounded, workload, config))
     candidates = [baseline, *rounded, *trained]

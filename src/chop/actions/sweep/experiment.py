@@ -14,6 +14,8 @@ from chop.ir.graph import MaseGraph
 from chop.runs import Journal
 
 S = TypeVar("S")
+JOURNAL = "points.jsonl"
+"""The file of the finished points in a sweep's output folder."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Experiment(Generic[S]):
         Each is noted in `out` the moment it is there; what is noted already is not measured.
         """
         points = self._points(workload, settings)
-        title, journal = workload.title, Journal(out / "points.jsonl")
+        title, journal = workload.title, Journal(out / JOURNAL)
         results = measure_all(title, list(points.values()), journal, workload.task.metric)
         return dict(zip(points, results, strict=True))
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from chop import passes, runs
+from chop.actions.interrupt import points_are_kept, with_interruption_note
 from chop.actions.ptq import present_operators
 from chop.actions.settings.sweep import PruneSweepConfig
-from chop.actions.sweep.experiment import Experiment
+from chop.actions.sweep.experiment import JOURNAL, Experiment
 from chop.actions.sweep.record import write_figure, write_table
 from chop.actions.workload import Workload, settings_with, workload_for
 from chop.errors import ConfigError
@@ -40,7 +41,8 @@ def prune_sweep(config: PruneSweepConfig, workload: Workload | None = None) -> l
         ConfigError: settings that do not fit together.
         UnavailableError: the model or the data set is not there.
     """
-    workload = workload_for(config, workload)
+    with with_interruption_note(lambda: points_are_kept(config.out / JOURNAL)):
+        workload = workload_for(config, workload)
     with runs.start("sweep prune", settings_with(config, workload), config.out) as run:
         run.rows = rows = _sweep(config, workload)
     return rows

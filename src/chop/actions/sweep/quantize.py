@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from chop import runs
+from chop.actions.interrupt import points_are_kept, with_interruption_note
 from chop.actions.ptq import quantize_after_training
 from chop.actions.settings.sweep import DERIVED, QuantizeSweepConfig
-from chop.actions.sweep.experiment import Experiment
+from chop.actions.sweep.experiment import JOURNAL, Experiment
 from chop.actions.sweep.record import write_figure, write_table
 from chop.actions.workload import Workload, settings_with, workload_for
 from chop.formats import Integer
@@ -40,7 +41,8 @@ def quantize_sweep(
         ConfigError: settings that do not fit together.
         UnavailableError: the model or the data set is not there.
     """
-    workload = workload_for(config, workload)
+    with with_interruption_note(lambda: points_are_kept(config.out / JOURNAL)):
+        workload = workload_for(config, workload)
     with runs.start("sweep quantize", settings_with(config, workload), config.out) as run:
         run.rows = rows = _sweep(config, workload)
     return rows
