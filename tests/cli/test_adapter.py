@@ -341,3 +341,14 @@ def test_output_flags_stand_before_or_after_the_command(words):
 def test_quiet_commands_say_nothing_of_loading(words):
     done = programs.run(programs.COMMAND, *words.split())
     assert done.returncode == 2 and "loading PyTorch" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["compress", "--out", ""], ["compress", "--config", ""], ["search", "compare", "--out", ""]],
+)
+def test_empty_paths_are_refused(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        app(words, prog_name="chop")
+    assert ended.value.code == 2
+    assert "got an empty text" in " ".join(capsys.readouterr().err.split())

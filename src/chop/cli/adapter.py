@@ -68,9 +68,23 @@ QUIET = Annotated[
 ]
 COMMON: dict[str, Any] = {"as_json": AS_JSON, "verbose": VERBOSE, "quiet": QUIET}
 """Flags of `chop` and of every command."""
+
+
+def _path(text: str | Path) -> Path:
+    """A path; Typer's own parser takes an empty text, of a variable not set, for this folder."""
+    if text == "":
+        raise typer.BadParameter("got an empty text (is a variable not set?).")
+    return Path(text)
+
+
 CONFIG = Annotated[
     Path | None,
-    typer.Option(help="TOML file with the same keys; options override it.", show_default="no file"),
+    typer.Option(
+        help="TOML file with the same keys; options override it.",
+        show_default="no file",
+        parser=_path,
+        metavar="PATH",
+    ),
 ]
 
 
@@ -185,6 +199,8 @@ def _options(command: Command) -> Iterator[inspect.Parameter]:
         hint, annotation = hints[name], _typer_type(hints[name])
         if choices := _choices(hint):
             settings["autocompletion"] = choices.copy
+        if annotation is Path:
+            settings |= {"parser": _path, "metavar": "PATH"}
         if annotation == list[str] or choices:
             settings["metavar"] = f"<{_form(hint, choices)}>"
         if parameter.kind is parameter.POSITIONAL_ONLY:
