@@ -87,10 +87,11 @@ def called(tree: ast.AST, names_of: Callable[[], dict]) -> Iterator[tuple[int, s
 
 def operator_of(item: ast.expr, namespace: dict) -> str | None:
     try:
-        value = eval(ast.unparse(item), dict(namespace))
+        return CALLS.get(eval(ast.unparse(item), dict(namespace)))
     except (AttributeError, NameError):  # of a function's own variables
         return None
-    return CALLS.get(value) if type(value).__hash__ is not None else None
+    except TypeError:  # a list or a dict is no operator
+        return None
 
 
 def tables(source: str, names_of: Callable[[], dict]) -> list[str]:
