@@ -321,7 +321,7 @@ def test_what_is_missing_says_so_in_one_sentence(name):
 
 def test_an_unknown_pass_is_named_with_the_nearest():
     with pytest.raises(AttributeError, match="did you mean 'quantize_transform_pass'"):
-        passes.graph.quantize_transform_pass  # noqa: B018
+        passes.graph.quantze_transform_pass  # noqa: B018
     assert "prune_transform_pass" in dir(passes.graph)
     with pytest.raises(ImportError):
         exec("from chop.passes.graph.transforms import no_such_thing")

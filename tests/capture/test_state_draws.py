@@ -84,7 +84,7 @@ def test_seeds_set_in_forward_make_their_module_a_leaf(kind: Forward, only_train
     state = torch.get_rng_state()
     example = torch.ones(3, 4)
     with pytest.warns(
-        CaptureWarning, match=r"sets torch's random generators .*state_draws\.py:"
+        CaptureWarning, match=r"sets torch's random generators .*state\w*\.py:"
     ) as caught:
         captured = capture(model, {"input": example})
     assert len(caught) == 1

@@ -101,7 +101,7 @@ def stop(*args, **kwargs):
             "workload.fit",
             r"2 finished points are kept in .*jsonl; t",
         ),
-        (["sweep", "quantize"], "workload.load_checkpoint", "0 finished points are kept in"),
+        (["sweep", "quantize"], "workload.load_trained", "0 finished points are kept in"),
         (["sweep", "prune"], "sweep.experiment.raise_to_graph", "0 finished points are kept in"),
         (["search", "nas"], "search.job.find_job", "nothing was written"),
         (["search", "precision"], "workload.load_workload", "no trial was finished; the same"),

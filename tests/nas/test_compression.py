@@ -135,6 +135,6 @@ def test_wrong_settings_are_named(arguments, message):
 
 
 def test_a_pass_that_the_pipeline_lacks_is_named(rows):
-    wrong = Compression("compress", {"quantize_transform_pass": QUANTIZE})
+    wrong = Compression("compress", {"quantze_transform_pass": QUANTIZE})
     with pytest.raises(ConfigError, match="did you mean 'quantize_transform_pass'"):
         wrong.apply(build({"width": "8"}), rows, {})

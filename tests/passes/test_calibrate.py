@@ -17,7 +17,7 @@ AUTO = {
 }
 
 
-def quantized(mg):
+def operators_of(mg):
     return {n: m for n, m in mg.modules.items() if isinstance(m, QuantizedOperator)}
 
 
@@ -31,7 +31,7 @@ def test_every_format_that_waits_is_fitted_to_what_flows(bert_graph, bert_inputs
     hook.remove()
     fitted, info = passes.calibrate_transform_pass(quantized, {"batches": [bert_inputs]})
     assert info["fitted"] > 30
-    for module in quantized(fitted).values():
+    for module in operators_of(fitted).values():
         if isinstance(module, QuantScaledDotProductAttention):
             continue  # its three steps are fitted instead
         assert all(getattr(module.spec, operand).is_fitted for operand in module.operands)
@@ -45,7 +45,7 @@ def test_attention_gets_a_fraction_per_step(bert_graph, bert_inputs):
     fitted, _ = passes.calibrate_transform_pass(quantized, {"batches": [bert_inputs]})
     steps = {
         name.rpartition(".")[2]: module.spec
-        for name, module in quantized(fitted).items()
+        for name, module in operators_of(fitted).items()
         if ".layer.0." in name and name.endswith(("product", "softmax", "context"))
     }
     # probabilities lie in 0..1: five of six bits are fraction
@@ -58,8 +58,8 @@ def test_more_data_can_only_widen_the_range(bert_graph, bert_inputs):
     other = {**bert_inputs, "input_ids": bert_inputs["input_ids"].flip(0)}
     one, _ = passes.calibrate_transform_pass(quantized, {"batches": [bert_inputs]})
     two, _ = passes.calibrate_transform_pass(quantized, {"batches": [bert_inputs, other]})
-    for name, module in quantized(one).items():
-        wider = quantized(two)[name].spec.data_in
+    for name, module in operators_of(one).items():
+        wider = operators_of(two)[name].spec.data_in
         if "data_in" in module.operands:
             assert wider.frac_width <= module.spec.data_in.frac_width
 

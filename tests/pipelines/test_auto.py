@@ -50,8 +50,8 @@ def test_what_has_no_settings_or_is_skipped_does_not_run(mg):
 
 
 def test_wrong_names_are_told(mg):
-    with pytest.raises(ConfigError, match="'quantize_transform_pass': did you mean 'quantize_tra"):
-        CompressionPipeline()(mg, pass_args={"quantize_transform_pass": {}})
+    with pytest.raises(ConfigError, match="'quantze_transform_pass': did you mean 'quantize_tra"):
+        CompressionPipeline()(mg, pass_args={"quantze_transform_pass": {}})
     with pytest.raises(ConfigError, match="it has no pass 'prune': choose from"):
         CompressionPipeline()(mg, pass_args=ARGS, skip_passes=["prune"])
     with pytest.raises(ConfigError, match="pass_args is empty"):

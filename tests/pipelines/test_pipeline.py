@@ -208,7 +208,7 @@ def test_a_list_is_read_from_toml(mg, tmp_path):
         ("[[stage]]\nconfig = {}\n", "stage 1 names no pass"),
         ('[stage]\npass = "x"\n', r"expected tables \[\[stage\]\]"),
         ("", r"expected tables \[\[stage\]\]"),
-        ('[[stage]]\npass = "quantize_transform_pass"\n', "did you mean 'quantize_transform_pass'"),
+        ('[[stage]]\npass = "quantze_transform_pass"\n', "did you mean 'quantize_transform_pass'"),
     ):
         path.write_text(text)
         with pytest.raises(ConfigError, match=message):

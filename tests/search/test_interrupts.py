@@ -33,6 +33,9 @@ def unbroken(tmp_path_factory):
     return table(make(folder, Journal(folder / "journal")).run(until=SPACE.size, progress=False))
 
 
+# The interruption may come between `open` and `with` of the file that is being saved.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("storage", [None, "memory"])
 def test_an_interruption_at_any_line(storage, tmp_path, unbroken):
     """The same process goes on, with a new search or with the same one."""

@@ -384,7 +384,9 @@ def test_single_changes_are_predicted_as_the_candidates_that_they_make():
     changed[np.arange(len(choice)), choice] = option
     for model in (GaussianProcess(codes, values, places), exact_sum(codes, totals, costs)):
         mean, deviation = model.predict(changed)
-        np.testing.assert_allclose(model.around(start)[choice, option], mean, rtol=1e-8, atol=1e-8)
+        np.testing.assert_allclose(
+            model.neighbor_means(start)[choice, option], mean, rtol=1e-8, atol=1e-8
+        )
         found = model.predict_neighbors(start, choice, option)
         np.testing.assert_allclose(found, (mean, deviation), rtol=1e-6, atol=1e-6)
 

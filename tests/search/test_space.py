@@ -123,7 +123,7 @@ def test_wrong_configurations_are_named(space, config, message):
         (lambda: Choice("x", {"a": 1, "b": 2}, cost={"a": 1.0}), "'b' has no finite cost"),
         (lambda: SearchSpace(()), "at least one choice"),
         (lambda: SearchSpace((HEADS, HEADS)), "two choices are called 'heads'"),
-        (lambda: Goal("accuracy", "maximize"), "did you mean 'maximize'"),
+        (lambda: Goal("accuracy", "maximise"), "did you mean 'maximize'"),
         (lambda: Constraint("bits", float("nan")), "expected a number"),
         (lambda: objectives_of((Constraint("bits", 4),)), "without a budget"),
         (lambda: objectives_of((Goal("bits"), Goal("bits"))), "share a name"),
