@@ -1,7 +1,8 @@
 """Whether a change made imports, help, capture, quantizing or trials slower: two trees in turns.
 
 Every case runs in processes of their own, in the order before, after, after, before; the ratio of
-their processor times is paired within each round, with its 99 % interval (`chop.bench`).
+their processor times is paired within each round, with its 99 % interval (`chop.bench`). Both trees
+are compiled to bytecode first.
 
 python benchmarks/command_costs.py --before OLD/src --after NEW/src [--rounds 8] [--only TEXT ...]
     [--out runs/command-costs]
@@ -12,6 +13,7 @@ Writes `OUT.md`, the table.
 from __future__ import annotations
 
 import argparse
+import compileall
 import os
 import subprocess
 import sys
@@ -94,6 +96,7 @@ def main() -> None:
     for tree in (given.before, given.after):
         if not (tree / "chop").is_dir():
             parser.error(f"'{tree}' has no folder chop: expected the src folder of a tree.")
+        compileall.compile_dir(tree, quiet=1)
     rows = []
     for name, case in CASES.items():
         if not any(text in name for text in given.only):
