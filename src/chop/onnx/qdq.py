@@ -9,14 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from chop.errors import ConfigError, enumerate_names
+from chop.errors import ConfigError
 from chop.formats import Gradient, Quantizer, QuantSpec, StandIn
 from chop.ir.graph import MaseGraph
+from chop.ir.settled import missing_forms, operand_text, settled_copy
 from chop.nn.quantized import QuantizedOperator, QuantLinear, leaf_operators
+from chop.nn.quantized.codes import codes_in_products, parameter_codes, rounded_parameter
 from chop.nn.quantized.masks import FULL, MASK
 from chop.onnx.grids import CHOICE, AffineGrid, grid_of
 from chop.onnx.operators import onnx_dequantize, onnx_round
 
+WHERE = "export_onnx_interface_pass"
+WAY_OUT = f"choose {CHOICE}, or export these as floats with 'float_fallback': True"
 CONVOLUTION = "Conv"
 """What runtimes compute in integers only if the result is rounded too."""
 
@@ -121,12 +125,9 @@ def _integer_bias(bias: Tensor | None, spec: QuantSpec) -> _Codes | None:
         return None
     if rounds.grid.scale is None:
         return None
-    values = spec.bias(bias).detach().double()
     scale = rounds.grid.scale * weight.scale
-    codes = (values / scale.double()).round()
-    if codes.abs().max() > torch.iinfo(torch.int32).max:
-        return None
-    return _Codes(codes.to(torch.int32), scale)
+    codes = codes_in_products(spec.bias(bias), scale)
+    return None if codes is None else _Codes(codes, scale)
 
 
 def _round_early(qdq: MaseGraph) -> None:
@@ -178,22 +179,18 @@ def qdq_graph(mg: MaseGraph, float_fallback: bool) -> QdqGraph:
     Raises:
         ConfigError: ONNX lacks formats and `float_fallback` is False, or learned scales wait.
     """
-    qdq = mg.copy()
-    for node in qdq.nodes:
-        module = qdq.module_of(node)
-        if isinstance(module, QuantizedOperator):
-            qdq.replace(node, module.unpack().freeze_scales())
-    steps = leaf_operators(qdq.model.cpu().eval())
+    qdq = settled_copy(mg)
+    steps = leaf_operators(qdq.model)
     _check_dtypes(steps)
     plans = {name: _plan(step) for name, step in steps.items()}
     missing = [
-        f"{name or 'model'}.{operand} ({getattr(steps[name].spec, operand).label})"
+        operand_text(name, steps[name], operand)
         for name, plan in plans.items()
         for operand, stand_in in plan.items()
         if stand_in is None
     ]
     if missing and not float_fallback:
-        raise ConfigError(_explain(missing))
+        raise ConfigError(missing_forms(WHERE, "ONNX has no 8-bit form", missing, WAY_OUT))
     quantized = []
     for name, step in steps.items():
         chosen = {k: _fallback(step, k) if v is None else v for k, v in plans[name].items()}
@@ -218,16 +215,9 @@ def _check_dtypes(steps: Mapping[str, QuantizedOperator]) -> None:
         others = {x.dtype for x in step.parameters() if x.is_floating_point()} - {torch.float32}
         if others and not step.spec.is_float:
             raise ConfigError(
-                f"export_onnx_interface_pass: ONNX rounds float32, and '{name or 'model'}' has "
+                f"{WHERE}: ONNX rounds float32, and '{name or 'model'}' has "
                 f"{others.pop()} parameters; call mg.model.float() first."
             )
-
-
-def _explain(missing: list[str]) -> str:
-    return (
-        f"export_onnx_interface_pass: ONNX has no 8-bit form of {enumerate_names(missing, 6)}; "
-        f"choose {CHOICE}, or export these as floats with 'float_fallback': True."
-    )
 
 
 def _plan(step: QuantizedOperator) -> dict[str, StandIn | None]:
@@ -245,23 +235,15 @@ def _stand_in(step: QuantizedOperator, operand: str) -> StandIn | None:
         grid = grid_of(number_format)
         return None if grid is None else _Round(grid)
     if operand == "bias":
-        return _Values(_rounded(step, operand))
+        return _Values(rounded_parameter(step, operand))
     grid = grid_of(number_format, step.effective(operand))
     if grid is None or grid.scale is None:
         return None
-    rounded = _rounded(step, operand).double()
-    scale = grid.scale.double()
-    steps = scale.view(-1, *[1] * (rounded.dim() - 1)) if scale.dim() else scale
-    return _Codes((rounded / steps).round().to(grid.dtype), grid.scale)
-
-
-def _rounded(step: QuantizedOperator, operand: str) -> Tensor:
-    parameter: Tensor = getattr(step, operand)
-    with torch.no_grad():
-        return step.quantize(operand, parameter).detach()
+    codes = parameter_codes(step, operand, grid.scale)
+    return _Codes(codes.to(grid.dtype), grid.scale)
 
 
 def _fallback(step: QuantizedOperator, operand: str) -> Quantizer:
     """Floats: a parameter's rounded values, activations as they are."""
     is_parameter = step._parameters.get(operand) is not None
-    return _Values(_rounded(step, operand)) if is_parameter else QuantSpec().data_in
+    return _Values(rounded_parameter(step, operand)) if is_parameter else QuantSpec().data_in
