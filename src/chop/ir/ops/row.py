@@ -11,6 +11,7 @@ from torch import nn
 
 from chop.ir.ops.dimensions import DimensionRule
 from chop.ir.ops.flops import Flops
+from chop.nn.integer import IntegerOperator
 from chop.nn.quantized import QuantizedOperator
 
 Arguments = Mapping[str, str | None]
@@ -107,7 +108,7 @@ class Operator:
     is_homogeneous: bool = False
     commutes: bool = False
     onnx: str = ""
-    integer: type[nn.Module] | None = None
+    integer: type[IntegerOperator] | None = None
 
     @property
     def is_quantizable(self) -> bool:

@@ -19,6 +19,7 @@ from chop.errors import ConfigError, did_you_mean
 from chop.ir.ops import dimensions as d
 from chop.ir.ops import flops
 from chop.ir.ops.row import Arguments, Kind, Operator, Weight
+from chop.nn import integer as i
 from chop.nn import quantized as q
 from chop.nn.packed import drop_packed_twin, packed_twin
 
@@ -84,12 +85,12 @@ TABLE: tuple[Operator, ...] = (
         {"kind": Kind.PRODUCT, "flops": flops.by_weight},
         *_all(
             {"features": -1, "follow": d.linear, "onnx": "Gemm"},
-            _row("linear", nn.Linear, WEIGHTED, weight=Weight()),
+            _row("linear", nn.Linear, WEIGHTED, weight=Weight(), integer=i.IntegerLinear),
         ),
         *_all(
             {"weight": KERNEL, "follow": d.convolution, "onnx": "Conv"},
-            _row("conv1d", nn.Conv1d, WEIGHTED, spatial=1),
-            _row("conv2d", nn.Conv2d, WEIGHTED, spatial=2),
+            _row("conv1d", nn.Conv1d, WEIGHTED, spatial=1, integer=i.IntegerConv1d),
+            _row("conv2d", nn.Conv2d, WEIGHTED, spatial=2, integer=i.IntegerConv2d),
         ),
         _row("conv3d", nn.Conv3d, weight=KERNEL, spatial=3),
     ),
@@ -112,7 +113,10 @@ TABLE: tuple[Operator, ...] = (
     # activations
     *_all(
         {"kind": Kind.ACTIVATION, "follow": d.unchanged},
-        _row("relu", nn.ReLU, ONE_INPUT, TORCH, is_homogeneous=True, commutes=True),
+        *_all(
+            {"is_homogeneous": True, "commutes": True, "integer": i.IntegerReLU},
+            _row("relu", nn.ReLU, ONE_INPUT, TORCH),
+        ),
         _row("gelu", nn.GELU, ONE_INPUT),
         _row("silu", nn.SiLU, ONE_INPUT),
         _row("tanh", nn.Tanh, ONE_INPUT, TORCH),
@@ -159,8 +163,8 @@ TABLE: tuple[Operator, ...] = (
     # functions of two activations
     *_all(
         {"arguments": TWO_INPUTS, "kind": Kind.ARITHMETIC, "follow": d.arithmetic},
-        _row("add", others=(operator.iadd,)),
-        _row("sub", others=(operator.isub,)),
+        _row("add", others=(operator.iadd,), integer=i.IntegerAdd),
+        _row("sub", others=(operator.isub,), integer=i.IntegerSub),
         _row("mul", others=(operator.imul,)),
     ),
     *_all(

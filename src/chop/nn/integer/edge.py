@@ -1,0 +1,161 @@
+"""Edges: what integers between two operators mean. Grids: what a reader rounds them to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+
+from chop.formats import NumberFormat
+from chop.formats.elements import Element, Fixed, Sign, Trit
+from chop.kernels.integers import Integers, one_scale
+
+GridRounding = Literal["nearest_even", "floor", "sign", "threshold"]
+"""Which code stands for a value: the nearest one, ties to even; the one below; `high` from zero
+on, else `low`; or the sign beyond a threshold, else 0."""
+
+
+def bits_of(low: int, high: int) -> int:
+    """The two's-complement width that holds `low` to `high`.
+
+    >>> [bits_of(-128, 127), bits_of(0, 255), bits_of(0, 0)]
+    [8, 9, 1]
+    """
+    return 1 + max(
+        (~low if low < 0 else low).bit_length(), (~high if high < 0 else high).bit_length()
+    )
+
+
+def shift_between(step: float, other: float) -> int | None:
+    """The s for which `step` is `other` times 2^s, exactly; None if there is none.
+
+    >>> [shift_between(0.25, 1.0), shift_between(3.0, 1.5), shift_between(1.0, 3.0)]
+    [-2, 1, None]
+    """
+    (fraction, exponent), (fraction_other, exponent_other) = math.frexp(step), math.frexp(other)
+    return exponent - exponent_other if fraction == fraction_other else None
+
+
+@dataclass(frozen=True, eq=False)
+class Edge:
+    """Integers between two operators: code k stands for k step / divisor.
+
+    Attributes:
+        step: float64 (), or (n,): one for each channel, an index of `axis`. A float64 holds powers
+            of two and products of two float32 scales exactly.
+        axis: of the channels, counted from the end: -1 after a linear layer, -3 after a 2-D
+            convolution; of no importance for ().
+        low: proven bound of all codes.
+        high: the other one.
+        divisor: what a mean still has to be divided by.
+    """
+
+    step: Tensor
+    axis: int
+    low: int
+    high: int
+    divisor: int = 1
+
+    @classmethod
+    def of(cls, step: float, low: int, high: int, divisor: int = 1) -> Self:
+        """An edge whose codes have one step."""
+        return cls(torch.tensor(step, dtype=torch.float64), -1, low, high, divisor)
+
+    @property
+    def bits(self) -> int:
+        """Width of the codes in two's complement."""
+        return bits_of(self.low, self.high)
+
+    @property
+    def steps(self) -> list[float]:
+        """One, or those of the channels."""
+        found: list[float] = self.step.reshape(-1).tolist()
+        return found
+
+    @property
+    def scalar_step(self) -> float:
+        """The one step; there must be no others."""
+        (step,) = self.steps
+        return step
+
+    def by_channel(self, values: Tensor) -> Tensor:
+        """`values`, () or (n,), in the shape that broadcasts with codes."""
+        return values.reshape(-1, *[1] * (-self.axis - 1)) if values.dim() else values
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """float64: the values of codes."""
+        return codes.double() * self.by_channel(self.step) / self.divisor
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Numbers that a reader rounds to: k step for whole numbers `low` <= k <= `high`.
+
+    Attributes:
+        step: above zero.
+        low: the smallest k; values below saturate.
+        high: the largest k.
+        rounding: which k stands for a value.
+        threshold: of "threshold": magnitudes up to it become 0.
+    """
+
+    step: float
+    low: int
+    high: int
+    rounding: GridRounding = "nearest_even"
+    threshold: float = 0.0
+
+    @classmethod
+    def of(cls, number_format: NumberFormat) -> Grid | None:
+        """The grid of a format: the same numbers whatever the data; None if it has none.
+
+        It has one if its elements are whole numbers, signs or ternary digits with a fixed
+        threshold, and it has no scale, or one for the tensor that does not follow the data.
+        """
+        layout = number_format.layout() if number_format.is_fitted else None
+        if layout is None or layout.levels is not None:
+            return None
+        parts = _parts(layout.element)
+        if parts is None:
+            return None
+        integers, rounding, threshold = parts
+        scale = one_scale(layout, integers)
+        if not scale:
+            return None
+        step = torch.tensor(scale, dtype=torch.float32).item()
+        return cls(step, integers.low, integers.high, rounding, threshold)
+
+    @property
+    def edge(self) -> Edge:
+        """Of codes that have been rounded to the grid."""
+        return Edge.of(self.step, self.low, self.high)
+
+    def codes(self, x: Tensor) -> Tensor:
+        """int64: the codes of real numbers, as the format rounds them; NaN is 0.
+
+        Args:
+            x: any shape and floating dtype.
+        """
+        values = x.double().nan_to_num(nan=0.0)
+        if self.rounding == "sign":
+            return torch.where(values >= 0, self.high, self.low)
+        if self.rounding == "threshold":
+            return torch.where(values.abs() > self.threshold, values.sign(), 0).long()
+        steps = values / self.step
+        rounded = steps.floor() if self.rounding == "floor" else steps.round()
+        return rounded.clamp(self.low, self.high).long()
+
+
+def _parts(element: Element) -> tuple[Integers, GridRounding, float] | None:
+    """Codes and step of an element, how it rounds, and its threshold."""
+    if isinstance(element, Fixed):
+        step = 2.0**-element.frac_width
+        return Integers(element.lowest_code, element.largest_code, step), element.rounding, 0.0
+    if isinstance(element, Sign) and not element.stochastic:
+        return Integers(int(element.lowest), 1, 1.0), "sign", 0.0
+    if isinstance(element, Trit) and isinstance(element.threshold, float):
+        return Integers(-1, 1, 1.0), "threshold", element.threshold
+    return None

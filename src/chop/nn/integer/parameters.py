@@ -1,0 +1,90 @@
+"""Codes of parameters: weights and biases as whole numbers and the steps between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from chop.errors import ConfigError
+from chop.formats import NumberFormat
+from chop.formats.elements import Element, Fixed, Sign, Trit
+from chop.formats.layout import Layout
+from chop.formats.scaling import TINY, SharedExponent, Unscaled
+from chop.nn.quantized import QuantizedOperator
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterCodes:
+    """A rounded parameter: code k stands for k step.
+
+    Attributes:
+        codes: int64, shape of the parameter; 0 where a mask hides it.
+        step: float64 (), or (n,): one for each index of the first axis.
+    """
+
+    codes: Tensor
+    step: Tensor
+
+    @property
+    def by_row(self) -> Tensor:
+        """The step in the shape that broadcasts with the codes."""
+        return self.step.view(-1, *[1] * (self.codes.dim() - 1)) if self.step.dim() else self.step
+
+
+def parameter_codes(module: QuantizedOperator, operand: str) -> ParameterCodes:
+    """Codes of a quantised operator's weight or bias, as it rounds them.
+
+    Scales of the tensor or of an index of the first axis are steps; so is the finest of powers
+    of two that blocks share, to which the codes of the others are shifted up.
+
+    Raises:
+        ConfigError: the format has other elements, or scales that differ within an index.
+    """
+    number_format = module.format_of(operand)
+    if not isinstance(number_format, NumberFormat) or not number_format.is_fitted:
+        raise _refusal(module, operand, "is not fitted: calibrate first")
+    layout, x = number_format.layout(), module.effective(operand).detach()
+    unit = None if layout is None or layout.levels is not None else _unit(layout.element)
+    if layout is None or unit is None:
+        raise _refusal(module, operand, "has no integer form")
+    with torch.no_grad():
+        values = module.quantize(operand, getattr(module, operand)).detach()
+    step = _step(layout.fitted(x), x, values) * unit
+    if step.dim() and step.numel() == 1:
+        step = step.reshape(())
+    found = ParameterCodes(torch.empty(x.shape), step)
+    codes = (values.double() / found.by_row).round()
+    if not torch.equal((codes * found.by_row).to(values.dtype), values):
+        raise _refusal(module, operand, "has scales that differ within an output")
+    return ParameterCodes(codes.long(), step)
+
+
+def _refusal(module: QuantizedOperator, operand: str, why: str) -> ConfigError:
+    label = module.format_of(operand).label
+    return ConfigError(f"{type(module).__name__}.{operand}: {label} {why}.")
+
+
+def _unit(element: Element) -> float | None:
+    """The step of elements before any scale; None if they are no whole numbers."""
+    if isinstance(element, Fixed):
+        return 2.0**-element.frac_width
+    is_whole = isinstance(element, Trit) or (isinstance(element, Sign) and not element.stochastic)
+    return 1.0 if is_whole else None
+
+
+def _step(layout: Layout, x: Tensor, values: Tensor) -> Tensor:
+    """float64: the scale of the tensor, (), or of each index of the first axis, (n,)."""
+    scaling = layout.scaling
+    if scaling is None or isinstance(scaling, Unscaled):
+        return torch.ones((), dtype=torch.float64)
+    groups = layout.groups.split(x.double())
+    of_group = scaling.measure(groups, layout.counted(groups)).values
+    scales = layout.groups.join(of_group.expand(groups.shape), x.shape)
+    if isinstance(scaling, SharedExponent):
+        used = scales[values != 0]
+        return used.min() if used.numel() else torch.ones((), dtype=torch.float64)
+    # A channel of zeros may have the scale zero.
+    rows = scales.reshape(scales.size(0), -1)[:, 0].clamp(min=TINY)
+    return rows[0] if bool((rows == rows[0]).all()) else rows

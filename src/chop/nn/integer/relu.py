@@ -1,0 +1,35 @@
+"""ReLU on codes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Self
+
+from torch import Tensor, nn
+
+from chop.nn.integer.base import NO_CALL, Call, IntegerOperator, IntegerOptions
+from chop.nn.integer.edge import Edge
+
+
+class IntegerReLU(IntegerOperator):
+    """ReLU: y = max(x, 0).
+
+    Width: that of the input, never below zero.
+    """
+
+    @classmethod
+    def from_quantized(
+        cls,
+        module: nn.Module | None,
+        inputs: Sequence[Edge],
+        options: IntegerOptions,
+        call: Call = NO_CALL,
+    ) -> Self:
+        """See the base class."""
+        (read,) = inputs
+        return cls(replace(read, low=max(read.low, 0), high=max(read.high, 0)))
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """int64, shape of `codes`."""
+        return codes.clamp(min=0)

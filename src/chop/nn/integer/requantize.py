@@ -1,0 +1,101 @@
+"""Requantizers: from an exact result to the codes that a reader has."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from chop.nn.integer.base import IntegerOperator, check_width
+from chop.nn.integer.edge import Edge, Grid, GridRounding, shift_between
+from chop.nn.integer.rounding import Rounding, round_shift, saturate, shift_and_saturate
+
+MULTIPLIER_BITS = 16
+
+
+class Requantize(IntegerOperator):
+    """Rounds codes of an edge to the grid of a reader: y = sat(rhe(v m_c / 2^s)).
+
+    One shift for all. If every step is the grid's times a power of two there is no multiplier,
+    or, with steps per channel, one that is a power of two: exact. Otherwise m_c has the top 16 bits
+    of the channel's ratio of steps, the largest channel's all 16 of them.
+
+    A divisor n that is no power of two is divided by, and what remains is kept as a sticky bit
+    below the half: v/n is rounded once, as a rational number.
+
+    Width: v m_c has the bits of the edge and those of m_c.
+
+    Args:
+        edge: of the input.
+        grid: of the result.
+
+    Source: integer requantisation, Jacob et al. 2018, arXiv:1712.05877, section 2.2; half to even
+    as in `round_shift`.
+    """
+
+    multiplier: Tensor
+    threshold: Tensor
+
+    def __init__(self, edge: Edge, grid: Grid) -> None:
+        super().__init__(grid.edge)
+        self.low, self.high = grid.low, grid.high
+        self.rounding: GridRounding = grid.rounding
+        multipliers, self.shift, self.divisor = _ratio(edge, grid.step)
+        self.has_multiplier = any(m != 1 for m in multipliers)
+        zeros = max(multipliers) << (max(-self.shift, 0) + 2 if self.divisor > 1 else 0)
+        check_width("Requantize", min(edge.low, -1) * zeros, max(edge.high, 1) * zeros)
+        of_channel = torch.tensor(multipliers).view(edge.step.shape)
+        self.register_buffer("multiplier", edge.by_channel(of_channel))
+        self.register_buffer("threshold", edge.by_channel(_thresholds(edge, grid)))
+        ends = torch.tensor([edge.low, edge.high]).view(2, *[1] * self.multiplier.dim())
+        ends = self.forward(ends)
+        self.out_low, self.out_high = int(ends.min()), int(ends.max())
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """int64, shape of `codes`: the grid's codes."""
+        if self.rounding == "sign":
+            return torch.where(codes >= 0, self.high, self.low)
+        if self.rounding == "threshold":
+            return codes.sign() * (codes.abs() > self.threshold)
+        v = codes * self.multiplier if self.has_multiplier else codes
+        if self.divisor == 1:
+            return shift_and_saturate(v, self.shift, self.low, self.high, self.rounding)
+        return saturate(self._divided(v, self.rounding), self.low, self.high)
+
+    def _divided(self, v: Tensor, rounding: Rounding) -> Tensor:
+        """v / (n 2^s), rounded once: two more bits are enough, the second of them sticky."""
+        v = v << max(-self.shift, 0) + 1
+        quotient = torch.div(v, self.divisor, rounding_mode="floor")
+        sticky = (quotient * self.divisor != v).long()
+        return round_shift(quotient << 1 | sticky, max(self.shift, 0) + 2, rounding)
+
+
+def _thresholds(edge: Edge, grid: Grid) -> Tensor:
+    """int64, () or (n,): the largest magnitudes of codes that become 0."""
+    limits = [math.floor(Fraction(grid.threshold) * edge.divisor / Fraction(s)) for s in edge.steps]
+    return torch.tensor([min(limit, 2**62) for limit in limits]).view(edge.step.shape)
+
+
+def _ratio(edge: Edge, step: float) -> tuple[list[int], int, int]:
+    """Multipliers m, a shift s and a divisor n: steps over `step` are m / (2^s n)."""
+    twos = edge.divisor & -edge.divisor
+    divisor, more = edge.divisor // twos, twos.bit_length() - 1
+    found = [shift_between(own, step) for own in edge.steps]
+    shifts = [shift for shift in found if shift is not None]
+    if len(shifts) == len(found):
+        least = min(shifts)
+        return [1 << shift - least for shift in shifts], more - least, divisor
+    ratios = [Fraction(own) / Fraction(step) / divisor for own in edge.steps]
+    shift = MULTIPLIER_BITS - 1 - _floor_log2(max(ratios))
+    multipliers = [round(ratio * Fraction(2) ** shift) for ratio in ratios]
+    if max(multipliers) == 1 << MULTIPLIER_BITS:
+        shift -= 1
+        multipliers = [round(ratio * Fraction(2) ** shift) for ratio in ratios]
+    return multipliers, shift + more, 1
+
+
+def _floor_log2(x: Fraction) -> int:
+    exponent = x.numerator.bit_length() - x.denominator.bit_length()
+    return exponent if Fraction(2) ** exponent <= x else exponent - 1
