@@ -51,6 +51,15 @@ def graph():
     return passes.add_common_metadata_analysis_pass(mg)[0]
 
 
+def all_quantized():
+    """A graph whose operators are all quantised."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    mg = MaseGraph(layers.eval(), dummy_in={"input": torch.randn(3, 4)})
+    mg, _ = passes.add_common_metadata_analysis_pass(mg)
+    return passes.quantize_transform_pass(mg, {**QUANTIZE, "relu": {"config": FORMATS}})[0]
+
+
 def after(*names, **settings):
     """A graph that went through some passes."""
 
@@ -86,6 +95,9 @@ RUNS: dict[str, list[tuple[Any, Any]]] = {
     "fuse_lora_weights_transform_pass": [(adapted, None)],
     "gptq_transform_pass": [(quantized, {"batches": BATCHES})],
     "insert_lora_adapter_transform_pass": [(graph, None)],
+    "lower_to_integer_transform_pass": [
+        (all_quantized, {"batches": [{"input": torch.randn(3, 4), "labels": torch.zeros(3)}]})
+    ],
     "pack_transform_pass": [(quantized, {"silent": True})],
     "prune_transform_pass": [
         (graph, {"weight": {"sparsity": 0.5}, "activation": {"sparsity": 0.5}}),

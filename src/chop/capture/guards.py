@@ -21,7 +21,8 @@ class ShapeGuard:
 
     Args:
         expression: Python over input names, such as `"x.shape[1] <= 14"`.
-        where: `file:line` of the model that tested it; "" where the capture fixed a size.
+        where: `file:line` of the model that tested it; the name of the pass that fixed a size; ""
+            where the capture did.
     """
 
     expression: str
@@ -202,6 +203,11 @@ def violation_message(guard: ShapeGuard, given: Mapping[str, Any]) -> str:
         for name, value in given.items()
         if name in guard.expression
     )
+    if guard.where.endswith("_pass"):
+        return (
+            f"fixed to {guard.expression} by {guard.where}, got {shapes}; run the pass again with "
+            "an example of that shape"
+        )
     reason = f"tested by the model at {guard.where}" if guard.where else "fixed at capture"
     return (
         f"captured for {guard.expression} ({reason}), got {shapes}; capture the model again with "

@@ -79,7 +79,8 @@ class Operator:
         follow: which dimension of the result follows which of an input; None stops at it.
         flops: floating-point operations of a call; None where it multiplies no matrices.
         layout: computes no number: `view` keeps the order of the elements, `permuted` changes it,
-            `cast` changes their dtype, `read` gives sizes, attributes or parts.
+            `cast` changes their dtype, `copied` joins, parts or repeats tensors, `read` gives
+            sizes, attributes or parts.
         is_affine: at inference, with running statistics, a scale and a shift per channel.
         is_homogeneous: f(x / s) = f(x) / s for s > 0, so that a factor can be moved through it.
         commutes: f(round(x)) = round(f(x)) for monotonic roundings that keep zero.
@@ -103,7 +104,7 @@ class Operator:
     features: int | None = None
     follow: DimensionRule | None = None
     flops: Flops | None = None
-    layout: Literal["", "view", "permuted", "cast", "read"] = ""
+    layout: Literal["", "view", "permuted", "cast", "copied", "read"] = ""
     is_affine: bool = False
     is_homogeneous: bool = False
     commutes: bool = False

@@ -1,0 +1,98 @@
+"""Calls of a graph as integer operators take them: input tensors in order, and other arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.operator_schemas import get_signature_for_torch_op
+
+from chop.integer.folding import Folded
+from chop.ir.graph import MaseGraph
+from chop.nn.integer import Call
+from chop.nn.quantized import QuantCall, QuantizedOperator
+
+
+@dataclass(frozen=True)
+class BoundCall:
+    """A node with what it reads.
+
+    Attributes:
+        node: the call.
+        module: that it calls, if it is quantised.
+        inputs: the nodes that give it tensors, in the order of its arguments.
+        operands: what each is to a quantised operator.
+        call: shapes and other arguments.
+        reference: the node's result from values of the inputs, in the order of `inputs`.
+    """
+
+    node: fx.Node
+    module: QuantizedOperator | None
+    inputs: Sequence[fx.Node]
+    operands: Sequence[str | None]
+    call: Call
+    reference: Callable[..., Tensor]
+
+
+def bind(mg: MaseGraph, node: fx.Node, folded: Folded) -> BoundCall:
+    """What a node reads; arguments that are no tensors have their folded values."""
+    module = mg.module_of(node)
+    inputs: list[fx.Node] = []
+    operands: list[str | None] = []
+    others: dict[str, Any] = {}
+    names = _names(mg, node)
+    arguments = module.arguments if isinstance(module, QuantCall) else {}
+    for position, given in [*enumerate(node.args), *node.kwargs.items()]:
+        name = names[position] if isinstance(position, int) else position
+        if isinstance(given, fx.Node) and isinstance(folded.values[given], Tensor):
+            inputs.append(given)
+            operands.append(arguments.get(name) if arguments else "data_in")
+        else:
+            others[name] = fx.node.map_arg(given, folded.values.__getitem__)
+    call = Call([folded.shape(given) for given in inputs], others)
+    quantized = module if isinstance(module, QuantizedOperator) else None
+    return BoundCall(node, quantized, inputs, operands, call, _reference(mg, node, folded))
+
+
+def _reference(mg: MaseGraph, node: fx.Node, folded: Folded) -> Callable[..., Tensor]:
+    target: Any = mg.module_of(node) if node.op == "call_module" else node.target
+    if node.op == "call_method":
+        target = getattr(Tensor, str(node.target))
+
+    def run(*values: Tensor) -> Tensor:
+        given = iter(values)
+
+        def value_of(read: fx.Node) -> Any:
+            value = folded.values[read]
+            return next(given) if isinstance(value, Tensor) else value
+
+        args = fx.node.map_arg(node.args, value_of)
+        kwargs = fx.node.map_arg(node.kwargs, value_of)
+        result: Tensor = target(*args, **kwargs)
+        return result
+
+    return run
+
+
+def _names(mg: MaseGraph, node: fx.Node) -> list[str]:
+    """Names of the positional arguments; `arg_1` ... where no signature tells them."""
+    unnamed = [f"arg_{position}" for position in range(len(node.args))]
+    module = mg.module_of(node)
+    if module is not None:
+        known = list(module.arguments) if isinstance(module, QuantCall) else []
+        return known + unnamed[len(known) :]
+    for names in _signatures(node):
+        if len(names) >= len(node.args) and set(node.kwargs) <= set(names):
+            return names
+    return unnamed
+
+
+def _signatures(node: fx.Node) -> Iterator[list[str]]:
+    is_method = node.op == "call_method"
+    function: Any = getattr(torch, str(node.target), None) if is_method else node.target
+    found: Any = get_signature_for_torch_op(function) if function is not None else None
+    for signature in found or ():
+        yield list(signature.parameters)

@@ -1,0 +1,120 @@
+"""Comparison of an integer graph with the quantised one, operator by operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from chop.integer.walk import Codes, Step
+from chop.ir.annotate import tensors_in
+from chop.ir.batches import observe_nodes
+from chop.ir.graph import MaseGraph
+
+LABELS = "labels"
+
+
+@dataclass
+class StepRecord:
+    """What was seen of an operator; the keys of a row of the pass's info.
+
+    Attributes:
+        name: of the node.
+        kind: name of the operator.
+        low: proven bound of the codes of the result, before any reader rounds them.
+        high: the other one.
+        bits: the width that holds both.
+        codes: how many codes were compared, in all formats that read the result; what nothing
+            reads in a format is compared as real numbers.
+        different: how many of them differ.
+        largest: the largest difference in steps of the reader.
+        seen: the largest magnitude of a code of the result.
+    """
+
+    name: str
+    kind: str
+    low: int
+    high: int
+    bits: int
+    codes: int = 0
+    different: int = 0
+    largest: float = 0.0
+    seen: int = 0
+
+
+def compare(
+    lowered: MaseGraph, steps: Sequence[Step], batches: Iterable[Mapping[str, Any]]
+) -> list[StepRecord]:
+    """Runs an integer graph, and beside each operator what it stands for on the same inputs.
+
+    Args:
+        lowered: the integer graph.
+        steps: its operators.
+        batches: inputs by name.
+    """
+    records = [_record(step) for step in steps]
+    ready: dict[str, list[int]] = {}
+    for number, step in enumerate(steps):
+        names = [step.result.node.name, *(node.name for node, _ in step.readers)]
+        order = {node.name: place for place, node in enumerate(lowered.nodes)}
+        ready.setdefault(max(names, key=order.__getitem__), []).append(number)
+    values: dict[str, Any] = {}
+
+    def visit(node: fx.Node, env: Mapping[fx.Node, Any], result: Any) -> None:
+        values[node.name] = result
+        for number in ready.get(node.name, ()):
+            _add(records[number], steps[number], values)
+
+    observe_nodes(lowered, batches, visit)
+    return records
+
+
+def _record(step: Step) -> StepRecord:
+    edge = step.result.proven
+    return StepRecord(step.name, step.kind, edge.low, edge.high, edge.bits)
+
+
+def _add(record: StepRecord, step: Step, values: Mapping[str, Any]) -> None:
+    expected = step.reference(*(_real(given, values) for given in step.inputs))
+    codes = values[step.result.node.name]
+    record.seen = max(record.seen, int(codes.abs().max()))
+    for node, grid in step.readers:
+        _note(record, values[node.name] - grid.codes(expected))
+    if not step.readers:
+        edge = step.result.proven
+        difference = edge.decode(codes).to(expected.dtype) - expected
+        _note(record, difference / edge.by_channel(edge.step).to(expected.dtype))
+
+
+def _note(record: StepRecord, steps: Tensor) -> None:
+    record.codes += steps.numel()
+    record.different += int((steps != 0).sum())
+    record.largest = max(record.largest, float(steps.abs().max()))
+
+
+def _real(given: Codes, values: Mapping[str, Any]) -> Tensor:
+    value: Tensor = values[given.node.name]
+    return value if given.edge is None else given.edge.decode(value).float()
+
+
+def accuracy(mg: MaseGraph, batches: Iterable[Mapping[str, Any]]) -> float | None:
+    """Share of rows whose largest result is that of the label; None without labels.
+
+    Args:
+        mg: the graph.
+        batches: inputs by name and, as `labels`, the class of each row.
+    """
+    right = rows = 0
+    inputs = {str(node.target) for node in mg.nodes if node.op == "placeholder"}
+    for batch in batches:
+        if LABELS not in batch:
+            return None
+        given = {name: value for name, value in batch.items() if name in inputs}
+        with torch.no_grad():
+            logits = next(tensors_in(mg.model(**given)))
+        right += int((logits.argmax(-1) == batch[LABELS]).sum())
+        rows += len(batch[LABELS])
+    return right / rows if rows else None

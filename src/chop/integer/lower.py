@@ -1,0 +1,76 @@
+"""Lowering: a quantised graph to one that computes in integers only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from chop.errors import ConfigError
+from chop.integer.folding import Folded, fold
+from chop.integer.refusals import refusals
+from chop.integer.walk import Step, Walk
+from chop.ir.annotate import annotate
+from chop.ir.graph import MaseGraph
+from chop.ir.metadata import MaseMetadata
+from chop.ir.settled import missing_forms
+from chop.nn.integer import IntegerOptions
+
+WHERE = "lower_to_integer_transform_pass"
+WAY_OUT = (
+    "choose integer (calibrated), scale_integer (fixed scales of activations), binary, ternary or "
+    "mxint (weights), and quantise float operators: 'missing': a format"
+)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """An integer graph.
+
+    Attributes:
+        mg: the graph; it takes and gives what the quantised one does.
+        steps: its operators, in the order in which they run.
+    """
+
+    mg: MaseGraph
+    steps: Sequence[Step]
+
+
+def lower(mg: MaseGraph, example: Mapping[str, Any], options: IntegerOptions) -> Lowered:
+    """Rewrites a quantised graph to integers.
+
+    Args:
+        mg: the graph, of `settled_copy`; it is changed. Modules that the steps' references call
+            are its old ones.
+        example: inputs by name; their sizes are fixed where the graph computes with them, and
+            all but the first of each input are in any case.
+        options: widths inside operators.
+    Raises:
+        ConfigError: operators or formats have no integer form; the message names all of them.
+    """
+    inputs = {str(node.target) for node in mg.nodes if node.op == "placeholder"}
+    example = {name: value for name, value in example.items() if name in inputs}
+    folded = fold(mg, example)
+    missing = refusals(mg, folded)
+    if missing:
+        raise ConfigError(missing_forms(WHERE, "there is no integer form", missing, WAY_OUT))
+    walk = Walk(mg, folded, options)
+    try:
+        walk.run()
+    except ConfigError as error:
+        raise ConfigError(f"{WHERE}: {error}") from error
+    walk.builder.note_examples(example)
+    walk.builder.install(_fixed_sizes(example, folded), WHERE)
+    for node in mg.nodes:
+        node.meta["mase"] = MaseMetadata()
+    annotate(mg, example)
+    return Lowered(mg, walk.steps)
+
+
+def _fixed_sizes(example: Mapping[str, Any], folded: Folded) -> dict[str, tuple[int | None, ...]]:
+    """Sizes of inputs that a graph holds for; the first is free where nothing follows it."""
+    tensors = {name: value for name, value in example.items() if isinstance(value, Tensor)}
+    free = 0 if folded.reads_sizes else 1
+    return {name: (*[None] * free, *x.shape[free:])[: x.dim()] for name, x in tensors.items()}

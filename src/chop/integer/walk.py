@@ -1,0 +1,267 @@
+"""Walk from the outputs of a quantised graph to its inputs: each value in the codes of its readers.
+
+An operator's result is exact: whole numbers of a step. What reads it in a format has it rounded
+once, right after the operator; layouts in between move codes. Nothing is made that nobody reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, fx
+
+from chop.errors import ConfigError
+from chop.integer.builder import GraphBuilder
+from chop.integer.calls import BoundCall, bind
+from chop.integer.folding import Folded
+from chop.ir.graph import MaseGraph
+from chop.ir.ops import Kind
+from chop.nn.integer import Decode, Edge, Encode, Grid, IntegerOperator, IntegerOptions, Requantize
+from chop.nn.integer.edge import bits_of, shift_between
+from chop.nn.quantized import QuantizedOperator
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Codes in the new graph.
+
+    Attributes:
+        node: gives them.
+        edge: what they mean; None of whole numbers that are no codes: token ids, masks.
+    """
+
+    node: fx.Node
+    edge: Edge | None
+
+    @property
+    def proven(self) -> Edge:
+        """What they mean; they are codes."""
+        assert self.edge is not None
+        return self.edge
+
+
+@dataclass(eq=False)
+class Step:
+    """An operator of the new graph beside what it stands for.
+
+    Attributes:
+        name: of the node in the old graph, and which step of it.
+        kind: name of the operator.
+        inputs: what it reads.
+        result: what it returns.
+        reference: its result by the quantised graph, from real numbers.
+        readers: the result in the codes of each grid that it is read in.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[Codes, ...]
+    result: Codes
+    reference: Callable[..., Tensor]
+    readers: list[tuple[fx.Node, Grid]] = field(default_factory=list)
+
+
+def grid_of(operator: QuantizedOperator, operand: str) -> Grid | None:
+    """The grid that an operator rounds an operand to; None if there is none."""
+    number_format: Any = operator.format_of(operand)
+    return None if number_format.is_identity else Grid.of(number_format)
+
+
+def is_moved(mg: MaseGraph, node: fx.Node, folded: Folded) -> bool:
+    """Whether a node hands numbers on as they are, in another order, joined or parted."""
+    row = mg.operator(node)
+    if row.layout == "cast":
+        (source,) = node.all_input_nodes[:1] or (node,)
+        return bool(folded.values[node].dtype == folded.values[source].dtype)
+    return row.only_moves or row.layout in ("copied", "read") or row.kind is Kind.DROPOUT
+
+
+class Walk:
+    """A new graph of integers, made on demand.
+
+    Args:
+        mg: the quantised graph, settled and without what has no integer form.
+        folded: its values on the example.
+        options: widths inside operators.
+    """
+
+    def __init__(self, mg: MaseGraph, folded: Folded, options: IntegerOptions) -> None:
+        self.mg, self.folded, self.options = mg, folded, options
+        self.builder = GraphBuilder(mg)
+        self.steps: list[Step] = []
+        self._step_of: dict[fx.Node, Step] = {}
+        self._exact: dict[fx.Node, Codes] = {}
+        self._coded: dict[tuple[fx.Node, Grid], Codes] = {}
+        self._inputs: dict[fx.Node, fx.Node] = {}
+        self._others: dict[fx.Node, fx.Node] = {}
+
+    def run(self) -> None:
+        """Makes the whole graph: the same inputs and outputs as the old one."""
+        for node in self.mg.nodes:
+            if node.op == "placeholder":
+                self._inputs[node] = self.builder.placeholder(node)
+        (output,) = (node for node in self.mg.nodes if node.op == "output")
+        self.builder.again(output, self.decoded)
+
+    def decoded(self, node: fx.Node) -> Any:
+        """The real numbers of a node's result; the object of a model's outputs."""
+        value = self.folded.values[node]
+        if not isinstance(value, Tensor):
+            return value if node in self.folded.static else self.builder.again(node, self.decoded)
+        if not self.folded.is_float(node):
+            return self.whole_numbers(node)
+        if node not in self.folded.static and is_moved(self.mg, node, self.folded):
+            return self._move(node, self.decoded)
+        exact = self.exact(node)
+        return self.builder.call_module(node, Decode(exact.proven), (exact.node,), "_decoded")
+
+    def whole_numbers(self, node: fx.Node) -> fx.Node:
+        """Token ids and the like, as they are in the quantised graph."""
+        if node in self._inputs:
+            return self._inputs[node]
+        if node not in self._others:
+            if node in self.folded.static:
+                made = self.builder.constant(node, self.folded.values[node].clone())
+            else:
+                made = self._move(node, self.whole_numbers)
+            self._others[node] = made
+        return self._others[node]
+
+    def coded(self, node: fx.Node, grid: Grid) -> Codes:
+        """A node's result in the codes of a reader's grid."""
+        if (node, grid) not in self._coded:
+            self._coded[node, grid] = self._code(node, grid)
+        return self._coded[node, grid]
+
+    def _code(self, node: fx.Node, grid: Grid) -> Codes:
+        suffix = f"_to_{grid_text(grid)}"
+        if node in self.folded.static:
+            codes = grid.codes(self.folded.values[node])
+            edge = Edge.of(grid.step, int(codes.min()), int(codes.max()))
+            return Codes(self.builder.constant(node, codes, suffix), edge)
+        if node.op == "placeholder":
+            return self._call(node, Encode(grid), (Codes(self._inputs[node], None),), suffix)
+        if is_moved(self.mg, node, self.folded):
+            sources: list[Codes] = []
+
+            def read(source: fx.Node) -> Any:
+                if not self.folded.is_float(source):
+                    return self._argument(source)
+                sources.append(self.coded(source, grid))
+                return sources[-1].node
+
+            moved = self._move(node, read)
+            ends = [(source.proven.low, source.proven.high) for source in sources]
+            low, high = min(low for low, _ in ends), max(high for _, high in ends)
+            return Codes(moved, Edge.of(grid.step, low, high))
+        exact = self.exact(node)
+        coded = exact
+        if not _holds(grid, exact.proven):
+            requantize = Requantize(exact.proven, grid)
+            coded = self._call(node, requantize, (exact,), suffix)
+        if node in self._step_of:
+            self._step_of[node].readers.append((coded.node, grid))
+        return coded
+
+    def exact(self, node: fx.Node) -> Codes:
+        """The whole numbers of a node's result, before any reader rounds them."""
+        if node not in self._exact:
+            try:
+                self._exact[node] = self._lower(node)
+            except ConfigError as error:
+                raise ConfigError(f"node '{node.name}': {error}") from error
+        return self._exact[node]
+
+    def _lower(self, node: fx.Node) -> Codes:
+        if node not in self.folded.static and is_moved(self.mg, node, self.folded):
+            return self._exact_move(node)
+        module = self.mg.module_of(node)
+        row = self.mg.operator(node)
+        if row.integer is None or node in self.folded.static:
+            raise ConfigError("nothing that reads it has a format")
+        bound = bind(self.mg, node, self.folded)
+        inputs = tuple(map(self._read, bound.inputs, bound.operands, [bound] * len(bound.inputs)))
+        edges = [given.edge for given in inputs if given.edge is not None]
+        operator = row.integer.from_quantized(bound.module, edges, self.options, bound.call)
+        result = self._call(node, operator, inputs)
+        return self.note(node, Step(node.name, row.name, inputs, result, bound.reference), module)
+
+    def note(self, node: fx.Node, step: Step, module: Any) -> Codes:
+        """Keeps an operator for comparisons, and rounds its result if it has a format."""
+        self.steps.append(step)
+        self._step_of[node] = step
+        grid = grid_of(module, "data_out") if isinstance(module, QuantizedOperator) else None
+        if grid is None:
+            return step.result
+        suffix = f"_to_{grid_text(grid)}"
+        rounded = self._call(node, Requantize(step.result.proven, grid), (step.result,), suffix)
+        step.readers.append((rounded.node, grid))
+        del self._step_of[node]
+        return rounded
+
+    def _read(self, node: fx.Node, operand: str | None, bound: BoundCall) -> Codes:
+        if not self.folded.is_float(node):
+            return Codes(self.whole_numbers(node), None)
+        if bound.module is None or operand is None:
+            return self.exact(node)
+        grid = grid_of(bound.module, operand)
+        assert grid is not None
+        return self.coded(node, grid)
+
+    def _exact_move(self, node: fx.Node) -> Codes:
+        sources = [given for given in node.all_input_nodes if self.folded.is_float(given)]
+        found = [self.exact(source).proven for source in sources]
+        if len(found) != 1 or found[0].step.dim():
+            raise ConfigError("what it joins or moves has steps of its own, and no reader a format")
+
+        def read(source: fx.Node) -> Any:
+            is_float = self.folded.is_float(source)
+            return self.exact(source).node if is_float else self._argument(source)
+
+        return Codes(self._move(node, read), found[0])
+
+    def _argument(self, node: fx.Node) -> Any:
+        value = self.folded.values[node]
+        if isinstance(value, Tensor):
+            return self.whole_numbers(node)
+        return value
+
+    def _move(self, node: fx.Node, read: Callable[[fx.Node], Any]) -> fx.Node:
+        """The layout `node` of what `read` makes of its inputs."""
+        row = self.mg.operator(node)
+        if row.kind is Kind.DROPOUT or row.layout == "cast":
+            source: fx.Node = read(node.all_input_nodes[0])
+            return source
+
+        def argument(given: fx.Node) -> Any:
+            value = self.folded.values[given]
+            return read(given) if isinstance(value, Tensor) else value
+
+        return self.builder.again(node, argument)
+
+    def _call(
+        self, node: fx.Node, operator: IntegerOperator, inputs: tuple[Codes, ...], suffix: str = ""
+    ) -> Codes:
+        nodes = tuple(given.node for given in inputs)
+        return Codes(self.builder.call_module(node, operator, nodes, suffix), operator.out)
+
+
+def _holds(grid: Grid, edge: Edge) -> bool:
+    """Whether codes of an edge are those of a grid already."""
+    is_whole = grid.rounding in ("nearest_even", "floor") and edge.divisor == 1
+    same = is_whole and edge.step.dim() == 0 and edge.scalar_step == grid.step
+    return same and grid.low <= edge.low and edge.high <= grid.high
+
+
+def grid_text(grid: Grid) -> str:
+    """Name of a grid: `s8f4` of 8 bits with sign and a step of 2^-4.
+
+    >>> grid_text(Grid(2**-4, -128, 127)), grid_text(Grid(4.0, 0, 255)), grid_text(Grid(0.3, 0, 3))
+    ('s8f4', 'u8fm2', 'u2')
+    """
+    width = bits_of(grid.low, grid.high) - (grid.low >= 0)
+    fraction = shift_between(1.0, grid.step)
+    text = "" if fraction is None else f"f{fraction}".replace("-", "m")
+    return f"{'s' if grid.low < 0 else 'u'}{width}{text}"

@@ -1,0 +1,122 @@
+"""Rewrites a quantised graph as one that computes in integers only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from chop.formats import NumberFormat, QuantSpec, parse_format, parse_format_string
+from chop.integer.compare import accuracy, compare
+from chop.integer.lower import lower
+from chop.ir.batches import Batches, select_inputs
+from chop.ir.graph import MaseGraph
+from chop.ir.settled import settled_copy
+from chop.nn.integer import IntegerOptions
+from chop.nn.quantized import leaf_operators
+from chop.passes.base import graph_pass
+from chop.quantization.calibration import sample_operands
+from chop.quantization.operators import quantize_nodes
+
+ERROR = "error"
+
+
+@dataclass(frozen=True)
+class LowerToIntegerConfig:
+    """Settings of `lower_to_integer_transform_pass`.
+
+    Attributes:
+        batches: inputs of the model by name, one mapping per batch, of the example's sizes: what
+            both graphs are compared on. With the class of each row as `labels` accuracies are
+            measured.
+        example: inputs by name; batch and length of the integer graph are theirs where it
+            computes with them. None: the first of `batches`.
+        missing: what becomes of float operators between the others: "error", or a format that
+            they are quantised to, calibrated on `batches`.
+        internal_bits: how wide integers are inside softmax, LayerNorm and RMSNorm: "small", as in
+            a circuit, or "exact", as wide as int64 allows.
+    """
+
+    batches: Batches
+    example: Mapping[str, Any] | None = None
+    missing: str | Mapping[str, Any] | NumberFormat = ERROR
+    internal_bits: Literal["small", "exact"] = "small"
+
+
+@graph_pass(config=LowerToIntegerConfig, requires=("add_common_metadata_analysis_pass",))
+def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig) -> dict[str, Any]:
+    """Rewrites the graph so that it computes in integers only, as a circuit does.
+
+    Formats stay: every operator reads what it read, rounded as it was. An edge between two
+    operators has whole numbers of a step, an exact sum; each format that reads it becomes one
+    requantizer after the producer, a shift where steps are powers of two. Activation functions
+    are tables over all codes. What follows from shapes alone is computed now, and attention masks
+    are proven to hide the keys that an input hides, or those after each query.
+
+    Inputs and outputs have the names and dtypes that they had: the host encodes and decodes.
+
+    Returns:
+        operators: a row for each operator: `name`, `kind`, how many `codes` of its result were
+            compared, as its readers round them, with those of the quantised operator on the same
+            inputs, how many are `different`, the `largest` difference in steps, the largest
+            magnitude `seen` in the result before rounding, its proven bounds `low` and `high`, and
+            their `bits`.
+        accuracy: of the `float`, the `quantized` and the `integer` graph, 0 to 1; none without
+            labels.
+
+    Raises:
+        ConfigError: formats, operators or masks have no integer form, all of them are named; or
+            batches have other sizes than the example.
+
+    Source: integer-only inference, Jacob et al. 2018, arXiv:1712.05877.
+    """
+    batches = list(config.batches)
+    inputs = list(select_inputs(mg, batches, "lower_to_integer_transform_pass.batches"))
+    quantized = settled_copy(mg)
+    if config.missing != ERROR:
+        _quantize_missing(quantized, _format(config.missing), inputs)
+    before = {"float": _float_copy(quantized), "quantized": quantized.copy()}
+    example = inputs[0] if config.example is None else config.example
+    lowered = lower(quantized, example, IntegerOptions(config.internal_bits))
+    records = compare(lowered.mg, lowered.steps, inputs)
+    mg.model = lowered.mg.model
+    measured = {name: accuracy(found, batches) for name, found in before.items()}
+    measured["integer"] = accuracy(mg, batches)
+    found = {name: share for name, share in measured.items() if share is not None}
+    return {"operators": [asdict(record) for record in records], "accuracy": found}
+
+
+def _format(chosen: str | Mapping[str, Any] | NumberFormat) -> NumberFormat:
+    return parse_format_string(chosen) if isinstance(chosen, str) else parse_format(chosen)
+
+
+def _quantize_missing(
+    mg: MaseGraph, number_format: NumberFormat, inputs: list[dict[str, Any]]
+) -> None:
+    """Quantises what is float and can be quantised, and calibrates it."""
+    spec = QuantSpec.uniform(number_format)
+    known = leaf_operators(mg.model)
+    quantize_nodes(
+        mg,
+        {
+            node: spec
+            for node in mg.nodes
+            if mg.operator(node).is_quantizable and str(node.target) not in known
+        },
+    )
+    steps = {path: step for path, step in leaf_operators(mg.model).items() if path not in known}
+    wanted = {
+        path: [name for name, quantizer in step.spec.items() if not quantizer.is_fitted]
+        for path, step in steps.items()
+    }
+    samples = sample_operands(mg.model, inputs, wanted)
+    for path, step in steps.items():
+        step.spec = step.spec.fitted(samples.get(path, {}))
+
+
+def _float_copy(mg: MaseGraph) -> MaseGraph:
+    """The graph without formats."""
+    found = mg.copy()
+    for step in leaf_operators(found.model).values():
+        step.spec = QuantSpec()
+    return found

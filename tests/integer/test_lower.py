@@ -1,0 +1,133 @@
+"""Integer graphs of the built-in models equal the quantised ones."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from chop import MaseGraph, passes
+from chop.errors import ConfigError, GuardError
+from chop.nn.integer import Decode, Encode, IntegerOperator
+from chop.nn.quantized import QuantizedOperator
+from tests.integer import graphs
+
+
+def lowered(model, **settings):
+    batch = graphs.test_digits(model)
+    quantized = graphs.quantized_graph(model)
+    integer, info = passes.lower_to_integer_transform_pass(
+        quantized, {"batches": [batch], **settings}
+    )
+    return quantized, integer, info, batch
+
+
+def logits(mg, batch):
+    with torch.no_grad():
+        return mg.model(pixel_values=batch["pixel_values"]).logits
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_every_logit_of_every_digit_is_equal(model):
+    quantized, integer, info, batch = lowered(model)
+    found = logits(integer, batch)
+    assert found.shape == (360, 10) and found.dtype == torch.float32
+    assert torch.equal(found, logits(quantized, batch))
+    rows = info["operators"]
+    assert sum(row["codes"] for row in rows) > 70_000
+    assert all(row["different"] == 0 == row["largest"] for row in rows)
+    assert all(-(2 ** row["bits"]) / 2 <= row["low"] <= 0 <= row["high"] for row in rows)
+    assert all(0 < row["seen"] <= max(-row["low"], row["high"]) for row in rows)
+    assert set(info["accuracy"]) == {"float", "quantized", "integer"}
+    assert info["accuracy"]["integer"] == info["accuracy"]["quantized"] > 0.9
+
+
+def test_between_encoder_and_decoder_there_are_only_integers():
+    _, integer, _, _ = lowered("cnn")
+    kinds = [type(integer.module_of(node)) for node in integer.nodes if node.op == "call_module"]
+    assert (kinds[0], kinds[-1]) == (Encode, Decode)
+    assert all(issubclass(kind, IntegerOperator) or kind is nn.Flatten for kind in kinds[:-1])
+    assert not any(isinstance(module, QuantizedOperator) for module in integer.modules.values())
+    assert not list(integer.model.parameters())
+    results = [node.meta["mase"].common.results for node in integer.nodes]
+    dtypes = [info["data_out_0"].torch_dtype for info in results]
+    assert dtypes[1:-3] == [torch.int64] * len(dtypes[1:-3])
+
+
+def test_a_graph_that_computes_with_no_size_takes_any_batch():
+    quantized, integer, _, batch = lowered("mlp")
+    few = {"pixel_values": batch["pixel_values"][:7]}
+    assert torch.equal(logits(integer, few), logits(quantized, few))
+    with pytest.raises(GuardError, match=r"fixed to pixel_values.shape\[2\] == 8 by lower_to_int"):
+        integer.model(pixel_values=torch.zeros(7, 1, 4, 8))
+
+
+def test_it_copies_exports_and_draws(tmp_path):
+    _, integer, _, batch = lowered("cnn")
+    expected = logits(integer, batch)
+    integer.export(tmp_path / "integer")
+    read = MaseGraph.from_checkpoint(tmp_path / "integer")
+    for twin in (integer.copy(), copy.deepcopy(integer), pickle.loads(pickle.dumps(integer)), read):
+        assert torch.equal(logits(twin, batch), expected)
+        assert [node.name for node in twin.nodes] == [node.name for node in integer.nodes]
+    assert "conv1_to_s8" in integer.draw(tmp_path / "integer.svg").read_text()
+
+
+def test_the_quantised_graph_stays_as_it_was():
+    before = graphs.quantized_graph("mlp").copy()
+    quantized, _, _, batch = lowered("mlp")
+    assert quantized.diff(before) == []
+    assert torch.equal(logits(quantized, batch), logits(before, batch))
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.act = nn.ReLU()
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.act(self.first(x)))
+
+
+def small(**formats):
+    torch.manual_seed(0)
+    x = torch.randn(5, 4)
+    mg = MaseGraph(Small().eval(), dummy_in={"x": x})
+    mg, _ = passes.add_common_metadata_analysis_pass(mg, {"dummy_in": {"x": x}})
+    rules = {name: {"config": config} for name, config in formats.items()}
+    return passes.quantize_transform_pass(mg, {"by": "type", **rules})[0], x
+
+
+FIXED = {"name": "integer", "width": 8, "frac_width": 4}
+
+
+def test_float_operators_are_refused_or_quantised():
+    mg, x = small(linear=FIXED)
+    with pytest.raises(ConfigError, match=r"no integer form of act \(relu, float\); choose"):
+        passes.lower_to_integer_transform_pass(mg, {"batches": [{"x": x}]})
+    settings = {"batches": [{"x": x}], "missing": "8.auto"}
+    integer, info = passes.lower_to_integer_transform_pass(mg, settings)
+    assert [row["kind"] for row in info["operators"]] == ["linear", "relu", "linear"]
+    assert info["accuracy"] == {}
+    assert all(row["different"] == 0 for row in info["operators"])
+    assert torch.allclose(integer.model(x), mg.model(x), atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"name": "integer", "width": 8, "frac_width": "auto"}, "first.data_in (integer 8.auto)"),
+        ({"name": "scale_integer", "width": 8}, "first.data_in (scale_integer(width=8))"),
+        ({"name": "minifloat_ieee", "width": 8, "exponent_width": 4}, "last.weight (minifloat_iee"),
+    ],
+    ids=["unfitted", "dynamic scale", "minifloat"],
+)
+def test_all_formats_without_an_integer_form_are_named_at_once(config, named):
+    mg, x = small(linear=config, relu=FIXED)
+    with pytest.raises(ConfigError) as error:
+        passes.lower_to_integer_transform_pass(mg, {"batches": [{"x": x}]})
+    assert named in str(error.value)
+    assert all(f"{layer}.data_in" in str(error.value) for layer in ("first", "last"))
