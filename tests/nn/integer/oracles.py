@@ -10,11 +10,11 @@ SMALL = IntegerOptions("small")
 EXACT = IntegerOptions("exact")
 
 
-def integers():
+def integers(widest=16):
     """Formats `integer` whose fraction is near their width, signed and unsigned."""
     return st.builds(
         lambda w, f, signed, floor: Integer(w, w - f, is_signed=signed, floor=floor),
-        st.integers(2, 16),
+        st.integers(2, widest),
         st.integers(-1, 4),
         st.booleans(),
         st.booleans(),

@@ -95,4 +95,15 @@ def test_bounds_are_those_of_the_input_rounded():
 
 def test_too_wide_products_are_refused():
     with pytest.raises(ConfigError, match="bits, of at most 62"):
-        Requantize(Edge.of(0.3, -(2**60), 2**60), Grid(1.0, -128, 127))
+        Requantize(Edge.of(0.3, -(2**60), 2**60), Grid(0.001, -128, 127))
+    with pytest.raises(ConfigError, match="bits, of at most 62"):
+        Requantize(Edge.of(1.0, -(2**60), 2**60, 3), Grid(1.0, -128, 127))
+
+
+@given(st.lists(st.integers(-(2**61), 2**61 - 1), min_size=1), st.floats(0.5, 2.0))
+def test_wide_codes_are_multiplied_in_halves(codes, ratio):
+    grid = Grid(2.0**44, -(2**15), 2**15 - 1)
+    requantize = Requantize(Edge.of(ratio, -(2**61), 2**61 - 1), grid)
+    exact = Fraction(int(requantize.multiplier)) / Fraction(2) ** requantize.shift
+    expected = [max(grid.low, min(grid.high, round(code * exact))) for code in codes]
+    assert requantize(torch.tensor(codes)).tolist() == expected

@@ -1,30 +1,61 @@
 """Operators on integers: the readable specification of what a circuit computes, bit for bit."""
 
 from chop.nn.integer.add import IntegerAdd, IntegerSub
+from chop.nn.integer.avg_pool import (
+    IntegerAdaptiveAvgPool1d,
+    IntegerAdaptiveAvgPool2d,
+    IntegerAvgPool1d,
+    IntegerAvgPool2d,
+)
 from chop.nn.integer.base import Call, IntegerOperator, IntegerOptions
 from chop.nn.integer.boundary import Decode, Encode
+from chop.nn.integer.constant import Constant, IntegerEmbedding
 from chop.nn.integer.convolution import IntegerConv1d, IntegerConv2d
 from chop.nn.integer.edge import Edge, Grid
 from chop.nn.integer.linear import IntegerLinear
+from chop.nn.integer.matmul import IntegerMatmul
+from chop.nn.integer.max_pool import IntegerMaxPool1d, IntegerMaxPool2d
+from chop.nn.integer.mul import IntegerMul, IntegerScale
+from chop.nn.integer.norm import IntegerLayerNorm, IntegerRMSNorm
+from chop.nn.integer.reduce import IntegerMean, IntegerSum
 from chop.nn.integer.relu import IntegerReLU
 from chop.nn.integer.requantize import Requantize
 from chop.nn.integer.rounding import round_shift, saturate, shift_and_saturate
+from chop.nn.integer.softmax import IntegerSoftmax
+from chop.nn.integer.table import Table
 
 __all__ = [
     "Call",
+    "Constant",
     "Decode",
     "Edge",
     "Encode",
     "Grid",
+    "IntegerAdaptiveAvgPool1d",
+    "IntegerAdaptiveAvgPool2d",
     "IntegerAdd",
+    "IntegerAvgPool1d",
+    "IntegerAvgPool2d",
     "IntegerConv1d",
     "IntegerConv2d",
+    "IntegerEmbedding",
+    "IntegerLayerNorm",
     "IntegerLinear",
+    "IntegerMatmul",
+    "IntegerMaxPool1d",
+    "IntegerMaxPool2d",
+    "IntegerMean",
+    "IntegerMul",
     "IntegerOperator",
     "IntegerOptions",
+    "IntegerRMSNorm",
     "IntegerReLU",
+    "IntegerScale",
+    "IntegerSoftmax",
     "IntegerSub",
+    "IntegerSum",
     "Requantize",
+    "Table",
     "round_shift",
     "saturate",
     "shift_and_saturate",

@@ -43,6 +43,10 @@ class Call:
     shapes: Sequence[Sequence[int]] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
+    def setting(self, module: nn.Module | None, name: str, default: Any) -> Any:
+        """A setting of the operator: an argument of the call, or an attribute of the module."""
+        return self.arguments.get(name, getattr(module, name, default))
+
 
 NO_CALL = Call()
 """Of operators that need neither shapes nor further arguments."""

@@ -13,10 +13,11 @@ from chop.formats.elements import Element, Fixed, Sign, Trit
 from chop.formats.layout import Layout
 from chop.formats.scaling import TINY, SharedExponent, Unscaled
 from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized.codes import parameter_codes, rounded_parameter
 
 
 @dataclass(frozen=True, eq=False)
-class ParameterCodes:
+class IntegerParameter:
     """A rounded parameter: code k stands for k step.
 
     Attributes:
@@ -32,8 +33,13 @@ class ParameterCodes:
         """The step in the shape that broadcasts with the codes."""
         return self.step.view(-1, *[1] * (self.codes.dim() - 1)) if self.step.dim() else self.step
 
+    @property
+    def values(self) -> Tensor:
+        """float64: what the codes stand for."""
+        return self.codes.double() * self.by_row
 
-def parameter_codes(module: QuantizedOperator, operand: str) -> ParameterCodes:
+
+def integer_parameter(module: QuantizedOperator, operand: str) -> IntegerParameter:
     """Codes of a quantised operator's weight or bias, as it rounds them.
 
     Scales of the tensor or of an index of the first axis are steps; so is the finest of powers
@@ -42,6 +48,8 @@ def parameter_codes(module: QuantizedOperator, operand: str) -> ParameterCodes:
     Raises:
         ConfigError: the format has other elements, or scales that differ within an index.
     """
+    if module._parameters.get(operand) is None:
+        raise _refusal(module, operand, "is an argument of a call; use a module with parameters")
     number_format = module.format_of(operand)
     if not isinstance(number_format, NumberFormat) or not number_format.is_fitted:
         raise _refusal(module, operand, "is not fitted: calibrate first")
@@ -49,16 +57,14 @@ def parameter_codes(module: QuantizedOperator, operand: str) -> ParameterCodes:
     unit = None if layout is None or layout.levels is not None else _unit(layout.element)
     if layout is None or unit is None:
         raise _refusal(module, operand, "has no integer form")
-    with torch.no_grad():
-        values = module.quantize(operand, getattr(module, operand)).detach()
+    values = rounded_parameter(module, operand)
     step = _step(layout.fitted(x), x, values) * unit
     if step.dim() and step.numel() == 1:
         step = step.reshape(())
-    found = ParameterCodes(torch.empty(x.shape), step)
-    codes = (values.double() / found.by_row).round()
-    if not torch.equal((codes * found.by_row).to(values.dtype), values):
+    found = IntegerParameter(parameter_codes(module, operand, step).long(), step)
+    if not torch.equal(found.values.to(values.dtype), values):
         raise _refusal(module, operand, "has scales that differ within an output")
-    return ParameterCodes(codes.long(), step)
+    return found
 
 
 def _refusal(module: QuantizedOperator, operand: str, why: str) -> ConfigError:

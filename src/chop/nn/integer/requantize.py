@@ -8,11 +8,13 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from chop.nn.integer.base import IntegerOperator, check_width
-from chop.nn.integer.edge import Edge, Grid, GridRounding, shift_between
+from chop.nn.integer.base import MAX_BITS, IntegerOperator, check_width
+from chop.nn.integer.edge import Edge, Grid, GridRounding, bits_of, shift_between
 from chop.nn.integer.rounding import Rounding, round_shift, saturate, shift_and_saturate
 
 MULTIPLIER_BITS = 16
+SPLIT_BITS = 16
+SPLIT = 1 << SPLIT_BITS
 
 
 class Requantize(IntegerOperator):
@@ -25,7 +27,8 @@ class Requantize(IntegerOperator):
     A divisor n that is no power of two is divided by, and what remains is kept as a sticky bit
     below the half: v/n is rounded once, as a rational number.
 
-    Width: v m_c has the bits of the edge and those of m_c.
+    Width: v m_c has the bits of the edge and those of m_c. Where they are more than int64 has, the
+    lower 16 bits of v are multiplied apart, and what falls of their product is a sticky bit.
 
     Args:
         edge: of the input.
@@ -44,8 +47,12 @@ class Requantize(IntegerOperator):
         self.rounding: GridRounding = grid.rounding
         multipliers, self.shift, self.divisor = _ratio(edge, grid.step)
         self.has_multiplier = any(m != 1 for m in multipliers)
-        zeros = max(multipliers) << (max(-self.shift, 0) + 2 if self.divisor > 1 else 0)
-        check_width("Requantize", min(edge.low, -1) * zeros, max(edge.high, 1) * zeros)
+        largest = max(multipliers) << (max(-self.shift, 0) + 2 if self.divisor > 1 else 0)
+        product = min(edge.low, -1) * largest, max(edge.high, 1) * largest
+        is_split = max(multipliers) <= SPLIT and self.shift > SPLIT_BITS and self.divisor == 1
+        self.splits = is_split and bits_of(*product) > MAX_BITS
+        if not self.splits:
+            check_width("Requantize", *product)
         of_channel = torch.tensor(multipliers).view(edge.step.shape)
         self.register_buffer("multiplier", edge.by_channel(of_channel))
         self.register_buffer("threshold", edge.by_channel(_thresholds(edge, grid)))
@@ -59,10 +66,19 @@ class Requantize(IntegerOperator):
             return torch.where(codes >= 0, self.high, self.low)
         if self.rounding == "threshold":
             return codes.sign() * (codes.abs() > self.threshold)
+        if self.splits:
+            v, shift = self._split_product(codes), self.shift - SPLIT_BITS + 1
+            return shift_and_saturate(v, shift, self.low, self.high, self.rounding)
         v = codes * self.multiplier if self.has_multiplier else codes
         if self.divisor == 1:
             return shift_and_saturate(v, self.shift, self.low, self.high, self.rounding)
         return saturate(self._divided(v, self.rounding), self.low, self.high)
+
+    def _split_product(self, codes: Tensor) -> Tensor:
+        """v m / 2^15, of the two halves of v; the last bit is sticky."""
+        lower = (codes & SPLIT - 1) * self.multiplier
+        upper = (codes >> SPLIT_BITS) * self.multiplier + (lower >> SPLIT_BITS)
+        return upper << 1 | (lower & SPLIT - 1 != 0).long()
 
     def _divided(self, v: Tensor, rounding: Rounding) -> Tensor:
         """v / (n 2^s), rounded once: two more bits are enough, the second of them sticky."""

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from chop.nn.integer.base import NO_CALL, Call, IntegerOperator, IntegerOptions, check_width
 from chop.nn.integer.edge import Edge, shift_between
-from chop.nn.integer.parameters import ParameterCodes, parameter_codes
+from chop.nn.integer.parameters import IntegerParameter, integer_parameter
 from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized.codes import codes_in_products
 
-LARGEST_BIAS = 2**31 - 1
-"""Of a bias in multiples of a product's step."""
+LARGEST_BIAS = 2**31 - 2
+"""Of a bias in multiples of a product's step, int32, with room for a rounding of the step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,30 +92,51 @@ def weighted(module: QuantizedOperator, read: Edge, axis: int) -> Weighted:
         read: its input; 0 is among the codes, which padding needs.
         axis: of the outputs in its result, from the end.
     """
-    weight = parameter_codes(module, "weight")
-    bias = parameter_codes(module, "bias") if getattr(module, "bias", None) is not None else None
-    outputs = weight.codes.size(0)
-    step, shift = read.scalar_step * weight.step, 0
-    if bias is None:
-        codes = torch.zeros(outputs, dtype=torch.int64)
+    weight = integer_parameter(module, "weight")
+    if getattr(module, "bias", None) is None:
+        aligned = Aligned(weight, torch.zeros(weight.codes.size(0), dtype=torch.int64))
     else:
-        finer = _finer_bits(step, bias.step)
-        if finer is None:
-            weight, codes = _bias_in_steps(weight, bias, read.scalar_step)
-            step = read.scalar_step * weight.step
-        else:
-            shift, codes = max(finer, 0), _shifted(type(module).__name__, bias.codes, -finer)
-            step = step * 2.0**-shift
+        bias = integer_parameter(module, "bias")
+        aligned = align_bias(type(module).__name__, read.scalar_step, weight, bias)
+    weight, shift = aligned.weight, aligned.shift
+    step = read.scalar_step * weight.step * 2.0**-shift
     low, high = min(read.low, 0), max(read.high, 0)
-    bound, low, high = _bounds(weight.codes, codes, shift, low, high)
-    return Weighted(weight.codes, codes, shift, bound, Edge(step, axis, low, high))
+    bound, low, high = _bounds(weight.codes, aligned.bias, shift, low, high)
+    return Weighted(weight.codes, aligned.bias, shift, bound, Edge(step, axis, low, high))
 
 
-def _finer_bits(products: Tensor, bias: Tensor) -> int | None:
-    """f where the bias's step is the products' times 2^-f; None if they are no such powers."""
-    if products.dim() or bias.dim():
-        return None
-    return shift_between(products.item(), bias.item())
+@dataclass(frozen=True, eq=False)
+class Aligned:
+    """A bias in the step of an accumulator.
+
+    Attributes:
+        weight: the weights.
+        bias: int64 (outputs,).
+        shift: how many bits finer the accumulator is than products with the weights.
+    """
+
+    weight: IntegerParameter
+    bias: Tensor
+    shift: int = 0
+
+
+def align_bias(
+    where: str, step: float, weight: IntegerParameter, bias: IntegerParameter
+) -> Aligned:
+    """A bias aligned with products, as `WeightedOperator` says.
+
+    Args:
+        where: the operator, for messages.
+        step: of what is multiplied by the weights.
+        weight: the weights.
+        bias: the bias.
+    """
+    finer = None
+    if not weight.step.dim() and not bias.step.dim():
+        finer = shift_between(step * weight.step.item(), bias.step.item())
+    if finer is None:
+        return Aligned(*_bias_in_steps(weight, bias, step))
+    return Aligned(weight, _shifted(where, bias.codes, -finer), max(finer, 0))
 
 
 def _shifted(where: str, codes: Tensor, zeros: int) -> Tensor:
@@ -125,8 +147,8 @@ def _shifted(where: str, codes: Tensor, zeros: int) -> Tensor:
 
 
 def _bias_in_steps(
-    weight: ParameterCodes, bias: ParameterCodes, step: float
-) -> tuple[ParameterCodes, Tensor]:
+    weight: IntegerParameter, bias: IntegerParameter, step: float
+) -> tuple[IntegerParameter, Tensor]:
     """The bias in multiples of the products' steps, and weights coarse enough for it.
 
     Args:
@@ -134,15 +156,15 @@ def _bias_in_steps(
         bias: the bias.
         step: of the inputs.
     """
-    values = bias.codes.double() * bias.by_row
+    values = bias.values
     least = values.abs() / (step * LARGEST_BIAS)
     if bool((least > weight.step).any()):
         coarse = torch.maximum(least, weight.step.expand_as(least))
         wide = replace(weight, step=coarse)
-        codes = (weight.codes.double() * weight.by_row / wide.by_row).round().long()
-        weight = replace(wide, codes=codes)
-    codes = (values / (step * weight.step)).round().long()
-    return weight, codes.clamp(-LARGEST_BIAS, LARGEST_BIAS)
+        weight = replace(wide, codes=(weight.values / wide.by_row).round().long())
+    codes = codes_in_products(values, step * weight.step)
+    assert codes is not None
+    return weight, codes.long()
 
 
 def _bounds(weight: Tensor, bias: Tensor, shift: int, low: int, high: int) -> tuple[int, int, int]:

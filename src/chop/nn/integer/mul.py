@@ -1,0 +1,77 @@
+"""Products of codes, element by element, and by a constant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from chop.errors import ConfigError
+from chop.nn.integer.base import NO_CALL, Call, IntegerOperator, IntegerOptions, extreme_products
+from chop.nn.integer.edge import Edge
+
+SIGNIFICAND_BITS = 24
+"""Of a float32."""
+
+
+class IntegerMul(IntegerOperator):
+    """Product: y = a b; the step is that of a times b.
+
+    Width: the bits of both inputs.
+
+    Args:
+        a: of the first input.
+        b: of the second.
+    """
+
+    def __init__(self, a: Edge, b: Edge) -> None:
+        super().__init__(Edge.of(a.scalar_step * b.scalar_step, *extreme_products(a, b)))
+
+    @classmethod
+    def from_quantized(
+        cls,
+        module: nn.Module | None,
+        inputs: Sequence[Edge],
+        options: IntegerOptions,
+        call: Call = NO_CALL,
+    ) -> Self:
+        """See the base class."""
+        a, b = inputs
+        return cls(a, b)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        """int64, of the shape that both broadcast to."""
+        return a * b
+
+
+class IntegerScale(IntegerOperator):
+    """Product by a constant: y = x m, where the float32 constant is m 2^e for an odd m.
+
+    The exponent goes to the step, so that a power of two costs nothing.
+
+    Width: the bits of the input and those of m, at most 24.
+
+    Args:
+        read: of the input.
+        factor: the constant; it is rounded to float32, as torch does.
+    """
+
+    def __init__(self, read: Edge, factor: float) -> None:
+        fraction, exponent = math.frexp(torch.tensor(factor, dtype=torch.float32).item())
+        whole = int(fraction * 2**SIGNIFICAND_BITS)
+        if not math.isfinite(factor) or not whole:
+            raise ConfigError(f"IntegerScale: expected a finite factor but 0, got {factor}.")
+        zeros = (whole & -whole).bit_length() - 1
+        self_factor = whole >> zeros
+        ends = sorted((read.low * self_factor, read.high * self_factor))
+        step = read.step * 2.0 ** (exponent - SIGNIFICAND_BITS + zeros)
+        super().__init__(replace(read, step=step, low=ends[0], high=ends[1]))
+        self.factor = self_factor
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """int64, shape of `codes`."""
+        return codes * self.factor

@@ -1,0 +1,69 @@
+"""Sums and means of codes along dimensions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar, Self
+
+from torch import Tensor, nn
+
+from chop.errors import ConfigError
+from chop.nn.integer.base import NO_CALL, Call, IntegerOperator, IntegerOptions
+from chop.nn.integer.edge import Edge
+
+
+class IntegerSum(IntegerOperator):
+    """Sum: acc = sum of n codes.
+
+    Width: the bits of the input and ceil(log2 n).
+
+    Args:
+        read: of the input.
+        shape: of the input.
+        dims: the dimensions that are summed, counted from the end.
+        keepdim: keeps them with the size 1.
+
+    Raises:
+        ConfigError: the steps differ along one of them.
+    """
+
+    is_mean: ClassVar[bool] = False
+
+    def __init__(
+        self, read: Edge, shape: Sequence[int], dims: Sequence[int], keepdim: bool
+    ) -> None:
+        if read.step.dim() and read.axis in dims:
+            raise ConfigError(f"{type(self).__name__}: each channel has a step of its own.")
+        count = math.prod(shape[dim] for dim in dims)
+        gone = 0 if keepdim else sum(dim > read.axis for dim in dims)
+        divisor = read.divisor * (count if self.is_mean else 1)
+        low, high = read.low * count, read.high * count
+        super().__init__(replace(read, axis=read.axis + gone, low=low, high=high, divisor=divisor))
+        self.dims, self.keepdim = tuple(dims), keepdim
+
+    @classmethod
+    def from_quantized(
+        cls,
+        module: nn.Module | None,
+        inputs: Sequence[Edge],
+        options: IntegerOptions,
+        call: Call = NO_CALL,
+    ) -> Self:
+        """See the base class; `call` has the shapes, `dim` and `keepdim`."""
+        (read,), shape = inputs, call.shapes[0]
+        dim = call.arguments.get("dim")
+        dims = range(len(shape)) if dim is None else [dim] if isinstance(dim, int) else dim
+        from_end = [d - len(shape) if d >= 0 else d for d in dims]
+        return cls(read, shape, from_end, bool(call.arguments.get("keepdim", False)))
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """int64, without the dimensions, or with size 1 there."""
+        return codes.sum(self.dims, self.keepdim)
+
+
+class IntegerMean(IntegerSum):
+    """Mean: acc = sum of n codes, to be divided by n: by the reader, rounded once."""
+
+    is_mean: ClassVar[bool] = True

@@ -1,0 +1,80 @@
+"""Softmax on codes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from chop.nn.integer.base import NO_CALL, Call, IntegerOperator, IntegerOptions
+from chop.nn.integer.edge import Edge
+from chop.nn.integer.table import check_index
+
+EXPONENTIAL_BITS = {"small": 16, "exact": 28}
+"""Of the table's entries."""
+EXACT_RESULT_BITS = 60
+
+
+class IntegerSoftmax(IntegerOperator):
+    """Softmax along one dimension: p = e R 2^-K, e = EXP[max - q], R = floor(2^K / sum e).
+
+    EXP[d] = round((2^B - 1) exp(-d step)). R is found once for a row. The product e R is exact:
+    what reads it rounds. Elements that are hidden have e = 0 and no part in the maximum; a row
+    that is hidden altogether is zero.
+
+    Width: EXP has an entry of B bits for each distance of two codes: B = 16, "small", or 28,
+    "exact". The sum of n of them has B + ceil(log2 n) bits. The largest element has e = 2^B - 1, so
+    that R has at most K - B + 1 bits, and e R is at most 2^K: K = 2 B - 2 + ceil(log2 n), which
+    leaves R at least B - 2 bits; or 60, "exact".
+
+    Args:
+        read: of the input, at most 16 bits.
+        size: n, how many elements a row has.
+        dim: the dimension of the rows.
+        options: B and K.
+
+    Source: the maximum is taken off as in Milakov and Gimelshein 2018, arXiv:1805.02867, section 2.
+    """
+
+    exponentials: Tensor
+
+    def __init__(self, read: Edge, size: int, dim: int, options: IntegerOptions) -> None:
+        check_index("IntegerSoftmax", read)
+        bits = EXPONENTIAL_BITS[options.internal_bits]
+        small = 2 * bits - 2 + (size - 1).bit_length()
+        places = small if options.internal_bits == "small" else EXACT_RESULT_BITS
+        super().__init__(Edge.of(2.0**-places, 0, 2**places))
+        self.places, self.dim, self.low = places, dim, read.low
+        distances = torch.arange(read.high - read.low + 1).double() * read.scalar_step
+        entries = ((2**bits - 1) * torch.exp(-distances)).round().long()
+        self.register_buffer("exponentials", entries)
+
+    @classmethod
+    def from_quantized(
+        cls,
+        module: nn.Module | None,
+        inputs: Sequence[Edge],
+        options: IntegerOptions,
+        call: Call = NO_CALL,
+    ) -> Self:
+        """See the base class; `call` has the shapes, and `dim` unless the module has it."""
+        (read,), dim = inputs, call.setting(module, "dim", -1)
+        return cls(read, call.shapes[0][dim], dim, options)
+
+    def forward(self, codes: Tensor, kept: Tensor | None = None) -> Tensor:
+        """int64, shape of `codes`.
+
+        Args:
+            codes: the scores.
+            kept: boolean, broadcasts with `codes`: False hides an element. None: all are kept.
+        """
+        seen = codes if kept is None else codes.masked_fill(~kept, self.low)
+        distances = seen.amax(self.dim, keepdim=True) - seen
+        e = self.exponentials[distances]
+        if kept is not None:
+            e = e.masked_fill(~kept, 0)
+        total = e.sum(self.dim, keepdim=True).clamp(min=1)
+        reciprocal = torch.div(2**self.places, total, rounding_mode="floor")
+        return e * reciprocal

@@ -1,0 +1,69 @@
+"""Functions of one code, looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from chop.errors import ConfigError
+from chop.nn.integer.base import IntegerOperator
+from chop.nn.integer.edge import Edge, Grid
+
+WIDEST_INDEX = 16
+"""Bits of the index of a table."""
+
+
+def check_index(where: str, read: Edge) -> None:
+    """Raises ConfigError where an edge has more codes than a table."""
+    if read.high - read.low >= 2**WIDEST_INDEX:
+        raise ConfigError(
+            f"{where}: a table has at most 2^{WIDEST_INDEX} entries, and inputs are {read.low} to "
+            f"{read.high}; choose a narrower data_in."
+        )
+
+
+class Table(IntegerOperator):
+    """Table of a function: y = T[x - low], with the reader's codes of f(x step) for all codes x.
+
+    Exact by construction: f is the operator itself, in float32, and the grid that of the reader,
+    so that each distinct reader has a table of its own.
+
+    Width: that of the reader; 2^w entries for inputs of w bits, at most 16.
+
+    Args:
+        entries: int64, (n,): y for the codes from `low` on.
+        low: the smallest x.
+        out: of the entries.
+    """
+
+    entries: Tensor
+
+    def __init__(self, entries: Tensor, low: int, out: Edge) -> None:
+        super().__init__(out)
+        self.register_buffer("entries", entries)
+        self.low = low
+
+    @classmethod
+    def of(cls, function: Callable[[Tensor], Tensor], read: Edge, grid: Grid) -> Self:
+        """The table of a function.
+
+        Args:
+            function: elementwise, float32 to float32: the operator.
+            read: of its input.
+            grid: of the reader.
+        Raises:
+            ConfigError: the input has more than 2^16 codes.
+        """
+        check_index(cls.__name__, read)
+        with torch.no_grad():
+            entries = grid.codes(
+                function(read.decode(torch.arange(read.low, read.high + 1)).float())
+            )
+        return cls(entries, read.low, Edge.of(grid.step, int(entries.min()), int(entries.max())))
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """int64, shape of `codes`."""
+        return self.entries[codes - self.low]
