@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chop.errors import ConfigError
@@ -24,6 +24,7 @@ def coded(draw):
 
 
 @pytest.mark.parametrize("kind", SIGNS)
+@settings(deadline=None)
 @given(coded(), coded())
 def test_sums_are_exact_and_reach_their_bounds(kind, first, second):
     (a, codes_a), (b, codes_b) = first, second
@@ -47,6 +48,7 @@ def test_steps_without_a_common_one_are_refused():
         IntegerAdd.from_quantized(None, inputs, o.SMALL, Call(arguments={"alpha": 2}))
 
 
+@settings(deadline=None)
 @given(coded())
 def test_relu_keeps_what_is_above_zero(given):
     edge, codes = given

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chop.formats import Binary, Float, Integer, MXInt, ScaleInteger, Ternary
@@ -32,6 +32,7 @@ WITHOUT = {
 }
 
 
+@settings(deadline=None)
 @given(st.integers(-(2**40), 2**40), st.integers(0, 2**40))
 def test_bits_hold_the_bounds_and_one_less_does_not(low, width):
     bits = bits_of(low, low + width)
@@ -39,6 +40,7 @@ def test_bits_hold_the_bounds_and_one_less_does_not(low, width):
     assert bits == 1 or not (-(2 ** (bits - 2)) <= low and low + width < 2 ** (bits - 2))
 
 
+@settings(deadline=None)
 @given(st.floats(1e-30, 1e30), st.integers(-60, 60))
 def test_the_shift_between_two_steps(step, shift):
     assert shift_between(step * 2.0**shift, step) == shift

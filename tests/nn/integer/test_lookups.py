@@ -18,7 +18,7 @@ KINDS = [q.QuantGELU, q.QuantSiLU, q.QuantTanh, q.QuantSigmoid, q.QuantSoftplus,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=10)
+@settings(max_examples=10, deadline=None)
 @given(o.integers(widest=12), o.integers())
 def test_a_table_has_the_readers_code_for_every_input(kind, data_in, reader):
     module = kind(config=QuantSpec(data_in))
@@ -66,6 +66,7 @@ def test_embeddings_with_scales_of_rows_are_refused():
         IntegerEmbedding.from_quantized(q.QuantEmbedding(20, 16, config=spec), [], o.SMALL)
 
 
+@settings(deadline=None)
 @given(o.integers(), st.integers(0, 9))
 def test_a_constant_has_the_codes_of_what_reads_it(reader, seed):
     values = nn.Parameter(o.randn(1, 3, 4, seed=seed))

@@ -18,7 +18,7 @@ def signed(width, step=1.0):
     return Edge.of(step, -(2 ** (width - 1)), 2 ** (width - 1) - 1)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(o.integers(), o.integers(), st.integers(1, 40))
 def test_matrix_products_are_exact(first, second, terms):
     spec = QuantSpec(data_in=first, weight=second)
@@ -30,7 +30,7 @@ def test_matrix_products_are_exact(first, second, terms):
     assert torch.equal(operator.out.decode(codes), module(a, b))
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(o.integers(), o.integers(), st.integers(1, 40))
 def test_bounds_of_matrix_products_are_reached_and_kept(first, second, terms):
     a, b = o.read(first), o.read(second)
@@ -58,6 +58,7 @@ def test_products_beyond_int64_are_refused():
         IntegerMul(signed(32), signed(32))
 
 
+@settings(deadline=None)
 @given(st.tuples(*[st.integers(-(2**15), 2**15)] * 4))
 def test_products_of_elements(ends):
     a, b = Edge.of(0.5, *sorted(ends[:2])), Edge.of(0.3, *sorted(ends[2:]))
@@ -69,6 +70,7 @@ def test_products_of_elements(ends):
     assert operator.out.scalar_step == 0.5 * 0.3
 
 
+@settings(deadline=None)
 @given(st.floats(2.0**-100, 2.0**100, width=32), st.booleans(), st.integers(-(2**20), 2**20))
 def test_a_constant_is_a_significand_and_an_exponent(factor, is_negative, code):
     factor = -factor if is_negative else factor

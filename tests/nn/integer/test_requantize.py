@@ -5,7 +5,7 @@ from math import floor
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chop.errors import ConfigError
@@ -24,6 +24,7 @@ def wide_edge(step, divisor=1):
     return Edge.of(step, -(2**30), 2**30 - 1, divisor)
 
 
+@settings(deadline=None)
 @given(
     CODES, st.integers(-40, 40), st.integers(2, 16), st.integers(1, 130), st.sampled_from([*ROUND])
 )
@@ -34,6 +35,7 @@ def test_powers_of_two_and_divisors_are_exact(codes, shift, width, divisor, roun
     assert found == [exact(Fraction(code, divisor), grid) for code in codes]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-200, 200), min_size=1), st.integers(1, 64), st.integers(0, 3))
 def test_halves_of_a_mean(codes, divisor, shift):
     grid = Grid(0.5**shift, -128, 127)
@@ -41,6 +43,7 @@ def test_halves_of_a_mean(codes, divisor, shift):
     assert found == [exact(Fraction(code, divisor), grid) for code in codes]
 
 
+@settings(deadline=None)
 @given(CODES, st.floats(1e-6, 1e6), st.floats(1e-6, 1e6))
 def test_other_ratios_have_sixteen_bits(codes, step, of_grid):
     grid = Grid(of_grid, -128, 127)
@@ -100,6 +103,7 @@ def test_too_wide_products_are_refused():
         Requantize(Edge.of(1.0, -(2**60), 2**60, 3), Grid(1.0, -128, 127))
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-(2**61), 2**61 - 1), min_size=1), st.floats(0.5, 2.0))
 def test_wide_codes_are_multiplied_in_halves(codes, ratio):
     grid = Grid(2.0**44, -(2**15), 2**15 - 1)

@@ -5,7 +5,7 @@ from math import floor
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chop.nn.integer import round_shift, saturate, shift_and_saturate
@@ -26,17 +26,20 @@ def test_every_small_integer_is_rounded_as_a_fraction(shift, rounding):
     assert found.tolist() == [exact(v, shift, rounding) for v in values]
 
 
+@settings(deadline=None)
 @given(INT64, st.integers(0, 200), st.sampled_from(sorted(ROUND)))
 def test_any_integer_by_any_shift(v, shift, rounding):
     assert round_shift(torch.tensor(v), shift, rounding).item() == exact(v, shift, rounding)
 
 
+@settings(deadline=None)
 @given(INT64, st.integers(1, 61), st.sampled_from([-1, 0, 1]))
 def test_halves_and_their_neighbors(v, shift, beside):
     v = max(-(2**62), min(2**62, (v >> shift << shift) + 2 ** (shift - 1))) + beside
     assert round_shift(torch.tensor(v), shift).item() == exact(v, shift, "nearest_even")
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(-(2**62), 2**62), st.integers(0, 62)), min_size=1))
 def test_a_shift_for_each_value(pairs):
     values, shifts = (torch.tensor(part) for part in zip(*pairs, strict=True))
@@ -44,6 +47,7 @@ def test_a_shift_for_each_value(pairs):
     assert round_shift(values, shifts).tolist() == expected
 
 
+@settings(deadline=None)
 @given(INT64, st.integers(-200, 200), st.integers(2, 32), st.sampled_from(sorted(ROUND)))
 def test_saturation_hides_every_overflow(v, shift, width, rounding):
     low, high = -(2 ** (width - 1)), 2 ** (width - 1) - 1

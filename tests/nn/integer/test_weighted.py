@@ -29,13 +29,13 @@ WEIGHTS = {
 }
 
 
-def layer(kind, spec, seed=0, **settings):
+def layer(kind, spec, seed=0, **arguments):
     torch.manual_seed(seed)
-    return kind(**settings, config=spec).eval()
+    return kind(**arguments, config=spec).eval()
 
 
-def linear(spec, seed=0, inputs=5, outputs=3, **settings):
-    return layer(QuantLinear, spec, seed, in_features=inputs, out_features=outputs, **settings)
+def linear(spec, seed=0, inputs=5, outputs=3, **arguments):
+    return layer(QuantLinear, spec, seed, in_features=inputs, out_features=outputs, **arguments)
 
 
 def rounded_fractions(module, operand):
@@ -43,7 +43,7 @@ def rounded_fractions(module, operand):
     return [[Fraction(v) for v in row] for row in values.view(values.size(0), -1).tolist()]
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(o.specs(), st.integers(0, 99))
 def test_a_linear_layer_is_exact_in_rational_numbers(spec, seed):
     module = linear(spec, seed)
@@ -63,7 +63,7 @@ def extremes(weight, low, high):
     return torch.where(rows > 0, high, low), torch.where(rows > 0, low, high)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(o.specs(), st.integers(0, 99))
 def test_bounds_of_sums_are_reached_and_never_exceeded(spec, seed):
     module, edge = linear(spec, seed), o.read(spec.data_in)
@@ -77,7 +77,7 @@ def test_bounds_of_sums_are_reached_and_never_exceeded(spec, seed):
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "arguments",
     [
         {},
         {"stride": 2, "padding": 1},
@@ -88,12 +88,12 @@ def test_bounds_of_sums_are_reached_and_never_exceeded(spec, seed):
 )
 @pytest.mark.parametrize("dimensions", [1, 2])
 @pytest.mark.parametrize("width", [2, 8, 16])
-def test_convolutions_are_exact(settings, dimensions, width):
+def test_convolutions_are_exact(arguments, dimensions, width):
     spec = QuantSpec(Integer(width, width - 3), Integer(width, width), Integer(width, width + 1))
     kinds = {1: (QuantConv1d, IntegerConv1d), 2: (QuantConv2d, IntegerConv2d)}
     quantized, integer_kind = kinds[dimensions]
     channels = {"in_channels": 4, "out_channels": 6, "kernel_size": 3}
-    module = layer(quantized, spec, **channels, **settings)
+    module = layer(quantized, spec, **channels, **arguments)
     x = o.randn(2, 4, *[9] * dimensions)
     integer = integer_kind.from_quantized(module, [o.read(spec.data_in)], o.SMALL)
     codes = o.codes_of(x, spec.data_in)

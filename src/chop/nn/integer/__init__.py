@@ -8,6 +8,7 @@ from chop.nn.integer.avg_pool import (
     IntegerAvgPool2d,
 )
 from chop.nn.integer.base import Call, IntegerOperator, IntegerOptions
+from chop.nn.integer.blocks import BlockGrid, EncodeBlocks, RequantizeBlocks
 from chop.nn.integer.boundary import Decode, Encode
 from chop.nn.integer.constant import Constant, IntegerEmbedding
 from chop.nn.integer.convolution import IntegerConv1d, IntegerConv2d
@@ -25,11 +26,13 @@ from chop.nn.integer.softmax import IntegerSoftmax
 from chop.nn.integer.table import Table
 
 __all__ = [
+    "BlockGrid",
     "Call",
     "Constant",
     "Decode",
     "Edge",
     "Encode",
+    "EncodeBlocks",
     "Grid",
     "IntegerAdaptiveAvgPool1d",
     "IntegerAdaptiveAvgPool2d",
@@ -55,6 +58,7 @@ __all__ = [
     "IntegerSub",
     "IntegerSum",
     "Requantize",
+    "RequantizeBlocks",
     "Table",
     "round_shift",
     "saturate",
