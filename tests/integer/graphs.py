@@ -4,45 +4,46 @@ from functools import cache
 
 from chop import MaseGraph, passes
 from chop.actions.ptq import quantize_after_training
-from chop.actions.settings.workload import WorkloadConfig
-from chop.actions.workload import load_workload
+from chop.actions.workload import Workload
 from chop.formats import parse_format_string
 from chop.ir.ops import quantizable_operators
+from chop.models import load_model
+from chop.train import default_dataset, load_trained, read_rows
 
 CALIBRATION_ROWS = 64
 
 
 @cache
-def workload(model):
-    return load_workload(WorkloadConfig(model=model, device="cpu"))
+def workload(name, trained):
+    splits = default_dataset(name)
+    model = load_trained(name) if trained else load_model(name, seed=0)
+    return Workload.of(model, read_rows(splits["train"]), read_rows(splits["test"]), device="cpu")
 
 
 @cache
-def float_graph(model):
+def float_graph(name, trained):
     """With its batch norms folded into convolutions."""
-    example = workload(model).example()
-    mg = MaseGraph(workload(model).model, dummy_in=example)
+    example = workload(name, trained).example()
+    mg = MaseGraph(workload(name, trained).model, dummy_in=example)
     mg, _ = passes.add_common_metadata_analysis_pass(mg, {"dummy_in": example})
     return passes.conv_bn_fusion_transform_pass(mg)[0]
 
 
 @cache
-def quantized_graph(model, formats="8.auto"):
+def quantized_graph(name, formats="8.auto", trained=False):
     """All operators in one format, calibrated; not to be changed."""
     number_format = parse_format_string(formats)
+    given = workload(name, trained)
+    operators = quantizable_operators()
     return quantize_after_training(
-        float_graph(model),
-        number_format,
-        quantizable_operators(),
-        workload(model),
-        CALIBRATION_ROWS,
+        float_graph(name, trained), number_format, operators, given, CALIBRATION_ROWS
     )
 
 
-def test_digits(model):
-    """One batch of all 360 test rows, with labels."""
-    (batch,) = workload(model).test.batches(360)
+def test_rows(name, count):
+    """One batch of rows of the test split, spread over all, with labels; texts are padded."""
+    (batch,) = workload(name, False).test.spread(count).batches(count)
     return batch
 
 
-test_digits.__test__ = False
+test_rows.__test__ = False

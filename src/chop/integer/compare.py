@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from chop.integer.walk import Codes, Step
+from chop.integer.steps import Codes, Step
 from chop.ir.annotate import tensors_in
 from chop.ir.batches import observe_nodes
 from chop.ir.graph import MaseGraph
@@ -55,18 +55,25 @@ def compare(
         steps: its operators.
         batches: inputs by name.
     """
+    order = {node.name: place for place, node in enumerate(lowered.nodes)}
     records = [_record(step) for step in steps]
     ready: dict[str, list[int]] = {}
+    needed: dict[str, str] = {}
     for number, step in enumerate(steps):
         names = [step.result.node.name, *(node.name for node, _ in step.readers)]
-        order = {node.name: place for place, node in enumerate(lowered.nodes)}
-        ready.setdefault(max(names, key=order.__getitem__), []).append(number)
+        last = max(names, key=order.__getitem__)
+        ready.setdefault(last, []).append(number)
+        for name in (*names, *(given.node.name for given in step.inputs)):
+            needed[name] = max(last, needed.get(name, last), key=order.__getitem__)
     values: dict[str, Any] = {}
 
     def visit(node: fx.Node, env: Mapping[fx.Node, Any], result: Any) -> None:
-        values[node.name] = result
+        if node.name in needed:
+            values[node.name] = result
         for number in ready.get(node.name, ()):
             _add(records[number], steps[number], values)
+        for name in [name for name in values if needed[name] == node.name]:
+            del values[name]
 
     observe_nodes(lowered, batches, visit)
     return records
@@ -78,7 +85,7 @@ def _record(step: Step) -> StepRecord:
 
 
 def _add(record: StepRecord, step: Step, values: Mapping[str, Any]) -> None:
-    expected = step.reference(*(_real(given, values) for given in step.inputs))
+    expected = step.reference(*(_real(given, step, values) for given in step.inputs))
     codes = values[step.result.node.name]
     record.seen = max(record.seen, int(codes.abs().max()))
     for node, grid in step.readers:
@@ -95,9 +102,9 @@ def _note(record: StepRecord, steps: Tensor) -> None:
     record.largest = max(record.largest, float(steps.abs().max()))
 
 
-def _real(given: Codes, values: Mapping[str, Any]) -> Tensor:
+def _real(given: Codes, step: Step, values: Mapping[str, Any]) -> Tensor:
     value: Tensor = values[given.node.name]
-    return value if given.edge is None else given.edge.decode(value).float()
+    return value if given.edge is None else given.edge.decode(value).to(step.dtype)
 
 
 def accuracy(mg: MaseGraph, batches: Iterable[Mapping[str, Any]]) -> float | None:

@@ -18,7 +18,8 @@ class Folded:
     """Values of a graph at the batch and length of an example.
 
     Attributes:
-        values: results of all nodes on the example.
+        values: results of all nodes on the example; real numbers that follow inputs are meta
+            tensors: of them only shapes and dtypes are kept.
         static: the nodes whose results are the same whatever the inputs of these shapes.
         reads_sizes: some of them follow the sizes of inputs.
     """
@@ -43,20 +44,20 @@ def fold(mg: MaseGraph, example: Mapping[str, Any]) -> Folded:
     Sizes, dtypes and devices do, and what is computed from them and from parameters and buffers.
     """
     values: dict[fx.Node, Any] = {}
-    propagate(mg.model, example, values.__setitem__, with_values=True)
     static: set[fx.Node] = set()
-    reads_sizes = False
-    for node in mg.nodes:
-        if node.op in ("placeholder", "output"):
-            continue
+    sizes: list[Any] = []
+
+    def visit(node: fx.Node, value: Any) -> None:
         follows_inputs = not static.issuperset(node.all_input_nodes)
-        if follows_inputs and any(True for _ in tensors_in(values[node])):
-            continue
+        has_tensors = any(True for _ in tensors_in(value))
+        if node.op in ("placeholder", "output") or (follows_inputs and has_tensors):
+            is_float = isinstance(value, Tensor) and value.is_floating_point()
+            values[node] = value.to("meta") if is_float else value
+            return
+        values[node] = value
         static.add(node)
-        reads_sizes |= follows_inputs and not _is_attribute(values[node])
-    return Folded(values, frozenset(static), reads_sizes)
+        if follows_inputs and isinstance(value, int | tuple | list):
+            sizes.append(value)
 
-
-def _is_attribute(value: Any) -> bool:
-    """Whether a value is no size: a dtype, a device."""
-    return not isinstance(value, int | tuple | list)
+    propagate(mg.model, example, visit, with_values=True)
+    return Folded(values, frozenset(static), bool(sizes))

@@ -11,7 +11,8 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.integer.folding import Folded, fold
 from chop.integer.refusals import refusals
-from chop.integer.walk import Step, Walk
+from chop.integer.steps import Step
+from chop.integer.walk import Walk
 from chop.ir.annotate import annotate
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata

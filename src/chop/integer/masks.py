@@ -12,6 +12,7 @@ from chop.errors import ConfigError
 from chop.integer.folding import Folded
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import GraphRunner
+from chop.nn.quantized import QuantScaledDotProductAttention
 
 HIDDEN = -1e4
 """Added to a score, this or less hides a key: its weight is zero in float32."""
@@ -30,6 +31,25 @@ class ProvenMask:
 
     source: fx.Node | None
     is_causal: bool
+
+
+def mask_argument(mg: MaseGraph, node: fx.Node) -> fx.Node | None:
+    """The mask that an attention reads; None for other nodes and without one."""
+    if mg.operator(node).twin is not QuantScaledDotProductAttention:
+        return None
+    position = 3
+    given = node.args[position] if len(node.args) > position else node.kwargs.get("attn_mask")
+    return given if isinstance(given, fx.Node) else None
+
+
+def demanded_nodes(mg: MaseGraph) -> set[fx.Node]:
+    """The nodes whose results reach the outputs otherwise than as masks."""
+    found: set[fx.Node] = set()
+    for node in reversed(mg.nodes):
+        if node.op == "output" or node in found:
+            mask = mask_argument(mg, node)
+            found.update({node, *(given for given in node.all_input_nodes if given is not mask)})
+    return found
 
 
 def proven_mask(mg: MaseGraph, node: fx.Node, folded: Folded) -> ProvenMask:
@@ -78,6 +98,7 @@ def _inputs_of(node: fx.Node, folded: Folded) -> list[fx.Node]:
     return list(dict.fromkeys(source for sources in found for source in sources))
 
 
+@torch.no_grad()
 def _evaluated(
     mg: MaseGraph, node: fx.Node, source: fx.Node, probe: Tensor, folded: Folded
 ) -> Tensor:

@@ -7,66 +7,33 @@ once, right after the operator; layouts in between move codes. Nothing is made t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from chop.errors import ConfigError
+from chop.integer.attention import lower_attention
 from chop.integer.builder import GraphBuilder
 from chop.integer.calls import BoundCall, bind
 from chop.integer.folding import Folded
+from chop.integer.masks import proven_mask
+from chop.integer.steps import Codes, Step, grid_of, grid_text, holds
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
-from chop.nn.integer import Decode, Edge, Encode, Grid, IntegerOperator, IntegerOptions, Requantize
-from chop.nn.integer.edge import bits_of, shift_between
-from chop.nn.quantized import QuantizedOperator
-
-
-@dataclass(frozen=True)
-class Codes:
-    """Codes in the new graph.
-
-    Attributes:
-        node: gives them.
-        edge: what they mean; None of whole numbers that are no codes: token ids, masks.
-    """
-
-    node: fx.Node
-    edge: Edge | None
-
-    @property
-    def proven(self) -> Edge:
-        """What they mean; they are codes."""
-        assert self.edge is not None
-        return self.edge
-
-
-@dataclass(eq=False)
-class Step:
-    """An operator of the new graph beside what it stands for.
-
-    Attributes:
-        name: of the node in the old graph, and which step of it.
-        kind: name of the operator.
-        inputs: what it reads.
-        result: what it returns.
-        reference: its result by the quantised graph, from real numbers.
-        readers: the result in the codes of each grid that it is read in.
-    """
-
-    name: str
-    kind: str
-    inputs: tuple[Codes, ...]
-    result: Codes
-    reference: Callable[..., Tensor]
-    readers: list[tuple[fx.Node, Grid]] = field(default_factory=list)
-
-
-def grid_of(operator: QuantizedOperator, operand: str) -> Grid | None:
-    """The grid that an operator rounds an operand to; None if there is none."""
-    number_format: Any = operator.format_of(operand)
-    return None if number_format.is_identity else Grid.of(number_format)
+from chop.nn.integer import (
+    Constant,
+    Decode,
+    Edge,
+    Encode,
+    Grid,
+    IntegerOperator,
+    IntegerOptions,
+    Requantize,
+    Table,
+)
+from chop.nn.integer.mask import KeptKeys
+from chop.nn.quantized import QuantizedOperator, QuantScaledDotProductAttention
 
 
 def is_moved(mg: MaseGraph, node: fx.Node, folded: Folded) -> bool:
@@ -129,6 +96,30 @@ class Walk:
             self._others[node] = made
         return self._others[node]
 
+    def kept_keys(
+        self, node: fx.Node, mask: Any, is_causal: bool, sizes: tuple[int, int]
+    ) -> fx.Node | None:
+        """The boolean mask of an attention; None if all keys are kept.
+
+        Args:
+            node: the attention.
+            mask: its argument, a node or None.
+            is_causal: its argument.
+            sizes: numbers of queries and of keys.
+        """
+        source = None
+        if isinstance(mask, fx.Node):
+            proven = proven_mask(self.mg, mask, self.folded)
+            source, is_causal = proven.source, proven.is_causal
+        if source is None and not is_causal:
+            return None
+        like = mask if isinstance(mask, fx.Node) else node
+        if like not in self._others:
+            inputs = () if source is None else (self._inputs[source],)
+            kept = KeptKeys(*sizes, is_causal)
+            self._others[like] = self.builder.call_module(like, kept, inputs, "_kept")
+        return self._others[like]
+
     def coded(self, node: fx.Node, grid: Grid) -> Codes:
         """A node's result in the codes of a reader's grid."""
         if (node, grid) not in self._coded:
@@ -138,11 +129,9 @@ class Walk:
     def _code(self, node: fx.Node, grid: Grid) -> Codes:
         suffix = f"_to_{grid_text(grid)}"
         if node in self.folded.static:
-            codes = grid.codes(self.folded.values[node])
-            edge = Edge.of(grid.step, int(codes.min()), int(codes.max()))
-            return Codes(self.builder.constant(node, codes, suffix), edge)
+            return self.call(node, Constant.of(self.folded.values[node], grid), (), suffix)
         if node.op == "placeholder":
-            return self._call(node, Encode(grid), (Codes(self._inputs[node], None),), suffix)
+            return self.call(node, Encode(grid), (Codes(self._inputs[node], None),), suffix)
         if is_moved(self.mg, node, self.folded):
             sources: list[Codes] = []
 
@@ -156,11 +145,13 @@ class Walk:
             ends = [(source.proven.low, source.proven.high) for source in sources]
             low, high = min(low for low, _ in ends), max(high for _, high in ends)
             return Codes(moved, Edge.of(grid.step, low, high))
+        if self.mg.operator(node).integer is Table and self._data_out(node) is None:
+            return self._table(node, grid)
         exact = self.exact(node)
         coded = exact
-        if not _holds(grid, exact.proven):
+        if not holds(grid, exact.proven):
             requantize = Requantize(exact.proven, grid)
-            coded = self._call(node, requantize, (exact,), suffix)
+            coded = self.call(node, requantize, (exact,), suffix)
         if node in self._step_of:
             self._step_of[node].readers.append((coded.node, grid))
         return coded
@@ -178,25 +169,52 @@ class Walk:
         if node not in self.folded.static and is_moved(self.mg, node, self.folded):
             return self._exact_move(node)
         module = self.mg.module_of(node)
-        row = self.mg.operator(node)
-        if row.integer is None or node in self.folded.static:
+        if isinstance(module, QuantScaledDotProductAttention):
+            return lower_attention(self, node, module)
+        row, grid = self.mg.operator(node), self._data_out(node)
+        is_table = row.integer is Table
+        if row.integer is None or node in self.folded.static or (is_table and grid is None):
             raise ConfigError("nothing that reads it has a format")
+        if is_table and grid is not None:
+            return self._table(node, grid)
         bound = bind(self.mg, node, self.folded)
         inputs = tuple(map(self._read, bound.inputs, bound.operands, [bound] * len(bound.inputs)))
         edges = [given.edge for given in inputs if given.edge is not None]
         operator = row.integer.from_quantized(bound.module, edges, self.options, bound.call)
-        result = self._call(node, operator, inputs)
-        return self.note(node, Step(node.name, row.name, inputs, result, bound.reference), module)
+        result = self.call(node, operator, inputs)
+        return self.note(
+            node, Step(node.name, row.name, inputs, result, bound.reference, self.dtype(node))
+        )
 
-    def note(self, node: fx.Node, step: Step, module: Any) -> Codes:
+    def _data_out(self, node: fx.Node) -> Grid | None:
+        module = self.mg.module_of(node)
+        return grid_of(module, "data_out") if isinstance(module, QuantizedOperator) else None
+
+    def _table(self, node: fx.Node, grid: Grid) -> Codes:
+        bound = bind(self.mg, node, self.folded)
+        read = self._read(bound.inputs[0], bound.operands[0], bound)
+        table = Table.of(bound.reference, read.proven, grid)
+        result = self.call(node, table, (read,), f"_to_{grid_text(grid)}")
+        kind = self.mg.operator(node).name
+        step = Step(node.name, kind, (read,), result, bound.reference, self.dtype(node))
+        step.readers.append((result.node, grid))
+        self.steps.append(step)
+        return result
+
+    def dtype(self, node: fx.Node) -> torch.dtype:
+        """Of a node's result in the quantised graph."""
+        value: Tensor = self.folded.values[node]
+        return value.dtype
+
+    def note(self, node: fx.Node, step: Step) -> Codes:
         """Keeps an operator for comparisons, and rounds its result if it has a format."""
         self.steps.append(step)
         self._step_of[node] = step
-        grid = grid_of(module, "data_out") if isinstance(module, QuantizedOperator) else None
+        grid = self._data_out(node)
         if grid is None:
             return step.result
         suffix = f"_to_{grid_text(grid)}"
-        rounded = self._call(node, Requantize(step.result.proven, grid), (step.result,), suffix)
+        rounded = self.call(node, Requantize(step.result.proven, grid), (step.result,), suffix)
         step.readers.append((rounded.node, grid))
         del self._step_of[node]
         return rounded
@@ -241,27 +259,9 @@ class Walk:
 
         return self.builder.again(node, argument)
 
-    def _call(
+    def call(
         self, node: fx.Node, operator: IntegerOperator, inputs: tuple[Codes, ...], suffix: str = ""
     ) -> Codes:
+        """A call of an integer operator, at the path of `node` or, with a suffix, beside it."""
         nodes = tuple(given.node for given in inputs)
         return Codes(self.builder.call_module(node, operator, nodes, suffix), operator.out)
-
-
-def _holds(grid: Grid, edge: Edge) -> bool:
-    """Whether codes of an edge are those of a grid already."""
-    is_whole = grid.rounding in ("nearest_even", "floor") and edge.divisor == 1
-    same = is_whole and edge.step.dim() == 0 and edge.scalar_step == grid.step
-    return same and grid.low <= edge.low and edge.high <= grid.high
-
-
-def grid_text(grid: Grid) -> str:
-    """Name of a grid: `s8f4` of 8 bits with sign and a step of 2^-4.
-
-    >>> grid_text(Grid(2**-4, -128, 127)), grid_text(Grid(4.0, 0, 255)), grid_text(Grid(0.3, 0, 3))
-    ('s8f4', 'u8fm2', 'u2')
-    """
-    width = bits_of(grid.low, grid.high) - (grid.low >= 0)
-    fraction = shift_between(1.0, grid.step)
-    text = "" if fraction is None else f"f{fraction}".replace("-", "m")
-    return f"{'s' if grid.low < 0 else 'u'}{width}{text}"

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from chop.formats import NumberFormat, QuantSpec, parse_format, parse_format_string
 from chop.integer.compare import accuracy, compare
 from chop.integer.lower import lower
+from chop.integer.masks import demanded_nodes
 from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.ir.settled import settled_copy
@@ -100,7 +101,7 @@ def _quantize_missing(
         mg,
         {
             node: spec
-            for node in mg.nodes
+            for node in demanded_nodes(mg)
             if mg.operator(node).is_quantizable and str(node.target) not in known
         },
     )

@@ -1,0 +1,141 @@
+"""Attention in three steps on codes: products with keys, softmax, products with values."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, fx
+
+from chop.errors import ConfigError
+from chop.integer.steps import Codes, Step, grid_of, grid_text
+from chop.nn.integer import Grid, IntegerMatmul, IntegerScale, IntegerSoftmax, Requantize
+from chop.nn.quantized import QuantizedOperator, QuantScaledDotProductAttention
+
+if TYPE_CHECKING:
+    from chop.integer.walk import Walk
+
+
+def lower_attention(walk: Walk, node: fx.Node, module: QuantScaledDotProductAttention) -> Codes:
+    """Lowers an attention; each step has formats of its own.
+
+    The scale is a float32 constant: its significand multiplies the products, its exponent is part
+    of their step, and the softmax's format rounds once.
+
+    Raises:
+        ConfigError: it drops weights at random.
+    """
+    call = inspect.signature(module.forward).bind(*node.args, **node.kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    if given["dropout_p"]:
+        raise ConfigError(f"expected dropout_p=0, got {given['dropout_p']}")
+    query, key, value = given["query"], given["key"], given["value"]
+    groups = walk.folded.shape(query)[-3] // walk.folded.shape(key)[-3]
+    groups = groups if given["enable_gqa"] else 1
+    scores = _scores(walk, node, module, query, key, groups, given["scale"])
+    sizes = walk.folded.shape(query)[-2], walk.folded.shape(key)[-2]
+    kept = walk.kept_keys(node, given["attn_mask"], given["is_causal"], sizes)
+    weights = _weights(walk, node, module, scores, kept, sizes[1])
+    return _context(walk, node, module, weights, value, groups)
+
+
+def _required(operator: QuantizedOperator, operand: str) -> Grid:
+    grid = grid_of(operator, operand)
+    assert grid is not None
+    return grid
+
+
+def _repeated(walk: Walk, node: fx.Node, codes: Codes, groups: int) -> fx.Node:
+    if groups == 1:
+        return codes.node
+    return walk.builder.call_method(node, "repeat_interleave", codes.node, groups, -3)
+
+
+def _scores(
+    walk: Walk,
+    node: fx.Node,
+    module: QuantScaledDotProductAttention,
+    query: fx.Node,
+    key: fx.Node,
+    groups: int,
+    scale: float | None,
+) -> Codes:
+    """Scores in the codes of the softmax."""
+    grid, size = _required(module.product, "data_in"), walk.folded.shape(query)[-1]
+    factor = 1 / math.sqrt(size) if scale is None else scale
+    q, k = walk.coded(query, grid), walk.coded(key, grid)
+    transposed = walk.builder.call_method(
+        node, "transpose", _repeated(walk, node, k, groups), -2, -1
+    )
+    product = IntegerMatmul(q.proven, k.proven, size)
+    codes = walk.call(node, product, (q, Codes(transposed, None)), "_product")
+    scaled = IntegerScale(codes.proven, factor)
+    if scaled.factor == 1:
+        codes = Codes(codes.node, scaled.out)
+    else:
+        codes = walk.call(node, scaled, (codes,), "_scaled")
+
+    def reference(queries: Tensor, keys: Tensor) -> Tensor:
+        served = keys.repeat_interleave(groups, -3)
+        products: Tensor = module.product(queries, served.transpose(-2, -1))
+        return products * factor
+
+    step = Step(f"{node.name}.product", "matmul", (q, k), codes, reference, walk.dtype(node))
+    return _rounded(walk, node, step, _required(module.softmax, "data_in"))
+
+
+def _weights(
+    walk: Walk,
+    node: fx.Node,
+    module: QuantScaledDotProductAttention,
+    scores: Codes,
+    kept: fx.Node | None,
+    keys: int,
+) -> Codes:
+    """Attention weights in the codes of the products with values."""
+    softmax = IntegerSoftmax(scores.proven, keys, -1, walk.options)
+    inputs = (scores,) if kept is None else (scores, Codes(kept, None))
+    codes = walk.call(node, softmax, inputs, "_softmax")
+
+    def reference(scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        added = None if mask is None else scores.new_zeros(()).masked_fill(~mask, -math.inf)
+        result: Tensor = module.softmax(scores, added)
+        return result
+
+    step = Step(f"{node.name}.softmax", "softmax", inputs, codes, reference, walk.dtype(node))
+    return _rounded(walk, node, step, _required(module.context, "weight"))
+
+
+def _context(
+    walk: Walk,
+    node: fx.Node,
+    module: QuantScaledDotProductAttention,
+    weights: Codes,
+    value: fx.Node,
+    groups: int,
+) -> Codes:
+    v = walk.coded(value, _required(module.context, "data_in"))
+    keys = walk.folded.shape(value)[-2]
+    operator = IntegerMatmul(weights.proven, v.proven, keys)
+    repeated = Codes(_repeated(walk, node, v, groups), None)
+    codes = walk.call(node, operator, (weights, repeated), "_context")
+
+    def reference(weights: Tensor, values: Tensor) -> Any:
+        return module.context(weights, values.repeat_interleave(groups, -3))
+
+    return walk.note(
+        node,
+        Step(f"{node.name}.context", "matmul", (weights, v), codes, reference, walk.dtype(node)),
+    )
+
+
+def _rounded(walk: Walk, node: fx.Node, step: Step, grid: Grid) -> Codes:
+    """The result of a step in the codes of the next one."""
+    suffix = f"{step.result.node.name.removeprefix(node.name)}_to_{grid_text(grid)}"
+    requantize = Requantize(step.result.proven, grid)
+    rounded = walk.call(node, requantize, (step.result,), suffix)
+    step.readers.append((rounded.node, grid))
+    walk.steps.append(step)
+    return rounded

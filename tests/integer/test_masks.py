@@ -1,0 +1,105 @@
+"""Proofs of attention masks, and their refusals."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from chop import MaseGraph, passes
+from chop.errors import ConfigError
+from chop.integer.folding import fold
+from chop.integer.masks import proven_mask
+from chop.nn.integer.mask import KeptKeys
+
+KEYS = 6
+
+
+def key_mask(kept):
+    return kept.bool()[:, None, None, :]
+
+
+def causal(kept):
+    return torch.ones(KEYS, KEYS, dtype=torch.bool).tril()
+
+
+def added(kept):
+    return (1 - key_mask(kept).float()) * torch.finfo(torch.float32).min
+
+
+MASKS = {
+    "keys": (key_mask, True, False),
+    "added": (added, True, False),
+    "causal": (causal, False, True),
+    "causal keys": (lambda kept: key_mask(kept) & causal(kept), True, True),
+    "all": (lambda kept: torch.ones(KEYS, KEYS, dtype=torch.bool), False, False),
+}
+FOREIGN = {
+    "window": lambda kept: causal(kept) & torch.ones(KEYS, KEYS, dtype=torch.bool).triu(-2),
+    "first key always": lambda kept: key_mask(kept) | (torch.arange(KEYS) == 0),
+    "next key": lambda kept: key_mask(kept.roll(1, 1)),
+    "bias": lambda kept: key_mask(kept).float() * 0.5,
+    "few more": lambda kept: key_mask(kept) & (kept.sum(1) > 1)[:, None, None, None],
+}
+
+
+class Attention(nn.Module):
+    def __init__(self, mask):
+        super().__init__()
+        self.mask = mask
+        self.proj = nn.Linear(8, 8)
+
+    def forward(self, x, kept):
+        heads = self.proj(x).view(x.shape[0], KEYS, 2, 4).transpose(1, 2)
+        mask = self.mask(kept)
+        return F.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask)
+
+
+def graph(mask):
+    torch.manual_seed(0)
+    inputs = {"x": torch.randn(3, KEYS, 8), "kept": torch.ones(3, KEYS, dtype=torch.int64)}
+    inputs["kept"][1, 4:] = 0
+    mg = MaseGraph(Attention(mask).eval(), dummy_in=inputs)
+    mg, _ = passes.add_common_metadata_analysis_pass(mg, {"dummy_in": inputs})
+    config = {"config": {"name": "integer", "width": 8, "frac_width": 5}}
+    rules = {"by": "type", "linear": config, "scaled_dot_product_attention": config}
+    return passes.quantize_transform_pass(mg, rules)[0], inputs
+
+
+def mask_node(mg):
+    (attention,) = (node for node in mg.nodes if "attn_mask" in node.kwargs)
+    return attention.kwargs["attn_mask"]
+
+
+@pytest.mark.parametrize("name", list(MASKS))
+def test_masks_are_proven_and_lowered(name):
+    mask, follows_input, is_causal = MASKS[name]
+    mg, inputs = graph(mask)
+    proven = proven_mask(mg, mask_node(mg), fold(mg, inputs))
+    assert (proven.source is not None, proven.is_causal) == (follows_input, is_causal)
+    assert proven.source is None or proven.source.target == "kept"
+    integer, info = passes.lower_to_integer_transform_pass(mg, {"batches": [inputs]})
+    assert all(row["largest"] <= 1 for row in info["operators"])
+    kinds = [type(module) for module in integer.modules.values()]
+    assert kinds.count(KeptKeys) == (follows_input or is_causal)
+    assert (integer.model(**inputs) - mg.model(**inputs)).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("name", list(FOREIGN))
+def test_other_masks_are_refused_by_name(name):
+    mg, inputs = graph(FOREIGN[name])
+    node = mask_node(mg).name
+    with pytest.raises(ConfigError, match=rf"scaled_dot_product_attention \(mask '{node}'"):
+        passes.lower_to_integer_transform_pass(mg, {"batches": [inputs]})
+
+
+def test_the_mask_of_a_module_is_that_of_attention():
+    kept = torch.tensor([[1, 1, 0], [0, 1, 1]])
+    expected = torch.tensor([[[1, 1, 0]], [[0, 1, 1]]]).bool()
+    assert torch.equal(KeptKeys(3, 3, False)(kept)[:, 0], expected)
+    both = KeptKeys(3, 3, True)(kept)
+    assert both.shape == (2, 1, 3, 3) and both[0, 0].int().tolist() == [
+        [1, 0, 0],
+        [1, 1, 0],
+        [1, 1, 0],
+    ]
+    assert KeptKeys(2, 3, True)().int().tolist() == [[1, 0, 0], [1, 1, 0]]
