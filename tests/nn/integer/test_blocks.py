@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from chop.errors import ConfigError
 from chop.formats import BlockFP, Integer, MXInt, ScaleInteger
-from chop.nn.integer import BlockGrid, Edge, EncodeBlocks, RequantizeBlocks
+from chop.nn.integer import BlockGrid, Edge, EncodeBlocks, RequantizeBlocks, block_exponents
 from tests.nn.integer import oracles as o
 
 formats = st.builds(
@@ -36,6 +36,13 @@ def test_encoded_blocks_are_what_the_format_rounds_to(number_format, seed):
     x = o.randn(4, 6, 5, seed=seed)
     operator = EncodeBlocks(BlockGrid.of(number_format, -30, 8))
     assert torch.equal(operator.out.decode(operator(x)).float(), number_format.round(x) + 0.0)
+
+
+def test_the_window_of_a_tensor():
+    x = torch.tensor([[0.0, 0.0, 0.3, -0.1], [5.0, 1.0, 0.0, -0.75]])
+    assert block_exponents(MXInt(8, block_size=2), x) == (-2, 2)
+    assert block_exponents(MXInt(8, block_size=4), x) == (-2, 2)
+    assert block_exponents(MXInt(8), torch.zeros(3)) is None
 
 
 def test_values_beyond_the_window_saturate_and_small_blocks_are_coarser():

@@ -124,6 +124,18 @@ def test_weights_with_scales_have_exact_products(weight, data):
     assert ((found - expected).abs() <= integer.out.step / 2 + 1e-6 * expected.abs()).all()
 
 
+def test_tiny_blocks_do_not_make_all_codes_wide():
+    module = linear(QuantSpec(EIGHT, MXInt(8, block_size=4), EIGHT), inputs=12)
+    with torch.no_grad():
+        module.weight[0, :4] = 2.0**-9 * module.weight[0, :4].sign()
+        module.weight[1, :4] = 1e-30
+    integer = IntegerLinear.from_quantized(module, [o.read(EIGHT)], o.SMALL)
+    x = EIGHT.round(o.randn(50, 12))
+    found = integer.out.decode(integer(o.codes_of(x, EIGHT)))
+    assert integer.weight.abs().max() < 2 ** (7 + 16)
+    torch.testing.assert_close(found, o.in_float64(module, x), rtol=0, atol=1e-28)
+
+
 def test_masked_weights_are_zero():
     module = linear(QuantSpec(EIGHT, Binary(), EIGHT))
     module.register_buffer("weight_mask", torch.tensor([[True, False, True, True, False]] * 3))
@@ -168,11 +180,12 @@ def test_copies_and_state_have_everything():
     [
         (QuantSpec(EIGHT, Float(), EIGHT), "QuantLinear.weight: float has no integer form"),
         (QuantSpec(EIGHT, EIGHT, Float()), "QuantLinear.bias: float has no integer form"),
+        (QuantSpec(EIGHT, Integer(8, "auto"), EIGHT), "is not fitted: calibrate first"),
         (QuantSpec(EIGHT, Binary(stochastic=True), EIGHT), "no integer form"),
         (QuantSpec(EIGHT, ScaleInteger(8, granularity="group", group_size=2), EIGHT), "differ"),
         (QuantSpec(Integer(32, 30), Integer(32, 30), EIGHT), "bits, of at most 62"),
     ],
-    ids=["float weight", "float bias", "random", "groups", "wide"],
+    ids=["float weight", "float bias", "waits", "random", "groups", "wide"],
 )
 def test_what_has_no_integer_form_is_refused(spec, told):
     with pytest.raises(ConfigError, match=told):

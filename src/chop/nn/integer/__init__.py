@@ -8,7 +8,7 @@ from chop.nn.integer.avg_pool import (
     IntegerAvgPool2d,
 )
 from chop.nn.integer.base import Call, IntegerOperator, IntegerOptions
-from chop.nn.integer.blocks import BlockGrid, EncodeBlocks, RequantizeBlocks
+from chop.nn.integer.blocks import BlockGrid, EncodeBlocks, RequantizeBlocks, block_exponents
 from chop.nn.integer.boundary import Decode, Encode
 from chop.nn.integer.constant import Constant, IntegerEmbedding
 from chop.nn.integer.convolution import IntegerConv1d, IntegerConv2d
@@ -60,6 +60,7 @@ __all__ = [
     "Requantize",
     "RequantizeBlocks",
     "Table",
+    "block_exponents",
     "round_shift",
     "saturate",
     "shift_and_saturate",

@@ -89,7 +89,8 @@ class IntegerAveragePool(IntegerOperator):
         for axis, stretches in enumerate(self.stretches, -self.axes):
             size = codes.size(axis)
             inside = torch.tensor([[s <= i < e for s, e in stretches] for i in range(size)])
-            sums = matmul(sums.movedim(axis, -1), inside.long(), self.bound).movedim(-1, axis)
+            rows = inside.to(codes)
+            sums = matmul(sums.movedim(axis, -1), rows, self.bound).movedim(-1, axis)
         return sums * self.factor
 
 

@@ -94,6 +94,20 @@ class BlockGrid:
         return self.groups.join(q << shift, x.shape)
 
 
+def block_exponents(number_format: NumberFormat, x: Tensor) -> tuple[int, int] | None:
+    """The smallest and the largest E of blocks of `x` that are not zero; None if all are.
+
+    Args:
+        number_format: such as `mxint`.
+        x: any shape and floating dtype, finite.
+    """
+    layout = number_format.layout()
+    assert layout is not None
+    largest = layout.groups.split(x.double()).abs().amax(-1)
+    exponents = largest[largest > 0].frexp().exponent - 1
+    return (int(exponents.min()), int(exponents.max())) if exponents.numel() else None
+
+
 def _follows_largest(scaling: SharedExponent) -> bool:
     return scaling.offset == 0 and scaling.increment_threshold == 2.0
 

@@ -15,6 +15,9 @@ from chop.formats.scaling import TINY, SharedExponent, Unscaled
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.codes import parameter_codes, rounded_parameter
 
+WINDOW_BITS = 16
+"""How many places below the largest shared exponent of a parameter its smallest may lie."""
+
 
 @dataclass(frozen=True, eq=False)
 class IntegerParameter:
@@ -43,7 +46,8 @@ def integer_parameter(module: QuantizedOperator, operand: str) -> IntegerParamet
     """Codes of a quantised operator's weight or bias, as it rounds them.
 
     Scales of the tensor or of an index of the first axis are steps; so is the finest of powers
-    of two that blocks share, to which the codes of the others are shifted up.
+    of two that blocks share, to which the codes of the others are shifted up. Blocks that are
+    2^16 times smaller than the largest, and more, are rounded to the step of those that are not.
 
     Raises:
         ConfigError: the format has other elements, or scales that differ within an index.
@@ -62,7 +66,8 @@ def integer_parameter(module: QuantizedOperator, operand: str) -> IntegerParamet
     if step.dim() and step.numel() == 1:
         step = step.reshape(())
     found = IntegerParameter(parameter_codes(module, operand, step).long(), step)
-    if not torch.equal(found.values.to(values.dtype), values):
+    has_window = isinstance(layout.scaling, SharedExponent)
+    if not has_window and not torch.equal(found.values.to(values.dtype), values):
         raise _refusal(module, operand, "has scales that differ within an output")
     return found
 
@@ -90,7 +95,9 @@ def _step(layout: Layout, x: Tensor, values: Tensor) -> Tensor:
     scales = layout.groups.join(of_group.expand(groups.shape), x.shape)
     if isinstance(scaling, SharedExponent):
         used = scales[values != 0]
-        return used.min() if used.numel() else torch.ones((), dtype=torch.float64)
+        if not used.numel():
+            return torch.ones((), dtype=torch.float64)
+        return torch.maximum(used.min(), used.max() * 2.0**-WINDOW_BITS)
     # A channel of zeros may have the scale zero.
     rows = scales.reshape(scales.size(0), -1)[:, 0].clamp(min=TINY)
     return rows[0] if bool((rows == rows[0]).all()) else rows

@@ -51,7 +51,8 @@ class Table(IntegerOperator):
         """The table of a function.
 
         Args:
-            function: elementwise, float32 to float32: the operator.
+            function: elementwise, float32 to float32: the operator, without the rounding of its
+                input, which has been done.
             read: of its input.
             grid: of the reader.
         Raises:
