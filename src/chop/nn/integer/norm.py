@@ -25,7 +25,7 @@ from chop.nn.integer.rounding import round_shift, saturate
 from chop.nn.integer.weighted import Aligned, align_bias
 from chop.nn.quantized import QuantizedOperator
 
-FRACTION_BITS = {"small": 14, "exact": 30}
+FRACTION_BITS = {"small": 16, "exact": 30}
 """F, at most."""
 ROOT_BITS = {"small": 16, "exact": 31}
 """k, at most."""
@@ -77,9 +77,8 @@ class NormBits:
         """
         mode, largest = options.internal_bits, max(-read.low, read.high)
         check_width("IntegerNorm", 0, (count * largest) ** 2)
-        squares = (
-            (count * (read.high - read.low)) ** 2 // 4 if is_centered else (count * largest) ** 2
-        )
+        spread = read.high - read.low if is_centered else 2 * largest
+        squares = (count * spread) ** 2 // 4
         root = min(ROOT_BITS[mode], (MAX_BITS - 1 - squares.bit_length()) // 2)
         scaled_eps = max(round(eps * (count / read.scalar_step) ** 2 * 4.0**root), 1)
         radicand = (squares << 2 * root) + scaled_eps
@@ -106,7 +105,7 @@ class IntegerNorm(IntegerOperator):
     Width: V is at most (C (high - low) / 2)^2. k is 16, "small", or, in both modes, at most what
     leaves V 2^2k 61 bits. K is 16 more than the bits of D; or, "exact", up to 61. |C x - S| is at
     most sqrt((C - 1) V), so that |u| is below (isqrt(C) + 1) 2^F, where it saturates, and
-    (C x - S) R below 2^(K-k+1) sqrt(C). F is 14, "small", or at most 30.
+    (C x - S) R below 2^(K-k+1) sqrt(C). F is 16, "small", or at most 30.
 
     Args:
         shape: of the last dimensions; C elements.

@@ -24,8 +24,9 @@ class Requantize(IntegerOperator):
     or, with steps per channel, one that is a power of two: exact. Otherwise m_c has the top 16 bits
     of the channel's ratio of steps, the largest channel's all 16 of them.
 
-    A divisor n that is no power of two is divided by, and what remains is kept as a sticky bit
-    below the half: v/n is rounded once, as a rational number.
+    A divisor n that is no power of two is a part of the multiplier, or, where there is none,
+    divided by: what remains is kept as a sticky bit below the half, so that v/n is rounded once,
+    as a rational number.
 
     Width: v m_c has the bits of the edge and those of m_c. Where they are more than int64 has, the
     lower 16 bits of v are multiplied apart, and what falls of their product is a sticky bit.
