@@ -9,8 +9,10 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError, GuardError
+from chop.formats import QuantSpec, parse_format, parse_format_string
 from chop.nn.integer import Decode, Encode, IntegerOperator
 from chop.nn.quantized import QuantizedOperator
+from chop.train.calibration import calibrated
 from tests.integer import graphs
 
 DIGITS = 360
@@ -135,6 +137,43 @@ def test_bert_with_padding(count, trained):
     assert "attention_mask" in {str(node.target) for node in integer.nodes}
     with pytest.raises(GuardError, match="run the pass again with an example of that shape"):
         integer.model(**{name: x[:, :-1] for name, x in inputs.items()})
+
+
+@pytest.mark.parametrize("model", ["mlp", "vit"])
+def test_blocks_with_shared_exponents_are_exact_in_their_window(model):
+    quantized, batch = graphs.quantized_graph(model, "mxint:width=8"), graphs.test_rows(model, 60)
+    integer, info = passes.lower_to_integer_transform_pass(quantized, {"batches": [batch]})
+    exact = [row for row in info["operators"] if row["kind"] not in APPROXIMATE]
+    assert all(row["different"] == 0 == row["saturated"] for row in exact)
+    assert sum(row["codes"] for row in exact) > 7_000
+    found, expected = logits(integer, batch), logits(quantized, batch)
+    assert (found.argmax(-1) == expected.argmax(-1)).float().mean() >= 0.98
+
+
+LAYERS = {
+    "scale per tensor": {"name": "scale_integer", "width": 8},
+    "scale per channel": {"name": "scale_integer", "width": 8, "granularity": "channel"},
+    "ternary": {"name": "ternary"},
+    "ternary with a scale": {"name": "ternary", "scaling_factor": True},
+    "binary": {"name": "binary"},
+    "mxint": {"name": "mxint", "width": 8},
+}
+
+
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_weights_of_other_formats(name):
+    batch, workload = graphs.test_rows("mlp", DIGITS), graphs.workload("mlp", True)
+    fitted = parse_format_string("8.auto")
+    weighted = QuantSpec(data_in=fitted, weight=parse_format(LAYERS[name]), bias=fitted)
+    rules = {"linear": {"config": weighted}, "relu": {"config": QuantSpec.uniform(fitted)}}
+    mg = graphs.float_graph("mlp", True)
+    mg, _ = passes.quantize_transform_pass(mg, {"by": "type", **rules})
+    mg = calibrated(mg, workload.train, graphs.CALIBRATION_ROWS)
+    integer, info = passes.lower_to_integer_transform_pass(mg, {"batches": [batch]})
+    assert abs(info["accuracy"]["integer"] - info["accuracy"]["quantized"]) <= 0.01
+    assert all(row["largest"] <= 4 for row in info["operators"])
+    has_scale = "scale" in name
+    assert has_scale or torch.equal(logits(integer, batch), logits(mg, batch))
 
 
 def test_wide_formats_equal_the_model_in_float64():

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, fx
 
 from chop.errors import ConfigError
-from chop.integer.steps import Codes, Step, grid_of, grid_text
-from chop.nn.integer import Grid, IntegerMatmul, IntegerScale, IntegerSoftmax, Requantize
+from chop.integer.grids import AnyGrid, grid_text, requantizer
+from chop.integer.steps import Codes, Step
+from chop.nn.integer import BlockGrid, IntegerMatmul, IntegerScale, IntegerSoftmax
 from chop.nn.quantized import QuantizedOperator, QuantScaledDotProductAttention
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ def lower_attention(walk: Walk, node: fx.Node, module: QuantScaledDotProductAtte
     return _context(walk, node, module, weights, value, groups)
 
 
-def _required(operator: QuantizedOperator, operand: str) -> Grid:
-    grid = grid_of(operator, operand)
+def _required(walk: Walk, operator: QuantizedOperator, operand: str) -> AnyGrid:
+    grid = walk.grids.of(operator, operand)
     assert grid is not None
     return grid
 
@@ -51,6 +52,16 @@ def _repeated(walk: Walk, node: fx.Node, codes: Codes, groups: int) -> fx.Node:
     if groups == 1:
         return codes.node
     return walk.builder.call_method(node, "repeat_interleave", codes.node, groups, -3)
+
+
+def _transposed(walk: Walk, node: fx.Node, key: fx.Node, grid: AnyGrid, groups: int) -> Codes:
+    """Keys as the second factor of the product; blocks run along what is an axis of them then."""
+    keys = walk.exact(key) if isinstance(grid, BlockGrid) else walk.coded(key, grid)
+    repeated = _repeated(walk, node, keys, groups)
+    moved = Codes(walk.builder.call_method(node, "transpose", repeated, -2, -1), keys.edge)
+    if not isinstance(grid, BlockGrid):
+        return moved
+    return walk.call(node, requantizer(keys.proven, grid), (moved,), f"_key_to_{grid_text(grid)}")
 
 
 def _scores(
@@ -63,14 +74,12 @@ def _scores(
     scale: float | None,
 ) -> Codes:
     """Scores in the codes of the softmax."""
-    grid, size = _required(module.product, "data_in"), walk.folded.shape(query)[-1]
+    grid, size = _required(walk, module.product, "data_in"), walk.folded.shape(query)[-1]
     factor = 1 / math.sqrt(size) if scale is None else scale
-    q, k = walk.coded(query, grid), walk.coded(key, grid)
-    transposed = walk.builder.call_method(
-        node, "transpose", _repeated(walk, node, k, groups), -2, -1
-    )
+    q = walk.coded(query, grid)
+    k = _transposed(walk, node, key, grid, groups)
     product = IntegerMatmul(q.proven, k.proven, size)
-    codes = walk.call(node, product, (q, Codes(transposed, None)), "_product")
+    codes = walk.call(node, product, (q, k), "_product")
     scaled = IntegerScale(codes.proven, factor)
     if scaled.factor == 1:
         codes = Codes(codes.node, scaled.out)
@@ -78,12 +87,11 @@ def _scores(
         codes = walk.call(node, scaled, (codes,), "_scaled")
 
     def reference(queries: Tensor, keys: Tensor) -> Tensor:
-        served = keys.repeat_interleave(groups, -3)
-        products: Tensor = module.product(queries, served.transpose(-2, -1))
+        products: Tensor = module.product(queries, keys)
         return products * factor
 
     step = Step(f"{node.name}.product", "matmul", (q, k), codes, reference, walk.dtype(node))
-    return _rounded(walk, node, step, _required(module.softmax, "data_in"))
+    return _rounded(walk, node, step, _required(walk, module.softmax, "data_in"))
 
 
 def _weights(
@@ -105,7 +113,7 @@ def _weights(
         return result
 
     step = Step(f"{node.name}.softmax", "softmax", inputs, codes, reference, walk.dtype(node))
-    return _rounded(walk, node, step, _required(module.context, "weight"))
+    return _rounded(walk, node, step, _required(walk, module.context, "weight"))
 
 
 def _context(
@@ -116,7 +124,7 @@ def _context(
     value: fx.Node,
     groups: int,
 ) -> Codes:
-    v = walk.coded(value, _required(module.context, "data_in"))
+    v = walk.coded(value, _required(walk, module.context, "data_in"))
     keys = walk.folded.shape(value)[-2]
     operator = IntegerMatmul(weights.proven, v.proven, keys)
     repeated = Codes(_repeated(walk, node, v, groups), None)
@@ -131,10 +139,10 @@ def _context(
     )
 
 
-def _rounded(walk: Walk, node: fx.Node, step: Step, grid: Grid) -> Codes:
+def _rounded(walk: Walk, node: fx.Node, step: Step, grid: AnyGrid) -> Codes:
     """The result of a step in the codes of the next one."""
     suffix = f"{step.result.node.name.removeprefix(node.name)}_to_{grid_text(grid)}"
-    requantize = Requantize(step.result.proven, grid)
+    requantize = requantizer(step.result.proven, grid)
     rounded = walk.call(node, requantize, (step.result,), suffix)
     step.readers.append((rounded.node, grid))
     walk.steps.append(step)

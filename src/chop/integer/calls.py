@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.operator_schemas import get_signature_for_torch_op
 
+from chop.formats import QuantSpec
 from chop.integer.folding import Folded
 from chop.ir.graph import MaseGraph
 from chop.nn.integer import Call
@@ -27,6 +28,7 @@ class BoundCall:
         operands: what each is to a quantised operator.
         call: shapes and other arguments.
         reference: the node's result from values of the inputs, in the order of `inputs`.
+        unrounded: the same by the operator without formats.
     """
 
     node: fx.Node
@@ -35,6 +37,7 @@ class BoundCall:
     operands: Sequence[str | None]
     call: Call
     reference: Callable[..., Tensor]
+    unrounded: Callable[..., Tensor]
 
 
 def bind(mg: MaseGraph, node: fx.Node, folded: Folded) -> BoundCall:
@@ -54,13 +57,17 @@ def bind(mg: MaseGraph, node: fx.Node, folded: Folded) -> BoundCall:
             others[name] = fx.node.map_arg(given, folded.values.__getitem__)
     call = Call([folded.shape(given) for given in inputs], others)
     quantized = module if isinstance(module, QuantizedOperator) else None
-    return BoundCall(node, quantized, inputs, operands, call, _reference(mg, node, folded))
-
-
-def _reference(mg: MaseGraph, node: fx.Node, folded: Folded) -> Callable[..., Tensor]:
-    target: Any = mg.module_of(node) if node.op == "call_module" else node.target
+    target: Any = module if node.op == "call_module" else node.target
     if node.op == "call_method":
         target = getattr(Tensor, str(node.target))
+    reference = unrounded = _caller(node, target, folded)
+    if quantized is not None:
+        unrounded = _caller(node, quantized.with_spec(QuantSpec()), folded)
+    return BoundCall(node, quantized, inputs, operands, call, reference, unrounded)
+
+
+def _caller(node: fx.Node, target: Any, folded: Folded) -> Callable[..., Tensor]:
+    """What a node computes by `target` from values of the tensors that it reads."""
 
     def run(*values: Tensor) -> Tensor:
         given = iter(values)

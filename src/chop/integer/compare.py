@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from chop.integer.grids import AnyGrid
 from chop.integer.steps import Codes, Step
 from chop.ir.annotate import tensors_in
 from chop.ir.batches import observe_nodes
 from chop.ir.graph import MaseGraph
+from chop.nn.integer import Grid
 
 LABELS = "labels"
 
@@ -27,10 +29,11 @@ class StepRecord:
         low: proven bound of the codes of the result, before any reader rounds them.
         high: the other one.
         bits: the width that holds both.
-        codes: how many codes were compared, in all formats that read the result; what nothing
-            reads in a format is compared as real numbers.
+        codes: how many codes were compared, in all formats that read the result; outputs of the
+            model are compared as real numbers.
         different: how many of them differ.
-        largest: the largest difference in steps of the reader.
+        largest: the largest difference in steps of the reader; of blocks, in steps of the finest.
+        saturated: how many results lie beyond the ends of a format that reads them.
         seen: the largest magnitude of a code of the result.
     """
 
@@ -42,6 +45,7 @@ class StepRecord:
     codes: int = 0
     different: int = 0
     largest: float = 0.0
+    saturated: int = 0
     seen: int = 0
 
 
@@ -90,10 +94,19 @@ def _add(record: StepRecord, step: Step, values: Mapping[str, Any]) -> None:
     record.seen = max(record.seen, int(codes.abs().max()))
     for node, grid in step.readers:
         _note(record, values[node.name] - grid.codes(expected))
-    if not step.readers:
+        record.saturated += _beyond(expected, grid)
+    if step.is_decoded:
         edge = step.result.proven
         difference = edge.decode(codes).to(expected.dtype) - expected
         _note(record, difference / edge.by_channel(edge.step).to(expected.dtype))
+
+
+def _beyond(x: Tensor, grid: AnyGrid) -> int:
+    """How many values are more than half a step beyond the ends of a grid of whole numbers."""
+    if isinstance(grid, Grid) and grid.rounding in ("sign", "threshold"):
+        return 0
+    steps, ends = x.double() / grid.step, grid.edge
+    return int(((steps > ends.high + 0.5) | (steps < ends.low - 0.5)).sum())
 
 
 def _note(record: StepRecord, steps: Tensor) -> None:

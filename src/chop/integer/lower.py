@@ -10,6 +10,7 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.integer.folding import Folded, fold
+from chop.integer.grids import Grids
 from chop.integer.refusals import refusals
 from chop.integer.steps import Step
 from chop.integer.walk import Walk
@@ -39,7 +40,9 @@ class Lowered:
     steps: Sequence[Step]
 
 
-def lower(mg: MaseGraph, example: Mapping[str, Any], options: IntegerOptions) -> Lowered:
+def lower(
+    mg: MaseGraph, example: Mapping[str, Any], grids: Grids, options: IntegerOptions
+) -> Lowered:
     """Rewrites a quantised graph to integers.
 
     Args:
@@ -47,6 +50,7 @@ def lower(mg: MaseGraph, example: Mapping[str, Any], options: IntegerOptions) ->
             are its old ones.
         example: inputs by name; their sizes are fixed where the graph computes with them, and
             all but the first of each input are in any case.
+        grids: of its operands.
         options: widths inside operators.
     Raises:
         ConfigError: operators or formats have no integer form; the message names all of them.
@@ -54,10 +58,10 @@ def lower(mg: MaseGraph, example: Mapping[str, Any], options: IntegerOptions) ->
     inputs = {str(node.target) for node in mg.nodes if node.op == "placeholder"}
     example = {name: value for name, value in example.items() if name in inputs}
     folded = fold(mg, example)
-    missing = refusals(mg, folded)
+    missing = refusals(mg, folded, grids)
     if missing:
         raise ConfigError(missing_forms(WHERE, "there is no integer form", missing, WAY_OUT))
-    walk = Walk(mg, folded, options)
+    walk = Walk(mg, folded, grids, options)
     try:
         walk.run()
     except ConfigError as error:

@@ -8,8 +8,8 @@ from torch import Tensor, fx
 
 from chop.errors import ConfigError
 from chop.integer.folding import Folded
+from chop.integer.grids import Grids
 from chop.integer.masks import demanded_nodes, mask_argument, proven_mask
-from chop.integer.steps import grid_of
 from chop.integer.walk import is_moved
 from chop.ir.graph import MaseGraph
 from chop.ir.settled import operand_text
@@ -24,7 +24,7 @@ from chop.nn.quantized import (
 PARAMETERS = ("weight", "bias")
 
 
-def refusals(mg: MaseGraph, folded: Folded) -> list[str]:
+def refusals(mg: MaseGraph, folded: Folded, grids: Grids) -> list[str]:
     """Nodes and operands without an integer form; none if the graph can be lowered."""
     demanded = demanded_nodes(mg)
     computed = [
@@ -35,10 +35,10 @@ def refusals(mg: MaseGraph, folded: Folded) -> list[str]:
         and isinstance(folded.values[node], Tensor)
         and not is_moved(mg, node, folded)
     ]
-    return [text for node in computed for text in _of_node(mg, node, folded)]
+    return [text for node in computed for text in _of_node(mg, node, folded, grids)]
 
 
-def _of_node(mg: MaseGraph, node: fx.Node, folded: Folded) -> Iterator[str]:
+def _of_node(mg: MaseGraph, node: fx.Node, folded: Folded, grids: Grids) -> Iterator[str]:
     row, module = mg.operator(node), mg.module_of(node)
     if not folded.is_float(node):
         yield f"{node.name} ({row.name} of whole numbers)"
@@ -51,7 +51,7 @@ def _of_node(mg: MaseGraph, node: fx.Node, folded: Folded) -> Iterator[str]:
         yield f"{node.name} ({row.name})"
         return
     for name, step in leaf_operators(module).items():
-        yield from _of_operator(f"{node.target}.{name}" if name else str(node.target), step)
+        yield from _of_operator(f"{node.target}.{name}" if name else str(node.target), step, grids)
     mask = mask_argument(mg, node)
     if mask is not None:
         try:
@@ -60,7 +60,7 @@ def _of_node(mg: MaseGraph, node: fx.Node, folded: Folded) -> Iterator[str]:
             yield f"{node.name} ({error})"
 
 
-def _of_operator(path: str, step: QuantizedOperator) -> Iterator[str]:
+def _of_operator(path: str, step: QuantizedOperator, grids: Grids) -> Iterator[str]:
     for operand in (*step.operands, "data_out"):
         quantizer = step.format_of(operand)
         is_parameter = operand in PARAMETERS and not isinstance(step, QuantCall)
@@ -68,13 +68,13 @@ def _of_operator(path: str, step: QuantizedOperator) -> Iterator[str]:
             continue
         if quantizer.is_identity and operand == "data_out":
             continue
-        if not _has_form(step, operand, is_parameter):
+        if not _has_form(step, operand, is_parameter, grids):
             yield operand_text(path, step, operand)
 
 
-def _has_form(step: QuantizedOperator, operand: str, is_parameter: bool) -> bool:
+def _has_form(step: QuantizedOperator, operand: str, is_parameter: bool, grids: Grids) -> bool:
     if not is_parameter:
-        return grid_of(step, operand) is not None
+        return grids.of(step, operand) is not None
     try:
         integer_parameter(step, operand)
     except ConfigError:

@@ -1,17 +1,15 @@
-"""Steps of an integer graph: operators, the codes between them, and the grids that read them."""
+"""Steps of an integer graph: operators, the codes between them, and what reads these."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from chop.nn.integer import Edge, Grid
-from chop.nn.integer.edge import bits_of, shift_between
-from chop.nn.quantized import QuantizedOperator
+from chop.integer.grids import AnyGrid
+from chop.nn.integer import Edge
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,7 @@ class Step:
         reference: its result by the quantised graph, from real numbers.
         dtype: of these.
         readers: the result in the codes of each grid that it is read in.
+        is_decoded: it is read as real numbers too: an output of the model.
     """
 
     name: str
@@ -53,29 +52,5 @@ class Step:
     result: Codes
     reference: Callable[..., Tensor]
     dtype: torch.dtype
-    readers: list[tuple[fx.Node, Grid]] = field(default_factory=list)
-
-
-def grid_of(operator: QuantizedOperator, operand: str) -> Grid | None:
-    """The grid that an operator rounds an operand to; None if there is none."""
-    number_format: Any = operator.format_of(operand)
-    return None if number_format.is_identity else Grid.of(number_format)
-
-
-def holds(grid: Grid, edge: Edge) -> bool:
-    """Whether codes of an edge are those of a grid already."""
-    is_whole = grid.rounding in ("nearest_even", "floor") and edge.divisor == 1
-    same = is_whole and edge.step.dim() == 0 and edge.scalar_step == grid.step
-    return same and grid.low <= edge.low and edge.high <= grid.high
-
-
-def grid_text(grid: Grid) -> str:
-    """Name of a grid: `s8f4` of 8 bits with sign and a step of 2^-4.
-
-    >>> grid_text(Grid(2**-4, -128, 127)), grid_text(Grid(4.0, 0, 255)), grid_text(Grid(0.3, 0, 3))
-    ('s8f4', 'u8fm2', 'u2')
-    """
-    width = bits_of(grid.low, grid.high) - (grid.low >= 0)
-    fraction = shift_between(1.0, grid.step)
-    text = "" if fraction is None else f"f{fraction}".replace("-", "m")
-    return f"{'s' if grid.low < 0 else 'u'}{width}{text}"
+    readers: list[tuple[fx.Node, AnyGrid]] = field(default_factory=list)
+    is_decoded: bool = False

@@ -7,6 +7,7 @@ once, right after the operator; layouts in between move codes. Nothing is made t
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,23 +18,29 @@ from chop.integer.attention import lower_attention
 from chop.integer.builder import GraphBuilder
 from chop.integer.calls import BoundCall, bind
 from chop.integer.folding import Folded
+from chop.integer.grids import AnyGrid, Grids, grid_text, holds, requantizer
 from chop.integer.masks import proven_mask
-from chop.integer.steps import Codes, Step, grid_of, grid_text, holds
+from chop.integer.steps import Codes, Step
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
 from chop.nn.integer import (
+    BlockGrid,
     Constant,
     Decode,
     Edge,
     Encode,
+    EncodeBlocks,
     Grid,
     IntegerOperator,
     IntegerOptions,
-    Requantize,
     Table,
 )
 from chop.nn.integer.mask import KeptKeys
 from chop.nn.quantized import QuantizedOperator, QuantScaledDotProductAttention
+
+FINE_BITS = 40
+FINE = Grid(2.0**-24, -(2**FINE_BITS), 2**FINE_BITS)
+"""Of tables that no format reads, or blocks do: they round once more."""
 
 
 def is_moved(mg: MaseGraph, node: fx.Node, folded: Folded) -> bool:
@@ -51,16 +58,19 @@ class Walk:
     Args:
         mg: the quantised graph, settled and without what has no integer form.
         folded: its values on the example.
+        grids: of its operands.
         options: widths inside operators.
     """
 
-    def __init__(self, mg: MaseGraph, folded: Folded, options: IntegerOptions) -> None:
-        self.mg, self.folded, self.options = mg, folded, options
+    def __init__(
+        self, mg: MaseGraph, folded: Folded, grids: Grids, options: IntegerOptions
+    ) -> None:
+        self.mg, self.folded, self.grids, self.options = mg, folded, grids, options
         self.builder = GraphBuilder(mg)
         self.steps: list[Step] = []
         self._step_of: dict[fx.Node, Step] = {}
         self._exact: dict[fx.Node, Codes] = {}
-        self._coded: dict[tuple[fx.Node, Grid], Codes] = {}
+        self._coded: dict[tuple[fx.Node, AnyGrid], Codes] = {}
         self._inputs: dict[fx.Node, fx.Node] = {}
         self._others: dict[fx.Node, fx.Node] = {}
 
@@ -82,6 +92,8 @@ class Walk:
         if node not in self.folded.static and is_moved(self.mg, node, self.folded):
             return self._move(node, self.decoded)
         exact = self.exact(node)
+        if node in self._step_of:
+            self._step_of[node].is_decoded = True
         return self.builder.call_module(node, Decode(exact.proven), (exact.node,), "_decoded")
 
     def whole_numbers(self, node: fx.Node) -> fx.Node:
@@ -120,16 +132,18 @@ class Walk:
             self._others[like] = self.builder.call_module(like, kept, inputs, "_kept")
         return self._others[like]
 
-    def coded(self, node: fx.Node, grid: Grid) -> Codes:
+    def coded(self, node: fx.Node, grid: AnyGrid) -> Codes:
         """A node's result in the codes of a reader's grid."""
         if (node, grid) not in self._coded:
             self._coded[node, grid] = self._code(node, grid)
         return self._coded[node, grid]
 
-    def _code(self, node: fx.Node, grid: Grid) -> Codes:
+    def _code(self, node: fx.Node, grid: AnyGrid) -> Codes:
         suffix = f"_to_{grid_text(grid)}"
         if node in self.folded.static:
             return self.call(node, Constant.of(self.folded.values[node], grid), (), suffix)
+        if isinstance(grid, BlockGrid):
+            return self._code_blocks(node, grid, suffix)
         if node.op == "placeholder":
             return self.call(node, Encode(grid), (Codes(self._inputs[node], None),), suffix)
         if is_moved(self.mg, node, self.folded):
@@ -147,10 +161,32 @@ class Walk:
             return Codes(moved, Edge.of(grid.step, low, high))
         if self.mg.operator(node).integer is Table and self._data_out(node) is None:
             return self._table(node, grid)
+        return self._round(node, grid, suffix)
+
+    def _code_blocks(self, node: fx.Node, grid: BlockGrid, suffix: str) -> Codes:
+        """Blocks run along axes of what is read: they are rounded after layouts, not before."""
+        unrounded = self.unrounded_input(node)
+        if unrounded is not None:
+            return self.call(node, EncodeBlocks(grid), (Codes(unrounded, None),), suffix)
+        return self._round(node, grid, suffix)
+
+    def unrounded_input(self, node: fx.Node) -> fx.Node | None:
+        """An input of the graph, or layouts of one, as real numbers; None for other nodes."""
+        if node in self._inputs or node in self.folded.static:
+            return self._inputs.get(node)
+        if not is_moved(self.mg, node, self.folded):
+            return None
+        floats = [given for given in node.all_input_nodes if self.folded.is_float(given)]
+        found = {given: self.unrounded_input(given) for given in floats}
+        if None in found.values():
+            return None
+        return self._move(node, lambda given: found.get(given) or self._argument(given))
+
+    def _round(self, node: fx.Node, grid: AnyGrid, suffix: str) -> Codes:
         exact = self.exact(node)
         coded = exact
         if not holds(grid, exact.proven):
-            requantize = Requantize(exact.proven, grid)
+            requantize = requantizer(exact.proven, grid)
             coded = self.call(node, requantize, (exact,), suffix)
         if node in self._step_of:
             self._step_of[node].readers.append((coded.node, grid))
@@ -172,11 +208,10 @@ class Walk:
         if isinstance(module, QuantScaledDotProductAttention):
             return lower_attention(self, node, module)
         row, grid = self.mg.operator(node), self._data_out(node)
-        is_table = row.integer is Table
-        if row.integer is None or node in self.folded.static or (is_table and grid is None):
+        if row.integer is None or node in self.folded.static:
             raise ConfigError("nothing that reads it has a format")
-        if is_table and grid is not None:
-            return self._table(node, grid)
+        if row.integer is Table:
+            return self._table(node, grid or FINE)
         bound = bind(self.mg, node, self.folded)
         inputs = tuple(map(self._read, bound.inputs, bound.operands, [bound] * len(bound.inputs)))
         edges = [given.edge for given in inputs if given.edge is not None]
@@ -186,14 +221,14 @@ class Walk:
             node, Step(node.name, row.name, inputs, result, bound.reference, self.dtype(node))
         )
 
-    def _data_out(self, node: fx.Node) -> Grid | None:
+    def _data_out(self, node: fx.Node) -> AnyGrid | None:
         module = self.mg.module_of(node)
-        return grid_of(module, "data_out") if isinstance(module, QuantizedOperator) else None
+        return self.grids.of(module, "data_out") if isinstance(module, QuantizedOperator) else None
 
-    def _table(self, node: fx.Node, grid: Grid) -> Codes:
+    def _table(self, node: fx.Node, grid: AnyGrid) -> Codes:
         bound = bind(self.mg, node, self.folded)
         read = self._read(bound.inputs[0], bound.operands[0], bound)
-        table = Table.of(bound.reference, read.proven, grid)
+        table = Table.of(bound.unrounded, read.proven, grid)
         result = self.call(node, table, (read,), f"_to_{grid_text(grid)}")
         kind = self.mg.operator(node).name
         step = Step(node.name, kind, (read,), result, bound.reference, self.dtype(node))
@@ -214,7 +249,7 @@ class Walk:
         if grid is None:
             return step.result
         suffix = f"_to_{grid_text(grid)}"
-        rounded = self.call(node, Requantize(step.result.proven, grid), (step.result,), suffix)
+        rounded = self.call(node, requantizer(step.result.proven, grid), (step.result,), suffix)
         step.readers.append((rounded.node, grid))
         del self._step_of[node]
         return rounded
@@ -224,21 +259,27 @@ class Walk:
             return Codes(self.whole_numbers(node), None)
         if bound.module is None or operand is None:
             return self.exact(node)
-        grid = grid_of(bound.module, operand)
+        grid = self.grids.of(bound.module, operand)
         assert grid is not None
         return self.coded(node, grid)
 
     def _exact_move(self, node: fx.Node) -> Codes:
-        sources = [given for given in node.all_input_nodes if self.folded.is_float(given)]
-        found = [self.exact(source).proven for source in sources]
-        if len(found) != 1 or found[0].step.dim():
+        """A layout of one result that is exact; constants beside it are rounded to its step."""
+        floats = [given for given in node.all_input_nodes if self.folded.is_float(given)]
+        followed = [given for given in floats if given not in self.folded.static]
+        if len(followed) != 1 or self.exact(followed[0]).proven.step.dim():
             raise ConfigError("what it joins or moves has steps of its own, and no reader a format")
+        exact = self.exact(followed[0]).proven
+        grid = Grid(exact.scalar_step, -(2**FINE_BITS), 2**FINE_BITS)
+        found = {given: self.coded(given, grid) for given in floats if given not in followed}
+        found[followed[0]] = self.exact(followed[0])
+        low = min(codes.proven.low for codes in found.values())
+        high = max(codes.proven.high for codes in found.values())
 
         def read(source: fx.Node) -> Any:
-            is_float = self.folded.is_float(source)
-            return self.exact(source).node if is_float else self._argument(source)
+            return found[source].node if source in found else self._argument(source)
 
-        return Codes(self._move(node, read), found[0])
+        return Codes(self._move(node, read), replace(exact, low=low, high=high))
 
     def _argument(self, node: fx.Node) -> Any:
         value = self.folded.values[node]

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from chop.formats import NumberFormat, QuantSpec, parse_format, parse_format_string
 from chop.integer.compare import accuracy, compare
+from chop.integer.grids import observed_grids
 from chop.integer.lower import lower
 from chop.integer.masks import demanded_nodes
 from chop.ir.batches import Batches, select_inputs
@@ -59,9 +60,9 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
     Returns:
         operators: a row for each operator: `name`, `kind`, how many `codes` of its result were
             compared, as its readers round them, with those of the quantised operator on the same
-            inputs, how many are `different`, the `largest` difference in steps, the largest
-            magnitude `seen` in the result before rounding, its proven bounds `low` and `high`, and
-            their `bits`.
+            inputs, how many are `different`, the `largest` difference in steps, how many
+            `saturated`, the largest magnitude `seen` in the result before rounding, its proven
+            bounds `low` and `high`, and their `bits`.
         accuracy: of the `float`, the `quantized` and the `integer` graph, 0 to 1; none without
             labels.
 
@@ -78,7 +79,8 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
         _quantize_missing(quantized, _format(config.missing), inputs)
     before = {"float": _float_copy(quantized), "quantized": quantized.copy()}
     example = inputs[0] if config.example is None else config.example
-    lowered = lower(quantized, example, IntegerOptions(config.internal_bits))
+    grids = observed_grids(quantized, inputs)
+    lowered = lower(quantized, example, grids, IntegerOptions(config.internal_bits))
     records = compare(lowered.mg, lowered.steps, inputs)
     mg.model = lowered.mg.model
     measured = {name: accuracy(found, batches) for name, found in before.items()}
