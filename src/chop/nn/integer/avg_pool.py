@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from dataclasses import replace
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +14,18 @@ from chop.nn.integer.base import NO_CALL, Call, IntegerOperator, IntegerOptions,
 from chop.nn.integer.edge import Edge
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """A stretch of one axis whose values are averaged.
 
     Attributes:
         start: of the first value.
         end: behind the last one.
-        count: what the sum is divided by; padding may count.
+        divisor: what the sum is divided by; padding may count.
     """
 
     start: int
     end: int
-    count: int
+    divisor: int
 
 
 class IntegerAveragePool(IntegerOperator):
@@ -49,7 +48,7 @@ class IntegerAveragePool(IntegerOperator):
     def __init__(
         self, read: Edge, windows: Sequence[Sequence[Window]], divisor: int | None = None
     ) -> None:
-        counts = _outer([[window.count for window in axis] for axis in windows])
+        counts = _outer([[window.divisor for window in axis] for axis in windows])
         if divisor is not None:
             counts = torch.full_like(counts, divisor)
         common = math.lcm(*counts.flatten().tolist())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +17,7 @@ from chop.nn.integer.edge import Edge, shift_between
 from chop.nn.integer.rounding import round_shift
 
 
-@dataclass(frozen=True)
-class BlockGrid:
+class BlockGrid(NamedTuple):
     """Blocks of numbers q 2^(E - places), |q| <= limit, in a window of exponents E.
 
     A block has the E of its largest magnitude, clipped to the window: beyond it, values saturate;
@@ -121,7 +120,7 @@ class EncodeBlocks(IntegerOperator):
 
     def __init__(self, grid: BlockGrid) -> None:
         super().__init__(grid.edge)
-        self.grid = _fields(grid)
+        self.grid: tuple[Any, ...] = tuple(grid)
 
     def forward(self, x: Tensor) -> Tensor:
         """int64, shape of `x`, which is floating."""
@@ -154,7 +153,8 @@ class RequantizeBlocks(IntegerOperator):
                 f"over {edge.divisor}; blocks with shared exponents have no multiplier."
             )
         check_width("RequantizeBlocks", edge.low, edge.high)
-        self.grid, self.exponent = _fields(grid), shift
+        self.grid: tuple[Any, ...] = tuple(grid)
+        self.exponent = shift
 
     def forward(self, codes: Tensor) -> Tensor:
         """int64, shape of `codes`."""
@@ -179,9 +179,3 @@ def floor_log2(v: Tensor) -> Tensor:
     """
     place = (v.double().frexp().exponent.long() - 1).clamp(min=0)
     return (place - (v >> place == 0).long()).clamp(min=0)
-
-
-def _fields(grid: BlockGrid) -> tuple[tuple[int, ...], int, bool, int, int, int, int]:
-    """Plain numbers, which copies and exports have."""
-    window = grid.places, grid.limit, grid.lowest, grid.highest
-    return (grid.sizes, grid.dim, grid.skip_first_dim, *window)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -42,8 +41,7 @@ def integer_sqrt(v: Tensor) -> Tensor:
     return root + ((root + 1) * (root + 1) <= v).long()
 
 
-@dataclass(frozen=True)
-class NormBits:
+class NormBits(NamedTuple):
     """Places behind the point inside a normalisation; see `IntegerNorm` for the letters.
 
     Attributes:
@@ -198,4 +196,4 @@ def _flat(layer: Any, operand: str, shape: Sequence[int]) -> IntegerParameter | 
     found = integer_parameter(layer, operand)
     if found.step.dim() and len(shape) > 1:
         raise ConfigError(f"{type(layer).__name__}.{operand}: expected one scale.")
-    return replace(found, codes=found.codes.flatten())
+    return found._replace(codes=found.codes.flatten())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ WINDOW_BITS = 16
 """How many places below the largest shared exponent of a parameter its smallest may lie."""
 
 
-@dataclass(frozen=True, eq=False)
-class IntegerParameter:
+class IntegerParameter(NamedTuple):
     """A rounded parameter: code k stands for k step.
 
     Attributes:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +18,7 @@ LARGEST_BIAS = 2**31 - 2
 """Of a bias in multiples of a product's step, int32, with room for a rounding of the step."""
 
 
-@dataclass(frozen=True, eq=False)
-class Weighted:
+class Weighted(NamedTuple):
     """Whole numbers of a layer: acc = (sum x w) 2^shift + b.
 
     Attributes:
@@ -105,8 +103,7 @@ def weighted(module: QuantizedOperator, read: Edge, axis: int) -> Weighted:
     return Weighted(weight.codes, aligned.bias, shift, bound, Edge(step, axis, low, high))
 
 
-@dataclass(frozen=True, eq=False)
-class Aligned:
+class Aligned(NamedTuple):
     """A bias in the step of an accumulator.
 
     Attributes:
@@ -160,8 +157,8 @@ def _bias_in_steps(
     least = values.abs() / (step * LARGEST_BIAS)
     if bool((least > weight.step).any()):
         coarse = torch.maximum(least, weight.step.expand_as(least))
-        wide = replace(weight, step=coarse)
-        weight = replace(wide, codes=(weight.values / wide.by_row).round().long())
+        wide = weight._replace(step=coarse)
+        weight = wide._replace(codes=(weight.values / wide.by_row).round().long())
     codes = codes_in_products(values, step * weight.step)
     assert codes is not None
     return weight, codes.long()
