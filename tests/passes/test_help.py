@@ -96,7 +96,10 @@ RUNS: dict[str, list[tuple[Any, Any]]] = {
     "gptq_transform_pass": [(quantized, {"batches": BATCHES})],
     "insert_lora_adapter_transform_pass": [(graph, None)],
     "lower_to_integer_transform_pass": [
-        (all_quantized, {"batches": [{"input": torch.randn(3, 4), "labels": torch.zeros(3)}]})
+        (
+            all_quantized,
+            {"batches": [{"input": torch.randn(3, 4), "labels": torch.zeros(3).long()}]},
+        )
     ],
     "pack_transform_pass": [(quantized, {"silent": True})],
     "prune_transform_pass": [

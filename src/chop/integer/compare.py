@@ -121,7 +121,7 @@ def _real(given: Codes, step: Step, values: Mapping[str, Any]) -> Tensor:
 
 
 def accuracy(mg: MaseGraph, batches: Iterable[Mapping[str, Any]]) -> float | None:
-    """Share of rows whose largest result is that of the label; None without labels.
+    """Share of rows whose largest result is that of the label; None without classes.
 
     Args:
         mg: the graph.
@@ -130,11 +130,13 @@ def accuracy(mg: MaseGraph, batches: Iterable[Mapping[str, Any]]) -> float | Non
     right = rows = 0
     inputs = {str(node.target) for node in mg.nodes if node.op == "placeholder"}
     for batch in batches:
-        if LABELS not in batch:
-            return None
-        given = {name: value for name, value in batch.items() if name in inputs}
+        labels = batch.get(LABELS)
         with torch.no_grad():
-            logits = next(tensors_in(mg.model(**given)))
-        right += int((logits.argmax(-1) == batch[LABELS]).sum())
-        rows += len(batch[LABELS])
+            logits = next(tensors_in(mg.model(**{k: x for k, x in batch.items() if k in inputs})))
+        if labels is None or labels.is_floating_point():
+            return None
+        if logits.dim() != 2 or labels.shape != logits.shape[:1]:
+            return None
+        right += int((logits.argmax(-1) == labels).sum())
+        rows += len(labels)
     return right / rows if rows else None

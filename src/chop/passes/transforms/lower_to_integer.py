@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from torch import Tensor
+
 from chop.formats import NumberFormat, QuantSpec, parse_format, parse_format_string
 from chop.integer.compare import accuracy, compare
 from chop.integer.grids import observed_grids
-from chop.integer.lower import lower
+from chop.integer.lower import WHERE, lower
 from chop.integer.masks import demanded_nodes
 from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
@@ -72,13 +74,13 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
 
     Source: integer-only inference, Jacob et al. 2018, arXiv:1712.05877.
     """
-    batches = list(config.batches)
-    inputs = list(select_inputs(mg, batches, "lower_to_integer_transform_pass.batches"))
     quantized = settled_copy(mg)
+    batches = [_on_cpu(batch) for batch in config.batches]
+    inputs = list(select_inputs(quantized, batches, f"{WHERE}.batches"))
     if config.missing != ERROR:
         _quantize_missing(quantized, _format(config.missing), inputs)
     before = {"float": _float_copy(quantized), "quantized": quantized.copy()}
-    example = inputs[0] if config.example is None else config.example
+    example = inputs[0] if config.example is None else _on_cpu(config.example)
     grids = observed_grids(quantized, inputs)
     lowered = lower(quantized, example, grids, IntegerOptions(config.internal_bits))
     records = compare(lowered.mg, lowered.steps, inputs)
@@ -87,6 +89,10 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
     measured["integer"] = accuracy(mg, batches)
     found = {name: share for name, share in measured.items() if share is not None}
     return {"operators": [asdict(record) for record in records], "accuracy": found}
+
+
+def _on_cpu(batch: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: x.cpu() if isinstance(x, Tensor) else x for name, x in batch.items()}
 
 
 def _format(chosen: str | Mapping[str, Any] | NumberFormat) -> NumberFormat:

@@ -1,0 +1,137 @@
+"""The job of `chop lower`: a model goes in, a graph of integers and its golden values come out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import get_console
+from torch import Tensor, fx
+
+from chop import passes, runs
+from chop.actions.interrupt import with_interruption_note
+from chop.actions.ptq import quantize_after_training
+from chop.actions.settings.lower import LowerConfig
+from chop.actions.workload import Workload, raise_to_graph, settings_with, workload_for
+from chop.files import write_json, write_text
+from chop.formats import parse_format_string
+from chop.ir.batches import observe_nodes
+from chop.ir.graph import MaseGraph
+from chop.ir.ops import quantizable_operators
+from chop.nn.integer import Decode, Encode, EncodeBlocks
+from chop.tables import markdown_table, print_table
+from chop.train.calibration import calibration_batches
+
+Golden = dict[str, Tensor]
+
+
+def lower(config: LowerConfig, workload: Workload | None = None) -> dict[str, Any]:
+    """Quantises all operators of a model after training, lowers it to integers, and compares.
+
+    Writes into `config.out`: `model.pt` and `model.mz`, `golden.safetensors`, `graph.svg`,
+    `table.md`, `result.json` and `manifest.json`.
+
+    Args:
+        config: the settings.
+        workload: a trained model and rows of your own, see `Workload.of`; default, what `config`
+            names.
+    Returns: what is in `result.json`.
+    Raises:
+        ConfigError: settings that do not fit together, or the model has no integer form.
+        UnavailableError: the model, the data set or a library is not there.
+    """
+    kept = f"no results were written to {config.out}/; the same command starts again."
+    with with_interruption_note(lambda: kept):
+        workload = workload_for(config, workload)
+        with runs.start("lower", settings_with(config, workload), config.out) as run:
+            return _lower(config, workload, run)
+
+
+def _lower(config: LowerConfig, workload: Workload, run: runs.Run) -> dict[str, Any]:
+    title = f"{workload.name} on {workload.dataset}"
+    get_console().print(f"[bold]{title}[/]: quantising and lowering")
+    mg, _ = passes.conv_bn_fusion_transform_pass(raise_to_graph(workload))
+    number_format = parse_format_string(config.formats)
+    quantized = quantize_after_training(
+        mg, number_format, quantizable_operators(), workload, config.calibration_rows
+    )
+    rows = min(config.rows, len(workload.test))
+    (batch,) = calibration_batches(
+        workload.model, workload.test, rows=rows, batch_size=rows, with_labels=True
+    )
+    settings = {"batches": [batch], "internal_bits": config.internal_bits}
+    integer, info = passes.lower_to_integer_transform_pass(quantized, settings)
+    table = [_printed(row) for row in info["operators"]]
+    print_table(f"{title} in {number_format.label}", table)
+    told = ", ".join(f"{name} {share:.2%}" for name, share in info["accuracy"].items())
+    about = f"accuracy on {rows} test rows: {told}" if told else f"{rows} test rows"
+    get_console().print(about, highlight=False)
+    result = {
+        "config": {**asdict(config), "out": str(config.out), "model": workload.name},
+        "format": number_format.label,
+        "rows": rows,
+        **info,
+    }
+    with run.results() as folder:
+        _write(folder, integer, batch, result, f"{markdown_table(table)}\n\n{about}\n")
+        run.rows = info["operators"]
+    return result
+
+
+def _printed(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "operator": row["name"],
+        "kind": row["kind"],
+        "codes": f"{row['codes']:,}",
+        "different": f"{row['different']:,}",
+        "largest (steps)": f"{row['largest']:g}",
+        "saturated": f"{row['saturated']:,}",
+        "largest seen": f"{row['seen']:,}",
+        "bits": row["bits"],
+    }
+
+
+def _write(
+    folder: Path,
+    integer: MaseGraph,
+    batch: Mapping[str, Tensor],
+    result: Mapping[str, Any],
+    table: str,
+) -> None:
+    from safetensors.torch import save_file
+
+    integer.export(folder / "model")
+    integer.draw(folder / "graph.svg")
+    save_file(golden_values(integer, batch), folder / "golden.safetensors")
+    write_text(folder / "table.md", table)
+    write_json(folder / "result.json", result)
+
+
+def golden_values(mg: MaseGraph, batch: Mapping[str, Any]) -> Golden:
+    """Values at the ends of an integer graph, for simulations to reach.
+
+    Args:
+        mg: the graph.
+        batch: inputs by name; others are ignored.
+    Returns: `inputs.NAME`, `outputs.NODE` of real numbers, and as int64 the codes that the host
+        sends and receives, `sent.NODE` and `received.NODE`.
+    """
+    names = {str(node.target) for node in mg.nodes if node.op == "placeholder"}
+    inputs = {name: x.cpu() for name, x in batch.items() if name in names}
+    found: Golden = {f"inputs.{name}": x for name, x in inputs.items()}
+
+    def visit(node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
+        module = mg.module_of(node)
+        if isinstance(module, Encode | EncodeBlocks):
+            found[f"sent.{node.name}"] = result
+        elif isinstance(module, Decode):
+            (source,) = node.all_input_nodes
+            found[f"received.{source.name}"] = values[source]
+            found[f"outputs.{node.name}"] = result
+
+    with torch.no_grad():
+        observe_nodes(mg, [inputs], visit)
+    return {name: x.contiguous().clone() for name, x in found.items()}

@@ -1,0 +1,33 @@
+"""Settings of `chop lower`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from chop.actions.settings.workload import Ranges, WorkloadConfig
+
+
+@dataclass(frozen=True)
+class LowerConfig(WorkloadConfig):
+    """Settings of `chop lower`.
+
+    Attributes:
+        formats: number format of all operators: an integer `width.fraction` (`8.auto` calibrates
+            each tensor's fraction), or any format by name.
+        internal_bits: width of integers inside softmax and norms: small, as in a circuit, or
+            exact, as wide as 64 bits allow.
+        rows: number of test rows, in one batch: of the comparison and of the golden files.
+        calibration_rows: training rows that calibrate fractions.
+
+    The other settings are those of `WorkloadConfig`.
+    """
+
+    RANGES: ClassVar[Ranges] = {"rows": (1, 10**9), "calibration_rows": (1, 10**9)}
+
+    out: Path = Path("runs/lower")
+    formats: str = "8.auto"
+    internal_bits: Literal["small", "exact"] = "small"
+    rows: int = 256
+    calibration_rows: int = 256
