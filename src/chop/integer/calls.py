@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,18 +89,21 @@ def _names(mg: MaseGraph, node: fx.Node) -> list[str]:
     """Names of the positional arguments; `arg_1` ... where no signature tells them."""
     unnamed = [f"arg_{position}" for position in range(len(node.args))]
     module = mg.module_of(node)
-    if module is not None:
-        known = list(module.arguments) if isinstance(module, QuantCall) else []
-        return known + unnamed[len(known) :]
-    for names in _signatures(node):
-        if len(names) >= len(node.args) and set(node.kwargs) <= set(names):
-            return names
-    return unnamed
+    if module is not None and not isinstance(module, QuantCall):
+        return unnamed
+    known = list(module.arguments) if isinstance(module, QuantCall) else []
+    for signature in _signatures(node.target if module is None else module.function):
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        names = [name for name, given in signature.parameters.items() if given.kind in kinds]
+        if len(names) >= len(node.args) and set(node.kwargs) <= set(signature.parameters):
+            return known + names[len(known) :]
+    return known + unnamed[len(known) :]
 
 
-def _signatures(node: fx.Node) -> Iterator[list[str]]:
-    is_method = node.op == "call_method"
-    function: Any = getattr(torch, str(node.target), None) if is_method else node.target
-    found: Any = get_signature_for_torch_op(function) if function is not None else None
-    for signature in found or ():
-        yield list(signature.parameters)
+def _signatures(called: Any) -> Iterator[inspect.Signature]:
+    """Those of a function, or of torch's function of the same name as a method."""
+    name = called if isinstance(called, str) else getattr(called, "__name__", "")
+    function = getattr(torch, name, called)
+    yield from get_signature_for_torch_op(function) or ()
+    if inspect.isfunction(called):
+        yield inspect.signature(called)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,8 @@ def compare(
         lowered: the integer graph.
         steps: its operators.
         batches: inputs by name.
+    Raises:
+        GuardError: a batch has other sizes than the graph.
     """
     order = {node.name: place for place, node in enumerate(lowered.nodes)}
     records = [_record(step) for step in steps]
@@ -79,8 +81,14 @@ def compare(
         for name in [name for name in values if needed[name] == node.name]:
             del values[name]
 
-    observe_nodes(lowered, batches, visit)
+    observe_nodes(lowered, _checked(lowered, batches), visit)
     return records
+
+
+def _checked(mg: MaseGraph, batches: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    for batch in batches:
+        mg.model.check_inputs(batch)
+        yield batch
 
 
 def _record(step: Step) -> StepRecord:

@@ -28,10 +28,16 @@ class Folded:
     static: frozenset[fx.Node]
     reads_sizes: bool
 
-    def is_float(self, node: fx.Node) -> bool:
-        """Whether the result is a tensor of real numbers."""
+    def has_tensors(self, node: fx.Node) -> bool:
+        """Whether the result is a tensor, or a sequence of them."""
         value = self.values[node]
-        return isinstance(value, Tensor) and value.is_floating_point()
+        parts = value if isinstance(value, tuple | list) else (value,)
+        return any(isinstance(part, Tensor) for part in parts)
+
+    def is_float(self, node: fx.Node) -> bool:
+        """Whether the result is a tensor of real numbers, or a sequence of them."""
+        found = list(tensors_in(self.values[node])) if self.has_tensors(node) else []
+        return bool(found) and all(x.is_floating_point() for x in found)
 
     def shape(self, node: fx.Node) -> tuple[int, ...]:
         """The shape of the result, a tensor."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import Tensor, fx
+from torch import fx
 
 from chop.errors import ConfigError
+from chop.integer.calls import bind
 from chop.integer.folding import Folded
 from chop.integer.grids import Grids
 from chop.integer.masks import demanded_nodes, mask_argument, proven_mask
@@ -21,7 +22,7 @@ from chop.nn.quantized import (
     leaf_operators,
 )
 
-PARAMETERS = ("weight", "bias")
+PARAMETERS = frozenset({"weight", "bias"})
 
 
 def refusals(mg: MaseGraph, folded: Folded, grids: Grids) -> list[str]:
@@ -32,7 +33,7 @@ def refusals(mg: MaseGraph, folded: Folded, grids: Grids) -> list[str]:
         for node in mg.nodes
         if node in demanded - folded.static
         and node.op not in ("placeholder", "output")
-        and isinstance(folded.values[node], Tensor)
+        and folded.has_tensors(node)
         and not is_moved(mg, node, folded)
     ]
     return [text for node in computed for text in _of_node(mg, node, folded, grids)]
@@ -50,6 +51,13 @@ def _of_node(mg: MaseGraph, node: fx.Node, folded: Folded, grids: Grids) -> Iter
     if row.integer is None and not isinstance(module, QuantScaledDotProductAttention):
         yield f"{node.name} ({row.name})"
         return
+    if isinstance(module, QuantCall):
+        if not PARAMETERS.isdisjoint(module.arguments):
+            yield f"{node.name} ({row.name} whose parameters are no module's)"
+            return
+        if len(bind(mg, node, folded).inputs) < len(list(filter(None, module.arguments.values()))):
+            yield f"{node.name} ({row.name} of a number)"
+            return
     for name, step in leaf_operators(module).items():
         yield from _of_operator(f"{node.target}.{name}" if name else str(node.target), step, grids)
     mask = mask_argument(mg, node)

@@ -84,9 +84,9 @@ class Walk:
 
     def decoded(self, node: fx.Node) -> Any:
         """The real numbers of a node's result; the object of a model's outputs."""
-        value = self.folded.values[node]
-        if not isinstance(value, Tensor):
-            return value if node in self.folded.static else self.builder.again(node, self.decoded)
+        if not self.folded.has_tensors(node):
+            static = node in self.folded.static
+            return self._folded(node) if static else self.builder.again(node, self.decoded)
         if not self.folded.is_float(node):
             return self.whole_numbers(node)
         if node not in self.folded.static and is_moved(self.mg, node, self.folded):
@@ -282,10 +282,10 @@ class Walk:
         return Codes(self._move(node, read), replace(exact, low=low, high=high))
 
     def _argument(self, node: fx.Node) -> Any:
-        value = self.folded.values[node]
-        if isinstance(value, Tensor):
-            return self.whole_numbers(node)
-        return value
+        return self.whole_numbers(node) if self.folded.has_tensors(node) else self._folded(node)
+
+    def _folded(self, node: fx.Node) -> Any:
+        return self.folded.values[node]
 
     def _move(self, node: fx.Node, read: Callable[[fx.Node], Any]) -> fx.Node:
         """The layout `node` of what `read` makes of its inputs."""
@@ -295,8 +295,7 @@ class Walk:
             return source
 
         def argument(given: fx.Node) -> Any:
-            value = self.folded.values[given]
-            return read(given) if isinstance(value, Tensor) else value
+            return read(given) if self.folded.has_tensors(given) else self._folded(given)
 
         return self.builder.again(node, argument)
 
