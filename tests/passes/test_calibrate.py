@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from chop import passes
+from chop import MaseGraph, passes
 from chop.errors import ConfigError, GraphError
-from chop.formats import Integer, MXInt, QuantSpec
+from chop.formats import Integer, MXInt, QuantSpec, ScaleInteger
 from chop.nn.packed import pack
 from chop.nn.quantized import QuantizedOperator, QuantLinear, QuantScaledDotProductAttention
 from chop.quantization.calibration import sample_operands
@@ -153,3 +153,83 @@ def test_packed_layers_are_calibrated_too():
         for operand in operands:
             assert torch.equal(found[name][operand], expected[name][operand])
     assert packed[0].spec == spec and not packed[0].spec.is_fitted
+
+
+def scaled_graph(net_graph, config, **settings):
+    """Two linear layers in one format, and a batch with the largest input after a smaller one."""
+    torch.manual_seed(0)
+    rules = {name: {"config": config} for name in ("fc1", "fc2")}
+    dynamic, _ = passes.quantize_transform_pass(net_graph, {"by": "name", **rules})
+    large = 10 * torch.rand(5, 1, 6, 7)
+    batches = [{"x": large / 4}, {"x": large}, {"x": large / 2}]
+    static, info = passes.calibrate_transform_pass(dynamic, {"batches": batches, **settings})
+    return dynamic, static, info, batches
+
+
+SCALED = {"name": "scale_integer", "width": 8}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SCALED,
+        {**SCALED, "is_signed": False},
+        {**SCALED, "weight_granularity": "channel"},
+        {"name": "binary_residual", "levels": 3},
+    ],
+    ids=["signed", "unsigned", "weight per channel", "levels"],
+)
+def test_static_scales_are_those_of_everything_that_was_seen(net_graph, config):
+    dynamic, static, info, batches = scaled_graph(net_graph, config, static_scales=True)
+    assert info == {"fitted": 0, "static": 2, "dynamic": 0}
+    floats, seen = net_graph, []
+    hook = floats.modules["fc1"].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    for batch in batches:
+        floats.model(**batch)
+    hook.remove()
+    before, after = (mg.modules["fc1"] for mg in (dynamic, static))
+    everything = torch.cat(seen).detach()
+    expected = before.quantize("data_in", everything)
+    assert torch.equal(after.quantize("data_in", everything), expected)
+    parts = [after.quantize("data_in", part) for part in seen]
+    assert torch.equal(torch.cat(parts), expected)
+    assert not torch.equal(before.quantize("data_in", seen[0]), parts[0])
+    assert after.spec.weight == before.spec.weight
+    if config is SCALED:
+        assert torch.equal(before.quantize("data_in", seen[1]), parts[1])  # it has the largest
+        assert after.spec.data_in.scales == (pytest.approx(everything.abs().max().item() / 127),)
+
+
+def test_scales_stay_dynamic_unless_asked(net_graph):
+    dynamic, same, info, _ = scaled_graph(net_graph, SCALED)
+    assert info == {"fitted": 0, "static": 0, "dynamic": 2}
+    assert same.diff(dynamic) == []
+
+
+def test_scales_of_parts_stay_dynamic_and_are_counted(net_graph):
+    config = {
+        "data_in": {"name": "mxint", "width": 8},
+        "weight": SCALED,
+        "bias": SCALED,
+        "data_out": {**SCALED, "granularity": "row"},
+    }
+    _, static, info, _ = scaled_graph(net_graph, config, static_scales=True)
+    assert info == {"fitted": 0, "static": 0, "dynamic": 4}
+    assert static.modules["fc1"].spec.data_out.scales is None
+
+
+def test_learnt_scales_are_not_fixed(net_graph):
+    config = QuantSpec(ScaleInteger(8), ScaleInteger(8), gradient="lsq")
+    _, started, info, _ = scaled_graph(net_graph, config, static_scales=True)
+    assert info == {"fitted": 2, "static": 0, "dynamic": 0}
+    assert started.modules["fc1"].spec == config
+
+
+def test_files_keep_static_scales(net_graph, tmp_path):
+    _, static, _, batches = scaled_graph(net_graph, SCALED, static_scales=True)
+    static.export(tmp_path / "static")
+    again = MaseGraph.from_checkpoint(tmp_path / "static")
+    assert again.modules["fc2"].spec == static.modules["fc2"].spec
+    assert again.modules["fc2"].spec.data_in.scales is not None
+    for batch in batches:
+        assert torch.equal(again.model(**batch), static.model(**batch))

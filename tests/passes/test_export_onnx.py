@@ -161,6 +161,22 @@ def test_ends_of_the_range_and_zeros(tmp_path):
     assert torch.equal(run(info["path"], input=zeros), zeros)
 
 
+def test_static_scales_of_activations_are_constants(tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(16, 6)
+    mg = raised(nn.Sequential(nn.Linear(6, 4)), input=x)
+    mg = quantized(mg, {"linear": QuantSpec.uniform(ScaleInteger(8))})
+    for static in (False, True):
+        settings = {"batches": [{"input": x}], "static_scales": static}
+        fixed, _ = passes.calibrate_transform_pass(mg, settings)
+        _, info = passes.export_onnx_interface_pass(fixed, {"path": tmp_path / f"{static}.onnx"})
+        follows = "ReduceMax" in [node.op_type for node in onnx.load(info["path"]).graph.node]
+        assert follows is not static
+        got, expected = run(info["path"], input=x / 2), fixed.model(x / 2).detach()
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-3)
+    assert not torch.equal(expected, mg.model(x / 2))
+
+
 CASES = {
     "mlp": {"linear": 3},
     "cnn": {"conv2d": 2, "linear": 1},

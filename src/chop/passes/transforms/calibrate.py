@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
+from chop.formats import NumberFormat
+from chop.formats.static import is_dynamic, static_format
 from chop.ir.annotate import record_formats
 from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
@@ -20,9 +25,13 @@ class CalibrateConfig:
     Attributes:
         batches: inputs of the model by name, one mapping per batch; inputs that the graph does
             not have are ignored.
+        static_scales: True fixes scales of activations that would follow each tensor as a whole
+            (`scale_integer` with granularity `tensor`, `binary_residual`): they become those that
+            the format has for all values in `batches`.
     """
 
     batches: Batches
+    static_scales: bool = False
 
 
 @graph_pass(config=CalibrateConfig, requires=("quantize_transform_pass",))
@@ -37,26 +46,54 @@ def calibrate_transform_pass(mg: MaseGraph, config: CalibrateConfig) -> dict[str
 
     Returns:
         fitted: number of operands fitted.
+        static: number of activations whose scales were fixed.
+        dynamic: number of activations whose scales still follow each tensor, or parts of it.
     """
     steps = leaf_operators(mg.model)
     wanted = {name: _waiting(step) for name, step in steps.items()}
+    if config.static_scales:
+        wanted = {name: [*wanted[name], *_dynamic(step)] for name, step in steps.items()}
     batches = select_inputs(mg, config.batches, "calibrate_transform_pass.batches")
     samples = sample_operands(mg.model, batches, wanted)
-    fitted = 0
+    fitted = static = 0
     for name, step in steps.items():
         seen = samples.get(name, {})
-        step.spec = step.spec.fitted(seen)
+        fixed = _static(step, seen)
+        fitted += len(seen.keys() & set(_waiting(step)))
+        static += len(fixed)
+        step.spec = step.spec.fitted(seen).with_quantizers(**fixed)
         for operand in seen.keys() & set(step.waiting):
             step.start_scales(operand, seen[operand])
-        fitted += len(seen)
     for node in mg.nodes:
         called = mg.module_of(node)
         if isinstance(called, QuantizedOperator):
             record_formats(node, called)
-    return {"fitted": fitted}
+    dynamic = sum(len(_dynamic(step)) for step in steps.values())
+    return {"fitted": fitted, "static": static, "dynamic": dynamic}
 
 
 def _waiting(step: QuantizedOperator) -> list[str]:
     unfitted = [operand for operand, fmt in step.spec.items() if not fmt.is_fitted]
     held = dict(step.named_parameters(recurse=False))
     return [*unfitted, *(operand for operand in step.waiting if operand not in held)]
+
+
+def _dynamic(step: QuantizedOperator) -> list[str]:
+    """The activations whose scales follow them, and are not learnt."""
+    held = dict(step.named_parameters(recurse=False))
+    return [
+        operand
+        for operand, quantizer in step.spec.items()
+        if isinstance(quantizer, NumberFormat) and is_dynamic(quantizer)
+        if operand not in held and not step.spec.learns(operand)
+    ]
+
+
+def _static(step: QuantizedOperator, samples: Mapping[str, Tensor]) -> dict[str, NumberFormat]:
+    """The formats of sampled activations that get constant scales."""
+    found = {
+        operand: static_format(step.spec.number_format(operand), samples[operand])
+        for operand in _dynamic(step)
+        if operand in samples
+    }
+    return {operand: fixed for operand, fixed in found.items() if fixed is not None}

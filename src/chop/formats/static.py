@@ -1,0 +1,50 @@
+"""Static scales: dynamic formats, whose scales follow the data, and their static counterparts."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from chop.formats import reference
+from chop.formats.base import NumberFormat
+from chop.formats.groups import WHOLE_TENSOR
+from chop.formats.lsq import LearnableFormat
+
+
+def is_dynamic(number_format: NumberFormat) -> bool:
+    """Whether scales follow the values that are rounded.
+
+    >>> from chop.formats import Integer, ScaleInteger
+    >>> [is_dynamic(ScaleInteger(8)), is_dynamic(ScaleInteger(8, scales=(0.5,)))]
+    [True, False]
+    >>> is_dynamic(Integer(8, 4))
+    False
+    """
+    layout = number_format.layout() if number_format.is_fitted else None
+    return (
+        layout is not None and layout.scaling is not None and layout.scaling.statistic is not None
+    )
+
+
+def static_format(number_format: NumberFormat, samples: Tensor) -> NumberFormat | None:
+    """A dynamic format with constant scales: those that it has for a tensor of all `samples`.
+
+    Args:
+        number_format: a dynamic one.
+        samples: any shape and floating dtype.
+    Returns: None unless the format has float scales of a whole tensor, and takes given ones.
+
+    >>> import torch
+    >>> from chop.formats import ScaleInteger
+    >>> static_format(ScaleInteger(8), torch.tensor([254.0, -3.0])).label
+    'scale_integer(width=8, scales=(2.0,))'
+    """
+    layout = number_format.layout()
+    if layout is None or layout.groups != WHOLE_TENSOR:
+        return None
+    if layout.scaling is None or not isinstance(number_format, LearnableFormat):
+        return None
+    if layout.levels is not None:
+        return number_format.with_scales(reference.scales_of_levels(layout, samples))
+    groups = layout.groups.split(samples).double()
+    scales = layout.scaling.measure(groups, layout.counted(groups))
+    return number_format.with_scales(scales.values.reshape(-1))
