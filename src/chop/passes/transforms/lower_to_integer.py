@@ -9,10 +9,6 @@ from typing import Any, Literal
 from torch import Tensor
 
 from chop.formats import NumberFormat, QuantSpec, parse_format, parse_format_string
-from chop.integer.compare import accuracy, compare
-from chop.integer.grids import observed_grids
-from chop.integer.lower import WHERE, lower
-from chop.integer.masks import demanded_nodes
 from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.ir.settled import settled_copy
@@ -74,6 +70,11 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
 
     Source: integer-only inference, Jacob et al. 2018, arXiv:1712.05877.
     """
+    # The engine is imported when it is used: it loads parts of torch.fx that take long.
+    from chop.integer.compare import accuracy, compare
+    from chop.integer.grids import observed_grids
+    from chop.integer.lower import WHERE, lower
+
     quantized = settled_copy(mg)
     batches = [_on_cpu(batch) for batch in config.batches]
     inputs = list(select_inputs(quantized, batches, f"{WHERE}.batches"))
@@ -103,6 +104,8 @@ def _quantize_missing(
     mg: MaseGraph, number_format: NumberFormat, inputs: list[dict[str, Any]]
 ) -> None:
     """Quantises what is float and can be quantised, and calibrates it."""
+    from chop.integer.masks import demanded_nodes
+
     spec = QuantSpec.uniform(number_format)
     known = leaf_operators(mg.model)
     quantize_nodes(
