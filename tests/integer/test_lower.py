@@ -150,6 +150,20 @@ def test_blocks_with_shared_exponents_are_exact_in_their_window(model):
     assert (found.argmax(-1) == expected.argmax(-1)).float().mean() >= 0.98
 
 
+@pytest.mark.parametrize("stored", ["pruned", "packed"])
+def test_pruned_and_packed_weights_are_those_that_compute(stored):
+    mg, batch = graphs.quantized_graph("mlp", trained=True), graphs.test_rows("mlp", 60)
+    if stored == "pruned":
+        mg, _ = passes.prune_transform_pass(mg, {"weight": {"sparsity": 0.6}})
+    else:
+        mg, _ = passes.pack_transform_pass(mg, {"silent": True})
+    integer, info = passes.lower_to_integer_transform_pass(mg, {"batches": [batch]})
+    assert all(row["different"] == 0 for row in info["operators"])
+    assert torch.equal(logits(integer, batch), logits(mg, batch))
+    share = (integer.modules["fc1"].weight == 0).float().mean()
+    assert (share > 0.4) == (stored == "pruned")
+
+
 LAYERS = {
     "scale per tensor": {"name": "scale_integer", "width": 8},
     "scale per channel": {"name": "scale_integer", "width": 8, "granularity": "channel"},

@@ -43,7 +43,11 @@ class LowerToIntegerConfig:
     internal_bits: Literal["small", "exact"] = "small"
 
 
-@graph_pass(config=LowerToIntegerConfig, requires=("add_common_metadata_analysis_pass",))
+@graph_pass(
+    config=LowerToIntegerConfig,
+    requires=("add_common_metadata_analysis_pass",),
+    takes_packed=True,
+)
 def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig) -> dict[str, Any]:
     """Rewrites the graph so that it computes in integers only, as a circuit does.
 
