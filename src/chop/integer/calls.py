@@ -50,7 +50,7 @@ def bind(mg: MaseGraph, node: fx.Node, folded: Folded) -> BoundCall:
     names = _names(mg, node)
     arguments = module.arguments if isinstance(module, QuantCall) else {}
     for position, given in [*enumerate(node.args), *node.kwargs.items()]:
-        name = names[position] if isinstance(position, int) else position
+        name = names[position] if isinstance(position, int) else str(position)
         if isinstance(given, fx.Node) and isinstance(folded.values[given], Tensor):
             inputs.append(given)
             operands.append(arguments.get(name) if arguments else "data_in")

@@ -211,7 +211,11 @@ class Walk:
         if row.integer is None or node in self.folded.static:
             raise ConfigError("nothing that reads it has a format")
         if row.integer is Table:
-            return self._table(node, grid or FINE)
+            result = self._table(node, grid if isinstance(grid, Grid) else FINE)
+            if not isinstance(grid, BlockGrid):
+                return result
+            suffix = f"_to_{grid_text(grid)}"
+            return self.call(node, requantizer(result.proven, grid), (result,), suffix)
         bound = bind(self.mg, node, self.folded)
         inputs = tuple(map(self._read, bound.inputs, bound.operands, [bound] * len(bound.inputs)))
         edges = [given.edge for given in inputs if given.edge is not None]
@@ -225,7 +229,7 @@ class Walk:
         module = self.mg.module_of(node)
         return self.grids.of(module, "data_out") if isinstance(module, QuantizedOperator) else None
 
-    def _table(self, node: fx.Node, grid: AnyGrid) -> Codes:
+    def _table(self, node: fx.Node, grid: Grid) -> Codes:
         bound = bind(self.mg, node, self.folded)
         read = self._read(bound.inputs[0], bound.operands[0], bound)
         table = Table.of(bound.unrounded, read.proven, grid)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from chop.errors import ConfigError
 from chop.nn.integer.base import NO_CALL, Call, IntegerOperator, IntegerOptions
+from chop.nn.integer.blocks import BlockGrid
 from chop.nn.integer.edge import Edge, Grid
 from chop.nn.integer.parameters import integer_parameter
 from chop.nn.quantized import QuantizedOperator
@@ -35,7 +36,7 @@ class Constant(IntegerOperator):
         self.register_buffer("codes", codes)
 
     @classmethod
-    def of(cls, values: Tensor, grid: Grid) -> Self:
+    def of(cls, values: Tensor, grid: Grid | BlockGrid) -> Self:
         """Real numbers, rounded to the grid of what reads them."""
         return cls(grid.codes(values.detach()), grid.step)
 
