@@ -1,4 +1,4 @@
-"""Integer graphs of the built-in models equal the quantised ones."""
+"""Integer graphs of the built-in models equal the quantized ones."""
 
 import copy
 import pickle
@@ -82,7 +82,7 @@ def test_it_copies_exports_and_draws(tmp_path):
     assert "conv1_to_s8" in integer.draw(tmp_path / "integer.svg").read_text()
 
 
-def test_the_quantised_graph_stays_as_it_was():
+def test_the_quantized_graph_stays_as_it_was():
     before = graphs.quantized_graph("mlp").copy()
     quantized, _, _, batch = lowered("mlp")
     assert quantized.diff(before) == []
@@ -225,7 +225,7 @@ def small(**formats):
 FIXED = {"name": "integer", "width": 8, "frac_width": 4}
 
 
-def test_float_operators_are_refused_or_quantised():
+def test_float_operators_are_refused_or_quantized():
     mg, x = small(linear=FIXED)
     with pytest.raises(ConfigError, match=r"no integer form of act \(relu, float\); choose"):
         passes.lower_to_integer_transform_pass(mg, {"batches": [{"x": x}]})

@@ -218,7 +218,7 @@ def test_scales_of_parts_stay_dynamic_and_are_counted(net_graph):
     assert static.modules["fc1"].spec.data_out.scales is None
 
 
-def test_learnt_scales_are_not_fixed(net_graph):
+def test_learned_scales_are_not_fixed(net_graph):
     config = QuantSpec(ScaleInteger(8), ScaleInteger(8), gradient="lsq")
     _, started, info, _ = scaled_graph(net_graph, config, static_scales=True)
     assert info == {"fitted": 2, "static": 0, "dynamic": 0}

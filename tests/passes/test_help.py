@@ -52,7 +52,7 @@ def graph():
 
 
 def all_quantized():
-    """A graph whose operators are all quantised."""
+    """A graph whose operators are all quantized."""
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     mg = MaseGraph(layers.eval(), dummy_in={"input": torch.randn(3, 4)})

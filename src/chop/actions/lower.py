@@ -29,7 +29,7 @@ Golden = dict[str, Tensor]
 
 
 def lower(config: LowerConfig, workload: Workload | None = None) -> dict[str, Any]:
-    """Quantises all operators of a model after training, lowers it to integers, and compares.
+    """Quantizes all operators of a model after training, lowers it to integers, and compares.
 
     Writes into `config.out`: `model.pt` and `model.mz`, `golden.safetensors`, `graph.svg`,
     `table.md`, `result.json` and `manifest.json`.
@@ -52,7 +52,7 @@ def lower(config: LowerConfig, workload: Workload | None = None) -> dict[str, An
 
 def _lower(config: LowerConfig, workload: Workload, run: runs.Run) -> dict[str, Any]:
     title = f"{workload.name} on {workload.dataset}"
-    get_console().print(f"[bold]{title}[/]: quantising and lowering")
+    get_console().print(f"[bold]{title}[/]: quantizing and lowering")
     mg, _ = passes.conv_bn_fusion_transform_pass(raise_to_graph(workload))
     number_format = parse_format_string(config.formats)
     quantized = quantize_after_training(

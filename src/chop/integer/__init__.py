@@ -1,3 +1,3 @@
-"""Integer graphs: what a circuit computes, bit for bit, from a quantised graph."""
+"""Integer graphs: what a circuit computes, bit for bit, from a quantized graph."""
 
 __all__: list[str] = []

@@ -24,9 +24,9 @@ class BoundCall:
 
     Attributes:
         node: the call.
-        module: that it calls, if it is quantised.
+        module: that it calls, if it is quantized.
         inputs: the nodes that give it tensors, in the order of its arguments.
-        operands: what each is to a quantised operator.
+        operands: what each is to a quantized operator.
         call: shapes and other arguments.
         reference: the node's result from values of the inputs, in the order of `inputs`.
         unrounded: the same by the operator without formats.

@@ -1,4 +1,4 @@
-"""Comparison of an integer graph with the quantised one, operator by operator."""
+"""Comparison of an integer graph with the quantized one, operator by operator."""
 
 from __future__ import annotations
 

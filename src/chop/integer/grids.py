@@ -1,4 +1,4 @@
-"""Grids of a quantised graph: what its operators round their operands to, as whole numbers."""
+"""Grids of a quantized graph: what its operators round their operands to, as whole numbers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def observed_grids(mg: MaseGraph, batches: Iterable[Mapping[str, Any]]) -> Grids
     """The grids of a graph; windows of shared exponents hold what batches show.
 
     Args:
-        mg: the quantised graph; it is left as it was.
+        mg: the quantized graph; it is left as it was.
         batches: inputs by name.
     """
     steps = leaf_operators(mg.model).values()

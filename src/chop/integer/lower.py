@@ -1,4 +1,4 @@
-"""Lowering: a quantised graph to one that computes in integers only."""
+"""Lowering: a quantized graph to one that computes in integers only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from chop.nn.integer import IntegerOptions
 WHERE = "lower_to_integer_transform_pass"
 WAY_OUT = (
     "choose integer (calibrated), scale_integer (fixed scales of activations), binary, ternary or "
-    "mxint (weights), and quantise float operators: 'missing': a format"
+    "mxint (weights), and quantize float operators: 'missing': a format"
 )
 
 
@@ -32,7 +32,7 @@ class Lowered:
     """An integer graph.
 
     Attributes:
-        mg: the graph; it takes and gives what the quantised one does.
+        mg: the graph; it takes and gives what the quantized one does.
         steps: its operators, in the order in which they run.
     """
 
@@ -43,7 +43,7 @@ class Lowered:
 def lower(
     mg: MaseGraph, example: Mapping[str, Any], grids: Grids, options: IntegerOptions
 ) -> Lowered:
-    """Rewrites a quantised graph to integers.
+    """Rewrites a quantized graph to integers.
 
     Args:
         mg: the graph, of `settled_copy`; it is changed. Modules that the steps' references call

@@ -1,4 +1,4 @@
-"""What of a quantised graph has no integer form: all of it at once, by name."""
+"""What of a quantized graph has no integer form: all of it at once, by name."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Step:
         kind: name of the operator.
         inputs: what it reads.
         result: what it returns.
-        reference: its result by the quantised graph, from real numbers.
+        reference: its result by the quantized graph, from real numbers.
         dtype: of these.
         readers: the result in the codes of each grid that it is read in.
         is_decoded: it is read as real numbers too: an output of the model.

@@ -1,4 +1,4 @@
-"""Walk from the outputs of a quantised graph to its inputs: each value in the codes of its readers.
+"""Walk from the outputs of a quantized graph to its inputs: each value in the codes of its readers.
 
 An operator's result is exact: whole numbers of a step. What reads it in a format has it rounded
 once, right after the operator; layouts in between move codes. Nothing is made that nobody reads.
@@ -56,7 +56,7 @@ class Walk:
     """A new graph of integers, made on demand.
 
     Args:
-        mg: the quantised graph, settled and without what has no integer form.
+        mg: the quantized graph, settled and without what has no integer form.
         folded: its values on the example.
         grids: of its operands.
         options: widths inside operators.
@@ -97,7 +97,7 @@ class Walk:
         return self.builder.call_module(node, Decode(exact.proven), (exact.node,), "_decoded")
 
     def whole_numbers(self, node: fx.Node) -> fx.Node:
-        """Token ids and the like, as they are in the quantised graph."""
+        """Token ids and the like, as they are in the quantized graph."""
         if node in self._inputs:
             return self._inputs[node]
         if node not in self._others:
@@ -241,7 +241,7 @@ class Walk:
         return result
 
     def dtype(self, node: fx.Node) -> torch.dtype:
-        """Of a node's result in the quantised graph."""
+        """Of a node's result in the quantized graph."""
         value: Tensor = self.folded.values[node]
         return value.dtype
 

@@ -1,4 +1,4 @@
-"""Settled graphs: quantised operators as exporters and integer graphs read them."""
+"""Settled graphs: quantized operators as exporters and integer graphs read them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from chop.nn.quantized import QuantizedOperator
 
 
 def settled_copy(mg: MaseGraph) -> MaseGraph:
-    """A copy on the CPU in eval mode, with weights as parameters and learnt scales as formats.
+    """A copy on the CPU in eval mode, with weights as parameters and learned scales as formats.
 
     Raises:
-        ConfigError: learnt scales wait for a first batch.
+        ConfigError: learned scales wait for a first batch.
     """
     settled = mg.copy()
     for node in settled.nodes:

@@ -42,6 +42,6 @@ def randn(*shape, seed=0, scale=1.0):
 
 
 def in_float64(module, x):
-    """What a quantised operator computes in float64, where sums of integers are exact."""
+    """What a quantized operator computes in float64, where sums of integers are exact."""
     with torch.no_grad():
         return module.double()(x.double())

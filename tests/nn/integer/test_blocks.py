@@ -20,7 +20,7 @@ formats = st.builds(
 
 @settings(deadline=None)
 @given(formats, st.integers(-20, 10), st.integers(0, 99))
-def test_requantised_blocks_are_what_the_format_rounds_to(number_format, exponent, seed):
+def test_requantized_blocks_are_what_the_format_rounds_to(number_format, exponent, seed):
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(-(2**20), 2**20, (3, 5, 7), generator=generator)
     codes >>= torch.randint(0, 22, (3, 5, 7), generator=generator)

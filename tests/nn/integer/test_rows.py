@@ -38,7 +38,7 @@ def test_an_integer_form_states_its_width(row):
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_the_integer_form_of_a_row_computes_its_quantised_module(name):
+def test_the_integer_form_of_a_row_computes_its_quantized_module(name):
     module, shape = QUANTIZED[name]
     row = OPS[name]
     quantized = row.quantized.from_float(module.eval(), QuantSpec.uniform(EIGHT))

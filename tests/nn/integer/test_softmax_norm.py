@@ -147,8 +147,8 @@ def test_bounds_of_norms_are_nearly_reached(kind):
     channel = operator.weight.abs().argmax()
     row = torch.full((1, 50), -128 if operator.is_centered else 0)
     row[0, channel] = 127
-    normalised = (operator(row) - operator.bias)[0, channel].abs() / operator.weight[channel].abs()
-    assert normalised >= 0.85 * (operator.limit << operator.shift)
+    normalized = (operator(row) - operator.bias)[0, channel].abs() / operator.weight[channel].abs()
+    assert normalized >= 0.85 * (operator.limit << operator.shift)
 
 
 @pytest.mark.parametrize("kind", NORMS)

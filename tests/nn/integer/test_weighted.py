@@ -158,7 +158,7 @@ def test_a_dead_channel_keeps_its_bias(weight):
     assert integer.bias.abs().max() < 2**31
 
 
-def test_requantised_sums_are_the_readers_codes():
+def test_requantized_sums_are_the_readers_codes():
     module, reader = linear(QuantSpec.uniform(Integer(8, 6)), inputs=64), Integer(8, 4)
     x = o.randn(500, 64)
     integer = IntegerLinear.from_quantized(module, [o.read(Integer(8, 6))], o.SMALL)

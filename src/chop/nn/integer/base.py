@@ -87,18 +87,18 @@ class IntegerOperator(nn.Module):
         options: IntegerOptions,
         call: Call = NO_CALL,
     ) -> Self:
-        """The integer form of a quantised operator.
+        """The integer form of a quantized operator.
 
         Args:
             module: the operator, unpacked and with frozen scales; None where a graph calls a
-                function that has no quantised form.
+                function that has no quantized form.
             inputs: the edges as the operator reads them, rounded to its `data_in`.
             options: widths inside.
             call: shapes and further arguments.
         Raises:
             ConfigError: its formats have no integer form, or its integers can become too wide.
         """
-        raise NotImplementedError(f"{cls.__name__} is no form of a quantised operator.")
+        raise NotImplementedError(f"{cls.__name__} is no form of a quantized operator.")
 
     def extra_repr(self) -> str:
         """The width and the bounds of the codes."""

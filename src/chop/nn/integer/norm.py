@@ -42,14 +42,14 @@ def integer_sqrt(v: Tensor) -> Tensor:
 
 
 class NormBits(NamedTuple):
-    """Places behind the point inside a normalisation; see `IntegerNorm` for the letters.
+    """Places behind the point inside a normalization; see `IntegerNorm` for the letters.
 
     Attributes:
         root: k, of the root.
         reciprocal: K, of the reciprocal.
-        fraction: F, of a normalised value.
+        fraction: F, of a normalized value.
         eps: EPS.
-        limit: isqrt(C) + 1, which no normalised value reaches.
+        limit: isqrt(C) + 1, which no normalized value reaches.
     """
 
     root: int
@@ -90,7 +90,7 @@ class NormBits(NamedTuple):
 
 
 class IntegerNorm(IntegerOperator):
-    """Normalisation over the last C elements: y = u G 2^s + B.
+    """Normalization over the last C elements: y = u G 2^s + B.
 
     S = sum x, or 0 for RMSNorm; Q = sum x^2; V = C Q - S^2; D = isqrt(V 2^2k + EPS);
     R = min(floor(2^K / D), 2^(K-k)); u = round_shift((C x - S) R, K - k - F).
@@ -186,7 +186,7 @@ class IntegerRMSNorm(IntegerNorm):
 def _layer(module: nn.Module | None) -> Any:
     if isinstance(module, QuantizedOperator) and module.function is None:
         return module
-    raise ConfigError("normalisation by a function has its weight as an argument: use a module.")
+    raise ConfigError("normalization by a function has its weight as an argument: use a module.")
 
 
 def _flat(layer: Any, operand: str, shape: Sequence[int]) -> IntegerParameter | None:

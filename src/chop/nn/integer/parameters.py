@@ -42,7 +42,7 @@ class IntegerParameter(NamedTuple):
 
 
 def integer_parameter(module: QuantizedOperator, operand: str) -> IntegerParameter:
-    """Codes of a quantised operator's weight or bias, as it rounds them.
+    """Codes of a quantized operator's weight or bias, as it rounds them.
 
     Scales of the tensor or of an index of the first axis are steps; so is the finest of powers
     of two that blocks share, to which the codes of the others are shifted up. Blocks that are

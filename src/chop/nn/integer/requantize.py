@@ -35,7 +35,7 @@ class Requantize(IntegerOperator):
         edge: of the input.
         grid: of the result.
 
-    Source: integer requantisation, Jacob et al. 2018, arXiv:1712.05877, section 2.2; half to even
+    Source: integer requantization, Jacob et al. 2018, arXiv:1712.05877, section 2.2; half to even
     as in `round_shift`.
     """
 

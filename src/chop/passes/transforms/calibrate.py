@@ -79,7 +79,7 @@ def _waiting(step: QuantizedOperator) -> list[str]:
 
 
 def _dynamic(step: QuantizedOperator) -> list[str]:
-    """The activations whose scales follow them, and are not learnt."""
+    """The activations whose scales follow them, and are not learned."""
     held = dict(step.named_parameters(recurse=False))
     return [
         operand

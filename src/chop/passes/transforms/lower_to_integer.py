@@ -1,4 +1,4 @@
-"""Rewrites a quantised graph as one that computes in integers only."""
+"""Rewrites a quantized graph as one that computes in integers only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LowerToIntegerConfig:
         example: inputs by name; batch and length of the integer graph are theirs where it
             computes with them. None: the first of `batches`.
         missing: what becomes of float operators between the others: "error", or a format that
-            they are quantised to, calibrated on `batches`.
+            they are quantized to, calibrated on `batches`.
         internal_bits: how wide integers are inside softmax, LayerNorm and RMSNorm: "small", as in
             a circuit, or "exact", as wide as int64 allows.
     """
@@ -61,7 +61,7 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
 
     Returns:
         operators: a row for each operator: `name`, `kind`, how many `codes` of its result were
-            compared, as its readers round them, with those of the quantised operator on the same
+            compared, as its readers round them, with those of the quantized operator on the same
             inputs, how many are `different`, the `largest` difference in steps, how many
             `saturated`, the largest magnitude `seen` in the result before rounding, its proven
             bounds `low` and `high`, and their `bits`.
@@ -107,7 +107,7 @@ def _format(chosen: str | Mapping[str, Any] | NumberFormat) -> NumberFormat:
 def _quantize_missing(
     mg: MaseGraph, number_format: NumberFormat, inputs: list[dict[str, Any]]
 ) -> None:
-    """Quantises what is float and can be quantised, and calibrates it."""
+    """Quantizes what is float and can be quantized, and calibrates it."""
     from chop.integer.masks import demanded_nodes
 
     spec = QuantSpec.uniform(number_format)
