@@ -16,6 +16,8 @@ from chop.nn.quantized.codes import codes_in_products
 
 LARGEST_BIAS = 2**31 - 2
 """Of a bias in multiples of a product's step, int32, with room for a rounding of the step."""
+BIAS_PLACES = 8
+"""Binary places of a bias that are kept where its step and the product's have no common one."""
 
 
 class Weighted(NamedTuple):
@@ -42,7 +44,10 @@ class WeightedOperator(IntegerOperator):
     If the steps of the product and the bias have the ratio of a power of two, the finer of them is
     the accumulator's: a finer bias shifts the sum, a coarser one is shifted; nothing is rounded.
     Otherwise the bias is rounded to a multiple of the product's step, and fits int32: a channel
-    whose products are so fine that it does not, gets coarser weights.
+    whose products are so fine that it does not, gets coarser weights. Products coarser than 2^-8
+    of the bias's step, as those of ternary weights are, are shifted so far that they are not. A
+    channel of zeros has the coarsest step, so that a multiplier that all channels share can hold
+    its ratio.
 
     Width: each output lies between the sums over its weights of the smaller and of the larger of
     w low and w high, shifted, plus b: at most the bits of input and weight, ceil(log2 K) for K
@@ -132,7 +137,7 @@ def align_bias(
     if not weight.step.dim() and not bias.step.dim():
         finer = shift_between(step * weight.step.item(), bias.step.item())
     if finer is None:
-        return Aligned(*_bias_in_steps(weight, bias, step))
+        return _bias_in_steps(weight, bias, step)
     return Aligned(weight, _shifted(where, bias.codes, -finer), max(finer, 0))
 
 
@@ -143,9 +148,7 @@ def _shifted(where: str, codes: Tensor, zeros: int) -> Tensor:
     return codes << zeros
 
 
-def _bias_in_steps(
-    weight: IntegerParameter, bias: IntegerParameter, step: float
-) -> tuple[IntegerParameter, Tensor]:
+def _bias_in_steps(weight: IntegerParameter, bias: IntegerParameter, step: float) -> Aligned:
     """The bias in multiples of the products' steps, and weights coarse enough for it.
 
     Args:
@@ -153,15 +156,20 @@ def _bias_in_steps(
         bias: the bias.
         step: of the inputs.
     """
-    values = bias.values
-    least = values.abs() / (step * LARGEST_BIAS)
+    values, coarsest = bias.values, step * weight.step.max()
+    places = torch.log2(coarsest / bias.step.min()).ceil().item() + BIAS_PLACES
+    room = torch.log2(LARGEST_BIAS * coarsest / values.abs().max()).floor().item()
+    shift = max(int(min(places, room)), 0)
+    least = values.abs() / (step * LARGEST_BIAS) * 2.0**shift
+    is_dead = weight.codes.reshape(len(values), -1).eq(0).all(1)
+    least = least.masked_fill(is_dead, weight.step.max().item())
     if bool((least > weight.step).any()):
         coarse = torch.maximum(least, weight.step.expand_as(least))
         wide = weight._replace(step=coarse)
         weight = wide._replace(codes=(weight.values / wide.by_row).round().long())
-    codes = codes_in_products(values, step * weight.step)
+    codes = codes_in_products(values, step * weight.step * 2.0**-shift)
     assert codes is not None
-    return weight, codes.long()
+    return Aligned(weight, codes.long(), shift)
 
 
 def _bounds(weight: Tensor, bias: Tensor, shift: int, low: int, high: int) -> tuple[int, int, int]:
