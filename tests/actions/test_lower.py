@@ -59,3 +59,8 @@ def test_formats_without_integers_are_refused(workload, tmp_path):
     with pytest.raises(ConfigError, match=r"no integer form of first.data_in \(minifloat"):
         lower(config, workload)
     assert not (tmp_path / "model.pt").exists()
+
+
+def test_scales_that_follow_each_batch_are_fixed_first(workload, tmp_path):
+    result = lower(LowerConfig(formats="scale_integer:width=8", out=tmp_path), workload)
+    assert result["accuracy"]["integer"] == pytest.approx(result["accuracy"]["quantized"], abs=0.02)

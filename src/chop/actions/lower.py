@@ -58,6 +58,12 @@ def _lower(config: LowerConfig, workload: Workload, run: runs.Run) -> dict[str, 
     quantized = quantize_after_training(
         mg, number_format, quantizable_operators(), workload, config.calibration_rows
     )
+    batches = list(
+        calibration_batches(workload.model, workload.train, rows=config.calibration_rows)
+    )
+    # Scales that follow each batch have no integer form.
+    static = {"batches": batches, "static_scales": True}
+    quantized, _ = passes.calibrate_transform_pass(quantized, static)
     rows = min(config.rows, len(workload.test))
     (batch,) = calibration_batches(
         workload.model, workload.test, rows=rows, batch_size=rows, with_labels=True
@@ -66,8 +72,8 @@ def _lower(config: LowerConfig, workload: Workload, run: runs.Run) -> dict[str, 
     integer, info = passes.lower_to_integer_transform_pass(quantized, settings)
     table = [_printed(row) for row in info["operators"]]
     print_table(f"{title} in {number_format.label}", table)
-    told = ", ".join(f"{name} {share:.2%}" for name, share in info["accuracy"].items())
-    about = f"accuracy on {rows} test rows: {told}" if told else f"{rows} test rows"
+    accuracies = ", ".join(f"{name} {share:.2%}" for name, share in info["accuracy"].items())
+    about = f"accuracy on {rows} test rows: {accuracies}" if accuracies else f"{rows} test rows"
     get_console().print(about, highlight=False)
     result = {
         "config": {**asdict(config), "out": str(config.out), "model": workload.name},

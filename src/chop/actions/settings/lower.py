@@ -15,11 +15,11 @@ class LowerConfig(WorkloadConfig):
 
     Attributes:
         formats: number format of all operators: an integer `width.fraction` (`8.auto` calibrates
-            each tensor's fraction), or any format by name.
+            each tensor's fraction), or `name:field=value`, as `scale_integer:width=8`.
         internal_bits: width of integers inside softmax and norms: small, as in a circuit, or
             exact, as wide as 64 bits allow.
         rows: number of test rows, in one batch: of the comparison and of the golden files.
-        calibration_rows: training rows that calibrate fractions.
+        calibration_rows: training rows that calibrate fractions and scales of activations.
 
     The other settings are those of `WorkloadConfig`.
     """
