@@ -8,14 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.fx.operator_schemas import get_signature_for_torch_op
 
+from chop.errors import ConfigError
 from chop.formats import QuantSpec
 from chop.integer.folding import Folded
 from chop.ir.graph import MaseGraph
 from chop.nn.integer import Call
 from chop.nn.quantized import QuantCall, QuantizedOperator
+
+UNNAMED = "arg_"
+"""Begins the names of positional arguments that no signature tells."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +47,25 @@ class BoundCall:
 
 
 def bind(mg: MaseGraph, node: fx.Node, folded: Folded) -> BoundCall:
-    """What a node reads; arguments that are no tensors have their folded values."""
+    """What a node reads; arguments that are no tensors have their folded values.
+
+    Raises:
+        ConfigError: the name of such an argument of a function is not known.
+    """
     module = mg.module_of(node)
     inputs: list[fx.Node] = []
     operands: list[str | None] = []
     others: dict[str, Any] = {}
     names = _names(mg, node)
+    is_call = module is None or isinstance(module, QuantCall)
     arguments = module.arguments if isinstance(module, QuantCall) else {}
     for position, given in [*enumerate(node.args), *node.kwargs.items()]:
         name = names[position] if isinstance(position, int) else str(position)
         if isinstance(given, fx.Node) and isinstance(folded.values[given], Tensor):
             inputs.append(given)
             operands.append(arguments.get(name) if arguments else "data_in")
+        elif is_call and name.startswith(UNNAMED):
+            raise ConfigError(f"argument {position} of {mg.operator(node).name} has no known name")
         else:
             others[name] = fx.node.map_arg(given, folded.values.__getitem__)
     call = Call([folded.shape(given) for given in inputs], others)
@@ -87,7 +99,7 @@ def _caller(node: fx.Node, target: Any, folded: Folded) -> Callable[..., Tensor]
 
 def _names(mg: MaseGraph, node: fx.Node) -> list[str]:
     """Names of the positional arguments; `arg_1` ... where no signature tells them."""
-    unnamed = [f"arg_{position}" for position in range(len(node.args))]
+    unnamed = [f"{UNNAMED}{position}" for position in range(len(node.args))]
     module = mg.module_of(node)
     if module is not None and not isinstance(module, QuantCall):
         return unnamed
@@ -107,3 +119,6 @@ def _signatures(called: Any) -> Iterator[inspect.Signature]:
     yield from get_signature_for_torch_op(function) or ()
     if inspect.isfunction(called):
         yield inspect.signature(called)
+    written_out = getattr(F, f"_{name}", None)  # of functions that dispatch on an argument
+    if inspect.isfunction(written_out):
+        yield inspect.signature(written_out)

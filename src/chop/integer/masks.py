@@ -146,12 +146,13 @@ def _causal(kept: Tensor) -> Tensor:
 
 
 def _probes(example: Tensor) -> Iterator[Tensor]:
-    """0 and 1, of the example's shape and dtype."""
+    """Zeros and other values, of the example's shape and dtype."""
     keys = example.size(1)
     for key in range(0, keys, max(1, keys // PROBED_KEYS)):
         one = torch.zeros_like(example)
         one[:, key] = 1
         yield from (one, 1 - one if example.dtype != torch.bool else ~one)
     generator = torch.Generator().manual_seed(0)
-    for _ in range(RANDOM_PROBES):
-        yield torch.randint(2, example.shape, generator=generator).to(example.dtype)
+    for values in ((0, 2), (-1, 4)):
+        for _ in range(RANDOM_PROBES):
+            yield torch.randint(*values, example.shape, generator=generator).to(example.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import fx
 
@@ -13,6 +14,7 @@ from chop.integer.grids import Grids
 from chop.integer.masks import demanded_nodes, mask_argument, proven_mask
 from chop.integer.walk import is_moved
 from chop.ir.graph import MaseGraph
+from chop.ir.ops import Kind
 from chop.ir.settled import operand_text
 from chop.nn.integer.parameters import integer_parameter
 from chop.nn.quantized import (
@@ -36,7 +38,22 @@ def refusals(mg: MaseGraph, folded: Folded, grids: Grids) -> list[str]:
         and folded.has_tensors(node)
         and not is_moved(mg, node, folded)
     ]
-    return [text for node in computed for text in _of_node(mg, node, folded, grids)]
+    active = [
+        f"{node.name} (dropout with training=True)"
+        for node in mg.nodes
+        if node in demanded and _is_active_dropout(mg, node)
+    ]
+    return active + [text for node in computed for text in _of_node(mg, node, folded, grids)]
+
+
+def _is_active_dropout(mg: MaseGraph, node: fx.Node) -> bool:
+    """Whether a node drops values in any mode, by its own arguments."""
+    if mg.operator(node).kind is not Kind.DROPOUT or mg.module_of(node) is not None:
+        return False
+    given: dict[str, Any] = (
+        dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
+    )
+    return bool(given.get("p", 0.5)) and bool(given.get("training", given.get("train", True)))
 
 
 def _of_node(mg: MaseGraph, node: fx.Node, folded: Folded, grids: Grids) -> Iterator[str]:
@@ -55,7 +72,12 @@ def _of_node(mg: MaseGraph, node: fx.Node, folded: Folded, grids: Grids) -> Iter
         if not PARAMETERS.isdisjoint(module.arguments):
             yield f"{node.name} ({row.name} whose parameters are no module's)"
             return
-        if len(bind(mg, node, folded).inputs) < len(list(filter(None, module.arguments.values()))):
+        try:
+            count = len(bind(mg, node, folded).inputs)
+        except ConfigError as error:
+            yield f"{node.name} ({error})"
+            return
+        if count < len(list(filter(None, module.arguments.values()))):
             yield f"{node.name} ({row.name} of a number)"
             return
     for name, step in leaf_operators(module).items():

@@ -39,8 +39,7 @@ from chop.nn.integer.mask import KeptKeys
 from chop.nn.quantized import QuantizedOperator, QuantScaledDotProductAttention
 
 FINE_BITS = 40
-FINE = Grid(2.0**-24, -(2**FINE_BITS), 2**FINE_BITS)
-"""Of tables that no format reads, or blocks do: they round once more."""
+"""Of tables that no format reads, or blocks do, and of constants beside exact results."""
 
 
 def is_moved(mg: MaseGraph, node: fx.Node, folded: Folded) -> bool:
@@ -211,7 +210,7 @@ class Walk:
         if row.integer is None or node in self.folded.static:
             raise ConfigError("nothing that reads it has a format")
         if row.integer is Table:
-            result = self._table(node, grid if isinstance(grid, Grid) else FINE)
+            result = self._table(node, grid if isinstance(grid, Grid) else None)
             if not isinstance(grid, BlockGrid):
                 return result
             suffix = f"_to_{grid_text(grid)}"
@@ -229,15 +228,20 @@ class Walk:
         module = self.mg.module_of(node)
         return self.grids.of(module, "data_out") if isinstance(module, QuantizedOperator) else None
 
-    def _table(self, node: fx.Node, grid: Grid) -> Codes:
+    def _table(self, node: fx.Node, grid: Grid | None) -> Codes:
+        """The table of a function for a reader; without one in steps as fine as int64 allows."""
         bound = bind(self.mg, node, self.folded)
         read = self._read(bound.inputs[0], bound.operands[0], bound)
-        table = Table.of(bound.unrounded, read.proven, grid)
-        result = self.call(node, table, (read,), f"_to_{grid_text(grid)}")
+        chosen = grid or Table.fine_grid(bound.unrounded, read.proven, FINE_BITS)
+        table = Table.of(bound.unrounded, read.proven, chosen)
+        result = self.call(node, table, (read,), f"_to_{grid_text(chosen)}")
         kind = self.mg.operator(node).name
         step = Step(node.name, kind, (read,), result, bound.reference, self.dtype(node))
-        step.readers.append((result.node, grid))
         self.steps.append(step)
+        if grid is None:
+            self._step_of[node] = step
+        else:
+            step.readers.append((result.node, grid))
         return result
 
     def dtype(self, node: fx.Node) -> torch.dtype:

@@ -54,7 +54,7 @@ class IntegerSum(IntegerOperator):
         """See the base class; `call` has the shapes, `dim` and `keepdim`."""
         (read,), shape = inputs, call.shapes[0]
         dim = call.arguments.get("dim")
-        dims = range(len(shape)) if dim is None else [dim] if isinstance(dim, int) else dim
+        dims = [dim] if isinstance(dim, int) else dim or range(len(shape))
         from_end = [d - len(shape) if d >= 0 else d for d in dims]
         return cls(read, shape, from_end, bool(call.arguments.get("keepdim", False)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Self
 
@@ -59,12 +60,29 @@ class Table(IntegerOperator):
             ConfigError: the input has more than 2^16 codes.
         """
         check_index(cls.__name__, read)
-        with torch.no_grad():
-            entries = grid.codes(
-                function(read.decode(torch.arange(read.low, read.high + 1)).float())
-            )
+        entries = grid.codes(_values(function, read))
         return cls(entries, read.low, Edge.of(grid.step, int(entries.min()), int(entries.max())))
+
+    @classmethod
+    def fine_grid(cls, function: Callable[[Tensor], Tensor], read: Edge, bits: int) -> Grid:
+        """A grid for a table that no format reads: its largest entry has `bits` bits.
+
+        Args:
+            function: as for `of`.
+            read: as for `of`.
+            bits: of magnitudes.
+        """
+        check_index(cls.__name__, read)
+        largest = float(_values(function, read).abs().max())
+        step = 2.0 ** (math.frexp(largest)[1] - bits)
+        return Grid(step, -(2**bits), 2**bits)
 
     def forward(self, codes: Tensor) -> Tensor:
         """int64, shape of `codes`."""
         return self.entries[codes - self.low]
+
+
+@torch.no_grad()
+def _values(function: Callable[[Tensor], Tensor], read: Edge) -> Tensor:
+    """float32, of all codes of an edge."""
+    return function(read.decode(torch.arange(read.low, read.high + 1)).float())

@@ -57,7 +57,9 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
     are tables over all codes. What follows from shapes alone is computed now, and attention masks
     are proven to hide the keys that an input hides, or those after each query.
 
-    Inputs and outputs have the names and dtypes that they had: the host encodes and decodes.
+    The integer graph computes what the quantized one does in eval mode.
+    Inputs and outputs keep their names: the host encodes inputs, where NaN has the code 0, and
+    decodes outputs, as float32.
 
     Returns:
         operators: a row for each operator: `name`, `kind`, how many `codes` of its result were
