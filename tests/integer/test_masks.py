@@ -34,6 +34,8 @@ MASKS = {
     "all": (lambda kept: torch.ones(KEYS, KEYS, dtype=torch.bool), False, False),
 }
 FOREIGN = {
+    "zero keeps": lambda kept: ~key_mask(kept),
+    "at least two": lambda kept: (kept >= 2)[:, None, None, :],
     "window": lambda kept: causal(kept) & torch.ones(KEYS, KEYS, dtype=torch.bool).triu(-2),
     "first key always": lambda kept: key_mask(kept) | (torch.arange(KEYS) == 0),
     "next key": lambda kept: key_mask(kept.roll(1, 1)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chop.errors import ConfigError
@@ -84,4 +85,4 @@ class IntegerEmbedding(IntegerOperator):
 
     def forward(self, indices: Tensor) -> Tensor:
         """(..., columns), int64, of integer indices of any shape."""
-        return self.codes[indices]
+        return F.embedding(indices, self.codes)

@@ -55,11 +55,10 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
     operators has whole numbers of a step, an exact sum; each format that reads it becomes one
     requantizer after the producer, a shift where steps are powers of two. Activation functions
     are tables over all codes. What follows from shapes alone is computed now, and attention masks
-    are proven to hide the keys that an input hides, or those after each query.
+    are proven to hide the keys that an input of 0 and 1 hides, or those after each query.
 
-    The integer graph computes what the quantized one does in eval mode.
-    Inputs and outputs keep their names: the host encodes inputs, where NaN has the code 0, and
-    decodes outputs, as float32.
+    The integer graph computes what the quantized one does in eval mode. Inputs and outputs keep
+    their names: the host encodes inputs, where NaN has the code 0, and decodes outputs, as float32.
 
     Returns:
         operators: a row for each operator: `name`, `kind`, how many `codes` of its result were
