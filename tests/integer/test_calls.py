@@ -75,3 +75,10 @@ def test_dropout_in_any_mode_is_refused():
     x = torch.randn(4, 8)
     with pytest.raises(ConfigError, match=r"dropout \(dropout with training=True\)"):
         lowered(quantized(lambda y: F.dropout(y, 0.5), x), x)
+
+
+def test_labels_of_another_number_of_rows_are_refused():
+    x = torch.randn(4, 8)
+    batch = {"x": x, "labels": torch.zeros(1, dtype=torch.int64)}
+    with pytest.raises(ConfigError, match="labels: got 1 for 4 rows"):
+        passes.lower_to_integer_transform_pass(quantized(F.relu, x), {"batches": [batch]})

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from chop.errors import ConfigError
 from chop.integer.grids import AnyGrid
 from chop.integer.steps import Codes, Step
 from chop.ir.annotate import tensors_in
@@ -134,6 +135,8 @@ def accuracy(mg: MaseGraph, batches: Iterable[Mapping[str, Any]]) -> float | Non
     Args:
         mg: the graph.
         batches: inputs by name and, as `labels`, the class of each row.
+    Raises:
+        ConfigError: there are more or fewer labels than rows.
     """
     right = rows = 0
     inputs = {str(node.target) for node in mg.nodes if node.op == "placeholder"}
@@ -143,8 +146,10 @@ def accuracy(mg: MaseGraph, batches: Iterable[Mapping[str, Any]]) -> float | Non
             logits = next(tensors_in(mg.model(**{k: x for k, x in batch.items() if k in inputs})))
         if labels is None or labels.is_floating_point():
             return None
-        if logits.dim() != 2 or labels.shape != logits.shape[:1]:
+        if logits.dim() != 2 or labels.dim() != 1:
             return None
+        if len(labels) != len(logits):
+            raise ConfigError(f"batches.labels: got {len(labels)} for {len(logits)} rows.")
         right += int((logits.argmax(-1) == labels).sum())
         rows += len(labels)
     return right / rows if rows else None
