@@ -1,5 +1,6 @@
 """What importing costs, and that nothing heavy comes along."""
 
+import os
 import subprocess
 import sys
 
@@ -7,9 +8,9 @@ HEAVY = ("transformers", "datasets", "optuna", "matplotlib", "scipy", "sklearn",
 USE = "from chop import MaseGraph, passes, formats"
 
 
-def run(code: str) -> str:
+def run(code: str, environment: dict[str, str] | None = None) -> str:
     return subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment
     ).stdout.strip()
 
 
@@ -18,15 +19,18 @@ def test_heavy_libraries_are_imported_only_when_used():
     assert loaded == "[]"
 
 
-def test_import_costs_little_more_than_torch():
-    # CPU time, the least of several runs taken in turn: the machine is noisy. The slack over the
-    # target of 1.3 is for that noise alone.
+def test_import_costs_little_more_than_torch(tmp_path):
+    # CPU time, the least of several runs taken in turn: the machine is noisy. The bytecode cache is
+    # on and filled by the first runs, as an installation has it: without it the test would time the
+    # compilation of our sources against that of none of torch's.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(tmp_path)
     clock = "import time; t = time.process_time(); {}; print(time.process_time() - t)"
     costs = {"import torch": [], USE: []}
-    for _ in range(4):
+    for _ in range(5):
         for statement, seconds in costs.items():
-            seconds.append(float(run(clock.format(statement))))
-    assert min(costs[USE]) < 1.4 * min(costs["import torch"])
+            seconds.append(float(run(clock.format(statement), environment)))
+    assert min(costs[USE]) < 1.3 * min(costs["import torch"])
 
 
 def test_unknown_names_are_attribute_errors():
