@@ -1,0 +1,121 @@
+"""Rows of the component table: what a circuit of one operator is made of, takes and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import nn
+
+from chop.hardware.stream import Stream
+
+RTL = Path(__file__).parent / "rtl"
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where an operator stands in a graph.
+
+    Attributes:
+        operator: of `chop.nn.integer`: the specification.
+        inputs: the streams that it reads, with the lanes that their producers send.
+        fold: most cycles that it may take for a sample. Its lanes are the fewest that reach this;
+            an operator that cannot reach it has its fastest form.
+    """
+
+    operator: nn.Module
+    inputs: Sequence[Stream]
+    fold: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Contents of a read-only memory.
+
+    Attributes:
+        words: of `width` bits, non-negative: two's complement where they are signed.
+        width: in bits.
+    """
+
+    words: tuple[int, ...]
+    width: int
+
+    @property
+    def bits(self) -> int:
+        """Size in bits."""
+        return len(self.words) * self.width
+
+    def hex(self) -> str:
+        """The text that `$readmemh` reads, a line for each word."""
+        digits = -(-self.width // 4)
+        return "".join(f"{word:0{digits}x}\n" for word in self.words)
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]], width: int) -> Memory:
+        """Words of several codes.
+
+        Args:
+            rows: for each word its codes, that of lane 0, in the lowest bits, first.
+            width: of one code in bits.
+        """
+        mask = (1 << width) - 1
+        words = tuple(
+            sum((code & mask) << lane * width for lane, code in enumerate(row)) for row in rows
+        )
+        return cls(words, width * len(rows[0]))
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a component is made of, by its structure; see `chop.hardware.synth` for measurements.
+
+    Attributes:
+        multipliers: widths in bits of the two factors, and how many such multipliers.
+        memory_bits: of read-write memories; read-only ones are the plan's `memories`.
+    """
+
+    multipliers: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    memory_bits: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An operator as an instance of its component.
+
+    Attributes:
+        parameters: of the module, by name.
+        lanes: that each input must have; a converter is put where its producer sends others.
+        out: the stream that leaves.
+        cycles: between two samples when nothing stalls.
+        memories: contents of read-only memories, by the parameter that takes the file's name.
+        resources: of one instance, without read-only memories.
+        holds: for each input the share of a sample, 0 to 1, that has to be absorbed before the
+            first output can leave; 1 where all of it has, as of an operand of a product.
+        buffers: for each input the beats of a FIFO wanted ahead of it, 0 for none.
+    """
+
+    parameters: Mapping[str, int | str]
+    lanes: tuple[int, ...]
+    out: Stream
+    cycles: int
+    memories: Mapping[str, Memory] = field(default_factory=dict)
+    resources: Resources = field(default_factory=Resources)
+    holds: tuple[float, ...] = ()
+    buffers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Component:
+    """A row: the circuit of one class of operators.
+
+    Attributes:
+        module: SystemVerilog module in `folder/MODULE.sv`. Modules that it instantiates are
+            found in the same folder, or in the library.
+        plan: parameters, memories, cycles and resources of an operator.
+        folder: of the source.
+    """
+
+    module: str
+    plan: Callable[[Site], Plan]
+    folder: Path = RTL

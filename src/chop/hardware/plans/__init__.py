@@ -1,0 +1,3 @@
+"""Plan functions, a file for each family of operators."""
+
+__all__: list[str] = []
