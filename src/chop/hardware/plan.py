@@ -114,8 +114,13 @@ class Component:
             found in the same folder, or in the library.
         plan: parameters, memories, cycles and resources of an operator.
         folder: of the source.
+        spatial: how many trailing dimensions it slides over: an image that the host sends to it
+            has its channels last.
+        is_broadcast: a constant operand is spread to the order of the other operand.
     """
 
     module: str
     plan: Callable[[Site], Plan]
     folder: Path = RTL
+    spatial: int = 0
+    is_broadcast: bool = False

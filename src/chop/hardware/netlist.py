@@ -1,0 +1,318 @@
+"""Netlist of an integer graph: instances of components, and the streams between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from chop.errors import ConfigError
+from chop.hardware.components import COMPONENTS
+from chop.hardware.lanes import divisors, fewest_lanes
+from chop.hardware.plan import RTL, Plan, Site
+from chop.hardware.plans.order import concat_plan, constant_plan, select_plan
+from chop.hardware.stream import Stream
+from chop.hardware.values import Fixed, Move, Wire, moved
+from chop.ir.graph import MaseGraph
+from chop.nn.integer import Constant, Decode, Encode
+
+Value = Wire | Fixed
+WHERE = "hardware"
+RESERVED = ("clk",)
+"""Names of signals that a port of the same name would meet."""
+
+
+@dataclass(frozen=True, eq=False)
+class Instance:
+    """A module in the top module.
+
+    Attributes:
+        name: of the instance and of its result's signals.
+        kind: the class of the operator, or what else it is for.
+        module: SystemVerilog module.
+        folder: of its source.
+        plan: its parameters and what it takes and gives.
+        inputs: what it reads.
+    """
+
+    name: str
+    kind: str
+    module: str
+    folder: Path
+    plan: Plan
+    inputs: tuple[Wire, ...]
+
+    @property
+    def output(self) -> Wire:
+        """Its result."""
+        return Wire(self.name, self.plan.out)
+
+
+@dataclass(frozen=True, eq=False)
+class Boundary:
+    """A port of the design.
+
+    Attributes:
+        name: of the port.
+        node: of the graph whose codes travel through it.
+        wire: inside.
+    """
+
+    name: str
+    node: str
+    wire: Wire
+
+
+@dataclass(frozen=True, eq=False)
+class Netlist:
+    """A design.
+
+    Attributes:
+        instances: in the order of the graph.
+        inputs: ports in.
+        outputs: ports out.
+    """
+
+    instances: Sequence[Instance]
+    inputs: Sequence[Boundary]
+    outputs: Sequence[Boundary]
+
+    @property
+    def interval(self) -> int:
+        """Cycles between two samples: those of the slowest instance or port."""
+        ports = [*self.inputs, *self.outputs]
+        return max(
+            *(instance.plan.cycles for instance in self.instances),
+            *(port.wire.stream.beats for port in ports),
+        )
+
+
+def netlist(mg: MaseGraph, fold: int) -> Netlist:
+    """The circuit of an integer graph.
+
+    Args:
+        mg: the graph, of `lower_to_integer_transform_pass`.
+        fold: most cycles that an operator may take for a sample.
+    Raises:
+        ConfigError: operators, or the order in which their codes travel, have no circuit.
+    """
+    return _Builder(mg, fold).run()
+
+
+class _Builder:
+    def __init__(self, mg: MaseGraph, fold: int) -> None:
+        self.mg, self.fold = mg, fold
+        self.values: dict[fx.Node, Value] = {}
+        self.instances: list[Instance] = []
+        self.inputs: list[Boundary] = []
+        self.outputs: list[Boundary] = []
+
+    def run(self) -> Netlist:
+        nodes = self._circuit()
+        self._refuse_unknown(nodes)
+        for node in nodes:
+            try:
+                self._visit(node)
+            except ConfigError as error:
+                raise ConfigError(f"{WHERE}: node '{node.name}': {error}") from error
+        return Netlist(self.instances, self.inputs, self.outputs)
+
+    def _circuit(self) -> list[fx.Node]:
+        """What lies between the host's encoders and decoders, both included, in order."""
+        found: set[fx.Node] = set()
+        pending = [node for node in self.mg.nodes if self._is(node, Decode)]
+        if not pending:
+            raise ConfigError(
+                f"{WHERE}: expected an integer graph, of lower_to_integer_transform_pass; this one "
+                "decodes no results."
+            )
+        while pending:
+            node = pending.pop()
+            if node not in found:
+                found.add(node)
+                pending += [] if self._is(node, Encode) else node.all_input_nodes
+        return [node for node in self.mg.nodes if node in found]
+
+    def _is(self, node: fx.Node, kind: type[nn.Module]) -> bool:
+        return isinstance(self.mg.module_of(node), kind)
+
+    def _refuse_unknown(self, nodes: Sequence[fx.Node]) -> None:
+        unknown = [f"'{node.name}' ({self._kind(node)})" for node in nodes if not self._knows(node)]
+        if unknown:
+            raise ConfigError(
+                f"{WHERE}: there is no circuit for {', '.join(unknown)}; "
+                "chop.hardware.components has those that there are."
+            )
+
+    def _kind(self, node: fx.Node) -> str:
+        module = self.mg.module_of(node)
+        return self.mg.operator(node).name if module is None else type(module).__name__
+
+    def _knows(self, node: fx.Node) -> bool:
+        row = self.mg.operator(node)
+        module = self.mg.module_of(node)
+        known = type(module) in COMPONENTS or isinstance(module, Encode | Decode | Constant)
+        return known or row.only_moves or row.name in ("cat", "getitem")
+
+    def _visit(self, node: fx.Node) -> None:
+        module = self.mg.module_of(node)
+        if isinstance(module, Encode):
+            self._encode(node, module)
+        elif isinstance(module, Decode):
+            self._decode(node)
+        elif isinstance(module, Constant):
+            self.values[node] = Fixed(module.codes, module.out)
+        elif type(module) in COMPONENTS:
+            assert module is not None
+            self.values[node] = self._operate(node, module)
+        elif self.mg.operator(node).name == "cat":
+            self.values[node] = self._join(node)
+        else:
+            self.values[node] = self._move(node)
+
+    def _encode(self, node: fx.Node, encode: Encode) -> None:
+        (source,) = node.all_input_nodes
+        shape = self._shape(node)[1:]
+        stream = Stream.in_order(shape, encode.out)
+        readers = [type(self.mg.module_of(user)) for user in node.users]
+        rows = [row for kind, row in COMPONENTS.items() if kind in readers]
+        spatial = max((row.spatial for row in rows), default=0)
+        if spatial:
+            channels_last = torch.arange(stream.size).view(*shape[-spatial:], shape[0])
+            stream = replace(stream, positions=channels_last.movedim(-1, 0).contiguous())
+            lanes = [n for n in divisors(shape[0]) if stream.size <= n * self.fold]
+            stream = stream.with_lanes(lanes[0] if lanes else shape[0])
+        else:
+            stream = stream.with_lanes(fewest_lanes(stream.size, self.fold))
+        alone = sum(self._is(user, Encode) for user in source.users) == 1
+        name = source.name if alone and source.name not in RESERVED else node.name
+        wire = Wire(node.name, stream)
+        self.inputs.append(Boundary(name, node.name, wire))
+        self.values[node] = wire
+
+    def _decode(self, node: fx.Node) -> None:
+        (source,) = node.all_input_nodes
+        if all(port.node != source.name for port in self.outputs):
+            self.outputs.append(Boundary(source.name, source.name, self._wire(source, node)))
+
+    def _operate(self, node: fx.Node, operator: nn.Module) -> Wire:
+        streams = self._streams(node, operator)
+        site = Site(operator, [wire.stream for wire in streams], self.fold)
+        row = COMPONENTS[type(operator)]
+        kind, plan = type(operator).__name__, row.plan(site)
+        return self._instance(node.name, kind, row.module, plan, streams, row.folder)
+
+    def _streams(self, node: fx.Node, operator: nn.Module) -> list[Wire]:
+        """What an operator reads; a constant is sent as the other operand is."""
+        sources = [self.values[source] for source in _tensors(node)]
+        live = [source for source in sources if isinstance(source, Wire)]
+        found = []
+        for number, source in enumerate(sources):
+            if isinstance(source, Fixed):
+                beside = (
+                    live[0].stream if live and COMPONENTS[type(operator)].is_broadcast else None
+                )
+                source = self._constant(f"{node.name}_constant_{number}", source, beside)
+            found.append(source)
+        return found
+
+    def _wire(self, source: fx.Node, reader: fx.Node) -> Wire:
+        value = self.values[source]
+        if isinstance(value, Fixed):
+            return self._constant(f"{reader.name}_constant", value, None)
+        return value
+
+    def _constant(self, name: str, fixed: Fixed, beside: Stream | None) -> Wire:
+        """A stream of a memory: in the order and the beats of another, or in its own."""
+        if beside is None:
+            shape = tuple(fixed.codes.shape[1:])
+            beside = Stream.in_order(shape, fixed.edge)
+            beside = beside.with_lanes(fewest_lanes(beside.size, self.fold))
+        plan = constant_plan(fixed.sample(beside.shape), beside.of(fixed.edge))
+        return self._instance(name, "constant", "chop_constant", plan, [])
+
+    def _join(self, node: fx.Node) -> Wire:
+        """Streams of `torch.cat`, two at a time."""
+        sources = _tensors(node)
+        rank = len(self._shape(node))
+        dim = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
+        assert isinstance(dim, int)
+        from_end = dim - rank if dim >= 0 else dim
+        if from_end == -rank:
+            raise ConfigError("it joins samples")
+        live = [wire for wire in map(self.values.get, sources) if isinstance(wire, Wire)]
+        result: Wire | None = None
+        for number, source in enumerate(sources):
+            value = self.values[source]
+            if isinstance(value, Fixed):
+                beside = Stream.in_order(self._shape(source)[1:], value.edge)
+                beside = beside.with_lanes(math.gcd(beside.size, *(w.stream.lanes for w in live)))
+                value = self._constant(f"{node.name}_constant_{number}", value, beside)
+            if result is None:
+                result = value
+            else:
+                name = node.name if number == len(sources) - 1 else f"{node.name}_{number}"
+                result = self._concat(name, result, value, from_end)
+        assert result is not None
+        return result
+
+    def _concat(self, name: str, first: Wire, second: Wire, dim: int) -> Wire:
+        plan = concat_plan(first.stream, second.stream, dim)
+        return self._instance(name, "cat", "chop_concat", plan, [first, second])
+
+    def _move(self, node: fx.Node) -> Value:
+        (source,) = _tensors(node)
+        value = self.values[source]
+        module = self.mg.module_of(node)
+        move = _mover(node, source, module)
+        if isinstance(value, Fixed):
+            return Fixed(move(value.codes), value.edge)
+        places = moved(value.stream, self._shape(source)[0], move)
+        if places.numel() == value.stream.size:
+            return Wire(value.signal, replace(value.stream, positions=places))
+        plan = select_plan(value.stream, places)
+        return self._instance(node.name, "getitem", "chop_select", plan, [value])
+
+    def _instance(
+        self,
+        name: str,
+        kind: str,
+        module: str,
+        plan: Plan,
+        inputs: Sequence[Wire],
+        folder: Path = RTL,
+    ) -> Wire:
+        made = Instance(name, kind, module, folder, plan, tuple(inputs))
+        self.instances.append(made)
+        return made.output
+
+    def _shape(self, node: fx.Node) -> tuple[int, ...]:
+        shape: tuple[int, ...] = node.meta["mase"].common.results["data_out_0"].shape
+        return shape
+
+
+def _tensors(node: fx.Node) -> list[fx.Node]:
+    """The nodes that a node reads, in the order of its arguments; one may be there twice."""
+    found: list[fx.Node] = []
+    fx.node.map_arg((node.args, node.kwargs), lambda given: found.append(given))
+    return found
+
+
+def _mover(node: fx.Node, source: fx.Node, module: nn.Module | None) -> Move:
+    """What a layout operator does to the tensor that it reads."""
+
+    def move(tensor: Tensor) -> Tensor:
+        args = fx.node.map_arg(node.args, lambda _: tensor)
+        kwargs = fx.node.map_arg(node.kwargs, lambda _: tensor)
+        target: Any = module if module is not None else node.target
+        if node.op == "call_method":
+            target = getattr(Tensor, str(node.target))
+        result: Tensor = target(*args, **kwargs)
+        return result
+
+    return move

@@ -1,0 +1,71 @@
+"""Plans of what has no operator: constants, streams joined, and parts of streams."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from chop.hardware.plan import Memory, Plan
+from chop.hardware.stream import Stream
+from chop.hardware.values import joined, part
+from chop.nn.integer import Edge
+
+
+def constant_plan(codes: Tensor, stream: Stream) -> Plan:
+    """Plan of `chop_constant`.
+
+    Args:
+        codes: int64, of one sample.
+        stream: in whose order and beats they leave.
+    """
+    memory = Memory.of(stream.sent(codes.unsqueeze(0)).tolist(), stream.width)
+    parameters = {"W": stream.bits, "BEATS": stream.beats}
+    return Plan(parameters, (), stream, stream.beats, {"FILE": memory})
+
+
+def concat_plan(first: Stream, second: Stream, dim: int) -> Plan:
+    """Plan of `chop_concat`.
+
+    Args:
+        first: sent first.
+        second: sent after it.
+        dim: along which they are joined, from the end.
+    Raises:
+        ConfigError: they travel in another order, or codes mean different things.
+    """
+    edges = first.edge, second.edge
+    edge = Edge.of(first.edge.scalar_step, min(e.low for e in edges), max(e.high for e in edges))
+    positions = joined(first, second, dim)
+    turns = math.prod(first.shape[:dim])
+    beats = first.size // turns, second.size // turns
+    lanes = math.gcd(first.lanes, second.lanes, *beats)
+    out = Stream(positions, edge, lanes)
+    parameters = {
+        "LANES": lanes,
+        "IN_0_W": first.width,
+        "IN_1_W": second.width,
+        "OUT_W": out.width,
+        "BEATS_0": beats[0] // lanes,
+        "BEATS_1": beats[1] // lanes,
+    }
+    return Plan(parameters, (lanes, lanes), out, out.beats)
+
+
+def select_plan(stream: Stream, places: Tensor) -> Plan:
+    """Plan of `chop_select`.
+
+    Args:
+        stream: what is read.
+        places: int64, shape of the result: the places of the stream that are kept.
+    Raises:
+        ConfigError: they do not travel one after another.
+    """
+    first, out = int(places.min()), part(stream, places)
+    parameters = {
+        "W": out.bits,
+        "PERIOD": stream.size // out.lanes,
+        "FIRST": first // out.lanes,
+        "LAST": first // out.lanes + out.beats - 1,
+    }
+    return Plan(parameters, (out.lanes,), out, stream.size // out.lanes)

@@ -1,0 +1,126 @@
+"""Values of an integer graph on wires: a node's codes as a stream, or as numbers that never change.
+
+Operators that only move codes need no circuit: what they do is applied to the places at which the
+codes travel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from chop.errors import ConfigError
+from chop.hardware.stream import Stream
+from chop.nn.integer import Edge
+
+Move = Callable[[Tensor], Tensor]
+"""A tensor with its batch to the moved one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Wire:
+    """A stream and the name of its signals.
+
+    Attributes:
+        signal: `SIGNAL_data`, `SIGNAL_valid` and `SIGNAL_ready` of the top module.
+        stream: what travels.
+    """
+
+    signal: str
+    stream: Stream
+
+
+@dataclass(frozen=True, eq=False)
+class Fixed:
+    """Codes that are known when the circuit is made.
+
+    Attributes:
+        codes: int64, with or without a batch.
+        edge: what they mean.
+    """
+
+    codes: Tensor
+    edge: Edge
+
+    def sample(self, shape: tuple[int, ...]) -> Tensor:
+        """int64: the codes of one sample, spread to its shape.
+
+        Raises:
+            ConfigError: samples differ, or the shapes do not fit.
+        """
+        batch = self.codes.size(0) if self.codes.dim() == len(shape) + 1 else 1
+        try:
+            spread = self.codes.expand(batch, *shape)
+        except RuntimeError:
+            sizes = tuple(self.codes.shape)
+            raise ConfigError(f"a constant of shape {sizes} beside samples of {shape}") from None
+        if bool((spread != spread[:1]).any()):
+            raise ConfigError("a constant that differs between the samples of a batch")
+        return spread[0]
+
+
+def moved(stream: Stream, batch: int, move: Move) -> Tensor:
+    """Where the codes of a stream travel, after a layout operator: it may drop codes.
+
+    Args:
+        stream: before it.
+        batch: of the graph; its sizes may be written into the operator.
+        move: the operator.
+    Returns: int64, shape of one sample of the result: places of its elements in the stream.
+    Raises:
+        ConfigError: it mixes samples, or repeats codes.
+    """
+    starts = torch.arange(batch).view(-1, *[1] * len(stream.shape)) * stream.size
+    found = move(stream.positions + starts)
+    if not found.dim() or found.size(0) != batch:
+        raise ConfigError("it does not keep the samples of a batch apart along the first dimension")
+    starts = torch.arange(batch).view(-1, *[1] * (found.dim() - 1)) * stream.size
+    if not torch.equal(found - starts, found[:1].expand_as(found)):
+        raise ConfigError("it moves codes from one sample to another")
+    places = found[0]
+    if places.unique().numel() != places.numel():
+        raise ConfigError("it repeats codes, which no circuit does yet")
+    return places
+
+
+def joined(first: Stream, second: Stream, dim: int) -> Tensor:
+    """Where codes travel when two streams are sent in turn, row by row.
+
+    Args:
+        first: the one that is sent first.
+        second: the other.
+        dim: along which they are joined, counted from the end.
+    Returns: int64, shape of one sample of the result.
+    Raises:
+        ConfigError: the streams have another order than that of the result.
+    """
+    outer = torch.Size(first.shape[: len(first.shape) + dim]).numel()
+    parts, start, period = [], 0, (first.size + second.size) // outer
+    for stream in (first, second):
+        own = stream.size // outer
+        turn = torch.arange(outer).view(*stream.shape[: len(stream.shape) + dim], *[1] * -dim)
+        if bool((stream.positions // own != turn).any()):
+            raise ConfigError("what it joins does not travel in the order of the result")
+        parts.append(turn * period + start + stream.positions % own)
+        start += own
+    return torch.cat(parts, dim)
+
+
+def part(stream: Stream, places: Tensor) -> Stream:
+    """The stream of the codes at some places, with lanes such that they are whole beats.
+
+    Args:
+        stream: it is sent with these lanes, at most as many as it has now.
+        places: int64: those that are kept.
+    Raises:
+        ConfigError: they do not travel one after another.
+    """
+    first, count = int(places.min()), places.numel()
+    if int(places.max()) - first + 1 != count:
+        raise ConfigError("what it keeps of a stream does not travel in one piece")
+    lanes = math.gcd(stream.lanes, first, count)
+    return replace(stream, positions=places - first, lanes=lanes)
