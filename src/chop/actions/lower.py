@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ from torch import Tensor, fx
 from chop import passes, runs
 from chop.actions.interrupt import with_interruption_note
 from chop.actions.ptq import quantize_after_training
-from chop.actions.settings.lower import LowerConfig
+from chop.actions.settings.lower import LowerConfig, LoweringConfig
 from chop.actions.workload import Workload, raise_to_graph, settings_with, workload_for
 from chop.files import write_json, write_text
-from chop.formats import parse_format_string
+from chop.formats import NumberFormat, parse_format_string
 from chop.ir.batches import observe_nodes
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import quantizable_operators
@@ -51,8 +51,58 @@ def lower(config: LowerConfig, workload: Workload | None = None) -> dict[str, An
 
 
 def _lower(config: LowerConfig, workload: Workload, run: runs.Run) -> dict[str, Any]:
-    title = f"{workload.name} on {workload.dataset}"
-    get_console().print(f"[bold]{title}[/]: quantizing and lowering")
+    lowering = lower_workload(workload, config, config.rows)
+    info, label = lowering.info, lowering.number_format.label
+    table = [_printed(row) for row in info["operators"]]
+    print_table(f"{workload.title} in {label}", table)
+    rows = lowering.rows
+    accuracies = ", ".join(f"{name} {share:.2%}" for name, share in info["accuracy"].items())
+    about = f"accuracy on {rows} test rows: {accuracies}" if accuracies else f"{rows} test rows"
+    get_console().print(about, highlight=False)
+    result = {
+        "config": {**asdict(config), "out": str(config.out), "model": workload.name},
+        "format": label,
+        "rows": rows,
+        **info,
+    }
+    with run.results() as folder:
+        _write(folder, lowering, result, f"{markdown_table(table)}\n\n{about}\n")
+        run.rows = info["operators"]
+    return result
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """A model in integers, and what it came from.
+
+    Attributes:
+        number_format: of all operators.
+        quantized: the quantized graph.
+        integer: the graph of integers.
+        info: what `lower_to_integer_transform_pass` found.
+        batch: the compared test rows, by column.
+        rows: how many there are.
+    """
+
+    number_format: NumberFormat
+    quantized: MaseGraph
+    integer: MaseGraph
+    info: Mapping[str, Any]
+    batch: Mapping[str, Tensor]
+    rows: int
+
+
+def lower_workload(workload: Workload, config: LoweringConfig, rows: int) -> Lowering:
+    """Quantizes all operators of a model after training, and lowers it to integers.
+
+    Args:
+        workload: the model and its rows.
+        config: formats, calibration and widths.
+        rows: test rows that both graphs are compared on; all of them if there are fewer.
+    Raises:
+        ConfigError: the model has no integer form.
+    """
+    get_console().print(f"[bold]{workload.title}[/]: quantizing and lowering")
     mg, _ = passes.conv_bn_fusion_transform_pass(raise_to_graph(workload))
     number_format = parse_format_string(config.formats)
     quantized = quantize_after_training(
@@ -64,27 +114,13 @@ def _lower(config: LowerConfig, workload: Workload, run: runs.Run) -> dict[str, 
     # Scales that follow each batch have no integer form.
     static = {"batches": batches, "static_scales": True}
     quantized, _ = passes.calibrate_transform_pass(quantized, static)
-    rows = min(config.rows, len(workload.test))
+    rows = min(rows, len(workload.test))
     (batch,) = calibration_batches(
         workload.model, workload.test, rows=rows, batch_size=rows, with_labels=True
     )
     settings = {"batches": [batch], "internal_bits": config.internal_bits}
     integer, info = passes.lower_to_integer_transform_pass(quantized, settings)
-    table = [_printed(row) for row in info["operators"]]
-    print_table(f"{title} in {number_format.label}", table)
-    accuracies = ", ".join(f"{name} {share:.2%}" for name, share in info["accuracy"].items())
-    about = f"accuracy on {rows} test rows: {accuracies}" if accuracies else f"{rows} test rows"
-    get_console().print(about, highlight=False)
-    result = {
-        "config": {**asdict(config), "out": str(config.out), "model": workload.name},
-        "format": number_format.label,
-        "rows": rows,
-        **info,
-    }
-    with run.results() as folder:
-        _write(folder, integer, batch, result, f"{markdown_table(table)}\n\n{about}\n")
-        run.rows = info["operators"]
-    return result
+    return Lowering(number_format, quantized, integer, info, batch, rows)
 
 
 def _printed(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,18 +136,13 @@ def _printed(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _write(
-    folder: Path,
-    integer: MaseGraph,
-    batch: Mapping[str, Tensor],
-    result: Mapping[str, Any],
-    table: str,
-) -> None:
+def _write(folder: Path, lowering: Lowering, result: Mapping[str, Any], table: str) -> None:
     from safetensors.torch import save_file
 
-    integer.export(folder / "model")
-    integer.draw(folder / "graph.svg")
-    save_file(golden_values(integer, batch), folder / "golden.safetensors")
+    lowering.integer.export(folder / "model")
+    lowering.integer.draw(folder / "graph.svg")
+    golden = golden_values(lowering.integer, lowering.batch)
+    save_file(golden, folder / "golden.safetensors")
     write_text(folder / "table.md", table)
     write_json(folder / "result.json", result)
 

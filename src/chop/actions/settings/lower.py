@@ -1,4 +1,4 @@
-"""Settings of `chop lower`."""
+"""Settings of `chop lower`, and those that it shares with `chop emit`."""
 
 from __future__ import annotations
 
@@ -10,24 +10,37 @@ from chop.actions.settings.workload import Ranges, WorkloadConfig
 
 
 @dataclass(frozen=True)
-class LowerConfig(WorkloadConfig):
-    """Settings of `chop lower`.
+class LoweringConfig(WorkloadConfig):
+    """Formats and widths of an integer graph.
 
     Attributes:
         formats: number format of all operators: an integer `width.fraction` (`8.auto` calibrates
             each tensor's fraction), or `name:field=value`, as `scale_integer:width=8`.
         internal_bits: width of integers inside softmax and norms: small, as in a circuit, or
             exact, as wide as 64 bits allow.
-        rows: number of test rows, in one batch: of the comparison and of the golden files.
         calibration_rows: training rows that calibrate fractions and scales of activations.
 
     The other settings are those of `WorkloadConfig`.
     """
 
-    RANGES: ClassVar[Ranges] = {"rows": (1, 10**9), "calibration_rows": (1, 10**9)}
+    RANGES: ClassVar[Ranges] = {"calibration_rows": (1, 10**9)}
 
-    out: Path = Path("runs/lower")
     formats: str = "8.auto"
     internal_bits: Literal["small", "exact"] = "small"
-    rows: int = 256
     calibration_rows: int = 256
+
+
+@dataclass(frozen=True)
+class LowerConfig(LoweringConfig):
+    """Settings of `chop lower`.
+
+    Attributes:
+        rows: number of test rows, in one batch: of the comparison and of the golden files.
+
+    The other settings are those of `LoweringConfig`.
+    """
+
+    RANGES: ClassVar[Ranges] = {"rows": (1, 10**9)}
+
+    out: Path = Path("runs/lower")
+    rows: int = 256
