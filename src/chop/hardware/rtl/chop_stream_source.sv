@@ -1,0 +1,37 @@
+// Source of a stream, in simulation only: sends the BEATS words of FILE in turn, with the pauses of
+// chop_stall. Data are unknown while valid_o is low.
+module chop_stream_source #(
+  parameter int W      = 8,
+  parameter int BEATS  = 1,
+  parameter     FILE   = "",
+  parameter int STREAM = 0,
+  parameter int PAUSE  = 64
+) (
+  input  logic         clk_i,
+  input  logic         rst_ni,
+  input  logic [31:0]  profile_i,
+  input  logic [31:0]  seed_i,
+  output logic [W-1:0] data_o,
+  output logic         valid_o,
+  input  logic         ready_i
+);
+  logic [W-1:0] beats [0:BEATS-1];
+  int sent_q;
+  logic go;
+
+  initial $readmemh(FILE, beats);
+
+  chop_stall #(.STREAM(STREAM), .IS_READER(1'b0), .PAUSE(PAUSE)) u_stall (
+    .clk_i(clk_i), .rst_ni(rst_ni), .profile_i(profile_i), .seed_i(seed_i), .go_o(go));
+
+  always_ff @(posedge clk_i) begin
+    if (!rst_ni) begin
+      valid_o <= 1'b0;
+      sent_q  <= 0;
+    end else if (!valid_o || ready_i) begin
+      valid_o <= go && (sent_q < BEATS);
+      data_o  <= (go && (sent_q < BEATS)) ? beats[sent_q] : 'x;
+      if (go && (sent_q < BEATS)) sent_q <= sent_q + 1;
+    end
+  end
+endmodule

@@ -1,0 +1,70 @@
+"""SystemVerilog text: literals, instances, and the sources that a text needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from chop.hardware.plan import RTL
+
+WIDEST_INT = 31
+"""Bits of the magnitude of a `parameter int`."""
+
+
+def literal(value: int | str) -> str:
+    """A parameter's value: a string, a decimal number, or a signed 64-bit one beyond 32 bits.
+
+    >>> literal(-5), literal(2**40), literal("a.hex")
+    ('-5', "64'sd1099511627776", '"a.hex"')
+    """
+    if isinstance(value, str):
+        return f'"{value}"'
+    sign = "-" if value < 0 else ""
+    size = "" if abs(value) < 2**WIDEST_INT else "64'sd"
+    return f"{sign}{size}{abs(value)}"
+
+
+def instance(
+    module: str, name: str, parameters: Mapping[str, int | str], connections: Mapping[str, str]
+) -> str:
+    """An instance of a module.
+
+    Args:
+        module: its name.
+        name: of the instance.
+        parameters: by name.
+        connections: expressions by port.
+    """
+    values = [f".{key}({literal(value)})" for key, value in parameters.items()]
+    ports = [f".{key}({value})" for key, value in connections.items()]
+    head = f"{module} #(\n    {_joined(values)}\n  ) {name}" if values else f"{module} {name}"
+    return f"  {head} (\n    {_joined(ports)}\n  );\n"
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return ",\n    ".join(parts)
+
+
+def sources(text: str, folder: Path = RTL) -> dict[str, Path]:
+    """The sources of all modules `chop_*` that a text instantiates, and of theirs, by file name.
+
+    Args:
+        text: SystemVerilog.
+        folder: searched before the library.
+    """
+    found: dict[str, Path] = {}
+    texts = [text]
+    while texts:
+        for module in sorted(set(re.findall(r"\bchop_\w+", _code(texts.pop())))):
+            file = f"{module}.sv"
+            path = next((p for p in (folder / file, RTL / file) if p.is_file()), None)
+            if path and file not in found:
+                found[file] = path
+                texts.append(path.read_text())
+    return found
+
+
+def _code(text: str) -> str:
+    """Without comments."""
+    return re.sub(r"//.*|/\*.*?\*/", "", text)
