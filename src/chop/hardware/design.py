@@ -1,0 +1,150 @@
+"""Design: the SystemVerilog of an integer graph, its memories, and what its interfaces are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from chop.hardware.connect import (
+    Connections,
+    Link,
+    connect,
+    input_signal,
+    output_signal,
+)
+from chop.hardware.netlist import Instance, Netlist
+from chop.hardware.port import Port
+from chop.hardware.verilog import instance, sources
+
+TOP = "top"
+CLOCKED = {"clk_i": "clk_i", "rst_ni": "rst_ni"}
+
+
+@dataclass(frozen=True, eq=False)
+class Design:
+    """What a circuit is written as.
+
+    Attributes:
+        top: name of the top module.
+        ports: streams in and out, inputs first.
+        files: path in the project -> text: `rtl/*.sv` and `memory/*.hex`.
+        streams: inner streams: name and bits; their signals are in the top module.
+        netlist: what it was made of.
+        connections: what stands between the components.
+    """
+
+    top: str
+    ports: tuple[Port, ...]
+    files: Mapping[str, str]
+    streams: tuple[tuple[str, int], ...]
+    netlist: Netlist
+    connections: Connections
+
+    @property
+    def interval(self) -> int:
+        """Cycles between two samples when nothing stalls: those of the slowest part."""
+        return max(self.netlist.interval, self.connections.interval)
+
+
+def design_of(netlist: Netlist, top: str = TOP) -> Design:
+    """Writes a netlist as SystemVerilog.
+
+    Args:
+        netlist: the circuit.
+        top: name of the top module.
+    """
+    connections = connect(netlist)
+    ports = [Port.of(port.name, port.wire.stream, True) for port in netlist.inputs]
+    ports += [Port.of(port.name, port.wire.stream, False) for port in netlist.outputs]
+    text = _top(netlist, connections, ports, top)
+    files = {f"rtl/{top}.sv": text}
+    for folder in sorted({part.folder for part in netlist.instances}):
+        for name, path in sources(text, folder).items():
+            files[f"rtl/{name}"] = path.read_text()
+    for part in netlist.instances:
+        for parameter, memory in part.plan.memories.items():
+            files[memory_path(part, parameter)] = memory.hex()
+    streams = tuple(connections.streams)
+    return Design(top, tuple(ports), files, streams, netlist, connections)
+
+
+def memory_path(part: Instance, parameter: str) -> str:
+    """Path in the project of the contents of a memory."""
+    return f"memory/{part.name}_{parameter.removesuffix('_FILE').lower()}.hex"
+
+
+def _top(netlist: Netlist, connections: Connections, ports: list[Port], top: str) -> str:
+    """Text of the top module."""
+    parts = len(netlist.instances)
+    interval = max(netlist.interval, connections.interval)
+    declared = [line for port in ports for line in _declaration(port)]
+    head = ["input  logic clk_i", "input  logic rst_ni", *declared]
+    lines = [
+        f"// {parts} components; a sample every {interval} cycles when nothing stalls.\n",
+        f"module {top} (\n  " + ",\n  ".join(head) + "\n);\n",
+    ]
+    for name, bits in connections.streams:
+        lines.append(f"  logic [{bits - 1}:0] {name}_data;\n  logic {name}_valid, {name}_ready;\n")
+    lines += _assignments(netlist, ports)
+    lines += [_link(link) for link in connections.links]
+    lines += [_component(part) for part in netlist.instances]
+    return "".join([*lines, "endmodule\n"])
+
+
+def _declaration(port: Port) -> list[str]:
+    ahead, back = ("input ", "output") if port.is_input else ("output", "input ")
+    data, valid, ready = port.signals
+    bits = f"[{port.bits - 1}:0] "
+    return [f"{ahead} logic {bits}{data}", f"{ahead} logic {valid}", f"{back} logic {ready}"]
+
+
+def _assignments(netlist: Netlist, ports: list[Port]) -> Iterator[str]:
+    """Ports are the streams behind them."""
+    signals = [port.wire.signal for port in netlist.inputs]
+    signals += [output_signal(port) for port in netlist.outputs]
+    for port, signal in zip(ports, signals, strict=True):
+        inside = [f"{signal}_{kind}" for kind in ("data", "valid", "ready")]
+        for number, (outer, inner) in enumerate(zip(port.signals, inside, strict=True)):
+            enters = port.is_input != (number == 2)
+            left, right = (inner, outer) if enters else (outer, inner)
+            yield f"  assign {left} = {right};\n"
+
+
+def _link(link: Link) -> str:
+    pins = {**CLOCKED, **_pins("in", 0, link.source)}
+    if len(link.targets) == 1:
+        pins |= _pins("out", 0, link.targets[0])
+        return instance(link.module, f"u_{link.name}", link.parameters, pins)
+    shared = f"{link.name}_data"
+    pins |= {
+        "data_out_o": shared,
+        "data_out_valid_o": _vector(link.targets, "valid"),
+        "data_out_ready_i": _vector(link.targets, "ready"),
+    }
+    lines = [f"  logic [{link.bits - 1}:0] {shared};\n"]
+    lines += [f"  assign {target}_data = {shared};\n" for target in link.targets]
+    return "".join([*lines, instance(link.module, f"u_{link.name}", link.parameters, pins)])
+
+
+def _vector(targets: tuple[str, ...], kind: str) -> str:
+    return "{" + ", ".join(f"{target}_{kind}" for target in reversed(targets)) + "}"
+
+
+def _component(part: Instance) -> str:
+    parameters = dict(part.plan.parameters)
+    parameters |= {name: memory_path(part, name) for name in part.plan.memories}
+    pins = dict(CLOCKED)
+    for k in range(len(part.inputs)):
+        pins |= _pins("in", k, input_signal(part, k))
+    pins |= _pins("out", 0, part.name)
+    return instance(part.module, f"u_{part.name}", parameters, pins)
+
+
+def _pins(way: str, k: int, signal: str) -> dict[str, str]:
+    """Pins of `data_in_K` or `data_out_K`."""
+    ahead, back = ("i", "o") if way == "in" else ("o", "i")
+    return {
+        f"data_{way}_{k}_{ahead}": f"{signal}_data",
+        f"data_{way}_{k}_valid_{ahead}": f"{signal}_valid",
+        f"data_{way}_{k}_ready_{back}": f"{signal}_ready",
+    }

@@ -1,0 +1,65 @@
+"""Integer form of a graph: what circuits are made from."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx
+
+from chop.errors import ConfigError
+from chop.ir.graph import MaseGraph
+from chop.ir.settled import settled_copy
+from chop.nn.integer import Decode, Encode, IntegerOptions
+
+SEED = 0
+"""Of the inputs that a graph is lowered with: they follow the example in sizes and types alone."""
+
+
+def integer_form(mg: MaseGraph) -> MaseGraph:
+    """A graph of integers: the graph itself, or, of a quantized one, the lowered copy.
+
+    Args:
+        mg: a graph of `lower_to_integer_transform_pass`, or a quantized one.
+    Raises:
+        ConfigError: it has no integer form, or no example inputs are recorded.
+    """
+    if is_integer(mg):
+        return mg
+    # The engine is imported when it is used: it loads parts of torch.fx that take long.
+    from chop.integer.grids import observed_grids
+    from chop.integer.lower import lower
+
+    quantized = settled_copy(mg)
+    example = example_batch(quantized)
+    grids = observed_grids(quantized, [example])
+    return lower(quantized, example, grids, IntegerOptions()).mg
+
+
+def is_integer(mg: MaseGraph) -> bool:
+    """Whether the graph encodes inputs, or decodes results, of integers."""
+    return any(isinstance(mg.module_of(node), Encode | Decode) for node in mg.nodes)
+
+
+def example_batch(mg: MaseGraph, seed: int = SEED) -> dict[str, Tensor]:
+    """Random inputs of the sizes and types that the graph was captured with, by name.
+
+    Raises:
+        ConfigError: the graph does not tell them.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    specs = mg.model.record.example_inputs
+    names = [str(node.target) for node in mg.nodes if node.op == "placeholder"]
+    missing = [name for name in names if name not in specs and not _is_optional(mg, name)]
+    if missing:
+        raise ConfigError(
+            f"hardware: no example of the input '{missing[0]}' is recorded; run "
+            "lower_to_integer_transform_pass with 'batches' first."
+        )
+    return {name: specs[name].dummy(generator) for name in names if name in specs}
+
+
+def _is_optional(mg: MaseGraph, name: str) -> bool:
+    return any(node.args for node in _placeholders(mg) if str(node.target) == name)
+
+
+def _placeholders(mg: MaseGraph) -> list[fx.Node]:
+    return [node for node in mg.nodes if node.op == "placeholder"]
