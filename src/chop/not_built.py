@@ -8,10 +8,7 @@ from typing import Any, NoReturn
 
 from chop.errors import NotBuiltError
 
-HARDWARE = (
-    "no Verilog is emitted yet; quantize_transform_pass to integer formats gives the bits that a "
-    "circuit would have, and mg.export writes them down."
-)
+VIVADO = "no Vivado project is written; its read_verilog -sv takes the rtl/*.sv of chop emit."
 DISTRIBUTED = (
     "no model is sharded over devices yet; mg.model is an ordinary module that "
     "torch.distributed.tensor.parallel.parallelize_module takes."
@@ -31,12 +28,10 @@ RUNTIME = (
     "twin."
 )
 REASONS: dict[str, str] = {
-    HARDWARE: """
-        emit_verilog_top_transform_pass emit_internal_rtl_transform_pass emit_bram_transform_pass
-        emit_cocotb_transform_pass emit_vivado_project_transform_pass simulate
-        run_cosim_analysis_pass get_synthesis_results report_node_hardware_type_analysis_pass
-        patch_metadata_transform_pass
-    """,
+    VIVADO: "emit_vivado_project_transform_pass",
+    "no metadata of a circuit has to be patched; add_hardware_metadata_analysis_pass makes it.": (
+        "patch_metadata_transform_pass"
+    ),
     DISTRIBUTED: """
         autosharding_analysis_pass resharding_transform_pass AutoPipelineForDistributedInference
         partition_to_multi_device_transform_pass

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich import get_console
-from torch import Tensor, fx
+from torch import Tensor
 
 from chop import passes, runs
 from chop.actions.interrupt import with_interruption_note
@@ -18,14 +17,11 @@ from chop.actions.settings.lower import LowerConfig, LoweringConfig
 from chop.actions.workload import Workload, raise_to_graph, settings_with, workload_for
 from chop.files import write_json, write_text
 from chop.formats import NumberFormat, parse_format_string
-from chop.ir.batches import observe_nodes
+from chop.integer.golden import golden_values
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import quantizable_operators
-from chop.nn.integer import Decode, Encode, EncodeBlocks
 from chop.tables import markdown_table, print_table
 from chop.train.calibration import calibration_batches
-
-Golden = dict[str, Tensor]
 
 
 def lower(config: LowerConfig, workload: Workload | None = None) -> dict[str, Any]:
@@ -145,30 +141,3 @@ def _write(folder: Path, lowering: Lowering, result: Mapping[str, Any], table: s
     save_file(golden, folder / "golden.safetensors")
     write_text(folder / "table.md", table)
     write_json(folder / "result.json", result)
-
-
-def golden_values(mg: MaseGraph, batch: Mapping[str, Any]) -> Golden:
-    """Values at the ends of an integer graph, for simulations to reach.
-
-    Args:
-        mg: the graph.
-        batch: inputs by name; others are ignored.
-    Returns: `inputs.NAME`, `outputs.NODE` of real numbers, and as int64 the codes that the host
-        sends and receives, `sent.NODE` and `received.NODE`.
-    """
-    names = {str(node.target) for node in mg.nodes if node.op == "placeholder"}
-    inputs = {name: x.cpu() for name, x in batch.items() if name in names}
-    found: Golden = {f"inputs.{name}": x for name, x in inputs.items()}
-
-    def visit(node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
-        module = mg.module_of(node)
-        if isinstance(module, Encode | EncodeBlocks):
-            found[f"sent.{node.name}"] = result
-        elif isinstance(module, Decode):
-            (source,) = node.all_input_nodes
-            found[f"received.{source.name}"] = values[source]
-            found[f"outputs.{node.name}"] = result
-
-    with torch.no_grad():
-        observe_nodes(mg, [inputs], visit)
-    return {name: x.contiguous().clone() for name, x in found.items()}

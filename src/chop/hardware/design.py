@@ -14,9 +14,9 @@ from chop.hardware.connect import (
 )
 from chop.hardware.netlist import Instance, Netlist
 from chop.hardware.port import Port
+from chop.hardware.settings import TOP
 from chop.hardware.verilog import instance, sources
 
-TOP = "top"
 CLOCKED = {"clk_i": "clk_i", "rst_ni": "rst_ni"}
 
 

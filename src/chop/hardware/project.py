@@ -10,14 +10,12 @@ from typing import Any
 
 from chop.config import parse
 from chop.errors import CheckpointError, ConfigError
-from chop.files import write_json, write_text
+from chop.files import make_folder, write_json, write_text
 from chop.hardware.design import Design
 from chop.hardware.netlist import Boundary
 from chop.hardware.port import Port
 
 DESIGN = "design.json"
-PARTS = ("rtl", "memory")
-"""Folders of a design's files."""
 
 
 @dataclass(frozen=True)
@@ -62,20 +60,19 @@ def _codes(port: Boundary) -> dict[str, Any]:
     }
 
 
-def write_design(design: Design, folder: Path, parts: Iterable[str] = PARTS) -> None:
-    """Writes the files of a design.
+def write_design(design: Design, folder: Path, paths: Iterable[str] | None = None) -> None:
+    """Writes the files of a design, and `DESIGN`.
 
     Args:
         design: the design.
         folder: of the project; made if missing.
-        parts: which folders of it: `rtl`, `memory`.
+        paths: which of its files; default, all.
     Raises:
         WriteError: the disk is full or read-only.
     """
-    for path, text in design.files.items():
-        if Path(path).parts[0] in parts:
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            write_text(folder / path, text)
+    for path in design.files if paths is None else paths:
+        make_folder((folder / path).parent)
+        write_text(folder / path, design.files[path])
     write_json(folder / DESIGN, asdict(project_of(design)))
 
 

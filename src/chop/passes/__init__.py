@@ -35,6 +35,10 @@ from chop.passes.interface.save_lora_adapter import save_lora_adapter_interface_
 from chop.passes.interface.save_node_meta_param import save_node_meta_param_interface_pass
 from chop.passes.transforms.calibrate import calibrate_transform_pass
 from chop.passes.transforms.conv_bn_fusion import conv_bn_fusion_transform_pass
+from chop.passes.transforms.emit_bram import emit_bram_transform_pass
+from chop.passes.transforms.emit_cocotb import emit_cocotb_transform_pass
+from chop.passes.transforms.emit_internal_rtl import emit_internal_rtl_transform_pass
+from chop.passes.transforms.emit_verilog_top import emit_verilog_top_transform_pass
 from chop.passes.transforms.fuse_attention import fuse_attention_transform_pass
 from chop.passes.transforms.fuse_linear_activation import fuse_linear_activation_transform_pass
 from chop.passes.transforms.fuse_lora_weights import fuse_lora_weights_transform_pass
@@ -63,6 +67,10 @@ __all__ = [
     "calculate_avg_bits_mg_analysis_pass",
     "calibrate_transform_pass",
     "conv_bn_fusion_transform_pass",
+    "emit_bram_transform_pass",
+    "emit_cocotb_transform_pass",
+    "emit_internal_rtl_transform_pass",
+    "emit_verilog_top_transform_pass",
     "export_onnx_interface_pass",
     "fuse_attention_transform_pass",
     "fuse_linear_activation_transform_pass",

@@ -1,0 +1,39 @@
+"""Emission: from a graph to a design."""
+
+from __future__ import annotations
+
+from chop.hardware.design import Design, design_of
+from chop.hardware.integer_form import integer_form
+from chop.hardware.netlist import netlist
+from chop.hardware.settings import TOP
+from chop.ir.graph import MaseGraph
+
+MULTIPLIERS = 128
+"""Of a design whose fold is not chosen."""
+UNFOLDED = 2**62
+"""A fold that every operator reaches with one lane."""
+
+
+def emit(mg: MaseGraph, fold: int = 0, top: str = TOP) -> Design:
+    """The circuit of a graph.
+
+    Args:
+        mg: a graph of integers, or a quantized one, which is lowered.
+        fold: see `chop.hardware.settings.EmitSettings`.
+        top: name of the top module.
+    Raises:
+        ConfigError: it has no integer form, or operators have no circuit.
+    """
+    integer = integer_form(mg)
+    return design_of(netlist(integer, fold or default_fold(integer)), top)
+
+
+def default_fold(mg: MaseGraph, multipliers: int = MULTIPLIERS) -> int:
+    """Cycles for a sample that take about so many multipliers.
+
+    Args:
+        mg: a graph of integers.
+        multipliers: how many.
+    """
+    work = sum(part.plan.cycles for part in netlist(mg, UNFOLDED).instances)
+    return -(-work // multipliers)

@@ -1,0 +1,42 @@
+"""Golden values: what an integer graph computes at its ends, for simulations to reach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from chop.ir.batches import observe_nodes
+from chop.ir.graph import MaseGraph
+from chop.nn.integer import Decode, Encode, EncodeBlocks
+
+Golden = dict[str, Tensor]
+
+
+def golden_values(mg: MaseGraph, batch: Mapping[str, Any]) -> Golden:
+    """Values at the ends of an integer graph.
+
+    Args:
+        mg: the graph.
+        batch: inputs by name; others are ignored.
+    Returns: `inputs.NAME`, `outputs.NODE` of real numbers, and as int64 the codes that the host
+        sends and receives, `sent.NODE` and `received.NODE`.
+    """
+    names = {str(node.target) for node in mg.nodes if node.op == "placeholder"}
+    inputs = {name: x.cpu() for name, x in batch.items() if name in names}
+    found: Golden = {f"inputs.{name}": x for name, x in inputs.items()}
+
+    def visit(node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
+        module = mg.module_of(node)
+        if isinstance(module, Encode | EncodeBlocks):
+            found[f"sent.{node.name}"] = result
+        elif isinstance(module, Decode):
+            (source,) = node.all_input_nodes
+            found[f"received.{source.name}"] = values[source]
+            found[f"outputs.{node.name}"] = result
+
+    with torch.no_grad():
+        observe_nodes(mg, [inputs], visit)
+    return {name: x.contiguous().clone() for name, x in found.items()}

@@ -1,0 +1,79 @@
+"""Writes testbenches of a circuit, and the vectors that they send and expect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from chop.errors import ConfigError
+from chop.files import make_folder, write_text
+from chop.hardware.settings import EmitSettings
+from chop.ir.batches import Batches, select_inputs
+from chop.ir.graph import MaseGraph
+from chop.passes.base import MASE_KEYS, graph_pass
+
+NAME = "emit_cocotb_transform_pass"
+
+
+@dataclass(frozen=True)
+class EmitCocotbConfig(EmitSettings):
+    """Settings of `emit_cocotb_transform_pass`.
+
+    Attributes:
+        batches: inputs of the model by name, of the sizes of the graph; none: random ones.
+        num_batches: how many random batches, where there are no `batches`.
+    """
+
+    batches: Batches = ()
+    num_batches: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_batches < 1:
+            raise ConfigError(f"{NAME}.num_batches: expected 1 or more, got {self.num_batches}.")
+
+
+@graph_pass(
+    config=EmitCocotbConfig,
+    requires=("add_common_metadata_analysis_pass",),
+    takes_packed=True,
+    ignores=(*MASE_KEYS, "wait_time", "wait_unit"),
+)
+def emit_cocotb_transform_pass(mg: MaseGraph, config: EmitCocotbConfig) -> dict[str, Any]:
+    """Writes vectors and testbenches of the graph's circuit.
+
+    `vectors/*.hex` has the beats of every port, computed by the graph of integers;
+    `testbench/testbench.sv` is a self-checking testbench in SystemVerilog, with four profiles of
+    stalls; `testbench/test_TOP.py` and `testbench/Makefile` are a test for cocotb 1.9.
+    `chop.actions.simulate` runs the vectors through the faster harness.
+
+    Returns:
+        project_dir: the folder.
+        samples: number of samples in the vectors.
+
+    Raises:
+        ConfigError: the graph has no integer form, or operators have no circuit.
+        WriteError: the folder cannot be written to.
+    """
+    # The engine is imported when it is used: it is large.
+    from chop.hardware.cocotb import FOLDER, cocotb_files
+    from chop.hardware.emit import emit
+    from chop.hardware.integer_form import example_batch, integer_form
+    from chop.hardware.project import project_of, write_design
+    from chop.hardware.testbench import testbench
+    from chop.hardware.vectors import vectors, write_vectors
+
+    integer = integer_form(mg)
+    design = emit(integer, config.fold, config.top_name)
+    inputs = [example_batch(integer, seed) for seed in range(config.num_batches)]
+    if config.batches:
+        inputs = list(select_inputs(integer, config.batches, f"{NAME}.batches"))
+    found = [vectors(design, integer, batch) for batch in inputs]
+    samples = write_vectors(design, found, config.project_dir)
+    make_folder(config.project_dir / FOLDER)
+    text = testbench(design.top, design.ports, samples)
+    write_text(config.project_dir / FOLDER / "testbench.sv", text)
+    for path, text in cocotb_files(project_of(design), samples).items():
+        write_text(config.project_dir / path, text)
+    write_design(design, config.project_dir, ())
+    return {"project_dir": config.project_dir, "samples": samples}

@@ -1,0 +1,37 @@
+"""Writes the modules that a circuit's top module instantiates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chop.hardware.settings import EmitSettings
+from chop.ir.graph import MaseGraph
+from chop.passes.base import MASE_KEYS, graph_pass
+
+
+@graph_pass(
+    config=EmitSettings,
+    requires=("add_common_metadata_analysis_pass",),
+    takes_packed=True,
+    ignores=MASE_KEYS,
+)
+def emit_internal_rtl_transform_pass(mg: MaseGraph, config: EmitSettings) -> dict[str, Any]:
+    """Writes the library modules of the graph's circuit, `rtl/chop_*.sv`.
+
+    Returns:
+        project_dir: the folder.
+        modules: names of the files.
+
+    Raises:
+        ConfigError: the graph has no integer form, or operators have no circuit.
+        WriteError: the folder cannot be written to.
+    """
+    # The engine is imported when it is used: it is large.
+    from chop.hardware.emit import emit
+    from chop.hardware.project import write_design
+
+    design = emit(mg, config.fold, config.top_name)
+    paths = [path for path in design.files if path.startswith("rtl/chop_")]
+    write_design(design, config.project_dir, paths)
+    modules = [path.removeprefix("rtl/") for path in paths]
+    return {"project_dir": config.project_dir, "modules": modules}
