@@ -76,6 +76,7 @@ BATCHES = [{"x": torch.randn(4, 1, 6, 6)} for _ in range(2)]
 quantized = after("quantize_transform_pass", quantize_transform_pass=QUANTIZE)
 adapted = after("insert_lora_adapter_transform_pass")
 described = after("add_hardware_metadata_analysis_pass", "add_software_metadata_analysis_pass")
+PROJECT = {"project_dir": "project"}
 RUNS: dict[str, list[tuple[Any, Any]]] = {
     **{name: [(graph, None)] for name in OURS if name.endswith("_analysis_pass")},
     "add_natural_sparsity_metadata_analysis_pass": [(graph, {"dummy_in": BATCHES[0]})],
@@ -90,6 +91,7 @@ RUNS: dict[str, list[tuple[Any, Any]]] = {
     "export_onnx_interface_pass": [(graph, {"path": "model.onnx"})],
     "calibrate_transform_pass": [(quantized, {"batches": BATCHES})],
     "conv_bn_fusion_transform_pass": [(graph, None)],
+    **{name: [(all_quantized, PROJECT)] for name in OURS if name.startswith("emit_")},
     "fuse_attention_transform_pass": [(graph, None)],
     "fuse_linear_activation_transform_pass": [(graph, None)],
     "fuse_lora_weights_transform_pass": [(adapted, None)],

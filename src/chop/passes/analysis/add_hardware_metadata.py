@@ -1,26 +1,80 @@
-"""Notes which nodes a circuit would need no logic for."""
+"""Notes which nodes a circuit would need no logic for, and which component the others are."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.ops import Kind
-from chop.passes.base import MASE_KEYS, NoConfig, graph_pass
+from chop.passes.base import MASE_KEYS, graph_pass
 
 
-@graph_pass(config=NoConfig, ignores=MASE_KEYS, requires=("add_common_metadata_analysis_pass",))
-def add_hardware_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
+@dataclass(frozen=True)
+class HardwareMetadataConfig:
+    """Settings of `add_hardware_metadata_analysis_pass`.
+
+    Attributes:
+        fold: of a graph of integers: most cycles that a component may take for a sample; 0 chooses
+            a fold of about 128 multipliers.
+    """
+
+    fold: int = 0
+
+
+@graph_pass(
+    config=HardwareMetadataConfig,
+    ignores=MASE_KEYS,
+    requires=("add_common_metadata_analysis_pass",),
+)
+def add_hardware_metadata_analysis_pass(
+    mg: MaseGraph, config: HardwareMetadataConfig
+) -> dict[str, Any]:
     """Sets `hardware["is_implicit"]`: True where a node needs no logic of its own at inference.
+
+    On a graph of integers, whose nodes are what a circuit is made of, the others get the keys
+    `toolchain` ("INTERNAL_RTL"), `module` (SystemVerilog module), `parameters`, `lanes` (of each
+    input) and `out_lanes`, `cycles` (between two samples) and `memory_bits` (of its ROMs).
 
     Returns:
         implicit: number of nodes that need no logic of their own.
         explicit: number of the other nodes.
+        interval: cycles between two samples when nothing stalls; None of graphs that compute with
+            real numbers.
+
+    Raises:
+        ConfigError: operators of a graph of integers have no circuit.
     """
     for node in mg.nodes:
         row = mg.operator(node)
         is_wiring = row.layout in ("view", "read") or row.kind is Kind.DROPOUT
         is_port = not node.op.startswith("call_")
         metadata_of(node).hardware["is_implicit"] = is_wiring or is_port
+    interval = _note_components(mg, config.fold)
     implicit = sum(metadata_of(node).hardware["is_implicit"] for node in mg.nodes)
-    return {"implicit": implicit, "explicit": len(mg.nodes) - implicit}
+    explicit = len(mg.nodes) - implicit
+    return {"implicit": implicit, "explicit": explicit, "interval": interval}
+
+
+def _note_components(mg: MaseGraph, fold: int) -> int | None:
+    """The components of a graph of integers, and its interval; None of other graphs."""
+    # The engine is imported when it is used: it is large.
+    from chop.hardware.emit import emit
+    from chop.hardware.integer_form import is_integer
+
+    if not is_integer(mg):
+        return None
+    design = emit(mg, fold)
+    parts = {part.name: part for part in design.netlist.instances}
+    for node in mg.nodes:
+        part, record = parts.get(node.name), metadata_of(node).hardware
+        record["is_implicit"] = part is None
+        if part is not None:
+            plan = part.plan
+            record["toolchain"] = "INTERNAL_RTL"
+            record["module"] = part.module
+            record["parameters"] = dict(plan.parameters)
+            record["lanes"], record["out_lanes"] = plan.lanes, plan.out.lanes
+            record["cycles"] = plan.cycles
+            record["memory_bits"] = sum(memory.bits for memory in plan.memories.values())
+    return design.interval

@@ -1,0 +1,43 @@
+"""Settings of `chop emit`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from chop.actions.settings.lower import LoweringConfig
+from chop.actions.settings.workload import Ranges
+
+
+@dataclass(frozen=True)
+class EmitConfig(LoweringConfig):
+    """Settings of `chop emit`.
+
+    Attributes:
+        fold: most cycles that a component may take for a sample: the products that one multiplier
+            computes. Fewer cycles take more multipliers. 0 chooses a fold of about 128 of them.
+        samples: number of test rows that are simulated, under each profile of stalls. Default: all.
+        icarus_samples: how many of them Icarus simulates as well, a second opinion; 0 for none.
+        synthesis: counts lookup tables, registers, DSP blocks and memories with Yosys, for 7-series
+            FPGAs.
+        wave: writes a trace of the first sample, `wave.fst`.
+        check_only: repeats the checks of what is in `out`: hashes of all files, every simulation
+            with its seed, every output; nothing is written.
+
+    The other settings are those of `LoweringConfig`.
+    """
+
+    RANGES: ClassVar[Ranges] = {
+        "fold": (0, 2**62),
+        "samples": (1, 10**9),
+        "icarus_samples": (0, 10**9),
+    }
+
+    out: Path = Path("runs/emit")
+    fold: int = 0
+    samples: int | None = None
+    icarus_samples: int = 2
+    synthesis: bool = True
+    wave: bool = False
+    check_only: bool = False

@@ -1,0 +1,29 @@
+"""`chop emit`."""
+
+from __future__ import annotations
+
+from chop.cli.adapter import Command, deferred
+
+HELP = """Emit a verified circuit: SystemVerilog that equals the model on every output.
+
+[bold]Examples[/]
+
+  chop emit --model mlp --out runs/emit
+
+  chop emit --model vit --fold 4000
+
+  chop emit --check-only --out runs/emit
+
+The model is quantized and lowered to integers as by [bold]chop lower[/]; every operator of the
+graph becomes a component with ready/valid streams. The circuit is linted and simulated by
+Verilator under four profiles of stalls, and by Icarus; every output of every sample has to be the
+graph's. --out gets its name only after that.
+
+[bold]Needs[/] Verilator, Icarus and Yosys; chop doctor names the command that installs them.
+
+[bold]Output[/] in --out: rtl/ (SystemVerilog), memory/ (weights, biases and tables), vectors/ and
+testbench/ (to simulate it anywhere), model.pt and model.mz (the integer graph), report.md,
+dataflow.svg, result.json, manifest.json (hashes of all files, seeds, cycles, versions of tools).
+"""
+
+EMIT = Command(deferred("chop.actions.emit:emit"), "chop.actions.settings.emit:EmitConfig", HELP)
