@@ -19,6 +19,7 @@ from chop.hardware.plans.order import concat_plan, constant_plan, select_plan
 from chop.hardware.stream import Stream
 from chop.hardware.values import Fixed, Move, Wire, moved
 from chop.ir.graph import MaseGraph
+from chop.ir.ops import Kind
 from chop.nn.integer import Constant, Decode, Encode
 
 Value = Wire | Fixed
@@ -38,6 +39,7 @@ class Instance:
         folder: of its source.
         plan: its parameters and what it takes and gives.
         inputs: what it reads.
+        drawn_as: the color of its box.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Instance:
     folder: Path
     plan: Plan
     inputs: tuple[Wire, ...]
+    drawn_as: Kind = Kind.OTHER
 
     @property
     def output(self) -> Wire:
@@ -205,7 +208,7 @@ class _Builder:
         site = Site(operator, [wire.stream for wire in streams], self.fold)
         row = COMPONENTS[type(operator)]
         kind, plan = type(operator).__name__, row.plan(site)
-        return self._instance(node.name, kind, row.module, plan, streams, row.folder)
+        return self._instance(node.name, kind, row.module, plan, streams, row.folder, row.kind)
 
     def _streams(self, node: fx.Node, operator: nn.Module) -> list[Wire]:
         """What an operator reads; a constant is sent as the other operand is."""
@@ -286,8 +289,9 @@ class _Builder:
         plan: Plan,
         inputs: Sequence[Wire],
         folder: Path = RTL,
+        drawn_as: Kind = Kind.OTHER,
     ) -> Wire:
-        made = Instance(name, kind, module, folder, plan, tuple(inputs))
+        made = Instance(name, kind, module, folder, plan, tuple(inputs), drawn_as)
         self.instances.append(made)
         return made.output
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from chop.hardware.stream import Stream
+from chop.ir.ops import Kind
 
 RTL = Path(__file__).parent / "rtl"
 
@@ -117,6 +118,7 @@ class Component:
         spatial: how many trailing dimensions it slides over: an image that the host sends to it
             has its channels last.
         is_broadcast: a constant operand is spread to the order of the other operand.
+        kind: what it is drawn as.
     """
 
     module: str
@@ -124,3 +126,4 @@ class Component:
     folder: Path = RTL
     spatial: int = 0
     is_broadcast: bool = False
+    kind: Kind = Kind.OTHER

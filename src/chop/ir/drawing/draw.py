@@ -8,7 +8,7 @@ be read. Point at a box to see the node's full name and the line of the model th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
@@ -75,8 +75,19 @@ def to_svg(model: CapturedModule, depth: int | None = None) -> str:
     """The picture as text; the same graph gives the same text."""
     plan = sketch(model, depth)
     inputs = [n for n, node in enumerate(plan.nodes) if node.op == "placeholder"]
-    block = lay_out(plan.root, plan.uses, inputs)
     title = f"{model.record.class_name}: {len(model.graph.nodes)} nodes"
+    return picture(plan, title, inputs)
+
+
+def picture(plan: ViewModel, title: str, inputs: Sequence[int] = ()) -> str:
+    """The picture of boxes and frames as SVG.
+
+    Args:
+        plan: what is drawn.
+        title: above it.
+        inputs: nodes of the plan that stay at the top.
+    """
+    block = lay_out(plan.root, plan.uses, inputs)
     legend = list(_legend(plan))
     width = max(block.width, 640.0)
     rows = _legend_rows(legend, width)

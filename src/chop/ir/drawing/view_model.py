@@ -84,6 +84,19 @@ class ViewModel:
         return dataclasses.replace(whole, lines=lines)
 
 
+def box_item(key: str, leaves: Sequence[int], box: Box) -> Item:
+    """A box as large as its words.
+
+    Args:
+        key: of the item.
+        leaves: its nodes.
+        box: its words.
+    """
+    widths = [len(box.title) * TITLE_WIDTH, *map(text_width, box.lines)]
+    height = LINE_HEIGHT * (1 + len(box.lines)) + MARGIN
+    return Item(key, tuple(leaves), (), max(widths) + 2 * MARGIN, height)
+
+
 def sketch(model: CapturedModule, depth: int | None = None) -> ViewModel:
     """Decides what to draw.
 
@@ -238,9 +251,7 @@ class _Writer:
 
     def _item(self, key: str, leaves: list[int], box: Box) -> Item:
         self.words[key] = box
-        widths = [len(box.title) * TITLE_WIDTH, *map(text_width, box.lines)]
-        height = LINE_HEIGHT * (1 + len(box.lines)) + MARGIN
-        return Item(key, tuple(leaves), (), max(widths) + 2 * MARGIN, height)
+        return box_item(key, leaves, box)
 
     def _class_name(self, path: tuple[str, ...]) -> str:
         try:

@@ -1,0 +1,69 @@
+"""Dataflow of a design as a picture: components, FIFOs, and what travels between them."""
+
+from __future__ import annotations
+
+from chop.hardware.connect import Link, input_signal, output_signal
+from chop.hardware.design import Design
+from chop.hardware.netlist import Instance
+from chop.hardware.stream import Stream
+from chop.ir.drawing.draw import picture
+from chop.ir.drawing.hierarchy import Item
+from chop.ir.drawing.view_model import Box, ViewModel, box_item
+from chop.ir.ops import Kind
+
+
+def dataflow_svg(design: Design) -> str:
+    """SVG: a box for each component, port and FIFO; skid buffers, forks and converters are lines.
+
+    Args:
+        design: the circuit.
+    """
+    parts = design.netlist.instances
+    fifos = [link for link in design.connections.links if link.module == "chop_fifo"]
+    boxes = {port.wire.signal: _port(port.name, port.wire.stream) for port in design.netlist.inputs}
+    inputs = len(boxes)
+    boxes |= {part.name: _component(part) for part in parts}
+    boxes |= {link.name: _fifo(link) for link in fifos}
+    outputs = {output_signal(port): port for port in design.netlist.outputs}
+    boxes |= {signal: _port(port.name, port.wire.stream) for signal, port in outputs.items()}
+    number = {name: place for place, name in enumerate(boxes)}
+    behind = {link.targets[0]: link.name for link in fifos}
+    edges: list[tuple[str, str]] = []
+    for part in parts:
+        for k, wire in enumerate(part.inputs):
+            fifo = behind.get(input_signal(part, k))
+            edges += [(wire.signal, fifo), (fifo, part.name)] if fifo else []
+            edges += [] if fifo else [(wire.signal, part.name)]
+    edges += [(port.wire.signal, signal) for signal, port in outputs.items()]
+    uses: dict[int, list[int]] = {place: [] for place in number.values()}
+    for source, target in edges:
+        if number[target] not in uses[number[source]]:
+            uses[number[source]].append(number[target])
+    items = tuple(box_item(name, (number[name],), box) for name, box in boxes.items())
+    root = Item("", tuple(range(len(items))), items)
+    plan = ViewModel([], uses, boxes, root, 0, {}, frozenset())
+    title = f"{design.top}: {len(parts)} components, a sample every {design.interval:,} cycles"
+    return picture(plan, title, range(inputs))
+
+
+def _component(part: Instance) -> Box:
+    plan = part.plan
+    memory = sum(contents.bits for contents in plan.memories.values())
+    lines = [part.module, _text(plan.out), f"{plan.cycles:,} cycles"]
+    lines += [f"ROM {memory:,} bits"] if memory else []
+    parameters = ", ".join(f"{name}={value}" for name, value in plan.parameters.items())
+    return Box(part.name, part.drawn_as, tuple(lines), f"{part.name}: {parameters}")
+
+
+def _fifo(link: Link) -> Box:
+    depth = link.parameters["DEPTH"]
+    lines = (f"{depth} x {link.bits} bits",)
+    return Box("FIFO", Kind.CONSTANT, lines, f"{link.name}: {depth} beats")
+
+
+def _port(name: str, stream: Stream) -> Box:
+    return Box(name, Kind.INPUT, (_text(stream),), f"{name}: {stream.beats} beats a sample")
+
+
+def _text(stream: Stream) -> str:
+    return f"{stream.lanes} x {stream.width} bits"
