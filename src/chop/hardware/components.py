@@ -9,10 +9,16 @@ from __future__ import annotations
 from torch import nn
 
 from chop.hardware.plan import Component
-from chop.hardware.plans.elementwise import plan_relu
-from chop.nn.integer import IntegerReLU
+from chop.hardware.plans import elementwise
+from chop.nn import integer
 
 COMPONENTS: dict[type[nn.Module], Component] = {
-    IntegerReLU: Component("chop_relu", plan_relu),
+    integer.IntegerAdd: Component("chop_add", elementwise.plan_add, is_broadcast=True),
+    integer.IntegerMul: Component("chop_mul", elementwise.plan_mul, is_broadcast=True),
+    integer.IntegerReLU: Component("chop_relu", elementwise.plan_relu),
+    integer.IntegerScale: Component("chop_scale", elementwise.plan_scale),
+    integer.IntegerSub: Component("chop_add", elementwise.plan_add, is_broadcast=True),
+    integer.Requantize: Component("chop_requantize", elementwise.plan_requantize),
+    integer.Table: Component("chop_table", elementwise.plan_table),
 }
 """By the class of the operator."""

@@ -4,42 +4,174 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from chop.hardware.lanes import fewest_lanes
+import torch
+from torch import Tensor
+
+from chop.errors import ConfigError
+from chop.hardware.lanes import divisors, fewest_lanes
 from chop.hardware.plan import Memory, Plan, Resources, Site
-from chop.nn.integer import IntegerOperator, IntegerReLU
+from chop.hardware.stream import Stream
+from chop.nn.integer import (
+    IntegerAdd,
+    IntegerMul,
+    IntegerOperator,
+    IntegerScale,
+    Requantize,
+    Table,
+)
+from chop.nn.integer.edge import bits_of
+
+ROUNDINGS = ("nearest_even", "floor", "sign", "threshold")
+"""By the number of the parameter ROUNDING."""
+
+
+def plan_relu(site: Site) -> Plan:
+    """ReLU."""
+    return _elementwise(site, {"IN_W": site.inputs[0].width})
+
+
+def plan_table(site: Site) -> Plan:
+    """A table in each lane."""
+    table = site.operator
+    assert isinstance(table, Table)
+    entries = table.entries.tolist()
+    memory = Memory.of([[entry] for entry in entries], table.out.bits)
+    parameters = {"IN_W": site.inputs[0].width, "LOW": table.low, "ENTRIES": len(entries)}
+    return _elementwise(site, parameters, memories={"TABLE_FILE": memory})
+
+
+def plan_add(site: Site) -> Plan:
+    """Sum and difference."""
+    operator = site.operator
+    assert isinstance(operator, IntegerAdd)
+    shifts = {f"SHIFT_{k}": shift for k, shift in enumerate(operator.shifts)}
+    return _of_two(site, shifts | {"NEGATE": int(operator.sign < 0)})
+
+
+def plan_mul(site: Site) -> Plan:
+    """Product of two streams."""
+    assert isinstance(site.operator, IntegerMul)
+    a, b = site.inputs
+    return _of_two(site, {}, (a.width, b.width))
+
+
+def plan_scale(site: Site) -> Plan:
+    """Product by a constant."""
+    operator, read = site.operator, site.inputs[0]
+    assert isinstance(operator, IntegerScale)
+    multiplier = (read.width, bits_of(operator.factor, operator.factor))
+    return _elementwise(site, {"IN_W": read.width, "FACTOR": operator.factor}, multiplier)
+
+
+def plan_requantize(site: Site) -> Plan:
+    """Requantizer; multipliers and thresholds of channels are stored in the order of the stream.
+
+    Raises:
+        ConfigError: the codes would be divided by a number that is no power of two.
+    """
+    operator, read = site.operator, site.inputs[0]
+    assert isinstance(operator, Requantize)
+    if operator.divisor != 1:
+        raise ConfigError(
+            f"Requantize: no circuit divides by {operator.divisor}, which is no power of two; "
+            "average over another number of elements, or use a format with a fitted scale."
+        )
+    channel = _channel(operator, read)
+    largest = int(channel.max())
+    width = max(largest.bit_length(), 1)
+    parameters: dict[str, int | str] = {
+        "IN_W": read.width,
+        "SHIFT": operator.shift,
+        "LOW": operator.out_low,
+        "HIGH": operator.out_high,
+        "ROUNDING": ROUNDINGS.index(operator.rounding),
+        "CHANNEL_W": width,
+    }
+    multiplier = None
+    if _multiplies(operator):
+        product = bits_of(read.edge.low * largest, read.edge.high * largest)
+        parameters |= {"MULTIPLIES": 1, "PRODUCT_W": product}
+        multiplier = (read.width, width)
+    if channel.numel() == 1:
+        return _elementwise(site, parameters | {"CHANNEL": largest}, multiplier)
+    words = _periodic_words(read.with_lanes(_lanes(site)), channel)
+    memories = {"CHANNEL_FILE": Memory.of(words, width)}
+    return _elementwise(site, parameters | {"CHANNEL_BEATS": len(words)}, multiplier, memories)
+
+
+def _multiplies(operator: Requantize) -> bool:
+    return operator.has_multiplier and operator.rounding in ("nearest_even", "floor")
+
+
+def _channel(operator: Requantize, read: Stream) -> Tensor:
+    """int64, (), or by channel: the unsigned number that each code is multiplied or compared with.
+
+    Thresholds beyond all codes become the largest magnitude.
+    """
+    if operator.rounding == "threshold":
+        return operator.threshold.clamp(max=max(-read.edge.low, read.edge.high, 0))
+    return operator.multiplier if _multiplies(operator) else torch.ones((), dtype=torch.int64)
+
+
+def _periodic_words(stream: Stream, channel: Tensor) -> list[list[int]]:
+    """What belongs to the codes of each beat, without the beats that repeat the first ones.
+
+    Args:
+        stream: of the codes.
+        channel: int64, broadcasts with a sample.
+    """
+    beats = stream.sent(channel.expand(stream.shape))
+    for period in divisors(len(beats)):
+        if torch.equal(beats, beats[:period].repeat(len(beats) // period, 1)):
+            return [list(map(int, beat)) for beat in beats[:period].tolist()]
+    raise AssertionError("a stream repeats itself after a sample")
+
+
+def _lanes(site: Site) -> int:
+    return fewest_lanes(site.inputs[0].size, site.fold)
 
 
 def _elementwise(
     site: Site,
     parameters: Mapping[str, int | str],
-    memories: Mapping[str, Memory] | None = None,
     multiplier: tuple[int, int] | None = None,
+    memories: Mapping[str, Memory] | None = None,
 ) -> Plan:
-    """A plan with a result for each code of the first input, one beat in each cycle.
+    """A plan with a result for each code of the first input, and a beat in each cycle.
 
     Args:
         site: where the operator stands.
-        parameters: beside `LANES`, `IN_W` and `OUT_W`.
+        parameters: beside `LANES` and `OUT_W`.
+        multiplier: widths in bits of the factors of a lane's multiplier.
         memories: read-only.
-        multiplier: widths in bits of the one multiplier of a lane.
     """
     assert isinstance(site.operator, IntegerOperator)
-    read = site.inputs[0]
-    lanes = fewest_lanes(read.size, site.fold)
-    out = read.of(site.operator.out).with_lanes(lanes)
+    lanes, inputs = _lanes(site), len(site.inputs)
+    out = site.inputs[0].of(site.operator.out).with_lanes(lanes)
     return Plan(
-        parameters={"LANES": lanes, **parameters, "OUT_W": out.width},
-        lanes=(lanes,) * len(site.inputs),
+        parameters={"LANES": lanes, "OUT_W": out.width, **parameters},
+        lanes=(lanes,) * inputs,
         out=out,
         cycles=out.beats,
         memories=memories or {},
         resources=Resources({multiplier: lanes} if multiplier else {}),
-        holds=(0.0,) * len(site.inputs),
-        buffers=(0,) * len(site.inputs),
+        holds=(0.0,) * inputs,
+        buffers=(0,) * inputs,
     )
 
 
-def plan_relu(site: Site) -> Plan:
-    """ReLU."""
-    assert isinstance(site.operator, IntegerReLU)
-    return _elementwise(site, {"IN_W": site.inputs[0].width})
+def _of_two(
+    site: Site, parameters: Mapping[str, int | str], multiplier: tuple[int, int] | None = None
+) -> Plan:
+    """A plan of two inputs in one order.
+
+    Raises:
+        ConfigError: they have different shapes or orders.
+    """
+    a, b = site.inputs
+    if not torch.equal(a.positions, b.positions):
+        raise ConfigError(
+            f"{type(site.operator).__name__}: expected two inputs of one shape that travel in one "
+            f"order, got shapes {a.shape} and {b.shape}."
+        )
+    return _elementwise(site, {"IN_0_W": a.width, "IN_1_W": b.width, **parameters}, multiplier)

@@ -1,0 +1,23 @@
+// Read-only memory with synchronous read: data_o is the word at addr_i of the last clock edge at
+// which en_i was high.
+//
+// memory  DEPTH words of W bits, read from FILE by $readmemh
+module chop_rom #(
+  parameter int W     = 8,
+  parameter int DEPTH = 16,
+  parameter     FILE  = "",
+  localparam int ADDR_W = (DEPTH > 1) ? $clog2(DEPTH) : 1
+) (
+  input  logic              clk_i,
+  input  logic              en_i,
+  input  logic [ADDR_W-1:0] addr_i,
+  output logic [W-1:0]      data_o
+);
+  logic [W-1:0] memory [0:DEPTH-1];
+
+  initial $readmemh(FILE, memory);
+
+  always_ff @(posedge clk_i) begin
+    if (en_i) data_o <= memory[addr_i];
+  end
+endmodule

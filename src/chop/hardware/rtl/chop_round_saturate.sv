@@ -1,0 +1,50 @@
+// Rounding primitive: y = min(max(round(v / 2^SHIFT), LOW), HIGH); the only place where bits fall.
+//
+// Combinational. SHIFT may be below zero, then zeros are appended, and larger than IN_W.
+// ROUNDING 0: to nearest, ties to even (IEEE 754-2019, section 4.3.1). 1: towards minus infinity.
+// LOW and HIGH lie within OUT_W bits in two's complement; 64-bit literals where an int cannot hold
+// them.
+module chop_round_saturate #(
+  parameter int IN_W     = 16,
+  parameter int SHIFT    = 4,
+  parameter int OUT_W    = 8,
+  parameter     LOW      = -128,
+  parameter     HIGH     = 127,
+  parameter int ROUNDING = 0
+) (
+  input  logic signed [IN_W-1:0]  v_i,
+  output logic signed [OUT_W-1:0] y_o
+);
+  localparam int ZEROS = (SHIFT < 0) ? -SHIFT : 0;
+  localparam int ROUND_W = (SHIFT <= 0) ? IN_W : (SHIFT >= IN_W) ? 2 : IN_W - SHIFT + 1;
+  localparam int WIDE_W = ((ROUND_W > OUT_W) ? ROUND_W : OUT_W) + 1;
+  localparam logic signed [63:0] LOW_64  = 64'(LOW);
+  localparam logic signed [63:0] HIGH_64 = 64'(HIGH);
+  // What saturates once zeros are appended does so before, too.
+  localparam logic signed [63:0] LEAST = -((-LOW_64) >>> ZEROS);
+  localparam logic signed [63:0] MOST  = HIGH_64 >>> ZEROS;
+
+  logic signed [ROUND_W-1:0] rounded;
+  logic signed [WIDE_W-1:0] wide;
+
+  if (SHIFT <= 0) begin : g_exact
+    assign rounded = v_i;
+  end else if (SHIFT >= IN_W) begin : g_all_fall
+    // At most a half is left of v, and a half is a tie with the even 0.
+    assign rounded = (ROUNDING == 1) ? {2{v_i[IN_W-1]}} : 2'sd0;
+    logic unused;
+    assign unused = &{1'b0, v_i};
+  end else begin : g_some_fall
+    logic [IN_W-1:0] below;
+    logic half, is_odd, up;
+    assign half    = v_i[SHIFT-1];
+    assign is_odd  = v_i[SHIFT];
+    assign below   = v_i << (IN_W - SHIFT + 1);
+    assign up      = (ROUNDING == 0) && half && ((below != '0) || is_odd);
+    assign rounded = ROUND_W'(v_i >>> SHIFT) + ROUND_W'($signed({1'b0, up}));
+  end
+
+  assign wide = WIDE_W'(rounded);
+  assign y_o  = (wide > WIDE_W'(MOST))  ? OUT_W'(HIGH_64) :
+                (wide < WIDE_W'(LEAST)) ? OUT_W'(LOW_64) : OUT_W'(wide <<< ZEROS);
+endmodule

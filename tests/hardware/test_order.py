@@ -1,0 +1,93 @@
+"""Circuits of constants, concatenations and selections."""
+
+import pytest
+import torch
+
+from chop.hardware.plans.order import concat_plan, constant_plan, select_plan
+from chop.hardware.port import Port
+from chop.hardware.stream import Stream
+from chop.nn.integer import Edge
+from tests.hardware.bench import check_interval, check_module, drawn, needs_tools
+
+pytestmark = needs_tools
+EDGE = Edge.of(0.5, -100, 90)
+
+
+def run(module, plan, inputs, expected):
+    """Asserts that a planned circuit turns codes into the expected ones, in its time."""
+    sent = {}
+    for k, (given, lanes) in enumerate(zip(inputs, plan.lanes, strict=True)):
+        stream = given.stream.with_lanes(lanes)
+        sent[Port.of(f"data_in_{k}", stream, True)] = stream.sent(given.codes)
+    assert expected.shape[1:] == plan.out.shape
+    sent[Port.of("data_out_0", plan.out, False)] = plan.out.sent(expected)
+    files = {key: f"memory/{key.lower()}.hex" for key in plan.memories}
+    memories = {files[key]: memory for key, memory in plan.memories.items()}
+    runs = check_module(module, {**plan.parameters, **files}, sent, memories)
+    check_interval(runs["none"].left["data_out_0"], plan.cycles)
+
+
+@pytest.mark.parametrize(
+    ("shape", "lanes"),
+    [((17, 12), 1), ((17, 12), 12), ((10,), 5), ((1,), 1), ((3, 5), 3), ((2, 3, 7), 2)],
+)
+def test_constant(shape, lanes):
+    stream = Stream.in_order(shape, EDGE, lanes)
+    codes = drawn(EDGE, *shape, samples=1).codes
+    run("chop_constant", constant_plan(codes[0], stream), (), codes.expand(4, *shape))
+
+
+def test_constant_in_another_order():
+    codes = drawn(EDGE, 6, 2, samples=1).codes
+    stream = Stream(torch.arange(12).view(2, 6).T, EDGE, 3)
+    run("chop_constant", constant_plan(codes[0], stream), (), codes.expand(4, 6, 2))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dim", "lanes"),
+    [
+        (((17, 12), (17, 4)), -1, (4, 2)),
+        (((1, 12), (16, 12)), -2, (3, 12)),
+        (((10,), (3,)), -1, (1, 1)),
+        (((2, 3, 4), (2, 1, 4)), -2, (4, 2)),
+        (((1,), (1,)), -1, (1, 1)),
+        (((3, 8), (3, 8)), -1, (8, 8)),
+    ],
+)
+def test_concatenation(shapes, dim, lanes):
+    a = drawn(EDGE, *shapes[0], lanes=lanes[0])
+    b = drawn(Edge.of(0.5, -7, 300), *shapes[1], seed=1, lanes=lanes[1])
+    plan = concat_plan(a.stream, b.stream, dim)
+    run("chop_concat", plan, (a, b), torch.cat((a.codes, b.codes), dim))
+
+
+@pytest.mark.parametrize(
+    ("shape", "index", "lanes"),
+    [
+        ((17, 12), (0,), 4),
+        ((17, 12), (16,), 1),
+        ((10,), (slice(2, 3),), 5),
+        ((5, 7), (slice(1, 4),), 35),
+        ((1,), (0,), 1),
+        ((9, 6), (slice(2, 5),), 3),
+    ],
+)
+def test_selection(shape, index, lanes):
+    given = drawn(EDGE, *shape, lanes=lanes)
+    plan = select_plan(given.stream, given.stream.positions[index])
+    run("chop_select", plan, (given,), given.codes[(slice(None), *index)])
+
+
+@pytest.mark.parametrize(
+    ("period", "first", "last"), [(12, 3, 8), (3, 0, 0), (3, 2, 2), (4, 0, 3), (5, 1, 3)]
+)
+def test_selection_in_every_period(period, first, last):
+    codes = drawn(EDGE, 6, period, 2).codes
+    kept = codes[:, :, first : last + 1]
+    ports = {
+        Port("data_in_0", 2, 8, 6 * period, True): codes.reshape(-1, 2),
+        Port("data_out_0", 2, 8, 6 * kept.size(2), False): kept.reshape(-1, 2),
+    }
+    parameters = {"W": 16, "PERIOD": period, "FIRST": first, "LAST": last}
+    runs = check_module("chop_select", parameters, ports)
+    check_interval(runs["none"].left["data_out_0"], 6 * period)
