@@ -1,0 +1,102 @@
+"""Plan of LayerNorm and RMSNorm."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from chop.hardware.lanes import divisors
+from chop.hardware.plan import Memory, Plan, Resources, Site
+from chop.hardware.plans.softmax import PIPELINE, reciprocal_cycles
+from chop.hardware.stream import Stream
+from chop.nn.integer import IntegerLayerNorm, IntegerRMSNorm
+from chop.nn.integer.edge import bits_of
+
+Norm = IntegerLayerNorm | IntegerRMSNorm
+
+
+def plan_norm(site: Site) -> Plan:
+    """Rows of whole beats, with their parameters in the order in which features travel."""
+    operator, (read,) = site.operator, site.inputs
+    assert isinstance(operator, Norm)
+    rows = read.rows(len(operator.dims))
+    radicand_width = _largest_radicand(operator, read).bit_length()
+    reciprocal_width = operator.reciprocal - operator.root + 1
+    root, division = -(-radicand_width // 4) + 1, reciprocal_cycles(reciprocal_width)
+    lanes = _lanes(rows.count, rows.features, max(root, division), site.fold)
+    beats = rows.features // lanes
+    interval = max(beats, root, division)
+    # What comes until a row that is complete has its reciprocal.
+    waiting = -(-beats * (root + division + PIPELINE) // interval)
+    depth = beats + waiting + PIPELINE
+    # Where all weights are zero the result has no bits for u, which is of no importance.
+    limit = operator.limit if bool(operator.weight.any()) else 0
+    weight, bias = (_words(x, rows.order, lanes) for x in (operator.weight, operator.bias))
+    out = read.of(operator.out).with_lanes(lanes)
+    parameters: dict[str, int | str] = {
+        "LANES": lanes,
+        "FEATURES": rows.features,
+        "IN_W": read.width,
+        "OUT_W": out.width,
+        "CENTERED": int(operator.is_centered),
+        "RADICAND_W": radicand_width,
+        "ROOT": operator.root,
+        "POWER": operator.reciprocal,
+        "FRACTION": operator.fraction,
+        "EPS": operator.eps,
+        "LIMIT": limit,
+        "LIMIT_W": bits_of(-limit, limit),
+        "SCALE_SHIFT": operator.shift,
+        "WEIGHT_W": weight.width // lanes,
+        "BIAS_W": bias.width // lanes,
+        "DEPTH": depth,
+    }
+    return Plan(
+        parameters,
+        lanes=(lanes,),
+        out=out,
+        cycles=rows.count * interval,
+        memories={"WEIGHT_FILE": weight, "BIAS_FILE": bias},
+        resources=_resources(parameters),
+        holds=(min(depth * lanes / read.size, 1.0),),
+        buffers=(0,),
+    )
+
+
+def _largest_radicand(operator: Norm, read: Stream) -> int:
+    """V 2^2k + EPS, of the letters of `IntegerNorm`, with V at most (C (high - low) / 2)^2."""
+    low, high = read.edge.low, read.edge.high
+    spread = high - low if operator.is_centered else 2 * max(-low, high)
+    return ((operator.count * spread) ** 2 // 4 << 2 * operator.root) + operator.eps
+
+
+def _lanes(count: int, features: int, slowest: int, fold: int) -> int:
+    """The fewest that reach the fold, or the fastest."""
+    choices = divisors(features)
+    cycles = [count * max(features // lanes, slowest) for lanes in choices]
+    best = max(min(cycles), fold)
+    return next(lanes for lanes, needed in zip(choices, cycles, strict=True) if needed <= best)
+
+
+def _words(parameter: Tensor, order: Tensor, lanes: int) -> Memory:
+    """A parameter's numbers as the features of a row travel, a word for each beat."""
+    codes = parameter.flatten()[order.argsort()]
+    width = bits_of(int(codes.min()), int(codes.max()))
+    return Memory.of(codes.view(-1, lanes).tolist(), width)
+
+
+def _resources(parameters: dict[str, int | str]) -> Resources:
+    """By the widths that the module derives from its parameters."""
+    sizes = {key: value for key, value in parameters.items() if isinstance(value, int)}
+    lanes, read = sizes["LANES"], sizes["IN_W"]
+    total = read + (sizes["FEATURES"] - 1).bit_length()
+    variance = max(sizes["RADICAND_W"] - 2 * sizes["ROOT"], 1)
+    reciprocal = sizes["POWER"] - sizes["ROOT"] + 1
+    multipliers = {
+        (read, read): lanes,
+        (total, total): sizes["CENTERED"],
+        (variance, sizes["FEATURES"].bit_length()): 1,
+        (total, sizes["FEATURES"].bit_length()): lanes,
+        (total + 1, reciprocal + 1): lanes,
+        (sizes["LIMIT_W"], sizes["WEIGHT_W"]): lanes,
+    }
+    return Resources(multipliers, sizes["DEPTH"] * lanes * read + 4 * total)

@@ -1,0 +1,59 @@
+"""Plan of the softmax."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from chop.hardware.plan import Memory, Plan, Resources, Site
+from chop.hardware.stream import Rows, Stream
+from chop.nn.integer import IntegerSoftmax
+
+PIPELINE = 8
+"""Registers that a row passes beside the stages that are counted, and some to spare."""
+
+
+def plan_softmax(site: Site) -> Plan:
+    """Rows one code at a time, along whatever dimension they travel."""
+    operator, (read,) = site.operator, site.inputs
+    assert isinstance(operator, IntegerSoftmax)
+    rows = _rows(operator, read)
+    table = operator.exponentials.tolist()
+    table_width = max(table).bit_length()
+    reciprocal_width = operator.places - table_width + 1
+    division = reciprocal_cycles(reciprocal_width)
+    out = read.of(operator.out).with_lanes(1)
+    depth = rows.features + min(division, 2 * rows.features) + PIPELINE
+    absorbed = 2 * rows.features + division + PIPELINE
+    return Plan(
+        parameters={
+            "FEATURES": rows.features,
+            "IN_W": read.width,
+            "TABLE_W": table_width,
+            "TABLE_DEPTH": len(table),
+            "POWER": operator.places,
+            "OUT_W": out.width,
+            "DEPTH": depth,
+        },
+        lanes=(1,),
+        out=out,
+        cycles=rows.count * max(rows.features, division),
+        memories={"TABLE_FILE": Memory(tuple(table), table_width)},
+        resources=Resources(
+            {(table_width, reciprocal_width): 1},
+            (rows.features + PIPELINE) * read.width + depth * table_width,
+        ),
+        holds=(min(absorbed / read.size, 1.0),),
+        buffers=(0,),
+    )
+
+
+def reciprocal_cycles(width: int) -> int:
+    """Cycles of `chop_reciprocal` between two numbers, for the quotient's width in bits."""
+    return -(-width // 2) + 1
+
+
+def _rows(operator: IntegerSoftmax, read: Stream) -> Rows:
+    """The rows along the operator's dimension, which may be counted with the batch."""
+    rank = len(read.shape)
+    dim = operator.dim if operator.dim < 0 else operator.dim - rank - 1
+    return replace(read, positions=read.positions.movedim(dim, -1)).rows()

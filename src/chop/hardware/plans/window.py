@@ -1,0 +1,215 @@
+"""Plans of what slides over images: convolutions and pools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from chop.errors import ConfigError
+from chop.hardware.lanes import divisors
+from chop.hardware.plan import Plan, Resources, Site
+from chop.hardware.stream import Stream
+from chop.nn.integer import IntegerMaxPool1d, IntegerMaxPool2d
+
+LATENCY = 2
+"""Cycles from a row's last tap to the load of what replaces it."""
+IMAGES = 3
+"""After so many the interval between two no longer changes."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Windows along one axis.
+
+    Attributes:
+        size: of the image.
+        windows: how many.
+        kernel: taps of a window.
+        stride: from one window to the next.
+        padding: ahead of the image.
+        dilation: from one tap to the next.
+    """
+
+    size: int
+    windows: int
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+
+    @property
+    def reach(self) -> int:
+        """From the first to the last tap of a window, both included."""
+        return (self.kernel - 1) * self.dilation + 1
+
+    def needed(self, window: int) -> int:
+        """How many of the image's first rows a window waits for."""
+        return min(max(window * self.stride - self.padding + self.reach, 0), self.size)
+
+    def finished(self, window: int) -> int:
+        """How many of the image's first rows no window after this one needs."""
+        if window == self.windows - 1:
+            return self.size
+        return min(max((window + 1) * self.stride - self.padding, 0), self.size)
+
+
+@dataclass(frozen=True)
+class Window:
+    """A `chop_window`. An image of one dimension is a column: its rows are single pixels.
+
+    Attributes:
+        y: from row to row.
+        x: along a row.
+        channels: of a pixel.
+        lanes: of them in a beat.
+    """
+
+    y: Axis
+    x: Axis
+    channels: int
+    lanes: int = 1
+
+    @property
+    def taps(self) -> int:
+        """Of one window and channel."""
+        return self.y.kernel * self.x.kernel
+
+    @property
+    def folds(self) -> int:
+        """Beats of a pixel."""
+        return self.channels // self.lanes
+
+    @property
+    def beats(self) -> int:
+        """Of one window."""
+        return self.folds * self.taps
+
+    @property
+    def ring(self) -> int:
+        """Rows that are stored: those under the kernel, and what is needed next."""
+        held, stride = min(self.y.reach, self.y.size), min(self.y.stride, self.y.size)
+        return held + max(stride, self.y.needed(0), 1)
+
+    @property
+    def hold(self) -> float:
+        """Share of an image ahead of the first result."""
+        return self.y.needed(0) / self.y.size
+
+    def cycles(self, pace: int = 0) -> int:
+        """Between two images: when the rows of each come, and when their windows leave.
+
+        Args:
+            pace: cycles that a window takes at least.
+        """
+        load = self.x.size * self.folds
+        send = self.x.windows * max(self.beats, pace)
+        loaded: list[int] = []
+        free, clock, ends = [0] * self.ring, 0, []
+        for image in range(IMAGES):
+            first = image * self.y.size
+            for window in range(self.y.windows):
+                needed = first + self.y.needed(window)
+                while len(loaded) < needed:
+                    start = max(free[len(loaded)], loaded[-1] if loaded else 0)
+                    loaded.append(start + load)
+                clock = max(clock, loaded[needed - 1] if needed else 0) + send
+                finished = first + self.y.finished(window) + self.ring
+                free += [clock + LATENCY] * (finished - len(free))
+            ends.append(clock)
+        return ends[-1] - ends[-2]
+
+    def parameters(self, width: int, pad: int) -> dict[str, int]:
+        """Of the module.
+
+        Args:
+            width: of a code in bits.
+            pad: the code outside of the image.
+        """
+        found = {"LANES": self.lanes, "IN_W": width, "FOLDS": self.folds}
+        for name, along in (("HEIGHT", self.y), ("WIDTH", self.x)):
+            found |= {f"IN_{name}": along.size, f"OUT_{name}": along.windows}
+        for name, along in (("Y", self.y), ("X", self.x)):
+            found |= {f"KERNEL_{name}": along.kernel, f"STRIDE_{name}": along.stride}
+            found |= {f"PADDING_{name}": along.padding, f"DILATION_{name}": along.dilation}
+        return found | {"RING": self.ring, "PAD_CODE": pad}
+
+    def memory_bits(self, width: int) -> int:
+        """Of the ring, for codes of a width in bits."""
+        return self.ring * self.x.size * self.channels * width
+
+
+def plan_max_pool(site: Site) -> Plan:
+    """Maximum of each window."""
+    operator, (read,) = site.operator, site.inputs
+    assert isinstance(operator, IntegerMaxPool1d | IntegerMaxPool2d)
+    kernel = operator.kernel_size
+    stride = kernel if operator.stride in (None, [], ()) else operator.stride
+    settings = (kernel, stride, operator.padding, operator.dilation)
+    shape = tuple(operator(torch.zeros(1, *read.shape, dtype=torch.int64)).shape[1:])
+    window = with_lanes(sliding(read, shape, *settings), site.fold)
+    out = channels_last(shape, read, window.lanes)
+    return Plan(
+        parameters=window.parameters(read.width, read.edge.low),
+        lanes=(window.lanes,),
+        out=out.of(operator.out),
+        cycles=window.cycles(),
+        resources=Resources(memory_bits=window.memory_bits(read.width)),
+        holds=(window.hold,),
+        buffers=(0,),
+    )
+
+
+def sliding(
+    read: Stream,
+    shape: tuple[int, ...],
+    kernel: Any,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+) -> Window:
+    """Windows over an image, (channels, positions), with one lane.
+
+    Args:
+        read: the image's stream.
+        shape: of the result: channels and windows.
+        kernel: one number or one for each axis, as the other settings.
+        stride: of the windows.
+        padding: ahead of the image.
+        dilation: of the kernel.
+    Raises:
+        ConfigError: channels do not travel last.
+    """
+    channels, *sizes = read.shape
+    if not torch.equal(read.positions, channels_last(read.shape, read).positions):
+        raise ConfigError("pixels do not travel one after another, each with its channels in order")
+    settings = [
+        setting if isinstance(setting, list | tuple) else [setting] * len(sizes)
+        for setting in (kernel, stride, padding, dilation)
+    ]
+    axes = [
+        Axis(*(int(number) for number in along))
+        for along in zip(sizes, shape[1:], *settings, strict=True)
+    ]
+    return Window(axes[0], axes[1] if len(axes) > 1 else Axis(1, 1, 1), channels)
+
+
+def with_lanes(window: Window, fold: int) -> Window:
+    """With the fewest lanes that reach a fold, or with the most."""
+    choices = [replace(window, lanes=lanes) for lanes in divisors(window.channels)]
+    return next((choice for choice in choices if choice.cycles() <= fold), choices[-1])
+
+
+def channels_last(shape: tuple[int, ...], like: Stream, lanes: int = 1) -> Stream:
+    """The stream of an image, (channels, positions), pixel after pixel.
+
+    Args:
+        shape: of the image.
+        like: a stream of the same codes.
+        lanes: divide the channels.
+    """
+    channels, *sizes = shape
+    size = torch.Size(shape).numel()
+    places = torch.arange(size).view(*sizes, channels).movedim(-1, 0)
+    return Stream(places, like.edge, lanes)

@@ -1,0 +1,217 @@
+// Sliding window over images: for each window the codes under it, PAD_CODE outside of the image.
+//
+// in      images of IN_HEIGHT x IN_WIDTH pixels, row by row; a pixel is FOLDS beats of LANES codes:
+//         its channels
+// out     for each window, row by row, for each of the FOLDS beats of a pixel, for each row and
+//         each column of the kernel: LANES codes
+// time    one beat per cycle, where its rows are there. A row of windows begins when the last
+//         image row that it needs is complete; a row of the image is loaded when there is room
+//         for it in the memory, which a row of windows that is finished makes
+// memory  RING rows of the image, in a ring: those under the kernel, and as many as the next row of
+//         windows, or the first one of the next image, needs on top; a word is a beat
+//
+// The kernel has KERNEL_* taps at distances of DILATION_*; windows are STRIDE_* apart, the first
+// one begins PADDING_* ahead of the image, in rows (_Y) and columns (_X).
+module chop_window #(
+  parameter int LANES = 1,
+  parameter int IN_W = 8,
+  parameter int FOLDS = 1,
+  parameter int IN_HEIGHT = 5,
+  parameter int IN_WIDTH = 5,
+  parameter int OUT_HEIGHT = 3,
+  parameter int OUT_WIDTH = 3,
+  parameter int KERNEL_Y = 3,
+  parameter int KERNEL_X = 3,
+  parameter int STRIDE_Y = 1,
+  parameter int STRIDE_X = 1,
+  parameter int PADDING_Y = 0,
+  parameter int PADDING_X = 0,
+  parameter int DILATION_Y = 1,
+  parameter int DILATION_X = 1,
+  parameter int RING = 6,
+  parameter     PAD_CODE = 0
+) (
+  input  logic                  clk_i,
+  input  logic                  rst_ni,
+  input  logic [LANES*IN_W-1:0] data_in_0_i,
+  input  logic                  data_in_0_valid_i,
+  output logic                  data_in_0_ready_o,
+  output logic [LANES*IN_W-1:0] data_out_0_o,
+  output logic                  data_out_0_valid_o,
+  input  logic                  data_out_0_ready_i
+);
+  localparam int REACH = (KERNEL_Y - 1) * DILATION_Y + 1;
+  localparam int ROW_WORDS = IN_WIDTH * FOLDS;
+  localparam int WORDS = RING * ROW_WORDS;
+  localparam int WORD_W = ROW_WORDS > 1 ? $clog2(ROW_WORDS) : 1;
+  localparam int ADDRESS_W = WORDS > 1 ? $clog2(WORDS) : 1;
+  localparam int SLOT_W = RING > 1 ? $clog2(RING) : 1;
+  localparam int FOLD_W = FOLDS > 1 ? $clog2(FOLDS) : 1;
+  localparam int KERNEL_Y_W = KERNEL_Y > 1 ? $clog2(KERNEL_Y) : 1;
+  localparam int KERNEL_X_W = KERNEL_X > 1 ? $clog2(KERNEL_X) : 1;
+  localparam int OUT_Y_W = OUT_HEIGHT > 1 ? $clog2(OUT_HEIGHT) : 1;
+  localparam int OUT_X_W = OUT_WIDTH > 1 ? $clog2(OUT_WIDTH) : 1;
+  // Rows and columns, outside of the image too, and counts of rows: signed.
+  localparam int Y_W =
+    $clog2(OUT_HEIGHT * STRIDE_Y + REACH + PADDING_Y + IN_HEIGHT + RING) + 2;
+  localparam int X_W =
+    $clog2(OUT_WIDTH * STRIDE_X + KERNEL_X * DILATION_X + PADDING_X + IN_WIDTH) + 2;
+  // Steps of the ring.
+  localparam int NEXT_TAP = DILATION_Y % RING;
+  localparam int NEXT_ROW = STRIDE_Y % RING;
+  localparam int NEXT_IMAGE =
+    ((IN_HEIGHT - (OUT_HEIGHT - 1) * STRIDE_Y) % RING + RING) % RING;
+  localparam int FIRST_SLOT = (RING - PADDING_Y % RING) % RING;
+
+  initial if (RING < (REACH < IN_HEIGHT ? REACH : IN_HEIGHT))
+    $fatal(1, "chop_window: a kernel of %0d rows does not fit %0d", REACH, RING);
+
+  logic [LANES*IN_W-1:0] ring [WORDS];
+  logic is_moving, is_stepping;
+
+  // ---- load ----
+  logic [ADDRESS_W-1:0] write_q;
+  logic [WORD_W-1:0] word_q;
+  logic signed [Y_W-1:0] occupied_q, released;
+  logic is_loaded, is_row_loaded;
+
+  assign data_in_0_ready_o = occupied_q < Y_W'(RING);
+  assign is_loaded = data_in_0_valid_i && data_in_0_ready_o;
+  assign is_row_loaded = is_loaded && word_q == WORD_W'(ROW_WORDS - 1);
+
+  always_ff @(posedge clk_i) begin
+    if (is_loaded) ring[write_q] <= data_in_0_i;
+    if (!rst_ni) begin
+      write_q <= '0;
+      word_q <= '0;
+      occupied_q <= '0;
+    end else begin
+      if (is_loaded) begin
+        write_q <= write_q == ADDRESS_W'(WORDS - 1) ? '0 : write_q + 1'b1;
+        word_q <= is_row_loaded ? '0 : word_q + 1'b1;
+      end
+      occupied_q <= occupied_q + (is_row_loaded ? Y_W'(1) : '0) - released;
+    end
+  end
+
+  // ---- taps, in the order in which they leave ----
+  logic [KERNEL_X_W-1:0] kernel_x_q;
+  logic [KERNEL_Y_W-1:0] kernel_y_q;
+  logic [FOLD_W-1:0] fold_q;
+  logic [OUT_X_W-1:0] out_x_q;
+  logic [OUT_Y_W-1:0] out_y_q;
+  logic is_row_end, is_kernel_end, is_window_end, is_line_end, is_image_end;
+
+  assign is_row_end = kernel_x_q == KERNEL_X_W'(KERNEL_X - 1);
+  assign is_kernel_end = is_row_end && kernel_y_q == KERNEL_Y_W'(KERNEL_Y - 1);
+  assign is_window_end = is_kernel_end && fold_q == FOLD_W'(FOLDS - 1);
+  assign is_line_end = is_window_end && out_x_q == OUT_X_W'(OUT_WIDTH - 1);
+  assign is_image_end = is_line_end && out_y_q == OUT_Y_W'(OUT_HEIGHT - 1);
+
+  always_ff @(posedge clk_i) begin
+    if (!rst_ni) begin
+      kernel_x_q <= '0;
+      kernel_y_q <= '0;
+      fold_q <= '0;
+      out_x_q <= '0;
+      out_y_q <= '0;
+    end else if (is_stepping) begin
+      kernel_x_q <= is_row_end ? '0 : kernel_x_q + 1'b1;
+      if (is_row_end) kernel_y_q <= is_kernel_end ? '0 : kernel_y_q + 1'b1;
+      if (is_kernel_end) fold_q <= is_window_end ? '0 : fold_q + 1'b1;
+      if (is_window_end) out_x_q <= is_line_end ? '0 : out_x_q + 1'b1;
+      if (is_line_end) out_y_q <= is_image_end ? '0 : out_y_q + 1'b1;
+    end
+  end
+
+  // ---- row, column and place in the ring of the tap, and of the window's first one ----
+  logic signed [Y_W-1:0] first_y_q, y_q, next_y;
+  logic signed [X_W-1:0] first_x_q, x_q, next_x;
+  logic [SLOT_W-1:0] first_slot_q, slot_q, next_slot, tap_slot;
+  logic [SLOT_W:0] first_sum;
+
+  function automatic logic [SLOT_W-1:0] in_ring(input logic [SLOT_W:0] slot);
+    in_ring = SLOT_W'(slot >= (SLOT_W + 1)'(RING) ? slot - (SLOT_W + 1)'(RING) : slot);
+  endfunction
+
+  assign next_x = is_line_end ? -X_W'(PADDING_X) : first_x_q + X_W'(STRIDE_X);
+  assign next_y = is_image_end ? -Y_W'(PADDING_Y) : first_y_q + Y_W'(STRIDE_Y);
+  assign first_sum =
+    {1'b0, first_slot_q} + (SLOT_W + 1)'(is_image_end ? NEXT_IMAGE : NEXT_ROW);
+  assign next_slot = in_ring(first_sum);
+  assign tap_slot = in_ring({1'b0, slot_q} + (SLOT_W + 1)'(NEXT_TAP));
+
+  always_ff @(posedge clk_i) begin
+    if (!rst_ni) begin
+      first_x_q <= -X_W'(PADDING_X);
+      x_q <= -X_W'(PADDING_X);
+      first_y_q <= -Y_W'(PADDING_Y);
+      y_q <= -Y_W'(PADDING_Y);
+      first_slot_q <= SLOT_W'(FIRST_SLOT);
+      slot_q <= SLOT_W'(FIRST_SLOT);
+    end else if (is_stepping) begin
+      x_q <= !is_row_end ? x_q + X_W'(DILATION_X) : is_window_end ? next_x : first_x_q;
+      if (is_window_end) first_x_q <= next_x;
+      if (is_row_end) begin
+        y_q <= !is_kernel_end ? y_q + Y_W'(DILATION_Y) : is_line_end ? next_y : first_y_q;
+        slot_q <= !is_kernel_end ? tap_slot : is_line_end ? next_slot : first_slot_q;
+      end
+      if (is_line_end) begin
+        first_y_q <= next_y;
+        first_slot_q <= next_slot;
+      end
+    end
+  end
+
+  // ---- rows of the image that have come, and those that no window needs any more ----
+  logic signed [Y_W-1:0] loaded_q, finished_q, finished, needed;
+  logic has_rows;
+
+  assign needed = first_y_q + Y_W'(REACH);
+  assign has_rows = loaded_q >= (needed > Y_W'(IN_HEIGHT) ? Y_W'(IN_HEIGHT) : needed);
+  assign is_stepping = is_moving && has_rows;
+  assign finished = is_image_end || next_y > Y_W'(IN_HEIGHT) ? Y_W'(IN_HEIGHT)
+    : next_y < 0 ? '0 : next_y;
+
+  always_ff @(posedge clk_i) begin
+    if (!rst_ni) begin
+      loaded_q <= '0;
+      finished_q <= '0;
+    end else begin
+      loaded_q <= loaded_q + (is_row_loaded ? Y_W'(1) : '0)
+        - (is_stepping && is_image_end ? Y_W'(IN_HEIGHT) : '0);
+      if (is_stepping && is_line_end) finished_q <= is_image_end ? '0 : finished;
+    end
+  end
+
+  // ---- address | memory | padding ----
+  logic [ADDRESS_W-1:0] address_q;
+  logic [LANES*IN_W-1:0] word;
+  logic signed [Y_W-1:0] release_q;
+  logic is_inside_q, is_word_inside_q, has_address_q, has_word_q;
+
+  assign is_moving = !data_out_0_valid_o || data_out_0_ready_i;
+  // A row can be overwritten as soon as its last tap has been read.
+  assign released = is_moving && has_address_q ? release_q : '0;
+
+  always_ff @(posedge clk_i) begin
+    if (is_moving) begin
+      address_q <= ADDRESS_W'(slot_q) * ADDRESS_W'(ROW_WORDS)
+        + ADDRESS_W'(x_q) * ADDRESS_W'(FOLDS) + ADDRESS_W'(fold_q);
+      is_inside_q <= y_q >= 0 && y_q < Y_W'(IN_HEIGHT) && x_q >= 0 && x_q < X_W'(IN_WIDTH);
+      release_q <= is_line_end ? finished - finished_q : '0;
+      word <= ring[address_q];
+      is_word_inside_q <= is_inside_q;
+      data_out_0_o <= is_word_inside_q ? word : {LANES{IN_W'(PAD_CODE)}};
+    end
+    if (!rst_ni) begin
+      has_address_q <= 1'b0;
+      has_word_q <= 1'b0;
+      data_out_0_valid_o <= 1'b0;
+    end else if (is_moving) begin
+      has_address_q <= has_rows;
+      has_word_q <= has_address_q;
+      data_out_0_valid_o <= has_word_q;
+    end
+  end
+endmodule

@@ -1,0 +1,57 @@
+"""Circuits of pools, against the operators."""
+
+import pytest
+import torch
+
+from chop.nn import integer as i
+from chop.nn.integer import Call, Edge, IntegerOptions
+from tests.hardware.bench import PROFILES, check, drawn, needs_tools
+
+pytestmark = needs_tools
+SOME = ("uniform", "bursts")
+BYTES = Edge.of(0.25, -128, 127)
+
+
+def image(edge, channels, *sizes, samples=5):
+    """Random images whose channels travel last."""
+    positions = torch.arange(channels * torch.Size(sizes).numel()).view(*sizes, channels)
+    return drawn(edge, channels, *sizes, samples=samples, positions=positions.movedim(-1, 0))
+
+
+MAXIMA = [
+    (i.IntegerMaxPool2d, (4, 8, 8), {"kernel_size": 2}, 32, PROFILES),
+    (i.IntegerMaxPool1d, (3, 11), {"kernel_size": 3, "stride": 2, "padding": 1}, 99, PROFILES),
+    (i.IntegerMaxPool2d, (6, 7, 5), {"kernel_size": 3, "stride": 1, "padding": 1}, 700, SOME),
+    (
+        i.IntegerMaxPool2d,
+        (2, 9, 9),
+        {"kernel_size": (3, 2), "stride": 2, "padding": 1, "dilation": 2, "ceil_mode": True},
+        1,
+        ("none", *SOME),
+    ),
+    (
+        i.IntegerMaxPool2d,
+        (3, 5, 8),
+        {"kernel_size": 2, "stride": 3, "ceil_mode": True},
+        1,
+        ("none", *SOME),
+    ),
+    (i.IntegerMaxPool2d, (1, 1, 1), {"kernel_size": 1}, 1, ("none", *SOME)),
+    (i.IntegerMaxPool2d, (5, 4, 3), {"kernel_size": (4, 3)}, 1, ("none", *SOME)),
+    (i.IntegerMaxPool1d, (2, 13), {"kernel_size": 2, "stride": 5}, 1, ("none", *SOME)),
+]
+
+
+@pytest.mark.parametrize(("kind", "shape", "settings", "fold", "profiles"), MAXIMA)
+def test_max_pool(kind, shape, settings, fold, profiles):
+    edge = Edge.of(0.25, -(2**40), 2**40) if shape == (5, 4, 3) else BYTES
+    operator = kind.from_quantized(None, [edge], IntegerOptions(), Call([shape], settings))
+    check(operator, image(edge, *shape), fold=fold, profiles=profiles)
+
+
+def test_images_whose_channels_travel_first_are_refused():
+    operator = i.IntegerMaxPool1d.from_quantized(
+        None, [BYTES], IntegerOptions(), Call([], {"kernel_size": 2})
+    )
+    with pytest.raises(ValueError, match="pixels do not travel one after another"):
+        check(operator, drawn(BYTES, 3, 8))
