@@ -11,6 +11,7 @@
     ├── CheckpointError    a file is missing, broken or foreign (also a ValueError)
     ├── WriteError         a disk is full or read-only   (also an OSError)
     ├── UnavailableError   something has to be installed or fetched first (also an OSError)
+    ├── VerificationError  a circuit is not what its graph is (also a RuntimeError)
     └── NotBuiltError      a part that `chop` lacks      (also a NotImplementedError)
 
 A message says what was expected, what came, and the nearest way out.
@@ -56,6 +57,10 @@ class DerivativeError(ChopError, NotImplementedError):
 
 class UnavailableError(ChopError, OSError):
     """A package, file or remote resource is needed and not there."""
+
+
+class VerificationError(ChopError, RuntimeError):
+    """A simulated circuit differs from the graph that it was made from, or files from a manifest."""
 
 
 class NotBuiltError(ChopError, NotImplementedError):

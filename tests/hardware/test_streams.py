@@ -141,8 +141,9 @@ def test_lanes_divide_and_are_the_fewest_that_reach_the_fold(rows, k, m, fold):
         assert tuple(lanes) == (k, m)
 
 
-def test_lanes_that_need_no_narrower_stream_come_first():
-    # 3 x 4 and 4 x 3 have as many multipliers; from 4 lanes to 3 the stream would go by way of 1.
-    assert matrix_lanes(1, 12, 12, 12, sent=4) == (4, 3)
-    assert matrix_lanes(1, 12, 12, 12, sent=3) == (3, 4)
+def test_lanes_whose_conversion_is_too_slow_are_left_out():
+    # From 4 lanes to 3 a stream goes by way of 1, and 12 codes take 12 cycles.
+    assert matrix_lanes(1, 12, 12, 12, sent=4) == (3, 4)
+    assert matrix_lanes(2, 12, 6, 12, sent=4) == (4, 3)
     assert fewest_lanes(48, 10) == 6
+    assert fewest_lanes(48, 10, sent=4) == 8

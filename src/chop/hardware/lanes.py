@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -27,38 +28,63 @@ def divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def fewest_lanes(size: int, fold: int) -> int:
+def conversion_beats(size: int, sent: int, wanted: int) -> int:
+    """Beats of the slowest stream between a producer and a reader of `size` codes.
+
+    Where neither number of lanes divides the other, the codes go by way of the greatest common
+    divisor.
+
+    >>> [conversion_beats(48, 4, 12), conversion_beats(48, 4, 6)]
+    [12, 24]
+    """
+    return size // math.gcd(sent, wanted)
+
+
+def fewest_lanes(size: int, fold: int, sent: int = 1) -> int:
     """The fewest lanes, a divisor, that carry `size` codes in at most `fold` cycles.
+
+    Args:
+        size: codes.
+        fold: most cycles; if no lanes reach it, all codes travel at once.
+        sent: lanes of the producer: a converter to the lanes is no slower than they are.
 
     >>> [fewest_lanes(48, 48), fewest_lanes(48, 10), fewest_lanes(48, 0)]
     [1, 6, 48]
+    >>> fewest_lanes(48, 10, sent=8)
+    8
     """
-    return next((lanes for lanes in divisors(size) if size <= lanes * fold), size)
+    fitting = (n for n in divisors(size) if n % sent == 0 or sent % n == 0)
+    return next((lanes for lanes in fitting if size <= lanes * fold), size)
 
 
 def matrix_lanes(rows: int, k: int, m: int, fold: int, sent: int) -> MatrixLanes:
     """The fewest multipliers that compute (rows, k) @ (k, m) in at most `fold` cycles.
 
-    Among equals the first are those that need no conversion by way of fewer lanes than either
-    end has, which would slow the stream, and then the ones closest to a square.
+    Among equals the ones closest to a square come first.
 
     Args:
         rows: of one sample.
         k: features in.
         m: features out.
-        fold: most cycles for a sample; if no choice reaches it, the fastest one.
+        fold: most cycles for a sample, those of a converter of lanes included; if no choice
+            reaches it, the fastest one.
         sent: lanes of the producer.
     """
 
-    def cost(lanes: MatrixLanes) -> tuple[bool, int, bool, int]:
+    def cost(lanes: MatrixLanes) -> tuple[bool, int, int]:
         cycles = rows * (k // lanes.inputs) * (m // lanes.outputs)
-        converts = lanes.inputs % sent != 0 and sent % lanes.inputs != 0
-        distance = abs(lanes.inputs - lanes.outputs)
-        return cycles > fold, lanes.inputs * lanes.outputs, converts, distance
+        beats = conversion_beats(rows * k, sent, lanes.inputs)
+        is_slow = max(cycles, beats if _converts(sent, lanes.inputs) else 0) > fold
+        return is_slow, lanes.inputs * lanes.outputs, abs(lanes.inputs - lanes.outputs)
 
     pairs = list(_pairs(k, m))
     best = min(pairs, key=cost)
     return max(pairs, key=lambda p: p.inputs * p.outputs) if cost(best)[0] else best
+
+
+def _converts(sent: int, wanted: int) -> bool:
+    """Whether neither number of lanes divides the other."""
+    return sent % wanted != 0 and wanted % sent != 0
 
 
 def _pairs(k: int, m: int) -> Iterator[MatrixLanes]:

@@ -128,7 +128,8 @@ def _periodic_words(stream: Stream, channel: Tensor) -> list[list[int]]:
 
 
 def _lanes(site: Site) -> int:
-    return fewest_lanes(site.inputs[0].size, site.fold)
+    first = site.inputs[0]
+    return fewest_lanes(first.size, site.fold, first.lanes)
 
 
 def _elementwise(
