@@ -60,7 +60,7 @@ class UnavailableError(ChopError, OSError):
 
 
 class VerificationError(ChopError, RuntimeError):
-    """A simulated circuit differs from the graph that it was made from, or files from a manifest."""
+    """A circuit differs from the graph that it was made from, or files from their manifest."""
 
 
 class NotBuiltError(ChopError, NotImplementedError):
