@@ -9,12 +9,13 @@ from __future__ import annotations
 from torch import nn
 
 from chop.hardware.plan import Component
-from chop.hardware.plans import elementwise, norm, softmax, window
+from chop.hardware.plans import elementwise, norm, softmax, weighted, window
 from chop.nn import integer
 
 COMPONENTS: dict[type[nn.Module], Component] = {
     integer.IntegerAdd: Component("chop_add", elementwise.plan_add, is_broadcast=True),
     integer.IntegerLayerNorm: Component("chop_layer_norm", norm.plan_norm),
+    integer.IntegerLinear: Component("chop_linear", weighted.plan_linear),
     integer.IntegerMaxPool1d: Component("chop_max_pool", window.plan_max_pool, spatial=1),
     integer.IntegerMaxPool2d: Component("chop_max_pool", window.plan_max_pool, spatial=2),
     integer.IntegerMul: Component("chop_mul", elementwise.plan_mul, is_broadcast=True),

@@ -1,0 +1,75 @@
+"""Plans of layers with weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from chop.hardware.lanes import MatrixLanes, matrix_lanes
+from chop.hardware.plan import Memory, Plan, Resources, Site
+from chop.hardware.stream import Stream
+from chop.nn.integer import IntegerLinear
+from chop.nn.integer.edge import bits_of
+
+
+def plan_linear(site: Site) -> Plan:
+    """Linear layer; columns of the weight are stored in the order in which features travel.
+
+    Raises:
+        ConfigError: rows do not travel one after another.
+    """
+    operator, read = site.operator, site.inputs[0]
+    assert isinstance(operator, IntegerLinear)
+    rows = read.rows()
+    outputs = operator.weight.size(0)
+    lanes = matrix_lanes(rows.count, rows.features, outputs, site.fold, read.lanes)
+    weight, bias = operator.weight[:, rows.order.argsort()], operator.bias
+    weight_width, bias_width = width_of(weight), width_of(bias)
+    positions = rows.places[..., None] * outputs + torch.arange(outputs)
+    out = Stream(positions, operator.out, lanes.outputs)
+    beats, groups = rows.features // lanes.inputs, outputs // lanes.outputs
+    return Plan(
+        parameters={
+            "IN_LANES": lanes.inputs,
+            "OUT_LANES": lanes.outputs,
+            "IN_FEATURES": rows.features,
+            "OUT_FEATURES": outputs,
+            "IN_W": read.width,
+            "WEIGHT_W": weight_width,
+            "BIAS_W": bias_width,
+            "OUT_W": out.width,
+            "SHIFT": operator.shift,
+        },
+        lanes=(lanes.inputs,),
+        out=out,
+        cycles=rows.count * beats * groups,
+        memories={
+            "WEIGHT_FILE": weight_memory(weight, lanes),
+            "BIAS_FILE": Memory.of(bias.view(groups, -1).tolist(), bias_width),
+        },
+        resources=Resources(
+            {(read.width, weight_width): lanes.inputs * lanes.outputs},
+            rows.features * read.width if groups > 1 else 0,
+        ),
+        holds=(1 / rows.count,),
+        # A row waits here while the one before is multiplied by all groups of outputs.
+        buffers=(2 * beats if groups > 1 else 0,),
+    )
+
+
+def weight_memory(weight: Tensor, lanes: MatrixLanes) -> Memory:
+    """Words of `chop_linear`: for each group of outputs, for each beat of a row.
+
+    Args:
+        weight: int64 (outputs, inputs), inputs in the order in which they travel.
+        lanes: weights of a word.
+    """
+    outputs, inputs = weight.shape
+    groups, beats = outputs // lanes.outputs, inputs // lanes.inputs
+    words = weight.view(groups, lanes.outputs, beats, lanes.inputs).transpose(1, 2)
+    return Memory.of(words.reshape(groups * beats, -1).tolist(), width_of(weight))
+
+
+def width_of(codes: Tensor) -> int:
+    """Bits of the widest of codes in two's complement."""
+    return bits_of(int(codes.min()), int(codes.max()))

@@ -1,0 +1,81 @@
+// Linear layer: y[o] = (sum over i of x[i] w[o, i]) 2^SHIFT + b[o] for each row of codes.
+//
+// in      IN_LANES codes of IN_W bits; a row is IN_FEATURES / IN_LANES beats
+// out     OUT_LANES codes of OUT_W bits, which hold every y; OUT_FEATURES / OUT_LANES beats a row
+// time    (IN_FEATURES / IN_LANES) * (OUT_FEATURES / OUT_LANES) cycles for a row;
+//         fetch | multiply | adder tree | accumulate | bias
+// memory  WEIGHT_FILE, for each group of OUT_LANES outputs, for each beat of a row: a word of
+//         OUT_LANES * IN_LANES weights of WEIGHT_W bits, that of o and i in lane o * IN_LANES + i;
+//         BIAS_FILE, for each group: a word of OUT_LANES biases of BIAS_W bits; a row of codes,
+//         where there are several groups
+module chop_linear #(
+  parameter int IN_LANES     = 1,
+  parameter int OUT_LANES    = 1,
+  parameter int IN_FEATURES  = 1,
+  parameter int OUT_FEATURES = 1,
+  parameter int IN_W         = 8,
+  parameter int WEIGHT_W     = 8,
+  parameter int BIAS_W       = 8,
+  parameter int OUT_W        = 17,
+  parameter int SHIFT        = 0,
+  parameter     WEIGHT_FILE  = "",
+  parameter     BIAS_FILE    = ""
+) (
+  input  logic                       clk_i,
+  input  logic                       rst_ni,
+  input  logic [IN_LANES*IN_W-1:0]   data_in_0_i,
+  input  logic                       data_in_0_valid_i,
+  output logic                       data_in_0_ready_o,
+  output logic [OUT_LANES*OUT_W-1:0] data_out_0_o,
+  output logic                       data_out_0_valid_o,
+  input  logic                       data_out_0_ready_i
+);
+  localparam int GROUPS = OUT_FEATURES / OUT_LANES;
+  localparam int WORDS  = GROUPS * (IN_FEATURES / IN_LANES);
+  // What is shifted beyond the result needs no sum.
+  localparam int SUM_W  = (OUT_W > SHIFT) ? OUT_W - SHIFT : 1;
+
+  logic [OUT_LANES*IN_LANES*WEIGHT_W-1:0] weight;
+  logic [OUT_LANES*BIAS_W-1:0] bias;
+  logic [OUT_LANES*SUM_W-1:0] sums;
+  logic weight_valid, weight_ready, bias_valid, sums_valid, moves;
+
+  chop_constant #(
+    .W(OUT_LANES * IN_LANES * WEIGHT_W), .BEATS(WORDS), .FILE(WEIGHT_FILE)
+  ) u_weight (
+    .clk_i(clk_i), .rst_ni(rst_ni),
+    .data_out_0_o(weight), .data_out_0_valid_o(weight_valid), .data_out_0_ready_i(weight_ready));
+
+  chop_constant #(.W(OUT_LANES * BIAS_W), .BEATS(GROUPS), .FILE(BIAS_FILE)) u_bias (
+    .clk_i(clk_i), .rst_ni(rst_ni),
+    .data_out_0_o(bias), .data_out_0_valid_o(bias_valid),
+    .data_out_0_ready_i(moves && sums_valid));
+
+  chop_matvec #(
+    .IN_LANES(IN_LANES), .OUT_LANES(OUT_LANES), .IN_FEATURES(IN_FEATURES),
+    .OUT_FEATURES(OUT_FEATURES), .IN_W(IN_W), .WEIGHT_W(WEIGHT_W), .OUT_W(SUM_W)
+  ) u_matvec (
+    .clk_i(clk_i), .rst_ni(rst_ni),
+    .data_in_0_i(data_in_0_i), .data_in_0_valid_i(data_in_0_valid_i),
+    .data_in_0_ready_o(data_in_0_ready_o),
+    .data_in_1_i(weight), .data_in_1_valid_i(weight_valid), .data_in_1_ready_o(weight_ready),
+    .data_out_0_o(sums), .data_out_0_valid_o(sums_valid),
+    .data_out_0_ready_i(moves && bias_valid));
+
+  assign moves = !data_out_0_valid_o || data_out_0_ready_i;
+
+  for (genvar o = 0; o < OUT_LANES; o++) begin : g_out
+    logic signed [SUM_W-1:0] s;
+    logic signed [BIAS_W-1:0] b;
+    assign s = sums[o*SUM_W +: SUM_W];
+    assign b = bias[o*BIAS_W +: BIAS_W];
+    always_ff @(posedge clk_i) begin
+      if (moves) data_out_0_o[o*OUT_W +: OUT_W] <= (OUT_W'(s) << SHIFT) + OUT_W'(b);
+    end
+  end
+
+  always_ff @(posedge clk_i) begin
+    if (!rst_ni) data_out_0_valid_o <= 1'b0;
+    else if (moves) data_out_0_valid_o <= sums_valid && bias_valid;
+  end
+endmodule

@@ -1,0 +1,102 @@
+"""Circuits of linear layers, against the layer."""
+
+import pytest
+import torch
+
+from chop.errors import ConfigError
+from chop.hardware.components import COMPONENTS
+from chop.hardware.plan import Site
+from chop.hardware.port import Port
+from chop.hardware.stream import Stream
+from chop.nn.integer import Edge, IntegerLinear
+from chop.nn.integer.weighted import Weighted
+from tests.hardware.bench import check, check_interval, check_module, drawn, needs_tools
+
+pytestmark = needs_tools
+EDGE = Edge.of(0.5, -128, 127)
+
+
+def layer(outputs, inputs, edge=EDGE, weights=(-128, 127), biases=(-999, 999), shift=0, seed=0):
+    """A linear layer whose output edge is as narrow as its weights allow."""
+    weight = drawn(Edge.of(1.0, *weights), outputs, inputs, samples=1, seed=seed).codes[0]
+    bias = drawn(Edge.of(1.0, *biases), outputs, samples=1, seed=seed + 1).codes[0]
+    ends = torch.stack((weight * edge.low, weight * edge.high))
+    low = (ends.amin(0).sum(1) << shift) + bias
+    high = (ends.amax(0).sum(1) << shift) + bias
+    out = Edge.of(1.0, int(low.min()), int(high.max()))
+    bound = int(ends.abs().amax(0).sum(1).max())
+    return IntegerLinear(Weighted(weight, bias, shift, bound, out))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "rows", "fold", "lanes"),
+    [
+        (12, 10, (), 120, (1, 1)),
+        (12, 10, (), 20, None),
+        (12, 10, (17,), 17 * 30, None),
+        (8, 6, (2, 3), 6, (8, 6)),
+        (1, 1, (5,), 5, (1, 1)),
+        (7, 1, (3,), 21, (1, 1)),
+        (1, 5, (3,), 15, (1, 1)),
+        (5, 4, (3,), 3 * 20, (1, 1)),
+        (48, 10, (), 40, None),
+    ],
+)
+def test_linear(inputs, outputs, rows, fold, lanes):
+    plan = check(layer(outputs, inputs), drawn(EDGE, *rows, inputs), fold=fold)
+    found = plan.parameters["IN_LANES"], plan.parameters["OUT_LANES"]
+    assert plan.cycles <= fold and lanes in (None, found)
+
+
+@pytest.mark.parametrize(
+    ("edge", "weights", "biases", "shift"),
+    [
+        (EDGE, (-1, 1), (0, 0), 0),
+        (EDGE, (0, 0), (-3, 70000), 0),
+        (EDGE, (-8, 7), (-5, 5), 5),
+        (Edge.of(1.0, 0, 1), (-1, 0), (-1, 0), 9),
+        (Edge.of(1.0, -(2**15), 2**15 - 1), (-(2**15), 2**15 - 1), (-(2**40), 2**40), 12),
+        (Edge.of(1.0, -3, -2), (5, 9), (100, 120), 0),
+    ],
+)
+def test_widths(edge, weights, biases, shift):
+    operator = layer(6, 8, edge, weights, biases, shift)
+    plan = check(operator, drawn(edge, 3, 8), fold=36)
+    assert plan.parameters["OUT_W"] == operator.out.bits
+
+
+@pytest.mark.parametrize("fold", [17 * 60, 17 * 10])
+def test_features_and_rows_in_another_order(fold):
+    positions = torch.arange(204).view(17, 3, 4).flip(0).transpose(1, 2).reshape(17, 12)
+    check(layer(5, 12), drawn(EDGE, 17, 12, positions=positions), fold=fold)
+
+
+def test_interrupted_rows_are_refused():
+    stream = Stream(torch.arange(12).view(4, 3).T, EDGE, 1)
+    with pytest.raises(ConfigError, match="rows of 4 elements do not travel one after another"):
+        COMPONENTS[IntegerLinear].plan(Site(layer(2, 4), [stream], 24))
+
+
+@pytest.mark.parametrize(("beats", "times"), [(1, 1), (1, 3), (5, 1), (5, 2), (4, 7)])
+def test_repetition(beats, times):
+    rows = drawn(EDGE, beats, 2, samples=9).codes
+    ports = {
+        Port("data_in_0", 2, 8, beats, True): rows.reshape(-1, 2),
+        Port("data_out_0", 2, 8, beats * times, False): rows.repeat(1, times, 1).reshape(-1, 2),
+    }
+    runs = check_module("chop_repeat", {"W": 16, "BEATS": beats, "TIMES": times}, ports)
+    check_interval(runs["none"].left["data_out_0"], beats * times)
+
+
+def test_products_of_two_streams():
+    """A stalling stream of weights."""
+    x, w = drawn(EDGE, 6, samples=5).codes, drawn(EDGE, 4, 6, samples=5, seed=1).codes
+    words = w.view(5, 2, 2, 3, 2).transpose(2, 3)
+    ports = {
+        Port("data_in_0", 2, 8, 3, True): x.reshape(-1, 2),
+        Port("data_in_1", 4, 8, 6, True): words.reshape(-1, 4),
+        Port("data_out_0", 2, 19, 2, False): torch.einsum("nk,nmk->nm", x, w).reshape(-1, 2),
+    }
+    parameters = {"IN_LANES": 2, "OUT_LANES": 2, "IN_FEATURES": 6, "OUT_FEATURES": 4, "OUT_W": 19}
+    runs = check_module("chop_matvec", parameters, ports)
+    check_interval(runs["none"].left["data_out_0"], 6)
