@@ -49,6 +49,38 @@ def test_max_pool(kind, shape, settings, fold, profiles):
     check(operator, image(edge, *shape), fold=fold, profiles=profiles)
 
 
+AVERAGES = [
+    (i.IntegerAvgPool2d, (4, 8, 8), {"kernel_size": 2}, 64, PROFILES),
+    (i.IntegerAvgPool1d, (3, 11), {"kernel_size": 3, "stride": 2, "padding": 1}, 99, PROFILES),
+    (i.IntegerAvgPool2d, (2, 7, 9), {"kernel_size": (3, 5), "stride": (2, 3)}, 1, SOME),
+    (i.IntegerAvgPool2d, (5, 4, 6), {"kernel_size": 3, "stride": 1, "padding": 1}, 1, SOME),
+    (i.IntegerAdaptiveAvgPool2d, (6, 5, 7), {"output_size": 1}, 40, ("none", *SOME)),
+    (i.IntegerAdaptiveAvgPool1d, (2, 12), {"output_size": 4}, 1, ("none", *SOME)),
+    (i.IntegerAdaptiveAvgPool2d, (1, 4, 6), {"output_size": (2, None)}, 1, SOME),
+]
+
+
+@pytest.mark.parametrize(("kind", "shape", "settings", "fold", "profiles"), AVERAGES)
+def test_avg_pool(kind, shape, settings, fold, profiles):
+    call = Call([shape], settings)
+    operator = kind.from_quantized(None, [BYTES], IntegerOptions(), call)
+    check(operator, image(BYTES, *shape), fold=fold, profiles=profiles)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kernel_size": 3, "padding": 1, "count_include_pad": False}, "different counts"),
+        ({"kernel_size": 2}, "pixels do not travel"),
+    ],
+)
+def test_average_pools_without_a_circuit_are_refused(settings, message):
+    call = Call([(3, 8)], settings)
+    operator = i.IntegerAvgPool1d.from_quantized(None, [BYTES], IntegerOptions(), call)
+    with pytest.raises(ValueError, match=message):
+        check(operator, drawn(BYTES, 3, 8))
+
+
 def test_images_whose_channels_travel_first_are_refused():
     operator = i.IntegerMaxPool1d.from_quantized(
         None, [BYTES], IntegerOptions(), Call([], {"kernel_size": 2})

@@ -9,21 +9,27 @@ from __future__ import annotations
 from torch import nn
 
 from chop.hardware.plan import Component
-from chop.hardware.plans import elementwise, norm, softmax, weighted, window
+from chop.hardware.plans import elementwise, norm, reduce, softmax, weighted, window
 from chop.nn import integer
 
 COMPONENTS: dict[type[nn.Module], Component] = {
+    integer.IntegerAdaptiveAvgPool1d: Component("chop_avg_pool", window.plan_avg_pool, spatial=1),
+    integer.IntegerAdaptiveAvgPool2d: Component("chop_avg_pool", window.plan_avg_pool, spatial=2),
     integer.IntegerAdd: Component("chop_add", elementwise.plan_add, is_broadcast=True),
+    integer.IntegerAvgPool1d: Component("chop_avg_pool", window.plan_avg_pool, spatial=1),
+    integer.IntegerAvgPool2d: Component("chop_avg_pool", window.plan_avg_pool, spatial=2),
     integer.IntegerLayerNorm: Component("chop_layer_norm", norm.plan_norm),
     integer.IntegerLinear: Component("chop_linear", weighted.plan_linear),
     integer.IntegerMaxPool1d: Component("chop_max_pool", window.plan_max_pool, spatial=1),
     integer.IntegerMaxPool2d: Component("chop_max_pool", window.plan_max_pool, spatial=2),
+    integer.IntegerMean: Component("chop_sum", reduce.plan_sum),
     integer.IntegerMul: Component("chop_mul", elementwise.plan_mul, is_broadcast=True),
     integer.IntegerRMSNorm: Component("chop_layer_norm", norm.plan_norm),
     integer.IntegerReLU: Component("chop_relu", elementwise.plan_relu),
     integer.IntegerScale: Component("chop_scale", elementwise.plan_scale),
     integer.IntegerSoftmax: Component("chop_softmax", softmax.plan_softmax),
     integer.IntegerSub: Component("chop_add", elementwise.plan_add, is_broadcast=True),
+    integer.IntegerSum: Component("chop_sum", reduce.plan_sum),
     integer.Requantize: Component("chop_requantize", elementwise.plan_requantize),
     integer.Table: Component("chop_table", elementwise.plan_table),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +12,18 @@ from chop.errors import ConfigError
 from chop.hardware.lanes import divisors
 from chop.hardware.plan import Plan, Resources, Site
 from chop.hardware.stream import Stream
-from chop.nn.integer import IntegerMaxPool1d, IntegerMaxPool2d
+from chop.nn.integer import (
+    IntegerAdaptiveAvgPool1d,
+    IntegerAdaptiveAvgPool2d,
+    IntegerAvgPool1d,
+    IntegerAvgPool2d,
+    IntegerMaxPool1d,
+    IntegerMaxPool2d,
+)
+
+AveragePool = (
+    IntegerAdaptiveAvgPool1d | IntegerAdaptiveAvgPool2d | IntegerAvgPool1d | IntegerAvgPool2d
+)
 
 LATENCY = 2
 """Cycles from a row's last tap to the load of what replaces it."""
@@ -43,6 +55,11 @@ class Axis:
     def reach(self) -> int:
         """From the first to the last tap of a window, both included."""
         return (self.kernel - 1) * self.dilation + 1
+
+    def inside(self, window: int) -> tuple[int, int]:
+        """Start and end of what a window covers of the image."""
+        start = window * self.stride - self.padding
+        return max(start, 0), min(start + self.reach, self.size)
 
     def needed(self, window: int) -> int:
         """How many of the image's first rows a window waits for."""
@@ -161,6 +178,43 @@ def plan_max_pool(site: Site) -> Plan:
     )
 
 
+def plan_avg_pool(site: Site) -> Plan:
+    """Sum of each window, where all windows are alike."""
+    operator, (read,) = site.operator, site.inputs
+    assert isinstance(operator, AveragePool)
+    if bool((operator.factor != 1).any()):
+        raise ConfigError(f"{type(operator).__name__}: windows are divided by different counts")
+    pairs = zip(read.shape[1:], operator.stretches, strict=True)
+    axes = [_regular(size, stretches) for size, stretches in pairs]
+    _check_channels_last(read)
+    window = with_lanes(_window(axes, read.shape[0]), site.fold)
+    shape = (read.shape[0], *(axis.windows for axis in axes))
+    out = channels_last(shape, read, window.lanes).of(operator.out)
+    return Plan(
+        parameters=window.parameters(read.width, 0) | {"OUT_W": out.width},
+        lanes=(window.lanes,),
+        out=out,
+        cycles=window.cycles(),
+        resources=Resources(memory_bits=window.memory_bits(read.width)),
+        holds=(window.hold,),
+        buffers=(0,),
+    )
+
+
+def _regular(size: int, stretches: Sequence[tuple[int, int]]) -> Axis:
+    """Windows of one size at one distance, whose parts in the image are these stretches.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    for stride in range(1, size + 1):
+        for padding in range(size):
+            axis = Axis(size, len(stretches), stretches[0][1] + padding, stride, padding)
+            if list(stretches) == [axis.inside(window) for window in range(axis.windows)]:
+                return axis
+    raise ConfigError(f"windows over {stretches} have no one size and distance")
+
+
 def sliding(
     read: Stream,
     shape: tuple[int, ...],
@@ -182,8 +236,7 @@ def sliding(
         ConfigError: channels do not travel last.
     """
     channels, *sizes = read.shape
-    if not torch.equal(read.positions, channels_last(read.shape, read).positions):
-        raise ConfigError("pixels do not travel one after another, each with its channels in order")
+    _check_channels_last(read)
     settings = [
         setting if isinstance(setting, list | tuple) else [setting] * len(sizes)
         for setting in (kernel, stride, padding, dilation)
@@ -192,7 +245,16 @@ def sliding(
         Axis(*(int(number) for number in along))
         for along in zip(sizes, shape[1:], *settings, strict=True)
     ]
+    return _window(axes, channels)
+
+
+def _window(axes: Sequence[Axis], channels: int) -> Window:
     return Window(axes[0], axes[1] if len(axes) > 1 else Axis(1, 1, 1), channels)
+
+
+def _check_channels_last(read: Stream) -> None:
+    if not torch.equal(read.positions, channels_last(read.shape, read).positions):
+        raise ConfigError("pixels do not travel one after another, each with its channels in order")
 
 
 def with_lanes(window: Window, fold: int) -> Window:

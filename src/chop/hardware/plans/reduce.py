@@ -1,0 +1,81 @@
+"""Plan of sums and means along dimensions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from chop.errors import ConfigError
+from chop.hardware.lanes import fewest_lanes
+from chop.hardware.plan import Plan, Resources, Site
+from chop.hardware.stream import Stream
+from chop.nn.integer import IntegerMean, IntegerSum
+
+
+class _Groups(NamedTuple):
+    """How the terms of sums travel.
+
+    Attributes:
+        terms: how many a sum has.
+        inner: from one term to the next one of the same sum: that of so many sums lie between.
+        places: int64 (sums,): of each sum in the result's stream.
+    """
+
+    terms: int
+    inner: int
+    places: Tensor
+
+
+def plan_sum(site: Site) -> Plan:
+    """Sums of codes at regular distances in the stream, over rows or over features."""
+    operator, (read,) = site.operator, site.inputs
+    assert isinstance(operator, IntegerSum | IntegerMean)
+    groups = _groups(operator, read)
+    across = groups.inner == 1
+    lanes = fewest_lanes(groups.terms if across else groups.inner, _turns(groups, read, site.fold))
+    shape = tuple(operator(torch.zeros(1, *read.shape, dtype=torch.int64)).shape[1:])
+    out = Stream(groups.places.view(shape), operator.out, 1 if across else lanes)
+    return Plan(
+        parameters={
+            "LANES": lanes,
+            "IN_W": read.width,
+            "OUT_W": out.width,
+            "COUNT": groups.terms // lanes if across else groups.terms,
+            "INNER": 1 if across else groups.inner // lanes,
+            "ACROSS": int(across),
+        },
+        lanes=(lanes,),
+        out=out,
+        cycles=read.size // lanes,
+        resources=Resources(memory_bits=groups.inner * out.width),
+        holds=(groups.terms * groups.inner / read.size,),
+        buffers=(0,),
+    )
+
+
+def _turns(groups: _Groups, read: Stream, fold: int) -> int:
+    """Most beats of the codes that lanes divide: of a sum, or of the sums that are mixed."""
+    divided = groups.terms if groups.inner == 1 else groups.inner
+    return fold * divided // read.size
+
+
+def _groups(operator: IntegerSum, read: Stream) -> _Groups:
+    """The terms of each sum.
+
+    Raises:
+        ConfigError: samples are summed, or terms have no regular distance.
+    """
+    if min(operator.dims) < -len(read.shape):
+        raise ConfigError("it sums over the samples of a batch")
+    ends = range(-len(operator.dims), 0)
+    terms = read.positions.movedim(operator.dims, tuple(ends)).flatten(-len(ends)).sort().values
+    count = terms.size(-1)
+    terms = terms.reshape(-1, count)
+    inner = int(terms[0, 1] - terms[0, 0]) if count > 1 else 1
+    first = terms[:, 0]
+    is_regular = torch.equal(terms, first[:, None] + inner * torch.arange(count))
+    if not is_regular or bool((first % (count * inner) >= inner).any()):
+        raise ConfigError(f"the {count} terms of a sum do not travel at one distance")
+    return _Groups(count, inner, first // (count * inner) * inner + first % inner)
