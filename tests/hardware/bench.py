@@ -126,7 +126,7 @@ def check_module(
         work = Path(name)
         text = _top(module, parameters, list(sent))
         files = _written(work, text, sent, memories or {}, folder)
-        _lint(work, files)
+        lint(work, files)
         bench = [*files, *sources((work / "testbench.sv").read_text()).values()]
         compile_testbench(work, [*dict.fromkeys(bench), "testbench.sv"], "bench.vvp")
         runs = {profile: run_testbench(work, "bench.vvp", profile) for profile in profiles}
@@ -166,7 +166,7 @@ def _written(work, text, sent, memories: dict[str, Memory], folder):
     return [*sources(text, folder).values(), "top.sv"]
 
 
-def _lint(work, files):
+def lint(work, files):
     """Asserts that Verilator has no warning and that Yosys elaborates without latches."""
     names = [str(file) for file in files]
     script = f"read_verilog -sv -defer {' '.join(names)}; hierarchy -check -top top; proc; "

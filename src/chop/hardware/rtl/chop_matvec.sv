@@ -79,26 +79,28 @@ module chop_matvec #(
   for (genvar o = 0; o < OUT_LANES; o++) begin : g_out
     logic signed [OUT_W-1:0] tree_q, sum_q;
 
-    for (genvar i = 0; i < IN_LANES; i++) begin : g_in
-      logic signed [IN_W-1:0] x;
-      logic signed [WEIGHT_W-1:0] w;
-      logic signed [PRODUCT_W-1:0] product_q;
+    // A balanced tree in an array: the terms of node n are nodes 2 n + 1 and 2 n + 2.
+    for (genvar n = 2 * IN_LANES - 2; n >= 0; n--) begin : g_node
       logic signed [OUT_W-1:0] sum;
-      assign x = row[i*IN_W +: IN_W];
-      assign w = data_in_1_i[(o*IN_LANES+i)*WEIGHT_W +: WEIGHT_W];
-      if (i == 0) begin : g_first
+      if (n < IN_LANES - 1) begin : g_sum
+        assign sum = g_node[2*n+1].sum + g_node[2*n+2].sum;
+      end else begin : g_product
+        localparam int I = n - (IN_LANES - 1);
+        logic signed [IN_W-1:0] x;
+        logic signed [WEIGHT_W-1:0] w;
+        logic signed [PRODUCT_W-1:0] product_q;
+        assign x   = row[I*IN_W +: IN_W];
+        assign w   = data_in_1_i[(o*IN_LANES+I)*WEIGHT_W +: WEIGHT_W];
         assign sum = OUT_W'(product_q);
-      end else begin : g_next
-        assign sum = g_in[i-1].sum + OUT_W'(product_q);
-      end
-      always_ff @(posedge clk_i) begin
-        if (moves) product_q <= PRODUCT_W'(x) * PRODUCT_W'(w);
+        always_ff @(posedge clk_i) begin
+          if (moves) product_q <= PRODUCT_W'(x) * PRODUCT_W'(w);
+        end
       end
     end
 
     assign data_out_0_o[o*OUT_W +: OUT_W] = sum_q;
     always_ff @(posedge clk_i) begin
-      if (moves) tree_q <= g_in[IN_LANES-1].sum;
+      if (moves) tree_q <= g_node[0].sum;
       if (moves && tree_valid_q) sum_q <= tree_first_q ? tree_q : sum_q + tree_q;
     end
   end

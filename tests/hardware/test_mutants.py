@@ -1,0 +1,115 @@
+"""Faults planted in the library are found by the comparison of codes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from chop.hardware.components import COMPONENTS
+from chop.hardware.plan import RTL
+from chop.hardware.port import Port
+from chop.nn.integer import Edge, Grid, IntegerLinear, Requantize
+from tests.hardware import bench
+from tests.hardware.bench import Driven, check, check_module, drawn, needs_tools
+from tests.hardware.test_linear import EDGE, layer
+
+pytestmark = needs_tools
+
+
+def check_linear(folder):
+    check(layer(4, 6), drawn(EDGE, 3, 6), fold=36)
+
+
+def check_requantize(folder):
+    """A mean of four codes, and channels whose multipliers are read beat by beat."""
+    edge = Edge.of(1.0, -2000, 2000, divisor=4)
+    codes = torch.arange(-2000, 2000, 7).view(-1, 1)
+    near = torch.arange(-30, 30).view(-1, 1)
+    check(Requantize(edge, Grid(1.0, -128, 127)), Driven(*drawn(edge, 1))._replace(codes=near))
+    check(Requantize(edge, Grid(1.0, -128, 127)), Driven(*drawn(edge, 1))._replace(codes=codes))
+    steps = torch.tensor([0.3, 0.1, 0.7], dtype=torch.float64)
+    edge = Edge(steps, -1, -2000, 2000)
+    check(Requantize(edge, Grid(1.0, -128, 127)), drawn(edge, 4, 3), fold=12)
+
+
+def check_copies(module, **parameters):
+    def run(folder):
+        beats = drawn(EDGE, 60, 1, samples=1).codes[0]
+        ports = [Port("data_in_0", 1, 8, 1, True), Port("data_out_0", 1, 8, 1, False)]
+        check_module(module, {"W": 8, **parameters}, dict.fromkeys(ports, beats), folder=folder)
+
+    return run
+
+
+ROUND = "chop_round_saturate"
+MUTANTS = {
+    "floor": (ROUND, "&& half &&", "&& 1'b0 &&", check_requantize),
+    "half_up": (ROUND, "((below != '0) || is_odd)", "1'b1", check_requantize),
+    "no_sticky_bit": (ROUND, "((below != '0) || is_odd)", "is_odd", check_requantize),
+    "no_saturation": (ROUND, "(wide > WIDE_W'(MOST))", "1'b0", check_requantize),
+    "not_cleared": ("chop_matvec", "tree_first_q ? tree_q :", "1'b0 ? tree_q :", check_linear),
+    "no_back_pressure": ("chop_matvec", "= !data_out_0_valid_o ||", "= 1'b1 ||", check_linear),
+    "weights_slip": (
+        "chop_matvec",
+        "ready_o = moves && row_valid",
+        "ready_o = row_valid",
+        check_linear,
+    ),
+    "row_lost": ("chop_repeat", "is_new_q <= is_new;", "is_new_q <= 1'b0;", check_linear),
+    "bias_slips": ("chop_linear", "(moves && sums_valid)", "(sums_valid)", check_linear),
+    "channels_slip": (
+        "chop_requantize",
+        "(first_moves && data_in_0_valid_i)",
+        "(data_in_0_valid_i)",
+        check_requantize,
+    ),
+    "skid_overwritten": (
+        "chop_skid",
+        "if (!skid_valid_q) skid_q",
+        "skid_q",
+        check_copies("chop_skid"),
+    ),
+    "fifo_overflows": (
+        "chop_fifo",
+        "(count_q != COUNT_W'(WORDS))",
+        "1'b1",
+        check_copies("chop_fifo", DEPTH=5),
+    ),
+    "fifo_loses": (
+        "chop_fifo",
+        "else if (data_out_0_ready_i) data_out_0_valid_o",
+        "else data_out_0_valid_o",
+        check_copies("chop_fifo", DEPTH=5),
+    ),
+    "upsize_overwritten": (
+        "chop_upsize",
+        "= !data_out_0_valid_o || data_out_0_ready_i",
+        "= 1'b1",
+        check_copies("chop_upsize", OUT_LANES=1),
+    ),
+    "downsize_early": (
+        "chop_downsize",
+        "&& data_out_0_ready_i);",
+        ");",
+        check_copies("chop_downsize", IN_LANES=1),
+    ),
+}
+
+
+@pytest.mark.parametrize(("module", "old", "new", "run"), MUTANTS.values(), ids=MUTANTS)
+def test_a_planted_fault_is_found(module, old, new, run, tmp_path, monkeypatch):
+    text = (RTL / f"{module}.sv").read_text()
+    assert text.count(old) == 1
+    (tmp_path / f"{module}.sv").write_text(text.replace(old, new))
+    for kind in (IntegerLinear, Requantize):
+        monkeypatch.setitem(COMPONENTS, kind, replace(COMPONENTS[kind], folder=tmp_path))
+    monkeypatch.setattr(bench, "lint", lambda *files: None)
+    with pytest.raises(AssertionError, match="FAIL"):
+        run(tmp_path)
+
+
+def test_without_a_fault_the_same_checks_pass():
+    checks = list(dict.fromkeys(run for *_, run in MUTANTS.values()))
+    assert len(checks) == 7
+    for run in checks:
+        run(RTL)
