@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import nn
 
 from chop.hardware.plan import Component
-from chop.hardware.plans import elementwise, norm, reduce, softmax, weighted, window
+from chop.hardware.plans import elementwise, matmul, norm, reduce, softmax, weighted, window
 from chop.nn import integer
 
 COMPONENTS: dict[type[nn.Module], Component] = {
@@ -20,6 +20,7 @@ COMPONENTS: dict[type[nn.Module], Component] = {
     integer.IntegerAvgPool2d: Component("chop_avg_pool", window.plan_avg_pool, spatial=2),
     integer.IntegerLayerNorm: Component("chop_layer_norm", norm.plan_norm),
     integer.IntegerLinear: Component("chop_linear", weighted.plan_linear),
+    integer.IntegerMatmul: Component("chop_matmul", matmul.plan_matmul),
     integer.IntegerMaxPool1d: Component("chop_max_pool", window.plan_max_pool, spatial=1),
     integer.IntegerMaxPool2d: Component("chop_max_pool", window.plan_max_pool, spatial=2),
     integer.IntegerMean: Component("chop_sum", reduce.plan_sum),

@@ -31,7 +31,8 @@ module chop_matvec #(
 );
   localparam int BEATS     = IN_FEATURES / IN_LANES;
   localparam int COUNT_W   = (BEATS > 1) ? $clog2(BEATS) : 1;
-  localparam int PRODUCT_W = IN_W + WEIGHT_W;
+  localparam int FULL_W    = IN_W + WEIGHT_W;
+  localparam int PRODUCT_W = (FULL_W < OUT_W) ? FULL_W : OUT_W;
 
   if (IN_FEATURES % IN_LANES != 0 || OUT_FEATURES % OUT_LANES != 0) begin : g_refused
     initial $fatal(1, "chop_matvec: lanes divide features");

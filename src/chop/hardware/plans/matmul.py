@@ -1,0 +1,82 @@
+"""Plan of a product of two streams."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from chop.errors import ConfigError
+from chop.hardware.lanes import fewest_lanes
+from chop.hardware.plan import Plan, Resources, Site
+from chop.hardware.stream import Stream
+from chop.nn.integer import IntegerMatmul
+
+ROWS_AHEAD = 2
+"""Rows of the first operand in a FIFO: it is read in bursts, once for all results of a row."""
+
+
+def plan_matmul(site: Site) -> Plan:
+    """Row by row, each row head by head, with the second operand in a memory."""
+    operator, (a, b) = site.operator, site.inputs
+    assert isinstance(operator, IntegerMatmul)
+    heads, rows, terms, columns = _sizes(a, b)
+    transposed = _is_transposed(a, b, heads)
+    products = heads * rows * terms * columns
+    along = terms if transposed else columns
+    lanes = fewest_lanes(along, site.fold * along // products)
+    result = _head_by_head(heads, rows, columns).reshape(*a.shape[:-1], columns)
+    out = Stream(result, operator.out, 1 if transposed else lanes)
+    lanes_0 = lanes if transposed else 1
+    return Plan(
+        parameters={
+            "LANES": lanes,
+            "ROWS": rows,
+            "HEADS": heads,
+            "IN_FEATURES": terms,
+            "OUT_FEATURES": columns,
+            "TRANSPOSED": int(transposed),
+            "IN_0_W": a.width,
+            "IN_1_W": b.width,
+            "OUT_W": out.width,
+        },
+        lanes=(lanes_0, lanes),
+        out=out,
+        cycles=products // lanes,
+        resources=Resources({(a.width, b.width): lanes}, 2 * b.size * b.width + terms * a.width),
+        holds=(1 / (heads * rows), 1.0),
+        buffers=(ROWS_AHEAD * terms // lanes_0, 0),
+    )
+
+
+def _sizes(a: Stream, b: Stream) -> tuple[int, int, int, int]:
+    """Heads, rows, terms of a sum and columns.
+
+    Raises:
+        ConfigError: the operands are no matrices with the same dimensions ahead of them.
+    """
+    if len(a.shape) < 2 or a.shape[:-2] != b.shape[:-2]:
+        raise ConfigError(f"a product of {a.shape} and {b.shape} has no circuit")
+    return math.prod(a.shape[:-2]), a.shape[-2], a.shape[-1], b.shape[-1]
+
+
+def _is_transposed(a: Stream, b: Stream, heads: int) -> bool:
+    """Whether the terms of a sum, not the columns, travel fastest in the second operand.
+
+    Raises:
+        ConfigError: the operands travel in another order.
+    """
+    rows, terms, columns = a.shape[-2], a.shape[-1], b.shape[-1]
+    by_head = b.positions.reshape(heads, terms, columns)
+    if torch.equal(a.positions.reshape(heads, rows, terms), _head_by_head(heads, rows, terms)):
+        if torch.equal(by_head.transpose(1, 2), _head_by_head(heads, columns, terms)):
+            return True
+        if torch.equal(by_head, _head_by_head(heads, terms, columns)):
+            return False
+    raise ConfigError("the rows of both operands do not travel in turn, each head by head")
+
+
+def _head_by_head(heads: int, rows: int, features: int) -> Tensor:
+    """int64 (heads, rows, features): places of a stream that sends each row head by head."""
+    return torch.arange(heads * rows * features).view(rows, heads, features).transpose(0, 1)
