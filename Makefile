@@ -4,13 +4,14 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 PRODUCT := $(VENV)/.installed
 TOOLS := $(VENV)/.test-tools
+HARDWARE := verilator iverilog yosys
 
-.PHONY: demo test test-long clean
+.PHONY: demo test test-long hardware-tools clean
 
 demo: $(PRODUCT)  ## train, quantise and retrain the built-in model; writes runs/demo
 	$(BIN)/chop demo --out runs/demo
 
-test: $(TOOLS)  ## style, spelling, types, layers, unit tests, doctests
+test: $(TOOLS) hardware-tools  ## style, spelling, types, layers, unit tests, doctests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
@@ -18,7 +19,7 @@ test: $(TOOLS)  ## style, spelling, types, layers, unit tests, doctests
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 --dist worksteal
 
-test-long: $(TOOLS)  ## what takes minutes and repeats at length what `make test` shows in short
+test-long: $(TOOLS) hardware-tools  ## what takes minutes and repeats at length what `make test` shows in short
 	$(BIN)/pytest -n 2 --dist worksteal -m long
 
 $(PRODUCT): pyproject.toml constraints.txt
@@ -31,6 +32,13 @@ $(PRODUCT): pyproject.toml constraints.txt
 $(TOOLS): $(PRODUCT)
 	$(INSTALL) -e ".[dev]"
 	touch $@
+
+# Tests of circuits skip what is not there, but not where CI is set.
+hardware-tools:  ## simulators and synthesis of circuits, where this user may install packages
+	@missing=; for tool in $(HARDWARE); do command -v $$tool > /dev/null || missing=1; done; \
+	test -z "$$missing" || { test "$$(id -u)" = 0 && command -v apt-get && apt-get -qq update && \
+	DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends $(HARDWARE); \
+	} > /dev/null 2>&1 || echo "not installed: apt-get install --no-install-recommends $(HARDWARE)"
 
 clean:
 	rm -rf $(VENV) runs

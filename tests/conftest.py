@@ -40,3 +40,12 @@ def data_folder() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs the real data sets: '{folder}' is absent; CHOP_DATA names the folder")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _tools(request: pytest.FixtureRequest) -> None:
+    """Skips a test marked `tools(NAME, ...)` where one is not installed; in CI it fails."""
+    wanted = [tool for marker in request.node.iter_markers("tools") for tool in marker.args]
+    missing = [tool for tool in wanted if shutil.which(tool) is None]
+    if missing:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"needs {', '.join(missing)}")

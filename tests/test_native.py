@@ -1,11 +1,14 @@
 import ctypes
+import subprocess
 
 import pytest
 
-from chop.native import Sources, compiler
+from chop.native import Sources, compiler, first_error
+
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 
 
-@pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+@needs_compiler
 def test_sources_of_one_name_in_different_folders_are_all_in_the_library(tmp_path, monkeypatch):
     monkeypatch.setenv("CHOP_CACHE", str(tmp_path / "cache"))
     files = []
@@ -15,3 +18,57 @@ def test_sources_of_one_name_in_different_folders_are_all_in_the_library(tmp_pat
         files[-1].write_text(f'extern "C" int {folder}() {{ return {number}; }}\n')
     library = ctypes.CDLL(str(Sources("twins", tuple(files)).compiled(compiler(), ("-fPIC",))))
     assert (library.cpu(), library.cuda()) == (1, 2)
+
+
+def source(folder, name, text):
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+@needs_compiler
+def test_an_object_is_linked_into_libraries(tmp_path, monkeypatch):
+    monkeypatch.setenv("CHOP_CACHE", str(tmp_path / "cache"))
+    parts = [source(tmp_path, f"{n}.cpp", f"int part{n}() {{ return {n}; }}\n") for n in (1, 2)]
+    runtime = Sources("runtime", tuple(parts), suffix=".o").compiled(compiler(), ("-fPIC",))
+    text = 'int part1(); int part2(); extern "C" int all() { return part1() + part2(); }\n'
+    main = Sources("main", (source(tmp_path, "main.cpp", text),), objects=(runtime,))
+    path = main.compiled(compiler(), ("-fPIC",))
+    assert ctypes.CDLL(str(path)).all() == 3
+    assert runtime.name.startswith("runtime-") and runtime.suffix == ".o"
+
+
+@needs_compiler
+def test_flags_of_one_file_are_its_own_and_part_of_the_key(tmp_path, monkeypatch):
+    monkeypatch.setenv("CHOP_CACHE", str(tmp_path / "cache"))
+    text = 'extern "C" int {0}() {{ return VALUE; }}\n'
+    first, second = (source(tmp_path, f"{n}.cpp", text.format(n)) for n in ("first", "second"))
+    flags = ("-fPIC", "-DVALUE=1")
+    given = {second: ("-UVALUE", "-DVALUE=2")}
+    sources = Sources("flags", (first, second), file_flags=given)
+    library = ctypes.CDLL(str(sources.compiled(compiler(), flags)))
+    assert (library.first(), library.second()) == (1, 2)
+    assert Sources("flags", (first, second)).path(compiler(), flags) != sources.path(
+        compiler(), flags
+    )
+
+
+@needs_compiler
+def test_the_first_error_of_the_compiler_is_told_and_nothing_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("CHOP_CACHE", str(tmp_path / "cache"))
+    wrong = source(tmp_path, "wrong.cpp", "int f() {\n  return no_such_name;\n}\n")
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        Sources("wrong", (wrong,)).compiled(compiler(), ("-fPIC",))
+    told = first_error(caught.value)
+    assert "wrong.cpp:2" in told and "no_such_name" in told
+    assert [*(tmp_path / "cache").iterdir()] == []
+
+
+@needs_compiler
+def test_a_compiler_that_takes_too_long_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setenv("CHOP_CACHE", str(tmp_path / "cache"))
+    slow = Sources("slow", (source(tmp_path, "a.cpp", "int a;\n"),), seconds=0.001)
+    with pytest.raises(subprocess.TimeoutExpired) as caught:
+        slow.compiled(compiler(), ("-fPIC",))
+    assert first_error(caught.value) == "it took longer than 0.001 seconds"

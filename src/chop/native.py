@@ -1,4 +1,4 @@
-"""Native code: compiles C++ sources to shared libraries, once, kept in the cache folder."""
+"""Native code: compiles C++ sources once, kept in the cache folder by their content."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from chop.files import atomic_file
 from chop.hub import cache_folder
@@ -18,58 +20,97 @@ from chop.hub import cache_folder
 COMPILE_SECONDS = 120
 LOADED: dict[str, str] = {}
 """Libraries that this process has asked for, by name: path and instruction set, or the failure."""
+LINK = {".so": ("-shared", "-pthread"), ".o": ("-r", "-nostdlib")}
+"""Flags of the linker, by the suffix of what it writes."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Sources of one shared library.
+    """Sources of one shared library, or of one object file that libraries are linked with.
 
     Attributes:
         name: first part of the file's name in the cache folder.
         files: C++ files, compiled in parallel.
         headers: files that they include.
+        file_flags: flags of single files, which follow those of all.
+        objects: compiled files to link with, named by their content as those of the cache folder.
+        suffix: ".so" of a shared library, ".o" of an object file.
+        seconds: time limit of each call of the compiler.
     """
 
     name: str
     files: tuple[Path, ...]
     headers: tuple[Path, ...] = ()
+    file_flags: Mapping[Path, tuple[str, ...]] = field(default_factory=dict)
+    objects: tuple[Path, ...] = ()
+    suffix: Literal[".so", ".o"] = ".so"
+    seconds: float = COMPILE_SECONDS
 
     def path(self, compiler: str, flags: Sequence[str]) -> Path:
-        """Path of the library in the cache folder; its name hashes sources, compiler and flags.
+        """Path in the cache folder; its name hashes sources, compiler and flags.
 
         Raises:
             SubprocessError: the compiler does not tell its version.
         """
-        version = _run(compiler, "--version")
         texts = (file.read_text() for file in (*self.files, *self.headers))
-        key = hashlib.sha256("\0".join((*texts, compiler, version, *flags)).encode())
-        return cache_folder() / f"{self.name}-{key.hexdigest()[:16]}.so"
+        own = (f"{file.name} {' '.join(more)}" for file, more in self.file_flags.items())
+        objects = (file.name for file in self.objects)
+        version = compiler_version(compiler)
+        return cache_path(
+            self.name, self.suffix, (*texts, compiler, version, *flags, *own, *objects)
+        )
 
     def compiled(self, compiler: str, flags: Sequence[str]) -> Path:
-        """The library, from the cache folder or compiled into it. Processes may race.
+        """The file, from the cache folder or compiled into it. Processes may race.
 
         Raises:
-            SubprocessError: the compiler fails.
+            SubprocessError: the compiler fails; `first_error` says why.
             OSError: the folder cannot be written.
         """
         path = self.path(compiler, flags)
         if not path.exists():
             with atomic_file(path) as temporary:
-                self._compile(compiler, flags, temporary)
+                self.compile(compiler, flags, temporary)
         return path
 
-    def _compile(self, compiler: str, flags: Sequence[str], target: Path) -> None:
-        """Every source at once, then the linker."""
-        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
+    def compile(self, compiler: str, flags: Sequence[str], target: Path) -> None:
+        """Compiles the sources, as many at a time as there are cores, and links them to `target`.
+
+        Raises:
+            SubprocessError: the compiler fails; `first_error` says why.
+        """
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(cores()) as pool:
             # By number: sources in different folders may have the same name.
             objects = [str(Path(folder) / f"{number}.o") for number in range(len(self.files))]
             jobs = [
-                pool.submit(_run, compiler, *flags, "-c", str(source), "-o", name)
+                pool.submit(
+                    run_tool,
+                    *(compiler, *flags, *self.file_flags.get(source, ())),
+                    *("-c", str(source), "-o", name),
+                    seconds=self.seconds,
+                )
                 for source, name in zip(self.files, objects, strict=True)
             ]
-            for job in jobs:
-                job.result()
-            _run(compiler, "-shared", "-pthread", *objects, "-o", str(target))
+            try:
+                for job in jobs:
+                    job.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
+            linked = (*LINK[self.suffix], *objects, *map(str, self.objects), "-o", str(target))
+            run_tool(compiler, *linked, seconds=self.seconds)
+
+
+def cache_path(name: str, suffix: str, parts: Iterable[str]) -> Path:
+    """Path in the cache folder of a file that is made of `parts`, which its name hashes."""
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return cache_folder() / f"{name}-{key}{suffix}"
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def compiler() -> str | None:
@@ -78,8 +119,38 @@ def compiler() -> str | None:
     return next((found for name in names if name and (found := shutil.which(name))), None)
 
 
-def _run(*command: str) -> str:
-    done = subprocess.run(
-        command, check=True, capture_output=True, text=True, timeout=COMPILE_SECONDS
-    )
+def compiler_version(compiler: str) -> str:
+    """What a compiler says about itself.
+
+    Raises:
+        SubprocessError: it does not.
+    """
+    return run_tool(compiler, "--version")
+
+
+def run_tool(*command: str, seconds: float = COMPILE_SECONDS) -> str:
+    """Runs a compiler, or what writes its sources, and returns what it prints.
+
+    Raises:
+        SubprocessError: it fails, or takes longer than `seconds`.
+    """
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds)
     return done.stdout
+
+
+def first_error(error: subprocess.SubprocessError, mark: str = "error:") -> str:
+    """The first line of a tool's messages that tells of an error, or else the first line of all.
+
+    >>> text = "In file a.h:1,\\na.cpp:2: error: 'x' was not declared\\na.cpp:3: error: more"
+    >>> first_error(subprocess.CalledProcessError(1, "c++", stderr=text))
+    "a.cpp:2: error: 'x' was not declared"
+
+    Args:
+        error: of `run_tool`.
+        mark: what such lines have, in any case.
+    """
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"it took longer than {error.timeout:g} seconds"
+    messages = getattr(error, "stderr", None) or getattr(error, "output", None) or str(error)
+    lines = [line for line in messages.splitlines() if line.strip()]
+    return next((line for line in lines if mark in line.lower()), (lines or ["no message"])[0])

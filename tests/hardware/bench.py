@@ -5,7 +5,6 @@
     check(IntegerReLU(edge), drawn(edge, 17, 12), fold=51)
 """
 
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -31,9 +30,7 @@ from chop.hardware.testbench import (
 from chop.hardware.verilog import instance, sources
 
 TOOLS = ("iverilog", "verilator", "yosys")
-needs_tools = pytest.mark.skipif(
-    not all(map(shutil.which, TOOLS)), reason=f"needs {', '.join(TOOLS)}"
-)
+needs_tools = pytest.mark.tools(*TOOLS)
 
 
 class Driven(NamedTuple):

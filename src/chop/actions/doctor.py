@@ -51,6 +51,7 @@ def examine() -> list[Finding]:
         _accelerator(),
         _compiler(),
         _cpu_kernels(),
+        *_hardware_tools(),
     ]
 
 
@@ -132,6 +133,14 @@ def _cpu_kernels() -> Finding:
     build = library()
     found = build.detail if build.library else None
     return _optional("CPU kernels", found, f"same results from PyTorch alone: {build.detail}")
+
+
+def _hardware_tools() -> list[Finding]:
+    from chop.hardware.tools import INSTALL, versions
+
+    return [
+        _optional(tool, found, f"for circuits: {INSTALL}") for tool, found in versions().items()
+    ]
 
 
 def _optional(what: str, found: str | None, otherwise: str) -> Finding:

@@ -77,7 +77,7 @@ def _top(netlist: Netlist, connections: Connections, ports: list[Port], top: str
     """Text of the top module."""
     parts = len(netlist.instances)
     interval = max(netlist.interval, connections.interval)
-    declared = [line for port in ports for line in _declaration(port)]
+    declared = [line for port in ports for line in port.declaration()]
     head = ["input  logic clk_i", "input  logic rst_ni", *declared]
     lines = [
         f"// {parts} components; a sample every {interval} cycles when nothing stalls.\n",
@@ -89,13 +89,6 @@ def _top(netlist: Netlist, connections: Connections, ports: list[Port], top: str
     lines += [_link(link) for link in connections.links]
     lines += [_component(part) for part in netlist.instances]
     return "".join([*lines, "endmodule\n"])
-
-
-def _declaration(port: Port) -> list[str]:
-    ahead, back = ("input ", "output") if port.is_input else ("output", "input ")
-    data, valid, ready = port.signals
-    bits = f"[{port.bits - 1}:0] "
-    return [f"{ahead} logic {bits}{data}", f"{ahead} logic {valid}", f"{back} logic {ready}"]
 
 
 def _assignments(netlist: Netlist, ports: list[Port]) -> Iterator[str]:

@@ -44,3 +44,10 @@ class Port:
         """Names of data, valid and ready."""
         ahead, back = ("i", "o") if self.is_input else ("o", "i")
         return f"{self.name}_{ahead}", f"{self.name}_valid_{ahead}", f"{self.name}_ready_{back}"
+
+    def declaration(self) -> list[str]:
+        """The ports of the module, as its header has them."""
+        ahead, back = ("input ", "output") if self.is_input else ("output", "input ")
+        data, valid, ready = self.signals
+        bits = f"[{self.bits - 1}:0] "
+        return [f"{ahead} logic {bits}{data}", f"{ahead} logic {valid}", f"{back} logic {ready}"]

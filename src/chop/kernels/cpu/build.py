@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from chop.native import LOADED, Sources, compiler
+from chop.native import LOADED, Sources, compiler, first_error
 
 FOLDER = Path(__file__).parent
 SOURCES = Sources("kernels", (*sorted(FOLDER.glob("*.cpp")),), (*sorted(FOLDER.glob("*.h")),))
@@ -93,8 +93,7 @@ def _loaded(compiler: str, more_flags: Sequence[str]) -> Build:
         path = compiled(compiler, more_flags)
         loaded = ctypes.CDLL(str(path))
     except subprocess.SubprocessError as error:
-        reason = str(getattr(error, "stderr", None) or error).strip().splitlines()
-        return Build(None, f"{compiler} failed: {reason[0] if reason else 'no message'}")
+        return Build(None, f"{compiler} failed: {first_error(error)}")
     except OSError as error:
         return Build(None, f"cannot be kept or loaded: {error}")
     loaded.chop_instruction_set.restype = ctypes.c_char_p

@@ -1,0 +1,175 @@
+"""Runs of a Verilated project: beats in, beats out, and the rules that were broken."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chop.errors import ChopError, UnavailableError
+from chop.hardware.harness.top import violated_bits
+from chop.hardware.packing import beat_bytes
+from chop.hardware.port import Port
+from chop.hardware.profiles import Profile
+from chop.hardware.project import Project
+
+WORKER = Path(__file__).parent / "worker.py"
+RUN_SECONDS = 3600
+IDLE_CYCLES = 20_000
+DRAIN_CYCLES = 512
+NEVER = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Received:
+    """What left by an output port.
+
+    Attributes:
+        beats: little-endian, each in whole bytes; those that left, at most as many as expected.
+        cycles: int64: when each of them left.
+        surplus: how many left after the expected ones.
+        withdrawn: first cycle in which a beat that was not taken vanished or changed, or None.
+    """
+
+    beats: bytes
+    cycles: NDArray[np.int64]
+    surplus: int
+    withdrawn: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What came of a run.
+
+    Attributes:
+        received: by output port.
+        sent: by input port, how many beats entered.
+        cycles: how many the run took, those that look for surplus beats included.
+        timeout: the cycle in which the run was given up, or None.
+        violated: inner streams that withdrew or changed a beat.
+    """
+
+    received: Mapping[str, Received]
+    sent: Mapping[str, int]
+    cycles: int
+    timeout: int | None
+    violated: tuple[str, ...]
+
+
+def run_library(
+    library: Path,
+    folder: Path,
+    project: Project,
+    sent: Mapping[str, bytes],
+    expected: Mapping[str, int],
+    profile: Profile,
+    seed: int = 1,
+    idle_cycles: int = IDLE_CYCLES,
+    wave: Path | None = None,
+) -> Outcome:
+    """Sends beats through a simulated project, in a process of its own.
+
+    Args:
+        library: of `verilate`.
+        folder: of the project, with its memories.
+        project: what is in it.
+        sent: beats of each input port, as `chop.hardware.packing.pack` writes them.
+        expected: how many beats leave by each output port.
+        profile: of stalls.
+        seed: of stalls.
+        idle_cycles: the run is given up when for so many cycles, beyond ten intervals of the
+            project, no beat has entered or left.
+        wave: file of waveforms (VCD) to write; the library has to be built for it.
+    Raises:
+        ChopError: the simulation stops: a memory is missing, or a `$fatal` was reached.
+        UnavailableError: it takes longer than `RUN_SECONDS`.
+    """
+    inputs = [port for port in project.ports if port.is_input]
+    outputs = [port for port in project.ports if not port.is_input]
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        for port in inputs:
+            (work / f"{port.name}.in").write_bytes(sent[port.name])
+        job = {
+            "library": str(library),
+            "profile": [profile.valid, profile.ready, profile.pause_every, profile.pause_cycles],
+            "seed": seed,
+            "idle_cycles": idle_cycles + 10 * project.interval + profile.pause_cycles,
+            # Without inputs the samples are endless.
+            "drain_cycles": DRAIN_CYCLES + project.interval if inputs else 0,
+            "wave": str(wave.absolute()) if wave else None,
+            "inputs": [
+                _port(work, port, len(sent[port.name]) // beat_bytes(port)) for port in inputs
+            ],
+            "outputs": [_port(work, port, expected[port.name]) for port in outputs],
+            "violated_bytes": -(-violated_bits(project.streams) // 8),
+            "result": str(work / "result.json"),
+        }
+        (work / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        _work(work / "job.json", folder)
+        result = json.loads((work / "result.json").read_text(encoding="utf-8"))
+        return _outcome(work, project, result, expected)
+
+
+def _port(work: Path, port: Port, count: int) -> dict[str, Any]:
+    suffix = "in" if port.is_input else "out"
+    return {
+        "file": str(work / f"{port.name}.{suffix}"),
+        "cycles_file": str(work / f"{port.name}.cycles"),
+        "count": count,
+        "bytes": beat_bytes(port),
+    }
+
+
+def _work(job: Path, folder: Path) -> None:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", str(WORKER), str(job)],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=RUN_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise UnavailableError(f"the simulation takes longer than {RUN_SECONDS} seconds") from None
+    lines = (done.stdout + done.stderr).splitlines()
+    # A memory that is not found is a warning to Verilator, and full of zeros.
+    reasons = [line for line in lines if "%Error" in line or "%Warning" in line]
+    if done.returncode or reasons:
+        reason = [*reasons, *lines[-1:], f"status {done.returncode}"][0]
+        raise ChopError(f"the simulation stopped: {reason}")
+
+
+def _outcome(
+    work: Path, project: Project, result: Mapping[str, Any], expected: Mapping[str, int]
+) -> Outcome:
+    inputs = [port for port in project.ports if port.is_input]
+    outputs = [port for port in project.ports if not port.is_input]
+    moved = dict(zip((p.name for p in (*inputs, *outputs)), result["moved"], strict=True))
+    received = {}
+    for port, withdrawn in zip(outputs, result["withdrawn"], strict=True):
+        count = min(moved[port.name], expected[port.name])
+        beats = (work / f"{port.name}.out").read_bytes()[: count * beat_bytes(port)]
+        cycles = np.fromfile(work / f"{port.name}.cycles", np.int64)[:count]
+        surplus = moved[port.name] - count
+        received[port.name] = Received(
+            beats, cycles, surplus, None if withdrawn == NEVER else withdrawn
+        )
+    if result["status"] == "finished":
+        raise ChopError(f"the simulation stopped: $finish in cycle {result['cycle']}")
+    return Outcome(
+        received,
+        {port.name: moved[port.name] for port in inputs},
+        result["cycle"],
+        result["cycle"] if result["status"] == "timeout" else None,
+        tuple(n for k, (n, _) in enumerate(project.streams) if result["violated"] >> k & 1),
+    )

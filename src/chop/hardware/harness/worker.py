@@ -1,0 +1,87 @@
+"""Worker: runs a Verilated design in a process of its own, started by path.
+
+It imports the standard library alone and starts in the folder of the project, where the design's
+memories are. Its one argument names a JSON file; see `chop.hardware.harness.run`.
+"""
+
+import ctypes
+import json
+import sys
+from ctypes import POINTER, c_char_p, c_int64, c_void_p
+from pathlib import Path
+from typing import Any
+
+STATUS = ("done", "timeout", "finished")
+NEVER = -1
+
+
+class Run(ctypes.Structure):
+    """Settings of a run; layout of `Run` in harness.cpp."""
+
+    _fields_ = (
+        ("valid", c_int64),
+        ("ready", c_int64),
+        ("pause_every", c_int64),
+        ("pause_cycles", c_int64),
+        ("seed", c_int64),
+        ("idle_cycles", c_int64),
+        ("drain_cycles", c_int64),
+        ("cycle", c_int64),
+        ("wave", c_char_p),
+    )
+
+
+class Beats(ctypes.Structure):
+    """Beats of a port; layout of `Beats` in harness.cpp."""
+
+    _fields_ = (
+        ("data", c_void_p),
+        ("cycles", c_void_p),
+        ("count", c_int64),
+        ("bytes", c_int64),
+        ("moved", c_int64),
+        ("violated", c_int64),
+    )
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """Runs a job, writes the beats of its outputs, and returns the rest of the outcome."""
+    library = ctypes.CDLL(job["library"])
+    library.chop_run.restype = c_int64
+    library.chop_run.argtypes = (POINTER(Run), POINTER(Beats), POINTER(Beats), c_void_p, c_int64)
+    wave = job["wave"].encode() if job["wave"] else None
+    settings = Run(*job["profile"], job["seed"], job["idle_cycles"], job["drain_cycles"], 0, wave)
+    buffers = []
+
+    def ports(described: list[dict[str, Any]], is_input: bool) -> ctypes.Array[Beats]:
+        beats = (Beats * len(described))()
+        for port, row in zip(described, beats, strict=True):
+            size = port["count"] * port["bytes"]
+            data = (ctypes.c_char * size)()
+            if is_input:
+                with Path(port["file"]).open("rb") as file:
+                    assert file.readinto(data) == size, port["file"]
+            cycles = (c_int64 * (0 if is_input else port["count"]))()
+            buffers.append((data, cycles))
+            row.data, row.cycles = ctypes.addressof(data), ctypes.addressof(cycles)
+            row.count, row.bytes, row.moved, row.violated = port["count"], port["bytes"], 0, NEVER
+        return beats
+
+    inputs, outputs = ports(job["inputs"], True), ports(job["outputs"], False)
+    violated = (ctypes.c_uint8 * job["violated_bytes"])()
+    status = library.chop_run(settings, inputs, outputs, violated, len(violated))
+    for port, (data, cycles) in zip(job["outputs"], buffers[len(job["inputs"]) :], strict=True):
+        Path(port["file"]).write_bytes(data)
+        Path(port["cycles_file"]).write_bytes(cycles)
+    return {
+        "status": STATUS[status],
+        "cycle": settings.cycle,
+        "moved": [row.moved for row in (*inputs, *outputs)],
+        "withdrawn": [row.violated for row in outputs],
+        "violated": int.from_bytes(bytes(violated), "little"),
+    }
+
+
+if __name__ == "__main__":
+    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    Path(job["result"]).write_text(json.dumps(run(job)), encoding="utf-8")

@@ -1,0 +1,99 @@
+"""The three tools that circuits are checked with: Verilator, Icarus Verilog and Yosys."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from chop.errors import ConfigError, UnavailableError
+from chop.native import run_tool
+
+VERSIONS = {
+    "verilator": ("--version", r"Verilator (\S+)"),
+    "iverilog": ("-V", r"version (\S+)"),
+    "yosys": ("-V", r"Yosys (\S+)"),
+}
+"""By tool: the option that asks for its version, and where the answer has it."""
+INSTALL = "apt-get install --no-install-recommends verilator iverilog yosys"
+LINT_SECONDS = 300
+
+
+def version(tool: str) -> str | None:
+    """Version of a tool of `VERSIONS`; None where it is not installed."""
+    option, pattern = VERSIONS[tool]
+    try:
+        found = re.search(pattern, run_tool(tool, option))
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found[1] if found else None
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of all tools; None for those that are not installed."""
+    return {tool: version(tool) for tool in VERSIONS}
+
+
+def tool_path(tool: str) -> str:
+    """Path of a tool.
+
+    Raises:
+        UnavailableError: it is not installed; says how to install it.
+    """
+    path = shutil.which(tool)
+    if path is None:
+        raise UnavailableError(f"{tool} is not installed: {INSTALL}")
+    return path
+
+
+def lint(sources: Sequence[Path], top: str, parameters: Mapping[str, int] | None = None) -> str:
+    """Messages of `verilator --lint-only -Wall`; empty where it has no complaint.
+
+    Args:
+        sources: SystemVerilog.
+        top: the top module.
+        parameters: of the top module.
+    Raises:
+        UnavailableError: Verilator is not installed.
+    """
+    values = [f"-G{name}={value}" for name, value in (parameters or {}).items()]
+    command = [tool_path("verilator"), "--lint-only", "-Wall", "--top-module", top, *values]
+    done = subprocess.run(
+        [*command, *map(str, sources)], capture_output=True, text=True, timeout=LINT_SECONDS
+    )
+    return done.stdout + done.stderr
+
+
+def elaborate(sources: Sequence[Path], top: str, folder: Path) -> str:
+    """Messages of Yosys when it elaborates a design; empty where it has no complaint.
+
+    Args:
+        sources: SystemVerilog.
+        top: the top module.
+        folder: of the project, in which Yosys starts: memories are read from there.
+    Raises:
+        UnavailableError: Yosys is not installed.
+    """
+    script = f"{read_command(sources)}; hierarchy -check -top {top}; proc; check -assert"
+    done = subprocess.run(
+        [tool_path("yosys"), "-q", "-p", script],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=LINT_SECONDS,
+    )
+    return done.stdout + done.stderr
+
+
+def read_command(sources: Sequence[Path]) -> str:
+    """The command of Yosys that reads sources.
+
+    Raises:
+        ConfigError: a path has a character that Yosys splits or ends commands at.
+    """
+    names = [str(source.absolute()) for source in sources]
+    if any(re.search(r"[\s;\"#]", name) for name in names):
+        raise ConfigError(f"Yosys cannot read paths with blanks, quotes, ';' or '#': {names[0]}")
+    return f"read_verilog -sv -defer {' '.join(names)}"
