@@ -9,7 +9,16 @@ from __future__ import annotations
 from torch import nn
 
 from chop.hardware.plan import Component
-from chop.hardware.plans import elementwise, matmul, norm, reduce, softmax, weighted, window
+from chop.hardware.plans import (
+    convolution,
+    elementwise,
+    matmul,
+    norm,
+    reduce,
+    softmax,
+    weighted,
+    window,
+)
 from chop.nn import integer
 
 COMPONENTS: dict[type[nn.Module], Component] = {
@@ -18,6 +27,8 @@ COMPONENTS: dict[type[nn.Module], Component] = {
     integer.IntegerAdd: Component("chop_add", elementwise.plan_add, is_broadcast=True),
     integer.IntegerAvgPool1d: Component("chop_avg_pool", window.plan_avg_pool, spatial=1),
     integer.IntegerAvgPool2d: Component("chop_avg_pool", window.plan_avg_pool, spatial=2),
+    integer.IntegerConv1d: Component("chop_conv", convolution.plan_conv, spatial=1),
+    integer.IntegerConv2d: Component("chop_conv", convolution.plan_conv, spatial=2),
     integer.IntegerLayerNorm: Component("chop_layer_norm", norm.plan_norm),
     integer.IntegerLinear: Component("chop_linear", weighted.plan_linear),
     integer.IntegerMatmul: Component("chop_matmul", matmul.plan_matmul),

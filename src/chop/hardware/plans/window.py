@@ -25,7 +25,7 @@ AveragePool = (
     IntegerAdaptiveAvgPool1d | IntegerAdaptiveAvgPool2d | IntegerAvgPool1d | IntegerAvgPool2d
 )
 
-LATENCY = 2
+LATENCY = 1
 """Cycles from a row's last tap to the load of what replaces it."""
 IMAGES = 3
 """After so many the interval between two no longer changes."""
@@ -62,8 +62,8 @@ class Axis:
         return max(start, 0), min(start + self.reach, self.size)
 
     def needed(self, window: int) -> int:
-        """How many of the image's first rows a window waits for."""
-        return min(max(window * self.stride - self.padding + self.reach, 0), self.size)
+        """How many of the image's first rows a window waits for: one at least."""
+        return min(max(window * self.stride - self.padding + self.reach, 1), self.size)
 
     def finished(self, window: int) -> int:
         """How many of the image's first rows no window after this one needs."""
@@ -107,7 +107,7 @@ class Window:
     def ring(self) -> int:
         """Rows that are stored: those under the kernel, and what is needed next."""
         held, stride = min(self.y.reach, self.y.size), min(self.y.stride, self.y.size)
-        return held + max(stride, self.y.needed(0), 1)
+        return held + max(stride, self.y.needed(0))
 
     @property
     def hold(self) -> float:
@@ -131,7 +131,7 @@ class Window:
                 while len(loaded) < needed:
                     start = max(free[len(loaded)], loaded[-1] if loaded else 0)
                     loaded.append(start + load)
-                clock = max(clock, loaded[needed - 1] if needed else 0) + send
+                clock = max(clock, loaded[needed - 1]) + send
                 finished = first + self.y.finished(window) + self.ring
                 free += [clock + LATENCY] * (finished - len(free))
             ends.append(clock)

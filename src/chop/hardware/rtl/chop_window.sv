@@ -5,8 +5,8 @@
 // out     for each window, row by row, for each of the FOLDS beats of a pixel, for each row and
 //         each column of the kernel: LANES codes
 // time    one beat per cycle, where its rows are there. A row of windows begins when the last
-//         image row that it needs is complete; a row of the image is loaded when there is room
-//         for it in the memory, which a row of windows that is finished makes
+//         image row that it needs, the first one at least, is complete; a row of the image is
+//         loaded when there is room for it, which a row of windows that is finished makes
 // memory  RING rows of the image, in a ring: those under the kernel, and as many as the next row of
 //         windows, or the first one of the next image, needs on top; a word is a beat
 //
@@ -164,11 +164,12 @@ module chop_window #(
   end
 
   // ---- rows of the image that have come, and those that no window needs any more ----
-  logic signed [Y_W-1:0] loaded_q, finished_q, finished, needed;
+  logic signed [Y_W-1:0] loaded_q, finished_q, finished, last_y, needed;
   logic has_rows;
 
-  assign needed = first_y_q + Y_W'(REACH);
-  assign has_rows = loaded_q >= (needed > Y_W'(IN_HEIGHT) ? Y_W'(IN_HEIGHT) : needed);
+  assign last_y = first_y_q + Y_W'(REACH);
+  assign needed = last_y > Y_W'(IN_HEIGHT) ? Y_W'(IN_HEIGHT) : last_y > 1 ? last_y : Y_W'(1);
+  assign has_rows = loaded_q >= needed;
   assign is_stepping = is_moving && has_rows;
   assign finished = is_image_end || next_y > Y_W'(IN_HEIGHT) ? Y_W'(IN_HEIGHT)
     : next_y < 0 ? '0 : next_y;

@@ -1,0 +1,107 @@
+"""Plan of convolutions: windows, and a linear layer of each."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from chop.errors import ConfigError
+from chop.hardware.lanes import MatrixLanes, divisors
+from chop.hardware.plan import Memory, Plan, Resources, Site
+from chop.hardware.plans.weighted import weight_memory, width_of
+from chop.hardware.plans.window import Window, channels_last, sliding, with_lanes
+from chop.nn.integer import IntegerConv1d, IntegerConv2d
+
+Convolution = IntegerConv1d | IntegerConv2d
+
+
+def plan_conv(site: Site) -> Plan:
+    """Convolution; the weight's columns are stored in the order in which windows travel.
+
+    Raises:
+        ConfigError: channels are in groups, or do not travel last.
+    """
+    operator, (read,) = site.operator, site.inputs
+    assert isinstance(operator, Convolution)
+    if operator.groups != 1:
+        raise ConfigError(f"{type(operator).__name__}: {operator.groups} groups have no circuit")
+    settings = (operator.stride, _padding(operator), operator.dilation)
+    shape = tuple(operator(read.positions[None] * 0).shape[1:])
+    kernel = tuple(operator.weight.shape[2:])
+    window = with_lanes(sliding(read, shape, kernel, *settings), site.fold)
+    outputs, inputs = operator.weight.size(0), window.beats * window.lanes
+    lanes = _lanes(window, inputs, outputs, site.fold)
+    pace = inputs // lanes.inputs * (outputs // lanes.outputs)
+    # A window waits here while the one before is multiplied by all groups of outputs.
+    depth = 2 * inputs // lanes.inputs if outputs > lanes.outputs else 2
+    weight, bias = _as_sent(operator.weight, window), operator.bias.flatten()
+    bias_width = width_of(bias)
+    out = channels_last(shape, read, lanes.outputs).of(operator.out)
+    parameters = window.parameters(read.width, 0) | {
+        "DEPTH": depth,
+        "IN_LANES": lanes.inputs,
+        "OUT_LANES": lanes.outputs,
+        "OUT_FEATURES": outputs,
+        "WEIGHT_W": width_of(weight),
+        "BIAS_W": bias_width,
+        "OUT_W": out.width,
+        "SHIFT": operator.shift,
+    }
+    stored = depth * lanes.inputs + (inputs if outputs > lanes.outputs else 0)
+    return Plan(
+        parameters,
+        lanes=(window.lanes,),
+        out=out,
+        cycles=window.cycles(pace),
+        memories={
+            "WEIGHT_FILE": weight_memory(weight, lanes),
+            "BIAS_FILE": Memory.of(bias.view(-1, lanes.outputs).tolist(), bias_width),
+        },
+        resources=Resources(
+            {(read.width, width_of(weight)): lanes.inputs * lanes.outputs},
+            window.memory_bits(read.width) + stored * read.width,
+        ),
+        holds=(window.hold,),
+        buffers=(0,),
+    )
+
+
+def _padding(operator: Convolution) -> list[int]:
+    """Ahead of the image, for each axis."""
+    kernel = operator.weight.shape[2:]
+    if operator.padding == "valid":
+        return [0] * len(kernel)
+    if operator.padding == "same":
+        pairs = zip(kernel, operator.dilation, strict=True)
+        return [dilation * (taps - 1) // 2 for taps, dilation in pairs]
+    return [int(padding) for padding in operator.padding]
+
+
+def _lanes(window: Window, inputs: int, outputs: int, fold: int) -> MatrixLanes:
+    """The fewest multipliers that reach a fold, or do not slow the windows."""
+    limit = max(fold, window.cycles())
+    pairs = [
+        MatrixLanes(window.lanes * beats, together)
+        for beats in divisors(inputs // window.lanes)
+        for together in divisors(outputs)
+    ]
+
+    def cost(lanes: MatrixLanes) -> tuple[int, int]:
+        return lanes.inputs * lanes.outputs, abs(lanes.inputs - lanes.outputs)
+
+    for lanes in sorted(pairs, key=cost):
+        if window.cycles(inputs // lanes.inputs * (outputs // lanes.outputs)) <= limit:
+            return lanes
+    return pairs[-1]
+
+
+def _as_sent(weight: Tensor, window: Window) -> Tensor:
+    """int64 (outputs, inputs): beat of a pixel, kernel row, kernel column, lane.
+
+    Args:
+        weight: int64 (outputs, channels, kernel).
+        window: what slides.
+    """
+    outputs = weight.size(0)
+    kernel = (window.y.kernel, window.x.kernel)
+    beats = weight.reshape(outputs, window.folds, window.lanes, *kernel)
+    return beats.permute(0, 1, 3, 4, 2).reshape(outputs, -1)

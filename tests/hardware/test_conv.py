@@ -1,0 +1,70 @@
+"""Circuits of convolutions, against the operators."""
+
+import pytest
+import torch
+from torch import nn
+
+from chop.errors import ConfigError
+from chop.nn.integer import Edge, IntegerConv1d, IntegerConv2d
+from chop.nn.integer.weighted import Weighted
+from tests.hardware.bench import PROFILES, check, drawn, needs_tools
+from tests.hardware.test_pool import image
+
+pytestmark = needs_tools
+BYTES = Edge.of(0.25, -128, 127)
+SOME = ("uniform", "bursts")
+
+
+def convolution(module, edge=BYTES, shift=0, seed=0):
+    """The integer form of a layer, with random weights of four bits."""
+    shape = module.weight.shape
+    weight = drawn(Edge.of(1.0, -8, 7), *shape, samples=1, seed=seed).codes[0]
+    bias = drawn(Edge.of(1.0, -999, 999), shape[0], samples=1, seed=seed + 1).codes[0]
+    bound = max(-edge.low, edge.high) * int(weight.abs().flatten(1).sum(1).max())
+    most = (bound << shift) + 999
+    kind = {3: IntegerConv1d, 4: IntegerConv2d}[len(shape)]
+    axis = kind.axis
+    out = Edge(torch.tensor(1.0, dtype=torch.float64), axis, -most, most)
+    operator = kind(Weighted(weight, bias, shift, bound, out))
+    operator.take_settings(module)
+    return operator
+
+
+CASES = {
+    "plain": (nn.Conv2d(2, 3, 3), (6, 5), 1, PROFILES),
+    "one_lane": (nn.Conv2d(1, 4, 3, padding=1), (5, 4), 20 * 36, PROFILES),
+    "strided": (nn.Conv2d(4, 6, (3, 2), (2, 1), (1, 0)), (7, 5), 200, ("none", *SOME)),
+    "dilated": (nn.Conv2d(3, 2, 3, padding="same", dilation=(1, 2)), (4, 6), 1, SOME),
+    "pointwise": (nn.Conv2d(6, 5, 1), (3, 3), 60, ("none", *SOME)),
+    "patches": (nn.Conv2d(1, 12, 4, 4), (8, 8), 100, ("none", *SOME)),
+    "short": (nn.Conv2d(2, 3, (5, 1), padding=(2, 3)), (3, 1), 1, ("none", *SOME)),
+    "one_dimension": (nn.Conv1d(3, 5, 3, 2, 1), (11,), 90, PROFILES),
+    "one_dimension_same": (nn.Conv1d(2, 3, 5, padding="same"), (7,), 1, ("none", *SOME)),
+    "far_padding": (nn.Conv1d(2, 1, 2, 3, 4), (5,), 99, ("none", *SOME)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_convolution(name):
+    module, sizes, fold, profiles = CASES[name]
+    operator = convolution(module, shift=len(name) % 3)
+    plan = check(operator, image(BYTES, module.in_channels, *sizes), fold=fold, profiles=profiles)
+    assert plan.out.shape[0] == module.out_channels
+
+
+def test_convolution_of_codes_without_zero():
+    edge = Edge.of(1.0, 3, 9)
+    operator = convolution(nn.Conv2d(2, 2, 3, padding=1), edge)
+    check(operator, image(edge, 2, 4, 4), fold=500, profiles=SOME)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (nn.Conv2d(4, 6, 3, groups=2), "2 groups have no circuit"),
+        (nn.Conv2d(4, 6, 3), "pixels do not travel one after another"),
+    ],
+)
+def test_convolutions_without_a_circuit_are_refused(module, message):
+    with pytest.raises(ConfigError, match=message):
+        check(convolution(module), drawn(BYTES, 4, 5, 5))
