@@ -81,13 +81,24 @@ class CourseRow:
     uncounted_high: float
 
 
-def course_rows(eager: Measured, compiled: Measured, iterations: Sequence[int]) -> list[CourseRow]:
+def course_rows(
+    eager: Measured,
+    compiled: Measured,
+    iterations: Sequence[int],
+    block_seconds: float = BLOCK_SECONDS,
+) -> list[CourseRow]:
     """Every row from the same run, so that they differ by the number of iterations alone.
 
     Counted: (first eager call + (n - 1) e) / (compiling + (n - 1) c) for n calls of e and c
     seconds. Uncounted: 1000 runs drawn from the measured blocks, each variant's apart, as they
     are when one is measured after the other. A block averages its calls, so where it has more
     than n of them the real range is wider.
+
+    Args:
+        eager: times of the model as it is.
+        compiled: times of the compiled one.
+        iterations: numbers of calls, one for each row.
+        block_seconds: of a measured block, see `chop.bench.clock.block_seconds`.
     """
     rows = []
     for count in iterations:
@@ -95,18 +106,21 @@ def course_rows(eager: Measured, compiled: Measured, iterations: Sequence[int]) 
         before = eager.first_call_seconds + later * eager.seconds
         after = compile_seconds(compiled) + later * compiled.seconds
         draw = torch.Generator().manual_seed(count)
-        found = _means_of_calls(eager, count, draw) / _means_of_calls(compiled, count, draw)
+        found = _means_of_calls(eager, count, block_seconds, draw)
+        found = found / _means_of_calls(compiled, count, block_seconds, draw)
         low, high = found.quantile(TAIL).item(), found.quantile(1 - TAIL).item()
         rows.append(CourseRow(count, before / after, low, high))
     return rows
 
 
-def _means_of_calls(measured: Measured, count: int, draw: torch.Generator) -> Tensor:
+def _means_of_calls(
+    measured: Measured, count: int, block_seconds: float, draw: torch.Generator
+) -> Tensor:
     """(DRAWS,) seconds of a call, each from as many blocks as hold so many calls."""
     times = torch.tensor(
         [r.wall if r.device is None else r.device for r in measured.readings], dtype=torch.float64
     )
-    in_a_block = max(1, round(BLOCK_SECONDS / measured.seconds))
+    in_a_block = max(1, round(block_seconds / measured.seconds))
     blocks = min(MOST_BLOCKS, math.ceil(count / in_a_block))
     return times[torch.randint(len(times), (DRAWS, blocks), generator=draw)].mean(dim=1)
 

@@ -17,6 +17,8 @@ Call = Callable[[], Any]
 CLOCKS = ("wall", "processor", "device")
 BLOCK_SECONDS = 0.02
 """Shorter blocks are lost in the jitter of clocks and caches."""
+FEWEST_BLOCKS = 10
+"""Of a variant: a measurement with no time for so many long blocks has short ones."""
 LONGEST_BLOCK_SECONDS = 0.5
 """By the wall: calls that sleep never fill a block of processor time."""
 
@@ -53,17 +55,21 @@ class Clock(ABC):
         """The seconds that variants are compared by."""
         return float(getattr(reading, self.decides))
 
-    def block_size(self, call: Call) -> int:
-        """Calls that fill a block of 20 ms; they warm up what they call on the way.
+    def block_size(self, call: Call, wanted_seconds: float = BLOCK_SECONDS) -> int:
+        """Calls that fill a block; they warm up what they call on the way.
 
         By the clock that decides: a block that another process held up has room for more calls.
+
+        Args:
+            call: what is timed.
+            wanted_seconds: of a block.
         """
         calls = 1
         while True:
             seconds, passed = self._fastest(call, calls)
-            if seconds >= BLOCK_SECONDS or passed >= LONGEST_BLOCK_SECONDS:
-                return max(1, math.ceil(calls * min(1.0, BLOCK_SECONDS / max(seconds, 1e-9))))
-            wanted = 1.1 * calls * BLOCK_SECONDS / max(seconds, 1e-9)
+            if seconds >= wanted_seconds or passed >= LONGEST_BLOCK_SECONDS:
+                return max(1, math.ceil(calls * min(1.0, wanted_seconds / max(seconds, 1e-9))))
+            wanted = 1.1 * calls * wanted_seconds / max(seconds, 1e-9)
             calls = max(2 * calls, min(10 * calls, round(wanted)))
 
     def _fastest(self, call: Call, calls: int) -> tuple[float, float]:
@@ -110,6 +116,15 @@ class CudaClock(Clock):
             torch.cuda.synchronize()
             busy, passed = time.process_time() - processor, time.perf_counter() - wall
         return Reading(passed / calls, busy / calls, begin.elapsed_time(end) / 1000 / calls)
+
+
+def block_seconds(seconds: float) -> float:
+    """Seconds of a block, of a measurement that may take so many per variant.
+
+    >>> block_seconds(1.0), block_seconds(0.05)
+    (0.02, 0.005)
+    """
+    return min(BLOCK_SECONDS, seconds / FEWEST_BLOCKS)
 
 
 def clock_for(device: torch.device, threads: int, decides: str | None) -> Clock:

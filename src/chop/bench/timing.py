@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chop.bench.clock import Call, Clock, Reading, clock_for
+from chop.bench.clock import Call, Clock, Reading, block_seconds, clock_for
 from chop.bench.cuda_graph import as_cuda_graph
 from chop.bench.environment import environment, kernels, load
 from chop.bench.outputs import copied, largest_difference
@@ -84,6 +84,7 @@ def compare(
         variants: with different names.
         baseline: name of the one that the others are compared with; default, the first.
         seconds: of measuring, per variant; slow calls take longer, until there are ten pairs.
+            Below 0.2, blocks are shorter than 20 ms: a tenth of it.
         method: "paired"; "torch" (`torch.utils.benchmark`) and "time" (a loop and a mean) measure
             one variant after the other, as is usual, for comparison.
         device: of the computation; on a GPU, events around each block are timed.
@@ -212,7 +213,7 @@ def _in_turns(
     calls: Sequence[Call], clock: Clock, seconds: float, seed: int
 ) -> list[list[Reading]]:
     """Readings per variant; those of one place in the lists are of one sweep."""
-    sizes = [clock.block_size(call) for call in calls]
+    sizes = [clock.block_size(call, block_seconds(seconds)) for call in calls]
     # A fixed order falls into step with the turns that the system gives to other processes.
     orders = random.Random(seed)
     taken: list[list[Reading]] = [[] for _ in calls]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.bench.break_even import BreakEven, CourseRow, break_even, compile_seconds, course_rows
+from chop.bench.clock import block_seconds
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.timing import Variant, compare
 from chop.capture.inputs import dummy_inputs
@@ -168,7 +169,7 @@ def bench_compile(config: BenchCompileConfig) -> CompileComparison:
         for batch in config.batch_sizes:
             found = _measure(model, give(batch, config.length), modes, config)
             comparisons[f"{name.replace('/', '_')}-batch-{batch}"] = found
-            rows += _rows(name, batch, found, config.iterations)
+            rows += _rows(name, batch, found, config)
         calls = [give(batch, config.length) for batch in config.batch_sizes]
         calls.append(give(max(config.batch_sizes) + 1, max(1, config.length // PROBE_LENGTH)))
         graphs[name] = compilations(model, calls)
@@ -245,11 +246,11 @@ def _compiled(model: nn.Module, mode: str, inputs: Mapping[str, Tensor]) -> Call
     return call
 
 
-def _rows(name: str, batch: int, found: Comparison, iterations: Sequence[int]) -> list[CompileRow]:
+def _rows(name: str, batch: int, found: Comparison, config: BenchCompileConfig) -> list[CompileRow]:
     eager, *compiled = found
 
     def course(each: Measured) -> tuple[CourseRow, ...]:
-        return tuple(course_rows(eager, each, iterations))
+        return tuple(course_rows(eager, each, config.iterations, block_seconds(config.seconds)))
 
     return [
         CompileRow(name, batch, eager, None, ()),
