@@ -116,11 +116,10 @@ def test_percentile_is_the_finest_grid_that_saturates_so_few(percentile, width, 
     assert saturated(fitted.frac_width) <= 100 - percentile + 1e-9
     assert saturated(fitted.frac_width + 1) > 100 - percentile
     # value by value: the largest fraction at which it does not saturate
-    needs = [
-        max(f for f in range(-8, 24) if not Integer(width, f, **options).saturates(v))
-        for v in x[:500]
-    ]
-    small = Integer(width, "percentile", percentile=percentile, **options).fitted(x[:500])
+    few = x[:500]
+    kept = {f: ~Integer(width, f, **options).saturates(few) for f in range(-8, 24)}
+    needs = [max(f for f in kept if kept[f][place]) for place in range(500)]
+    small = Integer(width, "percentile", percentile=percentile, **options).fitted(few)
     assert small.frac_width == sorted(needs)[min(int(500 * (100 - percentile) / 100 + 1e-6), 499)]
 
 
