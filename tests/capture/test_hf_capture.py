@@ -37,8 +37,8 @@ VISION = {
 LLAMA = {**TEXT, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 SEQ2SEQ = {
     "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
     "encoder_attention_heads": 4,
     "decoder_attention_heads": 4,
     "encoder_ffn_dim": 64,
@@ -53,6 +53,7 @@ SPEECH = {
     "conv_stride": [4, 2],
     "num_conv_pos_embeddings": 4,
     "num_conv_pos_embedding_groups": 2,
+    "num_hidden_layers": 1,
     "mask_time_prob": 0.0,
     "layerdrop": 0.0,
 }
@@ -70,7 +71,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "rotary_decoder": ("LlamaForCausalLM", LLAMA),
     "sliding_decoder": ("Gemma2Model", {**LLAMA, "head_dim": 8, "sliding_window": 8}),
-    "experts": ("MixtralForCausalLM", {**LLAMA, "num_local_experts": 4}),
+    "experts": ("MixtralForCausalLM", {**LLAMA, "num_hidden_layers": 1, "num_local_experts": 4}),
     "seq2seq": (
         "T5ForConditionalGeneration",
         {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 128},
@@ -105,7 +106,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Mamba2Model",
         {
             "hidden_size": 32,
-            "num_hidden_layers": 2,
+            "num_hidden_layers": 1,
             "vocab_size": 128,
             "state_size": 8,
             "num_heads": 8,
