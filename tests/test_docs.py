@@ -1,11 +1,11 @@
 """The how-to pages: their Python runs as one program and prints what they say."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import programs
 
 ROOT = Path(__file__).resolve().parents[1]
 TO_WRITE = {
@@ -13,6 +13,11 @@ TO_WRITE = {
     "src/chop/passes/transforms/replace_activations.py",
 }
 """Files that a reader of the pages is told to write."""
+PREAMBLE = """
+import os, warnings
+os.chdir({folder!r})
+warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
+"""
 HOW_TO = sorted((ROOT / "docs/how-to").glob("*.md"))
 
 
@@ -21,13 +26,8 @@ def test_the_code_of_a_page_runs(page, tmp_path):
     """In a process of its own: formats, passes and operators are registered in it."""
     code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
     program = tmp_path / f"{page.stem.replace('-', '_')}.py"
-    program.write_text(code)
-    done = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:__main__", program],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
+    program.write_text(f"{PREAMBLE.format(folder=str(tmp_path))}{code}")
+    done = programs.run(program)
     assert done.returncode == 0, done.stderr
     promised = re.findall(r"print\(.*\)  # (.*)", code)
     assert done.stdout.splitlines() == promised and len(promised) >= 2

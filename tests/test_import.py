@@ -27,14 +27,15 @@ def test_import_costs_little_more_than_torch(tmp_path):
     environment["PYTHONPYCACHEPREFIX"] = str(tmp_path)
     clock = "import time; t = time.process_time(); {}; print(time.process_time() - t)"
     costs = {"import torch": [], USE: []}
-    for _ in range(5):
+    for _ in range(3):
         for statement, seconds in costs.items():
             seconds.append(float(run(clock.format(statement), environment)))
     assert min(costs[USE]) < 1.3 * min(costs["import torch"])
 
 
 def test_unknown_names_are_attribute_errors():
-    assert run("import chop\ntry: chop.nothing\nexcept AttributeError as e: print(e)") == (
-        "module 'chop' has no attribute 'nothing'"
-    )
-    assert "MaseGraph" in run("import chop; print(dir(chop))")
+    told, names = run(
+        "import chop\ntry: chop.nothing\nexcept AttributeError as e: print(e)\nprint(dir(chop))"
+    ).splitlines()
+    assert told == "module 'chop' has no attribute 'nothing'"
+    assert "MaseGraph" in names
