@@ -1,6 +1,7 @@
 """What the commands do: whole jobs made of the subpackages below."""
 
-from chop.not_built import simulate, test, train, transform
+from chop.actions.simulate import simulate
+from chop.not_built import test, train, transform
 
 __all__ = [
     "simulate",

@@ -11,6 +11,7 @@ from chop.cli.adapter import AS_JSON, QUIET, VERBOSE, CommandGroup, flowing
 from chop.cli.bench import bench_app
 from chop.cli.compress import COMPRESS, DEMO
 from chop.cli.doctor import DOCTOR
+from chop.cli.emit import EMIT
 from chop.cli.lower import LOWER
 from chop.cli.search import search_app
 from chop.cli.sweep import sweep_app
@@ -22,7 +23,13 @@ INTERRUPTED = 130
 class Commands(CommandGroup):
     """All commands; one that Ctrl-C stops says what is kept."""
 
-    table: ClassVar = {"compress": COMPRESS, "demo": DEMO, "doctor": DOCTOR, "lower": LOWER}
+    table: ClassVar = {
+        "compress": COMPRESS,
+        "demo": DEMO,
+        "doctor": DOCTOR,
+        "emit": EMIT,
+        "lower": LOWER,
+    }
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command."""

@@ -2,54 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from chop.errors import CheckpointError
 from chop.files import make_folder, write_text
 from chop.hardware.design import Design
+from chop.hardware.packing import unpack
+from chop.hardware.port import Port
+from chop.hardware.project import Project
 from chop.hardware.testbench import VECTORS
 from chop.hardware.testbench import vectors as vector_text
-from chop.integer.golden import golden_values
-from chop.ir.graph import MaseGraph
 
-Beats = dict[str, Tensor]
-"""int64 (samples * beats, lanes), by the name of the port."""
+Codes = dict[str, Tensor]
+"""int64 (samples, *shape), by the name of the port."""
 
 
-def vectors(design: Design, mg: MaseGraph, batch: Mapping[str, Any]) -> Beats:
-    """Beats of all ports.
+def codes_of(project: Project, golden: Mapping[str, Tensor]) -> Codes:
+    """Codes of all ports.
 
     Args:
-        design: the circuit.
-        mg: the graph of integers that it was made from.
-        batch: inputs of the graph by name; others are ignored.
+        project: the design.
+        golden: of `chop.integer.golden.golden_values`.
     """
-    golden = golden_values(mg, batch)
-    found = {}
-    for port in design.netlist.inputs:
-        found[port.name] = port.wire.stream.sent(golden[f"sent.{port.node}"])
-    for port in design.netlist.outputs:
-        found[port.name] = port.wire.stream.sent(golden[f"received.{port.node}"])
-    return found
+    kinds = {port.name: "sent" if port.is_input else "received" for port in project.ports}
+    return {
+        name: golden[f"{kind}.{project.codes[name]['node']}"].long() for name, kind in kinds.items()
+    }
 
 
-def write_vectors(design: Design, batches: Sequence[Beats], folder: Path) -> int:
+def write_vectors(design: Design, codes: Mapping[str, Tensor], folder: Path) -> None:
     """Writes the beats of all ports, `VECTORS/NAME.hex`.
 
     Args:
         design: the circuit.
-        batches: in the order in which they are sent.
+        codes: of its ports.
         folder: of the project.
-    Returns: the number of samples.
     """
     make_folder(folder / VECTORS)
-    samples = 0
+    streams = {b.name: b.wire.stream for b in (*design.netlist.inputs, *design.netlist.outputs)}
     for port in design.ports:
-        beats = torch.cat([batch[port.name] for batch in batches])
-        samples = len(beats) // port.beats
+        beats = streams[port.name].sent(codes[port.name])
         write_text(folder / VECTORS / f"{port.name}.hex", vector_text(port, beats))
-    return samples
+
+
+def read_vectors(folder: Path, project: Project) -> Codes:
+    """Codes of all ports, of the files of `write_vectors`.
+
+    Args:
+        folder: of the project.
+        project: what is in it.
+    Raises:
+        CheckpointError: the file of a port is missing, or has no whole samples.
+    """
+    return {port.name: _read(folder, project, port) for port in project.ports}
+
+
+def _read(folder: Path, project: Project, port: Port) -> Tensor:
+    path = folder / VECTORS / f"{port.name}.hex"
+    try:
+        words = [int(word, 16) for word in path.read_text(encoding="utf-8").split()]
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"'{path}' cannot be read: {error}; emit_cocotb_transform_pass writes it."
+        ) from None
+    if not words or len(words) % port.beats:
+        raise CheckpointError(f"'{path}' has {len(words)} beats, of {port.beats} for a sample.")
+    size = (port.bits + 7) // 8
+    beats = unpack(b"".join(word.to_bytes(size, "little") for word in words), port)
+    positions = torch.tensor(project.codes[port.name]["positions"])
+    flat = torch.from_numpy(beats).reshape(-1, port.beats * port.lanes)[:, positions]
+    return flat.reshape(-1, *project.codes[port.name]["shape"])

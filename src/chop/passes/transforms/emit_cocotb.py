@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from chop.errors import ConfigError
 from chop.files import make_folder, write_text
 from chop.hardware.settings import EmitSettings
@@ -61,19 +63,23 @@ def emit_cocotb_transform_pass(mg: MaseGraph, config: EmitCocotbConfig) -> dict[
     from chop.hardware.integer_form import example_batch, integer_form
     from chop.hardware.project import project_of, write_design
     from chop.hardware.testbench import testbench
-    from chop.hardware.vectors import vectors, write_vectors
+    from chop.hardware.vectors import codes_of, write_vectors
+    from chop.integer.golden import golden_values
 
     integer = integer_form(mg)
     design = emit(integer, config.fold, config.top_name)
     inputs = [example_batch(integer, seed) for seed in range(config.num_batches)]
     if config.batches:
         inputs = list(select_inputs(integer, config.batches, f"{NAME}.batches"))
-    found = [vectors(design, integer, batch) for batch in inputs]
-    samples = write_vectors(design, found, config.project_dir)
+    project = project_of(design)
+    found = [codes_of(project, golden_values(integer, batch)) for batch in inputs]
+    codes = {port.name: torch.cat([one[port.name] for one in found]) for port in project.ports}
+    samples = len(codes[project.ports[0].name])
+    write_vectors(design, codes, config.project_dir)
     make_folder(config.project_dir / FOLDER)
     text = testbench(design.top, design.ports, samples)
     write_text(config.project_dir / FOLDER / "testbench.sv", text)
-    for path, text in cocotb_files(project_of(design), samples).items():
+    for path, text in cocotb_files(project, samples).items():
         write_text(config.project_dir / path, text)
     write_design(design, config.project_dir, ())
     return {"project_dir": config.project_dir, "samples": samples}

@@ -1,0 +1,118 @@
+"""Checks of an emitted circuit, repeated from its manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich import get_console
+
+from chop import runs
+from chop.errors import CheckpointError, VerificationError
+from chop.hardware.profiles import PROFILES
+from chop.hardware.project import Project, read_project
+from chop.hardware.vectors import codes_of
+from chop.hardware.verify import Check, Codes, Verification, check_sources, run_check
+from chop.integer.golden import golden_values
+from chop.ir.graph import MaseGraph
+
+KIND = "emit"
+"""Of the manifest."""
+GOLDEN = "golden.safetensors"
+"""What the graph of integers computes, of `chop.integer.golden`."""
+INPUTS = "inputs."
+FOLDERS = ("rtl", "memory", "vectors", "testbench")
+
+
+def check_emitted(folder: Path) -> list[Verification]:
+    """Repeats every check of an emitted circuit.
+
+    Hashes of all files, the golden values by the graph of integers, lint, and every simulation of
+    the manifest with its samples, stalls and seed.
+
+    Args:
+        folder: of `chop emit`.
+    Raises:
+        CheckpointError: there is no finished circuit in it.
+        VerificationError: a check fails.
+        UnavailableError: a tool is not installed.
+    """
+    manifest = runs.read_manifest(folder)
+    if manifest.kind != KIND or manifest.state != "finished":
+        raise CheckpointError(
+            f"'{folder}' holds a run of '{manifest.kind}', {manifest.state}: expected one of "
+            f"chop {KIND} that finished."
+        )
+    with shown_step("comparing hashes"):
+        check_files(folder, manifest)
+    project = read_project(folder)
+    with shown_step("computing the graph of integers"):
+        codes = check_golden(folder, project)
+    profiles = {profile.name: profile for profile in PROFILES}
+    planned = [
+        Check(row["simulator"], profiles[row["profile"]], row["samples"], row["seed"])
+        for row in manifest.rows
+    ]
+    return verify(folder, project, codes, planned)
+
+
+def check_files(folder: Path, manifest: runs.Manifest) -> None:
+    """Compares all files with the manifest.
+
+    Raises:
+        VerificationError: one is missing, another one, or not in the manifest.
+    """
+    known = {artifact.path: artifact for artifact in manifest.artifacts}
+    for path, artifact in known.items():
+        if not (folder / path).is_file():
+            raise VerificationError(f"'{folder / path}' is missing.")
+        if runs.Artifact.of(folder / path, folder) != artifact:
+            raise VerificationError(f"'{folder / path}' is not the file of the manifest.")
+    for name in FOLDERS:
+        for file in sorted((folder / name).rglob("*")):
+            if file.is_file() and file.relative_to(folder).as_posix() not in known:
+                raise VerificationError(f"'{file}' is not in the manifest.")
+
+
+def check_golden(folder: Path, project: Project) -> Codes:
+    """Computes the golden values again; returns the codes of all ports.
+
+    Raises:
+        VerificationError: the graph computes others.
+    """
+    from safetensors.torch import load_file
+
+    golden = load_file(folder / GOLDEN)
+    inputs = {k.removeprefix(INPUTS): x for k, x in golden.items() if k.startswith(INPUTS)}
+    again = golden_values(MaseGraph.from_checkpoint(folder / "model"), inputs)
+    for name, values in golden.items():
+        if name not in again or not again[name].equal(values):
+            raise VerificationError(f"'{folder / GOLDEN}': {name} is not what the graph computes.")
+    return codes_of(project, golden)
+
+
+def verify(
+    folder: Path, project: Project, codes: Codes, planned: Sequence[Check]
+) -> list[Verification]:
+    """Lints a project and runs simulations of it, with what goes on shown.
+
+    Raises:
+        VerificationError: one fails.
+    """
+    with shown_step("linting with Verilator and Yosys"):
+        check_sources(folder, project)
+    found = []
+    for check in planned:
+        with shown_step(check.title):
+            found.append(run_check(folder, project, codes, check))
+    return found
+
+
+@contextmanager
+def shown_step(name: str) -> Iterator[None]:
+    """Shows what is going on, and afterwards that it is done."""
+    console = get_console()
+    with console.status(name):
+        yield
+    console.print(f"{name}: done", highlight=False)
