@@ -88,3 +88,15 @@ def test_toml_files(tmp_path):
         load_toml(tmp_path)
     with pytest.raises(ConfigError, match="does not exist"):
         load_toml(tmp_path / "none.toml")
+
+
+def test_tuples_whose_members_have_types_of_their_own():
+    @dataclass(frozen=True)
+    class Wires:
+        streams: tuple[tuple[str, int], ...]
+
+    assert parse(Wires, {"streams": [["a", 3], ("b", 4)]}).streams == (("a", 3), ("b", 4))
+    with pytest.raises(ConfigError, match=r"streams\[1\]\[1\]: expected int, got 'x'"):
+        parse(Wires, {"streams": [["a", 3], ["b", "x"]]})
+    with pytest.raises(ConfigError, match=r"streams\[0\]: expected 2 values, got 3"):
+        parse(Wires, {"streams": [["a", 3, 4]]})

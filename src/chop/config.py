@@ -12,7 +12,7 @@ import numbers
 import tomllib
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -87,6 +87,8 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         return _convert_union(value, arguments, hint, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return parse(hint, value, where)
+    if origin is tuple and ... not in arguments and isinstance(value, list | tuple):
+        return _convert_fixed(value, arguments, where)
     if origin in (tuple, list) and isinstance(value, list | tuple):
         return origin(convert(item, arguments[0], f"{where}[{i}]") for i, item in enumerate(value))
     if origin in (dict, Mapping) and isinstance(value, Mapping):
@@ -94,6 +96,14 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     if _fits(value, hint, origin):
         return _plain(value, hint)
     raise ConfigError(f"{where}: expected {_format(hint)}, got {_describe(value)}.")
+
+
+def _convert_fixed(value: Sequence[Any], members: Sequence[Any], where: str) -> tuple[Any, ...]:
+    """A tuple whose members have types of their own."""
+    if len(value) != len(members):
+        raise ConfigError(f"{where}: expected {len(members)} values, got {len(value)}.")
+    pairs = enumerate(zip(value, members, strict=True))
+    return tuple(convert(item, member, f"{where}[{i}]") for i, (item, member) in pairs)
 
 
 def check_text(value: Any, where: str) -> None:

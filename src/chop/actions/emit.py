@@ -110,6 +110,7 @@ def _emit(config: EmitConfig, workload: Workload, folder: Path, run: runs.Run) -
         "resources": resources,
     }
     _report(config, workload, result, folder)
+    run.written += [path for path in folder.rglob("*") if path.is_file()]
     return result
 
 
