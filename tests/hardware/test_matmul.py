@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from chop.errors import ConfigError
 from chop.nn.integer import Edge, IntegerMatmul
 from tests.hardware.bench import PROFILES, check, drawn, needs_tools
 
@@ -50,6 +51,12 @@ def test_matmul_of_two_matrices():
     assert plan.out.shape == (3, 4)
 
 
+def test_lanes_of_a_product_need_no_converter_that_slows_it():
+    a, b = drawn(BYTES, 2, 12), drawn(BYTES, 12, 12, lanes=8)
+    plan = check(IntegerMatmul(BYTES, BYTES, 12), a, b, fold=72, profiles=SOME)
+    assert plan.lanes == (1, 4) and plan.cycles == 72
+
+
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
@@ -59,5 +66,5 @@ def test_matmul_of_two_matrices():
 )
 def test_products_without_a_circuit_are_refused(shapes, message):
     a, b = (drawn(BYTES, *shape) for shape in shapes)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         check(IntegerMatmul(BYTES, BYTES, 5), a, b)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from chop.errors import ConfigError
 from chop.nn import integer as i
 from chop.nn.integer import Call, Edge, IntegerOptions
 from tests.hardware.bench import PROFILES, check, drawn, needs_tools
@@ -77,7 +78,7 @@ def test_avg_pool(kind, shape, settings, fold, profiles):
 def test_average_pools_without_a_circuit_are_refused(settings, message):
     call = Call([(3, 8)], settings)
     operator = i.IntegerAvgPool1d.from_quantized(None, [BYTES], IntegerOptions(), call)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         check(operator, drawn(BYTES, 3, 8))
 
 
@@ -85,5 +86,5 @@ def test_images_whose_channels_travel_first_are_refused():
     operator = i.IntegerMaxPool1d.from_quantized(
         None, [BYTES], IntegerOptions(), Call([], {"kernel_size": 2})
     )
-    with pytest.raises(ValueError, match="pixels do not travel one after another"):
+    with pytest.raises(ConfigError, match="pixels do not travel one after another"):
         check(operator, drawn(BYTES, 3, 8))

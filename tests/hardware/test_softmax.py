@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from chop.errors import ConfigError
 from chop.nn.integer import Edge, IntegerOptions, IntegerSoftmax
 from tests.hardware.bench import PROFILES, check, drawn, needs_tools
 
@@ -13,7 +14,7 @@ SOME = ("uniform", "bursts")
 @pytest.mark.parametrize(
     ("shape", "dim", "edge", "mode", "profiles"),
     [
-        ((4, 17, 17), -1, Edge.of(0.05, -128, 127), "small", PROFILES),
+        ((2, 17, 17), -1, Edge.of(0.05, -128, 127), "small", PROFILES),
         ((5, 17), 2, Edge.of(0.05, -128, 127), "exact", PROFILES),
         ((7, 13), -1, Edge.of(0.4, -9, 5), "small", SOME),
         ((6, 1), -1, Edge.of(0.5, -8, 7), "small", SOME),
@@ -37,7 +38,14 @@ def test_softmax_along_the_dimension_that_travels_fastest():
     assert torch.equal(plan.out.positions, positions)
 
 
+def test_masks_of_softmax_are_refused():
+    edge = Edge.of(0.05, -128, 127)
+    mask = drawn(Edge.of(1.0, 0, 1), 6, 7)
+    with pytest.raises(ConfigError, match="a softmax with a mask has no circuit"):
+        check(IntegerSoftmax(edge, 7, -1, IntegerOptions()), drawn(edge, 6, 7), mask)
+
+
 def test_rows_of_softmax_that_are_interrupted_are_refused():
     edge = Edge.of(0.05, -128, 127)
-    with pytest.raises(ValueError, match="rows of 7 elements do not travel one after another"):
+    with pytest.raises(ConfigError, match="rows of 7 elements do not travel one after another"):
         check(IntegerSoftmax(edge, 7, -2, IntegerOptions()), drawn(edge, 7, 6))

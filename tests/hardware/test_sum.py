@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from chop.errors import ConfigError
 from chop.nn.integer import Edge, IntegerMean, IntegerSum
 from tests.hardware.bench import PROFILES, check, drawn, needs_tools
 
@@ -36,5 +37,5 @@ def test_sum(kind, shape, dims, keepdim, fold, profiles):
     ("dims", "message"), [((-3, -1), "one distance"), ((-4,), "samples of a batch")]
 )
 def test_sums_without_a_circuit_are_refused(dims, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         check(IntegerSum(BYTES, (4, 2, 3, 5), dims, False), drawn(BYTES, 2, 3, 5))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 
@@ -28,16 +28,33 @@ def divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def conversion_beats(size: int, sent: int, wanted: int) -> int:
-    """Beats of the slowest stream between a producer and a reader of `size` codes.
+def converter_cycles(size: int, sent: int, wanted: int) -> int:
+    """Cycles of a converter that slows `size` codes between a producer and a reader, else 0.
 
     Where neither number of lanes divides the other, the codes go by way of the greatest common
     divisor.
 
-    >>> [conversion_beats(48, 4, 12), conversion_beats(48, 4, 6)]
-    [12, 24]
+    >>> [converter_cycles(48, 4, 12), converter_cycles(48, 4, 6)]
+    [0, 24]
     """
-    return size // math.gcd(sent, wanted)
+    common = math.gcd(sent, wanted)
+    return 0 if common in (sent, wanted) else size // common
+
+
+def first_within(choices: Sequence[int], fold: int, cycles: Callable[[int], int]) -> int:
+    """The first choice that takes at most `fold` cycles; if none does, the first of the fastest.
+
+    Args:
+        choices: lanes.
+        fold: most cycles.
+        cycles: of a choice.
+
+    >>> [first_within(divisors(12), fold, lambda lanes: 24 // lanes) for fold in (8, 1)]
+    [3, 12]
+    """
+    costs = [cycles(lanes) for lanes in choices]
+    limit = max(fold, min(costs))
+    return next(lanes for lanes, cost in zip(choices, costs, strict=True) if cost <= limit)
 
 
 def fewest_lanes(size: int, fold: int, sent: int = 1) -> int:
@@ -73,18 +90,12 @@ def matrix_lanes(rows: int, k: int, m: int, fold: int, sent: int) -> MatrixLanes
 
     def cost(lanes: MatrixLanes) -> tuple[bool, int, int]:
         cycles = rows * (k // lanes.inputs) * (m // lanes.outputs)
-        beats = conversion_beats(rows * k, sent, lanes.inputs)
-        is_slow = max(cycles, beats if _converts(sent, lanes.inputs) else 0) > fold
+        is_slow = max(cycles, converter_cycles(rows * k, sent, lanes.inputs)) > fold
         return is_slow, lanes.inputs * lanes.outputs, abs(lanes.inputs - lanes.outputs)
 
     pairs = list(_pairs(k, m))
     best = min(pairs, key=cost)
     return max(pairs, key=lambda p: p.inputs * p.outputs) if cost(best)[0] else best
-
-
-def _converts(sent: int, wanted: int) -> bool:
-    """Whether neither number of lanes divides the other."""
-    return sent % wanted != 0 and wanted % sent != 0
 
 
 def _pairs(k: int, m: int) -> Iterator[MatrixLanes]:

@@ -27,7 +27,7 @@ def plan_conv(site: Site) -> Plan:
     settings = (operator.stride, _padding(operator), operator.dilation)
     shape = tuple(operator(read.positions[None] * 0).shape[1:])
     kernel = tuple(operator.weight.shape[2:])
-    window = with_lanes(sliding(read, shape, kernel, *settings), site.fold)
+    window = with_lanes(sliding(read, shape, kernel, *settings), site)
     outputs, inputs = operator.weight.size(0), window.beats * window.lanes
     lanes = _lanes(window, inputs, outputs, site.fold)
     pace = inputs // lanes.inputs * (outputs // lanes.outputs)
@@ -51,7 +51,7 @@ def plan_conv(site: Site) -> Plan:
         parameters,
         lanes=(window.lanes,),
         out=out,
-        cycles=window.cycles(pace),
+        cycles=max(window.cycles, window.windows * pace),
         memories={
             "WEIGHT_FILE": weight_memory(weight, lanes),
             "BIAS_FILE": Memory.of(bias.view(-1, lanes.outputs).tolist(), bias_width),
@@ -78,7 +78,7 @@ def _padding(operator: Convolution) -> list[int]:
 
 def _lanes(window: Window, inputs: int, outputs: int, fold: int) -> MatrixLanes:
     """The fewest multipliers that reach a fold, or do not slow the windows."""
-    limit = max(fold, window.cycles())
+    limit = max(fold, window.cycles)
     pairs = [
         MatrixLanes(window.lanes * beats, together)
         for beats in divisors(inputs // window.lanes)
@@ -89,7 +89,7 @@ def _lanes(window: Window, inputs: int, outputs: int, fold: int) -> MatrixLanes:
         return lanes.inputs * lanes.outputs, abs(lanes.inputs - lanes.outputs)
 
     for lanes in sorted(pairs, key=cost):
-        if window.cycles(inputs // lanes.inputs * (outputs // lanes.outputs)) <= limit:
+        if window.windows * (inputs // lanes.inputs) * (outputs // lanes.outputs) <= limit:
             return lanes
     return pairs[-1]
 

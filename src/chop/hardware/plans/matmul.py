@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.hardware.lanes import fewest_lanes
+from chop.hardware.lanes import converter_cycles, divisors, first_within
 from chop.hardware.plan import Plan, Resources, Site
 from chop.hardware.stream import Stream
 from chop.nn.integer import IntegerMatmul
@@ -24,8 +24,12 @@ def plan_matmul(site: Site) -> Plan:
     heads, rows, terms, columns = _sizes(a, b)
     transposed = _is_transposed(a, b, heads)
     products = heads * rows * terms * columns
-    along = terms if transposed else columns
-    lanes = fewest_lanes(along, site.fold * along // products)
+
+    def cycles(lanes: int) -> int:
+        first = converter_cycles(a.size, a.lanes, lanes) if transposed else 0
+        return max(products // lanes, first, converter_cycles(b.size, b.lanes, lanes))
+
+    lanes = first_within(divisors(terms if transposed else columns), site.fold, cycles)
     result = _head_by_head(heads, rows, columns).reshape(*a.shape[:-1], columns)
     out = Stream(result, operator.out, 1 if transposed else lanes)
     lanes_0 = lanes if transposed else 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from chop.hardware.lanes import divisors
+from chop.hardware.lanes import converter_cycles, divisors, first_within
 from chop.hardware.plan import Memory, Plan, Resources, Site
 from chop.hardware.plans.softmax import PIPELINE, reciprocal_cycles
 from chop.hardware.stream import Stream
@@ -22,7 +22,12 @@ def plan_norm(site: Site) -> Plan:
     radicand_width = _largest_radicand(operator, read).bit_length()
     reciprocal_width = operator.reciprocal - operator.root + 1
     root, division = -(-radicand_width // 4) + 1, reciprocal_cycles(reciprocal_width)
-    lanes = _lanes(rows.count, rows.features, max(root, division), site.fold)
+
+    def cycles(lanes: int) -> int:
+        own = rows.count * max(rows.features // lanes, root, division)
+        return max(own, converter_cycles(read.size, read.lanes, lanes))
+
+    lanes = first_within(divisors(rows.features), site.fold, cycles)
     beats = rows.features // lanes
     interval = max(beats, root, division)
     # What comes until a row that is complete has its reciprocal.
@@ -67,14 +72,6 @@ def _largest_radicand(operator: Norm, read: Stream) -> int:
     low, high = read.edge.low, read.edge.high
     spread = high - low if operator.is_centered else 2 * max(-low, high)
     return ((operator.count * spread) ** 2 // 4 << 2 * operator.root) + operator.eps
-
-
-def _lanes(count: int, features: int, slowest: int, fold: int) -> int:
-    """The fewest that reach the fold, or the fastest."""
-    choices = divisors(features)
-    cycles = [count * max(features // lanes, slowest) for lanes in choices]
-    best = max(min(cycles), fold)
-    return next(lanes for lanes, needed in zip(choices, cycles, strict=True) if needed <= best)
 
 
 def _words(parameter: Tensor, order: Tensor, lanes: int) -> Memory:

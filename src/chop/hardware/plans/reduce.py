@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.hardware.lanes import fewest_lanes
+from chop.hardware.lanes import converter_cycles, divisors, first_within
 from chop.hardware.plan import Plan, Resources, Site
 from chop.hardware.stream import Stream
 from chop.nn.integer import IntegerMean, IntegerSum
@@ -34,7 +34,12 @@ def plan_sum(site: Site) -> Plan:
     assert isinstance(operator, IntegerSum | IntegerMean)
     groups = _groups(operator, read)
     across = groups.inner == 1
-    lanes = fewest_lanes(groups.terms if across else groups.inner, _turns(groups, read, site.fold))
+
+    def cycles(lanes: int) -> int:
+        return max(read.size // lanes, converter_cycles(read.size, read.lanes, lanes))
+
+    choices = divisors(groups.terms if across else groups.inner)
+    lanes = first_within(choices, site.fold, cycles)
     shape = tuple(operator(torch.zeros(1, *read.shape, dtype=torch.int64)).shape[1:])
     out = Stream(groups.places.view(shape), operator.out, 1 if across else lanes)
     return Plan(
@@ -53,12 +58,6 @@ def plan_sum(site: Site) -> Plan:
         holds=(groups.terms * groups.inner / read.size,),
         buffers=(0,),
     )
-
-
-def _turns(groups: _Groups, read: Stream, fold: int) -> int:
-    """Most beats of the codes that lanes divide: of a sum, or of the sums that are mixed."""
-    divided = groups.terms if groups.inner == 1 else groups.inner
-    return fold * divided // read.size
 
 
 def _groups(operator: IntegerSum, read: Stream) -> _Groups:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from chop.errors import ConfigError
 from chop.hardware.plan import Memory, Plan, Resources, Site
 from chop.hardware.stream import Rows, Stream
 from chop.nn.integer import IntegerSoftmax
@@ -13,9 +14,15 @@ PIPELINE = 8
 
 
 def plan_softmax(site: Site) -> Plan:
-    """Rows one code at a time, along whatever dimension they travel."""
-    operator, (read,) = site.operator, site.inputs
+    """Rows one code at a time, along whatever dimension they travel.
+
+    Raises:
+        ConfigError: there is a mask, or codes of a row do not travel one after another.
+    """
+    operator, read = site.operator, site.inputs[0]
     assert isinstance(operator, IntegerSoftmax)
+    if len(site.inputs) > 1:
+        raise ConfigError("a softmax with a mask has no circuit")
     rows = _rows(operator, read)
     table = operator.exponentials.tolist()
     table_width = max(table).bit_length()

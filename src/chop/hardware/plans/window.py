@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from chop.errors import ConfigError
-from chop.hardware.lanes import divisors
+from chop.hardware.lanes import converter_cycles, divisors, first_within
 from chop.hardware.plan import Plan, Resources, Site
 from chop.hardware.stream import Stream
 from chop.nn.integer import (
@@ -104,6 +104,11 @@ class Window:
         return self.folds * self.taps
 
     @property
+    def windows(self) -> int:
+        """Over one image."""
+        return self.y.windows * self.x.windows
+
+    @property
     def ring(self) -> int:
         """Rows that are stored: those under the kernel, and what is needed next."""
         held, stride = min(self.y.reach, self.y.size), min(self.y.stride, self.y.size)
@@ -114,14 +119,11 @@ class Window:
         """Share of an image ahead of the first result."""
         return self.y.needed(0) / self.y.size
 
-    def cycles(self, pace: int = 0) -> int:
-        """Between two images: when the rows of each come, and when their windows leave.
-
-        Args:
-            pace: cycles that a window takes at least.
-        """
+    @property
+    def cycles(self) -> int:
+        """Between two images: when the rows of each come, and when their windows leave."""
         load = self.x.size * self.folds
-        send = self.x.windows * max(self.beats, pace)
+        send = self.x.windows * self.beats
         loaded: list[int] = []
         free, clock, ends = [0] * self.ring, 0, []
         for image in range(IMAGES):
@@ -165,13 +167,13 @@ def plan_max_pool(site: Site) -> Plan:
     stride = kernel if operator.stride in (None, [], ()) else operator.stride
     settings = (kernel, stride, operator.padding, operator.dilation)
     shape = tuple(operator(torch.zeros(1, *read.shape, dtype=torch.int64)).shape[1:])
-    window = with_lanes(sliding(read, shape, *settings), site.fold)
+    window = with_lanes(sliding(read, shape, *settings), site)
     out = channels_last(shape, read, window.lanes)
     return Plan(
         parameters=window.parameters(read.width, read.edge.low),
         lanes=(window.lanes,),
         out=out.of(operator.out),
-        cycles=window.cycles(),
+        cycles=window.cycles,
         resources=Resources(memory_bits=window.memory_bits(read.width)),
         holds=(window.hold,),
         buffers=(0,),
@@ -187,14 +189,14 @@ def plan_avg_pool(site: Site) -> Plan:
     pairs = zip(read.shape[1:], operator.stretches, strict=True)
     axes = [_regular(size, stretches) for size, stretches in pairs]
     _check_channels_last(read)
-    window = with_lanes(_window(axes, read.shape[0]), site.fold)
+    window = with_lanes(_window(axes, read.shape[0]), site)
     shape = (read.shape[0], *(axis.windows for axis in axes))
     out = channels_last(shape, read, window.lanes).of(operator.out)
     return Plan(
         parameters=window.parameters(read.width, 0) | {"OUT_W": out.width},
         lanes=(window.lanes,),
         out=out,
-        cycles=window.cycles(),
+        cycles=window.cycles,
         resources=Resources(memory_bits=window.memory_bits(read.width)),
         holds=(window.hold,),
         buffers=(0,),
@@ -257,10 +259,16 @@ def _check_channels_last(read: Stream) -> None:
         raise ConfigError("pixels do not travel one after another, each with its channels in order")
 
 
-def with_lanes(window: Window, fold: int) -> Window:
-    """With the fewest lanes that reach a fold, or with the most."""
-    choices = [replace(window, lanes=lanes) for lanes in divisors(window.channels)]
-    return next((choice for choice in choices if choice.cycles() <= fold), choices[-1])
+def with_lanes(window: Window, site: Site) -> Window:
+    """With the fewest lanes that reach a fold, or as fast as it can be."""
+    (read,) = site.inputs
+
+    def cycles(lanes: int) -> int:
+        own = replace(window, lanes=lanes).cycles
+        return max(own, converter_cycles(read.size, read.lanes, lanes))
+
+    lanes = first_within(divisors(window.channels), site.fold, cycles)
+    return replace(window, lanes=lanes)
 
 
 def channels_last(shape: tuple[int, ...], like: Stream, lanes: int = 1) -> Stream:
