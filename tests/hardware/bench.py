@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from chop.hardware import profiles as stalls
 from chop.hardware.components import COMPONENTS
 from chop.hardware.plan import RTL, Memory, Plan, Site
 from chop.hardware.port import Port
 from chop.hardware.stream import Stream
 from chop.hardware.testbench import (
-    PROFILES,
     VECTORS,
     BenchRun,
     compile_testbench,
@@ -29,6 +29,7 @@ from chop.hardware.testbench import (
 )
 from chop.hardware.verilog import instance, sources
 
+PROFILES = tuple(profile.name for profile in stalls.PROFILES)
 TOOLS = ("iverilog", "verilator", "yosys")
 needs_tools = pytest.mark.tools(*TOOLS)
 

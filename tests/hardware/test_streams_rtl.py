@@ -46,7 +46,7 @@ FILLED = """module chop_filled #(parameter int DEPTH = 1) (
   chop_fifo #(.W(1), .DEPTH(DEPTH)) u_fifo (
     .clk_i(clk_i), .rst_ni(rst_ni), .data_in_0_i(data_in_0_i),
     .data_in_0_valid_i(data_in_0_valid_i), .data_in_0_ready_o(ready),
-    .data_out_0_o(data), .data_out_0_valid_o(valid), .data_out_0_ready_i(1'b0));
+    .data_out_0_o(data), .data_out_0_valid_o(valid), .data_out_0_ready_i(cycle_q > 8'd100));
   assign data_out_0_o = held_q;
   assign data_out_0_valid_o = (cycle_q == 8'd100);
   always_ff @(posedge clk_i) begin

@@ -9,6 +9,7 @@ import torch
 from chop.errors import ChopError, UnavailableError
 from chop.hardware import testbench as bench
 from chop.hardware.port import Port
+from chop.hardware.verilog import sources
 from tests.hardware.bench import check_module, needs_tools
 
 IN = Port("data_in_0", 2, 4, 3, True)
@@ -102,3 +103,27 @@ def test_signals_of_ports():
     assert IN.signals == ("data_in_0_i", "data_in_0_valid_i", "data_in_0_ready_o")
     assert OUT.signals == ("data_out_0_o", "data_out_0_valid_o", "data_out_0_ready_i")
     assert IN.bits == 8
+
+
+@needs_tools
+@pytest.mark.parametrize(
+    ("source", "sink"), [("input", "output"), ("seed", "done"), ("u_1", "clk")]
+)
+def test_ports_may_have_any_name(source, sink, tmp_path):
+    ports = [Port(source, 2, 4, 3, True), Port(sink, 2, 4, 3, False)]
+    ins, outs = (port.signals for port in ports)
+    (tmp_path / "top.sv").write_text(
+        f"module top (input logic clk_i, input logic rst_ni,\n"
+        f"  input logic [7:0] {ins[0]}, input logic {ins[1]}, output logic {ins[2]},\n"
+        f"  output logic [7:0] {outs[0]}, output logic {outs[1]}, input logic {outs[2]});\n"
+        f"  chop_skid #(.W(8)) u_skid (clk_i, rst_ni, {', '.join((*ins, *outs))});\nendmodule\n"
+    )
+    (tmp_path / bench.VECTORS).mkdir()
+    for port in ports:
+        (tmp_path / bench.VECTORS / f"{port.name}.hex").write_text(bench.vectors(port, BEATS))
+    text = bench.testbench("top", ports, 2)
+    (tmp_path / "testbench.sv").write_text(text)
+    library = sources(text + (tmp_path / "top.sv").read_text()).values()
+    bench.compile_testbench(tmp_path, [*library, "top.sv", "testbench.sv"], "out")
+    run = bench.run_testbench(tmp_path, "out", "uniform", seed=7)
+    assert run.passed and len(run.left[sink]) == 2

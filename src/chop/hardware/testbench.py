@@ -14,14 +14,13 @@ from torch import Tensor
 from chop.errors import ChopError, UnavailableError
 from chop.hardware.plan import Memory
 from chop.hardware.port import Port
+from chop.hardware.profiles import PROFILES, Profile
 from chop.hardware.verilog import instance
 
-PROFILES = ("none", "uniform", "slow_reader", "bursts")
-"""Stalls of the testbench's streams, by the number of `+profile`: none; each stream moves in half
-of the cycles; outputs are taken in one cycle of eight; pauses longer than a sample's row."""
 VECTORS = "vectors"
 """Folder of the beats that are sent and expected, `NAME.hex` for each port."""
-LONGEST_PAUSE = 256
+DRAIN_CYCLES = 64
+"""After the last expected beat, in which another one would show."""
 IDLE_CYCLES = 10_000
 """After so many cycles without a beat the testbench gives up."""
 RUN_SECONDS = 600
@@ -33,18 +32,21 @@ _TEXT = """\
 module testbench;
   logic clk = 1'b0;
   logic rst_n = 1'b0;
-  int profile, seed, timeout;
+  int profile, seed, timeout, valid_share, ready_share, pause_every, pause_cycles;
   int cycle = 0, idle = 0, rest = 0;
+  wire [{last}:0] done, failed;
 {signals}
   wire moves = {moves};
-  wire done = {done};
-  wire failed = {failed};
 
 {instances}
   initial begin
     if (!$value$plusargs("profile=%d", profile)) profile = 0;
     if (!$value$plusargs("seed=%d", seed)) seed = 1;
     if (!$value$plusargs("timeout=%d", timeout)) timeout = {timeout};
+    case (profile)
+{cases}
+      default: $fatal(1, "+profile is 0 to {last_profile}");
+    endcase
     repeat (8) #1 clk = ~clk;
     rst_n = 1'b1;
     forever #1 clk = ~clk;
@@ -54,12 +56,12 @@ module testbench;
   always @(posedge clk) begin
     if (rst_n) cycle <= cycle + 1;
     idle <= (rst_n && !moves) ? idle + 1 : 0;
-    if (done) rest <= rest + 1;
-    if (failed || (idle > timeout && !done)) begin
-      if (!failed) $display("timeout in cycle %0d: no beat moved for %0d cycles", cycle, timeout);
+    rest <= (&done) ? rest + 1 : 0;
+    if ((|failed) || idle > timeout) begin
+      if (!(|failed)) $display("timeout in cycle %0d, %0d without a beat", cycle, timeout);
       $display("FAIL");
       $finish;
-    end else if (done && rest >= {drain}) begin
+    end else if ((&done) && rest >= {drain}) begin
       $display("PASS");
       $finish;
     end
@@ -79,48 +81,82 @@ def testbench(top: str, ports: Sequence[Port], samples: int, timeout: int = IDLE
         samples: in the files of the folder `VECTORS`.
         timeout: cycles without a beat after which it fails.
     """
-    outputs = [port for port in ports if not port.is_input]
-    pause = min(2 + max(port.beats for port in ports), LONGEST_PAUSE)
+    is_endless = not any(port.is_input for port in ports)
     connections = {"clk_i": "clk", "rst_ni": "rst_n"}
-    for port in ports:
-        data, valid, ready = port.signals
-        connections |= {data: port.name, valid: f"{port.name}_valid", ready: f"{port.name}_ready"}
+    connections |= {signal: signal for port in ports for signal in port.signals}
     return _TEXT.format(
         top=top,
         samples=samples,
-        profiles=", ".join(f"{number} {name}" for number, name in enumerate(PROFILES)),
+        profiles=", ".join(f"{number} {profile.name}" for number, profile in enumerate(PROFILES)),
+        last_profile=len(PROFILES) - 1,
+        cases="\n".join(f"      {k}: {_case(profile)}" for k, profile in enumerate(PROFILES)),
         timeout=timeout,
-        # Without inputs the samples are endless.
-        drain=2 * pause if len(outputs) < len(ports) else 0,
+        drain=DRAIN_CYCLES,
+        last=len(ports) - 1,
         signals="\n".join(map(_signals, ports)),
-        moves=" || ".join(f"({p.name}_valid && {p.name}_ready)" for p in ports),
-        done=" && ".join(f"{port.name}_done" for port in outputs),
-        failed=" || ".join(f"{port.name}_failed" for port in outputs),
+        moves=" || ".join("({1} && {2})".format(*port.signals) for port in ports),
         instances="\n".join(
-            [instance(top, "u_top", {}, connections)]
-            + [_end(port, number, samples, pause) for number, port in enumerate(ports)]
+            [instance(top, "u_design", {}, connections)]
+            + [
+                _source(port, number, samples)
+                if port.is_input
+                else _sink(port, number, samples, is_endless)
+                for number, port in enumerate(ports)
+            ]
         ),
     )
 
 
+def _case(profile: Profile) -> str:
+    values = {
+        "valid_share": profile.valid,
+        "ready_share": profile.ready,
+        "pause_every": profile.pause_every,
+        "pause_cycles": profile.pause_cycles,
+    }
+    return "begin " + " ".join(f"{name} = {value};" for name, value in values.items()) + " end"
+
+
 def _signals(port: Port) -> str:
-    text = f"  logic [{port.bits - 1}:0] {port.name};\n  logic {port.name}_valid, {port.name}_ready"
-    return f"{text};" if port.is_input else f"{text}, {port.name}_done, {port.name}_failed;"
+    data, valid, ready = port.signals
+    return f"  logic [{port.bits - 1}:0] {data};\n  logic {valid}, {ready};"
 
 
-def _end(port: Port, number: int, samples: int, pause: int) -> str:
-    """The source or the sink of a port."""
-    name, beats = port.name, samples * port.beats
-    common: dict[str, int | str] = {"FILE": f"{VECTORS}/{name}.hex", "STREAM": number}
-    common |= {"PAUSE": pause, "BEATS": beats}
-    wires = {"clk_i": "clk", "rst_ni": "rst_n", "profile_i": "profile", "seed_i": "seed"}
-    if port.is_input:
-        wires |= {"data_o": name, "valid_o": f"{name}_valid", "ready_i": f"{name}_ready"}
-        return instance("chop_stream_source", f"u_{name}", common | {"W": port.bits}, wires)
-    wires |= {"data_i": name, "valid_i": f"{name}_valid", "ready_o": f"{name}_ready"}
-    wires |= {"cycle_i": "cycle", "done_o": f"{name}_done", "failed_o": f"{name}_failed"}
-    common |= {"NAME": name, "W": port.width, "LANES": port.lanes, "PERIOD": port.beats}
-    return instance("chop_stream_sink", f"u_{name}", common, wires)
+def _source(port: Port, number: int, samples: int) -> str:
+    data, valid, ready = port.signals
+    wires = {"share_i": "valid_share", "data_o": data, "valid_o": valid, "ready_i": ready}
+    text = _end("source", port, number, samples, {"W": port.bits}, wires)
+    return f"{text}  assign failed[{number}] = 1'b0;\n"
+
+
+def _sink(port: Port, number: int, samples: int, is_endless: bool) -> str:
+    data, valid, ready = port.signals
+    parameters: dict[str, int | str] = {"W": port.width, "LANES": port.lanes, "NAME": port.name}
+    parameters |= {"PERIOD": port.beats, "ENDLESS": int(is_endless)}
+    wires = {"share_i": "ready_share", "data_i": data, "valid_i": valid, "ready_o": ready}
+    wires |= {"cycle_i": "cycle", "failed_o": f"failed[{number}]"}
+    return _end("sink", port, number, samples, parameters, wires)
+
+
+def _end(
+    kind: str,
+    port: Port,
+    number: int,
+    samples: int,
+    parameters: Mapping[str, int | str],
+    wires: Mapping[str, str],
+) -> str:
+    """What a source and a sink share."""
+    file = {"FILE": f"{VECTORS}/{port.name}.hex"}
+    counts = {"BEATS": samples * port.beats, "STREAM": number}
+    clocked = {"clk_i": "clk", "rst_ni": "rst_n", "seed_i": "seed", "done_o": f"done[{number}]"}
+    pauses = {"pause_every_i": "pause_every", "pause_cycles_i": "pause_cycles"}
+    return instance(
+        f"chop_stream_{kind}",
+        f"u_{number}",
+        {**file, **counts, **parameters},
+        {**clocked, **pauses, **wires},
+    )
 
 
 def vectors(port: Port, beats: Tensor) -> str:
@@ -171,12 +207,13 @@ def run_testbench(folder: Path, program: str, profile: str = "none", seed: int =
     Args:
         folder: of the vectors and the memories.
         program: what `compile_testbench` wrote.
-        profile: of stalls, one of `PROFILES`.
+        profile: of stalls, by its name in `chop.hardware.profiles`.
         seed: of stalls.
     Raises:
         UnavailableError: Icarus is not installed.
     """
-    plusargs = (f"+profile={PROFILES.index(profile)}", f"+seed={seed}")
+    names = [each.name for each in PROFILES]
+    plusargs = (f"+profile={names.index(profile)}", f"+seed={seed}")
     command = [_tool("vvp"), "-n", program, *plusargs]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=RUN_SECONDS)
     log = done.stdout + done.stderr

@@ -2,22 +2,24 @@
 // with the BEATS words of FILE. It prints the cycle in which the last of each PERIOD beats, a
 // sample, left, and the first difference: sample, place in the sample, and both codes.
 //
-// done_o: all beats have come. failed_o: one was wrong, one came too many, or the stream broke the
-// rules of chop_stream_check.
+// done_o: all beats have come. failed_o: one was wrong, one came too many, unless ENDLESS, or the
+// stream broke the rules of chop_stream_check.
 module chop_stream_sink #(
-  parameter int W      = 8,
-  parameter int LANES  = 1,
-  parameter int BEATS  = 1,
-  parameter int PERIOD = 1,
-  parameter     FILE   = "",
-  parameter     NAME   = "",
-  parameter int STREAM = 0,
-  parameter int PAUSE  = 64
+  parameter int W       = 8,
+  parameter int LANES   = 1,
+  parameter int BEATS   = 1,
+  parameter int PERIOD  = 1,
+  parameter bit ENDLESS = 1'b0,
+  parameter     FILE    = "",
+  parameter     NAME    = "",
+  parameter int STREAM  = 0
 ) (
   input  logic               clk_i,
   input  logic               rst_ni,
-  input  logic [31:0]        profile_i,
   input  logic [31:0]        seed_i,
+  input  logic [31:0]        share_i,
+  input  logic [31:0]        pause_every_i,
+  input  logic [31:0]        pause_cycles_i,
   input  logic [31:0]        cycle_i,
   input  logic [LANES*W-1:0] data_i,
   input  logic               valid_i,
@@ -42,8 +44,9 @@ module chop_stream_sink #(
       if (data_i[lane*W +: W] !== expected[lane*W +: W]) first = lane;
   end
 
-  chop_stall #(.STREAM(STREAM), .IS_READER(1'b1), .PAUSE(PAUSE)) u_stall (
-    .clk_i(clk_i), .rst_ni(rst_ni), .profile_i(profile_i), .seed_i(seed_i), .go_o(go));
+  chop_stall #(.STREAM(STREAM)) u_stall (
+    .clk_i(clk_i), .rst_ni(rst_ni), .seed_i(seed_i), .share_i(share_i),
+    .pause_every_i(pause_every_i), .pause_cycles_i(pause_cycles_i), .go_o(go));
 
   chop_stream_check #(.W(LANES * W)) u_check (
     .clk_i(clk_i), .rst_ni(rst_ni), .data_i(data_i), .valid_i(valid_i), .ready_i(ready_o),
@@ -59,18 +62,18 @@ module chop_stream_sink #(
       wrong_q <= 1'b0;
     end else begin
       ready_o <= go;
-      if (valid_i && ready_o && !wrong_q) begin
-        if (done_o) begin
-          $display("%0s: a beat too many in cycle %0d", NAME, cycle_i);
-          wrong_q <= 1'b1;
-        end else if (data_i !== expected) begin
+      if (valid_i && done_o && !wrong_q && !ENDLESS) begin
+        $display("%0s: a beat too many in cycle %0d", NAME, cycle_i);
+        wrong_q <= 1'b1;
+      end else if (valid_i && ready_o && !wrong_q && !done_o) begin
+        if (data_i !== expected) begin
           $display("%0s: sample %0d, place %0d: expected %0d, got %0d", NAME, came_q / PERIOD,
                    (came_q % PERIOD) * LANES + first, $signed(expected[first*W +: W]),
                    $signed(data_i[first*W +: W]));
           wrong_q <= 1'b1;
         end else if (came_q % PERIOD == PERIOD - 1)
           $display("%0s: sample %0d left in cycle %0d", NAME, came_q / PERIOD, cycle_i);
-        if (!done_o) came_q <= came_q + 1;
+        came_q <= came_q + 1;
       end
     end
   end
