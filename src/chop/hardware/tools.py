@@ -48,6 +48,16 @@ def tool_path(tool: str) -> str:
     return path
 
 
+def require(*tools: str) -> None:
+    """Does nothing where all tools are installed.
+
+    Raises:
+        UnavailableError: one is not; says how to install it.
+    """
+    for tool in tools:
+        tool_path(tool)
+
+
 def lint(sources: Sequence[Path], top: str, parameters: Mapping[str, int] | None = None) -> str:
     """Messages of `verilator --lint-only -Wall`; empty where it has no complaint.
 
