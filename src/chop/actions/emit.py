@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +61,9 @@ def emit(config: EmitConfig, workload: Workload | None = None) -> dict[str, Any]
         return {"verification": [asdict(row) for row in check_emitted(config.out)]}
     _check_folder(config.out)
     kept = f"nothing was written to {config.out}/; the same command starts again."
-    with with_interruption_note(lambda: kept):
-        workload = workload_for(config, workload)
-        settings = settings_with(config, workload)
-        with atomic_folder(config.out) as folder, runs.start(KIND, settings, folder) as run:
+    with with_interruption_note(lambda: kept), atomic_folder(config.out) as folder:
+        workload = workload_for(replace(config, out=folder), workload)
+        with runs.start(KIND, settings_with(config, workload), folder) as run:
             return _emit(config, workload, folder, run)
 
 

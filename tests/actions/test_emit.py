@@ -1,0 +1,209 @@
+"""The job that emits a circuit, and the checks that can be repeated."""
+
+import hashlib
+import json
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+from chop import runs
+from chop.actions.emit import emit
+from chop.actions.settings.emit import EmitConfig
+from chop.actions.workload import Workload
+from chop.errors import CheckpointError, ConfigError, UnavailableError, VerificationError
+
+pytestmark = pytest.mark.tools("verilator", "iverilog", "yosys")
+SETTINGS = {
+    "fold": 12,
+    "samples": 12,
+    "icarus_samples": 2,
+    "synthesis": False,
+    "calibration_rows": 40,
+}
+
+
+class Points(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.act, self.last = nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(self.act(self.first(x)))
+
+
+def workload():
+    torch.manual_seed(0)
+    x, labels = torch.randn(60, 6), torch.arange(60) % 3
+    return Workload.of(Points(), (x[:40], labels[:40]), (x[40:], labels[40:]), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def emitted(tmp_path_factory):
+    """A verified circuit, and its result; not to be changed."""
+    out = tmp_path_factory.mktemp("emit") / "points"
+    return out, emit(EmitConfig(out=out, **SETTINGS), workload())
+
+
+def test_a_circuit_equals_the_model_on_every_output(emitted):
+    out, result = emitted
+    assert result["pytorch"] == {"outputs": 36, "different": 0, "largest": 0.0}
+    assert "RTL = PyTorch, bit for bit: 36 outputs of 12 samples" in (out / "report.md").read_text()
+    kinds = [row["kind"] for row in result["components"]]
+    assert kinds == ["IntegerLinear", "Requantize", "IntegerReLU", "IntegerLinear"]
+    assert json.loads((out / "result.json").read_text())["interval"] == result["interval"]
+    assert "<svg" in (out / "dataflow.svg").read_text()
+
+
+def test_the_manifest_has_every_simulation_and_every_file(emitted):
+    out, _ = emitted
+    manifest = runs.read_manifest(out)
+    assert (manifest.kind, manifest.state) == ("emit", "finished")
+    ran = [(row["simulator"], row["profile"], row["samples"]) for row in manifest.rows]
+    profiles = ("none", "uniform", "slow_reader", "bursts")
+    assert ran == [
+        *(("verilator", profile, 12) for profile in profiles),
+        *(("icarus", profile, 2) for profile in profiles[:2]),
+    ]
+    assert all(row["equal"] == 3 * row["samples"] for row in manifest.rows)
+    assert all(row["cycles"] > 0 and row["version"] and row["seed"] == 0 for row in manifest.rows)
+    first = manifest.rows[0]
+    assert abs(first["interval"] - first["planned"]) <= 0.03 * first["planned"]
+    files = {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()}
+    assert {artifact.path for artifact in manifest.artifacts} == files - {"manifest.json"}
+    assert {"rtl/top.sv", "memory/first_weight.hex", "vectors/x.hex", "design.json"} <= files
+
+
+def test_checks_can_be_repeated(emitted):
+    out, result = emitted
+    found = emit(EmitConfig(out=out, check_only=True))
+    assert found["verification"] == result["verification"]
+
+
+def swap_words(text):
+    """Two different words of a memory, swapped."""
+    words = text.split()
+    other = next(k for k, word in enumerate(words) if word != words[0])
+    words[0], words[other] = words[other], words[0]
+    return "\n".join(words) + "\n"
+
+
+def next_digit(text):
+    """The last digit, one higher."""
+    digit = format((int(text.strip()[-1], 16) + 1) % 16, "x")
+    return text.strip()[:-1] + digit + "\n"
+
+
+@pytest.fixture
+def copied(emitted, tmp_path):
+    return shutil.copytree(emitted[0], tmp_path / "copy")
+
+
+CHANGES = {
+    "weight": ("memory/first_weight.hex", swap_words),
+    "bias": ("memory/last_bias.hex", next_digit),
+    "expected": ("vectors/last.hex", next_digit),
+    "source": ("rtl/chop_relu.sv", lambda text: text + "\n"),
+    "report": ("report.md", lambda text: text.replace("36", "360")),
+}
+
+
+@pytest.mark.parametrize(("name", "change"), CHANGES.values(), ids=CHANGES)
+def test_a_changed_file_fails_the_check(name, change, copied):
+    (copied / name).write_text(change((copied / name).read_text()))
+    with pytest.raises(VerificationError, match=f"{name}' is not the file of the manifest"):
+        emit(EmitConfig(out=copied, check_only=True))
+
+
+def test_files_that_vanish_or_appear_fail_the_check(copied):
+    (copied / "rtl" / "more.sv").write_text("module more; endmodule\n")
+    with pytest.raises(VerificationError, match=r"more.sv' is not in the manifest"):
+        emit(EmitConfig(out=copied, check_only=True))
+    (copied / "rtl" / "more.sv").unlink()
+    (copied / "memory" / "first_bias.hex").unlink()
+    with pytest.raises(VerificationError, match=r"first_bias.hex' is missing"):
+        emit(EmitConfig(out=copied, check_only=True))
+
+
+def forge(folder, name):
+    """The manifest, with the hash of a changed file."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (row,) = (row for row in manifest["artifacts"] if row["path"] == name)
+    content = (folder / name).read_bytes()
+    row["sha256"], row["size_bytes"] = hashlib.sha256(content).hexdigest(), len(content)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_weight_whose_hash_was_forged_fails_in_simulation(copied):
+    name = "memory/first_weight.hex"
+    (copied / name).write_text(swap_words((copied / name).read_text()))
+    forge(copied, name)
+    with pytest.raises(VerificationError, match=r"stalls: none: sample \d+ of 'last' at \[\d\]"):
+        emit(EmitConfig(out=copied, check_only=True))
+
+
+def test_a_golden_value_whose_hash_was_forged_fails_in_the_graph(copied):
+    from safetensors.torch import load_file, save_file
+
+    golden = load_file(copied / "golden.safetensors")
+    golden["received.last"][3, 1] += 1
+    save_file(golden, copied / "golden.safetensors")
+    forge(copied, "golden.safetensors")
+    with pytest.raises(VerificationError, match=r"received\.last is not what the graph computes"):
+        emit(EmitConfig(out=copied, check_only=True))
+
+
+@pytest.mark.parametrize("error", [VerificationError("planted"), KeyboardInterrupt()], ids=type)
+def test_a_run_that_fails_leaves_what_was_there(error, emitted, tmp_path, monkeypatch):
+    def fails(*args):
+        raise error
+
+    monkeypatch.setattr("chop.actions.check_emitted.run_check", fails)
+    with pytest.raises(type(error)):
+        emit(EmitConfig(out=tmp_path / "new", **SETTINGS), workload())
+    assert list(tmp_path.iterdir()) == []
+    before = shutil.copytree(emitted[0], tmp_path / "old")
+    manifest = (before / "manifest.json").read_bytes()
+    with pytest.raises(type(error)):
+        emit(EmitConfig(out=before, **SETTINGS), workload())
+    assert [p.name for p in tmp_path.iterdir()] == ["old"]
+    assert (before / "manifest.json").read_bytes() == manifest
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match="has other files, and chop emit replaces its folder"):
+        emit(EmitConfig(out=tmp_path, **SETTINGS), workload())
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_only_emitted_folders_can_be_checked(tmp_path):
+    with pytest.raises(CheckpointError, match=r"holds no manifest.json"):
+        emit(EmitConfig(out=tmp_path, check_only=True))
+    with runs.start("sweep", {}, tmp_path):
+        pass
+    with pytest.raises(CheckpointError, match="holds a run of 'sweep', finished: expected one of"):
+        emit(EmitConfig(out=tmp_path, check_only=True))
+
+
+def test_models_without_a_circuit_are_refused_before_anything_is_written(tmp_path):
+    class Grouped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(2, 4, 1, groups=2)
+
+        def forward(self, x):
+            return self.conv(x).flatten(1)
+
+    x, labels = torch.randn(12, 2, 2, 2), torch.arange(12) % 3
+    given = Workload.of(Grouped(), (x, labels), (x, labels), device="cpu")
+    with pytest.raises(ConfigError, match="node 'conv'.* 2 groups"):
+        emit(EmitConfig(out=tmp_path / "out", **SETTINGS), given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tools_that_are_missing_are_named_with_the_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnavailableError, match="verilator is not installed: apt-get install"):
+        emit(EmitConfig(out=tmp_path / "out", **SETTINGS), workload())
