@@ -24,6 +24,7 @@ from chop.hardware.design import Design
 from chop.hardware.emit import emit as emit_design
 from chop.hardware.netlist import Instance
 from chop.hardware.project import project_of, write_design
+from chop.hardware.synth import synthesize
 from chop.hardware.testbench import testbench
 from chop.hardware.tools import VERSIONS, tool_path
 from chop.hardware.vectors import codes_of, write_vectors
@@ -92,7 +93,7 @@ def _emit(config: EmitConfig, workload: Workload, folder: Path, run: runs.Run) -
     resources: list[dict[str, Any]] = []
     if config.synthesis:
         with shown_step("synthesizing with Yosys"):
-            resources = []
+            resources = synthesize(folder, project)
     if config.wave:
         with shown_step("tracing the first sample"):
             trace(folder, project, codes)

@@ -8,7 +8,7 @@ from chop.hardware.netlist import netlist
 from chop.hardware.settings import TOP
 from chop.ir.graph import MaseGraph
 
-MULTIPLIERS = 128
+MULTIPLIERS = 256
 """Of a design whose fold is not chosen."""
 UNFOLDED = 2**62
 """A fold that every operator reaches with one lane."""

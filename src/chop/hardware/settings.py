@@ -20,7 +20,7 @@ class EmitSettings:
         project_dir: folder of the project; files of the same names are replaced.
         top_name: name of the top module.
         fold: most cycles that a component may take for a sample: products that one multiplier
-            computes. Lanes are the fewest that reach it. 0 chooses one that takes about 128
+            computes. Lanes are the fewest that reach it. 0 chooses one that takes about 256
             multipliers.
     """
 

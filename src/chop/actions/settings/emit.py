@@ -16,7 +16,7 @@ class EmitConfig(LoweringConfig):
 
     Attributes:
         fold: most cycles that a component may take for a sample: the products that one multiplier
-            computes. Fewer cycles take more multipliers. 0 chooses a fold of about 128 of them.
+            computes. Fewer cycles take more multipliers. 0 chooses a fold of about 256 of them.
         samples: number of test rows that are simulated, under each profile of stalls. Default: all.
         icarus_samples: how many of them Icarus simulates as well, a second opinion; 0 for none.
         synthesis: counts lookup tables, registers, DSP blocks and memories with Yosys, for 7-series

@@ -16,7 +16,7 @@ class HardwareMetadataConfig:
 
     Attributes:
         fold: of a graph of integers: most cycles that a component may take for a sample; 0 chooses
-            a fold of about 128 multipliers.
+            a fold of about 256 multipliers.
     """
 
     fold: int = 0
