@@ -49,3 +49,23 @@ def test_the_long_tests_have_their_tools_too(tmp_path):
 
 def test_another_python_can_be_named(tmp_path):
     assert "python3.12 -m venv" in planned("demo", "PYTHON=python3.12", f"VENV={tmp_path}/venv")
+
+
+def test_the_tests_install_simulators_and_synthesis_first():
+    told = planned("test")
+    assert told.index("verilator iverilog yosys") < told.index("/pytest -n")
+    assert "verilator" not in planned("demo")
+
+
+@pytest.mark.parametrize(("tool", "said"), [("sh", ""), ("no-such-tool", "not installed: apt-get")])
+def test_simulators_that_cannot_be_installed_are_told_and_no_failure(tmp_path, tool, said):
+    for program in ("sh", "id"):  # and no apt-get
+        (tmp_path / program).symlink_to(shutil.which(program))
+    run = subprocess.run(
+        [shutil.which("make"), "-s", "-C", str(ROOT), "hardware-tools", f"HARDWARE={tool}"],
+        capture_output=True,
+        text=True,
+        env={"PATH": str(tmp_path)},
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.startswith(said) and bool(run.stdout) == bool(said)
