@@ -5,7 +5,6 @@
     check(IntegerReLU(edge), drawn(edge, 17, 12), fold=51)
 """
 
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from chop.hardware import profiles as stalls
+from chop.hardware import tools
 from chop.hardware.components import COMPONENTS
 from chop.hardware.plan import RTL, Memory, Plan, Site
 from chop.hardware.port import Port
@@ -165,13 +165,7 @@ def _written(work, text, sent, memories: dict[str, Memory], folder):
 
 
 def lint(work, files):
-    """Asserts that Verilator has no warning and that Yosys elaborates without latches."""
-    names = [str(file) for file in files]
-    script = f"read_verilog -sv -defer {' '.join(names)}; hierarchy -check -top top; proc; "
-    script += "check -assert; select -assert-none t:$dlatch t:$_DLATCH_*"
-    for command in (
-        ["verilator", "--lint-only", "-Wall", "--top-module", "top", *names],
-        ["yosys", "-q", "-e", ".", "-p", script],
-    ):
-        done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stdout + done.stderr
+    """Asserts that neither Verilator nor Yosys has a complaint."""
+    paths = [work / file for file in files]
+    messages = tools.lint(paths, "top") + tools.elaborate(paths, "top", work)
+    assert not messages, messages

@@ -59,7 +59,10 @@ def test_table(low, high, entry_bits, shape, fold):
     top = 2 ** (entry_bits - 1)
     entries = torch.randint(-top, top, (high - low + 1,), generator=generator)
     out = Edge.of(0.25, int(entries.min()), int(entries.max()))
-    check(Table(entries, low, out), drawn(Edge.of(1.0, low, high), *shape), fold=fold)
+    plan = check(Table(entries, low, out), drawn(Edge.of(1.0, low, high), *shape), fold=fold)
+    # Each lane has a table of its own.
+    bits = plan.out.lanes * len(entries) * plan.out.width
+    assert plan.memories["TABLE_FILE"].bits == bits
 
 
 @pytest.mark.parametrize("kind", [IntegerAdd, IntegerSub])

@@ -1,6 +1,5 @@
 """Testbenches fail where a circuit is wrong."""
 
-import re
 import shutil
 
 import pytest
@@ -94,8 +93,7 @@ def test_sources_with_errors_are_refused(tmp_path):
 
 def test_a_missing_simulator_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    message = re.escape("iverilog is not installed: apt-get install iverilog")
-    with pytest.raises(UnavailableError, match=message):
+    with pytest.raises(UnavailableError, match="iverilog is not installed: apt-get install .*iver"):
         bench.compile_testbench(tmp_path, [], "out")
 
 

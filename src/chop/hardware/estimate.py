@@ -49,8 +49,8 @@ def estimate(plans: Iterable[Plan]) -> Estimate:
             for plan in every
             for widths, count in plan.resources.multipliers.items()
         ),
-        sum(block_memories(memory) for memory in memories),
-        sum(table_luts(memory) for memory in memories),
+        sum(block_memories(memory) * memory.copies for memory in memories),
+        sum(table_luts(memory) * memory.copies for memory in memories),
     )
 
 
@@ -73,10 +73,10 @@ def _parts(width: int, limit: int) -> int:
 
 
 def block_memories(memory: Memory) -> int:
-    """Block memories of 18 Kbit of a read-only memory; 0 where it is made of lookup tables."""
+    """Block memories of 18 Kbit of one copy of a memory; 0 where it is made of lookup tables."""
     depth = len(memory.words)
     columns = -(-memory.width // WIDEST)
-    if memory.bits < columns * LEAST_FILL:
+    if depth * memory.width < columns * LEAST_FILL:
         return 0
     return min(
         -(-memory.width // width) * -(-depth // words) for width, words in BLOCK_SHAPES.items()
@@ -84,7 +84,7 @@ def block_memories(memory: Memory) -> int:
 
 
 def table_luts(memory: Memory) -> int:
-    """Lookup tables of a read-only memory; 0 where it is made of block memories."""
+    """Lookup tables of one copy of a memory; 0 where it is made of block memories."""
     if block_memories(memory):
         return 0
     return memory.width * -(-len(memory.words) // TABLE_WORDS)

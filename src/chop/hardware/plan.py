@@ -37,15 +37,17 @@ class Memory:
     Attributes:
         words: of `width` bits, non-negative: two's complement where they are signed.
         width: in bits.
+        copies: that a component has, to read as many words in a cycle.
     """
 
     words: tuple[int, ...]
     width: int
+    copies: int = 1
 
     @property
     def bits(self) -> int:
-        """Size in bits."""
-        return len(self.words) * self.width
+        """Size in bits, of all copies."""
+        return len(self.words) * self.width * self.copies
 
     def hex(self) -> str:
         """The text that `$readmemh` reads, a line for each word."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +10,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from chop.errors import ChopError, UnavailableError
+from chop.errors import ChopError
 from chop.hardware.plan import Memory
 from chop.hardware.port import Port
 from chop.hardware.profiles import PROFILES, Profile
+from chop.hardware.tools import tool_path
 from chop.hardware.verilog import instance
 
 VECTORS = "vectors"
@@ -195,7 +195,7 @@ def compile_testbench(folder: Path, files: Sequence[Path | str], program: str) -
         UnavailableError: Icarus is not installed.
         ChopError: a source has an error.
     """
-    command = [_tool("iverilog"), "-g2012", "-s", "testbench", "-o", program, *map(str, files)]
+    command = [tool_path("iverilog"), "-g2012", "-s", "testbench", "-o", program, *map(str, files)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=RUN_SECONDS)
     if done.returncode or done.stderr:
         raise ChopError(f"iverilog: {done.stderr or done.stdout}")
@@ -214,17 +214,10 @@ def run_testbench(folder: Path, program: str, profile: str = "none", seed: int =
     """
     names = [each.name for each in PROFILES]
     plusargs = (f"+profile={names.index(profile)}", f"+seed={seed}")
-    command = [_tool("vvp"), "-n", program, *plusargs]
+    command = [tool_path("vvp"), "-n", program, *plusargs]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=RUN_SECONDS)
     log = done.stdout + done.stderr
     left: dict[str, list[int]] = {}
     for name, cycle in re.findall(r"^(\w+): sample \d+ left in cycle (\d+)$", log, re.MULTILINE):
         left.setdefault(name, []).append(int(cycle))
     return BenchRun(done.returncode == 0 and log.endswith("PASS\n"), left, log)
-
-
-def _tool(name: str) -> str:
-    path = shutil.which(name)
-    if path is None:
-        raise UnavailableError(f"{name} is not installed: apt-get install iverilog")
-    return path

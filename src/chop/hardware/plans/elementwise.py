@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ def plan_table(site: Site) -> Plan:
     assert isinstance(table, Table)
     entries = table.entries.tolist()
     memory = Memory.of([[entry] for entry in entries], table.out.bits)
+    memory = replace(memory, copies=_lanes(site))
     parameters = {"IN_W": site.inputs[0].width, "LOW": table.low, "ENTRIES": len(entries)}
     return _elementwise(site, parameters, memories={"TABLE_FILE": memory})
 
