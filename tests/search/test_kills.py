@@ -9,8 +9,6 @@ import pytest
 
 from tests.search.killing import SPACE, Journal, Killed, in_child, make, strike, table
 
-KILLS = 6
-"""In each test."""
 LINES = 2500
 """Of the search, in which a kill falls: those of about four trials."""
 IN_ORDER = 3
@@ -31,13 +29,19 @@ def killed(request, tmp_path):
     return Killed(tmp_path, storage, name=f"study {time.time_ns()}")
 
 
-def kill_again_and_again(killed, draw, workers, before):
+@pytest.fixture(params=[4, pytest.param(6, marks=pytest.mark.long)])
+def kills(request):
+    """How often a search is killed."""
+    return request.param
+
+
+def kill_again_and_again(killed, kills, draw, workers, before):
     """Goes on with a larger total where nothing was left to kill."""
     until = 3
-    while killed.kills[0] < KILLS:
-        kills = killed.kills[0]
+    while killed.kills[0] < kills:
+        earlier = killed.kills[0]
         killed.run(until, workers, before(draw.randrange(1, LINES)))
-        until += killed.kills[0] == kills
+        until += killed.kills[0] == earlier
         assert until <= SPACE.size
     assert killed.run(until + 2, workers) == 0
     return killed.check_end()
@@ -48,10 +52,10 @@ def die():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_only_process_is_killed(seed, killed, unbroken):
+def test_the_only_process_is_killed(seed, killed, kills, unbroken):
     act = killed.killer(die, 1)
     result = kill_again_and_again(
-        killed, random.Random(seed), 1, lambda after: lambda: strike(after, act)
+        killed, kills, random.Random(seed), 1, lambda after: lambda: strike(after, act)
     )
     if max(trial.begun for trial in result.trials) <= IN_ORDER:
         assert table(result) == unbroken[: killed.total]
@@ -65,7 +69,7 @@ VICTIMS = {
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_of_two_workers_is_killed(victim, killed):
+def test_of_two_workers_is_killed(victim, killed, kills):
     draw = random.Random(victim)
     act = killed.killer(*VICTIMS[victim])
 
@@ -73,4 +77,4 @@ def test_of_two_workers_is_killed(victim, killed):
         nth = draw.randrange(1, 3)
         return lambda: in_child(nth, lambda: strike(after, act))
 
-    kill_again_and_again(killed, draw, 2, before)
+    kill_again_and_again(killed, kills, draw, 2, before)
