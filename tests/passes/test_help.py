@@ -7,6 +7,7 @@ import pickle
 import re
 import typing
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pytest
@@ -45,19 +46,29 @@ class Convolution(nn.Module):
         return self.last(self.act(self.first(self.inner(x))))
 
 
-def graph():
+@cache
+def _graph():
     torch.manual_seed(0)
     mg = MaseGraph(Convolution().eval(), dummy_in={"x": torch.randn(3, 1, 6, 6)})
     return passes.add_common_metadata_analysis_pass(mg)[0]
 
 
-def all_quantized():
-    """A graph whose operators are all quantized."""
+def graph():
+    return _graph().copy()
+
+
+@cache
+def _all_quantized():
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     mg = MaseGraph(layers.eval(), dummy_in={"input": torch.randn(3, 4)})
     mg, _ = passes.add_common_metadata_analysis_pass(mg)
     return passes.quantize_transform_pass(mg, {**QUANTIZE, "relu": {"config": FORMATS}})[0]
+
+
+def all_quantized():
+    """A graph whose operators are all quantized."""
+    return _all_quantized().copy()
 
 
 def after(*names, **settings):
