@@ -195,7 +195,15 @@ def test_its_name_makes_formats_and_operators(kind):
     torch.testing.assert_close(layer(x), kind().round(x) @ kind().round(layer.weight).T)
 
 
-@every_kind
+IN_INTEGERS = (ChannelFixed, RowInt8BFloat16)
+EXPORTED = (*IN_INTEGERS, TensorE4M3, CombE4M3, KINDS[0])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=() if k in EXPORTED else pytest.mark.long) for k in KINDS],
+    ids=lambda kind: kind.name,
+)
 def test_export_to_onnx(kind, tmp_path):
     pytest.importorskip("onnxruntime")
     from tests.passes.test_export_onnx import run
@@ -204,7 +212,7 @@ def test_export_to_onnx(kind, tmp_path):
     mg = with_metadata(MaseGraph(model, dummy_in={"input": torch.randn(3, 32)}))
     config = {"by": "type", "linear": {"config": {"weight": {"name": kind.name}}}}
     mg, _ = passes.quantize_transform_pass(mg, config)
-    has_integers = kind in (ChannelFixed, RowInt8BFloat16)
+    has_integers = kind in IN_INTEGERS
     settings = {"path": tmp_path / "model.onnx", "float_fallback": not has_integers}
     _, info = passes.export_onnx_interface_pass(mg, settings)
     assert bool(info["fallback"]) != has_integers

@@ -96,13 +96,22 @@ FORMATS = {
 }
 
 
+BY_CHANNEL = ("conv2d", "layer_norm", "matmul")
 PAIRS = [
     *(("linear", formats) for formats in FORMATS),
-    *((name, formats) for name in MODELS for formats in ("powers of two", "by channel")),
+    *((name, "by channel" if name in BY_CHANNEL else "powers of two") for name in MODELS),
+]
+OTHERS = [
+    (name, "powers of two" if name in BY_CHANNEL else "by channel")
+    for name in MODELS
+    if name != "linear"
 ]
 
 
-@pytest.mark.parametrize("name, formats", dict.fromkeys(PAIRS))
+@pytest.mark.parametrize(
+    "name, formats",
+    [*dict.fromkeys(PAIRS), *(pytest.param(*pair, marks=pytest.mark.long) for pair in OTHERS)],
+)
 def test_one_operator_gives_what_it_gave(name, formats, tmp_path):
     model, x = MODELS[name]
     torch.manual_seed(2)
