@@ -112,7 +112,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_heads": 8,
             "head_dim": 8,
             "n_groups": 2,
-            "chunk_size": 8,
+            "chunk_size": 1,
         },
     ),
     "layout": ("LayoutLMModel", TEXT),
