@@ -62,7 +62,10 @@ def test_norm(name):
     entered.codes[2, :, 1:] = low
     entered.codes[3] = high - entered.codes[3] % 2
     operator = norm(case.kind, case.edge, (case.features,), case.mode, case.shift)
-    check(operator, entered, fold=case.fold, profiles=case.profiles)
+    plan = check(operator, entered, fold=case.fold, profiles=case.profiles)
+    in_each_lane, of_the_row = 4, 1 + case.kind.is_centered
+    multipliers = sum(plan.resources.multipliers.values())
+    assert multipliers == plan.lanes[0] * in_each_lane + of_the_row
 
 
 def test_norm_along_two_dimensions_in_another_order():

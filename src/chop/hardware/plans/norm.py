@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from torch import Tensor
 
 from chop.hardware.lanes import converter_cycles, divisors, first_within
@@ -88,12 +90,14 @@ def _resources(parameters: dict[str, int | str]) -> Resources:
     total = read + (sizes["FEATURES"] - 1).bit_length()
     variance = max(sizes["RADICAND_W"] - 2 * sizes["ROOT"], 1)
     reciprocal = sizes["POWER"] - sizes["ROOT"] + 1
-    multipliers = {
-        (read, read): lanes,
-        (total, total): sizes["CENTERED"],
-        (variance, sizes["FEATURES"].bit_length()): 1,
-        (total, sizes["FEATURES"].bit_length()): lanes,
-        (total + 1, reciprocal + 1): lanes,
-        (sizes["LIMIT_W"], sizes["WEIGHT_W"]): lanes,
-    }
+    multipliers: Counter[tuple[int, int]] = Counter()
+    for widths, count in (
+        ((read, read), lanes),
+        ((total, total), sizes["CENTERED"]),
+        ((variance, sizes["FEATURES"].bit_length()), 1),
+        ((total, sizes["FEATURES"].bit_length()), lanes),
+        ((total + 1, reciprocal + 1), lanes),
+        ((sizes["LIMIT_W"], sizes["WEIGHT_W"]), lanes),
+    ):
+        multipliers[widths] += count
     return Resources(multipliers, sizes["DEPTH"] * lanes * read + 4 * total)
