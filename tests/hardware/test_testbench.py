@@ -7,8 +7,8 @@ import torch
 
 from chop.errors import ChopError, UnavailableError
 from chop.hardware import testbench as bench
+from chop.hardware.plan import RTL
 from chop.hardware.port import Port
-from chop.hardware.verilog import sources
 from tests.hardware.bench import check_module, needs_tools
 
 IN = Port("data_in_0", 2, 4, 3, True)
@@ -119,9 +119,9 @@ def test_ports_may_have_any_name(source, sink, tmp_path):
     (tmp_path / bench.VECTORS).mkdir()
     for port in ports:
         (tmp_path / bench.VECTORS / f"{port.name}.hex").write_text(bench.vectors(port, BEATS))
-    text = bench.testbench("top", ports, 2)
-    (tmp_path / "testbench.sv").write_text(text)
-    library = sources(text + (tmp_path / "top.sv").read_text()).values()
-    bench.compile_testbench(tmp_path, [*library, "top.sv", "testbench.sv"], "out")
+    for name, text in bench.testbench_files("top", ports, 2).items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "chop_skid.sv").write_text((RTL / "chop_skid.sv").read_text())
+    bench.compile_testbench(tmp_path, sorted(tmp_path.glob("*.sv")), "out")
     run = bench.run_testbench(tmp_path, "out", "uniform", seed=7)
     assert run.passed and len(run.left[sink]) == 2

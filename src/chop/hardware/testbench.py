@@ -15,7 +15,7 @@ from chop.hardware.plan import Memory
 from chop.hardware.port import Port
 from chop.hardware.profiles import PROFILES, Profile
 from chop.hardware.tools import tool_path
-from chop.hardware.verilog import instance
+from chop.hardware.verilog import instance, sources
 
 VECTORS = "vectors"
 """Folder of the beats that are sent and expected, `NAME.hex` for each port."""
@@ -27,8 +27,9 @@ RUN_SECONDS = 600
 
 _TEXT = """\
 // Self-checking testbench of {top}: sends {samples} samples of beats, and compares all that leave.
-// Profiles of stalls: {profiles}. In the folder above this file's vectors:
-//   iverilog -g2012 -s testbench -o testbench.vvp SOURCES && vvp testbench.vvp +profile=1 +seed=7
+// Profiles of stalls: {profiles}. In the folder of the project:
+//   iverilog -g2012 -s testbench -o testbench.vvp rtl/*.sv testbench/*.sv
+//   vvp testbench.vvp +profile=1 +seed=7
 module testbench;
   logic clk = 1'b0;
   logic rst_n = 1'b0;
@@ -105,6 +106,19 @@ def testbench(top: str, ports: Sequence[Port], samples: int, timeout: int = IDLE
             ]
         ),
     )
+
+
+def testbench_files(top: str, ports: Sequence[Port], samples: int) -> dict[str, str]:
+    """The testbench and the modules of the library that it is made of, by file name.
+
+    Args:
+        top: name of the module under test.
+        ports: its streams.
+        samples: in the files of the folder `VECTORS`.
+    """
+    text = testbench(top, ports, samples)
+    parts = {name: path.read_text() for name, path in sources(text).items()}
+    return {"testbench.sv": text, **parts}
 
 
 def _case(profile: Profile) -> str:

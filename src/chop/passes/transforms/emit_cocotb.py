@@ -62,7 +62,7 @@ def emit_cocotb_transform_pass(mg: MaseGraph, config: EmitCocotbConfig) -> dict[
     from chop.hardware.emit import emit
     from chop.hardware.integer_form import example_batch, integer_form
     from chop.hardware.project import project_of, write_design
-    from chop.hardware.testbench import testbench
+    from chop.hardware.testbench import testbench_files
     from chop.hardware.vectors import codes_of, write_vectors
     from chop.integer.golden import golden_values
 
@@ -77,8 +77,8 @@ def emit_cocotb_transform_pass(mg: MaseGraph, config: EmitCocotbConfig) -> dict[
     samples = len(codes[project.ports[0].name])
     write_vectors(design, codes, config.project_dir)
     make_folder(config.project_dir / FOLDER)
-    text = testbench(design.top, design.ports, samples)
-    write_text(config.project_dir / FOLDER / "testbench.sv", text)
+    for name, text in testbench_files(design.top, design.ports, samples).items():
+        write_text(config.project_dir / FOLDER / name, text)
     for path, text in cocotb_files(project, samples).items():
         write_text(config.project_dir / path, text)
     write_design(design, config.project_dir, ())
