@@ -134,7 +134,8 @@ try:
         told += 1
 except WriteError as error:
     sys.stdout.write(f"{told}\\n{error}\\n")
-assert all(Journal(sys.argv[1]).find({"width": n}) == {"accuracy": n} for n in range(told))
+again = Journal(sys.argv[1])
+assert all(again.find({"width": n}) == {"accuracy": n} for n in range(told))
 """
 
 
