@@ -126,7 +126,7 @@ def test_pytorch_alone_gives_the_bits_of_the_reference_or_declines(kind):
 @every_kind
 def test_the_loops_are_many_times_as_fast_as_the_reference(kind):
     """In turns, in one process; groups that do not lie in one piece are moved there and back."""
-    fmt, x, out, times = kind(), torch.randn(2048, 2048), torch.empty(2048, 2048), ([], [])
+    fmt, x, out, times = kind(), torch.randn(1024, 1024), torch.empty(1024, 1024), ([], [])
     ways = (lambda: KERNELS["cpu"].run(x, fmt, out), lambda: fmt.round(x))
     for way, spent in 4 * list(zip(ways, times, strict=True)):
         start = time.perf_counter()
