@@ -1,6 +1,7 @@
-"""The how-to pages: their Python runs as one program and prints what they say."""
+"""Pages on how to do things, and on circuits: their Python runs and prints what they say."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,13 @@ import os, warnings
 os.chdir({folder!r})
 warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
 """
-HOW_TO = sorted((ROOT / "docs/how-to").glob("*.md"))
+SIMULATORS = pytest.mark.tools("verilator", "iverilog", "yosys")
+NEEDS = {"add-a-circuit": SIMULATORS, "hardware": SIMULATORS}
+HOW_TO = [*sorted((ROOT / "docs/how-to").glob("*.md")), ROOT / "docs/hardware.md"]
+PAGES = [pytest.param(page, marks=NEEDS.get(page.stem, ()), id=page.stem) for page in HOW_TO]
 
 
-@pytest.mark.parametrize("page", HOW_TO, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs(page, tmp_path):
     """In a process of its own: formats, passes and operators are registered in it."""
     code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
@@ -31,12 +35,19 @@ def test_the_code_of_a_page_runs(page, tmp_path):
     assert done.returncode == 0, done.stderr
     promised = re.findall(r"print\(.*\)  # (.*)", code)
     assert done.stdout.splitlines() == promised and len(promised) >= 2
+    for command in re.findall(r"^(?:iverilog|vvp) .*", page.read_text(), re.M):
+        done = subprocess.run(
+            command, shell=True, cwd=tmp_path / "project", capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert not command.startswith("vvp") or done.stdout.splitlines()[-1] == "PASS"
 
 
 @pytest.mark.parametrize("page", HOW_TO, ids=lambda page: page.stem)
 def test_the_files_that_a_page_names_exist(page):
     text = page.read_text()
     named = set(re.findall(r"`((?:src|tests|benchmarks)/[\w/]+(?:\.py)?)`", text))
-    named |= {f"docs/how-to/{link}" for link in re.findall(r"\]\(([\w./-]+)\)", text)}
+    folder = page.parent.relative_to(ROOT)
+    named |= {f"{folder}/{link}" for link in re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", text)}
     assert len(named) >= 3
     assert {path for path in named if not (ROOT / path).exists()} <= TO_WRITE

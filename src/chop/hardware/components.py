@@ -19,30 +19,55 @@ from chop.hardware.plans import (
     weighted,
     window,
 )
+from chop.ir.ops import Kind
 from chop.nn import integer
 
 COMPONENTS: dict[type[nn.Module], Component] = {
-    integer.IntegerAdaptiveAvgPool1d: Component("chop_avg_pool", window.plan_avg_pool, spatial=1),
-    integer.IntegerAdaptiveAvgPool2d: Component("chop_avg_pool", window.plan_avg_pool, spatial=2),
-    integer.IntegerAdd: Component("chop_add", elementwise.plan_add, is_broadcast=True),
-    integer.IntegerAvgPool1d: Component("chop_avg_pool", window.plan_avg_pool, spatial=1),
-    integer.IntegerAvgPool2d: Component("chop_avg_pool", window.plan_avg_pool, spatial=2),
-    integer.IntegerConv1d: Component("chop_conv", convolution.plan_conv, spatial=1),
-    integer.IntegerConv2d: Component("chop_conv", convolution.plan_conv, spatial=2),
-    integer.IntegerLayerNorm: Component("chop_layer_norm", norm.plan_norm),
-    integer.IntegerLinear: Component("chop_linear", weighted.plan_linear),
-    integer.IntegerMatmul: Component("chop_matmul", matmul.plan_matmul),
-    integer.IntegerMaxPool1d: Component("chop_max_pool", window.plan_max_pool, spatial=1),
-    integer.IntegerMaxPool2d: Component("chop_max_pool", window.plan_max_pool, spatial=2),
-    integer.IntegerMean: Component("chop_sum", reduce.plan_sum),
-    integer.IntegerMul: Component("chop_mul", elementwise.plan_mul, is_broadcast=True),
-    integer.IntegerRMSNorm: Component("chop_layer_norm", norm.plan_norm),
-    integer.IntegerReLU: Component("chop_relu", elementwise.plan_relu),
-    integer.IntegerScale: Component("chop_scale", elementwise.plan_scale),
-    integer.IntegerSoftmax: Component("chop_softmax", softmax.plan_softmax),
-    integer.IntegerSub: Component("chop_add", elementwise.plan_add, is_broadcast=True),
-    integer.IntegerSum: Component("chop_sum", reduce.plan_sum),
-    integer.Requantize: Component("chop_requantize", elementwise.plan_requantize),
-    integer.Table: Component("chop_table", elementwise.plan_table),
+    integer.IntegerAdaptiveAvgPool1d: Component(
+        "chop_avg_pool", window.plan_avg_pool, spatial=1, kind=Kind.POOLING
+    ),
+    integer.IntegerAdaptiveAvgPool2d: Component(
+        "chop_avg_pool", window.plan_avg_pool, spatial=2, kind=Kind.POOLING
+    ),
+    integer.IntegerAdd: Component(
+        "chop_add", elementwise.plan_add, is_broadcast=True, kind=Kind.ARITHMETIC
+    ),
+    integer.IntegerAvgPool1d: Component(
+        "chop_avg_pool", window.plan_avg_pool, spatial=1, kind=Kind.POOLING
+    ),
+    integer.IntegerAvgPool2d: Component(
+        "chop_avg_pool", window.plan_avg_pool, spatial=2, kind=Kind.POOLING
+    ),
+    integer.IntegerConv1d: Component(
+        "chop_conv", convolution.plan_conv, spatial=1, kind=Kind.PRODUCT
+    ),
+    integer.IntegerConv2d: Component(
+        "chop_conv", convolution.plan_conv, spatial=2, kind=Kind.PRODUCT
+    ),
+    integer.IntegerLayerNorm: Component("chop_layer_norm", norm.plan_norm, kind=Kind.NORM),
+    integer.IntegerLinear: Component("chop_linear", weighted.plan_linear, kind=Kind.PRODUCT),
+    integer.IntegerMatmul: Component("chop_matmul", matmul.plan_matmul, kind=Kind.PRODUCT),
+    integer.IntegerMaxPool1d: Component(
+        "chop_max_pool", window.plan_max_pool, spatial=1, kind=Kind.POOLING
+    ),
+    integer.IntegerMaxPool2d: Component(
+        "chop_max_pool", window.plan_max_pool, spatial=2, kind=Kind.POOLING
+    ),
+    integer.IntegerMean: Component("chop_sum", reduce.plan_sum, kind=Kind.ARITHMETIC),
+    integer.IntegerMul: Component(
+        "chop_mul", elementwise.plan_mul, is_broadcast=True, kind=Kind.ARITHMETIC
+    ),
+    integer.IntegerRMSNorm: Component("chop_layer_norm", norm.plan_norm, kind=Kind.NORM),
+    integer.IntegerReLU: Component("chop_relu", elementwise.plan_relu, kind=Kind.ACTIVATION),
+    integer.IntegerScale: Component("chop_scale", elementwise.plan_scale, kind=Kind.ARITHMETIC),
+    integer.IntegerSoftmax: Component("chop_softmax", softmax.plan_softmax, kind=Kind.ACTIVATION),
+    integer.IntegerSub: Component(
+        "chop_add", elementwise.plan_add, is_broadcast=True, kind=Kind.ARITHMETIC
+    ),
+    integer.IntegerSum: Component("chop_sum", reduce.plan_sum, kind=Kind.ARITHMETIC),
+    integer.Requantize: Component(
+        "chop_requantize", elementwise.plan_requantize, kind=Kind.ARITHMETIC
+    ),
+    integer.Table: Component("chop_table", elementwise.plan_table, kind=Kind.ACTIVATION),
 }
 """By the class of the operator."""

@@ -237,7 +237,7 @@ class _Builder:
             beside = Stream.in_order(shape, fixed.edge)
             beside = beside.with_lanes(fewest_lanes(beside.size, self.fold))
         plan = constant_plan(fixed.sample(beside.shape), beside.of(fixed.edge))
-        return self._instance(name, "constant", "chop_constant", plan, [])
+        return self._instance(name, "constant", "chop_constant", plan, [], drawn_as=Kind.CONSTANT)
 
     def _join(self, node: fx.Node) -> Wire:
         """Streams of `torch.cat`, two at a time."""

@@ -21,7 +21,7 @@ class EmitConfig(LoweringConfig):
         icarus_samples: how many of them Icarus simulates as well, a second opinion; 0 for none.
         synthesis: counts lookup tables, registers, DSP blocks and memories with Yosys, for 7-series
             FPGAs.
-        wave: writes a trace of the first sample, `wave.fst`.
+        wave: writes a trace of the first sample, `wave.vcd`.
         check_only: repeats the checks of what is in `out`: hashes of all files, every simulation
             with its seed, every output; nothing is written.
 
