@@ -119,7 +119,7 @@ def test_ports_may_have_any_name(source, sink, tmp_path):
     (tmp_path / bench.VECTORS).mkdir()
     for port in ports:
         (tmp_path / bench.VECTORS / f"{port.name}.hex").write_text(bench.vectors(port, BEATS))
-    for name, text in bench.testbench_files("top", ports, 2).items():
+    for name, text in bench.testbench_files("top", ports, 2, interval=1).items():
         (tmp_path / name).write_text(text)
     (tmp_path / "chop_skid.sv").write_text((RTL / "chop_skid.sv").read_text())
     bench.compile_testbench(tmp_path, sorted(tmp_path.glob("*.sv")), "out")

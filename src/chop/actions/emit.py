@@ -25,7 +25,7 @@ from chop.hardware.emit import emit as emit_design
 from chop.hardware.netlist import Instance
 from chop.hardware.project import project_of, write_design
 from chop.hardware.synth import synthesize
-from chop.hardware.testbench import testbench
+from chop.hardware.testbench import testbench_files
 from chop.hardware.tools import VERSIONS, tool_path
 from chop.hardware.vectors import codes_of, write_vectors
 from chop.hardware.verify import Codes, checks, trace
@@ -124,8 +124,9 @@ def _write(design: Design, lowering: Lowering, folder: Path) -> Codes:
     write_design(design, folder)
     write_vectors(design, codes, folder)
     make_folder(folder / "testbench")
-    text = testbench(design.top, design.ports, lowering.rows)
-    write_text(folder / "testbench" / "testbench.sv", text)
+    bench = testbench_files(design.top, design.ports, lowering.rows, design.interval)
+    for name, text in bench.items():
+        write_text(folder / "testbench" / name, text)
     write_text(folder / "dataflow.svg", dataflow_svg(design))
     lowering.integer.export(folder / "model")
     return codes

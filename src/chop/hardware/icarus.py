@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from chop.hardware.harness.run import IDLE_CYCLES
 from chop.hardware.harness.top import CHECK, SIMULATION, simulation_top, violated_streams
 from chop.hardware.plan import RTL
 from chop.hardware.simulation import Simulation, Stimulus
@@ -54,8 +53,7 @@ def simulate_by_icarus(stimulus: Stimulus) -> Simulation:
 def _sources(work: Path, stimulus: Stimulus) -> list[Path]:
     """Those of the project, and of the testbench around it, which are written into `work`."""
     project = stimulus.project
-    idle = IDLE_CYCLES + 10 * project.interval
-    bench = testbench(SIMULATION, project.ports, stimulus.samples, idle)
+    bench = testbench(SIMULATION, project.ports, stimulus.samples, interval=project.interval)
     texts = {
         SIMULATION: simulation_top(project.top, project.ports, project.streams),
         TESTBENCH: bench,

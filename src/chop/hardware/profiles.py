@@ -4,36 +4,64 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ALWAYS = 256
+from chop.hardware.port import Port
+
+ALWAYS = 1 << 16
+"""Share of all cycles."""
 
 
 @dataclass(frozen=True)
 class Profile:
     """How often the two ends of a design's streams stall, each port on its own.
 
-    Once an input port offers a beat it keeps it until it is taken, whatever the profile.
+    A design moves a port's beats at a pace of its own, beats of a sample over the interval of the
+    design. Stalls are as slow as that, or a design that is slower than they are would never see
+    them. Once an input port offers a beat it keeps it until it is taken, whatever the profile.
 
     Attributes:
         name: of the profile.
-        valid: share of cycles, of 256, in which an input port with nothing on offer offers a beat.
-        ready: share of cycles, of 256, in which an output port is ready.
-        pause_every: in one of so many cycles, drawn at random, a port that does not pause begins
-            to; 0 for never.
-        pause_cycles: length of a pause, in which a port offers and takes nothing.
+        valid: most cycles, as a share, in which an input port with nothing on offer offers a beat.
+        ready: most cycles, as a share, in which an output port is ready.
+        valid_pace: how often an input port may offer one, as a multiple of its pace; 0: no bound.
+        ready_pace: how often an output port may be ready, likewise.
+        pauses: least length in cycles of pauses, in which a port offers and takes nothing; they
+            are as long as the interval, and it is twice as long to the next one; 0 for none.
     """
 
     name: str
-    valid: int = ALWAYS
-    ready: int = ALWAYS
-    pause_every: int = 0
-    pause_cycles: int = 0
+    valid: float = 1.0
+    ready: float = 1.0
+    valid_pace: float = 0.0
+    ready_pace: float = 0.0
+    pauses: int = 0
+
+    def share(self, port: Port, interval: int) -> int:
+        """Share of cycles, of `ALWAYS`, in which a port that does not pause may move.
+
+        Args:
+            port: of the design.
+            interval: of the design: cycles between two samples.
+        """
+        most, pace = (
+            (self.valid, self.valid_pace) if port.is_input else (self.ready, self.ready_pace)
+        )
+        bound = pace * port.beats / interval if pace else 1.0
+        return max(round(ALWAYS * min(most, bound)), 1)
+
+    def pause_cycles(self, interval: int) -> int:
+        """Length of a pause; 0 for none."""
+        return max(self.pauses, interval) if self.pauses else 0
+
+    def pause_every(self, interval: int) -> int:
+        """In one of so many cycles, drawn at random, a port begins to pause; 0 for never."""
+        return 2 * self.pause_cycles(interval)
 
 
 PROFILES = (
     Profile("none"),
-    Profile("uniform", valid=128, ready=128),
-    Profile("slow_reader", ready=32),
+    Profile("uniform", valid=0.5, ready=0.5, valid_pace=1.0, ready_pace=1.0),
+    Profile("slow_reader", ready=0.125, ready_pace=0.5),
     # Longer than a row, so that every buffer behind the port runs full or empty.
-    Profile("bursts", pause_every=128, pause_cycles=256),
+    Profile("bursts", pauses=256),
 )
 """The bursts are what finds units that lose a beat only when they are full for long."""

@@ -33,7 +33,8 @@ _TEXT = """\
 module testbench;
   logic clk = 1'b0;
   logic rst_n = 1'b0;
-  int profile, seed, timeout, valid_share, ready_share, pause_every, pause_cycles;
+  int profile, seed, timeout, pause_every, pause_cycles;
+  int {shares};
   int cycle = 0, idle = 0, rest = 0;
   wire [{last}:0] done, failed;
 {signals}
@@ -71,7 +72,13 @@ endmodule
 """
 
 
-def testbench(top: str, ports: Sequence[Port], samples: int, timeout: int = IDLE_CYCLES) -> str:
+def testbench(
+    top: str,
+    ports: Sequence[Port],
+    samples: int,
+    timeout: int = IDLE_CYCLES,
+    interval: int = 1,
+) -> str:
     """Text of the module `testbench`.
 
     It prints each sample's last cycle, the first difference of each output, and PASS or FAIL.
@@ -80,8 +87,10 @@ def testbench(top: str, ports: Sequence[Port], samples: int, timeout: int = IDLE
         top: name of the module under test, clocked by `clk_i` and reset by `rst_ni`.
         ports: its streams.
         samples: in the files of the folder `VECTORS`.
-        timeout: cycles without a beat after which it fails.
+        timeout: cycles without a beat after which it fails, beyond those of pauses.
+        interval: of the design: cycles between two samples; stalls are as slow.
     """
+    longest = max(profile.pause_cycles(interval) for profile in PROFILES)
     is_endless = not any(port.is_input for port in ports)
     connections = {"clk_i": "clk", "rst_ni": "rst_n"}
     connections |= {signal: signal for port in ports for signal in port.signals}
@@ -90,8 +99,11 @@ def testbench(top: str, ports: Sequence[Port], samples: int, timeout: int = IDLE
         samples=samples,
         profiles=", ".join(f"{number} {profile.name}" for number, profile in enumerate(PROFILES)),
         last_profile=len(PROFILES) - 1,
-        cases="\n".join(f"      {k}: {_case(profile)}" for k, profile in enumerate(PROFILES)),
-        timeout=timeout,
+        shares=", ".join(f"share_{number}" for number in range(len(ports))),
+        cases="\n".join(
+            f"      {k}: {_case(profile, ports, interval)}" for k, profile in enumerate(PROFILES)
+        ),
+        timeout=timeout + 10 * (interval + longest),
         drain=DRAIN_CYCLES,
         last=len(ports) - 1,
         signals="\n".join(map(_signals, ports)),
@@ -108,26 +120,26 @@ def testbench(top: str, ports: Sequence[Port], samples: int, timeout: int = IDLE
     )
 
 
-def testbench_files(top: str, ports: Sequence[Port], samples: int) -> dict[str, str]:
+def testbench_files(top: str, ports: Sequence[Port], samples: int, interval: int) -> dict[str, str]:
     """The testbench and the modules of the library that it is made of, by file name.
 
     Args:
         top: name of the module under test.
         ports: its streams.
         samples: in the files of the folder `VECTORS`.
+        interval: of the design: cycles between two samples.
     """
-    text = testbench(top, ports, samples)
+    text = testbench(top, ports, samples, interval=interval)
     parts = {name: path.read_text() for name, path in sources(text).items()}
     return {"testbench.sv": text, **parts}
 
 
-def _case(profile: Profile) -> str:
+def _case(profile: Profile, ports: Sequence[Port], interval: int) -> str:
     values = {
-        "valid_share": profile.valid,
-        "ready_share": profile.ready,
-        "pause_every": profile.pause_every,
-        "pause_cycles": profile.pause_cycles,
+        "pause_every": profile.pause_every(interval),
+        "pause_cycles": profile.pause_cycles(interval),
     }
+    values |= {f"share_{k}": profile.share(port, interval) for k, port in enumerate(ports)}
     return "begin " + " ".join(f"{name} = {value};" for name, value in values.items()) + " end"
 
 
@@ -138,7 +150,7 @@ def _signals(port: Port) -> str:
 
 def _source(port: Port, number: int, samples: int) -> str:
     data, valid, ready = port.signals
-    wires = {"share_i": "valid_share", "data_o": data, "valid_o": valid, "ready_i": ready}
+    wires = {"data_o": data, "valid_o": valid, "ready_i": ready}
     text = _end("source", port, number, samples, {"W": port.bits}, wires)
     return f"{text}  assign failed[{number}] = 1'b0;\n"
 
@@ -147,7 +159,7 @@ def _sink(port: Port, number: int, samples: int, is_endless: bool) -> str:
     data, valid, ready = port.signals
     parameters: dict[str, int | str] = {"W": port.width, "LANES": port.lanes, "NAME": port.name}
     parameters |= {"PERIOD": port.beats, "ENDLESS": int(is_endless)}
-    wires = {"share_i": "ready_share", "data_i": data, "valid_i": valid, "ready_o": ready}
+    wires = {"data_i": data, "valid_i": valid, "ready_o": ready}
     wires |= {"cycle_i": "cycle", "failed_o": f"failed[{number}]"}
     return _end("sink", port, number, samples, parameters, wires)
 
@@ -165,6 +177,7 @@ def _end(
     counts = {"BEATS": samples * port.beats, "STREAM": number}
     clocked = {"clk_i": "clk", "rst_ni": "rst_n", "seed_i": "seed", "done_o": f"done[{number}]"}
     pauses = {"pause_every_i": "pause_every", "pause_cycles_i": "pause_cycles"}
+    pauses |= {"share_i": f"share_{number}"}
     return instance(
         f"chop_stream_{kind}",
         f"u_{number}",

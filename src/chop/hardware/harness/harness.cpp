@@ -21,6 +21,7 @@ namespace {
 
 constexpr int kResetCycles = 4;
 constexpr int64_t kNever = -1;
+constexpr int64_t kAlways = 1 << 16;
 
 enum Status : int64_t { kDone = 0, kTimeout = 1, kFinished = 2 };
 
@@ -28,7 +29,8 @@ enum Status : int64_t { kDone = 0, kTimeout = 1, kFinished = 2 };
 
 // Both structures have the layout of their namesakes in worker.py.
 struct Run {
-  int64_t valid, ready, pause_every, pause_cycles;  // a stall profile
+  int64_t pause_every;   // in one of so many cycles, drawn at random, a port begins to pause, or 0
+  int64_t pause_cycles;  // of a pause
   int64_t seed;
   int64_t idle_cycles;   // without a beat, after which the run ends
   int64_t drain_cycles;  // after the last beat, in which no other one may leave
@@ -41,6 +43,7 @@ struct Beats {
   int64_t* cycles;     // out, of outputs: when each beat left
   int64_t count;       // to send, or expected
   int64_t bytes;       // of a beat
+  int64_t share;       // cycles, of 65536, in which a port that does not pause may move
   int64_t moved;       // out: how many moved, surplus ones included
   int64_t violated;    // out, of outputs: first cycle that withdrew or changed a beat, or kNever
 };
@@ -83,7 +86,7 @@ class Stalls {
       --paused_;
       return false;
     }
-    return share_ >= 256 || (random_() & 255) < share_;
+    return share_ >= kAlways || (random_() & (kAlways - 1)) < share_;
   }
 
  private:
@@ -165,12 +168,12 @@ class Bench {
     (void)inputs;  // a top without inputs
 #define PORT(name)                                                                           \
   sources_.emplace_back(Signals{&model_.name##_i, &model_.name##_valid_i, &model_.name##_ready_o}, \
-                        *inputs++, Stalls(run, run.valid, port++));
+                        *inputs, Stalls(run, inputs->share, port++)), ++inputs;
     CHOP_INPUTS(PORT)
 #undef PORT
 #define PORT(name)                                                                           \
   sinks_.emplace_back(Signals{&model_.name##_o, &model_.name##_valid_o, &model_.name##_ready_i}, \
-                      *outputs++, Stalls(run, run.ready, port++));
+                      *outputs, Stalls(run, outputs->share, port++)), ++outputs;
     CHOP_OUTPUTS(PORT)
 #undef PORT
   }

@@ -94,22 +94,27 @@ def run_library(
     """
     inputs = [port for port in project.ports if port.is_input]
     outputs = [port for port in project.ports if not port.is_input]
+    pause = profile.pause_cycles(project.interval)
+    shares = {port.name: profile.share(port, project.interval) for port in project.ports}
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         for port in inputs:
             (work / f"{port.name}.in").write_bytes(sent[port.name])
         job = {
             "library": str(library),
-            "profile": [profile.valid, profile.ready, profile.pause_every, profile.pause_cycles],
+            "pauses": [profile.pause_every(project.interval), pause],
             "seed": seed,
-            "idle_cycles": idle_cycles + 10 * project.interval + profile.pause_cycles,
+            "idle_cycles": idle_cycles + 10 * (project.interval + pause),
             # Without inputs the samples are endless.
             "drain_cycles": DRAIN_CYCLES + project.interval if inputs else 0,
             "wave": str(wave.absolute()) if wave else None,
             "inputs": [
-                _port(work, port, len(sent[port.name]) // beat_bytes(port)) for port in inputs
+                _port(work, port, len(sent[port.name]) // beat_bytes(port), shares[port.name])
+                for port in inputs
             ],
-            "outputs": [_port(work, port, expected[port.name]) for port in outputs],
+            "outputs": [
+                _port(work, port, expected[port.name], shares[port.name]) for port in outputs
+            ],
             "violated_bytes": -(-violated_bits(project.streams) // 8),
             "result": str(work / "result.json"),
         }
@@ -119,13 +124,14 @@ def run_library(
         return _outcome(work, project, result, expected)
 
 
-def _port(work: Path, port: Port, count: int) -> dict[str, Any]:
+def _port(work: Path, port: Port, count: int, share: int) -> dict[str, Any]:
     suffix = "in" if port.is_input else "out"
     return {
         "file": str(work / f"{port.name}.{suffix}"),
         "cycles_file": str(work / f"{port.name}.cycles"),
         "count": count,
         "bytes": beat_bytes(port),
+        "share": share,
     }
 
 

@@ -19,8 +19,6 @@ class Run(ctypes.Structure):
     """Settings of a run; layout of `Run` in harness.cpp."""
 
     _fields_ = (
-        ("valid", c_int64),
-        ("ready", c_int64),
         ("pause_every", c_int64),
         ("pause_cycles", c_int64),
         ("seed", c_int64),
@@ -39,6 +37,7 @@ class Beats(ctypes.Structure):
         ("cycles", c_void_p),
         ("count", c_int64),
         ("bytes", c_int64),
+        ("share", c_int64),
         ("moved", c_int64),
         ("violated", c_int64),
     )
@@ -50,7 +49,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     library.chop_run.restype = c_int64
     library.chop_run.argtypes = (POINTER(Run), POINTER(Beats), POINTER(Beats), c_void_p, c_int64)
     wave = job["wave"].encode() if job["wave"] else None
-    settings = Run(*job["profile"], job["seed"], job["idle_cycles"], job["drain_cycles"], 0, wave)
+    settings = Run(*job["pauses"], job["seed"], job["idle_cycles"], job["drain_cycles"], 0, wave)
     buffers = []
 
     def ports(described: list[dict[str, Any]], is_input: bool) -> ctypes.Array[Beats]:
@@ -64,7 +63,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             cycles = (c_int64 * (0 if is_input else port["count"]))()
             buffers.append((data, cycles))
             row.data, row.cycles = ctypes.addressof(data), ctypes.addressof(cycles)
-            row.count, row.bytes, row.moved, row.violated = port["count"], port["bytes"], 0, NEVER
+            row.count, row.bytes, row.share = port["count"], port["bytes"], port["share"]
+            row.moved, row.violated = 0, NEVER
         return beats
 
     inputs, outputs = ports(job["inputs"], True), ports(job["outputs"], False)

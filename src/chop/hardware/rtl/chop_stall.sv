@@ -1,7 +1,7 @@
 // Pauses of a stream, in simulation only: go_o says whether the next beat may be offered or taken.
 //
 // In one of pause_every_i cycles, drawn at random, a pause of pause_cycles_i starts, 0 for never; in
-// the other cycles go_o is high in share_i of 256.
+// the other cycles go_o is high in share_i of 65536.
 // Random numbers: xorshift32, Marsaglia 2003, another sequence for each seed_i and STREAM.
 module chop_stall #(
   parameter int STREAM = 0
@@ -19,8 +19,8 @@ module chop_stall #(
 
   assign left   = state_q ^ (state_q << 13);
   assign right  = left ^ (left >> 17);
-  assign pauses = (pause_every_i != 32'd0) && ((state_q >> 16) % pause_every_i == 32'd0);
-  assign go_o   = (pause_q == 32'd0) && (32'(state_q[15:8]) < share_i);
+  assign pauses = (pause_every_i != 32'd0) && (right % pause_every_i == 32'd0);
+  assign go_o   = (pause_q == 32'd0) && (32'(state_q[15:0]) < share_i);
 
   always_ff @(posedge clk_i) begin
     if (!rst_ni) begin
