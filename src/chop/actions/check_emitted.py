@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,12 +11,14 @@ from rich import get_console
 
 from chop import runs
 from chop.errors import CheckpointError, VerificationError
+from chop.hardware.harness import verilate
 from chop.hardware.profiles import PROFILES
 from chop.hardware.project import Project, read_project
 from chop.hardware.vectors import codes_of
 from chop.hardware.verify import Check, Codes, Verification, check_sources, run_check
 from chop.integer.golden import golden_values
 from chop.ir.graph import MaseGraph
+from chop.native import cores
 
 KIND = "emit"
 """Of the manifest."""
@@ -95,17 +98,24 @@ def check_golden(folder: Path, project: Project) -> Codes:
 def verify(
     folder: Path, project: Project, codes: Codes, planned: Sequence[Check]
 ) -> list[Verification]:
-    """Lints a project and runs simulations of it, with what goes on shown.
+    """Lints a project and runs simulations of it, one on each core, with what goes on shown.
 
     Raises:
         VerificationError: one fails.
     """
     with shown_step("linting with Verilator and Yosys"):
         check_sources(folder, project)
-    found = []
-    for check in planned:
-        with shown_step(check.title):
-            found.append(run_check(folder, project, codes, check))
+    with shown_step("compiling the simulation"):
+        verilate(folder, project)
+    console, found = get_console(), []
+    with console.status("simulating"), ThreadPoolExecutor(cores()) as pool:
+        jobs = [pool.submit(run_check, folder, project, codes, check) for check in planned]
+        try:
+            for job, check in zip(jobs, planned, strict=True):
+                found.append(job.result())
+                console.print(f"{check.title}: equal", highlight=False)
+        finally:
+            pool.shutdown(cancel_futures=True)
     return found
 
 

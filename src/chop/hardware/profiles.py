@@ -8,6 +8,8 @@ from chop.hardware.port import Port
 
 ALWAYS = 1 << 16
 """Share of all cycles."""
+PAUSED_SAMPLES = 4
+"""Intervals that a pause lasts."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,8 @@ class Profile:
         valid_pace: how often an input port may offer one, as a multiple of its pace; 0: no bound.
         ready_pace: how often an output port may be ready, likewise.
         pauses: least length in cycles of pauses, in which a port offers and takes nothing; they
-            are as long as the interval, and it is twice as long to the next one; 0 for none.
+            last four intervals, more than a design stores, and it is twice as long to the next
+            one; 0 for none.
     """
 
     name: str
@@ -50,7 +53,7 @@ class Profile:
 
     def pause_cycles(self, interval: int) -> int:
         """Length of a pause; 0 for none."""
-        return max(self.pauses, interval) if self.pauses else 0
+        return max(self.pauses, PAUSED_SAMPLES * interval) if self.pauses else 0
 
     def pause_every(self, interval: int) -> int:
         """In one of so many cycles, drawn at random, a port begins to pause; 0 for never."""
@@ -61,7 +64,7 @@ PROFILES = (
     Profile("none"),
     Profile("uniform", valid=0.5, ready=0.5, valid_pace=1.0, ready_pace=1.0),
     Profile("slow_reader", ready=0.125, ready_pace=0.5),
-    # Longer than a row, so that every buffer behind the port runs full or empty.
+    # Longer than a row at least, so that every buffer behind the port runs full or empty.
     Profile("bursts", pauses=256),
 )
 """The bursts are what finds units that lose a beat only when they are full for long."""
