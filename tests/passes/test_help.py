@@ -5,6 +5,7 @@ import importlib
 import inspect
 import pickle
 import re
+import shutil
 import typing
 from dataclasses import dataclass, field
 from functools import cache
@@ -88,6 +89,16 @@ quantized = after("quantize_transform_pass", quantize_transform_pass=QUANTIZE)
 adapted = after("insert_lora_adapter_transform_pass")
 described = after("add_hardware_metadata_analysis_pass", "add_software_metadata_analysis_pass")
 PROJECT = {"project_dir": "project"}
+
+
+def emitted():
+    """A graph whose circuit was written into the working folder."""
+    for name in OURS:
+        if name.startswith("emit_"):
+            PASSES[name](all_quantized(), PROJECT)
+    return all_quantized()
+
+
 RUNS: dict[str, list[tuple[Any, Any]]] = {
     **{name: [(graph, None)] for name in OURS if name.endswith("_analysis_pass")},
     "add_natural_sparsity_metadata_analysis_pass": [(graph, {"dummy_in": BATCHES[0]})],
@@ -103,6 +114,7 @@ RUNS: dict[str, list[tuple[Any, Any]]] = {
     "calibrate_transform_pass": [(quantized, {"batches": BATCHES})],
     "conv_bn_fusion_transform_pass": [(graph, None)],
     **{name: [(all_quantized, PROJECT)] for name in OURS if name.startswith("emit_")},
+    "run_cosim_analysis_pass": [(emitted, {**PROJECT, "simulator": "icarus"})],
     "fuse_attention_transform_pass": [(graph, None)],
     "fuse_linear_activation_transform_pass": [(graph, None)],
     "fuse_lora_weights_transform_pass": [(adapted, None)],
@@ -152,6 +164,8 @@ def test_info_has_the_keys_that_the_help_lists(name, tmp_path, monkeypatch, recw
     monkeypatch.chdir(tmp_path)
     if name == "export_onnx_interface_pass":
         pytest.importorskip("onnxscript")
+    if name == "run_cosim_analysis_pass" and shutil.which("iverilog") is None:
+        pytest.skip("needs iverilog")
     patterns = described_keys(PASSES[name])
     found = set()
     for make, settings in RUNS[name]:

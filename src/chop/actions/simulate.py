@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,8 +21,8 @@ def simulate(
     uniform ones. What was built before is found in the cache folder.
 
     Args:
-        skip_build: no lint; the simulation itself is built where it never was.
-        skip_test: nothing is simulated: the project is linted and built.
+        skip_build: neither lints nor builds; what is simulated is built where it never was.
+        skip_test: simulates nothing.
         waves: writes a trace of the first sample, `wave.vcd`.
         project_dir: folder of the project.
         simulator: "verilator" or "icarus".
@@ -37,19 +36,14 @@ def simulate(
     from chop.hardware.harness import verilate
     from chop.hardware.project import read_project
     from chop.hardware.vectors import read_vectors
-    from chop.hardware.verify import check_sources, checks, run_check, trace
+    from chop.hardware.verify import check_sources, simulate_project, trace
 
     folder = Path(project_dir).expanduser()
     project = read_project(folder)
     if not skip_build:
         check_sources(folder, project)
-    if skip_test:
         verilate(folder, project)
-        return {"simulations": []}
-    codes = read_vectors(folder, project)
-    samples = len(codes[project.ports[0].name])
-    planned = [check for check in checks(samples, samples) if check.simulator == simulator]
-    found = [asdict(run_check(folder, project, codes, check)) for check in planned]
+    simulations = [] if skip_test else simulate_project(folder, simulator)
     if waves:
-        trace(folder, project, codes)
-    return {"simulations": found}
+        trace(folder, project, read_vectors(folder, project))
+    return {"simulations": simulations}

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from chop.errors import VerificationError
 from chop.hardware.profiles import PROFILES, Profile
-from chop.hardware.project import Project
+from chop.hardware.project import Project, read_project
 from chop.hardware.simulate import simulate
 from chop.hardware.simulation import Simulation, Simulator
 from chop.hardware.tools import elaborate, lint, version
+from chop.hardware.vectors import read_vectors
 
 Codes = Mapping[str, Tensor]
 """int64 (samples, *shape), by the name of the port."""
@@ -116,6 +118,25 @@ def run_check(folder: Path, project: Project, codes: Codes, check: Check) -> Ver
         found.interval,
         project.interval,
     )
+
+
+def simulate_project(project_dir: Path, simulator: Simulator) -> list[dict[str, Any]]:
+    """Simulates all vectors of a project by one simulator.
+
+    Args:
+        project_dir: folder of the project.
+        simulator: which.
+    Returns: a `Verification` for each profile of stalls, as a dict.
+    Raises:
+        CheckpointError: the folder has no project, or a project without vectors.
+        VerificationError: an output is not as expected.
+    """
+    folder = project_dir.expanduser()
+    project = read_project(folder)
+    codes = read_vectors(folder, project)
+    samples = len(codes[project.ports[0].name])
+    planned = [check for check in checks(samples, samples) if check.simulator == simulator]
+    return [asdict(run_check(folder, project, codes, check)) for check in planned]
 
 
 def trace(folder: Path, project: Project, codes: Codes) -> None:

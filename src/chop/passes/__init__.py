@@ -16,11 +16,16 @@ from chop.passes.analysis.hook_inspection import hook_inspection_analysis_pass
 from chop.passes.analysis.init_metadata import init_metadata_analysis_pass
 from chop.passes.analysis.profile_statistics import profile_statistics_analysis_pass
 from chop.passes.analysis.report_graph import report_graph_analysis_pass
+from chop.passes.analysis.report_node_hardware_type import (
+    report_node_hardware_type_analysis_pass,
+)
 from chop.passes.analysis.report_node_meta_param import report_node_meta_param_analysis_pass
 from chop.passes.analysis.report_node_shape import report_node_shape_analysis_pass
 from chop.passes.analysis.report_node_type import report_node_type_analysis_pass
 from chop.passes.analysis.report_sparsity import report_sparsity_analysis_pass
+from chop.passes.analysis.run_cosim import run_cosim_analysis_pass
 from chop.passes.analysis.summarize_quantization import summarize_quantization_analysis_pass
+from chop.passes.analysis.synthesis_results import get_synthesis_results
 from chop.passes.analysis.verify_common_metadata import verify_common_metadata_analysis_pass
 from chop.passes.analysis.verify_hardware_metadata import verify_hardware_metadata_analysis_pass
 from chop.passes.analysis.verify_metadata import verify_metadata_analysis_pass
@@ -75,6 +80,7 @@ __all__ = [
     "fuse_attention_transform_pass",
     "fuse_linear_activation_transform_pass",
     "fuse_lora_weights_transform_pass",
+    "get_synthesis_results",
     "gptq_transform_pass",
     "graph",
     "graph_pass",
@@ -93,6 +99,7 @@ __all__ = [
     "quantize_transform_pass",
     "raise_granularity_transform_pass",
     "report_graph_analysis_pass",
+    "report_node_hardware_type_analysis_pass",
     "report_node_meta_param_analysis_pass",
     "report_node_shape_analysis_pass",
     "report_node_type_analysis_pass",
@@ -100,6 +107,7 @@ __all__ = [
     "save_lora_adapter_interface_pass",
     "save_mase_graph_interface_pass",
     "save_node_meta_param_interface_pass",
+    "run_cosim_analysis_pass",
     "smoothquant_transform_pass",
     "summarize_quantization_analysis_pass",
     "verify_common_metadata_analysis_pass",

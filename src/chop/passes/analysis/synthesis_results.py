@@ -1,0 +1,48 @@
+"""Resources of a project, by Yosys: MASE's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from chop.errors import ConfigError
+from chop.hardware.settings import PROJECT, TOP
+from chop.ir.graph import MaseGraph
+
+TARGETS = ("xc7",)
+
+
+def get_synthesis_results(
+    model_name: str = TOP,
+    mg: MaseGraph | None = None,
+    target: str = TARGETS[0],
+    output_dir: str | Path = PROJECT,
+) -> dict[str, Any]:
+    """Synthesizes the project in a folder, and counts what it takes.
+
+    Args:
+        model_name: name of the top module.
+        mg: the graph, as MASE passes it; what is synthesized is the project on the disk.
+        target: family of devices: "xc7", 7-series FPGAs of Xilinx.
+        output_dir: folder of the project.
+    Returns: the row of the whole design, of `chop.hardware.synth.synthesize`.
+    Raises:
+        CheckpointError: the folder has no project.
+        ConfigError: it has another top module, or the target is another one.
+        UnavailableError: Yosys is not installed.
+    """
+    # The engine is imported when it is used: it is large.
+    from chop.hardware.project import read_project
+    from chop.hardware.synth import synthesize
+
+    if target not in TARGETS:
+        raise ConfigError(f"get_synthesis_results: target: got '{target}', expected 'xc7'.")
+    folder = Path(output_dir).expanduser()
+    project = read_project(folder)
+    if project.top != model_name:
+        raise ConfigError(
+            f"get_synthesis_results: model_name: got '{model_name}', and '{folder}' has "
+            f"'{project.top}'."
+        )
+    (whole,) = (row for row in synthesize(folder, project) if row["module"] == "all")
+    return whole
