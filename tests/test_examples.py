@@ -166,6 +166,20 @@ def test_tutorial_5_counts_compares_and_compresses(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.tools("verilator", "iverilog", "yosys", "c++")
+def test_tutorial_8_finds_the_fault_that_it_plants(tmp_path):
+    text = run("tutorial_8.py", "--quick", "--out", tmp_path)
+    assert "in integers: 0 of 2,128 codes differ" in text
+    assert "7 components, a sample every " in text
+    rows = [line.split("│")[1:5] for line in text.splitlines() if line.startswith("│ verilator")]
+    profiles = {row[1].strip(): row[3].strip() for row in rows}
+    assert profiles.items() >= {("none", "80"), ("slow_reader", "80"), ("bursts", "80")}
+    assert re.search(r"^found: 8 samples in verilator, .* of 'fc3' at \[\d+\]: exp", text, re.M)
+    assert "0 outputs differ from PyTorch" in text and "checked again: 360 equal outputs" in text
+    assert "<svg" in (tmp_path / "verified" / "dataflow.svg").read_text()
+
+
+@pytest.mark.slow
 def test_tutorial_9_counts_what_moves_and_times_it(tmp_path):
     text = run("tutorial_9.py", "--quick", "--device", "cpu", "--out", tmp_path)
     assert "reads 5MN + 2M, writes 3MN + 2M: True" in text

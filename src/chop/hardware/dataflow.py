@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chop.hardware.connect import Link, input_signal, output_signal
 from chop.hardware.design import Design
-from chop.hardware.netlist import Instance
+from chop.hardware.netlist import Boundary, Instance
 from chop.hardware.stream import Stream
 from chop.ir.drawing.draw import picture
 from chop.ir.drawing.hierarchy import Item
@@ -20,12 +20,12 @@ def dataflow_svg(design: Design) -> str:
     """
     parts = design.netlist.instances
     fifos = [link for link in design.connections.links if link.module == "chop_fifo"]
-    boxes = {port.wire.signal: _port(port.name, port.wire.stream) for port in design.netlist.inputs}
+    boxes = {port.wire.signal: _port(port, Kind.INPUT) for port in design.netlist.inputs}
     inputs = len(boxes)
     boxes |= {part.name: _component(part) for part in parts}
     boxes |= {link.name: _fifo(link) for link in fifos}
     outputs = {output_signal(port): port for port in design.netlist.outputs}
-    boxes |= {signal: _port(port.name, port.wire.stream) for signal, port in outputs.items()}
+    boxes |= {signal: _port(port, Kind.OUTPUT) for signal, port in outputs.items()}
     number = {name: place for place, name in enumerate(boxes)}
     behind = {link.targets[0]: link.name for link in fifos}
     edges: list[tuple[str, str]] = []
@@ -61,8 +61,9 @@ def _fifo(link: Link) -> Box:
     return Box("FIFO", Kind.CONSTANT, lines, f"{link.name}: {depth} beats")
 
 
-def _port(name: str, stream: Stream) -> Box:
-    return Box(name, Kind.INPUT, (_text(stream),), f"{name}: {stream.beats} beats a sample")
+def _port(port: Boundary, kind: Kind) -> Box:
+    name, stream = port.name, port.wire.stream
+    return Box(name, kind, (_text(stream),), f"{name}: {stream.beats} beats a sample")
 
 
 def _text(stream: Stream) -> str:
