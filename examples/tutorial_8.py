@@ -55,7 +55,8 @@ def components(integer, fold):
             lanes = f"{', '.join(map(str, hardware['lanes']))} to {hardware['out_lanes']}"
             about = {key: hardware[key] for key in ("module", "cycles", "memory_bits")}
             rows.append({"node": node.name, "lanes": lanes, **about})
-    print_table(f"{info['explicit']} components, a sample every {info['interval']} cycles", rows)
+    nodes, interval = info["explicit"], info["interval"]
+    print_table(f"{nodes} nodes with a component, a sample every {interval} cycles", rows)
 
 
 def write(integer, batch, settings):
@@ -68,7 +69,7 @@ def write(integer, batch, settings):
 
 
 def plant_fault(project, faulty):
-    """Inverts the bits of one word of the last weight memory, in a copy of the project."""
+    """Inverts the bits of one word of a weight memory, in a copy of the project."""
     shutil.rmtree(faulty, ignore_errors=True)
     shutil.copytree(project, faulty)
     memory = sorted((faulty / "memory").glob("*_weight.hex"))[-1]

@@ -170,7 +170,7 @@ def test_tutorial_5_counts_compares_and_compresses(tmp_path):
 def test_tutorial_8_finds_the_fault_that_it_plants(tmp_path):
     text = run("tutorial_8.py", "--quick", "--out", tmp_path)
     assert "in integers: 0 of 2,128 codes differ" in text
-    assert "7 components, a sample every " in text
+    assert "7 nodes with a component, a sample every " in text
     rows = [line.split("│")[1:5] for line in text.splitlines() if line.startswith("│ verilator")]
     profiles = {row[1].strip(): row[3].strip() for row in rows}
     assert profiles.items() >= {("none", "80"), ("slow_reader", "80"), ("bursts", "80")}
