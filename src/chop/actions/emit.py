@@ -24,7 +24,7 @@ from chop.hardware.design import Design
 from chop.hardware.emit import emit as emit_design
 from chop.hardware.netlist import Instance
 from chop.hardware.project import project_of, write_design
-from chop.hardware.synth import synthesize
+from chop.hardware.synth import RESOURCES, synthesize
 from chop.hardware.testbench import testbench_files
 from chop.hardware.tools import VERSIONS, tool_path
 from chop.hardware.vectors import codes_of, write_vectors
@@ -182,7 +182,7 @@ def _report(
     text = [f"# {workload.title} in {result['format']}", sentence, "## Verification"]
     text += [markdown_table(verified)]
     if result["resources"]:
-        text += ["## Resources", markdown_table(result["resources"])]
+        text += ["## Resources", RESOURCES, markdown_table(result["resources"])]
     text += ["## Components", markdown_table(result["components"])]
     write_text(folder / "report.md", "\n\n".join(text) + "\n")
     write_json(folder / "result.json", result)

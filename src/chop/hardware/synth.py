@@ -6,11 +6,13 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from chop.errors import ConfigError, UnavailableError
+from chop.hardware.estimate import block_memories, table_luts, table_registers
+from chop.hardware.plan import Memory
 from chop.hardware.project import Project
 from chop.hardware.tools import read_command, tool_path
 from chop.native import first_error
@@ -33,13 +35,32 @@ COLUMNS = {
 }
 """For each resource the primitives that take it, and how many units: lookup tables, those that
 are memories or shift registers, flip-flops, DSP48 blocks, and block memories of 18 Kbit."""
+ROM_COLUMNS = ("rom_lut", "rom_ff", "rom_ramb18")
+"""What read-only memories take of the same units, estimated from their contents."""
+RESOURCES = (
+    "Counted by Yosys' synth_xilinx for 7-series devices, before placement, without read-only "
+    f"memories; what these take besides is estimated from their contents: {', '.join(ROM_COLUMNS)}."
+)
+"""What the columns of a report are."""
 TOTAL = "all"
+ROM = "chop_rom"
+"""The module that all read-only memories of the library are instances of."""
+_BODY = re.compile(r"^\);$.*^endmodule$", re.MULTILINE | re.DOTALL)
+_LISTED_ROM = re.compile(
+    rf"  cell \\{ROM} .*\n    parameter \\FILE \"(.*)\"\n.*\n    parameter signed \\W (\d+)\n"
+)
+_ELABORATION = "{read}; hierarchy -top {top}; dump -m -o {listed} t:{rom}; tee -q -o {out} stat"
 # Modules stay apart, so that equal ones are synthesized once; pads and clock buffers belong to
-# the circuit around.
-_SCRIPT = (
-    "{read}; hierarchy -top {top}; synth_xilinx -family xc7 -noiopad -noclkbuf -top {top}; "
+# the circuit around. Of the library's black boxes only memories are in use, and passes of Yosys
+# 0.23 that go through all of them for each module take a fourth of the time.
+_SYNTHESIS = (
+    "{read}; hierarchy -top {top}; read_verilog -lib -specify +/xilinx/cells_sim.v; "
+    "select -set kept =*; read_verilog -lib +/xilinx/cells_xtra.v; "
+    "delete =* @kept %d =RAMB18E1 %d =RAMB36E1 %d; "
+    "synth_xilinx -family xc7 -noiopad -noclkbuf -top {top} -run prepare:; "
     "tee -q -o {out} stat"
 )
+_Cells = dict[str, Counter[str]]
 
 
 def synthesize(
@@ -47,26 +68,81 @@ def synthesize(
 ) -> list[dict[str, Any]]:
     """Resources of a project by Yosys' `synth_xilinx`; nothing is placed, so there is no clock.
 
+    Instances of `chop_rom` are black boxes in synthesis, which takes most of its time for their
+    contents otherwise; what they take is estimated, see `chop.hardware.estimate`.
+
     Args:
         folder: of the project.
         project: what is in it.
         seconds: time limit.
-    Returns: for each kind of module in the top `module`, `instances` and the columns of `COLUMNS`,
-        and the same of the whole, whose `module` is "all".
+    Returns: for each kind of module in the top `module`, `instances`, the measured columns of
+        `COLUMNS` without read-only memories, and the estimated ones of these, `ROM_COLUMNS`; and
+        the same of the whole, whose `module` is "all".
     Raises:
         UnavailableError: Yosys is not installed, or takes longer.
         ConfigError: it does not accept the design.
     """
-    cells = _cells(folder, project.top, seconds)
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        sources = sorted((folder / "rtl").glob("*.sv"))
+        elaborated, widths = _elaborate(folder, project.top, sources, work, seconds)
+        without_files = _without_files(sources, widths, work)
+        cells = _run(folder, project.top, _SYNTHESIS, without_files, work, seconds)
+    found = _by_module(cells, project.top)
+    roms = _by_module(elaborated, project.top)
+    memories = {file: _memory(folder / file, width) for file, width in widths.items()}
+    return [_row(module, found[module], roms[module], memories) for module in found]
+
+
+def _elaborate(
+    folder: Path, top: str, sources: Sequence[Path], work: Path, seconds: float
+) -> tuple[_Cells, dict[str, int]]:
+    """Cells of each module, and widths in bits of read-only memories, by their files.
+
+    In place of cells of the kind `chop_rom` there are cells of the kind of their file.
+    """
+    listed = work / "roms.txt"
+    script = _ELABORATION.replace("{listed}", str(listed)).replace("{rom}", ROM)
+    cells = _run(folder, top, script, sources, work, seconds)
+    widths: dict[str, int] = {}
+    for section in re.split(r"^module ", listed.read_text(), flags=re.MULTILINE)[1:]:
+        roms = _LISTED_ROM.findall(section)
+        kind = section.partition("\n")[0].removeprefix("\\")
+        assert len(roms) == cells[kind].pop(ROM), f"read-only memories of {kind}"
+        cells[kind].update(file for file, _ in roms)
+        widths.update({file: int(width) for file, width in roms})
+    return cells, widths
+
+
+def _without_files(sources: Sequence[Path], files: Iterable[str], work: Path) -> list[Path]:
+    """Sources whose modules do not differ by the files of read-only memories alone."""
+    found = []
+    for source in sources:
+        text = changed = source.read_text()
+        for file in files:
+            changed = changed.replace(f'"{file}"', '""')
+        if changed != text:
+            source = work / source.name
+            source.write_text(changed)
+        found.append(source)
+    return found
+
+
+def _memory(path: Path, width: int) -> Memory:
+    return Memory(tuple(int(word, 16) for word in path.read_text().split()), width)
+
+
+def _by_module(cells: _Cells, top: str) -> dict[str, Counter[str]]:
+    """Primitives and `instances` of each kind of module in the top, and of the whole."""
     rows: dict[str, Counter[str]] = {}
-    for kind, count in cells[project.top].items():
+    for kind, count in cells[top].items():
         found = rows.setdefault(_module(kind) if kind in cells else "", Counter())
         found.update({name: count * each for name, each in _primitives(kind, cells).items()})
         found["instances"] += count
     own = rows.pop("", Counter())
     rows = {**dict(sorted(rows.items())), TOTAL: sum(rows.values(), own)}
     rows[TOTAL]["instances"] = 1
-    return [_row(module, found) for module, found in rows.items()]
+    return rows
 
 
 def _module(kind: str) -> str:
@@ -79,15 +155,25 @@ def _module(kind: str) -> str:
     return found[1] if found else kind
 
 
-def _row(module: str, found: Mapping[str, int]) -> dict[str, Any]:
+def _row(
+    module: str,
+    found: Mapping[str, int],
+    roms: Mapping[str, int],
+    memories: Mapping[str, Memory],
+) -> dict[str, Any]:
     usage = {
         column: sum(units * found.get(primitive, 0) for primitive, units in primitives.items())
         for column, primitives in COLUMNS.items()
     }
-    return {"module": module, "instances": found["instances"], **usage}
+    units = (table_luts, table_registers, block_memories)
+    estimated = {
+        column: sum(roms.get(file, 0) * unit(memory) for file, memory in memories.items())
+        for column, unit in zip(ROM_COLUMNS, units, strict=True)
+    }
+    return {"module": module, "instances": found["instances"], **usage, **estimated}
 
 
-def _primitives(kind: str, cells: Mapping[str, Counter[str]]) -> Counter[str]:
+def _primitives(kind: str, cells: _Cells) -> Counter[str]:
     """Primitives of a cell: its own, and those of the modules in it."""
     if kind not in cells:
         return Counter({kind: 1})
@@ -97,30 +183,39 @@ def _primitives(kind: str, cells: Mapping[str, Counter[str]]) -> Counter[str]:
     return found
 
 
-def _cells(folder: Path, top: str, seconds: float) -> dict[str, Counter[str]]:
-    """For each module, how many cells of each kind it has after synthesis."""
-    sources = sorted((folder / "rtl").glob("*.sv"))
-    with tempfile.TemporaryDirectory() as work:
-        out = Path(work) / "stat.txt"
-        script = _SCRIPT.format(read=read_command(sources), top=top, out=out)
-        try:
-            subprocess.run(
-                [tool_path("yosys"), "-q", "-p", script],
-                cwd=folder,
-                check=True,
-                capture_output=True,
-                text=True,
-                timeout=seconds,
-            )
-        except subprocess.TimeoutExpired:
-            raise UnavailableError(f"Yosys takes longer than {seconds:g} seconds") from None
-        except subprocess.CalledProcessError as error:
-            reason = first_error(error)
-            raise ConfigError(f"Yosys does not accept the design: {reason}") from error
-        return parse_statistics(out.read_text())
+def _run(
+    folder: Path, top: str, script: str, sources: Sequence[Path], work: Path, seconds: float
+) -> _Cells:
+    """For each module, how many cells of each kind it has after a script of Yosys."""
+    out = work / "stat.txt"
+    script = script.format(read=_read(sources, work), top=top, out=out)
+    try:
+        subprocess.run(
+            [tool_path("yosys"), "-q", "-p", script],
+            cwd=folder,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        raise UnavailableError(f"Yosys takes longer than {seconds:g} seconds") from None
+    except subprocess.CalledProcessError as error:
+        reason = first_error(error)
+        raise ConfigError(f"Yosys does not accept the design: {reason}") from error
+    return parse_statistics(out.read_text())
 
 
-def parse_statistics(text: str) -> dict[str, Counter[str]]:
+def _read(sources: Sequence[Path], work: Path) -> str:
+    """The commands that read sources, `chop_rom` as a black box."""
+    box = work / "black_box.sv"
+    roms = [source for source in sources if source.stem == ROM]
+    box.write_text("".join(_BODY.sub(");\nendmodule", rom.read_text()) for rom in roms))
+    others = [source for source in sources if source not in roms]
+    return f"{read_command([box], '-lib')}; {read_command(others)}"
+
+
+def parse_statistics(text: str) -> _Cells:
     r"""Cells of each module, of what the command `stat` of Yosys prints.
 
     >>> parse_statistics("=== top ===\n\n   Number of cells:  3\n     LUT2  1\n     FDRE  2\n")

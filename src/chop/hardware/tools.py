@@ -97,13 +97,17 @@ def elaborate(sources: Sequence[Path], top: str, folder: Path) -> str:
     return done.stdout + done.stderr
 
 
-def read_command(sources: Sequence[Path]) -> str:
+def read_command(sources: Sequence[Path], option: str = "-defer") -> str:
     """The command of Yosys that reads sources.
 
+    Args:
+        sources: SystemVerilog.
+        option: `-defer`, for modules that get the parameters of each instance, or `-lib`, for
+            black boxes.
     Raises:
         ConfigError: a path has a character that Yosys splits or ends commands at.
     """
     names = [str(source.absolute()) for source in sources]
     if any(re.search(r"[\s;\"#]", name) for name in names):
         raise ConfigError(f"Yosys cannot read paths with blanks, quotes, ';' or '#': {names[0]}")
-    return f"read_verilog -sv -defer {' '.join(names)}"
+    return f"read_verilog -sv {option} {' '.join(names)}"
