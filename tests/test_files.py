@@ -3,6 +3,8 @@ import errno
 import json
 import multiprocessing
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from chop.files import (
     atomic_files,
     atomic_folder,
     atomic_new_file,
+    build_lock,
     latest,
     make_folder,
     recording_writes,
@@ -242,6 +245,62 @@ def test_two_processes_write_one_folder_and_readers_see_whole_pairs(tmp_path, lo
     left = contents(tmp_path)
     assert left.pop(".lock", "") == "" and left["a.pt"] == left["a.mz"]
     assert {left["a.pt"], left["a.md"]} <= {"a 49", "b 49"} and len(left) == 3
+
+
+def make_slowly(path, made):
+    with build_lock(path):
+        if not path.exists():
+            append_line(made, "made")
+            time.sleep(0.1)
+            write_text(path, "whole")
+
+
+def test_of_processes_that_make_one_file_one_does_and_the_others_wait(tmp_path):
+    path, made = tmp_path / "cache" / "library.so", tmp_path / "made"
+    fork = multiprocessing.get_context("fork")
+    makers = [fork.Process(target=make_slowly, args=(path, made)) for _ in range(6)]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join()
+    assert [maker.exitcode for maker in makers] == [0] * 6
+    assert made.read_text() == "made\n" and contents(path.parent) == {"library.so": "whole"}
+
+
+def hold(path):
+    with build_lock(path):
+        (path.parent / "held").touch()
+        signal.pause()
+
+
+def test_a_process_that_is_killed_holds_no_one_up(tmp_path):
+    path = tmp_path / "library.so"
+    holder = multiprocessing.get_context("fork").Process(target=hold, args=(path,))
+    holder.start()
+    while not (tmp_path / "held").exists():
+        time.sleep(0.01)
+    waiting = multiprocessing.get_context("fork").Process(
+        target=make_slowly, args=(path, tmp_path / "made")
+    )
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    holder.kill()
+    waiting.join(30)
+    assert waiting.exitcode == 0 and path.read_text() == "whole"
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_failure_leaves_no_lock(tmp_path):
+    with pytest.raises(RuntimeError), build_lock(tmp_path / "library.so"):
+        raise RuntimeError
+    assert contents(tmp_path) == {}
+
+
+def test_a_file_is_made_without_waiting_where_there_are_no_locks(tmp_path, monkeypatch):
+    monkeypatch.setattr("fcntl.flock", full)
+    make_slowly(tmp_path / "library.so", tmp_path / "made")
+    assert (tmp_path / "library.so").read_text() == "whole"
 
 
 def test_reading_what_is_not_there_or_no_folder_is_left_to_the_reader(tmp_path):

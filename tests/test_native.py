@@ -1,4 +1,5 @@
 import ctypes
+import multiprocessing
 import subprocess
 
 import pytest
@@ -72,3 +73,26 @@ def test_a_compiler_that_takes_too_long_is_given_up(tmp_path, monkeypatch):
     with pytest.raises(subprocess.TimeoutExpired) as caught:
         slow.compiled(compiler(), ("-fPIC",))
     assert first_error(caught.value) == "it took longer than 0.001 seconds"
+
+
+@needs_compiler
+def test_of_two_processes_that_want_one_library_one_compiles(tmp_path, monkeypatch):
+    monkeypatch.setenv("CHOP_CACHE", str(tmp_path / "cache"))
+    log = tmp_path / "log"
+    slow = source(
+        tmp_path, "slow-c++", f'#!/bin/sh\necho "$*" >> {log}\nsleep 0.2\nexec {compiler()} "$@"\n'
+    )
+    slow.chmod(0o755)
+    sources = Sources("once", (source(tmp_path, "a.cpp", 'extern "C" int a() { return 7; }\n'),))
+    fork = multiprocessing.get_context("fork")
+    both = [fork.Process(target=sources.compiled, args=(str(slow), ("-fPIC",))) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join()
+    assert [process.exitcode for process in both] == [0, 0]
+    (library,) = (tmp_path / "cache").iterdir()
+    assert ctypes.CDLL(str(library)).a() == 7
+    calls = log.read_text().splitlines()
+    assert len([call for call in calls if " -c " in call]) == 1
+    assert len([call for call in calls if "-shared" in call]) == 1

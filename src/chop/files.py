@@ -177,6 +177,44 @@ def shared_lock(folder: str | Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def build_lock(path: str | Path) -> Iterator[None]:
+    """Exclusive lock on the making of one file: inside, no other process or thread makes `path`.
+
+    Who had to wait finds the file. The lock is one of `fcntl.flock` on a file beside `path`, which
+    is removed at the end; it ends with the process, however that ends. Nobody waits on file systems
+    without locks.
+
+    Raises:
+        WriteError: the folder is read-only, or its disk is full.
+    """
+    path = Path(path)
+    lock = path.with_name(f".{path.name}.lock")
+    while True:
+        with writing(path):
+            _make_folders(path.parent)
+            file = lock.open("ab")
+        with file:
+            with suppress(OSError):  # file systems without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is_at(file, lock):  # removed by the process that was waited for
+                continue
+            try:
+                yield
+                return
+            finally:
+                lock.unlink(missing_ok=True)
+                with suppress(OSError):  # forked children hold the file open
+                    fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _is_at(file: io.IOBase, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
 def latest(path: Path) -> Path:
     """Where the newest of what `atomic_files` wrote to `path` is: mostly `path` itself."""
     unmoved = [folder / path.name for folder in _committed(path.parent)]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from chop.files import atomic_file
+from chop.files import atomic_file, build_lock
 from chop.hub import cache_folder
 
 COMPILE_SECONDS = 120
@@ -61,16 +61,19 @@ class Sources:
         )
 
     def compiled(self, compiler: str, flags: Sequence[str]) -> Path:
-        """The file, from the cache folder or compiled into it. Processes may race.
+        """The file, from the cache folder or compiled into it: of processes that race, by one.
 
         Raises:
             SubprocessError: the compiler fails; `first_error` says why.
             OSError: the folder cannot be written.
         """
         path = self.path(compiler, flags)
-        if not path.exists():
-            with atomic_file(path) as temporary:
-                self.compile(compiler, flags, temporary)
+        if path.exists():
+            return path
+        with build_lock(path):
+            if not path.exists():
+                with atomic_file(path) as temporary:
+                    self.compile(compiler, flags, temporary)
         return path
 
     def compile(self, compiler: str, flags: Sequence[str], target: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from chop.data import TEXT_DATASETS, get_tokenized_dataset, load_dataset
 from chop.errors import ConfigError, check_known, did_you_mean
-from chop.files import atomic_file
+from chop.files import atomic_file, build_lock
 from chop.hub import cache_folder
 from chop.models import BUILTIN_MODELS, load_model
 from chop.train.rows import read_rows, split_rows
@@ -45,18 +45,26 @@ def load_trained(
     model = load_model(name, seed=seed)
     path = _weights_path(name, model, seed, held_out)
     if not _read_into(model, path):
-        model = load_model(name, seed=seed)
-        builtin = BUILTIN_MODELS[name]
-        label = f"training {name} on {builtin.dataset}" if progress else None
-        rows = read_rows(default_dataset(name)["train"])
-        recipe = asdict(builtin.recipe)
-        if held_out:
-            rows, _ = split_rows(rows, held_out)
-            # As many steps as on all rows: a model that has learned less is no fair baseline.
-            recipe["epochs"] = round(recipe["epochs"] / (1 - held_out))
-        fit(model, rows, seed=seed, progress=label, **recipe)
-        _write(model, path)
+        with build_lock(path):  # another process may be training the same
+            model = load_model(name, seed=seed)
+            if not _read_into(model, path):
+                model = _trained(name, seed, progress, held_out)
+                _write(model, path)
     return model.eval()
+
+
+def _trained(name: str, seed: int, progress: bool, held_out: float) -> nn.Module:
+    model = load_model(name, seed=seed)
+    builtin = BUILTIN_MODELS[name]
+    label = f"training {name} on {builtin.dataset}" if progress else None
+    rows = read_rows(default_dataset(name)["train"])
+    recipe = asdict(builtin.recipe)
+    if held_out:
+        rows, _ = split_rows(rows, held_out)
+        # As many steps as on all rows: a model that has learned less is no fair baseline.
+        recipe["epochs"] = round(recipe["epochs"] / (1 - held_out))
+    fit(model, rows, seed=seed, progress=label, **recipe)
+    return model
 
 
 def default_dataset(name: str, *, limit: int | None = None) -> DatasetDict:

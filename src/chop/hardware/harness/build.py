@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from chop.errors import ConfigError, UnavailableError
-from chop.files import atomic_file
+from chop.files import atomic_file, build_lock
 from chop.hardware.harness.top import CHECK, SIMULATION, ports_header, simulation_top
 from chop.hardware.plan import RTL
 from chop.hardware.project import Project
@@ -38,7 +38,7 @@ BUILD_SECONDS = 1800
 
 
 def verilate(folder: Path, project: Project, wave: bool = False, optimization: str = FAST) -> Path:
-    """The shared library that simulates a project, from the cache folder or built into it.
+    """The shared library that simulates a project, from the cache folder or built into it, once.
 
     Args:
         folder: of the project; `rtl/*.sv` is read.
@@ -65,13 +65,16 @@ def verilate(folder: Path, project: Project, wave: bool = False, optimization: s
     tools = (version("verilator") or "", found, _version(found), optimization)
     key = [*tools, *VERILATOR_FLAGS, *flags, *generated.values(), HARNESS.read_text(), *texts]
     path = cache_path(f"simulation-{project.top}", ".so", key)
-    if not path.exists():
-        with atomic_file(path) as target, tempfile.TemporaryDirectory() as name:
-            work = Path(name)
-            for file, text in generated.items():
-                (work / file).write_text(text)
-            _translate(work, sources, wave)
-            _compile(work, found, flags, optimization, target)
+    if path.exists():
+        return path
+    with build_lock(path):
+        if not path.exists():
+            with atomic_file(path) as target, tempfile.TemporaryDirectory() as name:
+                work = Path(name)
+                for file, text in generated.items():
+                    (work / file).write_text(text)
+                _translate(work, sources, wave)
+                _compile(work, found, flags, optimization, target)
     return path
 
 
