@@ -5,21 +5,26 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 PRODUCT := $(VENV)/.installed
 TOOLS := $(VENV)/.test-tools
 HARDWARE := verilator iverilog yosys
+# Empty is unset: without bytecode every process of the tests would compile the sources again.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long hardware-tools clean
+.PHONY: demo test test-long test-tools hardware-tools clean
 
 demo: $(PRODUCT)  ## train, quantise and retrain the built-in model; writes runs/demo
 	$(BIN)/chop demo --out runs/demo
 
-test: $(TOOLS) hardware-tools  ## style, spelling, types, layers, unit tests, doctests
+# Types are checked beside the tests, and what mypy says is shown after them.
+test: test-tools  ## style, spelling, types, layers, unit tests, doctests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
-	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n 2 --dist worksteal
+	@echo "$(BIN)/mypy & $(BIN)/pytest -n 2 --dist worksteal"; \
+	$(BIN)/mypy > $(VENV)/mypy.log 2>&1 & types=$$!; \
+	tests=0; $(BIN)/pytest -n 2 --dist worksteal || tests=$$?; \
+	wait $$types; types=$$?; cat $(VENV)/mypy.log; test $$tests = 0 && test $$types = 0
 
-test-long: $(TOOLS) hardware-tools  ## what takes minutes and repeats at length what `make test` shows in short
+test-long: test-tools  ## what takes minutes and repeats at length what `make test` shows in short
 	$(BIN)/pytest -n 2 --dist worksteal -m long
 
 $(PRODUCT): pyproject.toml constraints.txt
@@ -32,6 +37,10 @@ $(PRODUCT): pyproject.toml constraints.txt
 $(TOOLS): $(PRODUCT)
 	$(INSTALL) -e ".[dev]"
 	touch $@
+
+# Two downloads side by side.
+test-tools:
+	@$(MAKE) --no-print-directory -j 2 $(TOOLS) hardware-tools
 
 # Tests of circuits skip what is not there, but not where CI is set.
 hardware-tools:  ## simulators and synthesis of circuits, where this user may install packages
