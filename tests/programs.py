@@ -27,7 +27,10 @@ _FORKS.set_forkserver_preload(
     [
         *("torch", "torch._dynamo", "numpy", "scipy.optimize", "sklearn.datasets", "optuna"),
         *("matplotlib.pyplot", "datasets", "transformers.models.bert.modeling_bert"),
-        *("transformers.trainer", "typer", "rich.table"),
+        *("transformers.trainer", "typer.rich_utils", "rich.table", "rich.progress"),
+        *("pydantic.fields", "sklearn.model_selection", "sympy.tensor.tensor"),
+        *("chop.cli.app", "chop.passes", "chop.actions.compress", "chop.actions.search.precision"),
+        *("chop.actions.sweep.quantize", "chop.actions.bench"),
     ]
 )
 
