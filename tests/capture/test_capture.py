@@ -262,9 +262,11 @@ CASES: dict[str, tuple[type[nn.Module], Callable[[int, int], dict[str, Any]]]] =
 SIZES = [(3, 14), (5, 9), (1, 20)]
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest) -> Any:
+    """A model, its capture and what makes its inputs; tests run copies of both."""
     cls, make = CASES[request.param]
+    torch.manual_seed(0)
     model = cls()
     if request.param == "running_mean":
         with pytest.warns(UserWarning, match="holds eval\\(\\) only"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import pickle
 from pathlib import Path
@@ -63,13 +64,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "relative_positions": ("DebertaV2Model", TEXT),
     "distilled": (
         "DistilBertForTokenClassification",
-        {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "vocab_size": 128},
+        {"dim": 32, "n_layers": 1, "n_heads": 4, "hidden_dim": 64, "vocab_size": 128},
     ),
     "decoder": (
         "GPT2LMHeadModel",
-        {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 128, "n_positions": 64},
+        {"n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": 128, "n_positions": 64},
     ),
-    "rotary_decoder": ("LlamaForCausalLM", LLAMA),
+    "rotary_decoder": ("LlamaForCausalLM", {**LLAMA, "num_hidden_layers": 1}),
     "sliding_decoder": ("Gemma2Model", {**LLAMA, "head_dim": 8, "sliding_window": 8}),
     "experts": ("MixtralForCausalLM", {**LLAMA, "num_hidden_layers": 1, "num_local_experts": 4}),
     "seq2seq": (
@@ -77,7 +78,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 128},
     ),
     "translation": ("BartModel", SEQ2SEQ),
-    "vision": ("ViTForImageClassification", VISION),
+    "vision": ("ViTForImageClassification", {**VISION, "num_hidden_layers": 1}),
     "windowed_vision": (
         "SwinModel",
         {"image_size": 32, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4},
@@ -115,8 +116,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "chunk_size": 1,
         },
     ),
-    "layout": ("LayoutLMModel", TEXT),
-    "question_answering": ("RobertaForQuestionAnswering", {**TEXT, "pad_token_id": 1}),
+    "layout": ("LayoutLMModel", {**TEXT, "num_hidden_layers": 1}),
+    "question_answering": (
+        "RobertaForQuestionAnswering",
+        {**TEXT, "num_hidden_layers": 1, "pad_token_id": 1},
+    ),
 }
 
 # Weight norm keeps its parameters in classes that torch itself refuses to pickle.
@@ -192,9 +196,15 @@ def test_family_copies_and_pickles(case: Any) -> None:
         close(run(pickle.loads(pickle.dumps(captured)), inputs), expected)
 
 
-def test_bert_has_six_dropouts_and_its_loss_inside() -> None:
+@functools.cache
+def encoder_with_loss() -> tuple[nn.Module, nn.Module]:
+    """A model and its capture, which no test changes."""
     model = build("encoder")
-    captured = capture(model, input_names=["input_ids", "attention_mask", "labels"])
+    return model, capture(model, input_names=["input_ids", "attention_mask", "labels"])
+
+
+def test_bert_has_six_dropouts_and_its_loss_inside() -> None:
+    model, captured = encoder_with_loss()
     dropouts = [n for n in captured.graph.nodes if n.op == "call_module" and "dropout" in n.target]
     assert len(dropouts) == 6
     assert list(inspect.signature(captured.forward).parameters) == [
@@ -210,8 +220,7 @@ def test_bert_has_six_dropouts_and_its_loss_inside() -> None:
 
 
 def test_fewer_inputs_make_another_graph() -> None:
-    model = build("encoder")
-    full = capture(model, input_names=["input_ids", "attention_mask", "labels"])
+    model, full = encoder_with_loss()
     bare = capture(model, input_names=["input_ids"])
     assert len(bare.graph.nodes) < len(full.graph.nodes)
     inputs = dummy_inputs(model, ["input_ids"], batch=2, length=6)
@@ -251,8 +260,7 @@ def test_unknown_inputs_are_refused() -> None:
 
 
 def test_the_trainer_gives_the_same_losses(tmp_path: Path) -> None:
-    model = build("encoder")
-    captured = capture(copy.deepcopy(model), input_names=["input_ids", "attention_mask", "labels"])
+    model, captured = encoder_with_loss()
     rows = [
         {name: value[0] for name, value in dummy_inputs(model, TRAINED, batch=1).items()}
         for _ in range(12)
@@ -260,7 +268,9 @@ def test_the_trainer_gives_the_same_losses(tmp_path: Path) -> None:
     for index, row in enumerate(rows):
         row["labels"] = torch.tensor(index % 3)
         row["input_ids"] = torch.randint(5, 128, row["input_ids"].shape)
-    assert losses(captured, rows, tmp_path) == losses(copy.deepcopy(model), rows, tmp_path)
+    assert losses(copy.deepcopy(captured), rows, tmp_path) == losses(
+        copy.deepcopy(model), rows, tmp_path
+    )
 
 
 TRAINED = ["input_ids", "attention_mask", "labels", "token_type_ids"]

@@ -346,12 +346,13 @@ def configs():
                 d_model=32,
                 d_kv=8,
                 d_ff=64,
-                num_layers=2,
+                num_layers=1,
+                num_decoder_layers=2,
                 num_heads=4,
                 decoder_start_token_id=0,
             ),
             "Seq2SeqLM",
-            6,
+            5,
         ),
     }
 
