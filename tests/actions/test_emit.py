@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from chop import runs
-from chop.actions.emit import emit
+from chop.actions.emit import _sentence, emit
 from chop.actions.settings.emit import EmitConfig
 from chop.actions.workload import Workload
 from chop.errors import CheckpointError, ConfigError, UnavailableError, VerificationError
@@ -173,7 +173,9 @@ def test_a_run_that_fails_leaves_what_was_there(error, emitted, tmp_path, monkey
 
 def test_a_folder_with_other_files_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(ConfigError, match="has other files, and chop emit replaces its folder"):
+    with pytest.raises(
+        ConfigError, match=r"has other files \('thesis.tex'\), and chop emit replaces its folder"
+    ):
         emit(EmitConfig(out=tmp_path, **SETTINGS), workload())
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
@@ -207,3 +209,56 @@ def test_tools_that_are_missing_are_named_with_the_command(tmp_path, monkeypatch
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UnavailableError, match="verilator is not installed: apt-get install"):
         emit(EmitConfig(out=tmp_path / "out", **SETTINGS), workload())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: [], "the manifest has 0 simulations, which are not all"),
+        (lambda rows: rows[1:], "the manifest has 5 simulations, which are not all"),
+        (lambda rows: [{**row, "samples": 1} for row in rows], "which are not all of a circuit"),
+        (lambda rows: [{**rows[0], "cycles": 7}, *rows[1:]], "the simulation measures others"),
+        (lambda rows: [*rows[:-1], {**rows[-1], "equal": 10**6}], "the simulation measures others"),
+    ],
+    ids=("none", "fewer", "one_sample", "cycles", "equal"),
+)
+def test_simulations_that_the_manifest_leaves_out_or_invents_fail(change, message, copied):
+    manifest = json.loads((copied / "manifest.json").read_text())
+    manifest["rows"] = change(manifest["rows"])
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(VerificationError, match=message):
+        emit(EmitConfig(out=copied, check_only=True))
+
+
+def test_vectors_whose_hash_was_forged_fail_beside_the_graph(copied):
+    name = "vectors/last.hex"
+    (copied / name).write_text(next_digit((copied / name).read_text()))
+    forge(copied, name)
+    with pytest.raises(VerificationError, match="vectors of 'last' are not what the graph"):
+        emit(EmitConfig(out=copied, check_only=True))
+
+
+def test_files_of_ones_own_in_an_emitted_folder_are_not_replaced(copied):
+    (copied / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match=r"has other files \('thesis.tex'\)"):
+        emit(EmitConfig(out=copied, **SETTINGS), workload())
+    assert (copied / "thesis.tex").exists()
+
+
+def test_a_folder_with_blanks_that_was_moved_can_be_checked(emitted, tmp_path):
+    moved = shutil.copytree(emitted[0], tmp_path / "mo ved ü'\"q;#")
+    found = emit(EmitConfig(out=moved, check_only=True))
+    assert found["verification"] == emitted[1]["verification"]
+
+
+def test_an_interval_far_from_the_plan_is_said():
+    result = {
+        "pytorch": {"outputs": 3, "different": 0, "largest": 0.0},
+        "samples": 1,
+        "accuracy": {},
+        "interval": 16,
+        "verification": [{"interval": 23.0}],
+    }
+    assert "23.0 cycles between samples, planned are 16" in _sentence(result)
+    result["verification"][0]["interval"] = 16.4
+    assert "planned" not in _sentence(result)

@@ -12,10 +12,9 @@ from rich import get_console
 from chop import runs
 from chop.errors import CheckpointError, VerificationError
 from chop.hardware.harness import verilate
-from chop.hardware.profiles import PROFILES
 from chop.hardware.project import Project, read_project
-from chop.hardware.vectors import codes_of
-from chop.hardware.verify import Check, Codes, Verification, check_sources, run_check
+from chop.hardware.vectors import codes_of, read_vectors
+from chop.hardware.verify import Check, Codes, Verification, check_sources, checks, run_check
 from chop.integer.golden import golden_values
 from chop.ir.graph import MaseGraph
 from chop.native import cores
@@ -25,6 +24,8 @@ KIND = "emit"
 GOLDEN = "golden.safetensors"
 """What the graph of integers computes, of `chop.integer.golden`."""
 INPUTS = "inputs."
+MEASURED = ("equal", "cycles", "interval", "planned")
+"""What a simulation finds again, whatever the version of the simulator."""
 FOLDERS = ("rtl", "memory", "vectors", "testbench")
 
 
@@ -52,12 +53,35 @@ def check_emitted(folder: Path) -> list[Verification]:
     project = read_project(folder)
     with shown_step("computing the graph of integers"):
         codes = check_golden(folder, project)
-    profiles = {profile.name: profile for profile in PROFILES}
-    planned = [
-        Check(row["simulator"], profiles[row["profile"]], row["samples"], row["seed"])
-        for row in manifest.rows
-    ]
-    return verify(folder, project, codes, planned)
+    planned = _planned(manifest, codes)
+    found = verify(folder, project, codes, planned)
+    for row, again in zip(manifest.rows, found, strict=True):
+        told = {name: row.get(name) for name in MEASURED}
+        if told != {name: getattr(again, name) for name in MEASURED}:
+            raise VerificationError(
+                f"'{folder}': the manifest tells {told} of {again.simulator}, stalls: "
+                f"{again.profile}; the simulation measures others."
+            )
+    return found
+
+
+def _planned(manifest: runs.Manifest, codes: Codes) -> list[Check]:
+    """The simulations of a manifest.
+
+    Raises:
+        VerificationError: they are not all that a circuit has to pass.
+    """
+    samples = len(next(iter(codes.values())))
+    icarus = [row["samples"] for row in manifest.rows if row.get("simulator") == "icarus"]
+    seed = manifest.rows[0]["seed"] if manifest.rows else 0
+    planned = checks(samples, max(icarus, default=0), seed)
+    told = [(row.get("simulator"), row.get("profile"), row.get("samples")) for row in manifest.rows]
+    if told != [(check.simulator, check.profile.name, check.samples) for check in planned]:
+        raise VerificationError(
+            f"the manifest has {len(told)} simulations, which are not all of a circuit of "
+            f"{samples} samples."
+        )
+    return planned
 
 
 def check_files(folder: Path, manifest: runs.Manifest) -> None:
@@ -89,10 +113,14 @@ def check_golden(folder: Path, project: Project) -> Codes:
     golden = load_file(folder / GOLDEN)
     inputs = {k.removeprefix(INPUTS): x for k, x in golden.items() if k.startswith(INPUTS)}
     again = golden_values(MaseGraph.from_checkpoint(folder / "model"), inputs)
-    for name, values in golden.items():
-        if name not in again or not again[name].equal(values):
+    for name in sorted(golden.keys() | again.keys()):
+        if not (name in golden and name in again and again[name].equal(golden[name])):
             raise VerificationError(f"'{folder / GOLDEN}': {name} is not what the graph computes.")
-    return codes_of(project, golden)
+    codes = codes_of(project, golden)
+    for name, vectors in read_vectors(folder, project).items():
+        if not vectors.equal(codes[name]):
+            raise VerificationError(f"the vectors of '{name}' are not what the graph computes.")
+    return codes
 
 
 def verify(

@@ -35,6 +35,8 @@ from chop.ir.graph import MaseGraph
 from chop.tables import markdown_table, print_table
 
 ALL_ROWS = 10**9
+TOLERANCE = 0.03
+"""Of the measured interval, as a share of the planned one, before the report speaks of it."""
 
 
 def emit(config: EmitConfig, workload: Workload | None = None) -> dict[str, Any]:
@@ -60,6 +62,8 @@ def emit(config: EmitConfig, workload: Workload | None = None) -> dict[str, Any]
         tool_path(tool)
     if config.check_only:
         return {"verification": [asdict(row) for row in check_emitted(config.out)]}
+    # A link would be replaced by the folder.
+    config = replace(config, out=config.out.resolve() if config.out.is_symlink() else config.out)
     _check_folder(config.out)
     kept = f"nothing was written to {config.out}/; the same command starts again."
     with with_interruption_note(lambda: kept), atomic_folder(config.out) as folder:
@@ -70,15 +74,19 @@ def emit(config: EmitConfig, workload: Workload | None = None) -> dict[str, Any]
 
 def _check_folder(out: Path) -> None:
     """Raises ConfigError where the folder has something else than an emitted circuit."""
-    if not out.is_dir() or not any(out.iterdir()):
+    if not out.is_dir():
         return
+    files = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
     try:
-        kind = runs.read_manifest(out).kind
+        manifest = runs.read_manifest(out)
+        own = {artifact.path for artifact in manifest.artifacts} if manifest.kind == KIND else set()
     except CheckpointError:
-        kind = ""
-    if kind != KIND:
+        own = set()
+    foreign = sorted(files - own - {runs.MANIFEST})
+    if foreign or (files and not own):
         raise ConfigError(
-            f"out: '{out}' has other files, and chop emit replaces its folder; choose another."
+            f"out: '{out}' has other files ('{(foreign or sorted(files))[0]}'), and chop emit "
+            "replaces its folder; choose another."
         )
 
 
@@ -202,17 +210,23 @@ def _printed(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sentence(result: Mapping[str, Any]) -> str:
-    """What is proven, and by how much the circuit differs from PyTorch."""
+    """What is proven, by how much the circuit differs from PyTorch, and from its plan."""
     found, samples = result["pytorch"], result["samples"]
-    share = ", ".join(f"{name} {value:.2%}" for name, value in result["accuracy"].items())
-    accuracy = f" Accuracy: {share}." if share else ""
-    if not found["different"]:
-        return (
-            f"RTL = PyTorch, bit for bit: {found['outputs']:,} outputs of {samples} samples are "
-            f"those of the quantized model.{accuracy}"
+    compared = f"{found['outputs']:,} outputs of {samples} samples"
+    if found["outputs"] and not found["different"]:
+        sentences = [f"RTL = PyTorch, bit for bit: {compared} are those of the quantized model."]
+    else:
+        sentences = [
+            f"RTL = integer graph, bit for bit; {found['different']:,} of {compared} differ from "
+            f"the quantized model in PyTorch, by at most {found['largest']:.4g}."
+        ]
+    if result["accuracy"]:
+        shares = [f"{name} {value:.2%}" for name, value in result["accuracy"].items()]
+        sentences.append(f"Accuracy: {', '.join(shares)}.")
+    measured, planned = result["verification"][0]["interval"], result["interval"]
+    if measured is not None and measured > (1 + TOLERANCE) * planned:
+        sentences.append(
+            f"The circuit takes {measured:,.1f} cycles between samples, planned are {planned:,}: "
+            "a FIFO is too short for full speed."
         )
-    return (
-        f"RTL = integer graph, bit for bit; {found['different']:,} of {found['outputs']:,} outputs "
-        f"of {samples} samples differ from the quantized model in PyTorch, by at most "
-        f"{found['largest']:.4g}.{accuracy}"
-    )
+    return " ".join(sentences)

@@ -7,15 +7,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from chop.hardware.buffers import SKID_BEATS, fifo_depths
 from chop.hardware.netlist import Boundary, Instance, Netlist
 from chop.hardware.stream import Stream
-
-SLACK = 1.5
-"""FIFO beside a longer path: how many times what that path absorbs before it gives anything."""
-MARGIN = 4
-"""Beats that such a FIFO has on top: those in pipelines and skid buffers."""
-SKID_BEATS = 2
-"""What a skid buffer stores."""
 
 
 @dataclass(frozen=True)
@@ -122,36 +116,6 @@ def _readers(netlist: Netlist) -> dict[str, list[Reader]]:
         reader = Reader(output_signal(port), stream, stream.lanes, 0)
         found[port.wire.signal].append(reader)
     return found
-
-
-def fifo_depths(netlist: Netlist) -> dict[str, list[int]]:
-    """Beats of the FIFO ahead of each input of each instance.
-
-    Where paths of different length meet, the shorter one has to store what the longer one absorbs
-    before it gives anything: less would block the fork that feeds both. The share of a sample that
-    is absorbed on the way to each signal is followed through the graph.
-    """
-    absorbed = {port.wire.signal: 0.0 for port in netlist.inputs}
-    found: dict[str, list[int]] = {}
-    for instance in netlist.instances:
-        plan = instance.plan
-        holds = plan.holds or (0.0,) * len(instance.inputs)
-        wanted = plan.buffers or (0,) * len(instance.inputs)
-        ready = [
-            absorbed[wire.signal] + hold for wire, hold in zip(instance.inputs, holds, strict=True)
-        ]
-        latest = absorbed[instance.name] = max(ready, default=0.0)
-        found[instance.name] = [
-            max(depth, _beside(latest - own, wire.stream.size // lanes))
-            for depth, own, wire, lanes in zip(
-                wanted, ready, instance.inputs, plan.lanes, strict=True
-            )
-        ]
-    return found
-
-
-def _beside(share: float, beats: int) -> int:
-    return math.ceil(SLACK * share * beats) + MARGIN if share > 0 else 0
 
 
 def _fork(signal: str, branches: Sequence[str], stream: Stream) -> Link:

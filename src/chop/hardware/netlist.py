@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,8 +25,11 @@ from chop.nn.integer import Constant, Decode, Encode
 
 Value = Wire | Fixed
 WHERE = "hardware"
-RESERVED = ("clk",)
-"""Names of signals that a port of the same name would meet."""
+TAKEN = re.compile(
+    r"(clk|violated|(.*_)?(in|out|branch|fork|constant|part|buffer|upsize|downsize|data|valid|ready"
+    r"|i|o)(_\d+)*)"
+)
+"""Names that the signals of others could have: all are made of a node's name and such an end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +44,7 @@ class Instance:
         plan: its parameters and what it takes and gives.
         inputs: what it reads.
         drawn_as: the color of its box.
+        node: of the graph, where it is one of its operators.
     """
 
     name: str
@@ -49,6 +54,7 @@ class Instance:
     plan: Plan
     inputs: tuple[Wire, ...]
     drawn_as: Kind = Kind.OTHER
+    node: str = ""
 
     @property
     def output(self) -> Wire:
@@ -107,9 +113,30 @@ def netlist(mg: MaseGraph, fold: int) -> Netlist:
     return _Builder(mg, fold).run()
 
 
+def signal_names(nodes: Sequence[str]) -> dict[str, str]:
+    """A name of its own in SystemVerilog for each node: no name made of another one meets it.
+
+    Verilator writes double underscores in its own way.
+
+    >>> signal_names(["fc", "fc_in_0", "a__b", "a_b"])
+    {'fc': 'fc', 'fc_in_0': 'fc_in_0_node', 'a__b': 'a_b', 'a_b': 'a_b_2'}
+    """
+    found: dict[str, str] = {}
+    for node in nodes:
+        plain = re.sub("_+", "_", re.sub(r"[^A-Za-z0-9]", "_", node)).strip("_") or "node"
+        plain = f"n{plain}" if plain[0].isdigit() else plain
+        plain = f"{plain}_node" if TAKEN.fullmatch(plain) else plain
+        name, number = plain, 2
+        while name in found.values():
+            name, number = f"{plain}_{number}", number + 1
+        found[node] = name
+    return found
+
+
 class _Builder:
     def __init__(self, mg: MaseGraph, fold: int) -> None:
         self.mg, self.fold = mg, fold
+        self.names = signal_names([node.name for node in mg.nodes])
         self.values: dict[fx.Node, Value] = {}
         self.instances: list[Instance] = []
         self.inputs: list[Boundary] = []
@@ -193,22 +220,34 @@ class _Builder:
         else:
             stream = stream.with_lanes(fewest_lanes(stream.size, self.fold))
         alone = sum(self._is(user, Encode) for user in source.users) == 1
-        name = source.name if alone and source.name not in RESERVED else node.name
-        wire = Wire(node.name, stream)
+        name = self.names[source.name if alone else node.name]
+        wire = Wire(self.names[node.name], stream)
         self.inputs.append(Boundary(name, node.name, wire))
         self.values[node] = wire
 
     def _decode(self, node: fx.Node) -> None:
         (source,) = node.all_input_nodes
         if all(port.node != source.name for port in self.outputs):
-            self.outputs.append(Boundary(source.name, source.name, self._wire(source, node)))
+            wire = self._wire(source, node)
+            self.outputs.append(Boundary(self.names[source.name], source.name, wire))
 
     def _operate(self, node: fx.Node, operator: nn.Module) -> Wire:
         streams = self._streams(node, operator)
         site = Site(operator, [wire.stream for wire in streams], self.fold)
         row = COMPONENTS[type(operator)]
         kind, plan = type(operator).__name__, row.plan(site)
-        return self._instance(node.name, kind, row.module, plan, streams, row.folder, row.kind)
+        made = Instance(
+            self.names[node.name],
+            kind,
+            row.module,
+            row.folder,
+            plan,
+            tuple(streams),
+            row.kind,
+            node.name,
+        )
+        self.instances.append(made)
+        return made.output
 
     def _streams(self, node: fx.Node, operator: nn.Module) -> list[Wire]:
         """What an operator reads; a constant is sent as the other operand is."""
@@ -220,14 +259,16 @@ class _Builder:
                 beside = (
                     live[0].stream if live and COMPONENTS[type(operator)].is_broadcast else None
                 )
-                source = self._constant(f"{node.name}_constant_{number}", source, beside)
+                source = self._constant(
+                    f"{self.names[node.name]}_constant_{number}", source, beside
+                )
             found.append(source)
         return found
 
     def _wire(self, source: fx.Node, reader: fx.Node) -> Wire:
         value = self.values[source]
         if isinstance(value, Fixed):
-            return self._constant(f"{reader.name}_constant", value, None)
+            return self._constant(f"{self.names[reader.name]}_constant", value, None)
         return value
 
     def _constant(self, name: str, fixed: Fixed, beside: Stream | None) -> Wire:
@@ -255,11 +296,12 @@ class _Builder:
             if isinstance(value, Fixed):
                 beside = Stream.in_order(self._shape(source)[1:], value.edge)
                 beside = beside.with_lanes(math.gcd(beside.size, *(w.stream.lanes for w in live)))
-                value = self._constant(f"{node.name}_constant_{number}", value, beside)
+                value = self._constant(f"{self.names[node.name]}_constant_{number}", value, beside)
             if result is None:
                 result = value
             else:
-                name = node.name if number == len(sources) - 1 else f"{node.name}_{number}"
+                own = self.names[node.name]
+                name = own if number == len(sources) - 1 else f"{own}_part_{number}"
                 result = self._concat(name, result, value, from_end)
         assert result is not None
         return result
@@ -279,7 +321,7 @@ class _Builder:
         if places.numel() == value.stream.size:
             return Wire(value.signal, replace(value.stream, positions=places))
         plan = select_plan(value.stream, places)
-        return self._instance(node.name, "getitem", "chop_select", plan, [value])
+        return self._instance(self.names[node.name], "getitem", "chop_select", plan, [value])
 
     def _instance(
         self,
@@ -288,10 +330,9 @@ class _Builder:
         module: str,
         plan: Plan,
         inputs: Sequence[Wire],
-        folder: Path = RTL,
         drawn_as: Kind = Kind.OTHER,
     ) -> Wire:
-        made = Instance(name, kind, module, folder, plan, tuple(inputs), drawn_as)
+        made = Instance(name, kind, module, RTL, plan, tuple(inputs), drawn_as)
         self.instances.append(made)
         return made.output
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from chop.hardware.stream import Stream
 from chop.ir.ops import Kind
@@ -93,8 +93,11 @@ class Plan:
         cycles: between two samples when nothing stalls.
         memories: contents of read-only memories, by the parameter that takes the file's name.
         resources: of one instance, without read-only memories.
-        holds: for each input the share of a sample, 0 to 1, that has to be absorbed before the
-            first output can leave; 1 where all of it has, as of an operand of a product.
+        holds: for each input the share of a sample that has to be taken in before the first output
+            can leave; 1 where all of it has, as of an operand of a product; more than 1 where
+            several samples are in a pipeline at a time. What is held is stored inside.
+        needs: for each input, int64 (beats out,), the last beat that each beat out needs, where
+            `holds` does not tell.
         buffers: for each input the beats of a FIFO wanted ahead of it, 0 for none.
     """
 
@@ -105,6 +108,7 @@ class Plan:
     memories: Mapping[str, Memory] = field(default_factory=dict)
     resources: Resources = field(default_factory=Resources)
     holds: tuple[float, ...] = ()
+    needs: tuple[Tensor, ...] = ()
     buffers: tuple[int, ...] = ()
 
 

@@ -32,5 +32,9 @@ class EmitSettings:
         object.__setattr__(self, "project_dir", Path(self.project_dir).expanduser())
         if self.fold < 0:
             raise ConfigError(f"fold: expected 0 or more cycles, got {self.fold}.")
-        if not (self.top_name.isascii() and self.top_name.isidentifier()):
-            raise ConfigError(f"top_name: expected letters, digits and _, got '{self.top_name}'.")
+        name = self.top_name
+        if not (name.isascii() and name.isidentifier()) or name.startswith("chop_"):
+            raise ConfigError(
+                f"top_name: expected letters, digits and _, and not chop_ at the beginning, which "
+                f"modules of the library have; got '{name}'."
+            )

@@ -188,7 +188,7 @@ def _run(
 ) -> _Cells:
     """For each module, how many cells of each kind it has after a script of Yosys."""
     out = work / "stat.txt"
-    script = script.format(read=_read(sources, work), top=top, out=out)
+    script = script.format(read=_read(folder, sources, work), top=top, out=out)
     try:
         subprocess.run(
             [tool_path("yosys"), "-q", "-p", script],
@@ -206,12 +206,17 @@ def _run(
     return parse_statistics(out.read_text())
 
 
-def _read(sources: Sequence[Path], work: Path) -> str:
+def _read(folder: Path, sources: Sequence[Path], work: Path) -> str:
     """The commands that read sources, `chop_rom` as a black box."""
     box = work / "black_box.sv"
     roms = [source for source in sources if source.stem == ROM]
     box.write_text("".join(_BODY.sub(");\nendmodule", rom.read_text()) for rom in roms))
-    others = [source for source in sources if source not in roms]
+    # Yosys splits paths at blanks, which the folder may have.
+    others = [
+        source.relative_to(folder) if source.is_relative_to(folder) else source
+        for source in sources
+        if source not in roms
+    ]
     return f"{read_command([box], '-lib')}; {read_command(others)}"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from chop.errors import ChopError
 from chop.hardware.plan import Memory
 from chop.hardware.port import Port
 from chop.hardware.profiles import PROFILES, Profile
-from chop.hardware.tools import tool_path
+from chop.hardware.tools import run, tool_path
 from chop.hardware.verilog import instance, sources
 
 VECTORS = "vectors"
@@ -23,7 +22,7 @@ DRAIN_CYCLES = 64
 """After the last expected beat, in which another one would show."""
 IDLE_CYCLES = 10_000
 """After so many cycles without a beat the testbench gives up."""
-RUN_SECONDS = 600
+RUN_SECONDS = 1800
 
 _TEXT = """\
 // Self-checking testbench of {top}: sends {samples} samples of beats, and compares all that leave.
@@ -62,7 +61,7 @@ module testbench;
     if ((|failed) || idle > timeout) begin
       if (!(|failed)) $display("timeout in cycle %0d, %0d without a beat", cycle, timeout);
       $display("FAIL");
-      $finish;
+      $fatal(1, "the design is not as expected");
     end else if ((&done) && rest >= {drain}) begin
       $display("PASS");
       $finish;
@@ -219,11 +218,11 @@ def compile_testbench(folder: Path, files: Sequence[Path | str], program: str) -
         files: SystemVerilog.
         program: name of the file that is written.
     Raises:
-        UnavailableError: Icarus is not installed.
+        UnavailableError: Icarus is not installed, or takes longer than `RUN_SECONDS`.
         ChopError: a source has an error.
     """
     command = [tool_path("iverilog"), "-g2012", "-s", "testbench", "-o", program, *map(str, files)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=RUN_SECONDS)
+    done = run(command, folder, RUN_SECONDS)
     if done.returncode or done.stderr:
         raise ChopError(f"iverilog: {done.stderr or done.stdout}")
 
@@ -237,12 +236,12 @@ def run_testbench(folder: Path, program: str, profile: str = "none", seed: int =
         profile: of stalls, by its name in `chop.hardware.profiles`.
         seed: of stalls.
     Raises:
-        UnavailableError: Icarus is not installed.
+        UnavailableError: Icarus is not installed, or takes longer than `RUN_SECONDS`.
     """
     names = [each.name for each in PROFILES]
     plusargs = (f"+profile={names.index(profile)}", f"+seed={seed}")
     command = [tool_path("vvp"), "-n", program, *plusargs]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=RUN_SECONDS)
+    done = run(command, folder, RUN_SECONDS)
     log = done.stdout + done.stderr
     left: dict[str, list[int]] = {}
     for name, cycle in re.findall(r"^(\w+): sample \d+ left in cycle (\d+)$", log, re.MULTILINE):

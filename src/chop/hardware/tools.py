@@ -58,21 +58,25 @@ def require(*tools: str) -> None:
         tool_path(tool)
 
 
-def lint(sources: Sequence[Path], top: str, parameters: Mapping[str, int] | None = None) -> str:
+def lint(
+    sources: Sequence[Path],
+    top: str,
+    parameters: Mapping[str, int] | None = None,
+    folder: Path | None = None,
+) -> str:
     """Messages of `verilator --lint-only -Wall`; empty where it has no complaint.
 
     Args:
-        sources: SystemVerilog.
+        sources: SystemVerilog; relative paths start in `folder`. Verilator splits paths at blanks.
         top: the top module.
         parameters: of the top module.
+        folder: to run in; default, the working folder.
     Raises:
-        UnavailableError: Verilator is not installed.
+        UnavailableError: Verilator is not installed, or takes longer than `LINT_SECONDS`.
     """
     values = [f"-G{name}={value}" for name, value in (parameters or {}).items()]
     command = [tool_path("verilator"), "--lint-only", "-Wall", "--top-module", top, *values]
-    done = subprocess.run(
-        [*command, *map(str, sources)], capture_output=True, text=True, timeout=LINT_SECONDS
-    )
+    done = run([*command, *map(str, sources)], folder, LINT_SECONDS)
     return done.stdout + done.stderr
 
 
@@ -84,30 +88,43 @@ def elaborate(sources: Sequence[Path], top: str, folder: Path) -> str:
         top: the top module.
         folder: of the project, in which Yosys starts: memories are read from there.
     Raises:
-        UnavailableError: Yosys is not installed.
+        UnavailableError: Yosys is not installed, or takes longer than `LINT_SECONDS`.
     """
     script = f"{read_command(sources)}; hierarchy -check -top {top}; proc; check -assert"
-    done = subprocess.run(
-        [tool_path("yosys"), "-q", "-p", script],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=LINT_SECONDS,
-    )
+    done = run([tool_path("yosys"), "-q", "-p", script], folder, LINT_SECONDS)
     return done.stdout + done.stderr
+
+
+def run(
+    command: Sequence[str], folder: Path | None, seconds: float
+) -> subprocess.CompletedProcess[str]:
+    """Runs a tool; what it prints is text, and its exit status is not looked at.
+
+    Args:
+        command: path of the tool, and its arguments.
+        folder: to run in; None for the working folder.
+        seconds: time limit.
+    Raises:
+        UnavailableError: it takes longer.
+    """
+    try:
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        name = Path(command[0]).name
+        raise UnavailableError(f"{name} takes longer than {seconds:g} seconds") from None
 
 
 def read_command(sources: Sequence[Path], option: str = "-defer") -> str:
     """The command of Yosys that reads sources.
 
     Args:
-        sources: SystemVerilog.
+        sources: SystemVerilog; relative paths start where Yosys does.
         option: `-defer`, for modules that get the parameters of each instance, or `-lib`, for
             black boxes.
     Raises:
         ConfigError: a path has a character that Yosys splits or ends commands at.
     """
-    names = [str(source.absolute()) for source in sources]
+    names = [str(source) for source in sources]
     if any(re.search(r"[\s;\"#]", name) for name in names):
         raise ConfigError(f"Yosys cannot read paths with blanks, quotes, ';' or '#': {names[0]}")
     return f"read_verilog -sv {option} {' '.join(names)}"

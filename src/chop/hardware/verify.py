@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from chop.errors import VerificationError
+from chop.errors import ConfigError, VerificationError, did_you_mean
 from chop.hardware.profiles import PROFILES, Profile
 from chop.hardware.project import Project, read_project
 from chop.hardware.simulate import simulate
@@ -128,9 +128,12 @@ def simulate_project(project_dir: Path, simulator: Simulator) -> list[dict[str, 
         simulator: which.
     Returns: a `Verification` for each profile of stalls, as a dict.
     Raises:
+        ConfigError: there is no such simulator.
         CheckpointError: the folder has no project, or a project without vectors.
         VerificationError: an output is not as expected.
     """
+    if simulator not in PROGRAMS:
+        raise ConfigError(f"simulator: got '{simulator}': {did_you_mean(simulator, PROGRAMS)}")
     folder = project_dir.expanduser()
     project = read_project(folder)
     codes = read_vectors(folder, project)
@@ -146,11 +149,15 @@ def trace(folder: Path, project: Project, codes: Codes) -> None:
         folder: of the project.
         project: what is in it.
         codes: of all ports.
+    Raises:
+        VerificationError: an output is not as expected.
     """
     first = {name: samples[:1] for name, samples in codes.items()}
     inputs = {port.name: first[port.name] for port in project.ports if port.is_input}
     expected = {port.name: first[port.name] for port in project.ports if not port.is_input}
-    simulate(folder, project, inputs, expected, PROFILES[0], wave=folder / "wave.vcd")
+    found = simulate(folder, project, inputs, expected, PROFILES[0], wave=folder / "wave.vcd")
+    if not found.passed:
+        raise VerificationError(f"the traced sample: {_reason(found)}")
 
 
 def _reason(simulation: Simulation) -> str:
@@ -166,12 +173,12 @@ def check_sources(folder: Path, project: Project) -> None:
     Raises:
         VerificationError: one of them has something to say.
     """
-    sources = sorted((folder / "rtl").glob("*.sv"))
+    sources = sorted(path.relative_to(folder) for path in (folder / "rtl").glob("*.sv"))
     for tool, messages in _messages(folder, project, sources):
         if messages.strip():
             raise VerificationError(f"{tool}: {messages.strip().splitlines()[0]}")
 
 
 def _messages(folder: Path, project: Project, sources: list[Path]) -> Iterator[tuple[str, str]]:
-    yield "verilator --lint-only -Wall", lint(sources, project.top)
+    yield "verilator --lint-only -Wall", lint(sources, project.top, folder=folder)
     yield "yosys", elaborate(sources, project.top, folder)

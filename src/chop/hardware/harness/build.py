@@ -55,13 +55,13 @@ def verilate(folder: Path, project: Project, wave: bool = False, optimization: s
     if found is None:
         raise UnavailableError("simulations need a C++ compiler: apt-get install g++")
     flags = (*FLAGS, f"-DVM_TRACE={int(wave)}")
-    sources = [*sorted((folder / "rtl").glob("*.sv")), RTL / f"{CHECK}.sv"]
-    sources = list({source.name: source for source in reversed(sources)}.values())[::-1]
+    own = {path.name: path.read_text() for path in sorted((folder / "rtl").glob("*.sv"))}
+    sources = {**own, f"{CHECK}.sv": (RTL / f"{CHECK}.sv").read_text()}
     generated = {
         f"{SIMULATION}.sv": simulation_top(project.top, project.ports, project.streams),
         "ports.h": ports_header(project.ports),
     }
-    texts = [text for source in sources for text in (source.name, source.read_text())]
+    texts = [text for source in sources.items() for text in source]
     tools = (version("verilator") or "", found, _version(found), optimization)
     key = [*tools, *VERILATOR_FLAGS, *flags, *generated.values(), HARNESS.read_text(), *texts]
     path = cache_path(f"simulation-{project.top}", ".so", key)
@@ -71,9 +71,9 @@ def verilate(folder: Path, project: Project, wave: bool = False, optimization: s
         if not path.exists():
             with atomic_file(path) as target, tempfile.TemporaryDirectory() as name:
                 work = Path(name)
-                for file, text in generated.items():
+                for file, text in {**sources, **generated}.items():
                     (work / file).write_text(text)
-                _translate(work, sources, wave)
+                _translate(work, [*sources, f"{SIMULATION}.sv"], wave)
                 _compile(work, found, flags, optimization, target)
     return path
 
@@ -89,14 +89,14 @@ def include_folder() -> Path:
     return Path(run_tool("verilator", "--getenv", "VERILATOR_ROOT").strip()) / "include"
 
 
-def _translate(work: Path, sources: Sequence[Path], wave: bool) -> None:
+def _translate(work: Path, sources: Sequence[str], wave: bool) -> None:
     """SystemVerilog to C++."""
     trace = ("--trace", "--trace-structs") if wave else ()
     try:
         run_tool(
             *("verilator", "--cc", *VERILATOR_FLAGS, *trace),
             *("--top-module", SIMULATION, "--Mdir", str(work)),
-            *(str(work / f"{SIMULATION}.sv"), *(str(source.absolute()) for source in sources)),
+            *(str(work / name) for name in sources),
             seconds=BUILD_SECONDS,
         )
     except subprocess.SubprocessError as error:

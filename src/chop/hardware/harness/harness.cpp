@@ -117,7 +117,10 @@ class Source {
   }
   // After the rising edge, as a register would.
   void release() {
-    if (taken_) *signals_.valid = 0;
+    if (!taken_) return;
+    *signals_.valid = 0;
+    // No design may look at what is not valid.
+    std::memset(signals_.data, 0, beats_.bytes);
   }
   bool done() const { return beats_.moved == beats_.count; }
 

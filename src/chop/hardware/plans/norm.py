@@ -64,7 +64,7 @@ def plan_norm(site: Site) -> Plan:
         cycles=rows.count * interval,
         memories={"WEIGHT_FILE": weight, "BIAS_FILE": bias},
         resources=_resources(parameters),
-        holds=(min(depth * lanes / read.size, 1.0),),
+        holds=(depth * lanes / read.size,),
         buffers=(0,),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from chop.hardware.plan import Memory, Plan
@@ -49,7 +50,15 @@ def concat_plan(first: Stream, second: Stream, dim: int) -> Plan:
         "BEATS_0": beats[0] // lanes,
         "BEATS_1": beats[1] // lanes,
     }
-    return Plan(parameters, (lanes, lanes), out, out.beats)
+    place = torch.arange(out.beats)
+    own = [count // lanes for count in beats]
+    turn, rest = place // sum(own), place % sum(own)
+    # In the turn of one nothing more is needed of the other.
+    needs = (
+        turn * own[0] + rest.clamp(max=own[0] - 1),
+        turn * own[1] + (rest - own[0]).clamp(min=-1),
+    )
+    return Plan(parameters, (lanes, lanes), out, out.beats, needs=(needs[0], needs[1].clamp(min=0)))
 
 
 def select_plan(stream: Stream, places: Tensor) -> Plan:
@@ -68,4 +77,5 @@ def select_plan(stream: Stream, places: Tensor) -> Plan:
         "FIRST": first // out.lanes,
         "LAST": first // out.lanes + out.beats - 1,
     }
-    return Plan(parameters, (out.lanes,), out, stream.size // out.lanes)
+    needs = first // out.lanes + torch.arange(out.beats)
+    return Plan(parameters, (out.lanes,), out, stream.size // out.lanes, needs=(needs,))

@@ -49,7 +49,7 @@ def plan_softmax(site: Site) -> Plan:
             {(table_width, reciprocal_width): 1},
             (rows.features + PIPELINE) * read.width + depth * table_width,
         ),
-        holds=(min(absorbed / read.size, 1.0),),
+        holds=(absorbed / read.size,),
         buffers=(0,),
     )
 

@@ -248,7 +248,7 @@ module chop_layer_norm #(
       if (is_moving) begin
         multiple_q <= SUM_W'($signed(beat[lane*IN_W +: IN_W])) * SUM_W'(FEATURES);
         centered_q <= CENTERED_W'(multiple_q) - CENTERED_W'(subtrahend_1_q);
-        product_q <= PRODUCT_W'(centered_q) * PRODUCT_W'($signed({1'b0, reciprocal_2_q}));
+        product_q <= PRODUCT_W'(centered_q) * $signed({{(PRODUCT_W - RECIPROCAL_W){1'b0}}, reciprocal_2_q});
         normalized_q <= rounded;
         scaled_q <= OUT_W'(normalized_q) * OUT_W'($signed(weights[lane*WEIGHT_W +: WEIGHT_W]));
         data_out_0_o[lane*OUT_W +: OUT_W] <=

@@ -90,6 +90,8 @@ module chop_matvec #(
         logic signed [IN_W-1:0] x;
         logic signed [WEIGHT_W-1:0] w;
         logic signed [PRODUCT_W-1:0] product_q;
+        logic unused;  // bits beyond those of a narrow sum
+        assign unused = &{1'b0, x, w};
         assign x   = row[I*IN_W +: IN_W];
         assign w   = data_in_1_i[(o*IN_LANES+I)*WEIGHT_W +: WEIGHT_W];
         assign sum = OUT_W'(product_q);

@@ -41,7 +41,7 @@ module chop_round_saturate #(
     assign is_odd  = v_i[SHIFT];
     assign below   = v_i << (IN_W - SHIFT + 1);
     assign up      = (ROUNDING == 0) && half && ((below != '0) || is_odd);
-    assign rounded = ROUND_W'(v_i >>> SHIFT) + ROUND_W'($signed({1'b0, up}));
+    assign rounded = ROUND_W'(v_i >>> SHIFT) + {{(ROUND_W - 1){1'b0}}, up};
   end
 
   assign wide = WIDE_W'(rounded);

@@ -65,7 +65,7 @@ def _note_components(mg: MaseGraph, fold: int) -> int | None:
     if not is_integer(mg):
         return None
     design = emit(mg, fold)
-    parts = {part.name: part for part in design.netlist.instances}
+    parts = {part.node: part for part in design.netlist.instances if part.node}
     for node in mg.nodes:
         part, record = parts.get(node.name), metadata_of(node).hardware
         record["is_implicit"] = part is None
