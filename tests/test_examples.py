@@ -147,7 +147,7 @@ def test_lab_2_compares_samplers_and_modes(tmp_path):
 
 @pytest.mark.slow
 def test_tutorial_5_counts_compares_and_compresses(tmp_path):
-    quick = ("--quick", "--limit", 300, "--out", tmp_path)
+    quick = ("--quick", "--limit", 100, "--out", tmp_path)
     text = run("tutorial_5.py", *quick)
     assert "no field 'num_layers': did you mean 'num_hidden_layers'?" in text
     assert "1.69e+17 settings, 2.25e+15 different architectures" in text
