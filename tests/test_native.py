@@ -4,7 +4,8 @@ import subprocess
 
 import pytest
 
-from chop.native import Sources, compiler, first_error
+from chop.errors import WriteError
+from chop.native import Sources, cache_path, compiler, first_error
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 
@@ -96,3 +97,10 @@ def test_of_two_processes_that_want_one_library_one_compiles(tmp_path, monkeypat
     calls = log.read_text().splitlines()
     assert len([call for call in calls if " -c " in call]) == 1
     assert len([call for call in calls if "-shared" in call]) == 1
+
+
+def test_a_cache_folder_that_cannot_be_made_is_one_sentence(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CHOP_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(WriteError, match="cache folder cannot be made: .*CHOP_CACHE names another"):
+        cache_path("a", ".so", ["b"])

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from chop.errors import WriteError
 from chop.files import atomic_file, build_lock
 from chop.hub import cache_folder
 
@@ -104,9 +105,18 @@ class Sources:
 
 
 def cache_path(name: str, suffix: str, parts: Iterable[str]) -> Path:
-    """Path in the cache folder of a file that is made of `parts`, which its name hashes."""
+    """Path in the cache folder of a file that is made of `parts`, which its name hashes.
+
+    Raises:
+        WriteError: the folder cannot be made.
+    """
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    return cache_folder() / f"{name}-{key}{suffix}"
+    try:
+        return cache_folder() / f"{name}-{key}{suffix}"
+    except OSError as error:
+        raise WriteError(
+            f"the cache folder cannot be made: {error}; CHOP_CACHE names another one."
+        ) from error
 
 
 def cores() -> int:
