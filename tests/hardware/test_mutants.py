@@ -4,14 +4,27 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from chop.hardware.components import COMPONENTS
 from chop.hardware.plan import RTL
 from chop.hardware.port import Port
-from chop.nn.integer import Edge, Grid, IntegerLinear, Requantize
+from chop.nn.integer import (
+    Edge,
+    Grid,
+    IntegerLayerNorm,
+    IntegerLinear,
+    IntegerMatmul,
+    IntegerOptions,
+    IntegerSoftmax,
+    Requantize,
+)
 from tests.hardware import bench
 from tests.hardware.bench import Driven, check, check_module, drawn, needs_tools
+from tests.hardware.test_conv import convolution
 from tests.hardware.test_linear import EDGE, layer
+from tests.hardware.test_norm import norm
+from tests.hardware.test_pool import image
 
 pytestmark = needs_tools
 
@@ -30,6 +43,24 @@ def check_requantize(folder):
     steps = torch.tensor([0.3, 0.1, 0.7], dtype=torch.float64)
     edge = Edge(steps, -1, -2000, 2000)
     check(Requantize(edge, Grid(1.0, -128, 127)), drawn(edge, 4, 3), fold=12)
+
+
+def check_softmax(folder):
+    check(IntegerSoftmax(EDGE, 7, -1, IntegerOptions()), drawn(EDGE, 4, 7))
+
+
+def check_norm(folder):
+    check(norm(IntegerLayerNorm, EDGE, (6,)), drawn(EDGE, 4, 6), fold=12)
+
+
+def check_matmul(folder):
+    a, b = drawn(EDGE, 3, 4), drawn(EDGE, 4, 5, seed=1)
+    check(IntegerMatmul(EDGE, EDGE, 4), a, b, fold=60)
+
+
+def check_conv(folder):
+    operator = convolution(nn.Conv2d(1, 2, 3, padding=1))
+    check(operator, image(EDGE, 1, 4, 5), fold=400)
 
 
 def check_copies(module, **parameters):
@@ -96,13 +127,36 @@ MUTANTS = {
 }
 
 
+MUTANTS |= {
+    "softmax_sum_kept": (
+        "chop_softmax",
+        "(sum_count_q == '0 ? '0 : partial_q)",
+        "partial_q",
+        check_softmax,
+    ),
+    "norm_sum_kept": (
+        "chop_layer_norm",
+        "(load_q == '0 ? '0 : partial_sum_q)",
+        "partial_sum_q",
+        check_norm,
+    ),
+    "one_bank": (
+        "chop_matmul",
+        "if (is_bank_end) read_bank_q <= !read_bank_q;",
+        "",
+        check_matmul,
+    ),
+    "no_padding": ("chop_window", "is_line_end ? -X_W'(PADDING_X)", "is_line_end ? '0", check_conv),
+}
+
+
 @pytest.mark.parametrize(("module", "old", "new", "run"), MUTANTS.values(), ids=MUTANTS)
 def test_a_planted_fault_is_found(module, old, new, run, tmp_path, monkeypatch):
     text = (RTL / f"{module}.sv").read_text()
     assert text.count(old) == 1
     (tmp_path / f"{module}.sv").write_text(text.replace(old, new))
-    for kind in (IntegerLinear, Requantize):
-        monkeypatch.setitem(COMPONENTS, kind, replace(COMPONENTS[kind], folder=tmp_path))
+    for kind, row in list(COMPONENTS.items()):
+        monkeypatch.setitem(COMPONENTS, kind, replace(row, folder=tmp_path))
     monkeypatch.setattr(bench, "lint", lambda *files: None)
     with pytest.raises(AssertionError, match="FAIL"):
         run(tmp_path)
@@ -110,6 +164,23 @@ def test_a_planted_fault_is_found(module, old, new, run, tmp_path, monkeypatch):
 
 def test_without_a_fault_the_same_checks_pass():
     checks = list(dict.fromkeys(run for *_, run in MUTANTS.values()))
-    assert len(checks) == 7
+    assert len(checks) == 11
     for run in checks:
         run(RTL)
+
+
+def test_a_swapped_pair_of_weight_words_is_found(tmp_path, monkeypatch):
+    row = COMPONENTS[IntegerLinear]
+
+    def swapped(site):
+        plan = row.plan(site)
+        memory = plan.memories["WEIGHT_FILE"]
+        first, *rest = memory.words
+        other = next(k for k, word in enumerate(rest) if word != first)
+        rest[other], first = first, rest[other]
+        words = replace(memory, words=(first, *rest))
+        return replace(plan, memories={**plan.memories, "WEIGHT_FILE": words})
+
+    monkeypatch.setitem(COMPONENTS, IntegerLinear, replace(row, plan=swapped))
+    with pytest.raises(AssertionError, match="FAIL"):
+        check_linear(tmp_path)
