@@ -23,7 +23,7 @@ class EmitConfig(LoweringConfig):
             FPGAs.
         wave: writes a trace of the first sample, `wave.vcd`.
         check_only: repeats the checks of what is in `out`: hashes of all files, every simulation
-            with its seed, every output; nothing is written.
+            with its seed, every output; nothing is written, and no other setting is read.
 
     The other settings are those of `LoweringConfig`.
     """
