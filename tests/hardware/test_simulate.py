@@ -12,6 +12,7 @@ from chop import native
 from chop.errors import ChopError, ConfigError, UnavailableError
 from chop.hardware.harness import verilate
 from chop.hardware.profiles import PROFILES
+from chop.hardware.project import PortCodes
 from chop.hardware.simulate import simulate
 from tests.hardware import tiny
 
@@ -59,10 +60,9 @@ def test_the_index_of_a_difference_is_that_of_the_tensor(tmp_path):
     tiny.write(tmp_path, "wrong")
     inputs, expected = tiny.codes()
     # The element at [i, j] travels at place j * 2 + i.
-    described = {
-        "z": {"shape": (2, 60), "positions": torch.arange(120).view(60, 2).T.flatten().tolist()}
-    }
-    project = replace(tiny.PROJECT, codes=described)
+    positions = tuple(torch.arange(120).view(60, 2).T.flatten().tolist())
+    described = PortCodes("z", 1.0, -16, 15, 1, (2, 60), positions)
+    project = replace(tiny.PROJECT, codes={"z": described})
     moved = expected["z"].view(-1, 60, 2).transpose(1, 2)
     found = simulate(tmp_path, project, inputs, {**expected, "z": moved}, NONE)
     place = tiny.WRONG_BEAT % 2 * 60 + 7

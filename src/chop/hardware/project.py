@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from chop.config import parse
 from chop.errors import CheckpointError, ConfigError
@@ -19,6 +18,29 @@ DESIGN = "design.json"
 
 
 @dataclass(frozen=True)
+class PortCodes:
+    """What the codes of a port are.
+
+    Attributes:
+        node: of the graph of integers whose codes they are.
+        step: of a code, or one for each channel.
+        low: proven bound of the codes.
+        high: the other one.
+        divisor: what they still have to be divided by.
+        shape: of one sample.
+        positions: place in the stream of each element of a sample, the last dimension fastest.
+    """
+
+    node: str
+    step: float | tuple[float, ...]
+    low: int
+    high: int
+    divisor: int
+    shape: tuple[int, ...]
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Project:
     """A design that was written into a folder.
 
@@ -27,16 +49,14 @@ class Project:
         ports: streams in and out, inputs first.
         streams: inner streams of the top module: name and bits.
         interval: cycles between two samples when nothing stalls.
-        codes: for each port what its codes are: the graph's `node`, `step` (or one for each
-            channel), `low`, `high`, `divisor`, the `shape` of a sample, and the `positions` at
-            which its elements travel.
+        codes: what the codes of each port are, by its name.
     """
 
     top: str
     ports: tuple[Port, ...]
     streams: tuple[tuple[str, int], ...]
     interval: int
-    codes: Mapping[str, Any]
+    codes: Mapping[str, PortCodes]
 
 
 def project_of(design: Design) -> Project:
@@ -46,18 +66,12 @@ def project_of(design: Design) -> Project:
     return Project(design.top, design.ports, design.streams, design.interval, codes)
 
 
-def _codes(port: Boundary) -> dict[str, Any]:
+def _codes(port: Boundary) -> PortCodes:
     stream = port.wire.stream
     edge = stream.edge
-    return {
-        "node": port.node,
-        "step": edge.steps if edge.step.dim() else edge.scalar_step,
-        "low": edge.low,
-        "high": edge.high,
-        "divisor": edge.divisor,
-        "shape": stream.shape,
-        "positions": stream.positions.flatten().tolist(),
-    }
+    step = tuple(edge.steps) if edge.step.dim() else edge.scalar_step
+    positions = tuple(stream.positions.flatten().tolist())
+    return PortCodes(port.node, step, edge.low, edge.high, edge.divisor, stream.shape, positions)
 
 
 def write_design(design: Design, folder: Path, paths: Iterable[str] | None = None) -> None:

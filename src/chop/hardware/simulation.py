@@ -106,7 +106,7 @@ class Stimulus:
     ) -> Difference:
         """A difference at a place of a port's stream within a sample."""
         described = self.project.codes.get(port.name)
-        shape = described["shape"] if described else (port.beats * port.lanes,)
+        shape = described.shape if described else (port.beats * port.lanes,)
         element = _elements(self.project, port)[place]
         index = tuple(map(int, np.unravel_index(element, shape)))
         return Difference(port.name, sample, index, expected, got)
@@ -182,7 +182,7 @@ def _elements(project: Project, port: Port) -> NDArray[np.int64]:
     """int64 (size of a sample,): which element travels at each place of the stream."""
     described = project.codes.get(port.name)
     size = port.beats * port.lanes
-    return np.array(described["positions"] if described else range(size), np.int64).argsort()
+    return np.array(described.positions if described else range(size), np.int64).argsort()
 
 
 def _sent(project: Project, port: Port, codes: Tensor) -> NDArray[np.int64]:

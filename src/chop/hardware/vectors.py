@@ -30,7 +30,7 @@ def codes_of(project: Project, golden: Mapping[str, Tensor]) -> Codes:
     """
     kinds = {port.name: "sent" if port.is_input else "received" for port in project.ports}
     return {
-        name: golden[f"{kind}.{project.codes[name]['node']}"].long() for name, kind in kinds.items()
+        name: golden[f"{kind}.{project.codes[name].node}"].long() for name, kind in kinds.items()
     }
 
 
@@ -73,6 +73,6 @@ def _read(folder: Path, project: Project, port: Port) -> Tensor:
         raise CheckpointError(f"'{path}' has {len(words)} beats, of {port.beats} for a sample.")
     size = (port.bits + 7) // 8
     beats = unpack(b"".join(word.to_bytes(size, "little") for word in words), port)
-    positions = torch.tensor(project.codes[port.name]["positions"])
+    positions = torch.tensor(project.codes[port.name].positions)
     flat = torch.from_numpy(beats).reshape(-1, port.beats * port.lanes)[:, positions]
-    return flat.reshape(-1, *project.codes[port.name]["shape"])
+    return flat.reshape(-1, *project.codes[port.name].shape)
