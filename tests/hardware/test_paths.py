@@ -42,7 +42,16 @@ MEETINGS = {
 }
 
 
-@pytest.mark.parametrize(("meet", "features", "interval"), MEETINGS.values(), ids=MEETINGS)
+LONG = ("halves_swapped", "beside_a_softmax", "two_layers")
+
+
+@pytest.mark.parametrize(
+    ("meet", "features", "interval"),
+    [
+        pytest.param(*case, id=name, marks=[pytest.mark.long] if name in LONG else [])
+        for name, case in MEETINGS.items()
+    ],
+)
 def test_paths_that_meet_do_not_wait_for_each_other(meet, features, interval, tmp_path):
     x, labels = torch.randn(60, 8), torch.arange(60) % 3
     given = Workload.of(

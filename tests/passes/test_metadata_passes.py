@@ -31,6 +31,7 @@ def test_nodes_that_compute_nothing_need_no_logic(bert_graph):
     assert info == {
         "implicit": sum(implicit.values()),
         "explicit": len(implicit) - sum(implicit.values()),
+        "interval": None,
     }
     assert implicit["input_ids"] and implicit["output"]
     by_operator = {get_mase_op(n): implicit[n.name] for n in bert_graph.nodes}

@@ -187,7 +187,7 @@ class _Builder:
         row = self.mg.operator(node)
         module = self.mg.module_of(node)
         known = type(module) in COMPONENTS or isinstance(module, Encode | Decode | Constant)
-        return known or row.only_moves or row.name in ("cat", "getitem")
+        return known or row.only_moves or row.layout == "read" or torch.cat in row.functions
 
     def _visit(self, node: fx.Node) -> None:
         module = self.mg.module_of(node)
@@ -200,7 +200,7 @@ class _Builder:
         elif type(module) in COMPONENTS:
             assert module is not None
             self.values[node] = self._operate(node, module)
-        elif self.mg.operator(node).name == "cat":
+        elif torch.cat in self.mg.operator(node).functions:
             self.values[node] = self._join(node)
         else:
             self.values[node] = self._move(node)

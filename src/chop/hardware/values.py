@@ -76,6 +76,8 @@ def moved(stream: Stream, batch: int, move: Move) -> Tensor:
     """
     starts = torch.arange(batch).view(-1, *[1] * len(stream.shape)) * stream.size
     found = move(stream.positions + starts)
+    if not isinstance(found, Tensor):
+        raise ConfigError("it gives no tensor")
     if not found.dim() or found.size(0) != batch:
         raise ConfigError("it does not keep the samples of a batch apart along the first dimension")
     starts = torch.arange(batch).view(-1, *[1] * (found.dim() - 1)) * stream.size
