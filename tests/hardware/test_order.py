@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from chop.errors import ConfigError
+from chop.hardware.emit import emit
 from chop.hardware.plans.order import concat_plan, constant_plan, select_plan
 from chop.hardware.port import Port
 from chop.hardware.stream import Stream
@@ -91,3 +93,24 @@ def test_selection_in_every_period(period, first, last):
     parameters = {"W": 16, "PERIOD": period, "FIRST": first, "LAST": last}
     runs = check_module("chop_select", parameters, ports)
     check_interval(runs["none"].left["data_out_0"], 6 * period)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Edge.of(0.25, -8, 7),
+        Edge.of(0.5, -8, 7, divisor=3),
+        Edge(torch.tensor([0.5, 0.25], dtype=torch.float64), -1, -8, 7),
+    ],
+    ids=("step", "divisor", "channels"),
+)
+def test_streams_of_other_steps_are_not_joined(other):
+    streams = [Stream.in_order((3, 2), edge) for edge in (Edge.of(0.5, -8, 7), other)]
+    for first, second in (streams, streams[::-1]):
+        with pytest.raises(ConfigError, match="what it joins has different steps"):
+            concat_plan(first, second, -1)
+
+
+def test_a_fold_below_0_is_refused_wherever_it_comes_from():
+    with pytest.raises(ConfigError, match="fold: expected 0 or more cycles, got -1"):
+        emit(None, -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from chop.errors import ConfigError
 from chop.hardware.design import Design, design_of
 from chop.hardware.integer_form import integer_form
 from chop.hardware.netlist import netlist
@@ -22,8 +23,10 @@ def emit(mg: MaseGraph, fold: int = 0, top: str = TOP) -> Design:
         fold: see `chop.hardware.settings.EmitSettings`.
         top: name of the top module.
     Raises:
-        ConfigError: it has no integer form, or operators have no circuit.
+        ConfigError: it has no integer form, operators have no circuit, or the fold is below 0.
     """
+    if fold < 0:
+        raise ConfigError(f"fold: expected 0 or more cycles, got {fold}.")
     integer = integer_form(mg)
     return design_of(netlist(integer, fold or default_fold(integer)), top)
 

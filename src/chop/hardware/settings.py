@@ -30,8 +30,6 @@ class EmitSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "project_dir", Path(self.project_dir).expanduser())
-        if self.fold < 0:
-            raise ConfigError(f"fold: expected 0 or more cycles, got {self.fold}.")
         name = self.top_name
         if not (name.isascii() and name.isidentifier()) or name.startswith("chop_"):
             raise ConfigError(

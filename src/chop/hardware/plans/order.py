@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from chop.errors import ConfigError
 from chop.hardware.plan import Memory, Plan
 from chop.hardware.stream import Stream
 from chop.hardware.values import joined, part
-from chop.nn.integer import Edge
 
 
 def constant_plan(codes: Tensor, stream: Stream) -> Plan:
@@ -36,7 +37,10 @@ def concat_plan(first: Stream, second: Stream, dim: int) -> Plan:
         ConfigError: they travel in another order, or codes mean different things.
     """
     edges = first.edge, second.edge
-    edge = Edge.of(first.edge.scalar_step, min(e.low for e in edges), max(e.high for e in edges))
+    if len({(*edge.steps, edge.divisor) for edge in edges}) > 1 or len(first.edge.steps) > 1:
+        raise ConfigError("what it joins has different steps; give all inputs the same format")
+    low, high = min(edge.low for edge in edges), max(edge.high for edge in edges)
+    edge = replace(first.edge, low=low, high=high)
     positions = joined(first, second, dim)
     turns = math.prod(first.shape[:dim])
     beats = first.size // turns, second.size // turns
