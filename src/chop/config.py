@@ -165,6 +165,29 @@ def ignoring(settings: Mapping[str, Any], keys: Collection[str], where: str) -> 
     return {key: value for key, value in settings.items() if key not in keys}
 
 
+def renamed(settings: Mapping[str, Any], aliases: Mapping[str, str], where: str) -> dict[str, Any]:
+    """The settings under our names.
+
+    Args:
+        settings: by our names or others'.
+        aliases: ours by the others'.
+        where: what the settings belong to, for the error message.
+
+    Raises:
+        ConfigError: one is given under two names.
+
+    >>> renamed({"r": 4}, {"r": "rank"}, "lora")
+    {'rank': 4}
+    """
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = aliases.get(key, key)
+        if name in found:
+            raise ConfigError(f"{where}: '{name}' is given twice, once as '{key}'; drop one.")
+        found[name] = value
+    return found
+
+
 def check_fields(instance: Any, where: str) -> None:
     """Checks the types of a dataclass's values, for instances that were not made by `parse`.
 
@@ -191,11 +214,11 @@ def _required(field: dataclasses.Field[Any]) -> bool:
 
 
 def _convert_union(value: Any, members: tuple[Any, ...], hint: Any, where: str) -> Any:
-    tables = [member for member in members if dataclasses.is_dataclass(member)]
-    if len(tables) == 1 and isinstance(value, Mapping):
-        return convert(value, tables[0], where)
     # What is wrong inside a mapping is said better by its own values than by the union.
     mappings = [member for member in members if typing.get_origin(member) in (dict, Mapping)]
+    tables = [member for member in members if dataclasses.is_dataclass(member)]
+    if len(tables) == 1 and not mappings and isinstance(value, Mapping):
+        return convert(value, tables[0], where)
     if len(mappings) == 1 and isinstance(value, Mapping):
         return convert(value, mappings[0], where)
     for member in members:

@@ -4,6 +4,7 @@
 
     ChopError
     ├── ConfigError        a user's setting is wrong         (also a ValueError)
+    │   └── PlanError      a sharding plan does not fit the model or the processes
     ├── GraphError         a graph is not valid, or a pass   (also a ValueError)
     │                      was called on the wrong one
     ├── CaptureError       a model cannot be written down    (also a RuntimeError)
@@ -12,6 +13,7 @@
     ├── WriteError         a disk is full or read-only   (also an OSError)
     ├── UnavailableError   something has to be installed or fetched first (also an OSError)
     ├── VerificationError  a circuit is not what its graph is (also a RuntimeError)
+    ├── DistributedError   a process ended, or a sharded model differs (also a RuntimeError)
     └── NotBuiltError      a part that `chop` lacks      (also a NotImplementedError)
 
 A message says what was expected, what came, and the nearest way out.
@@ -29,6 +31,10 @@ class ChopError(Exception):
 
 class ConfigError(ChopError, ValueError):
     """A setting is unknown, misspelled, of the wrong type or out of range."""
+
+
+class PlanError(ConfigError):
+    """A sharding plan does not fit the model, the mesh or the processes."""
 
 
 class GraphError(ChopError, ValueError):
@@ -61,6 +67,10 @@ class UnavailableError(ChopError, OSError):
 
 class VerificationError(ChopError, RuntimeError):
     """A circuit differs from the graph that it was made from, or files from their manifest."""
+
+
+class DistributedError(ChopError, RuntimeError):
+    """Another process ended or does not answer, or a sharded model differs from the whole one."""
 
 
 class NotBuiltError(ChopError, NotImplementedError):

@@ -16,7 +16,7 @@ from chop.formats import Integer, QuantSpec
 from chop.ir.drawing.draw import draw, to_svg
 from chop.ir.drawing.hierarchy import Item, without_cycles
 from chop.ir.drawing.layout import Block, Placed, lay_out
-from chop.ir.drawing.view_model import sketch
+from chop.ir.drawing.view_model import build_view_model
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantCall, QuantLinear
 
@@ -63,7 +63,7 @@ def bert(layers: int, *names: str) -> MaseGraph:
 
 
 def place(mg: MaseGraph, depth: int | None = None) -> Block:
-    plan = sketch(mg.model, depth)
+    plan = build_view_model(mg.model, depth)
     inputs = [n for n, node in enumerate(plan.nodes) if node.op == "placeholder"]
     return lay_out(plan.root, plan.uses, inputs)
 
@@ -208,7 +208,7 @@ def test_boxes_never_overlap_and_stay_in_their_frames(make: object, depth: int |
 
 
 def test_lines_run_down_from_box_to_box() -> None:
-    plan, block = sketch(stack().model), place(stack())
+    plan, block = build_view_model(stack().model), place(stack())
     assert all(line.start[1] <= line.turn[1] <= line.end[1] for line in block.lines)
     drawn = sum(len(users) for users in plan.uses.values())
     assert sum(line.arrow for line in block.lines) == drawn
@@ -242,7 +242,7 @@ def test_text_fits_into_its_box() -> None:
 
     mg = MaseGraph(Wordy(), dummy_in={"x": torch.ones(2, 2)})
     for depth in (1, 2):
-        plan, block = sketch(mg.model, depth), place(mg, depth)
+        plan, block = build_view_model(mg.model, depth), place(mg, depth)
         for placed in block.placed:
             words = plan.box(placed.item)
             # The widest of the common monospaced fonts takes 0.62 em a letter.

@@ -18,11 +18,15 @@ LENGTH = 14
 
 
 def dummy_inputs(
-    model: nn.Module, names: Sequence[str] | None = None, batch: int = BATCH, length: int = LENGTH
+    model: nn.Module,
+    names: Sequence[str] | None = None,
+    batch: int = BATCH,
+    length: int = LENGTH,
+    device: torch.device | str | None = None,
 ) -> dict[str, Any]:
     """Random inputs that a model accepts, by parameter name of its `forward`.
 
-    They are on the device of the model's parameters, and floats have their dtype.
+    Floats have the dtype of its parameters.
 
     Args:
         model: a Hugging Face model (made from its configuration, without the hub), a module
@@ -30,6 +34,7 @@ def dummy_inputs(
         names: which inputs to make; None: those that the model needs.
         batch: the batch size.
         length: the sequence length.
+        device: where they are. None: where the model's parameters are.
 
     Raises:
         ConfigError: a name is not a parameter of `forward`.
@@ -50,7 +55,7 @@ def dummy_inputs(
             sizes = InputSizes(model, model.config, batch, length)
             chosen = default_names(model) if names is None else names
             made = {name: _make(model, name, sizes) for name in chosen}
-    return {name: _like_parameters(model, value) for name, value in made.items()}
+    return {name: _like_parameters(model, value, device) for name, value in made.items()}
 
 
 def is_guessed(model: nn.Module) -> bool:
@@ -62,14 +67,15 @@ def _has_config(model: nn.Module) -> bool:
     return hasattr(getattr(model, "config", None), "to_dict")
 
 
-def _like_parameters(model: nn.Module, value: Any) -> Any:
-    """A tensor on the device of the parameters, and in their dtype where both are floats."""
+def _like_parameters(model: nn.Module, value: Any, device: torch.device | str | None) -> Any:
+    """A tensor on the device given, else of the parameters, in their dtype if both are floats."""
     if not isinstance(value, Tensor):
         return value
     parameters = [*model.parameters(), *model.buffers()]
     floats = (p.dtype for p in parameters if p.is_floating_point() and p.dtype.itemsize > 1)
     dtype = next(floats, value.dtype) if value.is_floating_point() else value.dtype
-    return value.to(parameters[0].device if parameters else value.device, dtype)
+    own = parameters[0].device if parameters else value.device
+    return value.to(own if device is None else device, dtype)
 
 
 def _make(model: nn.Module, name: str, sizes: InputSizes) -> Tensor:

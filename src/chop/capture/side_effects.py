@@ -96,13 +96,44 @@ def mutated_names(graphs: Iterable[fx.Graph]) -> Iterator[str]:
     """The parameters and buffers that nodes of a graph write into."""
     for graph in graphs:
         for node in graph.nodes:
-            for written in _written_by(node):
+            for written in written_by(node):
                 source = _source(written)
                 if source.op == "get_attr":
                     yield str(source.target)
 
 
-def _written_by(node: fx.Node) -> list[fx.Node]:
+def shared_writes(node: fx.Node) -> dict[fx.Node, fx.Node]:
+    """The inputs that a node writes into, each with the node whose memory it is a view of.
+
+    Left out are those that nobody reads afterwards but by the node's own result.
+    """
+    found = {written: _source(written) for written in written_by(node)}
+    return {x: source for x, source in found.items() if _is_read_later(node, source)}
+
+
+def _is_read_later(node: fx.Node, source: fx.Node) -> bool:
+    """Whether what a node writes into some memory is read there, and not from its result."""
+    if source.op in ("placeholder", "get_attr"):
+        return True
+    later = node.next
+    while later.op != "root":
+        if any(node not in (chain := _views(x)) and source in chain for x in later.all_input_nodes):
+            return True
+        later = later.next
+    return False
+
+
+def _views(node: fx.Node) -> list[fx.Node]:
+    """A node, the node whose memory it is a view of, and the views in between."""
+    chain = [node]
+    while node.args and isinstance(node.args[0], fx.Node) and _is_view(node):
+        node = node.args[0]
+        chain.append(node)
+    return chain
+
+
+def written_by(node: fx.Node) -> list[fx.Node]:
+    """The inputs that a node writes into, as those of `add_` or of `out=`."""
     targets: list[Any] = []
     if _is_in_place(node) and node.args:
         targets += node.args[0] if isinstance(node.args[0], tuple | list) else [node.args[0]]
@@ -120,9 +151,7 @@ def _is_in_place(node: fx.Node) -> bool:
 
 def _source(node: fx.Node) -> fx.Node:
     """The node whose memory a node's result is a view of."""
-    while node.args and isinstance(node.args[0], fx.Node) and _is_view(node):
-        node = node.args[0]
-    return node
+    return _views(node)[-1]
 
 
 def _is_view(node: fx.Node) -> bool:

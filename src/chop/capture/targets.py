@@ -130,6 +130,8 @@ def mutates_input(function: Callable[..., Any]) -> bool:
         return True
     if name[2:-2] in (*_IN_PLACE_NAMES, "idiv"):
         return True
+    if getattr(function, "__module__", "") == operator.add.__module__:
+        return False  # `and_`, `or_` and `not_` are words of Python
     return name.endswith("_") and not name.endswith("__")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -28,6 +28,7 @@ __all__ = [
     "enter_autocast_region",
     "exit_autocast_region",
     "is_dispatch_observed",
+    "is_fake",
     "schemas_of",
     "single_overload",
     "storage_id",

@@ -67,14 +67,20 @@ def bind_inputs(model: CapturedModule, inputs: Mapping[str, Any]) -> list[Any]:
     return values
 
 
-def example_inputs(model: CapturedModule) -> dict[str, Any]:
-    """Inputs like those of the capture: the same shapes, drawn by a fixed seed."""
+def example_inputs(
+    model: CapturedModule, device: torch.device | str | None = None
+) -> dict[str, Any]:
+    """Inputs like those of the capture: the same shapes, drawn by a fixed seed.
+
+    Args:
+        model: the captured model.
+        device: where they are. None: where the model's parameters are.
+    """
     generator = torch.Generator().manual_seed(0)
-    parameter = next(model.parameters(), torch.empty(0))
+    place = next(model.parameters(), torch.empty(0)).device if device is None else device
 
     def draw(spec: Any) -> Any:
-        is_tensor = isinstance(spec, TensorSpec)
-        return spec.dummy(generator).to(parameter.device) if is_tensor else spec
+        return spec.dummy(generator).to(place) if isinstance(spec, TensorSpec) else spec
 
     specs = model.record.example_inputs
     inputs: dict[str, Any] = map_specs(draw, specs, lambda _, named: SimpleNamespace(**named))

@@ -83,7 +83,7 @@ def _from_checkpoint(
     name: str, num_labels: int | None, task: str | None, pretrained: bool
 ) -> nn.Module:
     config = read_config(name, num_labels)
-    model_class = _model_class(config, task, wants_labels=num_labels is not None)
+    model_class = model_class_of(config, task, wants_labels=num_labels is not None)
     if not pretrained:
         model: nn.Module = getattr(model_class, "from_config", model_class)(config)
         return model
@@ -154,7 +154,8 @@ def _not_found(name: str, what: str, hint: str = "") -> UnavailableError:
     return UnavailableError(f"'{name}': {what} not found {where}{reach}; {ways}")
 
 
-def _model_class(config: PreTrainedConfig, task: str | None, *, wants_labels: bool) -> Any:
+def model_class_of(config: PreTrainedConfig, task: str | None, *, wants_labels: bool) -> Any:
+    """The class of transformers that makes the model: of its own, or an `AutoModel...`."""
     import transformers
 
     if task is not None:

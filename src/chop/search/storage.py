@@ -223,7 +223,7 @@ def _refuse_another_file(engine: sa.Engine, file: Path) -> None:
 
 
 @contextlib.contextmanager
-def reading(url: str, *, begun: bool = True) -> Iterator[sa.Engine]:
+def open_for_reading(url: str, *, begun: bool = True) -> Iterator[sa.Engine]:
     """A storage as it is now, to be read, and closed after; see `storage_errors`.
 
     Args:

@@ -16,7 +16,14 @@ from chop.capture.captured import CapturedModule
 from chop.errors import ConfigError
 from chop.files import write_text
 from chop.ir.drawing.layout import Block, Line, Placed, lay_out
-from chop.ir.drawing.view_model import COLLAPSED, LINE_HEIGHT, TEXT_WIDTH, Box, ViewModel, sketch
+from chop.ir.drawing.view_model import (
+    COLLAPSED,
+    LINE_HEIGHT,
+    TEXT_WIDTH,
+    Box,
+    ViewModel,
+    build_view_model,
+)
 from chop.ir.ops import Kind
 
 # (fill, border): pale fills keep black text readable in print too.
@@ -73,7 +80,7 @@ def draw(
 
 def to_svg(model: CapturedModule, depth: int | None = None) -> str:
     """The picture as text; the same graph gives the same text."""
-    plan = sketch(model, depth)
+    plan = build_view_model(model, depth)
     inputs = [n for n, node in enumerate(plan.nodes) if node.op == "placeholder"]
     title = f"{model.record.class_name}: {len(model.graph.nodes)} nodes"
     return picture(plan, title, inputs)

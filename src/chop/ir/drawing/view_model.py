@@ -97,7 +97,7 @@ def box_item(key: str, leaves: Sequence[int], box: Box) -> Item:
     return Item(key, tuple(leaves), (), max(widths) + 2 * MARGIN, height)
 
 
-def sketch(model: CapturedModule, depth: int | None = None) -> ViewModel:
+def build_view_model(model: CapturedModule, depth: int | None = None) -> ViewModel:
     """Decides what to draw.
 
     Args:

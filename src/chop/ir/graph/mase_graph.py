@@ -302,6 +302,7 @@ class MaseGraph:
         checkpoint: str | Path,
         propagate_missing_metadata: bool = True,
         allow: Iterable[Any] = (),
+        meta: bool = False,
     ) -> MaseGraph:
         """Reads what `export` wrote; see `chop.ir.storage.checkpoint`.
 
@@ -311,13 +312,14 @@ class MaseGraph:
             checkpoint: the name given to `export`, with or without a suffix.
             propagate_missing_metadata: recomputes shapes and dtypes where the file lacks them.
             allow: module classes and functions of your own that the checkpoint may contain.
+            meta: leaves parameters and buffers on the meta device, and reads none of their data.
 
         Raises:
             CheckpointError: files are missing, broken, or name a class that is not allowed.
         """
         from chop.ir.storage.checkpoint import read_checkpoint
 
-        model, provenance = read_checkpoint(checkpoint, propagate_missing_metadata, allow)
+        model, provenance = read_checkpoint(checkpoint, propagate_missing_metadata, allow, meta)
         mg = cls(model)
         mg.provenance = provenance
         return mg

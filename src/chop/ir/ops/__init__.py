@@ -1,7 +1,7 @@
 """The operator table; see `table` for its rows and `row` for what they say."""
 
 from chop.ir.ops.dimensions import BlockedError, Call, RuleResult, UnitDim
-from chop.ir.ops.row import Arguments, Kind, Operator, Weight
+from chop.ir.ops.row import Arguments, Kind, Operator, Weight, WeightArguments
 from chop.ir.ops.table import (
     OPS,
     STANDARD_MODULES,
@@ -28,6 +28,7 @@ __all__ = [
     "RuleResult",
     "UnitDim",
     "Weight",
+    "WeightArguments",
     "module_of_node",
     "of_called",
     "of_function",

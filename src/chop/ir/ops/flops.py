@@ -32,3 +32,8 @@ def matmul(given: Sequence[Shape], result: Shape) -> int:
 def attention(given: Sequence[Shape], result: Shape) -> int:
     """Queries (..., Q, D) by keys (..., K, D), and the weights by values (..., K, V)."""
     return 2 * (math.prod(given[0]) + math.prod(result)) * given[1][-2]
+
+
+def addmm(given: Sequence[Shape], result: Shape) -> int:
+    """A bias, and (N, K) by (K, M)."""
+    return 2 * math.prod(result) * given[-2][-1]

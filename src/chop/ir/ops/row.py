@@ -57,6 +57,23 @@ class Weight:
 
 
 @dataclass(frozen=True)
+class WeightArguments:
+    """Where a function that multiplies by a weight matrix takes it.
+
+    Attributes:
+        data_in: the position of the argument that is multiplied.
+        weight: of the weight.
+        bias: of the bias.
+        axes: of the weight.
+    """
+
+    data_in: int
+    weight: int
+    bias: int
+    axes: Weight = Weight()
+
+
+@dataclass(frozen=True)
 class Operator:
     """One row of the table.
 
@@ -73,6 +90,7 @@ class Operator:
         fallback: operands of that form that take another's format when a config leaves them out.
         kind: what it is drawn as.
         weight: the axes of its weight matrix; None without one.
+        weight_arguments: where the function form takes a weight matrix; None without one.
         spatial: how many trailing dimensions of its input it slides over.
         features: the dimension of the result along which `weight` and `bias` scale and shift, of
             an operator that takes inputs of any rank; None elsewhere.
@@ -100,6 +118,7 @@ class Operator:
     fallback: Mapping[str, str] = field(default_factory=dict)
     kind: Kind = Kind.OTHER
     weight: Weight | None = None
+    weight_arguments: WeightArguments | None = None
     spatial: int = 0
     features: int | None = None
     follow: DimensionRule | None = None

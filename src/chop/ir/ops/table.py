@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from chop.errors import ConfigError, did_you_mean
 from chop.ir.ops import dimensions as d
 from chop.ir.ops import flops
-from chop.ir.ops.row import Arguments, Kind, Operator, Weight
+from chop.ir.ops.row import Arguments, Kind, Operator, Weight, WeightArguments
 from chop.nn import integer as i
 from chop.nn import quantized as q
 from chop.nn.packed import drop_packed_twin, packed_twin
@@ -85,7 +85,14 @@ TABLE: tuple[Operator, ...] = (
         {"kind": Kind.PRODUCT, "flops": flops.by_weight},
         *_all(
             {"features": -1, "follow": d.linear, "onnx": "Gemm"},
-            _row("linear", nn.Linear, WEIGHTED, weight=Weight(), integer=i.IntegerLinear),
+            _row(
+                "linear",
+                nn.Linear,
+                WEIGHTED,
+                weight=Weight(),
+                weight_arguments=WeightArguments(0, 1, 2),
+                integer=i.IntegerLinear,
+            ),
         ),
         *_all(
             {"weight": KERNEL, "follow": d.convolution, "onnx": "Conv"},
@@ -222,6 +229,12 @@ TABLE: tuple[Operator, ...] = (
     ),
     _row("cat", others=(torch.concat,), layout="copied"),
     _row("einsum", kind=Kind.PRODUCT),
+    _row(
+        "addmm",
+        kind=Kind.PRODUCT,
+        weight_arguments=WeightArguments(1, 2, 0, Weight(1, 0)),
+        flops=flops.addmm,
+    ),
     *_rows("stack chunk split expand", layout="copied"),
     *_rows("arange"),
     _row("getattr", homes=(builtins,), layout="read"),

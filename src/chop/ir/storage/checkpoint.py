@@ -22,7 +22,8 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -48,6 +49,7 @@ from chop.ir.storage.tensor_store import (
     restore,
     unpack_inline,
 )
+from chop.nn.quantized.masks import has_unapplied_mask
 
 FORMAT = "chop checkpoint"
 VERSION = 3
@@ -99,7 +101,10 @@ def export(
 
 
 def read_checkpoint(
-    checkpoint: str | Path, propagate_missing_metadata: bool = True, allow: Iterable[Any] = ()
+    checkpoint: str | Path,
+    propagate_missing_metadata: bool = True,
+    allow: Iterable[Any] = (),
+    meta: bool = False,
 ) -> tuple[CapturedModule, list[Provenance]]:
     """Reads what `export` wrote.
 
@@ -111,27 +116,52 @@ def read_checkpoint(
             none, notes operator, shapes and dtypes of those.
         allow: module classes, functions and `autograd.Function`s of your own that the checkpoint
             may contain.
+        meta: leaves the parameters and buffers on the meta device, and reads none of their data.
+            Real are only those whose data the `.mz` holds, or decoding needs. The digest of the
+            tensors is not compared, which would read them all.
     Returns: the captured model, and the passes that its graph went through.
 
     Raises:
         CheckpointError: a file is missing, cut off, corrupt, foreign or from a later version, or
             names code that is not allowed.
     """
-    tensor_path, graph_path = _paths(checkpoint)
-    try:
-        document, tensors = _read(tensor_path, graph_path)
-        model, provenance = _rebuild(document, tensors, AllowList(allow))
+    with _errors_of(checkpoint):
+        document, stored, on_meta = _read(checkpoint, meta)
+        model, provenance = _rebuild(document, stored, AllowList(allow), on_meta)
         if propagate_missing_metadata:
             describe_missing(model)
+    return model, provenance
+
+
+def open_checkpoint(checkpoint: str | Path, verify: bool = True) -> tuple[Path, dict[str, Json]]:
+    """The files of a checkpoint, for those who read single tensors of it.
+
+    Args:
+        checkpoint: the name given to `export`, with or without a suffix.
+        verify: compares the digest of all tensors, which reads them once; else their size alone.
+    Returns: the safetensors file, and the document that describes it: `tensors`, `inline` and
+        `modules` say where each parameter and buffer is.
+
+    Raises:
+        CheckpointError: a file is missing, cut off, corrupt, foreign or from a later version.
+    """
+    with _errors_of(checkpoint), shared_lock(_paths(checkpoint)[0].parent):
+        return _open(checkpoint, verify)
+
+
+@contextmanager
+def _errors_of(checkpoint: str | Path) -> Iterator[None]:
+    """Inside, whatever a malformed file makes code raise is a CheckpointError of one sentence."""
+    try:
+        yield
     except CheckpointError as error:
         raise CheckpointError(_sentence(str(error))) from error.__cause__
     except (MemoryError, OSError):
         raise
     except Exception as error:
         # Code that expects a well-formed document can raise anything when it meets another one.
-        text = _sentence(f"'{graph_path}' is malformed ({type(error).__name__}: {error}).")
-        raise CheckpointError(text) from error
-    return model, provenance
+        where = f"'{_paths(checkpoint)[1]}' is malformed"
+        raise CheckpointError(_sentence(f"{where} ({type(error).__name__}: {error}).")) from error
 
 
 def _sentence(text: str) -> str:
@@ -202,14 +232,13 @@ def _encode_attribute(name: str, value: Any, encode: Encoder) -> Json:
 
 
 def _rebuild(
-    document: Json, stored: Mapping[str, Tensor], allowed: AllowList
+    document: Json, stored: Mapping[str, Tensor], allowed: AllowList, on_meta: Collection[str]
 ) -> tuple[CapturedModule, list[Provenance]]:
-    unfold_metadata(document)
     inline = {
         name: unpack_inline(text, document["tensors"][name])
         for name, text in document.get("inline", {}).items()
     }
-    tensors = restore(document["tensors"], {**stored, **inline})
+    tensors = restore(document["tensors"], {**stored, **inline}, on_meta)
     configs = ConfigReader(document["configs"], allowed)
     decode = Decoder(allowed, {"$tensor": tensors.__getitem__, **configs.rules})
     model = CapturedModule(str(document["model"]))
@@ -235,14 +264,51 @@ def _paths(name: str | Path) -> tuple[Path, Path]:
     return tensor_path, graph_path
 
 
-def _read(tensor_path: Path, graph_path: Path) -> tuple[dict[str, Json], dict[str, Tensor]]:
-    """Both files, of one export: another cannot put its own in their places meanwhile."""
-    with shared_lock(tensor_path.parent):
-        tensor_path, graph_path = latest(tensor_path), latest(graph_path)
-        _require(tensor_path, graph_path)
-        document = _parse(graph_path)
-        _check_tensor_file(tensor_path, graph_path, document)
-        return document, read_file(tensor_path)
+def _read(
+    checkpoint: str | Path, meta: bool
+) -> tuple[dict[str, Json], dict[str, Tensor], frozenset[str]]:
+    """The document, the tensors that were read, and the names of those that stay on meta."""
+    with shared_lock(_paths(checkpoint)[0].parent):
+        tensor_path, document = _open(checkpoint, verify=not meta)
+        on_meta = _data_of_modules_alone(document) if meta else frozenset()
+        return document, read_file(tensor_path, on_meta), on_meta
+
+
+def _open(checkpoint: str | Path, verify: bool) -> tuple[Path, dict[str, Json]]:
+    """The tensor file and the document of one export.
+
+    Inside `shared_lock` another export cannot put its own in their places meanwhile.
+    """
+    tensor_path, graph_path = map(latest, _paths(checkpoint))
+    _require(tensor_path, graph_path)
+    document = _parse(graph_path)
+    _check_tensor_file(tensor_path, graph_path, document, verify)
+    unfold_metadata(document)
+    return tensor_path, document
+
+
+def _data_of_modules_alone(document: Json) -> frozenset[str]:
+    """The stored tensors that are parameters and buffers, and that nothing else reads."""
+    alone: set[str] = set()
+    needed = set(document.get("inline", ())) | _tensors_in(document)
+    for record in document["modules"]:
+        named = {**record.get("parameters", {}), **record.get("buffers", {})}
+        keys = {key for key in named.values() if key is not None}
+        masks_on_load = has_unapplied_mask(record.get("buffers", {}))
+        (needed if masks_on_load else alone).update(keys)
+    table = document["tensors"]
+    # What shares memory with a tensor that is read comes from the one that was stored.
+    needed |= {table[key].get("storage_of", key) for key in needed}
+    return frozenset(key for key in alone - needed if table[key].get("storage_of") not in needed)
+
+
+def _tensors_in(plain: Json) -> set[str]:
+    """The names of all tensors that values name, such as attributes of modules."""
+    if isinstance(plain, dict):
+        if "$tensor" in plain:
+            return {str(plain["$tensor"])}
+        plain = list(plain.values())
+    return set().union(*map(_tensors_in, plain)) if isinstance(plain, list) else set()
 
 
 def _require(tensor_path: Path, graph_path: Path) -> None:
@@ -280,17 +346,18 @@ def _parse(path: Path) -> dict[str, Json]:
     return document
 
 
-def _check_tensor_file(tensor_path: Path, graph_path: Path, document: Json) -> None:
+def _check_tensor_file(tensor_path: Path, graph_path: Path, document: Json, verify: bool) -> None:
     expected = document.get("tensor_file")
     if not isinstance(expected, dict):
         raise CheckpointError(f"'{graph_path}' is malformed: it does not describe its tensors.")
     size = tensor_path.stat().st_size
-    if size == expected.get("size_bytes") and _digest(tensor_path) == expected.get("sha256"):
+    is_whole = size == expected.get("size_bytes")
+    if is_whole and (not verify or _digest(tensor_path) == expected.get("sha256")):
         return
-    what = f"it has {size} bytes, expected {expected.get('size_bytes')}"
+    length = f"it has {size} bytes, expected {expected.get('size_bytes')}"
     raise CheckpointError(
         f"'{tensor_path}' does not belong to '{graph_path}', or is cut off or corrupt: "
-        f"{what if size != expected.get('size_bytes') else 'its contents differ'}."
+        f"{'its contents differ' if is_whole else length}."
     )
 
 

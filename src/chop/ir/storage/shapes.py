@@ -7,6 +7,7 @@ What is left is described by what the file notes, or stays without a shape.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import operator
@@ -192,7 +193,7 @@ class _Runner:
         if node.op == "placeholder":
             return self._fake(self._model.record.example_inputs[str(node.target)])
         if node.op == "get_attr":
-            return self._mode.from_tensor(_tensor(self._model, str(node.target)))
+            return self._mode.from_tensor(_on_cpu(_tensor(self._model, str(node.target))))
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: values[n])
         leaves: list[Any] = []
         fx.node.map_aggregate((args, kwargs), leaves.append)
@@ -211,7 +212,7 @@ class _Runner:
         name = of_node(node, self._model).name
         if node.op == "call_module":
             module = module_of_node(node, self._model)
-            return module if module is not None and name in OPS and _is_plain(module) else None
+            return _with_memory(module) if module and name in OPS and _is_plain(module) else None
         call: Any = node.target
         if node.op == "call_method":
             call = getattr(torch.Tensor, str(node.target))
@@ -242,6 +243,20 @@ def _tensor(model: nn.Module, target: str) -> Any:
     path, _, name = target.rpartition(".")
     owner = model.get_submodule(path)
     return owner._parameters[name] if name in owner._parameters else owner._buffers[name]
+
+
+def _with_memory(module: nn.Module) -> Callable[..., Any]:
+    """The module, with fake tensors beside its inputs in place of those on the meta device."""
+    tensors = itertools.chain(module.named_parameters(), module.named_buffers())
+    fakes = {name: _on_cpu(x) for name, x in tensors if x.is_meta}
+    if not fakes:
+        return module
+    return lambda *args, **kwargs: torch.func.functional_call(module, fakes, args, kwargs)
+
+
+def _on_cpu(tensor: Any) -> Any:
+    """Where tensors are fake: a tensor that inputs can meet, for one on the meta device."""
+    return torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor
 
 
 def _is_elementwise(name: str) -> bool:

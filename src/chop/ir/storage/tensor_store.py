@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -126,17 +127,34 @@ def unpack_inline(text: str, entry: Mapping[str, Any]) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0).byte()
 
 
-def read_file(path: Path) -> dict[str, Tensor]:
+def read_file(path: Path, without: Collection[str] = ()) -> dict[str, Tensor]:
     """The tensors of a safetensors file.
+
+    Args:
+        path: the file.
+        without: names of tensors that are left out.
 
     Raises:
         CheckpointError: it is none, or cut off.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    with open_file(path) as file:
+        return {name: file.get_tensor(name) for name in file.offset_keys() if name not in without}
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[Any]:
+    """A safetensors file, as `safetensors.safe_open` gives it; it is mapped until the block ends.
+
+    Raises:
+        CheckpointError: it is none, or cut off.
+    """
+    from safetensors import SafetensorError, safe_open
 
     try:
-        return load_file(path)
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except CheckpointError:
+        raise
     except (
         SafetensorError,
         ArithmeticError,
@@ -149,13 +167,16 @@ def read_file(path: Path) -> dict[str, Tensor]:
 
 
 def restore(
-    table: Mapping[str, Mapping[str, Any]], stored: Mapping[str, Tensor]
+    table: Mapping[str, Mapping[str, Any]],
+    stored: Mapping[str, Tensor],
+    on_meta: Collection[str] = (),
 ) -> dict[str, Tensor]:
     """The tensors that a table describes, tied as they were.
 
     Args:
         table: see `TensorStore.table`.
         stored: what the file holds, by name.
+        on_meta: the names of those that are made on the meta device, whatever `stored` has.
 
     Raises:
         CheckpointError: a tensor is missing or of another shape or type than the table says.
@@ -164,8 +185,10 @@ def restore(
     for name, entry in table.items():
         if "storage_of" in entry:
             tensor = restored[entry["storage_of"]].detach()
+        elif name in on_meta:
+            tensor = _empty(name, entry, "meta")
         else:
-            tensor = _restore_one(name, entry, stored)
+            tensor = restore_one(name, entry, stored)
         if entry.get("parameter"):
             tensor = nn.Parameter(tensor, requires_grad=bool(entry.get("requires_grad")))
         elif entry.get("requires_grad"):
@@ -174,7 +197,12 @@ def restore(
     return restored
 
 
-def _restore_one(name: str, entry: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Tensor:
+def restore_one(name: str, entry: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Tensor:
+    """One tensor of a table, in memory of its own; see `restore`.
+
+    Raises:
+        CheckpointError: it is missing or of another shape or type than the table says.
+    """
     if name not in stored:
         raise CheckpointError(f"the checkpoint lacks the data of tensor '{name}'.")
     data, dtype, shape = stored[name], _dtype(entry["dtype"]), _shape(entry)
@@ -187,12 +215,17 @@ def _restore_one(name: str, entry: Mapping[str, Any], stored: Mapping[str, Tenso
             f"{tuple(data.shape)}."
         )
     # Fresh memory: the file's own may be unaligned, and kernels may then sum in another order.
+    return _empty(name, entry).copy_(data) if "strides" in entry else data.clone()
+
+
+def _empty(name: str, entry: Mapping[str, Any], device: str = "cpu") -> Tensor:
+    dtype, shape = _dtype(entry["dtype"]), _shape(entry)
     if "strides" not in entry:
-        return data.clone()
+        return torch.empty(shape, dtype=dtype, device=device)
     strides = tuple(entry["strides"])
     if not _is_dense(shape, strides):
         raise CheckpointError(f"tensor '{name}': strides {strides} do not fit the shape {shape}.")
-    return torch.empty_strided(shape, strides, dtype=dtype).copy_(data)
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
 def _shape(entry: Mapping[str, Any]) -> tuple[int, ...]:

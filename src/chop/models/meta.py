@@ -1,0 +1,120 @@
+"""Transformers' models on the meta device, whose weights are read by slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from chop.distributed.load import SafetensorsSource
+from chop.distributed.weight_files import stored_dtype
+from chop.errors import CheckpointError, check_known
+from chop.models.load import AUTO_CLASSES, model_class_of, read_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def meta_model(
+    folder: str | Path,
+    *,
+    num_labels: int | None = None,
+    task: str | None = None,
+    dtype: torch.dtype | None = None,
+) -> PreTrainedModel:
+    """The model of a Hugging Face folder, in evaluation mode, without its weights.
+
+    Parameters and persistent buffers are on the meta device, for `weights_source` to read. The
+    buffers that files leave out, such as positions and rotary frequencies, are computed.
+
+    Args:
+        folder: with a config.json.
+        num_labels: classes of the classification head; default, what the model has.
+        task: as of `chop.models.load_model`; default, the class that the config names.
+        dtype: of the parameters; default, what the config says, or else the weights' own.
+
+    Raises:
+        ConfigError: an unknown task, or a folder that holds no model.
+        CheckpointError: neither `dtype` nor the config says the dtype, and there are no weights.
+    """
+    if task is not None:
+        check_known(task, AUTO_CLASSES, "unknown task")
+    config = read_config(str(folder), num_labels)
+    model_class = model_class_of(config, task, wants_labels=num_labels is not None)
+    make = getattr(model_class, "from_config", None) or model_class._from_config
+    wanted = dtype or config.dtype or stored_dtype(folder)
+    with torch.random.fork_rng(devices=[]), _parameters_on_meta():
+        model: PreTrainedModel = make(config, dtype=wanted)
+    for module in model.modules():
+        for name in module._buffers.keys() - module._non_persistent_buffers_set:
+            buffer = module._buffers[name]
+            module._buffers[name] = None if buffer is None else buffer.to("meta")
+    model.eval()  # type: ignore[no-untyped-call]
+    return model
+
+
+def weights_source(model: PreTrainedModel, folder: str | Path) -> SafetensorsSource:
+    """The weights of a model of `meta_model`, by the names that its class has for those of files.
+
+    Args:
+        model: of transformers, before it is captured; a graph of it has the same names.
+        folder: see `SafetensorsSource`.
+
+    Raises:
+        CheckpointError: as of `SafetensorsSource`, or transformers puts a tensor of the model
+            together from several of the file.
+    """
+    return SafetensorsSource(folder, model, _renaming(model))
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Inside, modules get parameters without data: one exists until it is registered, unwritten."""
+
+    made = WeakTensorKeyDictionary()  # what is registered twice stays one parameter
+
+    def to_meta(_: nn.Module, __: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta:
+            return None
+        if parameter not in made:
+            made[parameter] = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+        found: nn.Parameter = made[parameter]
+        return found
+
+    handle = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _renaming(model: PreTrainedModel) -> Callable[[str], str]:
+    """From names in files, which may be those of older releases, to the model's."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import (
+        WeightConverter,
+        WeightRenaming,
+        rename_source_key,
+    )
+
+    steps = get_model_conversion_mapping(model)
+    converters = [step for step in steps if isinstance(step, WeightConverter)]
+    renamings = [step for step in steps if isinstance(step, WeightRenaming)]
+    own, prefix = model.state_dict(), str(getattr(model, "base_model_prefix", ""))
+
+    def rename(name: str) -> str:
+        new, converted = rename_source_key(name, renamings, converters, prefix, own)
+        if converted is not None and new in own:
+            raise CheckpointError(
+                f"'{new}' of {type(model).__name__} is put together from '{name}' and others, "
+                "which cannot be read by slices; export a graph of the model and read that."
+            )
+        return str(new)
+
+    return rename
