@@ -337,7 +337,10 @@ def test_only_signed_integers_to_nearest_are_multiplied_as_such(number_format, t
 def test_every_instruction_set_reads_and_multiplies_alike(flags, loops, monkeypatch, small_ones):
     if flags and loops.library.chop_instruction_set() == b"baseline":
         pytest.skip("this CPU has no AVX2")
-    path = build.compiled(native.compiler(), ("-DCHOP_ONE_INSTRUCTION_SET", *flags))
+    # Alone: the loops that round take the compiler ten times longer, see test_conformance.py.
+    sources = native.Sources("packed", (build.FOLDER / "packed.cpp",), build.SOURCES.headers)
+    flags = (*build.FLAGS, "-DCHOP_ONE_INSTRUCTION_SET", *flags)
+    path = sources.compiled(native.compiler(), flags)
     one_set = build.Build(ctypes.CDLL(str(path)), "")
     monkeypatch.setattr("chop.kernels.cpu.reader.library", lambda: one_set)
     reader._fixed_reader.cache_clear()

@@ -85,6 +85,15 @@ class Groups(ABC):
         per_row = -(-tiling.columns // tiling.block_columns)
         return Lines(tiling.rows, tiling.columns, tiling.block_columns, per_row)
 
+    def separable_dims(self, rank: int) -> dict[int, int]:
+        """Dimensions along which a tensor of that rank can be cut without parting a group.
+
+        Returns: per dimension the multiple at which a cut may lie; none unless a grouping says so.
+            Chunks along a dimension with multiple 1 have the groups of the tensor one chunk after
+            the other, where it is the first.
+        """
+        return {}
+
     @abstractmethod
     def is_row_separable(self, rank: int) -> bool:
         """True where no group of a tensor of that rank, 2 or more, has values of two rows.
@@ -126,6 +135,12 @@ class Whole(Groups):
         count = self.count(shape)
         size = math.prod(shape) // count
         return BlockTiling(1, count, size, 1, size)
+
+    def separable_dims(self, rank: int) -> dict[int, int]:
+        """The first dimension of channels, all but the last of rows, none of tensors."""
+        if self.granularity == "tensor" or rank < 2:
+            return {}
+        return {0: 1} if self.granularity == "channel" else dict.fromkeys(range(rank - 1), 1)
 
     def is_row_separable(self, rank: int) -> bool:
         """True but for one scale for all."""
@@ -204,6 +219,15 @@ class Blocks(Groups):
         if len(sizes) == 2 and axis == rank - 1:
             return BlockTiling(math.prod(shape[:-2]), shape[-2], shape[-1], sizes[0], sizes[1])
         return None
+
+    def separable_dims(self, rank: int) -> dict[int, int]:
+        """All; those that blocks lie along at multiples of the block."""
+        if rank == 0:
+            return {}
+        axis = self._axis(rank) % rank
+        moved = [dim for dim in range(rank) if dim != axis] + [axis]
+        sizes = self._sizes(rank)
+        return dict.fromkeys(range(rank), 1) | dict(zip(moved[::-1], sizes[::-1], strict=False))
 
     def is_row_separable(self, rank: int) -> bool:
         """True for blocks that run along the last axis and have no more than one."""

@@ -22,7 +22,7 @@ from chop.formats.base import NumberFormat, formats, from_key
 from chop.formats.groups import CHANNELS, WHOLE_TENSOR
 from chop.formats.layout import Layout
 from chop.formats.quantizer import Quantizer
-from chop.formats.scaling import EPSILON, TINY
+from chop.formats.scaling import EPSILON, TINY, StaticScale
 from chop.formats.statistic import mean_magnitude
 from chop.formats.transforms import refuse_transforms
 
@@ -46,6 +46,19 @@ class LearnableFormat(NumberFormat):
         # Nine digits tell float32 numbers apart; more would only make keys and files longer.
         settled = tuple(float(f"{scale:.9g}") for scale in in_use(scales.detach()).tolist())
         return dataclasses.replace(self, scales=settled)  # type: ignore[type-var]
+
+
+def with_scales_of(number_format: NumberFormat, channels: slice) -> NumberFormat:
+    """A format that brings a scale per channel along, with those of some channels.
+
+    Raises:
+        ConfigError: it brings none along.
+    """
+    layout = number_format.layout()
+    scaling = None if layout is None else layout.scaling
+    if not isinstance(number_format, LearnableFormat) or not isinstance(scaling, StaticScale):
+        raise ConfigError(f"{number_format.label} brings no scales of channels along.")
+    return number_format.with_scales(scaling.known(torch.device("cpu"))[channels])
 
 
 def learns(quantizer: Quantizer) -> bool:

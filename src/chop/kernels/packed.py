@@ -6,6 +6,7 @@ implementations are the readable references; faster ones are chosen by device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,18 @@ BIAS = 7
 """Its place among the arguments of `packed_linear`."""
 
 
+def known_shape(codes: Tensor, shape: Sequence[int], key: str) -> Sequence[int]:
+    """The shape of a packed tensor; a first size of -1 is as many rows as there are codes of.
+
+    Rows have to fill whole bytes, as those of `NumberFormat.is_row_separable` do.
+    """
+    if not shape or shape[0] != -1:
+        return shape
+    layout = from_key(key).layout()
+    assert layout is not None
+    return (int(codes.numel() * 8 / layout.element.bits) // math.prod(shape[1:]), *shape[1:])
+
+
 def decode(
     codes: Tensor,
     scales: Tensor | None,
@@ -37,7 +50,17 @@ def decode(
     key: str,
     dtype: torch.dtype,
 ) -> Tensor:
-    """The tensor that codes stand for: the readable reference."""
+    """The tensor that codes stand for: the readable reference.
+
+    Args:
+        codes: uint8, packed.
+        scales: of its groups, or None.
+        tensor_scale: of the whole tensor, or None.
+        shape: of the tensor; see `known_shape`.
+        key: its format.
+        dtype: of the result.
+    """
+    shape = known_shape(codes, shape, key)
     packed = Packed(codes, scales, tensor_scale, shape, key)
     return from_key(key).decode(packed.encoded(dtype)).contiguous()
 
@@ -61,7 +84,7 @@ def packed_linear(
         codes: uint8, of the weight, packed.
         scales: of its groups, or None.
         tensor_scale: of the whole weight, or None.
-        shape: (outputs, columns), of the decoded weight.
+        shape: (outputs, columns), of the decoded weight; see `known_shape`.
         key: the format of the weight.
         bias: (outputs,) or None.
         exact: the products of decoded numbers, as the reference has them; else kernels may round
@@ -72,9 +95,41 @@ def packed_linear(
     return F.linear(from_key(x_key)(x), weight, bias)
 
 
+def workspace_bytes(operator: Any, arguments: Sequence[Any]) -> int:
+    """Bytes that an operator of this file needs beside its inputs and its result; 0 of others.
+
+    A product decodes its weight and rounds `x`, unless a kernel of CPUs knows better.
+
+    Args:
+        operator: the overload.
+        arguments: of its call, without keywords.
+    """
+    if operator is not torch.ops.chop.packed_linear.default:
+        return 0
+    x, x_key, codes, scales, tensor_scale, shape, key, bias, exact = arguments
+    packed = _packed(codes, scales, tensor_scale, shape, key)
+    found = None
+    if x.device.type == "cpu" and not exact:
+        found = cpu.workspace_bytes(x, x_key, packed, bias)
+    if found is not None:
+        return found
+    rounded = 0 if from_key(x_key).is_identity else x.nbytes
+    return int(x.itemsize * math.prod(packed.shape) + rounded)
+
+
+def _packed(
+    codes: Tensor,
+    scales: Tensor | None,
+    tensor_scale: Tensor | None,
+    shape: Sequence[int],
+    key: str,
+) -> Packed:
+    return Packed(codes, scales, tensor_scale, known_shape(codes, shape, key), key)
+
+
 def _decoder(find: Callable[..., Tensor | None]) -> Callable[..., Tensor]:
     def implementation(*arguments: Any) -> Tensor:
-        found = find(Packed(*arguments[:-1]), arguments[-1])
+        found = find(_packed(*arguments[:-1]), arguments[-1])
         return decode(*arguments) if found is None else found
 
     return implementation
@@ -83,7 +138,7 @@ def _decoder(find: Callable[..., Tensor | None]) -> Callable[..., Tensor]:
 def _linear(find: Callable[..., Tensor | None]) -> Callable[..., Tensor]:
     def implementation(x: Tensor, x_key: str, *others: Any) -> Tensor:
         *packed, bias, exact = others
-        found = None if exact else find(x, x_key, Packed(*packed), bias)
+        found = None if exact else find(x, x_key, _packed(*packed), bias)
         return packed_linear(x, x_key, *others) if found is None else found
 
     return implementation
@@ -105,11 +160,12 @@ def _decoded_shape(
     key: str,
     dtype: torch.dtype,
 ) -> Tensor:
-    return codes.new_empty(shape, dtype=dtype)
+    return codes.new_empty(known_shape(codes, shape, key), dtype=dtype)
 
 
 def _product_shape(x: Tensor, x_key: str, *packed: Any) -> Tensor:
-    shape = packed[3]
+    codes, _, _, given, key, *_ = packed
+    shape = known_shape(codes, given, key)
     torch._check(
         x.ndim > 0 and x.shape[-1] == shape[1],
         lambda: f"expected x (..., {shape[1]}), got {tuple(x.shape)}.",

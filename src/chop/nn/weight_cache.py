@@ -10,6 +10,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from chop.capture.torch_private import is_fake
+
 
 @dataclass(frozen=True)
 class _Kept:
@@ -151,6 +153,17 @@ def decoded_once(
     return _from(shelf, operand, sources, rule, make)
 
 
+def forget(model: nn.Module) -> None:
+    """Drops what is kept of a model's operators, after a call with other tensors than its own.
+
+    >>> forget(nn.Linear(2, 2))
+    """
+    for module in model.modules():
+        for shelves in (_kept, _decoded):
+            if module in shelves:
+                shelves[module].results.clear()
+
+
 def kept_bytes(model: nn.Module) -> int:
     """What the tensors take that are kept of a model's operators, beside its own.
 
@@ -169,6 +182,8 @@ def _from(
     rule: object,
     make: Callable[[], Tensor],
 ) -> Tensor:
+    if any(map(is_fake, sources)):  # without numbers, nor an address to know them by
+        return make()
     state = _state(sources)
     if len(state) < len(sources):
         return make()
@@ -179,7 +194,7 @@ def _from(
         return found.result
     with torch.inference_mode(False), torch.no_grad():
         result = make()
-    if type(result) is Tensor:  # a fake one is of use to nobody else
+    if type(result) is Tensor:
         aliases = tuple((x, x.detach()) for x in sources)
         shelf.put(operand, rule, _Kept(state, aliases, result, result._version))
     return result

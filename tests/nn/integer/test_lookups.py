@@ -1,5 +1,7 @@
 """Tables of functions, embeddings and constants."""
 
+from fractions import Fraction
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -58,6 +60,19 @@ def test_an_embedding_looks_up_codes(weight):
     indices = torch.tensor([[0, 19], [3, 3]])
     assert torch.equal(operator.out.decode(operator(indices)).float(), module(indices))
     assert operator.out.high == operator.codes.max()
+
+
+@settings(deadline=None)
+@given(o.integers(), st.integers(0, 99))
+def test_an_embedding_of_any_width_is_what_its_format_rounds_to(weight, seed):
+    torch.manual_seed(seed)
+    module = q.QuantEmbedding(5, 3, config=QuantSpec(weight=weight))
+    operator = IntegerEmbedding.from_quantized(module, [], o.SMALL)
+    found = operator(torch.arange(5))
+    step = Fraction(operator.out.scalar_step)
+    rounded = weight.round(module.weight.detach()).double().flatten().tolist()
+    assert [step * code for code in found.flatten().tolist()] == [Fraction(v) for v in rounded]
+    assert operator.out.low <= found.min() and found.max() <= operator.out.high
 
 
 def test_embeddings_with_scales_of_rows_are_refused():

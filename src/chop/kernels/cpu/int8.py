@@ -75,10 +75,8 @@ def linear(
 
     None unless both are 8-bit integers times a scale that whole rows share, and `x` has no NaN.
     """
-    rule, tables = whole_rule(x_format), reader.tables
-    if rule is None or tables.reading != WHOLE or tables.scale_values is not None:
-        return None
-    if reader.lines.groups_per_row > 1 or x.size(1) > LONGEST_SUM:
+    rule, tables = known_rule(x_format, reader, x.size(1)), reader.tables
+    if rule is None:
         return None
     rounded = _rounded(reader.loops, x, rule)
     if rounded is None:
@@ -95,6 +93,19 @@ def linear(
         sums = torch._int_mm(part, weight.t())
         _rescale(reader.loops, sums, part_scales, scales, bias, target)
     return y
+
+
+def known_rule(x_format: NumberFormat, reader: Reader, columns: int) -> WholeRule | None:
+    """How rows of so many columns become integers; None where `linear` does not multiply them."""
+    rule, tables = whole_rule(x_format), reader.tables
+    if tables.reading != WHOLE or tables.scale_values is not None:
+        return None
+    return rule if reader.lines.groups_per_row <= 1 and columns <= LONGEST_SUM else None
+
+
+def workspace_bytes(rows: int, outputs: int, columns: int) -> int:
+    """What `linear` needs beside its result: integers of all rows, and sums of two chunks."""
+    return rows * (columns + 4) + 4 * min(rows, 2 * CHUNK_ROWS) * outputs
 
 
 def _rounded(loops: ctypes.CDLL, x: Tensor, rule: WholeRule) -> tuple[Tensor, Tensor] | None:

@@ -14,7 +14,7 @@ from chop.formats import from_key
 from chop.kernels.codes import Packed
 from chop.kernels.cpu import int8
 from chop.kernels.cpu.measure import pointer
-from chop.kernels.cpu.reader import CHUNK_ROWS, Reader, find_reader, is_large
+from chop.kernels.cpu.reader import CHUNK_ROWS, Reader, find_reader, fixed_reader, is_large
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 """The enumeration of plan.h, as far as decoding goes."""
@@ -64,6 +64,47 @@ def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor
     if y is None and are_many and multiplies_bfloat16() and reader.tables.suits_bfloat16:
         y = _many_rows(reader, _rows(x_format(x)), packed, bias)
     return y if y is None or x.ndim == 2 else y.view(*x.shape[:-1], packed.shape[0])
+
+
+def workspace_bytes(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> int | None:
+    """What `linear` needs beside its result, in the way that it takes; None where it takes none.
+
+    The numbers of tensors are not looked at, so that they may be fake: where codes mean what their
+    scales say, which way it will be is not known, and the answer is None too.
+    """
+    if packed.tensor_scale is not None or not _fit(x, packed.shape, bias):
+        return None
+    reader = fixed_reader(packed.key, packed.shape) if is_large(packed.shape) else None
+    if reader is None or not reader.takes(packed):
+        return None
+    (outputs, columns), rows = packed.shape, x.numel() // x.size(-1)
+    x_format, is_float = from_key(x_key), x.dtype == torch.float32
+    are_many, rounded = rows >= MANY_FOR_INT8 and is_float, 0 if x_format.is_identity else x.nbytes
+    if are_many and int8.is_exact() and int8.known_rule(x_format, reader, columns) is not None:
+        return int8.workspace_bytes(rows, outputs, columns)
+    if rows <= reader.few_rows:
+        return rounded + (0 if is_float else 4 * rows * (outputs + columns))
+    if are_many and multiplies_bfloat16() and reader.tables.suits_bfloat16:
+        is_widened = bias is not None or _has_row_factors(reader)
+        return rounded + _many_rows_bytes(rows, outputs, columns, is_widened)
+    return None
+
+
+def _many_rows_bytes(rows: int, outputs: int, columns: int, is_widened: bool) -> int:
+    """Of `_many_rows`, in bfloat16: the weight, a chunk and its products, which are then widened.
+
+    While a chunk is multiplied, the products of the one before are still there.
+    """
+    chunk = min(rows, CHUNK_ROWS)
+    before = min(max(rows - CHUNK_ROWS, 0), CHUNK_ROWS)
+    multiplied = 2 * (chunk * columns + before * outputs)
+    widened = 4 * chunk * outputs if is_widened else 0
+    return 2 * outputs * (columns + chunk) + max(multiplied, widened)
+
+
+def _has_row_factors(reader: Reader) -> bool:
+    """Whether scales are factors of whole rows, and can wait for the sums."""
+    return reader.tables.stores_floats and reader.lines.groups_per_row <= 1
 
 
 def _fit(x: Tensor, shape: Sequence[int], bias: Tensor | None) -> bool:
@@ -138,8 +179,7 @@ def _few_rows(reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None) ->
 
 def _many_rows(reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
     """In bfloat16, but for scales of whole rows and the bias, which wait for the sums."""
-    is_factor = reader.tables.stores_floats and reader.lines.groups_per_row <= 1
-    after = packed.scales if is_factor else None
+    after = packed.scales if _has_row_factors(reader) else None
     if after is not None:
         reader = reader.unscaled()
     weight = _decoded(reader, packed, torch.bfloat16)

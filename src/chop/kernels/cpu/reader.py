@@ -71,6 +71,12 @@ def find_reader(packed: Packed) -> Reader | None:
     return reader
 
 
+def fixed_reader(key: str, shape: Sequence[int]) -> Reader | None:
+    """How to read tensors whose codes mean the same in all of them; None where that is not so."""
+    shape = tuple(shape)
+    return _fixed_reader(key, shape) if is_ready() or is_large(shape) else None
+
+
 def is_large(shape: Sequence[int]) -> bool:
     """True for weights that are worth compiling for, and worth multiplying by codes."""
     return torch.Size(shape).numel() >= LARGE

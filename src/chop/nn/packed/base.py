@@ -108,6 +108,22 @@ class PackedOperator(QuantizedOperator):
         assert codes is not None
         return Encoded(codes, self.packed_shapes[name], self.packed_dtype, *scales)
 
+    def passed_shape(self, name: str, stored: Encoded | None = None) -> list[int]:
+        """The shape of a packed parameter as operators take it.
+
+        Codes that are a tensor subclass, such as a DTensor, may be a part of the rows to whoever
+        unwraps them: then the number of rows is -1, where codes tell it.
+
+        Args:
+            name: of the parameter.
+            stored: some of its rows; None: all.
+        """
+        shape = self.packed_shapes[name] if stored is None else stored.shape
+        codes = self._buffers[BUFFER_NAMES[name][0]] if stored is None else stored.codes
+        if type(codes) is not Tensor and self.spec.number_format(name).is_row_separable(shape):
+            return [-1, *shape[1:]]
+        return list(shape)
+
     def packed_bits(self, name: str) -> float:
         """Bits per element of a packed parameter, counted from its buffers."""
         return 8 * self.encoded(name).size_bytes / max(self.packed_shapes[name].numel(), 1)
@@ -131,7 +147,7 @@ class PackedOperator(QuantizedOperator):
             stored.codes,
             stored.scales,
             stored.tensor_scale,
-            list(stored.shape),
+            self.passed_shape(name, stored),
             self.spec.number_format(name).key,
             stored.dtype,
         )

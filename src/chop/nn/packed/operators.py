@@ -41,7 +41,7 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
             buffers["weight_codes"],
             buffers.get("weight_scales"),
             buffers.get("weight_tensor_scale"),
-            self.packed_shapes["weight"],
+            self.passed_shape("weight"),
             spec.number_format("weight").key,
             self.bias,
             False,

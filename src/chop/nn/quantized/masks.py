@@ -7,6 +7,7 @@ then; its other elements are of no meaning.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -64,8 +65,13 @@ def stored_weights(module: nn.Module) -> list[Tensor]:
 def zero_masked_weights(module: nn.Module) -> None:
     """Zeroes the masked weights of an operator that has a mask beside a dense weight."""
     kept = module._buffers.get(MASK)
-    if kept is not None and module._buffers.get(FULL) is None:
+    if kept is not None and has_unapplied_mask(module._buffers):
         write_mask(module, kept, full_weight(module))
+
+
+def has_unapplied_mask(buffers: Mapping[str, object]) -> bool:
+    """Whether buffers, by name, are those of an operator with a mask beside a dense weight."""
+    return buffers.get(MASK) is not None and buffers.get(FULL) is None
 
 
 # Every operator that lives, by id: copies and loaded ones must be known too, and a parameter does
