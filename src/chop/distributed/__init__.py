@@ -1,0 +1,7 @@
+"""Sharded models: layouts by a plan, on torch's DTensor."""
+
+from __future__ import annotations
+
+from chop.distributed.plan import Plan, format_mesh, parse_mesh
+
+__all__ = ["Plan", "format_mesh", "parse_mesh"]

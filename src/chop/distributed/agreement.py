@@ -1,0 +1,115 @@
+"""What the processes of a run agree on: inputs, a reference, and the worst difference."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.distributed.difference import Difference, tensors_of
+from chop.distributed.plan import Plan, named_tensors
+from chop.errors import DistributedError
+
+SAMPLED = 1024
+"""Elements of a tensor that tell whether two processes have the same."""
+
+
+def this_device() -> torch.device:
+    """The device of this process, as its backend has it."""
+    import torch.distributed as dist
+
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def agreed(own: Difference) -> Difference:
+    """The worst difference of all processes; each gets the same."""
+    import torch.distributed as dist
+
+    numbers = [own.relative, float(own.flips), float(bool(own.wrong))]
+    worst = torch.tensor(numbers, dtype=torch.float64, device=this_device())
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    relative, flips, is_wrong = worst.tolist()
+    told = enumerate(_of_all(own.wrong) if is_wrong else [])
+    wrong = next((f"{text}, on process {rank}" for rank, text in told if text), "")
+    return Difference(relative, int(flips), wrong)
+
+
+def check_same_inputs(inputs: Mapping[str, Any]) -> None:
+    """Compares the tensors that the processes were given.
+
+    Raises:
+        DistributedError: a process has others; on all of them.
+    """
+    told = _of_all({name: [*map(_digest, tensors_of(x))] for name, x in inputs.items()})
+    for rank, other in enumerate(told):
+        if other != told[0]:
+            name = next(name for name in told[0] | other if other.get(name) != told[0].get(name))
+            raise DistributedError(
+                f"expected the same inputs on all processes, but '{name}' differs between "
+                f"processes 0 and {rank}: draw it by one seed."
+            )
+
+
+def check_same_model(model: nn.Module, plan: Plan) -> None:
+    """Compares the plan, and samples of the parameters and buffers that are not on the meta device.
+
+    Args:
+        model: of this process, before it is sharded.
+        plan: of this process.
+
+    Raises:
+        DistributedError: a process has others; on all of them.
+    """
+    from torch.distributed.tensor import DTensor
+
+    given = dict(named_tensors(model)).items()
+    tensors = {path: x for path, x in given if not (x.is_meta or isinstance(x, DTensor))}
+    own = {path: (*_digest(_sample(x)), tuple(x.shape)) for path, x in tensors.items()}
+    told = _of_all((plan.to_json(), own))
+    for rank, (other, digests) in enumerate(told):
+        if other != told[0][0]:
+            raise DistributedError(
+                f"expected the same plan on all processes, but those of 0 and {rank} differ."
+            )
+        if digests != told[0][1]:
+            known = told[0][1]
+            name = next(x for x in known | digests if known.get(x) != digests.get(x))
+            raise DistributedError(
+                f"expected the same model on all processes, but '{name}' differs between processes "
+                f"0 and {rank}: load the same weights, or call torch.manual_seed before it is made."
+            )
+
+
+def of_first_process(x: Any) -> Any:
+    """A tensor as the first process has it, which all have in that shape; others as they are."""
+    import torch.distributed as dist
+
+    if not isinstance(x, Tensor) or not x.numel():
+        return x
+    sent = x.detach().contiguous().reshape(-1).view(torch.uint8).clone()
+    dist.broadcast(sent, 0)
+    return sent.view(x.dtype).reshape(x.shape)
+
+
+def _digest(x: Tensor) -> tuple[tuple[int, ...], str, int]:
+    content = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return tuple(x.shape), str(x.dtype), zlib.crc32(content.data)
+
+
+def _sample(x: Tensor) -> Tensor:
+    """Some elements of a tensor, from everywhere in it."""
+    flat = x.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // SAMPLED)]
+
+
+def _of_all(value: Any) -> list[Any]:
+    import torch.distributed as dist
+
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, value)
+    return told

@@ -1,0 +1,236 @@
+"""Plans that need no search: replicated, by samples, by rows of weights, and Megatron's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import fx
+
+from chop.capture.specs import TensorSpec
+from chop.distributed.placements import REPLICATED, sharded
+from chop.distributed.plan import Placements, Plan, format_mesh, named_tensors, parse_mesh
+from chop.distributed.products import Product, placements, products_of
+from chop.errors import PlanError, did_you_mean
+from chop.ir.graph import MaseGraph
+from chop.ir.ops import Kind
+
+PlanMaker = Callable[[MaseGraph, tuple[int, ...]], Plan]
+
+
+def replicate_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> Plan:
+    """Every process has the whole model: nothing is sent, and no memory is saved."""
+    return Plan(mesh, name="replicate")
+
+
+def rows_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> Plan:
+    """Every weight matrix is cut along its outputs, and each result is gathered.
+
+    A matrix that does not divide, or whose format does not allow the cut, is replicated.
+    """
+    plan = _Draft(mesh, "rows")
+    for product in products_of(mg):
+        if product.columns(mesh[-1]):
+            plan.gathered(product)
+    return plan.finished(mg)
+
+
+def megatron_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> Plan:
+    """Pairs of linear layers: the first ones cut along outputs, the last along inputs.
+
+    Between the two, as attention heads and activations, each process computes its own part; one
+    all-reduce sums what the last layers give. A pair whose last layer cannot be cut along its
+    inputs, as packed codes and blocks that do not divide, gathers instead. Linear layers without a
+    partner, embeddings and convolutions stay replicated.
+
+    Raises:
+        PlanError: attention heads do not divide by the last axis of the mesh.
+
+    Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
+    """
+    plan, count = _Draft(mesh, "megatron"), mesh[-1]
+    by_node = {product.node: product for product in products_of(mg)}
+    taken: set[fx.Node] = set()
+    for last in by_node.values():
+        if last.node in taken:
+            continue
+        firsts = _partners(mg, last, by_node, taken)
+        if not firsts:
+            continue
+        apart = any(_parts_features(node) for first in firsts for node in _after(first, last))
+        joined = last.rows(count) and all(first.columns(count) for first in firsts) and not apart
+        for first in firsts:
+            if joined:
+                _check_heads(mg, first, last, count)
+                plan.columns(first)
+            elif first.columns(count):
+                plan.gathered(first)
+        if last.rows(count):
+            plan.rows(last)
+        elif last.columns(count):
+            plan.gathered(last)
+        taken |= {last.node, *(first.node for first in firsts)}
+    return plan.finished(mg)
+
+
+def data_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> Plan:
+    """Every process has the whole model, and computes its part of the samples of each input.
+
+    A batch that the processes do not divide is refused when the model runs.
+    """
+    cut = (sharded(0),) * len(mesh)
+    reads: dict[str, dict[str, Placements]] = {}
+    for node in mg.nodes:
+        for source in node.all_input_nodes if node.op != "output" else ():
+            spec = source.meta.get("spec")
+            has_samples = isinstance(spec, TensorSpec) and len(spec.shape) > 0
+            if source.op == "placeholder" and has_samples:
+                reads.setdefault(node.name, {})[source.name] = cut
+    return Plan(mesh, {}, reads, "data")
+
+
+PLANS: dict[str, PlanMaker] = {
+    "replicate": replicate_plan,
+    "data": data_plan,
+    "rows": rows_plan,
+    "megatron": megatron_plan,
+}
+"""The plans by name."""
+
+
+def find_plan(
+    given: Plan | Mapping[str, Any] | str | Path,
+    mg: MaseGraph,
+    mesh: tuple[int, ...] | int | str | None = None,
+    processes: int = 1,
+) -> Plan:
+    """The plan that a user means.
+
+    Args:
+        given: a name of `PLANS`, a plan, the path of its JSON file, or what that holds.
+        mg: the graph that it is for.
+        mesh: processes along each axis; None: as a plan that is given has them, else `processes`.
+        processes: how many there are.
+
+    Raises:
+        PlanError: there is no such plan or file, it is no plan, or it is for another mesh.
+    """
+    wanted = None if mesh is None else parse_mesh(mesh)
+    if isinstance(given, str) and given in PLANS:
+        return PLANS[given](mg, wanted or (processes,))
+    if isinstance(given, Mapping):
+        given = Plan.from_json(given)
+    elif not isinstance(given, Plan):
+        if not Path(given).is_file():
+            known = did_you_mean(given, PLANS)
+            raise PlanError(f"'{given}' is neither a file nor the name of a plan: {known}")
+        given = Plan.read(given)
+    if wanted is not None and wanted != given.mesh:
+        raise PlanError(
+            f"the plan is for a mesh of {format_mesh(given.mesh)}, expected {format_mesh(wanted)}."
+        )
+    return given
+
+
+class _Draft:
+    """A plan in the making."""
+
+    def __init__(self, mesh: tuple[int, ...], name: str) -> None:
+        self.mesh, self.name = mesh, name
+        self.parameters: dict[str, Placements] = {}
+        self.reads: dict[str, dict[str, Placements]] = {}
+
+    def columns(self, product: Product) -> None:
+        """Cuts a product along its outputs."""
+        self.parameters |= placements(product.along_outputs, self.mesh)
+
+    def gathered(self, product: Product) -> None:
+        """Cuts a product along its outputs, which all readers read whole."""
+        self.columns(product)
+        self._read_whole(product)
+
+    def rows(self, product: Product) -> None:
+        """Cuts a product along its inputs; all readers read the sum."""
+        self.parameters |= placements(product.along_inputs, self.mesh)
+        self._read_whole(product)
+
+    def _read_whole(self, product: Product) -> None:
+        for user in product.node.users:
+            if user.op != "output":
+                whole = (REPLICATED,) * len(self.mesh)
+                self.reads.setdefault(user.name, {})[product.node.name] = whole
+
+    def finished(self, mg: MaseGraph) -> Plan:
+        """The plan; what is tied to a tensor, as an embedding's table is, is cut as that is."""
+        tensors = named_tensors(mg.model)
+        cut = {id(x): self.parameters[path] for path, x in tensors if path in self.parameters}
+        parameters = {path: cut[id(x)] for path, x in tensors if id(x) in cut}
+        return Plan(self.mesh, parameters, self.reads, self.name)
+
+
+def _partners(
+    mg: MaseGraph, last: Product, by_node: dict[fx.Node, Product], taken: set[fx.Node]
+) -> list[Product]:
+    """The products that a product reads, through nodes without weights; none if it reads others."""
+    found = []
+    for node in _between(last.data_in, by_node):
+        if node in by_node:
+            if node in taken:
+                return []
+            found.append(by_node[node])
+        row, module = mg.operator(node), mg.module_of(node)
+        stops = row.kind is Kind.NORM or (row.weight is not None and node not in by_node)
+        if stops and module is not None:
+            return []
+    return found
+
+
+def _between(start: fx.Node, by_node: dict[fx.Node, Product]) -> Iterator[fx.Node]:
+    """The nodes that lead to `start`, itself included, back to products, which are the ends."""
+    waiting, seen = [start], set[fx.Node]()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        yield node
+        if node not in by_node:
+            waiting += node.all_input_nodes
+
+
+def _after(first: Product, last: Product) -> Iterator[fx.Node]:
+    """The nodes from one product to another, without them."""
+    before, waiting, seen = {last.data_in}, [last.data_in], set[fx.Node]()
+    while waiting:
+        for node in waiting.pop().all_input_nodes:
+            if node not in before and node is not first.node:
+                before.add(node)
+                waiting.append(node)
+    waiting = [first.node]
+    while waiting:
+        for node in waiting.pop().users:
+            if node in before and node not in seen:
+                seen.add(node)
+                waiting.append(node)
+                yield node
+
+
+def _parts_features(node: fx.Node) -> bool:
+    """Whether a tensor is parted, as a fused query, key and value is: chunks are other columns."""
+    return isinstance(node.meta.get("spec"), tuple | list)
+
+
+def _check_heads(mg: MaseGraph, first: Product, last: Product, count: int) -> None:
+    for node in _after(first, last):
+        spec = node.meta.get("spec")
+        if mg.operator(node).layout != "view" or not isinstance(spec, TensorSpec):
+            continue
+        heads, size = (0, 0, *spec.shape)[-2:]
+        if not isinstance(heads, int) or not isinstance(size, int):
+            continue
+        if heads * size == first.outputs and heads % count:
+            raise PlanError(
+                f"node '{node.name}' has {heads} heads, which {count} processes cannot share "
+                f"evenly; the last axis of the mesh has to divide {heads}."
+            )

@@ -1,0 +1,144 @@
+"""How far a value of a sharded model is from one process's, and how far it may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chop.capture.pytree import tree_children
+from chop.distributed.layouts import Groups, layout_text, local_of, piece_of
+
+ROUNDINGS = 4
+"""Rounding steps of a dtype that a sum in another order may differ by."""
+NEVER = 1e30
+"""Magnitudes beyond are masks; so are the extremes of coarser dtypes."""
+FLIPS, FLIP_SHARE = 4, 0.02
+"""Elements, and their share, that a quantized node may round to another value."""
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What a value may differ by.
+
+    Attributes:
+        relative: to the largest magnitude of the value.
+        absolute: in addition, for the rounding error of what it is computed from.
+        flips: whether a few elements may be any number, since they are rounded to a format.
+    """
+
+    relative: float
+    absolute: float = 0.0
+    flips: bool = False
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far a value is from the reference.
+
+    Attributes:
+        relative: to the largest magnitude of the reference, flips left out.
+        flips: elements that are beyond what is allowed, and taken for rounding.
+        wrong: what is not allowed, for a message; "" where all is.
+    """
+
+    relative: float = 0.0
+    flips: int = 0
+    wrong: str = ""
+
+    def joined(self, other: Difference) -> Difference:
+        """The larger of two, and what is wrong with the first that is."""
+        relative, flips = max(self.relative, other.relative), max(self.flips, other.flips)
+        return Difference(relative, flips, self.wrong or other.wrong)
+
+
+def difference(found: Any, expected: Any, allowed: Allowed, groups: Groups) -> Difference:
+    """How far a value, a tensor or made of some, is from the reference; numbers are not compared.
+
+    Args:
+        found: the sharded model's: DTensors, or plain tensors whole or this process's chunk.
+        expected: the reference: plain tensors.
+        allowed: for each tensor.
+        groups: see `chunk_groups`.
+    """
+    worst = Difference()
+    for piece, whole in pairs(found, expected):
+        if isinstance(whole, Tensor):
+            worst = worst.joined(_of_tensor(piece, whole, allowed, groups))
+    return worst
+
+
+def pairs(found: Any, expected: Any) -> Iterator[tuple[Any, Any]]:
+    """The single values of the reference, each with what the sharded model has for it."""
+    parts = None if isinstance(expected, Tensor) else tree_children(expected)
+    if parts is None:
+        yield found, expected
+        return
+    others = (None if isinstance(found, Tensor) else tree_children(found)) or {}
+    for key, part in parts.items():
+        yield from pairs(others.get(key), part)
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """The tensors in a value."""
+    return [x for _, x in pairs(None, value) if isinstance(x, Tensor)]
+
+
+def rounding_error(tensors: Iterable[Tensor]) -> float:
+    """What the coarsest dtype of some tensors may round by, relative."""
+    floats = [x.dtype for x in tensors if x.is_floating_point() or x.is_complex()]
+    return ROUNDINGS * max((torch.finfo(dtype).eps for dtype in floats), default=0.0)
+
+
+def largest_magnitude(x: Tensor) -> float:
+    """The largest magnitude, without those that stand for "never", as in masks."""
+    is_exact = not (x.is_floating_point() or x.is_complex())
+    limit = math.inf if is_exact else min(NEVER, torch.finfo(x.dtype).max / 2)
+    sizes = (x.double() if is_exact else x.detach()).abs()
+    return float(sizes.masked_fill(~(sizes < limit), 0.0).max()) if x.numel() else 0.0
+
+
+def _of_tensor(found: Any, whole: Tensor, allowed: Allowed, groups: Groups) -> Difference:
+    if not isinstance(found, Tensor):
+        return Difference(math.inf, 0, f"it is {type(found).__name__}, not a tensor")
+    piece = piece_of(whole, found, groups)
+    if piece is None or found.dtype != whole.dtype:
+        got = f"{tuple(found.shape)} {found.dtype} in layout ({layout_text(found)})"
+        wanted = f"{tuple(whole.shape)} {whole.dtype}, whole or this process's chunk"
+        return Difference(math.inf, 0, f"it is {got}, expected {wanted}")
+    local = local_of(found)
+    where = f"layout ({piece.layout}), {tuple(local.shape)} of {tuple(whole.shape)} here"
+    if local.shape != piece.local.shape:
+        wanted = f"expected {tuple(piece.local.shape)}"
+        return Difference(math.inf, 0, f"by its shape, {where}, {wanted}")
+    return _measure(local, piece.local, largest_magnitude(whole), allowed, where)
+
+
+def _measure(
+    found: Tensor, expected: Tensor, magnitude: float, allowed: Allowed, where: str
+) -> Difference:
+    if torch.equal(found, expected):
+        return Difference()
+    is_exact = not (expected.is_floating_point() or expected.is_complex())
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    a, b = found.to(wide), expected.to(wide)
+    same = (a == b) | (a.isnan() & b.isnan())
+    gaps = (a - b).abs().masked_fill(same, 0.0).nan_to_num(nan=math.inf)
+    limit = 0.0 if is_exact else allowed.relative * magnitude + allowed.absolute
+    beyond = (gaps > limit) | gaps.isinf()
+    count = int(beyond.sum())
+    if allowed.flips and count <= FLIPS + FLIP_SHARE * gaps.numel() and not gaps.isinf().any():
+        return Difference(_ratio(float(gaps.masked_fill(beyond, 0.0).max()), magnitude), count)
+    largest = float(gaps.max())
+    text = f"by {largest:.3g} where the largest magnitude is {magnitude:.3g}, {where}"
+    return Difference(_ratio(largest, magnitude), 0, text if count else "")
+
+
+def _ratio(part: float, whole: float) -> float:
+    if part == 0:
+        return 0.0
+    return part / whole if whole > 0 else math.inf

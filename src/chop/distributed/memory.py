@@ -1,0 +1,77 @@
+"""Memory of a forward: the bytes of the tensors that live at once, real ones and fake ones."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chop.capture.pytree import tree_map
+from chop.capture.symbolic_api import outside_fake_mode
+from chop.capture.torch_private import TorchDispatchMode
+from chop.distributed.collectives import buffer_bytes, is_silent
+from chop.distributed.dtensor_private import is_deciding
+from chop.kernels.packed import workspace_bytes
+
+
+class MemoryMeter(TorchDispatchMode):
+    """Counts the memory of tensors that operators make inside it, while they live.
+
+    Attributes:
+        live: bytes now.
+        peak: the largest of `live` since `restart`.
+    """
+
+    def __init__(self, known: Iterable[Tensor] = (), backend: str = "gloo") -> None:
+        """Starts with nothing.
+
+        Args:
+            known: tensors that are there already, which are not counted.
+            backend: of the collectives, which may need buffers.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._backend = backend
+        self.live = self.peak = 0
+        self._seen: dict[int, weakref.ref[Any]] = {}
+        for tensor in known:
+            self._note(tensor, 0)
+
+    def restart(self) -> None:
+        """Counts the peak from now on."""
+        self.peak = self.live
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Runs the operator; DTensor's come again as those on its local tensors."""
+        from torch.distributed.tensor import DTensor
+
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        if is_silent(func):  # the memory that it was given, of which fake tensors know nothing
+            return args[0] if func is torch.ops._c10d_functional.wait_tensor.default else result
+        with outside_fake_mode():  # what kernels keep of formats has to have numbers
+            hidden = workspace_bytes(func, args)
+        hidden += buffer_bytes(func, args, result, self._backend)
+        tree_map(lambda x: self._note(x) if isinstance(x, Tensor) else None, result)
+        self.peak = max(self.peak, self.live + hidden)
+        return result
+
+    def _note(self, tensor: Tensor, size: int | None = None) -> None:
+        storage = tensor.untyped_storage()
+        if id(storage) in self._seen or tensor.device.type == "meta" or is_deciding():
+            return
+        size = storage.nbytes() if size is None else size
+        key = id(storage)
+
+        def gone(_: Any) -> None:
+            self.live -= size
+            del self._seen[key]
+
+        self._seen[key] = weakref.ref(storage, gone)
+        self.live += size
+        self.peak = max(self.peak, self.live)

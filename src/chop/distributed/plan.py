@@ -1,0 +1,215 @@
+"""A sharding plan: the mesh of processes, what each keeps, and how each node reads its inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from chop.distributed.placements import REPLICATED, normalized, shard_dim
+from chop.errors import PlanError
+from chop.files import atomic_file
+from chop.ir.graph import MaseGraph
+
+FORMAT = "chop sharding plan"
+VERSION = 1
+Placements = tuple[str, ...]
+"""One text per axis of the mesh: "R", or "S" and the dimension that is cut."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where the parameters of a model lie on several processes, and what its nodes read.
+
+    A plan decides layouts, never results: tensors keep their global shapes, and what a node cannot
+    compute in the layout that it gets is redistributed.
+
+    Attributes:
+        mesh: processes along each axis.
+        parameters: the placement of parameters and buffers by dotted path; others are replicated.
+        reads: by node, the placement in which it reads what another node gives; what is not named
+            is read as it comes.
+        name: for reports.
+    """
+
+    mesh: tuple[int, ...]
+    parameters: Mapping[str, Placements] = field(default_factory=dict)
+    reads: Mapping[str, Mapping[str, Placements]] = field(default_factory=dict)
+    name: str = ""
+
+    @property
+    def processes(self) -> int:
+        """How many processes the plan is for."""
+        return math.prod(self.mesh)
+
+    def placement(self, parameter: str) -> Placements:
+        """The placement of a parameter or buffer."""
+        return self.parameters.get(parameter, (REPLICATED,) * len(self.mesh))
+
+    def checked(self, mg: MaseGraph) -> Plan:
+        """The plan with dimensions counted from the front.
+
+        Raises:
+            PlanError: it names a parameter or node that the graph lacks, a dimension that a
+                parameter lacks, or gives another number of placements than the mesh has axes; or
+                tied parameters differ.
+        """
+        model = mg.model
+        tensors = dict(named_tensors(model))
+        for path in self.parameters:
+            _check_name("parameter", path, tensors)
+        self._check_nodes(mg)
+        parameters = {
+            path: normalized(self._whole(path, texts), tensors[path].ndim, f"parameter '{path}'")
+            for path, texts in self.parameters.items()
+        }
+        found = dataclasses.replace(self, parameters=parameters)
+        found._check_ties(model)
+        return found
+
+    def _check_nodes(self, mg: MaseGraph) -> None:
+        nodes = {node.name: node for node in mg.nodes}
+        for name, sources in self.reads.items():
+            _check_name("node", name, nodes)
+            inputs = {source.name for source in nodes[name].all_input_nodes}
+            for source, texts in sources.items():
+                _check_name(f"node '{name}' reads no", source, inputs)
+                for text in self._whole(f"{name} <- {source}", texts):
+                    shard_dim(text)
+
+    def _whole(self, where: str, texts: Placements) -> Placements:
+        if len(texts) != len(self.mesh):
+            raise PlanError(
+                f"{where}: expected {len(self.mesh)} placements, one per axis of the mesh "
+                f"{format_mesh(self.mesh)}, got {len(texts)}."
+            )
+        return texts
+
+    def _check_ties(self, model: nn.Module) -> None:
+        first: dict[int, str] = {}
+        for path, tensor in named_tensors(model):
+            other = first.setdefault(id(tensor), path)
+            if self.placement(path) != self.placement(other):
+                raise PlanError(
+                    f"'{path}' and '{other}' are one parameter, but the plan has "
+                    f"{self.placement(path)} and {self.placement(other)} for them."
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        own = {
+            "mesh": list(self.mesh),
+            "name": self.name,
+            "parameters": {path: list(texts) for path, texts in self.parameters.items()},
+            "reads": {
+                node: {source: list(texts) for source, texts in sources.items()}
+                for node, sources in self.reads.items()
+            },
+        }
+        return {"format": FORMAT, "version": VERSION, **own}
+
+    @classmethod
+    def from_json(cls, document: Any, where: str = "plan") -> Plan:
+        """Inverse of `to_json`.
+
+        Raises:
+            PlanError: it is no plan; the message says where.
+        """
+        if not isinstance(document, Mapping) or document.get("format", FORMAT) != FORMAT:
+            raise PlanError(f"{where}: expected an object with format '{FORMAT}'.")
+        if document.get("version", VERSION) != VERSION:
+            raise PlanError(f"{where}: version {document['version']}, this chop reads {VERSION}.")
+        known = {entry.name for entry in dataclasses.fields(cls)}
+        for key in document.keys() - {"format", "version"}:
+            _check_name(f"{where}: unknown key", key, known)
+        reads = _mapping(document.get("reads", {}), f"{where}.reads")
+        return cls(
+            parse_mesh(document.get("mesh"), f"{where}.mesh"),
+            _placements(document.get("parameters", {}), f"{where}.parameters"),
+            {node: _placements(given, f"{where}.reads.{node}") for node, given in reads.items()},
+            str(document.get("name", "")),
+        )
+
+    def write(self, path: str | Path) -> None:
+        """Writes the plan as JSON; a file of before stays until all is written."""
+        with atomic_file(Path(path)) as temporary:
+            temporary.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: str | Path) -> Plan:
+        """Reads what `write` wrote.
+
+        Raises:
+            PlanError: there is no such file, or it holds no plan.
+        """
+        try:
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise PlanError(f"plan '{path}' cannot be read: {error.strerror}.") from None
+        except (ValueError, RecursionError) as error:
+            raise PlanError(f"plan '{path}' is no JSON: {error}.") from None
+        return cls.from_json(document, f"plan '{path}'")
+
+
+def parse_mesh(value: Any, where: str = "mesh") -> tuple[int, ...]:
+    """The shape of a mesh from numbers, or a text such as "2x4".
+
+    >>> parse_mesh("2x4"), parse_mesh(2)
+    ((2, 4), (2,))
+
+    Raises:
+        PlanError: it is neither, or a number is below one.
+    """
+    sizes = value.lower().split("x") if isinstance(value, str) else value
+    sizes = [sizes] if isinstance(sizes, int) else sizes
+    try:
+        found = tuple(int(size) for size in sizes if not isinstance(size, float | bool))
+    except (TypeError, ValueError):
+        found = ()
+    if not found or min(found) < 1 or len(found) < len(sizes):
+        raise PlanError(f"{where}: expected the processes per axis, as 4 or 2x2, got {value!r}.")
+    return found
+
+
+def format_mesh(mesh: tuple[int, ...]) -> str:
+    """The text of a mesh.
+
+    >>> format_mesh((2, 4))
+    '2x4'
+    """
+    return "x".join(map(str, mesh))
+
+
+def named_tensors(model: nn.Module) -> list[tuple[str, Any]]:
+    """Parameters and buffers by dotted path; tied ones at each of their paths."""
+    parameters = model.named_parameters(remove_duplicate=False)
+    return [*parameters, *model.named_buffers(remove_duplicate=False)]
+
+
+def _check_name(what: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1) or list(known)[:1]
+        hint = f"one of {len(known)} is '{near[0]}'" if near else "there are none"
+        raise PlanError(f"{what} '{name}' is not there; {hint}.")
+
+
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise PlanError(f"{where}: expected an object, got {value!r}.")
+    return value
+
+
+def _placements(value: Any, where: str) -> dict[str, Placements]:
+    found = {}
+    for name, texts in _mapping(value, where).items():
+        if not isinstance(texts, list | tuple) or not all(isinstance(t, str) for t in texts):
+            raise PlanError(f"{where}.{name}: expected texts such as ['S0'], got {texts!r}.")
+        found[name] = tuple(texts)
+    return found

@@ -1,0 +1,116 @@
+"""The machine that a plan is for: how fast processes compute, and how fast they send."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from chop.distributed.collectives import Sent
+from chop.distributed.plan import format_mesh
+from chop.distributed.process import BACKENDS
+from chop.errors import PlanError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Processes on a mesh, all alike.
+
+    Attributes:
+        mesh: processes along each axis.
+        flops: floating-point operations per second of one process.
+        memory_bandwidth: bytes per second between a process and its memory.
+        bandwidth: bytes per second that a process sends along each axis of the mesh.
+        latency: seconds that one message takes along each axis, without its bytes.
+        memory_bytes: what a process has for parameters, buffers and activations; None: enough.
+        backend: of the collectives, "gloo" or "nccl"; gloo needs memory for buffers.
+    """
+
+    mesh: tuple[int, ...]
+    flops: float
+    memory_bandwidth: float
+    bandwidth: tuple[float, ...]
+    latency: tuple[float, ...]
+    memory_bytes: int | None = None
+    backend: str = "gloo"
+
+    @classmethod
+    def of(
+        cls,
+        mesh: tuple[int, ...],
+        flops: float,
+        memory_bandwidth: float,
+        bandwidth: float | Sequence[float],
+        latency: float | Sequence[float],
+        memory_bytes: int | None = None,
+        backend: str = "gloo",
+    ) -> Machine:
+        """A machine; one number of a link is that of all axes.
+
+        Raises:
+            PlanError: a speed is not positive, there are not as many as axes, or the backend is
+                unknown.
+        """
+        if backend not in BACKENDS:
+            raise PlanError(f"backend: got {backend!r}: {did_you_mean(backend, BACKENDS)}")
+        for name, value in {"flops": flops, "memory_bandwidth": memory_bandwidth}.items():
+            _check(name, [value])
+        axes = _of_axes("bandwidth", bandwidth, mesh), _of_axes("latency", latency, mesh, True)
+        return cls(mesh, flops, memory_bandwidth, *axes, memory_bytes, backend)
+
+    def seconds(self, flops: float, size_bytes: float) -> float:
+        """Time of an operator: of its arithmetic or of its memory, whichever is longer.
+
+        Source: Williams, Waterman and Patterson 2009, "Roofline".
+        """
+        return max(flops / self.flops, size_bytes / self.memory_bandwidth)
+
+    def seconds_of(self, sent: Iterable[Sent]) -> float:
+        """Time of collectives, one after the other, on rings.
+
+        Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication
+        Operations in MPICH": a ring of n sends n - 1 messages, an all-reduce twice as many.
+        """
+        return sum(map(self._seconds, sent))
+
+    def _seconds(self, sent: Sent) -> float:
+        if sent.axis is None:  # all axes at once: the slowest link decides
+            count, bandwidth, latency = (
+                math.prod(self.mesh),
+                min(self.bandwidth),
+                max(self.latency),
+            )
+        else:
+            count = self.mesh[sent.axis]
+            bandwidth, latency = self.bandwidth[sent.axis], self.latency[sent.axis]
+        rounds = 2 if sent.operation.startswith("all_reduce") else 1
+        chunk = sent.size_bytes
+        if not sent.operation.startswith("all_gather"):
+            chunk = sent.size_bytes / count
+        return rounds * (count - 1) * (latency + chunk / bandwidth)
+
+    def on(self, mesh: tuple[int, ...]) -> Machine:
+        """The same processes and links on a mesh of other sizes, with as many axes."""
+        return dataclasses.replace(self, mesh=mesh)
+
+
+def _check(name: str, values: Sequence[float], may_be_zero: bool = False) -> None:
+    for value in values:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not (value > 0 or (may_be_zero and value == 0)):
+            least = "0 or more" if may_be_zero else "above 0"
+            raise PlanError(f"{name}: expected a number {least}, got {value!r}.")
+
+
+def _of_axes(
+    name: str, given: float | Sequence[float], mesh: tuple[int, ...], may_be_zero: bool = False
+) -> tuple[float, ...]:
+    values = tuple(given) if isinstance(given, Sequence) else (given,) * len(mesh)
+    if len(values) != len(mesh):
+        raise PlanError(
+            f"{name}: expected one number, or one for each of the {len(mesh)} axes of the mesh "
+            f"{format_mesh(mesh)}, got {len(values)}."
+        )
+    _check(name, values, may_be_zero)
+    return values

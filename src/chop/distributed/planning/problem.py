@@ -1,0 +1,470 @@
+"""The integer program of a graph: layouts, transfers, time and memory of every node on a mesh."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx
+
+from chop.capture.side_effects import shared_writes, written_by
+from chop.capture.torch_private import FakeTensorMode
+from chop.distributed.placements import REPLICATED
+from chop.distributed.plan import Placements, Plan, named_tensors
+from chop.distributed.planning.layouts import Layout, local_bytes, processes_that_share
+from chop.distributed.planning.machine import Machine
+from chop.distributed.planning.node_layouts import (
+    Call,
+    LayoutFinder,
+    NodeLayout,
+    aliased_source,
+    product_layout,
+)
+from chop.distributed.planning.repeats import tied_with
+from chop.distributed.planning.simulated import fake_copy, fake_inputs, simulated_mesh
+from chop.distributed.planning.solver import (
+    Choice,
+    Fanout,
+    Moment,
+    Move,
+    Node,
+    Problem,
+    Solution,
+)
+from chop.distributed.planning.transfers import Transfers
+from chop.distributed.planning.work import flops_of, moves_memory, reads_whole_tensors
+from chop.distributed.strategies import register_strategies
+from chop.ir.annotate import tensors_in
+from chop.ir.graph import MaseGraph
+from chop.ir.propagate import GraphVisitor, bind_inputs
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True)
+class GraphProblem:
+    """A problem, and what its nodes are in the graph.
+
+    Attributes:
+        problem: of tied nodes.
+        nodes: of the graph, those that have to do with tensors, in order.
+        members: for each of them, which node of the problem it is.
+        calls: of each.
+        fallbacks: nodes that multiply matrices and can only do so replicated, with their share of
+            all operations.
+    """
+
+    problem: Problem
+    nodes: tuple[fx.Node, ...]
+    members: tuple[int, ...]
+    calls: tuple[Call, ...]
+    fallbacks: Mapping[str, float]
+
+    def repaired(self, solution: Solution, mesh: tuple[int, ...]) -> GraphProblem:
+        """The same without choices that do not hold; itself where those of the solution do.
+
+        On several axes choices are products of those along each, of which not all compute: where
+        one of the solution's does not, all choices of its node are tried.
+        """
+        if len(mesh) == 1:
+            return self
+        nodes = list(self.problem.nodes)
+        with simulated_mesh(mesh) as device_mesh, FakeTensorMode(), torch.no_grad():
+            finder = LayoutFinder(device_mesh)
+            for member, index in enumerate(solution.choices):
+                call, node = self.calls[self.members.index(member)], nodes[member]
+                if len(node.choices) == 1 or _holds(finder, call, node.choices[index]):
+                    continue
+                valid = [choice for choice in node.choices if _holds(finder, call, choice)]
+                nodes[member] = replace(node, choices=tuple(valid) or node.choices[:1])
+        if nodes == list(self.problem.nodes):
+            return self
+        follows = _still_follow(self.problem, nodes)
+        return replace(self, problem=replace(self.problem, nodes=tuple(nodes), follows=follows))
+
+    def plan(self, solution: Solution, mesh: tuple[int, ...], name: str) -> Plan:
+        """The plan of a solution."""
+        chosen = {
+            node: self.problem.nodes[member].choices[solution.choices[member]]
+            for node, member in zip(self.nodes, self.members, strict=True)
+        }
+        layouts: dict[int, Placements] = {}
+        reads: dict[str, dict[str, Placements]] = {}
+        for node, call in zip(self.nodes, self.calls, strict=True):
+            own = chosen[node].tensors.values()
+            layouts |= {id(x): p for x, p in zip(call.tensors.values(), own, strict=True)}
+            for source, wanted in zip(call.sources, chosen[node].reads, strict=True):
+                if node.op != "output" and wanted != chosen[source].result:
+                    reads.setdefault(node.name, {})[source.name] = wanted
+        whole = (REPLICATED,) * len(mesh)
+        parameters = {
+            path: layouts[id(x)]
+            for path, x in named_tensors(self.calls[0].mg.model)
+            if layouts.get(id(x), whole) != whole
+        }
+        return Plan(mesh, parameters, reads, name)
+
+
+def _still_follow(
+    problem: Problem, nodes: Sequence[Node]
+) -> dict[int, tuple[int, tuple[int, ...]]]:
+    """Followers among nodes of which some have fewer choices; who loses one follows no more."""
+    found = {}
+    for member, (leader, mapped) in problem.follows.items():
+        before, now = problem.nodes[leader].choices, nodes[leader].choices
+        own = [problem.nodes[member].choices[mapped[before.index(choice)]] for choice in now]
+        if all(choice in nodes[member].choices for choice in own):
+            found[member] = leader, tuple(map(nodes[member].choices.index, own))
+    return found
+
+
+def _holds(finder: LayoutFinder, call: Call, choice: Choice) -> bool:
+    tensors = tuple(choice.tensors.values())
+    return finder.holds(call, NodeLayout(choice.reads, tensors, choice.result))
+
+
+def graph_problem(
+    mg: MaseGraph, inputs: Mapping[str, Any], machine: Machine, exact: bool
+) -> GraphProblem:
+    """The problem of a graph.
+
+    Args:
+        mg: the graph; it is not changed, and may be on the meta device.
+        inputs: of a forward; their numbers do not matter.
+        machine: the mesh and its speeds.
+        exact: repeated layers may have layouts of their own; else all have the same.
+
+    Raises:
+        PlanError: processes are joined already.
+    """
+    register_strategies()
+    values: dict[fx.Node, Any] = {}
+    fake = FakeTensorMode()
+    with fake, torch.no_grad():
+        twin = fake_copy(mg)
+        arguments = bind_inputs(twin.model, fake_inputs(inputs))
+        GraphVisitor(twin.model, lambda node, _, x: values.setdefault(node, x)).run(*arguments)
+        builder = _Builder(twin, values, machine, exact)
+    for size in set(machine.mesh):
+        with simulated_mesh((size,)) as mesh, fake, torch.no_grad():
+            builder.find_layouts(mesh)
+    with simulated_mesh(machine.mesh) as mesh, fake, torch.no_grad():
+        return builder.build(Transfers(mesh, machine.backend))
+
+
+class _Builder:
+    def __init__(
+        self, mg: MaseGraph, values: Mapping[fx.Node, Any], machine: Machine, exact: bool
+    ) -> None:
+        self._mg, self._values, self._machine = mg, values, machine
+        self._mesh, self._exact = machine.mesh, exact
+        self._whole: Layout = (REPLICATED,) * len(self._mesh)
+        self._along: dict[int, dict[int, list[NodeLayout]]] = {}
+        self._nodes = [x for x in mg.nodes if x.op == "output" or _has_tensors(values[x])]
+        self._calls = [Call.of(mg, node, values) for node in self._nodes]
+        self._index = {node: i for i, node in enumerate(self._nodes)}
+        self._fixed = self._fixed_nodes()
+        keys = [(call.node in self._fixed, call.signature()) for call in self._calls]
+        firsts = list(range(len(keys))) if exact else tied_with(keys)
+        order = {first: i for i, first in enumerate(dict.fromkeys(firsts))}
+        self._firsts = list(order)
+        self._members = [order[first] for first in firsts]
+        self._slots = self._tied_tensors()
+
+    def find_layouts(self, mesh: DeviceMesh) -> None:
+        """Finds the layouts of every node along an axis of so many processes."""
+        finder = LayoutFinder(mesh)
+        self._along[mesh.size()] = {
+            first: finder.layouts(self._calls[first])
+            for first in self._firsts
+            if self._nodes[first] not in self._fixed
+        }
+
+    def build(self, transfers: Transfers) -> GraphProblem:
+        """The problem, once the layouts along each axis are found."""
+        self._transfers = transfers
+        counts = Counter(self._members)
+        nodes = []
+        for member, first in enumerate(self._firsts):
+            node, call = self._nodes[first], self._calls[first]
+            layouts = self._layouts(first)
+            choices = tuple(
+                self._choice(call, layout, member)
+                for layout in layouts
+                if self._ties_agree(call, layout, member)
+            )
+            nodes.append(Node(node.name, choices, counts[member]))
+        fanouts, of_value = self._fanouts(nodes)
+        problem = Problem(
+            tuple(nodes),
+            fanouts,
+            self._tensor_bytes(nodes),
+            tuple(self._moments(of_value)),
+            self._follows(nodes),
+        )
+        return GraphProblem(
+            problem,
+            tuple(self._nodes),
+            tuple(self._members),
+            tuple(self._calls),
+            self._fallbacks(nodes),
+        )
+
+    # --- nodes ---
+
+    def _fixed_nodes(self) -> set[fx.Node]:
+        """Nodes that compute replicated: on constants alone, or on memory that is written."""
+        running: set[fx.Node] = set()
+        fixed: set[fx.Node] = set()
+        for node, call in zip(self._nodes, self._calls, strict=True):
+            if node.op in ("placeholder", "output"):
+                running.add(node)
+                fixed.add(node)
+            elif call.tensors or any(source in running for source in call.sources):
+                running.add(node)
+            else:
+                fixed.add(node)
+            if written_by(node):
+                written = shared_writes(node)
+                fixed |= {node, *written, *written.values(), *call.sources}
+        return fixed
+
+    def _layouts(self, index: int) -> list[NodeLayout]:
+        call = self._calls[index]
+        if call.node in self._fixed:
+            reads = (self._whole,) * len(call.sources)
+            own = (self._whole,) * len(call.tensors)
+            is_given = call.node.op in ("placeholder", "output", "get_attr")
+            is_view = is_given or aliased_source(call) is not None
+            size = 0 if is_view else self._size(self._values[call.node], self._whole)
+            return [NodeLayout(reads, own, self._whole, size)]
+        along = [self._along[size][index] for size in self._mesh]
+        whole = along[0][0]
+        found = (product_layout(call, whole, x, self._mesh) for x in itertools.product(*along))
+        return [layout for layout in found if layout is not None]
+
+    def _ties_agree(self, call: Call, layout: NodeLayout, member: int) -> bool:
+        """Whether a layout has tensors of the node that are one in one place."""
+        names = [self._slots[member, i] for i in range(len(call.tensors))]
+        return len(set(zip(names, layout.tensors, strict=True))) == len(set(names))
+
+    def _choice(self, call: Call, layout: NodeLayout, member: int) -> Choice:
+        names = [self._slots[member, i] for i in range(len(call.tensors))]
+        return Choice(
+            layout.reads,
+            layout.result,
+            self._seconds(call, layout),
+            layout.result_bytes,
+            layout.workspace_bytes,
+            dict(zip(names, layout.tensors, strict=True)),
+        )
+
+    def _seconds(self, call: Call, layout: NodeLayout) -> float:
+        if call.node.op in ("placeholder", "output", "get_attr"):
+            return 0.0
+        given = [self._values[source] for source in call.sources]
+        results = list(tensors_in(self._values[call.node]))
+        leaves = [x for value in given for x in tensors_in(value)]
+        if not moves_memory(leaves, results):
+            return 0.0
+        flops = flops_of(self._mg, call.node, leaves, results)
+        size = sum(self._size(x, place) for x, place in zip(given, layout.reads, strict=True))
+        size += self._size(self._values[call.node], layout.result)
+        if reads_whole_tensors(self._mg, call.node):
+            own = zip(call.tensors.values(), layout.tensors, strict=True)
+            size += sum(local_bytes(x, self._mesh, place) for x, place in own)
+        return self._machine.seconds(flops / processes_that_share(self._mesh, layout.result), size)
+
+    def _size(self, value: Any, layout: Layout) -> int:
+        return sum(local_bytes(x, self._mesh, layout) for x in tensors_in(value))
+
+    def _fallbacks(self, nodes: Sequence[Node]) -> dict[str, float]:
+        if math.prod(self._mesh) == 1:
+            return {}
+        flops, lone = [], []
+        for node, call, member in zip(self._nodes, self._calls, self._members, strict=True):
+            leaves = [x for source in call.sources for x in tensors_in(self._values[source])]
+            flops.append(flops_of(self._mg, node, leaves, list(tensors_in(self._values[node]))))
+            lone.append(len(nodes[member].choices) == 1)
+        total = sum(flops) or 1
+        rows = zip(self._nodes, flops, lone, strict=True)
+        return {node.name: count / total for node, count, alone in rows if alone and count}
+
+    # --- parameters ---
+
+    def _tied_tensors(self) -> dict[tuple[int, int], str]:
+        """A name for the tensors of each node of the problem; one where they are the same."""
+        names: dict[tuple[int, int], str] = {}
+        slots: dict[int, list[tuple[int, int]]] = {}
+        for call, member in zip(self._calls, self._members, strict=True):
+            for place, x in enumerate(call.tensors.values()):
+                names.setdefault((member, place), f"{member}.{place}")
+                slots.setdefault(id(x), []).append((member, place))
+        for several in slots.values():
+            old = {names[slot] for slot in several}
+            if len(old) > 1:
+                new = min(old)
+                names.update({slot: new for slot, name in names.items() if name in old})
+        return names
+
+    def _tensor_bytes(self, nodes: Sequence[Node]) -> dict[str, dict[Layout, int]]:
+        tensors: dict[str, dict[int, Tensor]] = {}
+        for call, member in zip(self._calls, self._members, strict=True):
+            for place, x in enumerate(call.tensors.values()):
+                tensors.setdefault(self._slots[member, place], {})[id(x)] = x
+        found: dict[str, dict[Layout, int]] = {name: {} for name in tensors}
+        for node in nodes:
+            for choice in node.choices:
+                for name, layout in choice.tensors.items():
+                    if layout not in found[name]:
+                        own = tensors[name].values()
+                        found[name][layout] = sum(local_bytes(x, self._mesh, layout) for x in own)
+        return found
+
+    # --- edges ---
+
+    def _fanouts(self, nodes: Sequence[Node]) -> tuple[tuple[Fanout, ...], dict[int, int]]:
+        """The readers of values, alike ones together, and which of them each value has."""
+        readers: dict[int, list[tuple[int, int]]] = {}
+        for call, member in zip(self._calls, self._members, strict=True):
+            for place, source in enumerate(call.sources):
+                readers.setdefault(self._index[source], []).append((member, place))
+        groups: dict[tuple[int, tuple[tuple[int, int], ...]], list[int]] = {}
+        for index, several in readers.items():
+            key = (self._members[index], tuple(sorted(set(several))))
+            groups.setdefault(key, []).append(index)
+        fanouts = list[Fanout]()
+        of_value: dict[int, int] = {}
+        for (member, alike), values in groups.items():
+            moves = self._moves(nodes, values[0], member, alike)
+            of_value.update(dict.fromkeys(values, len(fanouts)))
+            fanouts.append(Fanout(member, alike, moves, len(values)))
+        return tuple(fanouts), of_value
+
+    def _moves(
+        self, nodes: Sequence[Node], index: int, member: int, readers: Sequence[tuple[int, int]]
+    ) -> dict[tuple[Layout, Layout], Move]:
+        given = {choice.result for choice in nodes[member].choices}
+        tensors = list(tensors_in(self._values[self._nodes[index]]))
+        found: dict[tuple[Layout, Layout], Move] = {}
+        for reader, place in readers:
+            wanted = {choice.reads[place] for choice in nodes[reader].choices}
+            for pair in itertools.product(given, wanted):
+                move = found.get(pair) or self._move(tensors, *pair)
+                if move is not None:
+                    found[pair] = move
+        return found
+
+    def _follows(self, nodes: Sequence[Node]) -> dict[int, tuple[int, tuple[int, ...]]]:
+        """Nodes that take one of their inputs as it comes, whatever its layout is.
+
+        What multiplies nothing, has no parameters and gives no more bytes than it takes loses
+        nothing by it: what has to be sent can be sent after it.
+        """
+        sources: dict[tuple[int, int], set[int]] = {}
+        for call, member in zip(self._calls, self._members, strict=True):
+            for place, source in enumerate(call.sources):
+                sources.setdefault((member, place), set()).add(self._members[self._index[source]])
+        found: dict[int, tuple[int, tuple[int, ...]]] = {}
+        for member, first in enumerate(self._firsts):
+            for place in self._places_to_follow(first):
+                leaders = sources[member, place]
+                mapped = _mapped(nodes, found, min(leaders), member, place)
+                if len(leaders) == 1 and mapped is not None:
+                    found[member] = mapped
+                    break
+        return found
+
+    def _places_to_follow(self, index: int) -> list[int]:
+        """The inputs of a node that it may follow, the largest first."""
+        call = self._calls[index]
+        if self._exact or call.tensors or call.node in self._fixed:
+            return []
+        given = [self._values[source] for source in call.sources]
+        leaves = [x for value in given for x in tensors_in(value)]
+        result = self._values[call.node]
+        if flops_of(self._mg, call.node, leaves, list(tensors_in(result))):
+            return []
+        sizes = [self._size(value, self._whole) for value in given]
+        places = sorted(range(len(sizes)), key=lambda place: -sizes[place])
+        return [place for place in places if self._size(result, self._whole) <= sizes[place]]
+
+    def _move(self, tensors: Sequence[Tensor], given: Layout, wanted: Layout) -> Move | None:
+        seconds, copied, passing = 0.0, 0, 0
+        for x in tensors:
+            transfer = self._transfers.of(x, given, wanted)
+            if transfer is None:
+                return None
+            seconds += self._machine.seconds_of(transfer.sent)
+            copied += round(transfer.copy_bytes)
+            passing = max(passing, round(transfer.passing_bytes))
+        return Move(seconds, copied, passing)
+
+    # --- memory ---
+
+    def _moments(self, of_value: Mapping[int, int]) -> Iterator[Moment]:
+        """What is there while each node runs, and before; of moments that are alike, one."""
+        readers: dict[int, list[int]] = {i: [] for i in range(len(self._nodes))}
+        for index, call in enumerate(self._calls):
+            for source in call.sources:
+                readers[self._index[source]].append(index)
+        ends = self._ends(readers)
+        seen = set[object]()
+        alive: list[int] = []
+        for index in range(len(self._nodes)):
+            alive = [i for i in alive if ends[i] >= index]
+            read = [i for i in alive if readers[i] and readers[i][0] <= index]
+            copies = tuple(of_value[i] for i in read)
+            arriving = tuple(of_value[i] for i in alive if index in readers[i])
+            before = Counter(self._members[i] for i in alive)
+            alive.append(index)
+            member = self._members[index]
+            for moment in (
+                Moment(None, before, copies, arriving),
+                Moment(member, Counter(self._members[i] for i in alive), copies),
+            ):
+                key = (moment.node, frozenset(moment.values.items()), copies, moment.arriving)
+                if key not in seen:
+                    seen.add(key)
+                    yield moment
+
+    def _ends(self, readers: Mapping[int, Sequence[int]]) -> list[int]:
+        """The last node that needs the memory of each value; a view needs what it is a view of."""
+        ends = [max(readers[i], default=i) for i in range(len(self._nodes))]
+        for index in reversed(range(len(self._nodes))):
+            source = aliased_source(self._calls[index])
+            if source is not None:
+                first = self._index[source]
+                ends[first] = max(ends[first], ends[index])
+        return ends
+
+
+def _mapped(
+    nodes: Sequence[Node],
+    follows: Mapping[int, tuple[int, tuple[int, ...]]],
+    source: int,
+    member: int,
+    place: int,
+) -> tuple[int, tuple[int, ...]] | None:
+    """Who decides if a node follows a source, and its choice for each; None where it cannot."""
+    leader, own = follows.get(source, (source, tuple(range(len(nodes[source].choices)))))
+    choices = nodes[member].choices
+    found = []
+    for index in own:
+        layout = nodes[source].choices[index].result
+        fitting = [i for i, choice in enumerate(choices) if choice.reads[place] == layout]
+        if not fitting:
+            return None
+        # Other inputs might be cut finer, which is faster here, and sent together behind it.
+        found.append(min(fitting, key=lambda i: (choices[i].result != layout, choices[i].seconds)))
+    return leader, tuple(found)
+
+
+def _has_tensors(value: Any) -> bool:
+    return next(iter(tensors_in(value)), None) is not None

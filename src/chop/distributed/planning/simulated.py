@@ -1,0 +1,74 @@
+"""What stands for other processes and for numbers: a pretended mesh, and tensors without data."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.capture.pytree import tree_map
+from chop.distributed.plan import format_mesh, named_tensors
+from chop.errors import PlanError
+from chop.ir.graph import MaseGraph
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+FAILURES = (
+    *(RuntimeError, AssertionError, NotImplementedError, ValueError, TypeError),
+    *(IndexError, KeyError, AttributeError),
+)
+"""What DTensor and operators raise on layouts in which they cannot compute."""
+
+
+@contextmanager
+def simulated_mesh(shape: tuple[int, ...]) -> Iterator[DeviceMesh]:
+    """A mesh of pretended processes, of which this is the first; collectives send nothing.
+
+    Raises:
+        PlanError: processes are joined already.
+    """
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if dist.is_initialized():
+        raise PlanError(
+            f"mesh {format_mesh(shape)} cannot be simulated where processes are joined; plan "
+            "before they are, or in a process of its own."
+        )
+    hook = sys.excepthook  # torch puts one in front of it, which names the rank, at every start
+    dist.init_process_group("fake", rank=0, world_size=math.prod(shape))
+    try:
+        yield init_device_mesh("cpu", shape)
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = hook
+
+
+def fake_copy(mg: MaseGraph) -> MaseGraph:
+    """The graph with tensors that have no numbers; the caller has entered `FakeTensorMode`."""
+    tensors: dict[int, Any] = {}
+    kept = named_tensors(mg.model)  # an id is of one tensor while it lives
+    for _, x in kept:
+        empty = torch.empty(x.shape, dtype=x.dtype)
+        is_parameter = isinstance(x, nn.Parameter)
+        tensors.setdefault(id(x), nn.Parameter(empty, x.requires_grad) if is_parameter else empty)
+    twin = copy.deepcopy(mg, tensors)
+    twin.model.eval()
+    return twin
+
+
+def fake_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs without numbers; the caller has entered `FakeTensorMode`."""
+
+    def of(x: Any) -> Any:
+        return torch.empty(x.shape, dtype=x.dtype) if isinstance(x, Tensor) else x
+
+    return {name: tree_map(of, value) for name, value in inputs.items()}

@@ -1,0 +1,197 @@
+"""Simulation of a sharded forward on one process: others are pretended, tensors have no numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx
+
+from chop.capture.pytree import tree_map
+from chop.capture.torch_private import FakeTensorMode
+from chop.distributed import runtime
+from chop.distributed.apply import shard_graph
+from chop.distributed.collectives import Collective, Sent, counted_collectives, totals
+from chop.distributed.memory import MemoryMeter
+from chop.distributed.plan import Plan, named_tensors
+from chop.distributed.planning.layouts import layout_of, processes_that_share
+from chop.distributed.planning.machine import Machine
+from chop.distributed.planning.simulated import (
+    FAILURES,
+    fake_copy,
+    fake_inputs,
+    simulated_mesh,
+)
+from chop.distributed.planning.work import flops_of, moves_memory, reads_whole_tensors
+from chop.errors import ChopError, PlanError, first_line
+from chop.ir.graph import MaseGraph
+from chop.ir.propagate import GraphVisitor, bind_inputs
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True)
+class Step:
+    """One node of a simulated forward.
+
+    Attributes:
+        node: its name; transfers of what a node reads are counted with it.
+        seconds: predicted, of arithmetic, memory and collectives.
+        flops: floating-point operations of this process.
+        sent: collectives of this process.
+        live_bytes: of activations, at the worst moment of the node.
+    """
+
+    node: str
+    seconds: float
+    flops: float
+    sent: tuple[Sent, ...]
+    live_bytes: int
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A sharded forward, as one process would have it.
+
+    Attributes:
+        plan: the layouts.
+        steps: by node, in order.
+        seconds: predicted: those of all steps, one after the other.
+        kept_bytes: of parameters and buffers.
+        peak_bytes: of these and of the activations at the worst moment.
+    """
+
+    plan: Plan
+    steps: tuple[Step, ...]
+    seconds: float
+    kept_bytes: int
+    peak_bytes: int
+
+    @property
+    def sent(self) -> list[Sent]:
+        """All collectives in order."""
+        return [each for step in self.steps for each in step.sent]
+
+    @property
+    def collectives(self) -> list[Collective]:
+        """Calls and bytes by operation."""
+        return totals(self.sent)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that the process gives to collectives."""
+        return sum(each.size_bytes for each in self.collectives)
+
+
+def simulate(mg: MaseGraph, plan: Plan, inputs: Mapping[str, Any], machine: Machine) -> Simulation:
+    """Runs a forward by a plan as the first of its processes would.
+
+    Args:
+        mg: the graph; it is not changed, and may be on the meta device.
+        plan: the layouts.
+        inputs: of the forward, by name.
+        machine: for the time.
+
+    Raises:
+        PlanError: the plan does not fit the graph, or an operator cannot compute in its layouts;
+            or processes are joined already.
+    """
+    with simulated_mesh(plan.mesh) as mesh, FakeTensorMode(), torch.no_grad():
+        sharded = fake_copy(mg)
+        shard_graph(sharded, plan, mesh)
+        given = fake_inputs(inputs)
+        try:
+            return _Run(sharded, given, mesh, machine).forward().result(plan)
+        except ChopError:
+            raise
+        except FAILURES as error:
+            name = plan.name or "this plan"
+            raise PlanError(f"the model does not run by {name}: {first_line(error)}") from error
+
+
+class _Run:
+    """A forward under observation."""
+
+    def __init__(
+        self, mg: MaseGraph, inputs: Mapping[str, Any], mesh: DeviceMesh, machine: Machine
+    ) -> None:
+        self._mg, self._inputs, self._mesh, self._machine = mg, inputs, mesh, machine
+        self._kept = [_local(x) for x in {id(x): x for _, x in named_tensors(mg.model)}.values()]
+
+    def forward(self) -> _Run:
+        """Runs once."""
+        self._steps = list[Step]()
+        arguments = bind_inputs(self._mg.model, self._inputs)
+        with (
+            counted_collectives(self._mesh) as sent,
+            MemoryMeter([*self._kept, *_tensors(arguments)], self._machine.backend) as meter,
+        ):
+            self._sent, self._meter, self._counted = sent, meter, 0
+            GraphVisitor(self._mg.model, self._visit).run(*arguments)
+        return self
+
+    def result(self, plan: Plan) -> Simulation:
+        """What the last run has shown."""
+        kept = sum(x.nbytes for x in self._kept)
+        peak = max((step.live_bytes for step in self._steps), default=0)
+        seconds = sum(step.seconds for step in self._steps)
+        return Simulation(plan, tuple(self._steps), seconds, kept, kept + peak)
+
+    def _visit(self, node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
+        flops, size = self._work(node, values, result)
+        sent = tuple(self._sent[self._counted :])
+        self._counted = len(self._sent)
+        seconds = self._machine.seconds(flops, size) + self._machine.seconds_of(sent)
+        self._steps.append(Step(_owner(node), seconds, flops, sent, self._meter.peak))
+        self._meter.restart()
+
+    def _work(
+        self, node: fx.Node, values: Mapping[fx.Node, Any], result: Any
+    ) -> tuple[float, float]:
+        """Operations and bytes of this process; nothing for what does not compute."""
+        if node.op in ("placeholder", "output", "get_attr") or _is_ours(node):
+            return 0.0, 0.0
+        layouts = [layout_of(x) for x in _dtensors(result)]
+        shares = [processes_that_share(self._mesh.shape, x) for x in layouts if x]
+        inputs = [x for source in node.all_input_nodes for x in _dtensors(values[source])]
+        if not moves_memory(map(_local, inputs), map(_local, _dtensors(result))):
+            return 0.0, 0.0
+        module = self._mg.module_of(node) if reads_whole_tensors(self._mg, node) else None
+        own = [x for _, x in named_tensors(module)] if module is not None else []
+        size = sum(_local(x).nbytes for x in (*inputs, *own, *_dtensors(result)))
+        flops = flops_of(self._mg, node, inputs, _dtensors(result))
+        return flops / max(shares, default=1), float(size)
+
+
+def _is_ours(node: fx.Node) -> bool:
+    """Whether the runner has put a node in between."""
+    return getattr(node.target, "__module__", "") == runtime.__name__
+
+
+def _owner(node: fx.Node) -> str:
+    """The node that a transfer belongs to: the first one that reads it."""
+    while _is_ours(node) and node.users:
+        node = next(iter(node.users))
+    return node.name
+
+
+def _tensors(value: Any) -> list[Any]:
+    found: list[Any] = []
+    tree_map(lambda x: found.append(x) if isinstance(x, Tensor) else None, value)
+    return found
+
+
+def _dtensors(value: Any) -> list[Any]:
+    from torch.distributed.tensor import DTensor
+
+    return [x for x in _tensors(value) if isinstance(x, DTensor)]
+
+
+def _local(x: Any) -> Tensor:
+    from torch.distributed.tensor import DTensor
+
+    local: Tensor = x.to_local() if isinstance(x, DTensor) else x
+    return local

@@ -1,0 +1,21 @@
+"""Where the tensors of a sharded model are read from."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+
+@runtime_checkable
+class TensorSource(Protocol):
+    """Reads parts of the tensors of a model on the meta device."""
+
+    def read(self, name: str, slices: tuple[slice, ...]) -> Tensor:
+        """A part of a tensor.
+
+        Args:
+            name: the path of the tensor in the model.
+            slices: one per dimension.
+        Returns: contiguous, in memory of its own.
+        """

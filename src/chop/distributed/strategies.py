@@ -1,0 +1,266 @@
+"""Sharding rules of chop's operators: in which layouts rounding a chunk is a chunk of the rounding.
+
+The rule of a number format follows from its layout: what decides a scale has to be on one process.
+
+| format | may be sharded |
+|---|---|
+| elements without scales, or with one given scale | along any dimension |
+| blocks that share a scale | along any dimension, that of the blocks at multiples of the block |
+| a scale per channel | along dimension 0; given scales are cut along |
+| a scale, fraction or threshold of the whole tensor from its data; random rounding | replicated |
+| packed codes | rows, where each has bytes of its own |
+
+Partial sums are reduced before any rounding: no rule takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, NoReturn
+
+import torch
+
+from chop.distributed.dtensor_private import (
+    Strategy,
+    correct_torch,
+    is_registered,
+    register_rule,
+    replicate_operators_without_rule,
+)
+from chop.errors import PlanError
+from chop.formats import NumberFormat, from_key
+from chop.formats.layout import Layout
+from chop.formats.scaling import StaticScale, Unscaled
+from chop.formats.statistic import Threshold
+from chop.kernels.packed import known_shape
+
+TRAINING = "is of training; sharded models are for inference: call model.eval() under no_grad"
+EXPORT = "stands in an ONNX file; shard the graph that was exported"
+REFUSED: dict[str, str] = {
+    "fake_quantize_marking": TRAINING,
+    "lsq_gradients": TRAINING,
+    "onnx_round": EXPORT,
+    "onnx_dequantize": EXPORT,
+}
+"""Operators without a rule, and why."""
+
+
+def shardable_dims(number_format: NumberFormat, shape: Sequence[int]) -> dict[int, int]:
+    """Dimensions along which a tensor can be cut, so that its chunks round as the whole does.
+
+    Args:
+        number_format: the format; its given scales are those of the whole tensor.
+        shape: of the tensor.
+    Returns: per dimension the multiple at which a cut may lie.
+    """
+    every = dict.fromkeys(range(len(shape)), 1)
+    if number_format.is_identity:
+        return every
+    if not (number_format.is_deterministic and number_format.is_fitted):
+        return {}
+    layout = number_format.layout()
+    return {} if layout is None else _shardable(layout, every)
+
+
+def _shardable(layout: Layout, every: dict[int, int]) -> dict[int, int]:
+    scaling = layout.scaling
+    if isinstance(layout.element.threshold, Threshold):
+        return {}
+    if scaling is None or isinstance(scaling, Unscaled):
+        return every
+    if isinstance(scaling, StaticScale):
+        count = 1 if layout.levels is not None else given_scales(layout)
+        return every if count == 1 else {}
+    if layout.levels is not None or scaling.spans_tensor:
+        return {}
+    return layout.groups.separable_dims(len(every))
+
+
+def given_scales(layout: Layout | None) -> int:
+    """How many scales of groups a format brings along; 0 where they follow the data."""
+    if layout is None or not isinstance(layout.scaling, StaticScale):
+        return 0
+    return layout.scaling.known(torch.device("cpu")).numel()
+
+
+def has_cut_scales(number_format: NumberFormat, shape: Sequence[int]) -> bool:
+    """Whether a format brings scales of groups along that are cut with dimension 0."""
+    layout = number_format.layout() if number_format.is_fitted else None
+    if layout is None or layout.levels is not None or given_scales(layout) < 2:
+        return False
+    return layout.groups.separable_dims(len(shape)).get(0) == 1
+
+
+def _layouts_of_rounding(x: Any, key: str) -> list[Strategy]:
+    """One output, one input: replicated, or cut along the same dimension."""
+    shape, number_format = tuple(x.tensor_meta.shape), from_key(key)
+    if has_cut_scales(number_format, shape):
+        return [_everywhere(2), _cut(0, 2)]
+    return [_everywhere(2), *(_cut(dim, 2) for dim in shardable_dims(number_format, shape))]
+
+
+def _rounds_chunks(given: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Chunks have whole groups, and as many given scales as groups."""
+    x, key = given[0], given[1]
+    whole, local, number_format = tuple(x.tensor_meta.shape), shapes[0], from_key(key)
+    if has_cut_scales(number_format, whole):
+        layout = number_format.layout()
+        assert layout is not None
+        return given_scales(layout) == layout.groups.count(local)
+    multiples = shardable_dims(number_format, whole)
+    return all(
+        mine == size or (dim in multiples and mine % multiples[dim] == 0)
+        for dim, (mine, size) in enumerate(zip(local, whole, strict=True))
+    )
+
+
+def _layouts_of_lsq(x: Any, scales: Any, key: str, is_batch: bool) -> list[Strategy]:
+    """Learned scales are parameters: one for all chunks, or those of channels cut along."""
+    shape, count = tuple(x.tensor_meta.shape), scales.tensor_meta.shape[0]
+    if count > 1:
+        return [_everywhere(3), _cut(0, 3)]
+    return [_everywhere(3), *([_shard(d), _shard(d), _replicate()] for d in range(len(shape)))]
+
+
+def _layouts_of_codes(
+    codes: Any, scales: Any, tensor_scale: Any, shape: Sequence[int], key: str, dtype: Any
+) -> list[Strategy]:
+    """Rows of codes decode to rows."""
+    inputs = [codes, scales, tensor_scale]
+    found = [[_replicate(), *_present(inputs, [_replicate()] * 3)]]
+    if shape[0] == -1:
+        found.append([_shard(0), *_present(inputs, [_shard(0), _shard(0), _replicate()])])
+    return found
+
+
+def _layouts_of_product(
+    x: Any,
+    x_key: str,
+    codes: Any,
+    scales: Any,
+    tensor_scale: Any,
+    shape: Sequence[int],
+    key: str,
+    bias: Any,
+    exact: bool,
+) -> list[Strategy]:
+    """Rows of codes multiply to columns of the result; rows of `x` to rows of it."""
+    inputs = [x, codes, scales, tensor_scale, bias]
+    rank, whole = len(x.tensor_meta.shape), _replicate()
+    found = [[whole, *_present(inputs, [whole] * 5)]]
+    if shape[0] == -1:
+        cut = _shard(0)
+        found.append([_shard(rank - 1), *_present(inputs, [whole, cut, cut, whole, cut])])
+    multiples = shardable_dims(from_key(x_key), tuple(x.tensor_meta.shape))
+    for dim in range(rank - 1):
+        if multiples.get(dim) == 1:
+            found.append([_shard(dim), *_present(inputs, [_shard(dim), *[whole] * 4])])
+    return found
+
+
+def _layouts_of_clipping(grad: Any, mask: Any) -> list[Strategy]:
+    """Element by element, of two tensors of one shape."""
+    return [_everywhere(3), *(_cut(dim, 3) for dim in range(len(grad.tensor_meta.shape)))]
+
+
+def _layouts_of_selection(x: Any, count: int) -> list[Strategy]:
+    """Magnitudes are compared over the whole tensor."""
+    return [_everywhere(2)]
+
+
+def _layouts_of_attention(
+    query: Any, *others: Any, attn_mask: Any = None, **_: Any
+) -> list[Strategy]:
+    """Result and log-sum-exp, of query, key, value and mask: cut by heads, or by samples."""
+    if attn_mask is None:
+        return [_everywhere(5), _cut(1, 5), _cut(0, 5)]
+    whole, mask = tuple(query.tensor_meta.shape), tuple(attn_mask.tensor_meta.shape)
+    found = [_everywhere(6)]
+    for dim in (0, 1):
+        # A mask of one sample or head, or without the dimension, is for all of them.
+        is_alike = len(mask) == len(whole) and mask[dim] == whole[dim]
+        found.append([*_cut(dim, 5), _shard(dim) if is_alike else _replicate()])
+    known = {place for layout in found for place in layout[5:]}
+    if not set(attn_mask.placements) <= known:
+        raise PlanError(
+            f"an attention mask {mask} lies as {', '.join(map(str, attn_mask.placements))}; "
+            f"expected {' or '.join(sorted(map(str, known)))}, as queries {whole} are cut."
+        )
+    return found
+
+
+def _refuse(name: str, *arguments: Any) -> NoReturn:
+    raise PlanError(f"torch.ops.chop.{name} has no sharding rule: it {REFUSED[name]}.")
+
+
+def _has_whole_rows(given: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Chunks of packed tensors begin and end with a row; `given` begins with their parts."""
+    codes, scales, _, shape, key = given[:5]
+    if shape[0] != -1:
+        return True
+    whole = codes.tensor_meta.shape
+    rows = known_shape(torch.empty(whole, device="meta"), shape, key)[0]
+    parts = [x.tensor_meta.shape[0] for x in (codes, scales) if x is not None]
+    return all(local[0] * rows % size == 0 for (local, size) in zip(shapes, parts, strict=False))
+
+
+def _multiplies_whole_rows(given: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> bool:
+    return _has_whole_rows(given[2:], shapes[1:])
+
+
+def _any_chunks(given: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> bool:
+    return True
+
+
+RULES: Mapping[str, tuple[Callable[..., Any], Callable[..., bool], int]] = {
+    "fake_quantize": (_layouts_of_rounding, _rounds_chunks, 1),
+    "lsq_fake_quantize": (_layouts_of_lsq, _any_chunks, 2),
+    "decode": (_layouts_of_codes, _has_whole_rows, 3),
+    "packed_linear": (_layouts_of_product, _multiplies_whole_rows, 1),
+    "clip_gradient": (_layouts_of_clipping, _any_chunks, 2),
+    "lowest_magnitudes": (_layouts_of_selection, _any_chunks, 1),
+    **{name: (partial(_refuse, name), _any_chunks, 1) for name in REFUSED},
+}
+"""By operator: its layouts, which chunks it takes, and the first argument that these depend on."""
+
+
+@cache
+def register_strategies() -> None:
+    """Tells DTensor the rules, once per process."""
+    from chop.onnx import operators as _onnx_operators  # noqa: F401 - defines the operators
+
+    for name, (layouts, accepts, static_argnum) in RULES.items():
+        operator = getattr(torch.ops.chop, name).default
+        register_rule(operator, layouts, accepts, static_argnum)
+    correct_torch()
+    replicate_operators_without_rule()
+    # torch has a rule for the attention of every device but this one.
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    if not is_registered(attention):
+        register_rule(attention, _layouts_of_attention, _any_chunks, 3, outputs=2)
+
+
+def _replicate() -> Any:
+    from torch.distributed.tensor import Replicate
+
+    return Replicate()
+
+
+def _shard(dim: int) -> Any:
+    from torch.distributed.tensor import Shard
+
+    return Shard(dim)
+
+
+def _everywhere(count: int) -> Strategy:
+    return [_replicate()] * count
+
+
+def _cut(dim: int, count: int) -> Strategy:
+    return [_shard(dim)] * count
+
+
+def _present(tensors: Sequence[Any], placements: Sequence[Any]) -> Strategy:
+    """The placements of tensors that are there."""
+    return [place for x, place in zip(tensors, placements, strict=True) if x is not None]

@@ -1,0 +1,144 @@
+"""Tensor-parallel plan of transformers: the style in which each linear layer is sharded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import fx, nn
+
+from chop.distributed.placements import REPLICATED, sharded
+from chop.distributed.plan import Plan, format_mesh
+from chop.distributed.slice_influence import influenced_layers
+from chop.errors import PlanError
+from chop.ir.graph import MaseGraph
+
+ROWS, COLUMNS = sharded(0), sharded(1)
+TABLES = {REPLICATED: "replicate", ROWS: "embedding_rowwise", COLUMNS: "embedding_colwise"}
+LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
+
+
+def tp_plan(mg: MaseGraph, plan: Plan) -> dict[str, str]:
+    """The plan as `DistributedConfig(tp_plan=...)` of transformers takes it.
+
+    A linear layer is `colwise` where its weight has the placement S0, and `colwise_gather_output`
+    where another node or the model's output reads its result whole; `rowwise` where its weight has
+    S1, and `rowwise_split_input` where its input comes whole. Embeddings may be sharded too. All
+    other linear layers and embeddings are named `replicate`: a plan that transformers has for the
+    model would else shard them.
+
+    transformers runs the model's own Python on the parts of its processes, so that what lies
+    between two sharded layers must work on each part alone; that is measured, see
+    `chop.distributed.slice_influence`.
+
+    Args:
+        mg: the graph, with weights, of a model whose modules have transformers' names.
+        plan: one axis of its mesh has several processes.
+    Returns: a style by path, with `*` for the numbers of layers.
+    Raises:
+        PlanError: the plan shards anything else than linear layers and embeddings; layers whose
+            paths differ by numbers have different styles; or something between two layers needs
+            more than a process has. The message names the parameter.
+    Source: transformers 5.23, `transformers/distributed/tensor_parallel.py`.
+
+    Example:
+        >>> mg = MaseGraph(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+        >>> parameters = {"0.weight": ("S0",), "0.bias": ("S0",), "2.weight": ("S1",)}
+        >>> tp_plan(mg, Plan((2,), parameters))
+        {'0': 'colwise', '2': 'rowwise'}
+    """
+    layers = _Layers.of(mg, plan.checked(mg))
+    split = influenced_layers(mg, plan.processes, layers.local, layers.summed)
+    styles = layers.styles | {
+        str(node.target): "rowwise_split_input" for node in layers.summed if node not in split
+    }
+    found: dict[str, str] = {}
+    for path, style in styles.items():
+        pattern = LAYER_NUMBER.sub(".*", path)
+        if found.setdefault(pattern, style) != style:
+            raise PlanError(
+                f"'{path}.weight': transformers shards all of '{pattern}' alike, but by the plan "
+                f"one is {found[pattern]} and this one {style}."
+            )
+    return found
+
+
+@dataclass
+class _Layers:
+    """Linear layers and embeddings of a graph.
+
+    Attributes:
+        styles: by path.
+        local: nodes of whose result each process has a part.
+        summed: nodes that sum over parts of their input.
+    """
+
+    styles: dict[str, str] = field(default_factory=dict)
+    local: set[fx.Node] = field(default_factory=set)
+    summed: set[fx.Node] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, mg: MaseGraph, plan: Plan) -> _Layers:
+        """Reads a checked plan.
+
+        Raises:
+            PlanError: no style shards what the plan does.
+        """
+        axis = _axis(plan)
+        texts = {path: placements[axis] for path, placements in plan.parameters.items()}
+        found = cls()
+        for node in mg.nodes:
+            module = mg.module_of(node)
+            if isinstance(module, nn.Linear):
+                found._add_linear(node, module, texts, _is_gathered(node, plan, axis))
+            elif isinstance(module, nn.Embedding):
+                found.styles[str(node.target)] = TABLES[texts.get(f"{node.target}.weight", "R")]
+        for path, text in texts.items():
+            if text != REPLICATED and path.rpartition(".")[0] not in found.styles:
+                raise PlanError(
+                    f"'{path}' has the placement {text}, but transformers shards linear layers "
+                    "and embeddings alone; replicate it (R)."
+                )
+        return found
+
+    def _add_linear(
+        self, node: fx.Node, module: nn.Linear, texts: Mapping[str, str], is_gathered: bool
+    ) -> None:
+        path = str(node.target)
+        weight = texts.get(f"{path}.weight", REPLICATED)
+        bias, expected = texts.get(f"{path}.bias", REPLICATED), {ROWS: ROWS}.get(weight, REPLICATED)
+        if module.bias is not None and bias != expected:
+            raise PlanError(
+                f"'{path}.bias' has the placement {bias}, expected {expected} beside a weight "
+                f"with {weight}."
+            )
+        if weight == ROWS:
+            self.styles[path] = "colwise_gather_output" if is_gathered else "colwise"
+            self.local |= set() if is_gathered else {node}
+        elif weight == COLUMNS:
+            self.styles[path] = "rowwise"
+            self.summed.add(node)
+        else:
+            self.styles[path] = "replicate"
+
+
+def _axis(plan: Plan) -> int:
+    """The axis of the mesh that has the processes."""
+    axes = [axis for axis, size in enumerate(plan.mesh) if size > 1]
+    if len(axes) != 1:
+        raise PlanError(
+            f"mesh {format_mesh(plan.mesh)}: transformers' tp_plan has one axis of several "
+            "processes."
+        )
+    return axes[0]
+
+
+def _is_gathered(node: fx.Node, plan: Plan, axis: int) -> bool:
+    """True where a user of a result reads it whole."""
+    return any(
+        user.op == "output"
+        or plan.reads.get(user.name, {}).get(node.name, (None,) * len(plan.mesh))[axis]
+        == REPLICATED
+        for user in node.users
+    )

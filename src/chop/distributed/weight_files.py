@@ -1,0 +1,138 @@
+"""Safetensors files of weights: which tensors are where, and parts of them.
+
+A file is opened for one tensor at a time and mapped no longer than that.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from chop.errors import CheckpointError
+from chop.ir.storage.tensor_store import open_file
+
+Slices = tuple[slice, ...]
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+FLOATING = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+"""The floating-point types that whole models are in, by safetensors' names."""
+
+
+def read_slices(path: Path, name: str, slices: Slices, dtype: torch.dtype | None = None) -> Tensor:
+    """A part of one tensor of a safetensors file, contiguous and in memory of its own.
+
+    Args:
+        path: the file; it is not mapped any more when the function returns.
+        name: the tensor's in the file.
+        slices: one per dimension, of step one.
+        dtype: of the result, if the tensor is one of floating-point numbers.
+
+    Raises:
+        CheckpointError: the file cannot be read, or the tensor has other dimensions.
+    """
+    with open_file(path) as file:
+        mapped = file.get_slice(name)
+        shape = mapped.get_shape()
+        if len(slices) != len(shape) or any(s.stop > n for s, n in zip(slices, shape, strict=True)):
+            raise CheckpointError(
+                f"tensor '{name}' of '{path}' has the shape {tuple(shape)}, which has no part "
+                f"{[(s.start, s.stop) for s in slices]}."
+            )
+        part: Tensor = mapped[slices]
+        wanted = dtype if dtype is not None and part.is_floating_point() else part.dtype
+        return torch.empty(part.shape, dtype=wanted).copy_(part)
+
+
+def stored_dtype(path: str | Path) -> torch.dtype | None:
+    """The dtype of the first floating-point tensor of a safetensors file or Hugging Face folder.
+
+    Raises:
+        CheckpointError: a file is missing or broken.
+    """
+    for file in _files(Path(path)):
+        with open_file(file) as opened:
+            for name in opened.offset_keys():
+                if (found := opened.get_slice(name).get_dtype()) in FLOATING:
+                    return FLOATING[found]
+    return None
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file.
+
+    Attributes:
+        file: where it is.
+        name: its name there.
+        shape: its whole shape.
+        dtype: what to read it in; None: as it is stored.
+    """
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None = None
+
+
+def stored_tensors(path: str | Path) -> Iterator[tuple[str, Stored]]:
+    """Every tensor of a safetensors file or Hugging Face folder, by its name there.
+
+    Of a folder with an index, those that the index names.
+
+    Raises:
+        CheckpointError: a file is missing or broken, or lacks a tensor that the index has there.
+    """
+    for file, names in _files(Path(path)).items():
+        with open_file(file) as opened:
+            there = opened.offset_keys()
+            missing = sorted(set(names or ()).difference(there))
+            if missing:
+                raise CheckpointError(
+                    f"'{file}' lacks the tensor '{missing[0]}', which {INDEX} says is in it; fetch "
+                    "the folder again."
+                )
+            for name in there if names is None else names:
+                yield name, Stored(file, name, tuple(opened.get_slice(name).get_shape()))
+
+
+def _files(path: Path) -> dict[Path, list[str] | None]:
+    """The files of weights; per file the tensors that count, None: all."""
+    if path.is_file():
+        return {path: None}
+    if (path / WEIGHTS).is_file():
+        return {path / WEIGHTS: None}
+    index = path / INDEX
+    if not index.is_file():
+        raise CheckpointError(
+            f"'{path}' holds no weights: expected a safetensors file, or a folder with {WEIGHTS} "
+            f"or {INDEX}; save_pretrained writes them."
+        )
+    shards: dict[Path, list[str]] = {}
+    try:
+        for name, file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items():
+            shards.setdefault(path / file, []).append(name)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"'{index}' is no index of weights: {error!r}.") from None
+    missing = sorted(file.name for file in shards if not file.is_file())
+    if missing:
+        raise CheckpointError(
+            f"'{path}' lacks {len(missing)} of the {len(shards)} files that {INDEX} names, the "
+            f"first is '{missing[0]}'; fetch the folder again."
+        )
+    return {**shards}
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The name that is most like another one, for messages."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=0.0)), "none")
