@@ -10,8 +10,7 @@ from chop.errors import NotBuiltError
 
 VIVADO = "no Vivado project is written; its read_verilog -sv takes the rtl/*.sv of chop emit."
 DISTRIBUTED = (
-    "no model is sharded over devices yet; mg.model is an ordinary module that "
-    "torch.distributed.tensor.parallel.parallelize_module takes."
+    "no graph is cut into stages for devices yet; autosharding_analysis_pass cuts its tensors."
 )
 TENSORRT = (
     "no TensorRT engine is built yet; export_onnx_interface_pass writes a file that TensorRT reads."
@@ -32,10 +31,7 @@ REASONS: dict[str, str] = {
     "no metadata of a circuit has to be patched; add_hardware_metadata_analysis_pass makes it.": (
         "patch_metadata_transform_pass"
     ),
-    DISTRIBUTED: """
-        autosharding_analysis_pass resharding_transform_pass AutoPipelineForDistributedInference
-        partition_to_multi_device_transform_pass
-    """,
+    DISTRIBUTED: "partition_to_multi_device_transform_pass",
     TENSORRT: """
         tensorrt_calibrate_transform_pass tensorrt_fake_quantize_transform_pass
         tensorrt_fine_tune_transform_pass tensorrt_engine_interface_pass

@@ -190,8 +190,10 @@ def test_weights_of_other_formats(name):
     assert has_scale or torch.equal(logits(integer, batch), logits(mg, batch))
 
 
-def test_wide_formats_equal_the_model_in_float64():
-    quantized, batch = graphs.quantized_graph("cnn", "16.auto").copy(), graphs.test_rows("cnn", 32)
+@pytest.mark.parametrize(("model", "count"), [("mlp", DIGITS), ("cnn", 32)])
+def test_wide_formats_equal_the_model_in_float64(model, count):
+    quantized = graphs.quantized_graph(model, "16.auto").copy()
+    batch = graphs.test_rows(model, count)
     quantized.model.double()
     images = {"pixel_values": batch["pixel_values"].double()}
     integer, info = passes.lower_to_integer_transform_pass(quantized, {"batches": [images]})

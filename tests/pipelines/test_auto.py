@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from chop import MaseGraph, passes
-from chop.errors import ConfigError
+from chop.distributed import apply
+from chop.distributed.apply import shard_graph
+from chop.errors import ConfigError, DistributedError, PlanError
 from chop.models import get_model
 from chop.nn.quantized import QuantizedOperator
 from chop.pipelines import AutoPipeline, AutoPipelineForDistributedInference, CompressionPipeline
@@ -24,7 +26,7 @@ ARGS = {
 
 @pytest.fixture
 def mg():
-    return MaseGraph(get_model("toy-tiny"))
+    return MaseGraph(get_model("toy-tiny").eval())
 
 
 def test_quantizes_then_prunes_and_leaves_its_arguments(mg):
@@ -77,6 +79,67 @@ def test_groups_of_ones_own(mg):
     assert torch.equal(mg.model(X), before) and not any("seen" in n.meta for n in mg.nodes)
 
 
-def test_distributed_inference_says_that_it_is_missing():
-    with pytest.raises(NotImplementedError, match="no model is sharded over devices yet"):
-        AutoPipelineForDistributedInference()
+@pytest.fixture
+def process_group():
+    """Ends the process group that the test leaves."""
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_distributed_inference_shards_by_a_plan_that_is_given(mg):
+    args = {"resharding_transform_pass": {"plan": "rows", "mesh": 1}}
+    sharded, info = AutoPipelineForDistributedInference()(mg, pass_args=args)
+    found = info["resharding_transform_pass"]
+    assert list(info) == ["resharding_transform_pass"] and found["plan"].name == "rows"
+    assert found["local_bytes"] == found["whole_bytes"] > 0
+    assert found["check"].nodes == len(mg.nodes) and found["check"].max_difference == 0
+    with torch.no_grad():
+        assert torch.equal(sharded.model(X), mg.model(X))
+    with torch.inference_mode(), pytest.raises(PlanError, match=r"under torch\.no_grad\(\)"):
+        sharded.model(X)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_distributed_inference_is_compared_with_one_process_unless_told_not_to(mg, monkeypatch):
+    def shard_wrongly(graph, *arguments):
+        shard_graph(graph, *arguments)
+        next(graph.model.parameters()).to_local().data.mul_(2)
+
+    monkeypatch.setattr(apply, "shard_graph", shard_wrongly)
+    args = {"plan": "rows", "mesh": 1}
+    with pytest.raises(DistributedError, match="is the first that differs from one process"):
+        AutoPipelineForDistributedInference()(mg, {"resharding_transform_pass": args})
+    unchecked = {"resharding_transform_pass": {**args, "check": False}}
+    sharded, info = AutoPipelineForDistributedInference()(mg, unchecked)
+    assert info["resharding_transform_pass"]["check"] is None
+    with torch.no_grad():
+        assert not torch.equal(sharded.model(X), mg.model(X))
+    training = mg.copy()
+    training.model.train()
+    with pytest.raises(ConfigError, match="in evaluation mode"):
+        AutoPipelineForDistributedInference()(training, {"resharding_transform_pass": args})
+
+
+@pytest.mark.parametrize("args", [None, {"autosharding_analysis_pass": {"mesh": 1}}])
+def test_distributed_inference_without_a_plan_searches_for_one(mg, args):
+    try:
+        sharded, info = AutoPipelineForDistributedInference()(mg, pass_args=args)
+        found = info["autosharding_analysis_pass"]["plan"]
+        assert info["resharding_transform_pass"]["plan"] == found
+        assert found.mesh == (1,) and found.name == "auto"
+        with torch.no_grad():
+            assert torch.equal(sharded.model(X), mg.model(X))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_distributed_inference_takes_a_plan_or_searches_for_one(mg):
+    both = {"autosharding_analysis_pass": {}, "resharding_transform_pass": {"plan": "rows"}}
+    with pytest.raises(ConfigError, match="has a plan; expected none where autosharding"):
+        AutoPipelineForDistributedInference()(mg, pass_args=both)
+
+
+def test_distributed_inference_is_not_sharded_by_another_plan_than_the_one_searched(mg):
+    with pytest.raises(ConfigError, match="has no plan, as autosharding_analysis_pass has not run"):
+        AutoPipelineForDistributedInference()(mg, skip_passes=["autosharding_analysis_pass"])

@@ -13,6 +13,7 @@ from chop.errors import ConfigError, GraphError
 from chop.models import get_model
 from chop.pipelines import Pipeline
 from chop.pipelines.stages import findings_as_json
+from chop.runs import read_manifest
 
 INTEGER = {"config": {"name": "integer", "width": 8, "frac_width": 5}}
 QUANTIZE = ("quantize_transform_pass", {"by": "type", "linear": INTEGER})
@@ -61,7 +62,33 @@ def test_a_finished_list_is_read_and_not_run_again(mg, tmp_path, capsys):
     assert refound["count_analysis_pass"] == {"calls": 1} == found["count_analysis_pass"]
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
     assert names[:2] == [f"01_quantize_transform_pass.{kind}" for kind in ("mz", "pt")]
-    assert len(names) == 7 and names[-1] == "stages.jsonl"
+    assert len(names) == 8 and names[-2:] == ["manifest.json", "stages.jsonl"]
+
+
+def test_a_manifest_has_the_stages_their_settings_and_files(mg, tmp_path):
+    batches = [{"x": X}]
+    stages = [QUANTIZE, (counting([]), {"batches": batches}), PRUNE]
+    Pipeline(stages)(mg, out=tmp_path, quiet=True)
+    manifest = read_manifest(tmp_path)
+    assert (manifest.kind, manifest.state) == ("pipeline", "finished")
+    quantize, count, prune = manifest.settings["stages"]
+    assert quantize == {"pass": "quantize_transform_pass", "config": QUANTIZE[1]}
+    assert count["config"] == {"batches": [{"x": f"tensor {tuple(X.shape)} torch.float32"}]}
+    assert [row["stage"] for row in manifest.rows] == [
+        step["pass"] for step in (quantize, count, prune)
+    ]
+    assert all(row["seconds"] > 0 for row in manifest.rows)
+    files = {artifact.path for artifact in manifest.artifacts}
+    assert files == {path.name for path in tmp_path.iterdir()} - {"manifest.json"}
+    with pytest.raises(ValueError, match="no such layer"):
+        Pipeline([QUANTIZE, failing_analysis_pass])(mg, out=tmp_path, quiet=True)
+    failed = read_manifest(tmp_path)
+    assert failed.state == "failed" and "no such layer" in failed.error
+    assert failed.last_finished == manifest
+
+
+def failing_analysis_pass(mg, pass_args=None):
+    raise ValueError("no such layer")
 
 
 def test_a_changed_stage_runs_again_and_all_after_it(mg, tmp_path):
@@ -181,12 +208,12 @@ def test_a_killed_run_continues(tmp_path):
         os.kill(process.pid, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}
-    assert len(written) == 5
+    assert len(written) == 6
     done = subprocess.run([*command, "live"], capture_output=True, text=True, check=True)
     assert "2 of 3 stages are done: continuing" in done.stdout
     assert "[3/3] slow_analysis_pass" in done.stdout and "[2/3]" not in done.stdout
     later = {path.name for path, when in written.items() if path.stat().st_mtime_ns != when}
-    assert later == {"stages.jsonl"}
+    assert later == {"manifest.json", "stages.jsonl"}
     _, found = Pipeline([QUANTIZE, BITS])(MaseGraph(get_model("toy-tiny")), quiet=True)
     names = sorted([*found, "slow_analysis_pass"])
     assert done.stdout.splitlines()[-1] == f"{names} {found[BITS]['w_avg_bit']}"

@@ -11,6 +11,7 @@ from chop.passes.analysis.add_natural_sparsity_metadata import (
 )
 from chop.passes.analysis.add_pruning_metadata import add_pruning_metadata_analysis_pass
 from chop.passes.analysis.add_software_metadata import add_software_metadata_analysis_pass
+from chop.passes.analysis.autosharding import autosharding_analysis_pass
 from chop.passes.analysis.calculate_avg_bits import calculate_avg_bits_mg_analysis_pass
 from chop.passes.analysis.hook_inspection import hook_inspection_analysis_pass
 from chop.passes.analysis.init_metadata import init_metadata_analysis_pass
@@ -55,6 +56,7 @@ from chop.passes.transforms.prune import prune_transform_pass
 from chop.passes.transforms.prune_detach_hook import prune_detach_hook_transform_pass
 from chop.passes.transforms.quantize import quantize_transform_pass
 from chop.passes.transforms.raise_granularity import raise_granularity_transform_pass
+from chop.passes.transforms.resharding import resharding_transform_pass
 from chop.passes.transforms.smoothquant import smoothquant_transform_pass
 
 graph = importlib.import_module("chop.passes.graph")
@@ -69,6 +71,7 @@ __all__ = [
     "add_natural_sparsity_metadata_analysis_pass",
     "add_pruning_metadata_analysis_pass",
     "add_software_metadata_analysis_pass",
+    "autosharding_analysis_pass",
     "calculate_avg_bits_mg_analysis_pass",
     "calibrate_transform_pass",
     "conv_bn_fusion_transform_pass",
@@ -108,6 +111,7 @@ __all__ = [
     "save_mase_graph_interface_pass",
     "save_node_meta_param_interface_pass",
     "run_cosim_analysis_pass",
+    "resharding_transform_pass",
     "smoothquant_transform_pass",
     "summarize_quantization_analysis_pass",
     "verify_common_metadata_analysis_pass",

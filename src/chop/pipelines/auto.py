@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from chop.distributed.process import world_size
 from chop.errors import ConfigError, check_known
 from chop.ir.graph import MaseGraph
 from chop.pipelines.pipeline import Pass, Pipeline, Stage
+
+SEARCH, SHARD = "autosharding_analysis_pass", "resharding_transform_pass"
 
 
 class AutoPipeline:
@@ -50,7 +54,7 @@ class AutoPipeline:
         for name in (*settings, *sorted(skipped)):
             check_known(name, known, f"{type(self).__name__}: it has no pass")
         chosen = [
-            Stage(stage.name, stage.function, settings.get(stage.name, stage.config))
+            stage if stage.config is not None else replace(stage, config=settings.get(stage.name))
             for stage in self._select(settings)
             if stage.name not in skipped
         ]
@@ -82,6 +86,55 @@ class CompressionPipeline(AutoPipeline):
                 f"CompressionPipeline: pass_args is empty: give settings for {names}."
             )
         return [stage for stage in self.stages if stage.name in settings]
+
+
+class AutoPipelineForDistributedInference(AutoPipeline):
+    """Searches for a sharding plan and shards the graph by it, for inference on several processes.
+
+    A plan that is given is not searched for. Each process searches by itself, before it joins the
+    others. `mg.model` then takes and gives plain whole tensors on every process. A forward is
+    compared with one process first, unless `"check": False`.
+
+    Example::
+
+        args = {"autosharding_analysis_pass": {"mesh": 2, "memory_bytes": "4GB"}}
+        mg, info = AutoPipelineForDistributedInference()(mg, pass_args=args)  # under torchrun
+    """
+
+    def __init__(self) -> None:
+        super().__init__([SEARCH, SHARD])
+
+    def _select(self, settings: Mapping[str, Any]) -> Iterable[Stage]:
+        search, shard = self.stages
+        given = settings.get(SHARD) or {}
+        if "plan" in given:
+            if SEARCH in settings:
+                raise ConfigError(
+                    f"AutoPipelineForDistributedInference: {SHARD} has a plan; expected none "
+                    f"where {SEARCH} searches for one."
+                )
+            return [shard]
+        found: dict[str, Any] = {}
+
+        def search_plan(mg: MaseGraph, config: Any) -> tuple[MaseGraph, dict[str, Any]]:
+            mg, info = search.function(mg, config)
+            found["plan"] = info["plan"]
+            return mg, info
+
+        def shard_by_it(mg: MaseGraph, config: Any) -> tuple[MaseGraph, dict[str, Any]]:
+            if not found:
+                raise ConfigError(
+                    f"AutoPipelineForDistributedInference: {SHARD} has no plan, as {SEARCH} has "
+                    "not run in this process; give 'plan', or do not skip or resume the search."
+                )
+            return shard.function(mg, {**config, **found})
+
+        shared = {key: given[key] for key in ("mesh", "backend") if given.get(key) is not None}
+        mesh = {"mesh": world_size(), **shared}
+        chosen = settings.get(SEARCH) or {}
+        if "mesh_shape" in chosen:
+            del mesh["mesh"]
+        return [Stage(SEARCH, search_plan, mesh | chosen), Stage(SHARD, shard_by_it, given)]
 
 
 def _flat(groups: Sequence[Pass | list[Pass] | tuple[Pass, ...]]) -> Iterable[Pass]:

@@ -12,11 +12,12 @@ from typing import Any
 from rich.console import Console
 
 import chop.passes
+from chop import runs
 from chop.config import load_toml
 from chop.errors import ConfigError, check_known
 from chop.ir.graph import MaseGraph
 from chop.passes.base import check_graph
-from chop.pipelines.stages import StageJournal
+from chop.pipelines.stages import StageJournal, stages_as_json
 
 Pass = str | Callable[..., tuple[MaseGraph, dict[str, Any]]]
 METADATA_PASSES = ("init_metadata_analysis_pass", "add_common_metadata_analysis_pass")
@@ -110,11 +111,11 @@ class Pipeline:
 
         Args:
             mg: the graph; it is not changed.
-            out: a folder for the graph and the findings after each stage. Another run of the same
-                graph and the same list continues after the last stage that was finished. A stage
-                runs again, and all after it, when its settings have changed or cannot be
-                compared (a generator, say). Of stages that do not run again there is what
-                their files hold: the graph with its notes, and of the findings what JSON can
+            out: a folder for the graph and the findings after each stage, and a manifest. Another
+                run of the same graph and the same list continues after the last stage that was
+                finished. A stage runs again, and all after it, when its settings have changed or
+                cannot be compared (a generator, say). Of stages that do not run again there is
+                what their files hold: the graph with its notes, and of the findings what JSON can
                 say.
             allow: module classes of your own, see `MaseGraph.from_checkpoint`.
             quiet: prints no line per stage.
@@ -124,18 +125,30 @@ class Pipeline:
 
         Raises:
             GraphError: `mg` is no MaseGraph.
+            WriteError: `out` cannot be written to.
         """
         check_graph(type(self).__name__, mg)
+        if out is None:
+            return self._run(mg, None, quiet)[:2]
+        with runs.start("pipeline", stages_as_json(self.stages), out) as job:
+            journal = StageJournal(Path(out), mg, self.stages, allow)
+            mg, found, job.rows = self._run(mg, journal, quiet)
+        return mg, found
+
+    def _run(
+        self, mg: MaseGraph, journal: StageJournal | None, quiet: bool
+    ) -> tuple[MaseGraph, dict[str, Any], list[dict[str, Any]]]:
+        """The new graph, the findings, and a row for each stage that ran."""
         console = Console(quiet=quiet, highlight=False, markup=False, soft_wrap=True)
-        journal = None if out is None else StageJournal(Path(out), mg, self.stages, allow)
-        names = list(_numbered(self.stages))
+        names, rows = list(_numbered(self.stages)), []
         resumed = journal.resume() if journal else None
         if resumed is None:
             mg = mg.copy()  # users' own passes may work in place
             _fill_metadata(mg)
         else:
             mg = resumed[0]
-            console.print(f"{out}: {len(resumed[1])} of {len(names)} stages are done: continuing")
+            done = f"{len(resumed[1])} of {len(names)} stages are done"
+            console.print(f"{journal.folder if journal else ''}: {done}: continuing")
         found = dict(zip(names, resumed[1] if resumed else (), strict=False))
         for i in range(len(found), len(names)):
             start = time.perf_counter()
@@ -143,8 +156,9 @@ class Pipeline:
             if journal:
                 journal.record(i, mg, found[names[i]])
             seconds = time.perf_counter() - start
+            rows.append({"stage": names[i], "seconds": seconds})
             console.print(f"[{i + 1}/{len(names)}] {names[i]}: {seconds:.1f} s")
-        return mg, found
+        return mg, found, rows
 
 
 def _fill_metadata(mg: MaseGraph) -> None:

@@ -45,7 +45,7 @@ class StageJournal:
     def __init__(
         self, folder: Path, mg: MaseGraph, stages: Sequence[Stage], allow: Iterable[Any]
     ) -> None:
-        self.allow = tuple(allow)
+        self.folder, self.allow = folder, tuple(allow)
         self.device = next(mg.model.parameters(), torch.empty(0)).device
         self.paths = [folder / f"{i:02}_{stage.name}" for i, stage in enumerate(stages, start=1)]
         self.keys = list(_keys(mg, stages))
@@ -94,6 +94,13 @@ def _read_old_note(path: Path) -> dict[str, Any]:
     return entry if isinstance(entry, dict) else {}
 
 
+def stages_as_json(stages: Sequence[Stage]) -> dict[str, Any]:
+    """The passes and their settings for a manifest; tensors, such as batches, are described."""
+    tables = [{"pass": stage.name, "config": stage.config} for stage in stages]
+    found: dict[str, Any] = runs.as_json({"stages": tables}, _shape_or_class)
+    return found
+
+
 def findings_as_json(value: Any) -> Any:
     """What JSON can hold of a pass's findings; small tensors are lists."""
     return runs.as_json(value, _describe)
@@ -103,8 +110,14 @@ def _describe(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return runs.class_name(value)
     if value.numel() > MOST_NUMBERS:
-        return f"tensor {tuple(value.shape)} {value.dtype}"
+        return _shape_or_class(value)
     return runs.as_json(value.tolist())
+
+
+def _shape_or_class(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"tensor {tuple(value.shape)} {value.dtype}"
+    return runs.class_name(value)
 
 
 def _keys(mg: MaseGraph, stages: Sequence[Stage]) -> Iterator[str]:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chop.config import parse
-from chop.errors import ConfigError
+from chop.config import parse, renamed
 from chop.ir.graph import MaseGraph
 from chop.lora.insertion import TrainBias, insert_adapters
 from chop.lora.selection import adapted_linears, modules_named
@@ -49,13 +48,7 @@ class InsertLoraConfig:
         Raises:
             ConfigError: a key is unknown, given under two names, or a value is out of range.
         """
-        named: dict[str, Any] = {}
-        for key, value in settings.items():
-            name = ALIASES.get(key, key)
-            if name in named:
-                raise ConfigError(f"{NAME}: '{name}' is given twice, once as '{key}'; drop one.")
-            named[name] = value
-        config = parse(cls, named, NAME)
+        config = parse(cls, renamed(settings, ALIASES, NAME), NAME)
         check_adapter(config.rank, config.alpha, config.dropout, NAME)
         return config
 

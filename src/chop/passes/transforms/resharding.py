@@ -1,0 +1,86 @@
+"""Shards a graph over processes by a given plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from chop.distributed.plan import Plan
+from chop.distributed.source import TensorSource
+from chop.ir.graph import MaseGraph
+from chop.ir.propagate import example_inputs
+from chop.passes.base import graph_pass
+
+
+@dataclass(frozen=True)
+class ReshardingConfig:
+    """Settings of `resharding_transform_pass`.
+
+    Attributes:
+        plan: what each process keeps and reads: "replicate", "data", "rows" or "megatron"; or a
+            `chop.distributed.Plan`, the path of its JSON file, or what that holds.
+        mesh: processes along each axis, as 2, (2, 2) or "2x2". None: the plan's own, or all
+            processes along one axis.
+        backend: "gloo" (CPU) or "nccl" (CUDA, one device per process). None: nccl where each
+            process has a device, else gloo.
+        source: where tensors of a model on the meta device are read from, each process its part.
+        check: compares every node of a forward, on inputs like those of the capture, with one
+            process before the graph is given back; expects a model in evaluation mode.
+    """
+
+    plan: Plan | Mapping[str, Any] | str | Path = "megatron"
+    mesh: tuple[int, ...] | int | str | None = None
+    backend: Literal["gloo", "nccl"] | None = None
+    source: TensorSource | None = None
+    check: bool = True
+
+
+@graph_pass(config=ReshardingConfig, takes_packed=True)
+def resharding_transform_pass(mg: MaseGraph, config: ReshardingConfig) -> dict[str, Any]:
+    """Shards the graph: each process keeps its part of the parameters, as DTensors.
+
+    Called on every process that torchrun started, with the same graph. `mg.model` then takes plain
+    whole inputs on every process and gives plain whole outputs, for inference. Where the model is
+    on one process only, a mesh of 1, nothing has to be started.
+
+    Returns:
+        plan: the `Plan`, its placements checked against the graph.
+        mesh: the `torch.distributed.device_mesh.DeviceMesh`.
+        local_bytes: of the parameters and buffers that this process keeps.
+        whole_bytes: of those of the whole model.
+        check: the `chop.distributed.check.CheckReport`; None without a check.
+
+    Raises:
+        PlanError: the plan does not fit the graph or the processes, or torchrun did not start them.
+        DistributedError: not all processes came, have other weights or plans, or the sharded
+            graph differs from one process.
+        ConfigError: the model is in training mode, which cannot be checked.
+    """
+    # Imported when used: DTensor loads long.
+    from chop.distributed.agreement import check_same_model
+    from chop.distributed.apply import local_bytes, shard_graph
+    from chop.distributed.builtin_plans import find_plan
+    from chop.distributed.check import check_against_one_process
+    from chop.distributed.process import start, world_size
+    from chop.distributed.reference import with_same_tensors
+
+    plan = find_plan(config.plan, mg, config.mesh, world_size())
+    whole = local_bytes(mg.model)
+    mesh = start(plan.mesh, config.backend)
+    if plan.processes > 1:
+        check_same_model(mg.model, plan)
+    before = with_same_tensors(mg.model) if config.check else None
+    shard_graph(mg, plan, mesh, config.source)
+    report = None
+    if before is not None:
+        inputs = example_inputs(before, mesh.device_type)
+        report = check_against_one_process(before, mg.model, inputs, source=config.source)
+    return {
+        "plan": plan,
+        "mesh": mesh,
+        "local_bytes": local_bytes(mg.model),
+        "whole_bytes": whole,
+        "check": report,
+    }
