@@ -56,10 +56,10 @@ def check_emitted(folder: Path) -> list[Verification]:
     planned = _planned(manifest, codes)
     found = verify(folder, project, codes, planned)
     for row, again in zip(manifest.rows, found, strict=True):
-        told = {name: row.get(name) for name in MEASURED}
-        if told != {name: getattr(again, name) for name in MEASURED}:
+        recorded = {name: row.get(name) for name in MEASURED}
+        if recorded != {name: getattr(again, name) for name in MEASURED}:
             raise VerificationError(
-                f"'{folder}': the manifest tells {told} of {again.simulator}, stalls: "
+                f"'{folder}': the manifest tells {recorded} of {again.simulator}, stalls: "
                 f"{again.profile}; the simulation measures others."
             )
     return found
@@ -75,10 +75,12 @@ def _planned(manifest: runs.Manifest, codes: Codes) -> list[Check]:
     icarus = [row["samples"] for row in manifest.rows if row.get("simulator") == "icarus"]
     seed = manifest.rows[0]["seed"] if manifest.rows else 0
     planned = checks(samples, max(icarus, default=0), seed)
-    told = [(row.get("simulator"), row.get("profile"), row.get("samples")) for row in manifest.rows]
-    if told != [(check.simulator, check.profile.name, check.samples) for check in planned]:
+    recorded = [
+        (row.get("simulator"), row.get("profile"), row.get("samples")) for row in manifest.rows
+    ]
+    if recorded != [(check.simulator, check.profile.name, check.samples) for check in planned]:
         raise VerificationError(
-            f"the manifest has {len(told)} simulations, which are not all of a circuit of "
+            f"the manifest has {len(recorded)} simulations, which are not all of a circuit of "
             f"{samples} samples."
         )
     return planned

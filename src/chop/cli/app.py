@@ -14,6 +14,7 @@ from chop.cli.doctor import DOCTOR
 from chop.cli.emit import EMIT
 from chop.cli.lower import LOWER
 from chop.cli.search import search_app
+from chop.cli.shard import SHARD
 from chop.cli.sweep import sweep_app
 
 INTERRUPTED = 130
@@ -29,6 +30,7 @@ class Commands(CommandGroup):
         "doctor": DOCTOR,
         "emit": EMIT,
         "lower": LOWER,
+        "shard": SHARD,
     }
 
     def invoke(self, ctx: Any) -> Any:

@@ -45,7 +45,7 @@ def execute(command: Command, ctx: typer.Context, given: Mapping[str, Any]) -> N
         if flags["verbose"] or flags["quiet"]:
             set_logging_verbosity("debug" if flags["verbose"] else "error")
         settings, result = _run(command, f"chop {_name(ctx)}", chosen)
-    if flags["as_json"]:
+    if flags["as_json"] and os.environ.get("RANK", "0") == "0":  # torchrun starts it many times
         from chop.runs import as_json
 
         document = {"command": f"chop {_name(ctx)}", "settings": settings, "result": result}

@@ -426,7 +426,7 @@ def test_the_goal_decides_what_is_better_and_other_numbers_are_told(goal, right,
     test = HeldOutRows(found, Evaluator(found.layers.mg.model, given.test), goal)
 
     def score(right, divergence):
-        predictions = test.unseen.labels.clone()
+        predictions = test.held_out.labels.clone()
         predictions[right:] += 1
         return precision_report.HeldOutScore(
             right / 400, None, predictions, torch.full((400,), divergence).double()

@@ -23,7 +23,7 @@ from chop.errors import ChopError, ConfigError, check_known
 from chop.mixed_precision.costs import COSTS
 from chop.search.ledger import Ledger, studies
 from chop.search.location import MEMORY, storage_file, storage_url, without_password
-from chop.search.storage import reading
+from chop.search.storage import open_for_reading
 from chop.search.study import BEST_FOLDER
 from chop.tables import printable
 
@@ -114,7 +114,7 @@ def _finished(url: str, study: str) -> int:
     file = storage_file(url)
     if url == MEMORY or (file is not None and not file.exists()):
         return 0
-    with reading(url) as engine:
+    with open_for_reading(url) as engine:
         if study not in studies(engine):
             return 0
         return sum(row.is_finished for row in Ledger(engine, study).sync())
@@ -128,7 +128,7 @@ def where_model_is(config: SearchConfig, best: TrialRecord) -> str:
     url = storage_url(config.storage, config.out)
     if not config.keep or url == MEMORY or (config.folder / BEST_FOLDER / best.key).is_dir():
         return ""
-    with reading(url) as engine:
+    with open_for_reading(url) as engine:
         ledger = Ledger(engine, config.study)
         ledger.sync()
     host, pid = (ledger.rows[best.number].worker.split(":")[i] for i in (0, -3))

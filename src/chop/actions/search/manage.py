@@ -25,7 +25,7 @@ from chop.search.ledger import Ledger, studies
 from chop.search.location import FILE_NAME, MEMORY, storage_file, storage_url
 from chop.search.objective import goals_from_json
 from chop.search.result import OUTCOMES
-from chop.search.storage import reading
+from chop.search.storage import open_for_reading
 from chop.tables import print_table, printable
 
 TOP = 10
@@ -69,7 +69,7 @@ def load_search(storage: str, name: str | None = None) -> tuple[dict[str, Any], 
 def read_ledger(storage: str, name: str | None = None) -> tuple[dict[str, Any], Ledger]:
     """The same, with all rows of the study as they are now; its storage is closed again."""
     url, name = find_storage(storage, name)
-    with reading(url, begun=False) as engine:
+    with open_for_reading(url, begun=False) as engine:
         ledger = Ledger(engine, _find_study(studies(engine), name))
         ledger.sync()
         document = ledger.document()
@@ -112,7 +112,7 @@ def study_names(url: str) -> list[str]:
     Raises:
         UnavailableError: the storage is not there.
     """
-    with reading(url, begun=False) as engine:
+    with open_for_reading(url, begun=False) as engine:
         return studies(engine)
 
 

@@ -169,13 +169,13 @@ def write(
         raise ConfigError("no configuration was measured.")
     workload, rows, searched = rows_of(config, workload_for(config, workload))
     found, metric = _problem(config, workload, rows), workload.task.metric
-    unseen = Evaluator(
+    held_out = Evaluator(
         found.layers.mg.model,
         workload.test,
         batch_size=config.eval_batch_size,
         task=workload.task,
     )
-    test = HeldOutRows(found, unseen, objectives_of(result.goals)[0].name)
+    test = HeldOutRows(found, held_out, objectives_of(result.goals)[0].name)
     begin = _without_search(config, found, workload, search.problem)
     evaluation = _evaluate(search, result, begin, test)
     lines = [
@@ -183,7 +183,7 @@ def write(
         for label, values in evaluation.values.items()
     ]
     title = workload.title
-    note = note_of(searched, len(workload.test), unseen, shown_of(result), evaluation.compared)
+    note = note_of(searched, len(workload.test), held_out, shown_of(result), evaluation.compared)
     columns = dict.fromkeys((f"search {metric.name}", f"test {metric.name}"), metric)
     write_table(config.folder, f"{title}: mixed precision beside uniform", lines, columns, note)
     draw_precision(config, found, result, begin, lines, title)
@@ -240,7 +240,7 @@ def _write_best(
     test_rows: int,
 ) -> None:
     """Writes `best.json`."""
-    best, unseen = result.best, evaluation.scores[evaluation.best]
+    best, held_out = result.best, evaluation.scores[evaluation.best]
     assert best is not None
     noted = {
         "choices": dict(best.config),
@@ -248,9 +248,9 @@ def _write_best(
         "values": dict(best.values),
         "search_rows": searched,
         "test_rows": test_rows,
-        f"test_{metric.name}": unseen.value,
-        "test_interval_95": unseen.interval,
-        "test_kl": unseen.kl,
+        f"test_{metric.name}": held_out.value,
+        "test_interval_95": held_out.interval,
+        "test_kl": held_out.kl,
         "compared": evaluation.compared,
         "measured": len(result.measured),
         "configurations": search.space.size,

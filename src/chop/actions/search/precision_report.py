@@ -67,28 +67,30 @@ class HeldOutRows:
 
     Args:
         found: the problem.
-        unseen: the rows.
+        held_out: the rows.
         goal: the first objective of the search, by which `compare` decides if it is the task's
             metric, "kl" or "loss"; else the metric decides.
     """
 
     __test__ = False
 
-    def __init__(self, found: PrecisionProblem, unseen: Evaluator, goal: str | None = None) -> None:
-        self.found, self.unseen = found, unseen
-        self.metric: Metric = unseen.task.metric
+    def __init__(
+        self, found: PrecisionProblem, held_out: Evaluator, goal: str | None = None
+    ) -> None:
+        self.found, self.held_out = found, held_out
+        self.metric: Metric = held_out.task.metric
         self.goal = goal if goal in SCORES else self.metric.name
-        self.reference = unseen.of(found.model(None)).logits()
+        self.reference = held_out.of(found.model(None)).logits()
 
     def score(self, config: Config | None) -> HeldOutScore:
         """Of None, the float model."""
-        logits = self.unseen.of(self.found.model(config)).logits()
-        labels, divergences = self.unseen.labels, None
-        if self.unseen.task.is_categorical:
+        logits = self.held_out.of(self.found.model(config)).logits()
+        labels, divergences = self.held_out.labels, None
+        if self.held_out.task.is_categorical:
             p, q = (x.double().log_softmax(-1) for x in (self.reference, logits))
             divergences = F.kl_div(q, p, reduction="none", log_target=True).sum(-1)
         predictions = self.metric.predict(logits, labels)
-        value = self.unseen.scores(logits)[self.unseen.task.metric.name]
+        value = self.held_out.scores(logits)[self.held_out.task.metric.name]
         interval = None
         if self.metric.name == "accuracy":
             interval = wilson(int((predictions == labels).sum()), len(labels))
@@ -96,8 +98,8 @@ class HeldOutRows:
         return HeldOutScore(value, interval, predictions, divergences, losses)
 
     def _losses(self, logits: Tensor) -> Tensor:
-        pairs = zip(logits.float().split(1), self.unseen.labels.split(1), strict=True)
-        return torch.stack([self.unseen.task.loss(*pair).double() for pair in pairs])
+        pairs = zip(logits.float().split(1), self.held_out.labels.split(1), strict=True)
+        return torch.stack([self.held_out.task.loss(*pair).double() for pair in pairs])
 
     def compare(self, mine: HeldOutScore, other: HeldOutScore, label: str) -> tuple[str, str]:
         """What a searched configuration gains on one that needed no search.
@@ -126,7 +128,7 @@ class HeldOutRows:
 
     def _gains(self, mine: HeldOutScore, other: HeldOutScore) -> dict[str, tuple[float, float]]:
         """The interval of what is gained, by the name of the number."""
-        labels, metric = self.unseen.labels, self.metric
+        labels, metric = self.held_out.labels, self.metric
         ends = bootstrap(
             lambda i: metric.gain(
                 metric.score(mine.predictions[i], labels[i]),
@@ -231,22 +233,22 @@ def table_row(
 
 
 def note_of(
-    searched: str, count: int, unseen: Evaluator, front: list[TrialRecord], compared: str
+    searched: str, count: int, held_out: Evaluator, front: list[TrialRecord], compared: str
 ) -> str:
     """What stands below the table.
 
     Args:
         searched: which rows trials were measured on, and how many.
         count: of the test rows.
-        unseen: those.
+        held_out: those.
         front: what was found.
         compared: what the search gains.
     """
-    is_accuracy = unseen.task.metric.name == "accuracy"
+    is_accuracy = held_out.task.metric.name == "accuracy"
     parts = [f"search: {searched}.", f"test: {count} test rows, which no choice was made by."]
     if is_accuracy:
         parts.append("Intervals are Wilson's, at 95 %.")
-    if len(unseen.labels) > count:
+    if len(held_out.labels) > count:
         parts.append("Tokens of one text count as independent.")
     if len(front) > 1:
         parts.append(

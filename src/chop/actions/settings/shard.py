@@ -1,0 +1,85 @@
+"""Settings of `chop shard`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+from chop.config import check_text
+from chop.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ShardConfig:
+    """Settings of `chop shard`.
+
+    Attributes:
+        model: built-in model (vit, cnn, mlp, bert-tiny; weights are drawn from `seed`), local
+            Hugging Face folder, hub name, or checkpoint of chop (`runs/demo/model`).
+        mesh: processes along each axis, as 2 or 2x2. Default: that of the plan's file; all
+            processes under torchrun; else 2.
+        plan: layout: auto (search for the fastest that fits into `memory`), megatron (pairs of
+            linear layers by columns and rows), rows (of every weight matrix), data (by samples),
+            replicate, or a file that `out` of an earlier run or an editor has left.
+        memory: what a process has for parameters and activations, as 4GB or 512MiB; a plan that
+            needs more is refused. Default: no limit.
+        out: folder for all results.
+        run: runs the model on so many processes of this machine, or on torchrun's.
+        plan_only: stops once the plan is written, as is done without `run`.
+        check: compares every node of the first forward with one process, and stops at the first
+            that differs.
+        export_tp_plan: writes `tp_plan.json`, the plan as transformers takes it; reads the weights
+            in one process.
+        backend: gloo (CPU) or nccl (a CUDA device per process). Default: nccl where each process
+            has a device, else gloo.
+        task: task of a local folder or hub name: text-classification, image-classification,
+            token-classification, text-generation, fill-mask or feature-extraction. Default: the
+            class that the checkpoint names.
+        batch: rows of the forward.
+        length: tokens of a row.
+        seed: random seed of built-in models.
+        flops: floating-point operations per second of a process, for predictions.
+        bandwidth: bytes per second that a process sends.
+        latency: seconds of one message without its bytes.
+        time_limit_s: seconds for each integer program of the search.
+    """
+
+    model: str = "vit"
+    mesh: int | str | None = None
+    plan: str = "auto"
+    memory: str | None = None
+    out: Path = Path("runs/shard")
+    run: bool = False
+    plan_only: bool = False
+    check: bool = True
+    export_tp_plan: bool = False
+    backend: Literal["gloo", "nccl"] | None = None
+    task: str | None = None
+    batch: int = 4
+    length: int = 8
+    seed: int = 0
+    flops: float = 100e12
+    bandwidth: float = 100e9
+    latency: float = 10e-6
+    time_limit_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        from chop.distributed.byte_sizes import parse_bytes
+        from chop.distributed.plan import parse_mesh
+
+        for each in fields(self):
+            check_text(getattr(self, each.name), each.name)
+        object.__setattr__(self, "out", Path(self.out).expanduser())
+        if self.out.is_file():
+            raise ConfigError(f"out: '{self.out}' is a file, expected a folder.")
+        if self.batch < 1 or self.length < 1:
+            raise ConfigError(
+                f"expected a batch and a length of 1 or more, got {self.batch} and {self.length}."
+            )
+        if self.mesh is not None:
+            parse_mesh(self.mesh)
+        if self.memory is not None:
+            parse_bytes(self.memory)
+        if self.run and self.plan_only:
+            raise ConfigError("expected run or plan_only, got both.")

@@ -1,0 +1,180 @@
+"""The run of a sharded model: on this process and those of its group, or on processes of its own.
+
+Settings, plan, result and errors of the processes that `run_on_processes` starts are files of a
+temporary folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from chop import errors, passes, runs
+from chop.actions.settings.shard import ShardConfig
+from chop.actions.sharded_model import ShardedModel
+from chop.capture.pytree import tree_map
+from chop.distributed.check import check_against_one_process
+from chop.distributed.collectives import counted_collectives, totals
+from chop.distributed.peers import is_peer_failure
+from chop.distributed.plan import Plan, parse_mesh
+from chop.distributed.planning.autosharding import NAME as AUTO
+from chop.distributed.process import end_with_parent, guarded, launch, start
+from chop.errors import ChopError, DistributedError
+from chop.files import write_json
+
+PROCESSES = 2
+"""Where neither the settings nor torchrun say how many."""
+FAILED = 2
+"""The exit code of a process whose error is in the folder."""
+INTERRUPTED = 130
+"""That of one that Ctrl-C stopped, as in shells."""
+PROGRAM = (
+    "import os, signal, sys;"
+    f"signal.signal(signal.SIGINT, lambda *_: os._exit({INTERRUPTED}));"
+    "from chop.actions import shard_run;"
+    "sys.exit(shard_run.run_from(sys.argv[1]))"
+)
+"""What the processes run. Ctrl-C reaches them too, as early as while they import; one says so."""
+
+
+def is_launched() -> bool:
+    """Whether torchrun, or what does the same, started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def mesh_shape(config: ShardConfig) -> tuple[int, ...]:
+    """The mesh of a plan that is searched for: as the settings say, or all of torchrun's."""
+    return parse_mesh(config.mesh or processes())
+
+
+def processes() -> int:
+    """How many run where nothing else says so: torchrun's, or two."""
+    return int(os.environ["WORLD_SIZE"]) if is_launched() else PROCESSES
+
+
+def run_here(model: ShardedModel, plan: Plan | None, config: ShardConfig) -> dict[str, Any]:
+    """Shards a model, checks its first forward and runs it. Called by all processes.
+
+    Args:
+        model: the same on all of them.
+        plan: of as many processes as there are. None: that of the first process, which searches.
+        config: whether it is checked, and the backend.
+    Returns: `backend`; `local_bytes` of each process; `check`, a report or None; `collectives` of
+        a forward.
+    Raises:
+        PlanError: the plan does not fit the model or the processes.
+        DistributedError: a process ended, or the sharded model differs from one process.
+    """
+    import torch
+    import torch.distributed as dist
+
+    mesh = start(mesh_shape(config) if plan is None else plan.mesh, config.backend)
+    with guarded("the sharded run"), torch.no_grad():
+        plan = _of_first_process(plan) if config.plan == AUTO else plan
+        assert plan is not None
+        # Compared below, on inputs of the batch and length that were asked for.
+        given = {"plan": plan, "backend": config.backend, "source": model.source, "check": False}
+        mg, info = passes.resharding_transform_pass(model.graph, given)
+        inputs = _on_device(model.inputs, mesh.device_type)
+        check = None
+        if config.check:
+            check = check_against_one_process(
+                model.graph.model, mg.model, inputs, source=model.source
+            )
+        with counted_collectives() as collectives:
+            mg.model(**inputs)
+        local: list[Any] = [None] * plan.processes
+        dist.all_gather_object(local, info["local_bytes"])
+    return {
+        "backend": dist.get_backend(),
+        "local_bytes": local,
+        "check": check and asdict(check),
+        "collectives": [asdict(each) for each in totals(collectives)],
+    }
+
+
+def _of_first_process(plan: Plan | None) -> Plan:
+    """The plan of the first process, where others have none."""
+    import torch.distributed as dist
+
+    told: list[Any] = [plan and plan.to_json()]
+    dist.broadcast_object_list(told, 0)
+    return plan or Plan.from_json(told[0])
+
+
+def run_on_processes(plan: Plan, config: ShardConfig) -> dict[str, Any]:
+    """Runs `run_here` on processes of this machine, started for it.
+
+    Args:
+        plan: the layouts; says how many processes.
+        config: the model, and what else `run_here` reads.
+    Returns: see `run_here`.
+    Raises:
+        ChopError: what a process raised, or a process ended.
+        KeyboardInterrupt: all were stopped.
+    """
+    with TemporaryDirectory(prefix="chop-shard-") as name:
+        folder = Path(name)
+        plan.write(folder / "plan.json")
+        given = replace(config, plan=str(folder / "plan.json"), mesh=None)
+        write_json(folder / "settings.json", runs.as_json(given))
+        code = launch([sys.executable, "-c", PROGRAM, name], plan.processes)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
+        if code:
+            raise _error_of(folder, code, plan.processes)
+        result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+        return result
+
+
+def _error_of(folder: Path, code: int, processes: int) -> ChopError:
+    """What the processes said; one that only missed another comes last."""
+    said = [json.loads(path.read_text()) for path in sorted(folder.glob("error-*.json"))]
+    if not said:
+        return DistributedError(
+            f"a process of {processes} ended with exit code {code}; what it said is above."
+        )
+    first = min(said, key=lambda error: error["misses_another"])
+    kind: type[ChopError] = getattr(errors, first["class"], ChopError)
+    return kind(first["message"])
+
+
+def _on_device(inputs: Mapping[str, Any], device: str) -> dict[str, Any]:
+    from torch import Tensor
+
+    def move(x: Any) -> Any:
+        return x.to(device) if isinstance(x, Tensor) else x
+
+    return {name: tree_map(move, value) for name, value in inputs.items()}
+
+
+def run_from(folder: str | Path) -> int:
+    """The part of one process in `run_on_processes`.
+
+    Args:
+        folder: with the settings and the plan; results and errors are written there.
+    Returns: the exit code.
+    """
+    end_with_parent()
+    folder, rank = Path(folder), os.environ["RANK"]
+    try:
+        config = ShardConfig(**json.loads((folder / "settings.json").read_text()))
+        result = run_here(ShardedModel.of(config), Plan.read(config.plan), config)
+    except ChopError as error:
+        cause = error.__cause__
+        said = {
+            "class": type(error).__name__,
+            "message": str(error),
+            "misses_another": cause is not None and is_peer_failure(cause),
+        }
+        write_json(folder / f"error-{rank}.json", said)
+        return FAILED
+    if rank == "0":
+        write_json(folder / "result.json", result)
+    return 0

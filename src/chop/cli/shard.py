@@ -1,0 +1,36 @@
+"""`chop shard`."""
+
+from __future__ import annotations
+
+from chop.cli.adapter import Command, deferred
+
+HELP = """Search for a sharding plan, run a model by it, and check it beside one process.
+
+[bold]Examples[/]
+
+  chop shard --memory 190kB --run
+
+  chop shard --model ./my-llama --mesh 2x4 --memory 4GB
+
+  chop shard --model ./my-llama --mesh 4 --plan megatron
+
+  chop shard --model runs/demo/model --plan plan.json --run
+
+  torchrun --nproc-per-node 4 --no-python -- chop shard --model ./my-llama --plan plan.json --run
+
+The plan is the one by which a forward is predicted to be fastest within --memory; without that it
+may be to replicate all. Without --run it is written, beside what plans that need no search would
+take. With it, each process reads its slices of the weights; none reads the whole model of a folder,
+the hub or a checkpoint. Every node of the first forward is then compared with one process
+(--no-check skips that). Outside torchrun, --run starts the processes itself.
+
+[bold]Columns[/]: bytes of parameters and buffers that a process keeps, and their share of the
+model; peak memory, with activations; predicted time of a forward; what a process sends in it.
+
+[bold]Output[/] in --out: plan.json (edit it, and give it to --plan), plans.png, tp_plan.json (with
+--export-tp-plan), table.md (also by layer), result.json, manifest.json.
+"""
+
+SHARD = Command(
+    deferred("chop.actions.shard:shard"), "chop.actions.settings.shard:ShardConfig", HELP
+)
