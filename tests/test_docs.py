@@ -1,4 +1,4 @@
-"""Pages on how to do things, and on circuits: their Python runs and prints what they say."""
+"""Pages on how to do things, circuits and processes: their Python runs and prints what they say."""
 
 import re
 import subprocess
@@ -21,7 +21,11 @@ warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
 """
 SIMULATORS = pytest.mark.tools("verilator", "iverilog", "yosys")
 NEEDS = {"add-a-circuit": SIMULATORS, "hardware": SIMULATORS}
-HOW_TO = [*sorted((ROOT / "docs/how-to").glob("*.md")), ROOT / "docs/hardware.md"]
+HOW_TO = [
+    *sorted((ROOT / "docs/how-to").glob("*.md")),
+    ROOT / "docs/hardware.md",
+    ROOT / "docs/distributed.md",
+]
 PAGES = [pytest.param(page, marks=NEEDS.get(page.stem, ()), id=page.stem) for page in HOW_TO]
 
 

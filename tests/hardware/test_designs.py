@@ -6,14 +6,17 @@ import pytest
 
 from chop.actions.emit import emit
 from chop.actions.settings.emit import EmitConfig
+from chop.hardware.profiles import PROFILES as STALLS
+from chop.hardware.verify import Check
 
 pytestmark = pytest.mark.tools("verilator", "iverilog", "yosys")
 DIGITS = 360
 PROFILES = ("none", "uniform", "slow_reader", "bursts")
 ICARUS_SAMPLES = {"mlp": 20, "cnn": 2, "vit": 2}
+FEW = 40
 
 
-@pytest.mark.parametrize("model", ICARUS_SAMPLES)
+@pytest.mark.parametrize("model", ["mlp", "cnn", pytest.param("vit", marks=pytest.mark.long)])
 def test_a_circuit_equals_the_integer_graph_on_every_digit(model, tmp_path):
     out, count = tmp_path / model, ICARUS_SAMPLES[model]
     result = emit(EmitConfig(model=model, out=out, icarus_samples=count, synthesis=False))
@@ -33,3 +36,30 @@ def test_a_circuit_equals_the_integer_graph_on_every_digit(model, tmp_path):
     text = (out / "report.md").read_text()
     assert ("RTL = PyTorch, bit for bit" in text) == (model != "vit")
     assert json.loads((out / "manifest.json").read_text())["state"] == "finished"
+
+
+def test_a_vision_transformer_equals_the_integer_graph_on_every_digit(tmp_path, monkeypatch):
+    """Every digit under stalls at random; some under each other profile, and one in Icarus."""
+    monkeypatch.setattr("chop.actions.emit.checks", _checks_in_short)
+    out = tmp_path / "vit"
+    result = emit(EmitConfig(model="vit", out=out, synthesis=False))
+    rows = {(row["simulator"], row["profile"]): row for row in result["verification"]}
+    equal = [(*ran, row["equal"]) for ran, row in rows.items()]
+    assert equal == [
+        *(("verilator", name, 10 * (DIGITS if name == "uniform" else FEW)) for name in PROFILES),
+        ("icarus", "uniform", 10),
+    ]
+    none, uniform, slow = (rows["verilator", name]["interval"] for name in PROFILES[:3])
+    assert abs(none - result["interval"]) <= 0.03 * result["interval"]
+    assert slow > 1.8 * none and uniform > none
+    assert result["accuracy"]["integer"] > 0.9
+    found = result["pytorch"]
+    assert found["outputs"] == 10 * DIGITS and found["different"] > 0
+    assert "RTL = PyTorch, bit for bit" not in (out / "report.md").read_text()
+    assert json.loads((out / "manifest.json").read_text())["state"] == "finished"
+
+
+def _checks_in_short(samples, icarus_samples, seed):
+    counts = {"uniform": samples}
+    found = [Check("verilator", way, counts.get(way.name, FEW), seed) for way in STALLS]
+    return [*found, Check("icarus", STALLS[1], 1, seed)]
