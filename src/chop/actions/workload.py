@@ -244,8 +244,8 @@ def load_workload(config: WorkloadConfig) -> Workload:
     get_console().print(f"loading {config.model} and its rows", highlight=False)
     if config.model in BUILTIN_MODELS:
         _check_is_of_builtin(config)
-        task = CLASSIFICATION.with_metric(config.metric)
-        own = BUILTIN_MODELS[config.model].dataset
+        builtin = BUILTIN_MODELS[config.model]
+        task, own = find_task(builtin.task).with_metric(config.metric), builtin.dataset
         if config.dataset not in (None, own):
             raise ConfigError(
                 f"built-in model '{config.model}' is trained on '{own}', not on "
@@ -332,8 +332,9 @@ def raise_to_graph(workload: Workload) -> MaseGraph:
 
 def _check_is_of_builtin(config: WorkloadConfig) -> None:
     """Raises ConfigError where settings are given that say how to read a model of one's own."""
+    own = {None, BUILTIN_MODELS[config.model].task}
     for name in OF_CHECKPOINTS:
-        if getattr(config, name) is not None:
+        if getattr(config, name) not in (own if name == "task" else {None}):
             raise ConfigError(
                 f"{name}: built-in model '{config.model}' has data, weights and a task of its "
                 "own; give a model of your own by --model."

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from chop.data.load import label_column, num_labels
 from chop.data.tokenize import TEXT_COLUMNS
+from chop.data.tokenizer import STORY_VOCABULARY
 from chop.errors import ConfigError, check_known
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class DatasetInfo:
     Attributes:
         name: as `MaseDataModule` and `chop.data.load_dataset` take it.
         kind: pictures, texts, or plain feature vectors.
-        num_classes: classes of its labels.
+        num_classes: classes of its labels; of text without labels, tokens.
         image_size: (channels, height, width) of pictures, in files of one's own of the first;
             None if there are none.
         num_features: length of the vectors.
@@ -50,6 +51,7 @@ _ROWS = (
     DatasetInfo("fashion_mnist", "vision", 10, (1, 28, 28), None, (0.2860,), (0.3530,)),
     DatasetInfo("cifar10", "vision", 10, (3, 32, 32), None, *_CIFAR),
     DatasetInfo("reviews", "nlp", 2),
+    DatasetInfo("stories", "nlp", STORY_VOCABULARY),
     DatasetInfo("imdb", "nlp", 2),
     DatasetInfo("rotten_tomatoes", "nlp", 2),
     DatasetInfo("sst2", "nlp", 2),

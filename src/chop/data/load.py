@@ -11,6 +11,7 @@ import numpy as np
 from chop.data.digits import digits
 from chop.data.points import jets, toy
 from chop.data.reviews import reviews
+from chop.data.stories import stories
 from chop.errors import ConfigError, UnavailableError, check_known, did_you_mean, first_line
 from chop.hub import cache_folder, hub_is_reachable, offline_errors
 
@@ -23,10 +24,12 @@ SPLITS = ("train", "validation", "test")
 BUILTIN_DATASETS: dict[str, Callable[[], DatasetDict]] = {
     "digits": digits,
     "reviews": reviews,
+    "stories": stories,
     "toy": toy,
 }
 FETCHED_DATASETS: dict[str, Callable[[], DatasetDict]] = {"jsc": jets}
-TEXT_DATASETS = frozenset({"reviews"})
+TEXT_DATASETS = frozenset({"reviews", "stories"})
+UNLABELED_DATASETS = frozenset({"stories"})
 
 
 FILE_KINDS = {
@@ -48,9 +51,9 @@ def load_dataset(
     """A data set with the splits `train`, `test` and, where it has one, `validation`.
 
     Args:
-        name_or_path: `digits`, `reviews`, `toy`; `jsc`, which is fetched from OpenML; a parquet,
-            csv, tsv, json or jsonl file; a folder of them, of pictures in a folder for each class,
-            or one written by `save_to_disk`; a name on the hub; or a DatasetDict.
+        name_or_path: `digits`, `reviews`, `stories`, `toy`; `jsc`, fetched from OpenML; a file
+            (parquet, csv, tsv, json or jsonl); a folder of them, of pictures in a folder for each
+            class, or one written by `save_to_disk`; a name on the hub; or a DatasetDict.
         limit: keep that many rows of each split, drawn by a fixed seed (files are often sorted
             by label, so the first rows would be of one class).
         label: the column with the labels, which becomes `labels`; default, `labels` or `label`.
@@ -68,6 +71,7 @@ def load_dataset(
         given = _with_label(name_or_path, label)
         return _shorten(_train_and_test(given, "as given", labeled), limit)
     name = str(name_or_path)
+    labeled = labeled and name not in UNLABELED_DATASETS
     known = BUILTIN_DATASETS | FETCHED_DATASETS
     if name in known:
         splits = known[name]()

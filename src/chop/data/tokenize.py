@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chop.data.load import label_column, load_dataset
+from chop.data.load import UNLABELED_DATASETS, label_column, load_dataset
 from chop.data.tokenizer import MODEL_LIMIT, get_tokenizer
 from chop.errors import ConfigError
 
@@ -35,8 +35,8 @@ def get_tokenized_dataset(
 
     Args:
         dataset: what `load_dataset` takes, or what it gives.
-        checkpoint: whose tokenizer: `bert-tiny` for the built-in reviews, a local folder, or a
-            hub name; or a tokenizer.
+        checkpoint: whose tokenizer: `bert-tiny` for the built-in reviews, `gpt-tiny` for the
+            stories, a local folder, or a hub name; or a tokenizer.
         return_tokenizer: also return the tokenizer.
         max_length: tokens of a row at most; default, the model's limit and at most 512.
         limit: keep that many rows of each split, drawn by a fixed seed.
@@ -54,6 +54,7 @@ def get_tokenized_dataset(
     """
     tokenizer = get_tokenizer(checkpoint)
     splits = load_dataset(dataset, limit=limit, labeled=labeled)
+    labeled = labeled and str(dataset) not in UNLABELED_DATASETS
     columns = _text_columns(splits["train"], text_column)
     length = min(tokenizer.model_max_length, MODEL_LIMIT) if max_length is None else max_length
     if length < 1:

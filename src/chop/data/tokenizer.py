@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chop.data.reviews import vocabulary
+from chop.data.stories import END, story_words
 from chop.errors import ConfigError, UnavailableError, did_you_mean
 from chop.hub import hub_is_reachable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# The model that reads the built-in reviews, and the data set itself, name the same tokenizer.
-BUILTIN_TOKENIZERS = ("bert-tiny", "reviews")
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+STORY_TOKENS = ("<pad>", "<s>", END, "<unk>")
+"""Of the stories' tokenizer, in the order of their ids."""
+SPACE = "▁"
+"""SentencePiece's mark of a space before a word."""
 MODEL_LIMIT = 512
+STORY_LIMIT = 256
+STORY_VOCABULARY = len(STORY_TOKENS) + 256 + 1 + len(story_words())
 LEAST_SHARE = 0.1
 """Of a model's vocabulary that its tokenizer has: less is the tokenizer of something else."""
 
 
 def get_tokenizer(checkpoint: str | Path | PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """A tokenizer by built-in name (`bert-tiny`), local folder or hub name; or the given one.
+    """A tokenizer by built-in name, local folder or hub name; or the given one.
 
     Raises:
         UnavailableError: neither built in nor a local folder with a tokenizer, nor reachable.
@@ -30,7 +36,7 @@ def get_tokenizer(checkpoint: str | Path | PreTrainedTokenizerBase) -> PreTraine
         return checkpoint
     name = str(checkpoint)
     if name in BUILTIN_TOKENIZERS:
-        return _builtin_tokenizer()
+        return BUILTIN_TOKENIZERS[name]()
     from transformers import AutoTokenizer
 
     is_folder = Path(name).is_dir()
@@ -73,10 +79,53 @@ def _check_has_files(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         raise FileNotFoundError(f"none of {', '.join(sorted(names))} in '{folder}'")
 
 
-def _builtin_tokenizer() -> PreTrainedTokenizerBase:
+def _review_tokenizer() -> PreTrainedTokenizerBase:
     from transformers import BertTokenizer
 
     tokens = [*SPECIAL_TOKENS, *vocabulary()]
     return BertTokenizer(
         vocab={token: index for index, token in enumerate(tokens)}, model_max_length=MODEL_LIMIT
     )
+
+
+def _story_tokenizer() -> PreTrainedTokenizerBase:
+    """As Llama's: the words of the grammar are tokens, and others are spelled in their bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = [SPACE + word if word.isalpha() else word for word in story_words()]
+    spelling = [*STORY_TOKENS, *(f"<0x{byte:02X}>" for byte in range(256)), SPACE]
+    scores = [(token, -10.0) for token in spelling] + [(piece, 0.0) for piece in pieces]
+    core = Tokenizer(models.Unigram(scores, STORY_TOKENS.index("<unk>"), byte_fallback=True))
+    words = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first")
+    core.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.Punctuation("isolated")])
+    core.decoder = decoders.Sequence(
+        [
+            decoders.Replace(SPACE, " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    core.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", STORY_TOKENS.index("<s>"))]
+    )
+    pad, bos, eos, unknown = STORY_TOKENS
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token=pad,
+        bos_token=bos,
+        eos_token=eos,
+        unk_token=unknown,
+        padding_side="left",  # as generate() wants it
+        model_max_length=STORY_LIMIT,
+    )
+
+
+# The model that reads a built-in data set, and the data set itself, name the same tokenizer.
+BUILTIN_TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerBase]] = {
+    "bert-tiny": _review_tokenizer,
+    "reviews": _review_tokenizer,
+    "gpt-tiny": _story_tokenizer,
+    "stories": _story_tokenizer,
+}

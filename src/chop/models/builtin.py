@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from chop.data.stories import END
+from chop.data.tokenizer import STORY_LIMIT, STORY_TOKENS, STORY_VOCABULARY
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -27,14 +30,16 @@ class BuiltinModel:
     Attributes:
         build: number of labels -> untrained module.
         dataset: the built-in data set it is for.
-        num_labels: the number of classes of that data set.
+        num_labels: the number of classes of that data set; of text, its tokens.
         recipe: how `chop.train.load_trained` trains it.
+        task: what it is asked to do, a name of `chop.train.TASKS`.
     """
 
     build: Callable[[int], nn.Module]
     dataset: str
     num_labels: int
     recipe: Recipe
+    task: str = "classification"
 
 
 def _mlp(num_labels: int) -> nn.Module:
@@ -87,9 +92,33 @@ def _bert_tiny(num_labels: int) -> nn.Module:
     return BertForSequenceClassification(config)
 
 
+def _gpt_tiny(num_labels: int) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    # Grouped queries and a tied embedding, as in small decoders of today.
+    config = LlamaConfig(  # type: ignore[call-arg]
+        vocab_size=num_labels,
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=256,
+        max_position_embeddings=STORY_LIMIT,
+        initializer_range=0.05,
+        tie_word_embeddings=True,
+        pad_token_id=STORY_TOKENS.index("<pad>"),
+        bos_token_id=STORY_TOKENS.index("<s>"),
+        eos_token_id=STORY_TOKENS.index(END),
+    )
+    return LlamaForCausalLM(config)
+
+
 BUILTIN_MODELS: dict[str, BuiltinModel] = {
     "mlp": BuiltinModel(_mlp, "digits", 10, Recipe(epochs=60, lr=3e-3, batch_size=32)),
     "cnn": BuiltinModel(_cnn, "digits", 10, Recipe(epochs=20, lr=3e-3, batch_size=32)),
     "vit": BuiltinModel(_vit, "digits", 10, Recipe(epochs=30, lr=3e-3, batch_size=64)),
     "bert-tiny": BuiltinModel(_bert_tiny, "reviews", 2, Recipe(epochs=8, lr=5e-4, batch_size=32)),
+    "gpt-tiny": BuiltinModel(
+        _gpt_tiny, "stories", STORY_VOCABULARY, Recipe(4, lr=4e-3, batch_size=32), "causal-lm"
+    ),
 }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from chop.data import DatasetInfo
+from chop.data import TEXT_DATASETS, DatasetInfo
 from chop.data.catalogue import Kind
 from chop.errors import ConfigError, did_you_mean
 from chop.models.builtin import BUILTIN_MODELS
@@ -160,7 +160,7 @@ _ROWS = (
     _nlp("llama-7b", "huggyllama/llama-7b", "LlamaConfig"),
     *(
         ModelInfo(name, "nlp", model.dataset, input_name="input_ids")
-        if model.dataset == "reviews"
+        if model.dataset in TEXT_DATASETS
         else ModelInfo(name, "vision", model.dataset, input_name="pixel_values")
         for name, model in BUILTIN_MODELS.items()
     ),

@@ -44,14 +44,14 @@ def load_model(
     it, and `timm:NAME` is a model of timm; see `chop.models.own`.
 
     Args:
-        name_or_path: `mlp`, `cnn`, `vit`, `bert-tiny` (untrained: `chop.train.load_trained`
-            trains them), a folder written by `save_pretrained`, a name on the hub,
-            `file.py:Net` or `timm:NAME`.
+        name_or_path: `mlp`, `cnn`, `vit`, `bert-tiny`, `gpt-tiny` (untrained:
+            `chop.train.load_trained` trains them), a folder written by `save_pretrained`, a name
+            on the hub, `file.py:Net` or `timm:NAME`.
         num_labels: classes of the classification head; default, what the model has.
         task: `text-classification`, `image-classification`, `token-classification`,
             `text-generation`, `fill-mask` or `feature-extraction`; default, the class that the
-            checkpoint names, or a classifier where `num_labels` is given. Built-in models are
-            classifiers.
+            checkpoint names, or a classifier where `num_labels` is given. Built-in models have
+            one of their own.
         pretrained: False draws fresh weights from `seed` and reads the configuration only.
         weights: of `file.py:Net` and `timm:NAME`, a state dict as .safetensors or .pt.
         seed: of whatever weights have to be drawn; the global generator is left as it was.
@@ -72,11 +72,20 @@ def load_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if name in BUILTIN_MODELS:
-            builtin = BUILTIN_MODELS[name]
-            return builtin.build(builtin.num_labels if num_labels is None else num_labels).eval()
+            return _build(name, num_labels).eval()
         if is_own(name):
             return build_own(name, num_labels, weights, pretrained).eval()
         return _from_checkpoint(name, num_labels, task, pretrained).eval()
+
+
+def _build(name: str, num_labels: int | None) -> nn.Module:
+    builtin = BUILTIN_MODELS[name]
+    if num_labels not in (None, builtin.num_labels) and builtin.task == "causal-lm":
+        raise ConfigError(
+            f"num_labels: '{name}' answers with the next token, one of {builtin.num_labels}; got "
+            f"{num_labels}."
+        )
+    return builtin.build(builtin.num_labels if num_labels is None else num_labels)
 
 
 def _from_checkpoint(

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from chop.data import (
+    TEXT_DATASETS,
     DatasetInfo,
     describe_dataset,
     get_tokenized_dataset,
@@ -114,7 +115,7 @@ class MaseDataModule:
         """
         if self._tokenizer is not None:
             return self._tokenizer
-        name = self.model_name or (self.name if self.name == "reviews" else None)
+        name = self.model_name or (self.name if self.name in TEXT_DATASETS else None)
         if name is None:
             raise ConfigError(
                 f"data set '{self.name}' holds texts: give tokenizer= or model_name=."

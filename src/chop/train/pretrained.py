@@ -14,6 +14,7 @@ from chop.files import atomic_file, build_lock
 from chop.hub import cache_folder
 from chop.models import BUILTIN_MODELS, load_model
 from chop.train.rows import read_rows, split_rows
+from chop.train.tasks import TASKS
 from chop.train.train_loop import fit
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def load_trained(
     recipe, seed and share held out. A file that cannot be read is replaced by training again.
 
     Args:
-        name: `mlp`, `cnn`, `vit` or `bert-tiny`.
+        name: `mlp`, `cnn`, `vit`, `bert-tiny` or `gpt-tiny`.
         seed: of the initial weights and of training.
         progress: show a bar while training.
         held_out: share of the training rows that it is not trained on: the second part of
@@ -57,13 +58,13 @@ def _trained(name: str, seed: int, progress: bool, held_out: float) -> nn.Module
     model = load_model(name, seed=seed)
     builtin = BUILTIN_MODELS[name]
     label = f"training {name} on {builtin.dataset}" if progress else None
-    rows = read_rows(default_dataset(name)["train"])
+    rows = read_rows(default_dataset(name)["train"], TASKS[builtin.task])
     recipe = asdict(builtin.recipe)
     if held_out:
         rows, _ = split_rows(rows, held_out)
         # As many steps as on all rows: a model that has learned less is no fair baseline.
         recipe["epochs"] = round(recipe["epochs"] / (1 - held_out))
-    fit(model, rows, seed=seed, progress=label, **recipe)
+    fit(model, rows, seed=seed, progress=label, task=builtin.task, **recipe)
     return model
 
 
@@ -96,18 +97,17 @@ def _read_into(model: nn.Module, path: Path) -> bool:
     In the last case some weights have been overwritten, and the model is of no use.
     """
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.torch import load_model as read_model
 
     try:
-        model.load_state_dict(load_file(path))
+        read_model(model, path)
     except (FileNotFoundError, SafetensorError, RuntimeError):
         return False
     return True
 
 
 def _write(model: nn.Module, path: Path) -> None:
-    from safetensors.torch import save_file
+    from safetensors.torch import save_model
 
-    state = {key: value.contiguous() for key, value in model.state_dict().items()}
     with atomic_file(path) as temporary:
-        save_file(state, temporary)
+        save_model(model, str(temporary))  # tied weights once

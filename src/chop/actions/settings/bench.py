@@ -13,8 +13,8 @@ class BenchModelConfig:
     """Settings of `chop bench model`.
 
     Attributes:
-        model: float model: built-in model (vit, cnn, mlp, bert-tiny), local folder, hub name,
-            `file.py:Net` or `timm:NAME`. Default: that of `compressed`, else vit.
+        model: float model: built-in model (vit, cnn, mlp, bert-tiny, gpt-tiny), local folder, hub
+            name, `file.py:Net` or `timm:NAME`. Default: that of `compressed`, else vit.
         dataset: data set of the inputs. Default: that of `compressed`, else the model's own.
         compressed: output folder of `chop compress`. Default: the model is compressed in a
             temporary folder, without training.

@@ -15,8 +15,8 @@ class ShardConfig:
     """Settings of `chop shard`.
 
     Attributes:
-        model: built-in model (vit, cnn, mlp, bert-tiny; weights are drawn from `seed`), local
-            Hugging Face folder, hub name, or checkpoint of chop (`runs/demo/model`).
+        model: built-in model (vit, cnn, mlp, bert-tiny, gpt-tiny; weights are drawn from `seed`),
+            local Hugging Face folder, hub name, or checkpoint of chop (`runs/demo/model`).
         mesh: processes along each axis, as 2 or 2x2. Default: that of the plan's file; all
             processes under torchrun; else 2.
         plan: layout: auto (search for the fastest that fits into `memory`), megatron (pairs of

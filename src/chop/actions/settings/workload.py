@@ -20,10 +20,11 @@ class WorkloadConfig:
     The settings of every job begin with these.
 
     Attributes:
-        model: built-in model (vit, cnn, mlp, bert-tiny), local Hugging Face folder, hub name,
-            `file.py:Net` (a class or function of that file, which is executed) or `timm:NAME`.
-        dataset: built-in data set (digits, reviews), hub name, or a local file or folder: a table,
-            or a folder of pictures per class. Default: the built-in model's own.
+        model: built-in model (vit, cnn, mlp, bert-tiny, gpt-tiny), local Hugging Face folder, hub
+            name, `file.py:Net` (a class or function of that file, which is executed) or
+            `timm:NAME`.
+        dataset: built-in data set (digits, reviews, stories), hub name, or a local file or folder:
+            a table, or a folder of pictures per class. Default: the built-in model's own.
         out: folder for all results.
         train_epochs: epochs that fine-tune a model that is not built in before the job.
         limit: number of rows to use of each split. Default: all.
