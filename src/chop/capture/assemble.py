@@ -23,6 +23,7 @@ from chop.capture.ignored_arguments import plain_defaults, takes_any_keyword
 from chop.capture.input_guards import contiguous
 from chop.capture.leaves import GRADIENT_HOOKS
 from chop.capture.module_tree import add_extras, mirror, qualified_class
+from chop.capture.original import node_digests
 from chop.capture.preserve_state import preserve_state
 from chop.capture.pytree import has_fields, tree_children
 from chop.capture.recorder import Recorder
@@ -46,6 +47,7 @@ def assemble(fallback: Fallback, recording: Recording) -> CapturedModule:
     _fill_record(captured.record, fallback, recording)
     if fallback.probes and recording.eval_only is None:
         captured.record.follows_dtype = dtype_constants_of(graph)
+    captured.record.node_digests = node_digests(graph)
     captured.graph = graph
     return captured
 

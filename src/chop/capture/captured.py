@@ -45,6 +45,7 @@ class CaptureRecord:
         constants: buffers that hold tensors which are no state of the model.
         follows_dtype: which constants in the graph follow the dtype of the model, see
             `chop.capture.dtype_constants.follow`; None where that is not known.
+        node_digests: what each node called and with what, see `chop.capture.original`.
     """
 
     class_name: str
@@ -63,6 +64,7 @@ class CaptureRecord:
     guessed: bool = False
     constants: tuple[str, ...] = ()
     follows_dtype: dict[str, Any] | None = None
+    node_digests: dict[str, str] = field(default_factory=dict)
 
 
 class _RecordAttribute:
@@ -126,6 +128,7 @@ class CapturedModule(fx.GraphModule):
     guessed: Any = _RecordAttribute()
     constants: Any = _RecordAttribute()
     follows_dtype: Any = _RecordAttribute()
+    node_digests: Any = _RecordAttribute()
 
     def __init__(self, class_name: str) -> None:
         super().__init__(nn.Module(), fx.Graph(), class_name)

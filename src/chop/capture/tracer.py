@@ -18,6 +18,7 @@ from chop.capture.hf_patches import hf_capture_patches
 from chop.capture.inputs import dummy_inputs, is_guessed
 from chop.capture.leaves import LeafRule
 from chop.capture.module_tree import check_names
+from chop.capture.original import KEY, Original
 from chop.capture.pytree import tree_map
 from chop.capture.untraced_effects import check_initialized
 from chop.errors import CaptureError, ConfigError, did_you_mean
@@ -76,6 +77,8 @@ def capture(
         mismatch = find_mismatch(model, captured, example, dry_runs[0]) if dry_runs else None
         called = {str(node.target) for node in captured.graph.nodes if node.op == "call_module"}
         notes += side_effect_notes(fallback, recording, dry_runs, called)
+    # The patches of `model` are off again.
+    vars(captured)[KEY] = Original(model, captured)
     if mismatch is not None and strict:
         raise CaptureError(
             f"the capture of {captured.record.class_name} is not the model: {mismatch}"

@@ -286,6 +286,30 @@ class MaseGraph:
 
         return draw(self.model, file, depth)
 
+    def to_module(self, like: nn.Module | None = None) -> nn.Module:
+        """The original model, with the operators that the graph has in the places of its own.
+
+        The graph and the model that was captured stay as they were; tensors are shared with the
+        graph, not copied. Its `forward`, `generate` and all else are those of the model's class.
+        Quantized attention products go through transformers' attention functions.
+
+        Args:
+            like: a model of the original class and settings, whose weights are not read. A graph
+                of a checkpoint needs one unless the class is one of transformers.
+        Returns: a model of the original class, in the graph's mode.
+
+        Raises:
+            GraphError: the class is not known, or its `forward` cannot make a change of the graph.
+
+        Example:
+            >>> from torch import nn
+            >>> type(MaseGraph(nn.Sequential(nn.Linear(4, 2), nn.ReLU())).to_module()).__name__
+            'Sequential'
+        """
+        from chop.ir.graph.to_module import to_module
+
+        return to_module(self.model, self.provenance, like)
+
     def export(
         self,
         fname: str | Path = "masegraph",

@@ -1,0 +1,127 @@
+"""A graph's operators in a model of the original class."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import fx, nn
+
+from chop.capture.captured import CapturedModule
+from chop.capture.original import KEY, Original, arguments_digest, node_digests
+from chop.errors import GraphError
+from chop.ir.huggingface.attention import quantize_attention, why_not_attention
+from chop.ir.metadata import Provenance
+from chop.ir.ops import module_of_node, of_node
+from chop.nn.quantized import QuantizedOperator
+
+
+def to_module(
+    captured: CapturedModule, provenance: Sequence[Provenance], like: nn.Module | None = None
+) -> nn.Module:
+    """The original model with the operators that the graph has in the places of its own.
+
+    Args:
+        captured: the graph; it is not changed.
+        provenance: the passes that it went through, for messages.
+        like: a model of the original class and settings, where the graph does not know it.
+    Returns: a model of the original class. Its tensors are those of the graph.
+
+    Raises:
+        GraphError: the original class is not known, or the graph has a change that the class's own
+            `forward` would not make; the message names the node.
+    """
+    original = _original(captured, like)
+    calls = _quantized_calls(captured, provenance)
+    for path, nodes in calls.items():
+        cls = original.class_of(path)
+        reason = why_not_attention(cls, [*_products(captured, path, nodes)])
+        if reason is not None:
+            where = f"module '{path}' ({cls.__name__ if cls else 'a part of the graph'})"
+            raise GraphError(
+                f"to_module: node '{nodes[0].name}' quantizes a function that the forward of "
+                f"{where} calls itself, and {reason}; quantize it not, or run mg.model."
+            )
+    model = original.restore(captured)
+    for path, nodes in calls.items():
+        quantize_attention(model, path, _products(captured, path, nodes))
+    return model
+
+
+def _original(captured: CapturedModule, like: nn.Module | None) -> Original:
+    found: Original | None = vars(captured).get(KEY)
+    if not captured.record.node_digests:
+        raise GraphError(
+            "to_module: the graph does not know what was captured, because its file is of an "
+            "earlier version; capture the model again."
+        )
+    name = captured.record.class_name
+    if like is not None:
+        if type(like).__name__ != name:
+            raise GraphError(f"to_module: expected a {name} as like, got a {type(like).__name__}.")
+        return Original(like, captured)
+    if found is not None:
+        return found
+    from chop.ir.huggingface.skeleton import empty_model
+
+    made = empty_model(name, captured.record.config)
+    if made is None:
+        raise GraphError(
+            f"to_module: a checkpoint has no code, and {name} is no class of transformers; give a "
+            f"model of that class, mg.to_module(like={name}(...)). Its weights are not read."
+        )
+    return Original(made, captured)
+
+
+def _quantized_calls(
+    captured: CapturedModule, provenance: Iterable[Provenance]
+) -> Mapping[str, list[fx.Node]]:
+    """The functions that the graph quantizes, by the path of the module that calls them.
+
+    Raises:
+        GraphError: a node is new, gone or calls something else.
+    """
+    before, now = captured.record.node_digests, node_digests(captured.graph)
+    calls: defaultdict[str, list[fx.Node]] = defaultdict(list)
+    changed = [f"has no node '{name}' any more" for name in before if name not in now]
+    for node in captured.graph.nodes:
+        if node.name not in before:
+            changed.append(f"has a new node '{node.name}'")
+        elif before[node.name] != now[node.name]:
+            module = module_of_node(node, captured)
+            same_arguments = before[node.name][8:] == arguments_digest(node)
+            is_call = isinstance(module, QuantizedOperator) and module.function is not None
+            if not (is_call and same_arguments):
+                changed.append(f"calls something else, or with other arguments, at '{node.name}'")
+            elif not module.spec.is_float:  # type: ignore[union-attr]
+                calls[str(node.target).rpartition(".")[0]].append(node)
+    if changed:
+        passes = ", ".join(step.name for step in provenance) or "no pass"
+        raise GraphError(
+            f"to_module: the graph {changed[0]}, which the forward of {captured.record.class_name} "
+            f"would not follow (it went through: {passes}). Run mg.model, or apply the passes that "
+            "change more than modules after to_module."
+        )
+    return calls
+
+
+def _products(
+    captured: CapturedModule, path: str, quantized: Sequence[fx.Node]
+) -> dict[str, list[nn.Module | None]]:
+    """What a module's forward calls of the operators that some of its nodes quantize, in order.
+
+    Returns: by operator, the quantized call or None for each call.
+    """
+    names = {of_node(node, captured).name for node in quantized}
+    found: dict[str, list[nn.Module | None]] = {name: [] for name in sorted(names)}
+    for node in captured.graph.nodes:
+        name = of_node(node, captured).name
+        if name in names and _owner(node) == path:
+            module: Any = module_of_node(node, captured)
+            found[name].append(module if isinstance(module, QuantizedOperator) else None)
+    return found
+
+
+def _owner(node: fx.Node) -> str:
+    return str([*node.meta.get("nn_module_stack", ("",))][-1])

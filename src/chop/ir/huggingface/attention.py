@@ -1,0 +1,145 @@
+"""Quantized attention in models of transformers, through its registry of attention functions.
+
+An attention module of transformers calls the function that its configuration names. Under the name
+`chop_sdpa` that is transformers' own for `sdpa`, inside which the products are the quantized ones
+that the module holds as children; masks are made as for `sdpa`. `chop_eager` is the same for the
+eager function of the model's file.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from chop.errors import GraphError
+from chop.ir.ops import of_function
+
+PREFIX = "chop_"
+CALLS = "quantized_calls"
+"""The attribute of an attention module with its quantized calls; see `quantize_attention`."""
+_CALLED: Mapping[str, tuple[Callable[..., Any], ...]] = {
+    "sdpa": (F.scaled_dot_product_attention,),
+    "eager": (torch.matmul, torch.softmax, torch.matmul),
+}
+"""What the attention functions call."""
+
+Products = Mapping[str, Sequence[nn.Module | None]]
+"""By operator, the quantized call or None for each call of the forward, in order."""
+
+
+def why_not_attention(cls: type[nn.Module] | None, operators: Sequence[str]) -> str | None:
+    """Why a module's quantized products cannot go through the registry; None if they can.
+
+    Args:
+        cls: the module's class.
+        operators: the names of the operators whose calls are quantized.
+    """
+    if cls is None or not cls.__module__.startswith("transformers."):
+        return "it is no attention of transformers"
+    code = getattr(inspect.unwrap(cls.forward), "__code__", None)
+    if code is None or "ALL_ATTENTION_FUNCTIONS" not in code.co_names:
+        return "it does not go through transformers' attention functions"
+    known = {name for base in _CALLED for name in _counts(base)}
+    unknown = [name for name in operators if name not in known]
+    return f"'{unknown[0]}' is no product of its attention" if unknown else None
+
+
+def quantize_attention(model: nn.Module, path: str, products: Products) -> None:
+    """Makes an attention module of transformers compute with quantized products.
+
+    Args:
+        model: the model; it is changed.
+        path: of the attention module.
+        products: what it calls.
+
+    Raises:
+        GraphError: the configuration names another attention function, or the forward calls these
+            operators outside of it.
+    """
+    module: Any = model.get_submodule(path)
+    base = str(module.config._attn_implementation).removeprefix(PREFIX)
+    expected = _counts(base)
+    if any(expected[name] != len(calls) for name, calls in products.items()):
+        counts = ", ".join(f"{len(calls)} of '{name}'" for name, calls in products.items())
+        raise GraphError(
+            f"to_module: module '{path}' has {counts}, which attention '{base}' does not have; "
+            "expected those of 'sdpa' or 'eager'."
+        )
+    names: dict[str, tuple[str | None, ...]] = {}
+    for operator, calls in products.items():
+        keys = [f"{operator}_{n}" if len(calls) > 1 else operator for n in range(len(calls))]
+        module._modules.update({k: c for k, c in zip(keys, calls, strict=True) if c is not None})
+        names[operator] = tuple(
+            None if call is None else key for key, call in zip(keys, calls, strict=True)
+        )
+    setattr(module, CALLS, names)
+    register()
+    module.config._attn_implementation = PREFIX + base
+
+
+def _counts(base: str) -> Counter[str]:
+    """How often an attention function calls each operator."""
+    return Counter(of_function(function).name for function in _CALLED.get(base, ()))
+
+
+def register() -> None:
+    """Registers the attention functions, and their masks, with transformers."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask, sdpa_mask
+
+    for base, mask in (("sdpa", sdpa_mask), ("eager", eager_mask)):
+        AttentionInterface.register(PREFIX + base, _FUNCTIONS[base])
+        AttentionMaskInterface.register(PREFIX + base, mask)
+
+
+def sdpa_attention(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Transformers' `sdpa` attention with the quantized products of `module`."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    return _quantized(module, sdpa_attention_forward, args, kwargs)
+
+
+def eager_attention(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The eager attention of the file of `module` with its quantized products."""
+    home = sys.modules[type(module).__module__]
+    return _quantized(module, home.eager_attention_forward, args, kwargs)
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"sdpa": sdpa_attention, "eager": eager_attention}
+
+
+def _quantized(
+    module: nn.Module, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+) -> Any:
+    names: Mapping[str, Sequence[str | None]] = vars(module).get(CALLS, {})
+    if not names:  # an attention whose products stay float, beside others
+        return function(module, *args, **kwargs)
+    calls = {
+        operator: iter([None if key is None else module._modules[key] for key in keys])
+        for operator, keys in names.items()
+    }
+    with _Redirected(calls):
+        return function(module, *args, **kwargs)
+
+
+class _Redirected(TorchFunctionMode):
+    """Inside, calls of operators go to modules, in order; None leaves a call alone."""
+
+    def __init__(self, calls: Mapping[str, Iterator[nn.Module | None]]) -> None:
+        super().__init__()
+        self._calls = calls
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        operator = of_function(func).name
+        found = next(self._calls[operator], None) if operator in self._calls else None
+        return (func if found is None else found)(*args, **(kwargs or {}))

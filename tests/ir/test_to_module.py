@@ -1,0 +1,163 @@
+"""The original model with the operators of a graph."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from chop import MaseGraph, passes
+from chop.errors import GraphError
+from chop.nn.lora import LoraLinear
+from chop.nn.packed import PackedLinear
+from chop.nn.quantized import QuantLinear
+
+MXINT = {"config": {"name": "mxint"}}
+IDS = torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]])
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+        self.norm = nn.BatchNorm1d(64)
+        self.drop = 0.5
+        self.body = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
+        self.twins = [self.first, self.body]  # what attributes say of modules holds for the copies
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x):
+        y = nn.functional.dropout(self.norm(self.first(x)), self.drop, self.training)
+        return self.body(y) @ torch.eye(64)
+
+    def double(self, x):
+        return 2 * self(x)
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+@pytest.fixture
+def mg(net):
+    return MaseGraph(net, dummy_in={"x": torch.randn(3, 64)})
+
+
+def decoder(name="Llama", **settings):
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=64, hidden_size=64, num_hidden_layers=1, num_attention_heads=4, **settings
+    )
+    return getattr(transformers, f"{name}ForCausalLM")(config).eval()
+
+
+def test_the_class_and_its_methods_go_on_and_nothing_else_changes(net, mg):
+    before = copy.deepcopy(net.state_dict())
+    small, _ = passes.quantize_transform_pass(mg, {"linear": MXINT})
+    made = small.to_module()
+    x = torch.randn(5, 64)
+    assert type(made) is Net and type(made.first) is QuantLinear
+    assert made.twins[0] is made.first and made.twins[1] is made.body
+    assert torch.equal(made.double(x), 2 * small.model(x))
+    assert not torch.equal(made(x), net(x))
+    assert type(net.first) is nn.Linear and net.first is mg.modules["first"]
+    assert made.first.weight is small.modules["first"].weight
+    assert made.state_dict().keys() == before.keys()
+    made.train()(x)
+    assert not small.model.training and not small.modules["first"].training
+    made.eval()
+    assert all(torch.equal(x, before[name]) for name, x in net.state_dict().items())
+
+
+def test_packed_pruned_and_adapted_layers_are_in_place(mg):
+    mg, _ = passes.prune_transform_pass(mg, {"weight": {"sparsity": 0.5, "method": "l1-norm"}})
+    x = torch.randn(4, 64)
+    pruned = mg.to_module()
+    assert (pruned.first.weight == 0).float().mean() > 0.4
+    assert torch.equal(pruned(x), mg.model(x))
+    adapted, _ = passes.insert_lora_adapter_transform_pass(mg, {"rank": 2})
+    assert isinstance(adapted.to_module().first, LoraLinear)
+    packed, _ = passes.quantize_transform_pass(mg, {"linear": MXINT})
+    packed, _ = passes.pack_transform_pass(packed)
+    made = packed.to_module()
+    assert isinstance(made.body[0], PackedLinear) and made.twins[1][0] is made.body[0]
+    assert torch.equal(made(x), packed.model(x))
+
+
+def test_copies_and_pickles_know_the_class_where_it_can_be_found(mg):
+    x = torch.randn(2, 64)
+    assert torch.equal(mg.copy().to_module()(x), mg.model(x))
+    plain = MaseGraph(nn.Sequential(nn.Linear(64, 4), nn.ReLU()))
+    made = pickle.loads(pickle.dumps(plain)).to_module()
+    assert type(made) is nn.Sequential and torch.equal(made(x), plain.model(x))
+
+    class Local(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    lost = pickle.loads(pickle.dumps(MaseGraph(nn.Sequential(Local(4, 4)))))
+    with pytest.raises(GraphError, match="classes were lost in a pickle"):
+        lost.to_module()
+
+
+def test_a_checkpoint_takes_the_class_from_a_model(mg, tmp_path):
+    small, _ = passes.quantize_transform_pass(mg, {"linear": MXINT})
+    small.export(tmp_path / "net")
+    again = MaseGraph.from_checkpoint(tmp_path / "net")
+    with pytest.raises(GraphError, match=r"a checkpoint has no code.*like=Net"):
+        again.to_module()
+    with pytest.raises(GraphError, match="expected a Net as like, got a Linear"):
+        again.to_module(like=nn.Linear(1, 1))
+    other = Net()
+    other.body = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Sequential(nn.ReLU()))
+    with pytest.raises(GraphError, match=r"differ in 'body.2'"):
+        again.to_module(like=other)
+    x = torch.randn(2, 64)
+    assert torch.equal(again.to_module(like=Net())(x), small.model(x))
+
+
+def test_changes_that_a_forward_would_not_follow_are_refused_by_name(mg):
+    function, _ = passes.quantize_transform_pass(mg, {"matmul": MXINT})
+    with pytest.raises(GraphError, match=r"'matmul' quantizes a function.*Net.*no attention of"):
+        function.to_module()
+    fused, _ = passes.conv_bn_fusion_transform_pass(
+        MaseGraph(
+            nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)).eval(),
+            dummy_in={"input": torch.ones(1, 1, 4, 4)},
+        )
+    )
+    with pytest.raises(GraphError, match=r"no node '_1'.*conv_bn_fusion_transform_pass"):
+        fused.to_module()
+    mg.node("matmul").target = torch.mul
+    with pytest.raises(GraphError, match="calls something else.*'matmul'"):
+        mg.to_module()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_quantized_attention_goes_through_the_registry(attention, tmp_path):
+    model = decoder(num_key_value_heads=2, intermediate_size=64, attn_implementation=attention)
+    names = ["scaled_dot_product_attention"] if attention == "sdpa" else ["matmul", "softmax"]
+    mg, mask = MaseGraph(model), torch.ones_like(IDS)
+    mask[0, :2] = 0
+    small, _ = passes.quantize_transform_pass(mg, dict.fromkeys(["linear", *names], MXINT))
+    made = small.to_module()
+    logits = small.model(IDS, mask).logits
+    assert torch.equal(made(IDS, attention_mask=mask).logits, logits)
+    only, _ = passes.quantize_transform_pass(mg, {"linear": MXINT})
+    assert not torch.equal(only.to_module()(IDS, attention_mask=mask).logits, logits)
+    assert (made.config._attn_implementation, model.config._attn_implementation) == (
+        f"chop_{attention}",
+        attention,
+    )
+    settings = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    tokens = made.generate(IDS, **settings)
+    # Without a cache the forward is the graph's at every step.
+    assert torch.equal(tokens, made.generate(IDS, use_cache=False, **settings))
+    small.export(tmp_path / "small")
+    again = MaseGraph.from_checkpoint(tmp_path / "small").to_module()
+    assert torch.equal(again(IDS, attention_mask=mask).logits, logits)
