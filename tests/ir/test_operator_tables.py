@@ -23,7 +23,7 @@ CALLS = {
 EXEMPT = {
     "ir/ops/": "the operator table",
     "capture/": "runs before there is a graph, on every function and method of Python and torch",
-    "ir/huggingface/attention.py": "what transformers' attention functions call, which no row changes",
+    "ir/huggingface/attention.py": "what transformers' attention calls",
     "ir/storage/allowed.py": "what a file may name, operator or not: a list that no row may widen",
     "ir/storage/shapes.py": "arithmetic of sizes, which are Python's numbers",
     "nn/fused/linear_activation.py": "what the kernel can apply, by the names that files keep",
