@@ -16,6 +16,7 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
+from chop.actions import workload as workload_module
 from chop.actions.workload import WorkloadConfig, load_workload
 from chop.data import get_tokenizer, load_dataset
 from chop.errors import ChopError, ConfigError, UnavailableError
@@ -336,6 +337,23 @@ def test_texts_without_labels_are_for_language_models(tmp_path):
     rows.to_parquet(labeled)
     asked = load_workload(config_of(tmp_path / "model", labeled, tmp_path, task="causal-lm"))
     assert [len(ids) for ids in asked.train.labels] == [len(ids) for ids in workload.train.labels]
+    book = tmp_path / "book.txt"
+    book.write_text("\n".join(rows["text"]), encoding="utf-8")
+    settings = {"max_length": 16, "stride": 4, "limit": 2}
+    running = load_workload(config_of(tmp_path / "model", book, tmp_path, **settings))
+    assert running.task.name == "causal-lm"
+    assert running.test.labels[1][:12].tolist() == [-100] * 12
+    assert len(running.train) + len(running.validation) == len(running.test) == 2
+
+
+def test_the_built_in_decoder_is_a_language_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(workload_module, "load_trained", lambda name, **_: load_model(name))
+    settings = {"model": "gpt-tiny", "out": tmp_path, "limit": 8}
+    workload = load_workload(WorkloadConfig(task="causal-lm", **settings))
+    assert workload.task.name == "causal-lm" and len(workload.test) == 8
+    assert evaluate(workload.model, workload.test, task=workload.task) > 50
+    with pytest.raises(ConfigError, match="task: built-in model 'gpt-tiny' has data, weights and"):
+        load_workload(WorkloadConfig(task="classification", **settings))
 
 
 def test_words_with_a_label_each(tmp_path):

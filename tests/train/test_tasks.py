@@ -14,6 +14,9 @@ from transformers import BertConfig, BertForTokenClassification, GPT2Config, GPT
 from chop import MaseGraph
 from chop.errors import ConfigError
 from chop.train import TASKS, Metric, Task, evaluate, find_task, fit, read_rows
+from chop.train import rows as row_module
+from chop.train.calibration import calibration_batches
+from chop.train.rows import rows_per_batch
 from chop.train.tasks import CLASSIFICATION, infer_task
 
 
@@ -101,6 +104,20 @@ def test_a_language_model_is_judged_by_the_perplexity_of_the_next_token():
     assert evaluate(model, labeled, metric="accuracy") < 0.3
     mg = MaseGraph(model, dummy_in=rows[3] | {k: v[None] for k, v in rows[3].items()})
     assert evaluate(mg.model, labeled) == pytest.approx(expected, rel=1e-5)
+
+
+def test_batches_are_smaller_where_the_vocabulary_is_large(monkeypatch):
+    model, given = gpt2(), texts()
+    rows = read_rows(given, TASKS["causal-lm"])
+    longest = max(len(row) for row in rows.labels)
+    monkeypatch.setattr(row_module, "LOGIT_BYTES", 2 * longest * 4 * model.config.vocab_size)
+    assert rows_per_batch(model, rows, TASKS["causal-lm"], 256) == 2
+    assert rows_per_batch(model, rows, TASKS["classification"], 256) == 256
+    assert rows_per_batch(nn.Linear(2, 2), rows, TASKS["causal-lm"], 7) == 7
+    expected = by_hand(model, given)
+    assert evaluate(model, rows, task="causal-lm") == pytest.approx(expected, rel=1e-5)
+    sizes = [len(batch["input_ids"]) for batch in calibration_batches(model, rows)]
+    assert max(sizes) == 2 and sum(sizes) == len(rows)
 
 
 def test_a_language_model_trains_on_its_own_tokens():

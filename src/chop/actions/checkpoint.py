@@ -20,6 +20,7 @@ from chop.data import (
     class_names,
     describe_dataset,
     get_tokenized_dataset,
+    is_running_text,
     label_column,
     load_dataset,
     picture_column,
@@ -69,17 +70,19 @@ def load_checkpoint(config: WorkloadConfig) -> tuple[nn.Module, DatasetDict, Tas
 
 
 def _load_data(config: WorkloadConfig) -> DatasetDict:
-    """With labels, unless the task or the model asks for text alone."""
+    """With labels, unless the task or the model asks for text alone.
+
+    Of running text `limit` counts windows, which are cut later.
+    """
+    limit = config.limit if config.stride is None else None
     asked = None if config.task is None else find_task(config.task)
     is_language_model = _architecture(config.model).endswith(("ForCausalLM", "LMHeadModel"))
     if asked is None and config.label_column is None and is_language_model:
-        data = load_dataset(config.dataset, limit=config.limit, labeled=False)
+        data = load_dataset(config.dataset, limit=limit, labeled=False)
         if label_column(data["train"].column_names) is None:
             return data
     labeled = asked is None or asked.labels_from is None
-    return load_dataset(
-        config.dataset, limit=config.limit, label=config.label_column, labeled=labeled
-    )
+    return load_dataset(config.dataset, limit=limit, label=config.label_column, labeled=labeled)
 
 
 def _architecture(name: str) -> str:
@@ -133,11 +136,14 @@ def _as_numbers(
         if config.text_column is not None:
             raise ConfigError("text_column: a model of your own needs --tokenizer beside it.")
         return with_vectors(data, [*inspect.signature(model.forward).parameters])
+    is_running = config.stride is not None or is_running_text(data)
     data, tokenizer = get_tokenized_dataset(
         data,
         config.tokenizer or config.model,
         True,
         max_length=config.max_length,
+        limit=config.limit if is_running else None,
+        stride=config.stride,
         text_column=config.text_column,
         labeled=task.labels_from is None,
     )

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 BUILTIN_LR, BUILTIN_EPOCHS = 3e-3, 15
 CHECKPOINT_LR, CHECKPOINT_EPOCHS = 1e-4, 1
-OF_CHECKPOINTS = ("tokenizer", "text_column", "label_column", "weights", "task")
+OF_CHECKPOINTS = ("stride", "tokenizer", "text_column", "label_column", "weights", "task")
 """Settings of models that are not built in."""
 
 COLUMNS = (

@@ -25,6 +25,7 @@ from chop.data.pixels import with_pixels
 from chop.data.table import with_vectors
 from chop.data.tokenize import get_tokenized_dataset
 from chop.data.tokenizer import BUILTIN_TOKENIZERS, check_vocabulary, get_tokenizer
+from chop.data.windows import is_running_text, strided_windows
 
 __all__ = [
     "BUILTIN_DATASETS",
@@ -38,11 +39,13 @@ __all__ = [
     "get_dataset_info",
     "get_tokenized_dataset",
     "get_tokenizer",
+    "is_running_text",
     "label_column",
     "load_dataset",
     "num_labels",
     "picture_column",
     "required_label_column",
+    "strided_windows",
     "with_numbered_labels",
     "with_pixels",
     "with_vectors",

@@ -12,6 +12,7 @@ from chop.data.digits import digits
 from chop.data.points import jets, toy
 from chop.data.reviews import reviews
 from chop.data.stories import stories
+from chop.data.windows import TEXT_BUILDER, is_running_text
 from chop.errors import ConfigError, UnavailableError, check_known, did_you_mean, first_line
 from chop.hub import cache_folder, hub_is_reachable, offline_errors
 
@@ -38,6 +39,7 @@ FILE_KINDS = {
     ".json": "json",
     ".jsonl": "json",
     ".parquet": "parquet",
+    ".txt": TEXT_BUILDER,
 }
 
 
@@ -52,15 +54,16 @@ def load_dataset(
 
     Args:
         name_or_path: `digits`, `reviews`, `stories`, `toy`; `jsc`, fetched from OpenML; a file
-            (parquet, csv, tsv, json or jsonl); a folder of them, of pictures in a folder for each
-            class, or one written by `save_to_disk`; a name on the hub; or a DatasetDict.
+            (parquet, csv, tsv, json, jsonl, or txt, whose rows are lines); a folder of them, of
+            pictures in a folder for each class, or one written by `save_to_disk`; a name on the
+            hub; or a DatasetDict.
         limit: keep that many rows of each split, drawn by a fixed seed (files are often sorted
-            by label, so the first rows would be of one class).
+            by label, so the first rows would be of one class); of lines of text, all.
         label: the column with the labels, which becomes `labels`; default, `labels` or `label`.
         labeled: False takes rows without labels, as text for language modeling.
     Returns: a `datasets.DatasetDict`; without a labeled `test` split `validation` takes
-        its place, and without either a fixed fifth of the rows is held out. Further splits, such
-        as IMDb's `unsupervised`, are dropped.
+        its place, and without either a fixed fifth of the rows is held out, of lines the last.
+        Further splits, such as IMDb's `unsupervised`, are dropped.
     Raises:
         ConfigError: a folder without data files, no `train` split, or a limit below one.
         UnavailableError: neither built in nor a local path, nor reachable on the hub.
@@ -213,13 +216,14 @@ def _train_and_test(splits: DatasetDict, name: str, needs_labels: bool = True) -
         return DatasetDict({key: labeled[key] for key in SPLITS if key in labeled})
     if "validation" in labeled:
         return DatasetDict(train=labeled["train"], test=labeled["validation"])
-    return labeled["train"].train_test_split(test_size=HELD_OUT_SHARE, seed=0)
+    order = not is_running_text(splits)
+    return labeled["train"].train_test_split(test_size=HELD_OUT_SHARE, seed=0, shuffle=order)
 
 
 def _shorten(splits: DatasetDict, limit: int | None) -> DatasetDict:
     from datasets import DatasetDict
 
-    if limit is None:
+    if limit is None or is_running_text(splits):
         return splits
     kept = {
         key: split.shuffle(seed=0).select(range(min(limit, len(split))))

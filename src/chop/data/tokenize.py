@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from chop.data.load import UNLABELED_DATASETS, label_column, load_dataset
 from chop.data.tokenizer import MODEL_LIMIT, get_tokenizer
+from chop.data.windows import NO_LABEL, is_running_text, windowed
 from chop.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 Batch = dict[str, list[Any]]
 TEXT_COLUMNS = ("text", "sentence", "review", "content", "question", "premise", "sentence1")
 WORD_COLUMNS = ("tokens", "words")
-NO_LABEL = -100
 SECOND_COLUMNS = {"premise": "hypothesis", "sentence1": "sentence2"}
 
 
@@ -30,6 +30,7 @@ def get_tokenized_dataset(
     limit: int | None = None,
     text_column: str | None = None,
     labeled: bool = True,
+    stride: int | None = None,
 ) -> DatasetDict | tuple[DatasetDict, PreTrainedTokenizerBase]:
     """The labeled texts of a data set as token columns, cut to length and not yet padded.
 
@@ -45,6 +46,9 @@ def get_tokenized_dataset(
             those of the first token of each; others have -100, which counts nowhere.
         labeled: False leaves labels out, for language modeling, and texts of less than two
             tokens.
+        stride: joins texts without labels into one and cuts it into windows of `max_length`
+            tokens that move on by so many, see `chop.data.windows`; files of lines (.txt) always
+            are, by default by half of `max_length`.
     Returns: a DatasetDict with `train` and `test`; columns `labels` (int64) and the
         tokenizer's, `input_ids`, `attention_mask` and for BERT `token_type_ids`. Batches are
         padded when they are drawn, which `chop.train` does.
@@ -53,13 +57,20 @@ def get_tokenized_dataset(
         UnavailableError: data set or tokenizer can neither be found nor fetched.
     """
     tokenizer = get_tokenizer(checkpoint)
-    splits = load_dataset(dataset, limit=limit, labeled=labeled)
+    drawn = limit if stride is None else None
+    splits = load_dataset(dataset, limit=drawn, labeled=labeled)
     labeled = labeled and str(dataset) not in UNLABELED_DATASETS
     columns = _text_columns(splits["train"], text_column)
     length = min(tokenizer.model_max_length, MODEL_LIMIT) if max_length is None else max_length
     if length < 1:
         raise ConfigError(f"max_length: expected at least one token, got {length}.")
 
+    if not labeled and (stride is not None or is_running_text(splits)):
+        sizes = {"length": length, "stride": stride, "limit": limit}
+        tokenized = windowed(splits, tokenizer, columns[0], **sizes)
+        return (tokenized, tokenizer) if return_tokenizer else tokenized
+    if stride is not None:
+        raise ConfigError("stride: texts with labels are rows of their own; leave it out.")
     label = label_column(splits["train"].column_names) if labeled else None
     settings: dict[str, Any] = {"truncation": True, "max_length": length}
     if hasattr(splits["train"].features[columns[0]], "feature"):

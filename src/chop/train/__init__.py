@@ -1,7 +1,7 @@
 """Training and evaluation.
 
 `fit(model, dataset, *, epochs=1, lr=1e-3, batch_size=64, ...)` -> loss of each epoch;
-`evaluate(model, dataset, *, batch_size=256, metric=None, task=None, ...)` -> float;
+`evaluate(model, dataset, *, batch_size=None, metric=None, task=None, ...)` -> float;
 `get_trainer(model, tokenized_dataset, tokenizer=None, ...)` -> a Hugging Face Trainer;
 `GradualPruning(mg, config)` -> prunes during `fit` or a Trainer's training;
 `load_trained(name, *, seed=0, progress=False, held_out=0.0)` -> a trained built-in model;

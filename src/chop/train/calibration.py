@@ -12,7 +12,7 @@ from chop import passes
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
 from chop.train.model_io import LABELS, input_columns
-from chop.train.rows import padding_token, read_rows, take_split
+from chop.train.rows import padding_token, read_rows, rows_per_batch, take_split
 
 
 def calibration_batches(
@@ -29,7 +29,7 @@ def calibration_batches(
         model: says which columns it takes, see `input_columns`.
         dataset: rows with labels, texts tokenized; of a DatasetDict, its `train`.
         rows: how many to take.
-        batch_size: rows of a batch.
+        batch_size: rows of a batch at most, see `chop.train.rows.rows_per_batch`.
         with_labels: adds `labels`, int64 (batch_size,), whether the model takes them or not.
     Yields: the inputs by name, each (batch_size, ...).
     Raises:
@@ -38,7 +38,8 @@ def calibration_batches(
     chosen = read_rows(take_split(dataset, "train")).spread(rows)
     columns = input_columns(model, [*chosen.columns, LABELS])
     device = next(model.parameters(), torch.empty(0)).device
-    for batch in chosen.batches(batch_size, pad_id=padding_token(model)):
+    size = rows_per_batch(model, chosen, chosen.task, batch_size)
+    for batch in chosen.batches(size, pad_id=padding_token(model)):
         fed = {**columns, LABELS: LABELS} if with_labels else columns
         yield {name: batch[column].to(device) for name, column in fed.items()}
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from chop.nn import cached_weights
 from chop.train.feed import Feed, eval_mode
 from chop.train.model_io import read_output
-from chop.train.rows import Rows, read_rows
+from chop.train.rows import Rows, read_rows, rows_per_batch
 from chop.train.tasks import Task, find_task
 
 BATCH_SIZE = 64
@@ -57,8 +57,9 @@ class Evaluator:
         task: str | Task | None = None,
     ) -> None:
         table = read_rows(rows, None if task is None else find_task(task))
-        size = _usual_size(table) if batch_size is None else batch_size
-        feed = Feed(model, table, size, task)
+        feed = Feed(model, table, BATCH_SIZE if batch_size is None else batch_size, task)
+        if batch_size is None:
+            feed.batch_size = rows_per_batch(model, table, feed.task, _usual_size(table))
         self.model, self.task, self._rows = model, feed.task, len(table)
         self.batches = list(feed.batches())
         is_one_each = self.batches[0][1].dim() == 1

@@ -49,7 +49,11 @@ class Feed:
         self.device = held if device is None else torch.device(device)
         self.model, self.batch_size = model.to(self.device), batch_size
         self.columns = fed_columns(model, self.rows.columns, self.task)
-        self.steps = math.ceil(len(self.rows) / batch_size)
+
+    @property
+    def steps(self) -> int:
+        """The number of batches."""
+        return math.ceil(len(self.rows) / self.batch_size)
 
     def batches(
         self, shuffle: torch.Generator | None = None

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 SPLITS = {"train", "validation", "test"}
 VALIDATION_SHARE = 0.2
 """Of the training rows, where a data set has no validation rows of its own."""
+LOGIT_BYTES = 2**27
+"""Of a batch of texts: a row of 512 tokens over 50,000 others has 100 MB of logits."""
 # Texts are grouped by length within so many batches, so that batches still differ by epoch.
 BATCHES_PER_POOL = 50
 
@@ -233,6 +235,23 @@ def pad(name: str, rows: list[Tensor], pad_id: int) -> Tensor:
         return torch.stack(rows)
     value = {"input_ids": pad_id, LABELS: IGNORED}.get(name, 0)
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
+
+
+def rows_per_batch(model: nn.Module, rows: Rows, task: Task, most: int) -> int:
+    """How many rows a forward without gradients takes.
+
+    Args:
+        model: its configuration names the vocabulary.
+        rows: to be cut into batches.
+        task: where its labels are tokens, the logits of a batch stay below `LOGIT_BYTES`.
+        most: rows.
+    """
+    config = getattr(model, "config", None)
+    if config is None or task.labels_from is None:
+        return most
+    longest = max((len(row) for row in rows.labels), default=1)
+    token_bytes = 4 * config.get_text_config().vocab_size
+    return max(1, min(most, LOGIT_BYTES // (token_bytes * max(longest, 1))))
 
 
 def padding_token(model: nn.Module) -> int:

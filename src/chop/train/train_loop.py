@@ -14,12 +14,14 @@ from chop.errors import ConfigError, check_known
 from chop.nn import cached_weights
 from chop.train.feed import Feed, eval_mode, module_mode
 from chop.train.model_io import loss_and_logits, read_output
-from chop.train.rows import Rows, take_split
+from chop.train.rows import Rows, rows_per_batch, take_split
 from chop.train.tasks import Metric, Task
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
+EVALUATED = 256
+"""Rows of a step of `evaluate` at most."""
 SCHEDULES = {
     "constant": lambda done: 1.0,
     "linear": lambda done: 1.0 - done,
@@ -124,7 +126,7 @@ def evaluate(
     model: nn.Module,
     dataset: DatasetDict | Dataset | Rows,
     *,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     metric: str | Metric | Callable[..., float] | None = None,
     device: str | torch.device | None = None,
     progress: str | None = None,
@@ -138,7 +140,8 @@ def evaluate(
         model: see `chop.train.model_io`.
         dataset: what `read_rows` takes, with labels, texts tokenized; of a mapping of splits, its
             `test`. `read_rows` of it spares reading it again at every call.
-        batch_size: rows of a step; for texts, neighbors in length.
+        batch_size: rows of a step; for texts, neighbors in length. Default: 256, and fewer where
+            the logits of so many tokens are large, see `chop.train.rows.rows_per_batch`.
         metric: a name of the task's `metrics`, a `Metric`, or a function of predictions and
             labels; default, the task's own: accuracy of classes, R2 of numbers, perplexity of
             text.
@@ -149,7 +152,9 @@ def evaluate(
     Raises:
         ConfigError: wrong columns, an unknown metric or task, or labels that do not fit it.
     """
-    feed = Feed(model, take_split(dataset, "test"), batch_size, task, device)
+    feed = Feed(model, take_split(dataset, "test"), batch_size or EVALUATED, task, device)
+    if batch_size is None:
+        feed.batch_size = rows_per_batch(model, feed.rows, feed.task, EVALUATED)
     judged = feed.task.with_metric(metric)
     predictions, labels = [], []
     with (

@@ -29,6 +29,9 @@ class WorkloadConfig:
         train_epochs: epochs that fine-tune a model that is not built in before the job.
         limit: number of rows to use of each split. Default: all.
         max_length: number of tokens to truncate texts to. Default: the model's limit, at most 512.
+        stride: number of tokens by which windows of `max_length` move over running text: lines of
+            .txt files, or with this setting the texts of a table joined; each token is scored once,
+            with the tokens before it as context. Default: half of `max_length`.
         tokenizer: local folder or hub name of the tokenizer. Default: the model's own.
         text_column: column with the texts. Default: `text`, `sentence` and the like.
         label_column: column with the labels. Default: `labels` or `label`.
@@ -47,6 +50,7 @@ class WorkloadConfig:
         "train_epochs": (0, 10_000),
         "limit": (1, 10**9),
         "max_length": (1, 10**6),
+        "stride": (1, 10**6),
         "batch_size": (1, 10**6),
         "seed": (0, 2**32 - 1),
     }
@@ -58,6 +62,7 @@ class WorkloadConfig:
     train_epochs: int = 0
     limit: int | None = None
     max_length: int | None = None
+    stride: int | None = None
     tokenizer: str | None = None
     text_column: str | None = None
     label_column: str | None = None

@@ -1,0 +1,104 @@
+"""Running text in windows, each token scored once with the tokens before it as context."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from chop.errors import ConfigError
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+    from transformers import PreTrainedTokenizerBase
+
+NO_LABEL = -100
+TEXT_BUILDER = "text"
+"""What `datasets` calls the reader of .txt files, whose rows are lines."""
+
+
+def is_running_text(splits: DatasetDict) -> bool:
+    """True for .txt files, whose rows are lines and no texts of their own."""
+    return any(split.info.builder_name == TEXT_BUILDER for split in splits.values())
+
+
+def strided_windows(
+    ids: Sequence[int], length: int, stride: int
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Windows over a text, and the labels of those tokens that no earlier window has.
+
+    The strided evaluation of perplexity of Hugging Face's documentation ("Perplexity of
+    fixed-length models"): labels of the context are `NO_LABEL`. With `stride` = `length` the
+    windows are the disjoint blocks that papers on quantization evaluate, whose first tokens have
+    no context and do not count.
+
+    Args:
+        ids: tokens of the text.
+        length: tokens of a window at most.
+        stride: tokens by which a window moves on, 1 to `length`.
+    Yields: tokens and labels of a window, lists of equal length.
+
+    >>> list(strided_windows(range(5), length=4, stride=2))
+    [([0, 1, 2, 3], [0, 1, 2, 3]), ([2, 3, 4], [-100, -100, 4])]
+    """
+    scored = 0
+    for begin in range(0, len(ids), stride):
+        window = list(ids[begin : begin + length])
+        context = scored - begin
+        yield window, [NO_LABEL] * context + window[context:]
+        scored = begin + len(window)
+        if scored == len(ids):
+            return
+
+
+def windowed(
+    splits: DatasetDict,
+    tokenizer: PreTrainedTokenizerBase,
+    column: str,
+    *,
+    length: int,
+    stride: int | None = None,
+    limit: int | None = None,
+) -> DatasetDict:
+    """The texts of each split joined into one, in windows of tokens.
+
+    Lines are joined by line ends, and texts of tables by blank lines. Training windows are
+    disjoint, so that no token is trained on twice.
+
+    Args:
+        splits: texts.
+        tokenizer: makes tokens of them.
+        column: the column with the text.
+        length: tokens of a window, at least 2.
+        stride: tokens by which windows of other splits than `train` move on; default, half of
+            `length`.
+        limit: keep so many windows of each split, the first.
+    Returns: a DatasetDict with columns `input_ids`, `attention_mask` and `labels`.
+    Raises:
+        ConfigError: a window below 2 tokens, a stride that is not 1 to `length`, or a split of
+            less than two tokens.
+    """
+    from datasets import DatasetDict
+
+    if length < 2:
+        raise ConfigError(f"max_length: expected windows of at least 2 tokens, got {length}.")
+    step = max(1, length // 2) if stride is None else stride
+    if not 1 <= step <= length:
+        raise ConfigError(f"stride: expected 1 to {length}, the length of a window, got {step}.")
+    separator = "\n" if is_running_text(splits) else "\n\n"
+    found = {}
+    for name, split in splits.items():
+        ids = tokenizer(separator.join(split[column]), verbose=False)["input_ids"]
+        if len(ids) < 2:
+            raise ConfigError(f"split '{name}': expected at least two tokens of text.")
+        found[name] = _as_dataset(ids, length, length if name == "train" else step, limit)
+    return DatasetDict(found)
+
+
+def _as_dataset(ids: list[int], length: int, stride: int, limit: int | None) -> Dataset:
+    from datasets import Dataset
+
+    # A window of one token, left over at the end of disjoint ones, has nothing to tell.
+    windows = [pair for pair in strided_windows(ids, length, stride) if len(pair[0]) > 1][:limit]
+    tokens, labels = zip(*windows, strict=True)
+    masks = [[1] * len(window) for window in tokens]
+    return Dataset.from_dict({"input_ids": tokens, "attention_mask": masks, "labels": labels})

@@ -1,0 +1,99 @@
+from itertools import chain
+
+import pytest
+import torch
+from datasets import Dataset, DatasetDict
+
+from chop.data import get_tokenized_dataset, get_tokenizer, load_dataset
+from chop.data.windows import strided_windows
+from chop.errors import ConfigError
+from chop.models import load_model
+from chop.train import TASKS, evaluate, read_rows
+
+LINES = [
+    line for text in load_dataset("stories", limit=6)["test"]["text"] for line in text.split(". ")
+]
+
+
+def field_perplexity(model, ids, length, stride):
+    """The loop of Hugging Face's page on the perplexity of fixed-length models."""
+    surprise, previous = [], 0
+    for begin in range(0, len(ids), stride):
+        end = min(begin + length, len(ids))
+        labels = ids[None, begin:end].clone()
+        labels[:, : -(end - previous)] = -100
+        with torch.no_grad():
+            logits = model(ids[None, begin:end]).logits
+        nll = torch.nn.functional.cross_entropy(
+            logits[0, :-1], labels[0, 1:], reduction="none", ignore_index=-100
+        )
+        surprise.append(nll[labels[0, 1:] != -100])
+        previous = end
+        if end == len(ids):
+            break
+    return torch.cat(surprise).double().mean().exp().item(), sum(map(len, surprise))
+
+
+@pytest.mark.parametrize(("length", "stride"), [(16, 8), (16, 5), (10, 10), (400, 100)])
+def test_windows_are_those_of_the_field(tmp_path, length, stride):
+    tokenizer, model = get_tokenizer("gpt-tiny"), load_model("gpt-tiny")
+    (tmp_path / "test.txt").write_text("\n".join(LINES), encoding="utf-8")
+    (tmp_path / "train.txt").write_text("\n".join(LINES[:3]), encoding="utf-8")
+    data = get_tokenized_dataset(
+        tmp_path, tokenizer, max_length=length, stride=stride, labeled=False
+    )
+    ids = torch.tensor(tokenizer("\n".join(LINES))["input_ids"])
+    rows = read_rows(data["test"], TASKS["causal-lm"])
+    assert rows.task.name == "causal-lm"
+    expected, count = field_perplexity(model, ids, length, stride)
+    assert evaluate(model, rows) == pytest.approx(expected, rel=1e-5)
+    scored = sum(int((labels[1:] != -100).sum()) for labels in rows.labels)
+    assert scored == count
+    assert scored == len(ids) - (1 if stride < length else len(rows))
+
+
+@pytest.mark.parametrize(("length", "stride"), [(1, 1), (3, 3), (7, 2), (8, 1), (50, 20)])
+def test_every_token_is_labeled_once(length, stride):
+    seen = [label for _, labels in strided_windows(range(23), length, stride) for label in labels]
+    assert [label for label in seen if label != -100] == list(range(23))
+
+
+def test_one_file_of_lines_is_cut_in_order(tmp_path):
+    (tmp_path / "book.txt").write_text("\n".join(LINES), encoding="utf-8")
+    data = load_dataset(tmp_path / "book.txt", labeled=False, limit=2)
+    assert [*data["train"]["text"], *data["test"]["text"]] == LINES
+    windows = get_tokenized_dataset(
+        tmp_path / "book.txt", "gpt-tiny", max_length=12, limit=3, labeled=False
+    )
+    assert [len(split) for split in windows.values()] == [3, 3]
+    ids = get_tokenizer("gpt-tiny")("\n".join(data["train"]["text"]))["input_ids"]
+    assert [*chain(*windows["train"]["input_ids"])] == ids[:36]
+    (first, second, _) = windows["test"]["input_ids"]
+    assert first[6:] == second[:6]
+
+
+def test_texts_of_a_table_are_joined_where_a_stride_is_given():
+    table = DatasetDict({name: Dataset.from_dict({"text": LINES}) for name in ("train", "test")})
+    data = get_tokenized_dataset(table, "gpt-tiny", max_length=20, stride=20, labeled=False)
+    ids = get_tokenizer("gpt-tiny")("\n\n".join(LINES))["input_ids"]
+    assert [*chain(*data["test"]["input_ids"])] == ids
+    rows = get_tokenized_dataset(table, "gpt-tiny", max_length=20, labeled=False)
+    assert len(rows["test"]) == len(LINES)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_length": 1}, "windows of at least 2 tokens, got 1"),
+        ({"max_length": 8, "stride": 9}, "stride: expected 1 to 8"),
+    ],
+)
+def test_windows_that_cannot_be(tmp_path, settings, message):
+    (tmp_path / "book.txt").write_text("a\nb\nc\n")
+    with pytest.raises(ConfigError, match=message):
+        get_tokenized_dataset(tmp_path / "book.txt", "gpt-tiny", labeled=False, **settings)
+
+
+def test_labels_and_a_stride_exclude_each_other():
+    with pytest.raises(ConfigError, match="stride: texts with labels are rows of their own"):
+        get_tokenized_dataset("reviews", "reviews", stride=4, limit=5)
