@@ -66,8 +66,9 @@ def get_tokenized_dataset(
         raise ConfigError(f"max_length: expected at least one token, got {length}.")
 
     if not labeled and (stride is not None or is_running_text(splits)):
-        sizes = {"length": length, "stride": stride, "limit": limit}
-        tokenized = windowed(splits, tokenizer, columns[0], **sizes)
+        tokenized = windowed(
+            splits, tokenizer, columns[0], length=length, stride=stride, limit=limit
+        )
         return (tokenized, tokenizer) if return_tokenizer else tokenized
     if stride is not None:
         raise ConfigError("stride: texts with labels are rows of their own; leave it out.")

@@ -250,7 +250,7 @@ def rows_per_batch(model: nn.Module, rows: Rows, task: Task, most: int) -> int:
     if config is None or task.labels_from is None:
         return most
     longest = max((len(row) for row in rows.labels), default=1)
-    token_bytes = 4 * config.get_text_config().vocab_size
+    token_bytes: int = 4 * config.get_text_config().vocab_size
     return max(1, min(most, LOGIT_BYTES // (token_bytes * max(longest, 1))))
 
 
