@@ -24,8 +24,8 @@ BERT = {**SELF, "attention.output.dense": "S1", "intermediate.dense": "S0", "out
 LAYERS = {
     "bert": {**BERT, "pooler.dense": "S0", "classifier": "S1"},
     "roberta": {**BERT, "classifier.dense": "S0", "classifier.out_proj": "S1"},
-    # The fused query, key and value are gathered; weights of Conv1D are (inputs, outputs).
-    "gpt2": {"c_attn": "S1", "attn.c_proj": "S0", "c_fc": "S1", "mlp.c_proj": "S0"},
+    # The fused query, key and value are gathered.
+    "gpt2": {"c_attn": "S0", "attn.c_proj": "S1", "c_fc": "S0", "mlp.c_proj": "S1"},
     "opt": {**ATTENTION, "out_proj": "S1", "fc1": "S0", "fc2": "S1"},
     "llama": {**ATTENTION, "o_proj": "S1", "gate_proj": "S0", "up_proj": "S0", "down_proj": "S1"},
     "vit": {**ATTENTION, "o_proj": "S1", "fc1": "S0", "fc2": "S1"},
@@ -55,10 +55,9 @@ def test_megatron_cuts_pairs_of_layers(model: str):
     found = {path: texts for path, texts in plan.parameters.items() if path in matrices}
     assert found == expected and found
     vectors = plan.parameters.keys() - matrices
-    columns = {"S1"} if model == "gpt2" else {"S0"}
     for path in vectors:
         assert plan.parameters[path] == ("S0",)
-        assert set(plan.parameters[path.removesuffix("bias") + "weight"]) == columns
+        assert set(plan.parameters[path.removesuffix("bias") + "weight"]) == {"S0"}
 
 
 def test_rows_cut_each_matrix_that_divides():

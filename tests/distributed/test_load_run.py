@@ -96,8 +96,8 @@ def test_processes_that_read_their_slices_answer_as_one_does(tmp_path: Path) -> 
         with torch.no_grad():
             expected[name] = model(**inputs()).logits
         without = meta_model(folder)
-        source = weights_source(without, folder)
-        models[name] = MaseGraph(without, hf_input_names=INPUTS), source
+        mg = MaseGraph(without, hf_input_names=INPUTS)
+        models[name] = mg, weights_source(without, folder, mg.model)
     for name, mg in compressed().items():
         files.append(tmp_path / name)
         mg.export(files[-1])

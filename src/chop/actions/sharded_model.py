@@ -80,7 +80,8 @@ class ShardedModel:
 
         model = meta_model(folder, task=config.task)
         inputs = dummy_inputs(model, None, config.batch, config.length, device="cpu")
-        return cls(MaseGraph(model), inputs, weights_source(model, folder))
+        mg = MaseGraph(model)
+        return cls(mg, inputs, weights_source(model, folder, mg.model))
 
 
 def checkpoint_of(model: str) -> Path | None:

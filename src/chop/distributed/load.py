@@ -21,6 +21,7 @@ from chop.errors import CheckpointError
 from chop.ir.graph import MaseGraph
 from chop.ir.storage.checkpoint import open_checkpoint
 from chop.ir.storage.tensor_store import STORABLE, open_file, restore_one, unpack_inline
+from chop.nn.transposed import stores_transposed
 
 
 class SafetensorsSource:
@@ -64,7 +65,7 @@ class SafetensorsSource:
         if name not in self._stored:
             raise CheckpointError(f"no weights of '{name}' were looked up: the model lacks it.")
         stored = self._stored[name]
-        return read_slices(stored.file, stored.name, slices, stored.dtype)
+        return read_slices(stored.file, stored.name, slices, stored.dtype, stored.transposed)
 
 
 class CheckpointSource:
@@ -108,7 +109,8 @@ class CheckpointSource:
         key = self._keys[path]
         key = self._table[key].get("storage_of", key)
         if key not in self._inline and getattr(torch, self._table[key]["dtype"]) in STORABLE:
-            return read_slices(self._file, key, slices)
+            is_transposed = self._table[key].get("transposed") is True
+            return read_slices(self._file, key, slices, transposed=is_transposed)
         whole = restore_one(key, self._table[key], {key: self._bytes(key)})
         return whole[slices].clone(memory_format=torch.contiguous_format)
 
@@ -151,6 +153,7 @@ def _look_up(
     """Where each of the model's tensors on the meta device is."""
     tensors = {name: x for name, x in named_tensors(model) if x.is_meta}
     found = _by_path(tensors, stored, rename)
+    modules = dict(model.named_modules(remove_duplicate=False))
     tied: dict[int, Stored] = {id(tensors[name]): place for name, place in found.items()}
     for name, tensor in tensors.items():
         place = found.get(name) or tied.get(id(tensor))
@@ -159,12 +162,19 @@ def _look_up(
                 f"'{path}' lacks the tensor '{name}' of the model; the nearest that it has is "
                 f"'{nearest(name, stored)}'."
             )
-        if place.shape != tuple(tensor.shape):
+        owner, _, own = name.rpartition(".")
+        is_transposed = own == "weight" and stores_transposed(modules[owner])
+        expected = tuple(tensor.shape)[::-1] if is_transposed else tuple(tensor.shape)
+        if place.shape != expected:
             raise CheckpointError(
-                f"tensor '{name}': the model has the shape {tuple(tensor.shape)}, '{place.file}' "
+                f"tensor '{name}': the model has the shape {expected}, '{place.file}' "
                 f"has {place.shape}."
             )
-        found[name] = replace(place, dtype=tensor.dtype if tensor.is_floating_point() else None)
+        found[name] = replace(
+            place,
+            dtype=tensor.dtype if tensor.is_floating_point() else None,
+            transposed=is_transposed,
+        )
     return found
 
 

@@ -13,6 +13,7 @@ from chop.distributed.plan import Plan, format_mesh
 from chop.distributed.slice_influence import influenced_layers
 from chop.errors import PlanError
 from chop.ir.graph import MaseGraph
+from chop.nn.transposed import stores_transposed
 
 ROWS, COLUMNS = sharded(0), sharded(1)
 TABLES = {REPLICATED: "replicate", ROWS: "embedding_rowwise", COLUMNS: "embedding_colwise"}
@@ -90,7 +91,8 @@ class _Layers:
         found = cls()
         for node in mg.nodes:
             module = mg.module_of(node)
-            if isinstance(module, nn.Linear):
+            # What stands in for a layer of transformers has the weight the other way round.
+            if isinstance(module, nn.Linear) and not stores_transposed(module):
                 found._add_linear(node, module, texts, _is_gathered(node, plan, axis))
             elif isinstance(module, nn.Embedding):
                 found.styles[str(node.target)] = TABLES[texts.get(f"{node.target}.weight", "R")]

@@ -29,7 +29,13 @@ FLOATING = {
 """The floating-point types that whole models are in, by safetensors' names."""
 
 
-def read_slices(path: Path, name: str, slices: Slices, dtype: torch.dtype | None = None) -> Tensor:
+def read_slices(
+    path: Path,
+    name: str,
+    slices: Slices,
+    dtype: torch.dtype | None = None,
+    transposed: bool = False,
+) -> Tensor:
     """A part of one tensor of a safetensors file, contiguous and in memory of its own.
 
     Args:
@@ -37,10 +43,13 @@ def read_slices(path: Path, name: str, slices: Slices, dtype: torch.dtype | None
         name: the tensor's in the file.
         slices: one per dimension, of step one.
         dtype: of the result, if the tensor is one of floating-point numbers.
+        transposed: whether the file has the matrix the other way round.
 
     Raises:
         CheckpointError: the file cannot be read, or the tensor has other dimensions.
     """
+    if transposed:
+        return read_slices(path, name, slices[::-1], dtype).t().contiguous()
     with open_file(path) as file:
         mapped = file.get_slice(name)
         shape = mapped.get_shape()
@@ -77,12 +86,14 @@ class Stored:
         name: its name there.
         shape: its whole shape.
         dtype: what to read it in; None: as it is stored.
+        transposed: whether a graph has the matrix the other way round.
     """
 
     file: Path
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype | None = None
+    transposed: bool = False
 
 
 def stored_tensors(path: str | Path) -> Iterator[tuple[str, Stored]]:

@@ -59,18 +59,22 @@ def meta_model(
     return model
 
 
-def weights_source(model: PreTrainedModel, folder: str | Path) -> SafetensorsSource:
+def weights_source(
+    model: PreTrainedModel, folder: str | Path, graph: nn.Module | None = None
+) -> SafetensorsSource:
     """The weights of a model of `meta_model`, by the names that its class has for those of files.
 
     Args:
         model: of transformers, before it is captured; a graph of it has the same names.
         folder: see `SafetensorsSource`.
+        graph: `mg.model` of a graph that is to have the weights, where layers of the model are the
+            other way round than the graph's, as GPT-2's are; default, the model itself.
 
     Raises:
         CheckpointError: as of `SafetensorsSource`, or transformers puts a tensor of the model
             together from several of the file.
     """
-    return SafetensorsSource(folder, model, _renaming(model))
+    return SafetensorsSource(folder, model if graph is None else graph, _renaming(model))
 
 
 @contextmanager

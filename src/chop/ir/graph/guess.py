@@ -15,6 +15,8 @@ from chop.capture.preserve_state import preserve_state
 from chop.capture.tracer import capture
 from chop.errors import CaptureError, GraphError, GuardError, did_you_mean
 from chop.ir.graph.edits import last_edit
+from chop.ir.graph.stand_ins import put_stand_ins
+from chop.ir.ops import stand_in_for
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -85,14 +87,16 @@ class ProvisionalCapture:
         return new
 
     def _capture(self, dummy_in: Mapping[str, Any] | None) -> CapturedModule:
+        others = {type(module) for module in self.model.modules() if stand_in_for(module)}
         captured = capture(
             self.model,
             dummy_in,
             input_names=self.names,
-            leaves=self.leaves,
+            leaves=(*self.leaves, *others),
             concrete_args=self.fixed,
             strict=self.strict,
         )
+        put_stand_ins(captured)
         self._made = _state(captured)
         return captured
 

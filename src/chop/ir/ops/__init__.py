@@ -13,6 +13,7 @@ from chop.ir.ops.table import (
     of_node,
     quantizable_operators,
     register,
+    stand_in_for,
     unregister,
 )
 
@@ -36,5 +37,6 @@ __all__ = [
     "of_node",
     "quantizable_operators",
     "register",
+    "stand_in_for",
     "unregister",
 ]

@@ -91,6 +91,8 @@ class Operator:
         kind: what it is drawn as.
         weight: the axes of its weight matrix; None without one.
         weight_arguments: where the function form takes a weight matrix; None without one.
+        stand_ins: makes a module of the row of one of another library that computes the same; by
+            the qualified name of its class, since the library need not be there.
         spatial: how many trailing dimensions of its input it slides over.
         features: the dimension of the result along which `weight` and `bias` scale and shift, of
             an operator that takes inputs of any rank; None elsewhere.
@@ -119,6 +121,7 @@ class Operator:
     kind: Kind = Kind.OTHER
     weight: Weight | None = None
     weight_arguments: WeightArguments | None = None
+    stand_ins: Mapping[str, Callable[[nn.Module], nn.Module]] = field(default_factory=dict)
     spatial: int = 0
     features: int | None = None
     follow: DimensionRule | None = None

@@ -22,6 +22,7 @@ from chop.ir.ops.row import Arguments, Kind, Operator, Weight, WeightArguments
 from chop.nn import integer as i
 from chop.nn import quantized as q
 from chop.nn.packed import drop_packed_twin, packed_twin
+from chop.nn.transposed import TransposedLinear
 
 ONE_INPUT: Arguments = {"input": "data_in"}
 TWO_INPUTS: Arguments = {**ONE_INPUT, "other": "data_in"}
@@ -91,6 +92,7 @@ TABLE: tuple[Operator, ...] = (
                 WEIGHTED,
                 weight=Weight(),
                 weight_arguments=WeightArguments(0, 1, 2),
+                stand_ins={"transformers.pytorch_utils.Conv1D": TransposedLinear.around},
                 integer=i.IntegerLinear,
             ),
         ),
@@ -305,6 +307,13 @@ def unregister(name: str) -> None:
         del _BY_CALL[call]
     if row.quantized is not None:
         drop_packed_twin(row.quantized)
+
+
+def stand_in_for(module: nn.Module) -> Callable[[nn.Module], nn.Module] | None:
+    """What makes a module of the table of another library's module; None for all others."""
+    cls = type(module)
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    return next((row.stand_ins[name] for row in OPS.values() if name in row.stand_ins), None)
 
 
 def of_module(cls: type[nn.Module]) -> Operator:

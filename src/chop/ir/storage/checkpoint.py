@@ -50,6 +50,7 @@ from chop.ir.storage.tensor_store import (
     unpack_inline,
 )
 from chop.nn.quantized.masks import has_unapplied_mask
+from chop.nn.transposed import stores_transposed
 
 FORMAT = "chop checkpoint"
 VERSION = 3
@@ -92,6 +93,7 @@ def export(
             name: pack_inline(tensor) for name, tensor in tensors.items() if name not in state
         }
         tensors = state
+        _mark_transposed(model, document["tensors"])
     with atomic_files(tensor_path.parent, tensor_path.stem) as folder:
         written = folder / tensor_path.name
         _save_tensors(tensors, written)
@@ -376,6 +378,14 @@ def _state_dict(model: nn.Module) -> dict[str, Tensor]:
                 "it; use save_format='full_model'."
             )
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def _mark_transposed(model: nn.Module, table: dict[str, Json]) -> None:
+    """Notes which tensors a state dict has the other way round."""
+    for path, module in model.named_modules():
+        name = f"{path}.weight"
+        if stores_transposed(module) and name in table:
+            table[name]["transposed"] = True
 
 
 def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -20,6 +20,7 @@ from chop.ir.storage.tensor_store import TensorStore
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.masks import zero_masked_weights
 from chop.nn.quantized.running import RunningMaximum
+from chop.nn.transposed import stores_transposed, transpose_in_state_dicts
 
 BOOKKEEPING = frozenset(vars(nn.Module()))
 # Caches that recurrent layers derive from their parameters.
@@ -195,6 +196,8 @@ def _decode_module(
         if odd or is_method:
             raise CheckpointError(f"module '{record['path']}' has the odd attribute {name!r}.")
         module.__dict__[name] = value
+    if stores_transposed(module):
+        transpose_in_state_dicts(module)
     return module
 
 

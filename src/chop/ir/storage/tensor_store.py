@@ -206,6 +206,8 @@ def restore_one(name: str, entry: Mapping[str, Any], stored: Mapping[str, Tensor
     if name not in stored:
         raise CheckpointError(f"the checkpoint lacks the data of tensor '{name}'.")
     data, dtype, shape = stored[name], _dtype(entry["dtype"]), _shape(entry)
+    if entry.get("transposed") is True and data.dim() == 2:
+        data = data.t()
     is_bytes = data.dtype == torch.uint8 and dtype != torch.uint8
     if is_bytes and data.numel() == math.prod(shape) * dtype.itemsize:
         data = data.clone().view(dtype).reshape(shape)

@@ -57,7 +57,7 @@ class InsertLoraConfig:
 def insert_lora_adapter_transform_pass(mg: MaseGraph, config: InsertLoraConfig) -> dict[str, Any]:
     """Gives Linears a low-rank adapter; by default all of them. No output changes by this.
 
-    What is no `nn.Linear` gets none, such as the `Conv1D` of GPT-2 in transformers.
+    What is no linear layer gets none.
 
     What trains afterwards: the adapters, the modules in `modules_to_save`, and biases if
     `train_bias` says so. **Everything else is frozen**, embeddings and norms too, until

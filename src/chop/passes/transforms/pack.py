@@ -55,6 +55,7 @@ def pack_transform_pass(mg: MaseGraph, config: PackConfig) -> dict[str, Any]:
         rows: one dict per module with parameters, see `PackedRow`.
         bits_per_weight: average of the weights that are packed, from their buffers; None where
             there are none.
+        packed_share: how many of all parameters are packed, 0 to 1; tied ones count once.
         float_bytes: what all parameters took as floats.
         bytes: what they take now.
 
@@ -85,6 +86,8 @@ def _measure(mg: MaseGraph, reasons: dict[str, str], config: PackConfig) -> dict
     return {
         "rows": [dataclasses.asdict(row) for row in rows],
         "bits_per_weight": bits / count if count else None,
+        "packed_share": sum(s.value.numel() for s in stored if s.packed)
+        / max(sum(s.value.numel() for s in stored), 1),
         "float_bytes": sum(s.value.nbytes for s in stored),
         "bytes": sum(row.bytes for row in rows),
     }

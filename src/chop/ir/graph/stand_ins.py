@@ -1,0 +1,30 @@
+"""Modules of the operator table in the places of other libraries' modules that compute the same."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from chop.capture.captured import CapturedModule
+from chop.ir.ops import stand_in_for
+
+
+def put_stand_ins(captured: CapturedModule) -> None:
+    """Replaces leaves of other libraries that a row of the table has a stand-in for.
+
+    Args:
+        captured: it is changed; a leaf whose parameters a node reads by itself is left.
+    """
+    read = {str(node.target) for node in captured.graph.nodes if node.op == "get_attr"}
+    made: dict[int, nn.Module] = {}
+    weights: dict[int, nn.Parameter | None] = {}
+    for path, module in list(captured.named_modules()):
+        make = stand_in_for(module)
+        if make is None or any(f"{path}.{name}" in read for name in module._parameters):
+            continue
+        twin = made[id(module)] = make(module)
+        for name, parameter in module._parameters.items():  # tied weights stay tied
+            twin._parameters[name] = weights.setdefault(id(parameter), twin._parameters[name])
+    for parent in list(captured.modules()):
+        for name, child in parent._modules.items():
+            if child is not None and id(child) in made:
+                parent._modules[name] = made[id(child)]

@@ -1,0 +1,67 @@
+"""Linear layers of libraries that keep their weights the other way round, (in, out)."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from torch import nn
+
+FLAG = "stores_transposed"
+
+
+class TransposedLinear(nn.Linear):
+    """`nn.Linear` in the place of a layer with a weight (in_features, out_features).
+
+    Its weight (out_features, in_features) is a view of the other layer's, in the same memory, and
+    it computes the same bits. State dicts have the weight as the other layer's have it, so that
+    they can be exchanged; that stays so for a quantized, packed or adapted layer made of this one.
+    """
+
+    stores_transposed: bool
+
+    @classmethod
+    def around(cls, module: nn.Module) -> Self:
+        """Takes over such a layer: its memory, hooks, attributes, device, dtype and mode.
+
+        Args:
+            module: with a parameter `weight` (in, out), and a `bias` (out) or None.
+        """
+        twin = cls.__new__(cls)
+        nn.Module.__init__(twin)
+        own = {name: x for name, x in vars(module).items() if name not in ("_parameters",)}
+        weight: Any = module.weight
+        parameters = dict(module._parameters)
+        parameters["weight"] = nn.Parameter(weight.detach().t(), weight.requires_grad)
+        twin.__dict__.update(own, _parameters=parameters)
+        twin.in_features, twin.out_features = weight.shape
+        transpose_in_state_dicts(twin)
+        return twin
+
+
+def stores_transposed(module: nn.Module) -> bool:
+    """Whether state dicts have a layer's weight as (in, out) where the layer has (out, in)."""
+    return bool(vars(module).get(FLAG, False))
+
+
+def transpose_in_state_dicts(module: nn.Module) -> None:
+    """Makes state dicts of a layer have its weight the other way round."""
+    vars(module)[FLAG] = True
+    # A layer that takes over another's `__dict__` has its hooks: they may not know the layer.
+    for hooks in ("_state_dict_hooks", "_load_state_dict_pre_hooks"):
+        vars(module)[hooks] = vars(module)[hooks].copy()
+    module.register_state_dict_post_hook(_saved)
+    module._register_load_state_dict_pre_hook(_loaded)
+
+
+def _saved(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    _transpose(state, prefix)
+
+
+def _loaded(state: dict[str, Any], prefix: str, *args: Any) -> None:
+    _transpose(state, prefix)
+
+
+def _transpose(state: dict[str, Any], prefix: str) -> None:
+    name = f"{prefix}weight"
+    if name in state:
+        state[name] = state[name].t()
