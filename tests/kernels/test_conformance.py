@@ -210,14 +210,8 @@ def test_the_direct_way_is_taken_where_nobody_follows():
     assert same(compiled(x), expected)
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        # The compiler takes ten seconds for each; of packed weights both are tested in short.
-        pytest.param((), id="baseline", marks=pytest.mark.long),
-        pytest.param(("-march=x86-64-v3",), id="AVX2"),
-    ],
-)
+@pytest.mark.long  # the compiler takes ten seconds for each; of packed weights both are short
+@pytest.mark.parametrize("flags", [(), ("-march=x86-64-v3",)], ids=["baseline", "AVX2"])
 def test_every_instruction_set_gives_the_same_bits(flags, monkeypatch):
     compiler = native.compiler()
     if flags and build.library().library.chop_instruction_set() == b"baseline":

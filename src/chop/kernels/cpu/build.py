@@ -28,6 +28,13 @@ FLAGS = (
 OPENMP = "-fopenmp"
 """Given to the compiler and not to the linker: torch has loaded the OpenMP library already, and
 two of them would have two pools of threads. Without, every call starts threads of its own."""
+SETS = {
+    "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl",
+    "x86-64-v3": "avx avx2 bmi1 bmi2 f16c fma abm movbe",
+}
+"""Instruction sets, the best one first, by what Linux calls those of their instructions that the
+next one lacks."""
+CPU_INFO = Path("/proc/cpuinfo")
 _building = threading.Lock()
 
 
@@ -62,7 +69,7 @@ def is_ready() -> bool:
 def _was_compiled() -> bool:
     found = compiler()
     try:
-        return found is not None and SOURCES.path(found, (*FLAGS, OPENMP)).exists()
+        return found is not None and SOURCES.path(found, (*FLAGS, *target(), OPENMP)).exists()
     except (OSError, subprocess.SubprocessError):
         return False
 
@@ -85,7 +92,26 @@ def _library() -> Build:
 
 def compiled(compiler: str, more_flags: Sequence[str] = ()) -> Path:
     """Path of the shared library of one compiler; see `chop.native.Sources.compiled`."""
-    return SOURCES.compiled(compiler, (*FLAGS, *more_flags))
+    return SOURCES.compiled(compiler, (*FLAGS, *target(), *more_flags))
+
+
+@lru_cache(maxsize=1)
+def target() -> tuple[str, ...]:
+    """Flags that compile loops for this machine's instructions alone, in a third of the time.
+
+    None where the machine does not tell them, or has the least: loops are then compiled for each
+    set. A cache folder that several machines share has a library for each set.
+    """
+    try:
+        text = CPU_INFO.read_text()
+    except OSError:
+        return ()
+    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    known = set(line.split())
+    for number, name in enumerate(SETS):
+        if known.issuperset(" ".join([*SETS.values()][number:]).split()):
+            return (f'-DCHOP_TARGET="arch={name}"',)
+    return ()
 
 
 def _loaded(compiler: str, more_flags: Sequence[str]) -> Build:

@@ -7,10 +7,15 @@
 #define INLINE_MEMBER inline __attribute__((always_inline))
 #define INLINE static INLINE_MEMBER
 
-// One copy of each loop per instruction set; the loader takes the best that the CPU has.
+// One copy of each loop for the instruction set of this machine, where it is known, see build.py;
+// else one for each, of which the loader takes the best that the CPU has.
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__) && \
     __GNUC__ >= 12 && !defined(CHOP_ONE_INSTRUCTION_SET)
+#ifdef CHOP_TARGET
+#define CLONES __attribute__((target(CHOP_TARGET)))
+#else
 #define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#endif
 #define CHOP_CLONES 1
 #else
 #define CLONES

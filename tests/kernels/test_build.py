@@ -1,0 +1,39 @@
+"""For which instructions the loops are compiled."""
+
+import pytest
+
+from chop.kernels.cpu import build
+
+AVX2 = build.SETS["x86-64-v3"]
+AVX512 = build.SETS["x86-64-v4"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        (f"sse2 {AVX2} {AVX512} amx_tile", "x86-64-v4"),
+        (f"{AVX512} {AVX2.replace('movbe', '')}", None),
+        (f"{AVX2} {AVX512.replace('avx512bw', '')}", "x86-64-v3"),
+        (AVX2, "x86-64-v3"),
+        ("sse2 avx avx2", None),
+    ],
+)
+def test_loops_are_compiled_for_the_best_set_that_the_machine_has(
+    flags, name, tmp_path, monkeypatch
+):
+    told = tmp_path / "cpuinfo"
+    told.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t: none\n")
+    monkeypatch.setattr(build, "CPU_INFO", told)
+    expected = () if name is None else (f'-DCHOP_TARGET="arch={name}"',)
+    assert build.target.__wrapped__() == expected
+
+
+@pytest.mark.parametrize("text", [None, "processor\t: 0\nFeatures\t: fp asimd\n"])
+def test_loops_are_compiled_for_each_set_where_the_machine_does_not_tell(
+    text, tmp_path, monkeypatch
+):
+    told = tmp_path / "cpuinfo"
+    if text:
+        told.write_text(text)
+    monkeypatch.setattr(build, "CPU_INFO", told)
+    assert build.target.__wrapped__() == ()
