@@ -14,6 +14,8 @@ from chop.nn.quantized import QuantConv2d
 from tests import programs
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+SHORT = ("--max-length", 128)
+"""Reviews are cut to half of their length, and answered as well."""
 
 
 def run(name, *arguments):
@@ -32,7 +34,7 @@ def test_tutorial_1(tmp_path):
 @pytest.mark.slow
 def test_tutorial_2_on_the_built_in_reviews(tmp_path):
     out = tmp_path / "rows.json"
-    text = run("tutorial_2.py", "--limit", 300, "--folder", tmp_path, "--out", out)
+    text = run("tutorial_2.py", "--limit", 150, *SHORT, "--folder", tmp_path, "--out", out)
     assert "LoRA trains 13.8 times fewer, on 14 layers" in text
     rows = json.loads(out.read_text())
     assert rows["nodes with input_ids"] < rows["nodes with input_ids, attention_mask, labels"]
@@ -47,17 +49,8 @@ def test_tutorial_2_on_the_built_in_reviews(tmp_path):
 @pytest.mark.slow
 def test_tutorial_3_on_the_built_in_reviews(tmp_path):
     out = tmp_path / "rows.json"
-    run(
-        "tutorial_3.py",
-        "--limit",
-        600,
-        "--formats",
-        "8.4,4.2,4.auto",
-        "--qat",
-        "4.auto",
-        "--out",
-        out,
-    )
+    formats = ("--formats", "8.4,4.2,4.auto", "--qat", "4.auto")
+    run("tutorial_3.py", "--limit", 300, *SHORT, *formats, "--out", out)
     rows = json.loads(out.read_text())
     assert rows["float"] > 0.8
     assert abs(rows["PTQ 8.4"] - rows["float"]) < 0.03
@@ -81,7 +74,7 @@ def test_tutorial_3_on_real_reviews(tmp_path, data_folder):
 
 @pytest.mark.slow
 def test_tutorial_4_on_the_built_in_reviews(tmp_path):
-    text = run("tutorial_4.py", "--limit", 600, "--epochs", 2, "--out", tmp_path)
+    text = run("tutorial_4.py", "--limit", 300, *SHORT, "--epochs", 1, "--out", tmp_path)
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert rows["float"] > 0.8
     assert rows["l1-norm, pruned"] > rows["random, pruned"]

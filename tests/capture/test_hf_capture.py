@@ -126,6 +126,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 # Weight norm keeps its parameters in classes that torch itself refuses to pickle.
 NOT_PICKLABLE = {"speech"}
 
+# Much like others, or slow to capture.
+LONG = {
+    *("state_space", "sliding_decoder", "translation", "two_towers", "question_answering"),
+    *("layout", "distilled", "modern_convolution"),
+}
 
 # Its mixer computes in one way in training and in another otherwise.
 HIDDEN = {"state_space": "Mamba2Mixer"}
@@ -144,7 +149,13 @@ def run(model: nn.Module, inputs: dict[str, Any], training: bool = False) -> lis
     return tensors_in(model(**inputs))
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(family, marks=[pytest.mark.long] if family in LONG else [])
+        for family in FAMILIES
+    ],
+)
 def case(request: pytest.FixtureRequest) -> Any:
     model = build(request.param)
     inputs = dummy_inputs(model)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.tools("verilator", "iverilog", "yosys")
 DIGITS = 360
 PROFILES = ("none", "uniform", "slow_reader", "bursts")
 ICARUS_SAMPLES = {"mlp": 20, "cnn": 2, "vit": 2}
-FEW = 40
+FEW, MORE = 24, 120
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn", pytest.param("vit", marks=pytest.mark.long)])
@@ -38,16 +38,18 @@ def test_a_circuit_equals_the_integer_graph_on_every_digit(model, tmp_path):
     assert json.loads((out / "manifest.json").read_text())["state"] == "finished"
 
 
-def test_a_vision_transformer_equals_the_integer_graph_on_every_digit(tmp_path, monkeypatch):
-    """Every digit under stalls at random; some under each other profile, and one in Icarus."""
+def test_a_vision_transformer_equals_the_integer_graph(tmp_path, monkeypatch):
+    """A third of the digits under stalls at random, some under each other profile.
+
+    Icarus takes a quarter of a minute for its first sample; its operators run there one by one.
+    """
     monkeypatch.setattr("chop.actions.emit.checks", _checks_in_short)
     out = tmp_path / "vit"
     result = emit(EmitConfig(model="vit", out=out, synthesis=False))
     rows = {(row["simulator"], row["profile"]): row for row in result["verification"]}
     equal = [(*ran, row["equal"]) for ran, row in rows.items()]
     assert equal == [
-        *(("verilator", name, 10 * (DIGITS if name == "uniform" else FEW)) for name in PROFILES),
-        ("icarus", "uniform", 10),
+        ("verilator", name, 10 * (MORE if name == "uniform" else FEW)) for name in PROFILES
     ]
     none, uniform, slow = (rows["verilator", name]["interval"] for name in PROFILES[:3])
     assert abs(none - result["interval"]) <= 0.03 * result["interval"]
@@ -60,6 +62,5 @@ def test_a_vision_transformer_equals_the_integer_graph_on_every_digit(tmp_path, 
 
 
 def _checks_in_short(samples, icarus_samples, seed):
-    counts = {"uniform": samples}
-    found = [Check("verilator", way, counts.get(way.name, FEW), seed) for way in STALLS]
-    return [*found, Check("icarus", STALLS[1], 1, seed)]
+    counts = {"uniform": MORE}
+    return [Check("verilator", way, counts.get(way.name, FEW), seed) for way in STALLS]
