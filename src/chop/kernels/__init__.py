@@ -13,7 +13,7 @@ from chop.kernels.base import (
 from chop.kernels.cpu.fake_quantize import CPU_FAKE_QUANTIZE
 from chop.kernels.lowest import drop, drop_lowest, lowest_magnitudes
 from chop.kernels.lsq import round_with_lsq
-from chop.kernels.packed import decode, packed_linear
+from chop.kernels.packed import decode, packed_linear, packed_linear_directly
 from chop.kernels.triton.register import CUDA_FAKE_QUANTIZE
 
 __all__ = [
@@ -29,5 +29,6 @@ __all__ = [
     "fake_quantize_marking",
     "lowest_magnitudes",
     "packed_linear",
+    "packed_linear_directly",
     "round_with_lsq",
 ]

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chop.formats import from_key
+from chop.kernels.base import is_followed
 from chop.kernels.codes import Packed
 from chop.kernels.cpu import packed as cpu
 from chop.kernels.triton import register as gpu
@@ -93,6 +94,42 @@ def packed_linear(
     """
     weight = torch.ops.chop.decode(codes, scales, tensor_scale, shape, key, x.dtype)
     return F.linear(from_key(x_key)(x), weight, bias)
+
+
+def packed_linear_directly(
+    x: Tensor,
+    x_key: str,
+    codes: Tensor,
+    scales: Tensor | None,
+    tensor_scale: Tensor | None,
+    shape: Sequence[int],
+    key: str,
+    bias: Tensor | None,
+) -> Tensor:
+    """The operator `packed_linear`, past PyTorch's dispatcher where nobody would notice.
+
+    Going through it takes as long as multiplying one row of activations by a small weight.
+
+    Args:
+        x: (..., columns), floating.
+        x_key: see `packed_linear`, as all others.
+        codes: uint8.
+        scales: of its groups, or None.
+        tensor_scale: of the whole weight, or None.
+        shape: (outputs, columns).
+        key: the format of the weight.
+        bias: (outputs,) or None.
+    """
+    if type(codes) is Tensor and x.is_cpu and codes.is_cpu and not is_followed(x):
+        is_learned = bias is not None and bias.requires_grad and torch.is_grad_enabled()
+        packed = Packed(codes, scales, tensor_scale, shape, key)
+        found = None if is_learned else cpu.linear(x, x_key, packed, bias)
+        if found is not None:
+            return found
+    y: Tensor = torch.ops.chop.packed_linear(
+        x, x_key, codes, scales, tensor_scale, shape, key, bias, False
+    )
+    return y
 
 
 def workspace_bytes(operator: Any, arguments: Sequence[Any]) -> int:

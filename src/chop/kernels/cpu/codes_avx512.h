@@ -17,6 +17,7 @@
 namespace {
 
 constexpr int64_t VECTOR = 16;
+constexpr int64_t AHEAD = 3072;  // bytes: rows are too short for the processor to foresee the next
 
 AVX512 INLINE __m512 bounded16(__m512 v) {
     // The second operand is what comes out if one is NaN.
@@ -185,6 +186,7 @@ template <class Reader, int OUTPUTS, int ROWS> struct Products {
     }
     // Thirty-two columns of one group. The sum for one row of x is scaled; for several, the values.
     AVX512_INLINE void add_two(int64_t at, int n, __m512 scale) {
+        if (ROWS == 1) _mm_prefetch(row(n) + at * c.width / 8 + AHEAD, _MM_HINT_T0);
         const Pair values = read.pair(row(n), at);
         if (ROWS > 1) {
             const __m512 first = _mm512_mul_ps(values.first, scale);

@@ -48,17 +48,21 @@ def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor
     holds the codes' numbers exactly. Which way is taken depends on the arguments and the CPU alone,
     so that results do not change from one call to the next.
     """
-    if not (is_large(packed.shape) and _fit(x, packed.shape, bias)):
+    if not (_fit(x, packed.shape, bias) and is_large(packed.shape)):
         return None
     reader = find_reader(packed)
     if reader is None or not reader.takes(packed):
         return None
-    x_format, rows, is_float = from_key(x_key), _rows(x), x.dtype == torch.float32
+    x_format, is_float = from_key(x_key), x.dtype == torch.float32
     bias = None if bias is None else _float(bias)
-    y, are_many = None, rows.size(0) >= MANY_FOR_INT8 and is_float
+    count = x.numel() // packed.shape[1]
+    if is_float and count < MANY_FOR_INT8 and count <= reader.few_rows:
+        return _few_rows(reader, _float(x_format(x)), packed, bias)
+    rows = _rows(x)
+    y, are_many = None, count >= MANY_FOR_INT8 and is_float
     if are_many and int8.is_exact():
         y = int8.linear(rows, x_format, reader, packed, bias)
-    if y is None and rows.size(0) <= reader.few_rows:
+    if y is None and count <= reader.few_rows:
         y = _few_rows(reader, _float(_rows(x_format(x))), packed, bias)
         y = y if is_float else y.to(x.dtype)
     if y is None and are_many and multiplies_bfloat16() and reader.tables.suits_bfloat16:
@@ -110,8 +114,9 @@ def _has_row_factors(reader: Reader) -> bool:
 def _fit(x: Tensor, shape: Sequence[int], bias: Tensor | None) -> bool:
     """False also for shapes that the reference refuses."""
     outputs, columns = shape
-    is_fit = x.ndim > 0 and x.size(-1) == columns and (bias is None or bias.shape == (outputs,))
-    return is_fit and x.numel() > 0 and x.dtype in SINGLE
+    if x.ndim == 0 or x.size(-1) != columns or x.dtype not in SINGLE:
+        return False
+    return (bias is None or bias.shape == (outputs,)) and x.numel() > 0
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -158,9 +163,10 @@ def _decode(reader: Reader, packed: Packed, y: Tensor) -> None:
 
 
 def _few_rows(reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
-    rows, (outputs, columns) = x.size(0), packed.shape
+    """`x` (..., columns), contiguous float32; each row is a microsecond of Python or two."""
+    outputs, columns = packed.shape
     codes, scales = packed.codes, packed.scales
-    y = x.new_empty(rows, outputs)
+    y = x.new_empty((*x.shape[:-1], outputs))
     # Declared argument types: building each argument would take as long as a tenth of the product.
     reader.multiply(
         ctypes.byref(reader.codes),
@@ -169,7 +175,7 @@ def _few_rows(reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None) ->
         x.data_ptr(),
         None if bias is None else bias.data_ptr(),
         y.data_ptr(),
-        rows,
+        x.numel() // columns,
         outputs,
         columns,
         torch.get_num_threads(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -46,16 +47,19 @@ class Reader:
 
     def takes(self, packed: Packed) -> bool:
         """Whether all that the loops read is there: they do not look."""
-        stored = packed[:2] if self.size_bytes[1] else packed[:1]
-        return all(
-            part is not None and part.is_contiguous() and part.nbytes == size
-            for part, size in zip(stored, self.size_bytes, strict=False)
+        code_bytes, scale_bytes = self.size_bytes
+        return _holds(packed.codes, code_bytes) and (
+            not scale_bytes or _holds(packed.scales, scale_bytes)
         )
 
     def unscaled(self) -> Reader:
         """The same codes, read as if their scales were 1."""
         tables = self.tables.without_scales()
         return replace(self, tables=tables, codes=tables.structure(self.lines, None))
+
+
+def _holds(part: Tensor | None, size_bytes: int) -> bool:
+    return part is not None and part.is_contiguous() and part.nbytes == size_bytes
 
 
 def find_reader(packed: Packed) -> Reader | None:
@@ -79,7 +83,7 @@ def fixed_reader(key: str, shape: Sequence[int]) -> Reader | None:
 
 def is_large(shape: Sequence[int]) -> bool:
     """True for weights that are worth compiling for, and worth multiplying by codes."""
-    return torch.Size(shape).numel() >= LARGE
+    return math.prod(shape) >= LARGE
 
 
 @lru_cache(maxsize=4096)

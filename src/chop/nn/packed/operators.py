@@ -7,6 +7,7 @@ from torch import Tensor
 
 from chop.formats import Float, NumberFormat
 from chop.formats.transforms import is_transformed
+from chop.kernels import packed_linear_directly
 from chop.nn import quantized as q
 from chop.nn.packed.base import PackedOperator, packed_twin
 
@@ -35,7 +36,7 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
         has_gradient = torch.is_grad_enabled() and not x_format.is_identity
         if has_gradient or not isinstance(x_format, NumberFormat):
             input, x_format = self.quantize("data_in", input), FLOAT
-        y: Tensor = torch.ops.chop.packed_linear(
+        y = packed_linear_directly(
             input,
             x_format.key,
             buffers["weight_codes"],
@@ -44,7 +45,6 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
             self.passed_shape("weight"),
             spec.number_format("weight").key,
             self.bias,
-            False,
         )
         return y if spec.data_out.is_identity else self.quantize("data_out", y)
 
