@@ -43,3 +43,12 @@ def test_unknown_names_are_attribute_errors():
     ).splitlines()
     assert told == "module 'chop' has no attribute 'nothing'"
     assert "MaseGraph" in names
+
+
+def test_transformers_that_is_there_already_knows_our_folders():
+    known = (
+        "from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING as M; print('chop' in M)"
+    )
+    width = "print(chop.ChopConfig('mxint4').format)"
+    told = run(f"import transformers.quantizers, chop; {known}; {width}")
+    assert told.splitlines() == ["True", "mxint:width=4"]

@@ -13,6 +13,9 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 
+from chop.on_import import REGISTERS, register_imported
+from chop.on_import import find_spec as register_when_imported
+
 TYPE_CHECKING = False  # not that of `typing`, whose import would double the cost of this one
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -20,16 +23,19 @@ if TYPE_CHECKING:
 
     from chop import formats, passes
     from chop.ir.graph import MaseGraph
+    from chop.ir.huggingface.quantizer import ChopConfig
 
     tools: Any
 
 __version__ = "0.1.0"
-__all__ = ["MaseGraph", "formats", "passes", "tools"]
+__all__ = ["ChopConfig", "MaseGraph", "formats", "passes", "tools"]
 
 
 def _find_spec(fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
     """Meta path finder of modules without a file, whose tables are read at the first use."""
     tables = {"chop.virtual", "chop.aliases", "chop.moved"}
+    if fullname in REGISTERS:
+        return register_when_imported(fullname)
     if not fullname.startswith("chop.") or fullname in tables:
         return None
     from chop.virtual import find_spec
@@ -39,6 +45,7 @@ def _find_spec(fullname: str, path: object = None, target: object = None) -> Mod
 
 # Before the finder of files, because a folder that only holds `__pycache__` counts as a package.
 sys.meta_path.insert(0, SimpleNamespace(find_spec=_find_spec))
+register_imported()
 
 
 def __getattr__(name: str) -> Any:
@@ -47,6 +54,8 @@ def __getattr__(name: str) -> Any:
 
     if name == "MaseGraph":
         return import_subpackage("chop.ir.graph").MaseGraph
+    if name == "ChopConfig":
+        return import_subpackage("chop.ir.huggingface.quantizer").ChopConfig
     if not name.startswith("_"):
         try:
             return import_subpackage(f"chop.{name}")

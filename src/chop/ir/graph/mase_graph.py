@@ -310,6 +310,27 @@ class MaseGraph:
 
         return to_module(self.model, self.provenance, like)
 
+    def save_pretrained(
+        self, folder: str | Path, tokenizer: Any = None, max_shard_size: str = "5GB"
+    ) -> None:
+        """Writes a folder that transformers' `from_pretrained` reads; packed layers stay packed.
+
+        Where chop is installed, `import chop` is all that it needs; see
+        `chop.ir.huggingface.folder`.
+
+        Args:
+            folder: where to; missing folders are made.
+            tokenizer: or processor, whose files go along; None: none.
+            max_shard_size: of a file of weights; more are split.
+
+        Raises:
+            GraphError: the model cannot be given back, see `to_module`.
+            ConfigError: it is no model of transformers, or a layer is more than formats can tell.
+        """
+        from chop.ir.huggingface.folder import save_folder
+
+        save_folder(self.to_module(), folder, tokenizer, max_shard_size)
+
     def export(
         self,
         fname: str | Path = "masegraph",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from chop.capture.captured import CapturedModule
 from chop.capture.original import KEY, Original, arguments_digest, node_digests
 from chop.errors import GraphError
 from chop.ir.huggingface.attention import quantize_attention, why_not_attention
+from chop.ir.huggingface.tying import tie_codes
 from chop.ir.metadata import Provenance
 from chop.ir.ops import module_of_node, of_node
 from chop.nn.quantized import QuantizedOperator
@@ -46,6 +48,8 @@ def to_module(
     model = original.restore(captured)
     for path, nodes in calls.items():
         quantize_attention(model, path, _products(captured, path, nodes))
+    if "transformers.modeling_utils" in sys.modules:
+        tie_codes(model)
     return model
 
 

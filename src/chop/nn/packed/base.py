@@ -173,7 +173,8 @@ class PackedOperator(QuantizedOperator):
         return fake_quantize_directly(x, quantizer, self.spec.gradient)
 
     def _refuse_training(self, operand: str) -> None:
-        if self.training and torch.is_grad_enabled():
+        # A layer that was frozen before it was packed hands gradients on, to an adapter's for one.
+        if self.training and torch.is_grad_enabled() and operand in self.packed_trainable:
             raise ConfigError(
                 f"a {type(self).__name__} cannot be trained: its {operand} is stored as codes. "
                 "Call model.eval() to use it, or unpack it to train: "

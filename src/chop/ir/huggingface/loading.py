@@ -1,0 +1,234 @@
+"""Packed layers in a model of transformers that is being loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.errors import CheckpointError, ConfigError
+from chop.formats import QuantSpec, parse_format_string
+from chop.ir.huggingface.stored import (
+    StoredModule,
+    missing_module,
+    packed_module,
+    quantized_module,
+    resolve,
+)
+from chop.ir.ops import OPS, of_module, stand_in_for
+from chop.ir.storage.tensor_store import open_file
+from chop.nn.packed import KnownCodes, PackedOperator
+from chop.nn.packed.base import BUFFER_NAMES
+
+DTYPES = {torch.uint8: "U8", torch.float32: "F32"}
+"""Of codes and scales, by safetensors' names."""
+
+
+@dataclass(frozen=True)
+class Tied:
+    """A layer whose codes are another's, which is put in its place when these have been read.
+
+    Attributes:
+        path: of the layer.
+        source: the path of the other one.
+        module: the layer.
+    """
+
+    path: str
+    source: str
+    module: PackedOperator
+
+    def put(self, model: nn.Module) -> None:
+        """Shares the codes, and puts the layer in its place."""
+        source = model.get_submodule(self.source)._buffers
+        buffers = self.module._buffers
+        buffers.update({name: source[name] for name in BUFFER_NAMES["weight"] if name in source})
+        _put(model, self.path, self.module)
+
+
+def put_modules(
+    model: Any, modules: Mapping[str, StoredModule], files: Sequence[str] | None
+) -> list[Tied]:
+    """Puts quantized modules without data in the places that a folder says.
+
+    Args:
+        model: a model of transformers on the meta device; it is changed.
+        modules: by path in the model that was saved.
+        files: the safetensors files of the folder, whose codes have to fit.
+    Returns: the layers that are to be put when the weights have been read. Until then nothing is
+        at their paths, because transformers ties parameters alone.
+
+    Raises:
+        ConfigError: the model has no such module, or the module no such form.
+        CheckpointError: codes are missing, or of another size.
+    """
+    whole = type(model).__name__ in (model.config.architectures or [type(model).__name__])
+    packed: dict[str, PackedOperator] = {}
+    for saved, stored in modules.items():
+        path = resolve(model, saved, model.base_model_prefix)
+        if path is None and whole:
+            raise missing_module(model, saved)
+        if path is None:  # the head of another task
+            continue
+        made = quantized_module(model.get_submodule(path), stored, path, {})
+        _put(model, path, made)
+        if isinstance(made, PackedOperator):
+            packed[path] = made
+    stored_in = _Headers(model, files)
+    tied = _tied(model, packed, stored_in)
+    for one in tied:
+        del packed[one.path]
+        _put(model, one.path, nn.Module())
+    for path, module in packed.items():
+        stored_in.check(path, module)
+    return tied
+
+
+def _tied(model: Any, packed: Mapping[str, PackedOperator], stored_in: _Headers) -> list[Tied]:
+    tied = []
+    for target, source in list(model.all_tied_weights_keys.items()):
+        path, source = target.removesuffix(".weight"), source.removesuffix(".weight")
+        if path in packed and source in packed:
+            del model.all_tied_weights_keys[target]
+            if stored_in.find(f"{path}.{BUFFER_NAMES['weight'][0]}") is None:
+                tied.append(Tied(path, source, packed[path]))
+        elif path in packed or source in packed:
+            raise ConfigError(
+                f"quantization_config: '{path}' and '{source}' have one weight, and only one of "
+                "them is packed; expected both or neither."
+            )
+    return tied
+
+
+def _put(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)
+
+
+class _Headers:
+    """What safetensors files have, by name: type and shape."""
+
+    def __init__(self, model: Any, files: Sequence[str] | None) -> None:
+        self._known = files is not None
+        self._prefix = model.base_model_prefix
+        self._found: dict[str, tuple[str, list[int]]] = {}
+        for file in files or ():
+            with open_file(Path(file)) as opened:
+                for name in opened.offset_keys():
+                    part = opened.get_slice(name)
+                    self._found[name] = part.get_dtype(), list(part.get_shape())
+
+    def find(self, key: str) -> tuple[str, list[int]] | None:
+        """Type and shape of a tensor of the model, under its name or with the body's in front."""
+        names = (key, key.removeprefix(f"{self._prefix}."), f"{self._prefix}.{key}")
+        return next((self._found[name] for name in names if name in self._found), None)
+
+    def check(self, path: str, module: PackedOperator) -> None:
+        """Raises CheckpointError where codes are missing, or of another size."""
+        for name, buffer in module._buffers.items() if self._known else ():
+            if buffer is None:
+                continue
+            found, expected = (
+                self.find(f"{path}.{name}"),
+                (DTYPES.get(buffer.dtype), [*buffer.shape]),
+            )
+            if found is None:
+                raise CheckpointError(
+                    f"the folder's weights lack '{path}.{name}', which its quantization_config "
+                    "says is there."
+                )
+            if found != expected:
+                raise CheckpointError(
+                    f"'{path}.{name}': the format in quantization_config has {expected[1]} of "
+                    f"{expected[0]}, the folder's weights {found[1]} of {found[0]}."
+                )
+
+
+def layers_to_pack(
+    model: Any, operators: Sequence[str] | None, skip: Sequence[str]
+) -> dict[str, list[str]]:
+    """The layers whose weights become codes, each with those that are tied to it, itself first.
+
+    A layer that is tied to one that stays float stays float too.
+
+    Args:
+        model: a model of transformers on the meta device.
+        operators: the names of their operators; None: all with a weight matrix or a table.
+        skip: paths, or ends of paths, of those to leave.
+
+    Raises:
+        ConfigError: nothing is left, or an entry of `skip` names nothing.
+    """
+    modules = dict(model.named_modules())
+    for entry in skip:
+        if not any(_ends(path, entry) for path in modules):
+            raise missing_module(model, entry)
+    names = {
+        path
+        for path, module in modules.items()
+        if not any(_ends(path, entry) for entry in skip) and _is_chosen(module, operators)
+    }
+    sources = {
+        target.removesuffix(".weight"): source.removesuffix(".weight")
+        for target, source in model.all_tied_weights_keys.items()
+    }
+    groups: dict[str, list[str]] = {}
+    for path in modules:
+        groups.setdefault(str(sources.get(path, path)), []).append(path)
+    found = {
+        member: [member, *(other for other in group if other != member)]
+        for group in groups.values()
+        for member in group
+        if names.issuperset(group)
+    }
+    if not found:
+        raise ConfigError("quantization_config: no layer of the model is left to quantize.")
+    return found
+
+
+def _ends(path: str, entry: str) -> bool:
+    return path == entry or path.endswith(f".{entry}")
+
+
+def _is_chosen(module: nn.Module, operators: Sequence[str] | None) -> bool:
+    make = stand_in_for(module)
+    if make is not None:
+        row = next(row for row in OPS.values() if make in row.stand_ins.values())
+    else:
+        row = of_module(type(module))
+    if row.weight is None or row.quantized is None:
+        return False
+    return operators is None or row.name in operators
+
+
+def pack_layers(
+    model: nn.Module, group: Sequence[str], weight: Tensor, format: str, data_in: str | None
+) -> None:
+    """Replaces tied layers by their packed twins.
+
+    Args:
+        model: the model; it is changed.
+        group: the paths of the layers.
+        weight: the float weight of them all.
+        format: of the weight.
+        data_in: of the inputs of those that have some; None leaves them float.
+    """
+    known: KnownCodes = {}
+    given = {"weight": format, "data_in": data_in}
+    spec = QuantSpec().with_quantizers(
+        **{operand: parse_format_string(text) for operand, text in given.items() if text}
+    )
+    shared = nn.Parameter(weight, requires_grad=False)
+    for path in group:
+        module = model.get_submodule(path)
+        module._parameters["weight"] = shared
+        make = stand_in_for(module)
+        module = module if make is None else make(module)
+        row = of_module(type(module))
+        assert row.quantized is not None
+        layer = row.quantized.from_float(module, spec)
+        _put(model, path, packed_module(layer, path, False, known))

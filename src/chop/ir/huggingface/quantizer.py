@@ -1,0 +1,211 @@
+"""`quant_method: chop` in transformers: folders that load packed, and quantization at loading.
+
+Fence around private API of transformers 5: `ConversionOps`, how a quantizer's operation replaces
+modules, and `all_tied_weights_keys`. `tests/ir/test_hf_folder.py` fails first when it changes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from transformers.core_model_loading import ConversionOps
+from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from chop.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from chop.ir.huggingface.loading import Tied
+    from chop.ir.huggingface.stored import StoredModule
+
+METHOD = "chop"
+KEYS = ("format", "data_in", "operators", "skip", "modules", "quant_method")
+
+
+@register_quantization_config(METHOD)
+class ChopConfig(QuantizationConfigMixin):
+    """Quantization settings for `from_pretrained`, and what a folder says of its modules.
+
+    Args:
+        format: of weights, as `chop.formats.parse_format_string` reads it, "mxint:width=4"; a
+            number behind the name is the width, "mxint4".
+        data_in: the format of inputs; None leaves them float.
+        operators: which operators; default, all with a weight matrix or a table.
+        skip: modules to leave float: paths, or their ends ("lm_head").
+        modules: of a folder, the formats of each module by path.
+        quant_method: "chop".
+
+    Raises:
+        ConfigError: a key, a format or an operator is unknown.
+
+    Example:
+        >>> ChopConfig("mxint4").format
+        'mxint:width=4'
+    """
+
+    def __init__(
+        self,
+        format: str | None = None,
+        *,
+        data_in: str | None = None,
+        operators: Sequence[str] | None = None,
+        skip: Sequence[str] = (),
+        modules: Mapping[str, Any] | None = None,
+        quant_method: str = METHOD,
+        **unknown: Any,
+    ) -> None:
+        if unknown:
+            key = min(unknown)
+            raise ConfigError(
+                f"quantization_config: unknown key '{key}': {did_you_mean(key, KEYS)}"
+            )
+        from chop.ir.huggingface.stored import StoredModule
+
+        self.quant_method = quant_method  # type: ignore[assignment]
+        self.format = None if format is None else _with_width(format)
+        self.data_in = None if data_in is None else _with_width(data_in)
+        self.operators = None if operators is None else _operators(operators)
+        self.skip = list(skip)
+        if (format is None) == (modules is None):
+            raise ConfigError("quantization_config: expected a format, or the modules of a folder.")
+        if modules is not None and not isinstance(modules, Mapping):
+            raise ConfigError(f"quantization_config.modules: expected a mapping, got {modules!r}.")
+        self.modules: dict[str, StoredModule] = {
+            path: StoredModule.read(plain, f"quantization_config.modules['{path}']")
+            for path, plain in (modules or {}).items()
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: the modules where they are known, else the settings."""
+        if self.modules:
+            plain = {path: stored.plain() for path, stored in self.modules.items()}
+            return {"quant_method": METHOD, "modules": plain}
+        own = {name: getattr(self, name) for name in ("format", "data_in", "operators", "skip")}
+        return {"quant_method": METHOD, **{name: x for name, x in own.items() if x}}
+
+
+def _with_width(text: str) -> str:
+    """A format's text with its fields named, and checked."""
+    from chop.formats import parse_format_string
+    from chop.formats.base import REGISTRY
+
+    short = re.fullmatch(r"([a-z_]+?)(\d+)", str(text))
+    if short and text not in REGISTRY and short[1] in REGISTRY:
+        text = f"{short[1]}:width={short[2]}"
+    parse_format_string(str(text))
+    return str(text)
+
+
+def _operators(names: Sequence[str]) -> list[str]:
+    from chop.ir.ops import OPS
+
+    known = [row.name for row in OPS.values() if row.weight and row.quantized]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"quantization_config.operators: {did_you_mean(name, known)}")
+    return list(names)
+
+
+@register_quantizer(METHOD)
+class ChopQuantizer(HfQuantizer):
+    """Puts packed layers into a model of transformers before or while its weights are read.
+
+    Args:
+        quantization_config: a `ChopConfig`.
+        kwargs: `pre_quantized`, whether a folder says what its modules are.
+    """
+
+    quantization_config: ChopConfig
+
+    def __init__(self, quantization_config: ChopConfig, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self.pre_quantized = bool(quantization_config.modules)
+        self.tied: list[Tied] = []
+        self.groups: dict[str, list[str]] = {}
+        """On loading float weights: by path of a layer, those that are tied to it, itself first."""
+
+    def is_serializable(self) -> bool:
+        """A loaded model can be saved again."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Adapters around the layers, such as peft's, can be trained."""
+        return True
+
+    def param_needs_quantization(self, model: nn.Module, param_name: str, **kwargs: Any) -> bool:
+        """Whether a float tensor that is read becomes codes."""
+        return param_name.endswith(".weight") and param_name[: -len(".weight")] in self.groups
+
+    def get_quantize_ops(self) -> ConversionOps:
+        """What makes codes of a float tensor."""
+        return PackWeight(self)
+
+    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        from chop.ir.huggingface import loading
+
+        config = self.quantization_config
+        if self.pre_quantized:
+            self.tied = loading.put_modules(model, config.modules, kwargs.get("checkpoint_files"))
+        else:
+            self.groups = loading.layers_to_pack(model, config.operators, config.skip)
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        from chop.ir.huggingface.stored import stored_modules
+        from chop.ir.huggingface.tying import tie_codes
+
+        for layer in self.tied:
+            layer.put(model)
+        tie_codes(model)
+        if not self.pre_quantized:
+            self.quantization_config.modules = stored_modules(model)
+        return model
+
+
+class PackWeight(ConversionOps):
+    """Replaces a layer by its packed twin when its weight has been read.
+
+    Args:
+        quantizer: that asked for it.
+    """
+
+    def __init__(self, quantizer: ChopQuantizer) -> None:
+        self.quantizer = quantizer
+
+    def convert(
+        self,
+        input_dict: dict[str, Any],
+        source_patterns: Sequence[str] = (),
+        target_patterns: Sequence[str] = (),
+        *,
+        full_layer_name: str = "",
+        model: Any = None,
+        missing_keys: set[str] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Packs the layer and those that are tied to it; nothing is left to be loaded.
+
+        Args:
+            input_dict: the weight, by name.
+            source_patterns: names in the file.
+            target_patterns: names in the model.
+            full_layer_name: its name in the model.
+            model: the model.
+            missing_keys: what is still to be loaded; it is changed.
+            kwargs: what transformers says besides.
+        """
+        from chop.ir.huggingface import loading
+
+        weight = next(iter(input_dict.values()))
+        weight = weight[0] if isinstance(weight, list) else weight
+        config, path = self.quantizer.quantization_config, full_layer_name.removesuffix(".weight")
+        group = self.quantizer.groups[path]
+        assert config.format is not None
+        loading.pack_layers(model, group, weight, config.format, config.data_in)
+        for name in group:
+            (missing_keys or set()).discard(f"{name}.weight")
+            model.all_tied_weights_keys.pop(f"{name}.weight", None)
+        return {}

@@ -1,0 +1,228 @@
+"""The quantized modules of a model as plain data, and back on a model without weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from chop.config import parse
+from chop.errors import ConfigError, did_you_mean
+from chop.formats import OPERANDS, NumberFormat, QuantSpec
+from chop.formats.base import parse_format
+from chop.ir.ops import of_module, stand_in_for
+from chop.nn.lora import LoraLinear
+from chop.nn.packed import PackedOperator
+from chop.nn.packed.base import KnownCodes
+from chop.nn.packed.packing import packed_class
+from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized.masks import FULL, MASK
+from chop.nn.transposed import stores_transposed
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StoredModule:
+    """A quantized module in a folder: the formats of its operands, and whether it is packed.
+
+    Attributes:
+        data_in: the format of its inputs, as a mapping with `name` and the fields that it has;
+            None leaves them float.
+        weight: of its weight.
+        bias: of its bias.
+        data_out: of its results.
+        packed: its parameters are stored as codes.
+        exact: see `chop.nn.packed.pack`.
+    """
+
+    data_in: Settings | None = None
+    weight: Settings | None = None
+    bias: Settings | None = None
+    data_out: Settings | None = None
+    packed: bool = field(default=False)
+    exact: bool = field(default=False)
+
+    @classmethod
+    def of(cls, module: QuantizedOperator, path: str) -> StoredModule:
+        """What a folder has to say of a module.
+
+        Raises:
+            ConfigError: it is more than formats can tell.
+        """
+        if isinstance(module, LoraLinear):
+            raise ConfigError(
+                f"save_pretrained: '{path}' has a LoRA adapter; fuse it with "
+                "fuse_lora_weights_transform_pass first."
+            )
+        if module.function is not None:
+            raise ConfigError(
+                f"save_pretrained: '{path}' quantizes products of an attention, which a folder "
+                "does not hold; leave them float, or use mg.export."
+            )
+        if module.spec.lsq_operands:
+            raise ConfigError(
+                f"save_pretrained: '{path}' learns its scales; pack_transform_pass makes them part "
+                "of its formats."
+            )
+        if stores_transposed(module) and not isinstance(module, PackedOperator):
+            raise ConfigError(
+                f"save_pretrained: '{path}' is quantized and not packed, and its weight lies the "
+                "other way round in the model; run pack_transform_pass first."
+            )
+        formats = {name: module.format_of(name) for name in OPERANDS}
+        plain: dict[str, Any] = {name: _plain(x, f"'{path}'.{name}") for name, x in formats.items()}
+        if isinstance(module, PackedOperator):
+            return cls(**plain, packed=True, exact=module.packed_exact)
+        return cls(**plain)
+
+    @classmethod
+    def read(cls, plain: Any, where: str) -> StoredModule:
+        """From a mapping of a file.
+
+        Raises:
+            ConfigError: a key or a format is unknown, or a value is of another type.
+        """
+        if not isinstance(plain, Mapping):
+            raise ConfigError(f"{where}: expected a mapping, got {plain!r}.")
+        found = parse(cls, dict(plain), where)
+        found.spec(where)
+        return found
+
+    def spec(self, where: str) -> QuantSpec:
+        """The formats.
+
+        Raises:
+            ConfigError: one is unknown, or its fields do not fit.
+        """
+        given = {name: getattr(self, name) for name in OPERANDS}
+        return QuantSpec().with_quantizers(
+            **{name: parse_format(x, f"{where}.{name}") for name, x in given.items() if x}
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """For a file: what is left out is float, not packed, not exact."""
+        return {name: x for name in self.__dataclass_fields__ if (x := getattr(self, name))}
+
+
+def _plain(quantizer: Any, where: str) -> Settings | None:
+    if not isinstance(quantizer, NumberFormat):
+        raise ConfigError(
+            f"save_pretrained: {where} has {quantizer.label} in the place of a format."
+        )
+    plain: Settings = json.loads(quantizer.key)
+    return None if quantizer.is_identity else plain
+
+
+def stored_modules(model: nn.Module) -> dict[str, StoredModule]:
+    """The quantized modules of a model, by path; tied ones at each of their paths.
+
+    Raises:
+        ConfigError: a module is more than formats can tell.
+    """
+    return {
+        path: StoredModule.of(module, path)
+        for path, module in quantized_leaves(model)
+        if not module.spec.is_float or isinstance(module, PackedOperator | LoraLinear)
+    }
+
+
+def quantized_leaves(model: nn.Module) -> Iterator[tuple[str, QuantizedOperator]]:
+    """The quantized operators of a model, by path."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, QuantizedOperator):
+            yield path, module
+
+
+def drop_masks(model: nn.Module) -> None:
+    """Takes the masks of pruned layers away: the weights that they hide are zero."""
+    for _, module in quantized_leaves(model):
+        for name in (MASK, FULL):
+            module._buffers.pop(name, None)
+
+
+def quantized_module(
+    module: nn.Module, stored: StoredModule, path: str, known: KnownCodes
+) -> QuantizedOperator:
+    """The module that a folder describes, of the float one that it stands for.
+
+    Args:
+        module: the model's own; on the meta device nothing is computed.
+        stored: what the folder says.
+        path: of the module, for messages.
+        known: codes of tied weights; takes and gives.
+
+    Raises:
+        ConfigError: the module has no such form.
+    """
+    make = stand_in_for(module)
+    module = module if make is None else make(module)
+    row = of_module(type(module))
+    if row.quantized is None:
+        raise ConfigError(
+            f"quantization_config: '{path}' is a {type(module).__name__}, which has no quantized "
+            "form."
+        )
+    spec = stored.spec(f"quantization_config.modules['{path}']")
+    layer = row.quantized.from_float(module, spec)
+    return packed_module(layer, path, stored.exact, known) if stored.packed else layer
+
+
+def packed_module(
+    layer: QuantizedOperator, path: str, exact: bool, known: KnownCodes
+) -> PackedOperator:
+    """A layer as codes that nobody trains: adapters around it can be trained.
+
+    Raises:
+        ConfigError: it cannot be packed.
+    """
+    cls, weight = packed_class(layer), layer.spec.weight
+    if cls is None or weight.is_identity or not weight.is_fitted:
+        raise ConfigError(
+            f"quantization_config: '{path}' is a {type(layer).__name__} with its weight in "
+            f"{weight.label}, which cannot be packed."
+        )
+    try:
+        twin = cls.of(layer, known, exact)
+    except NotImplementedError:  # the format counts its values, and there are none yet
+        twin = _of_zeros(cls, layer, exact)
+    twin.packed_trainable = ()
+    # Transformers would initialize the weight of a linear layer.
+    vars(twin)["_is_hf_initialized"] = True
+    return twin
+
+
+def _of_zeros(cls: type[PackedOperator], layer: QuantizedOperator, exact: bool) -> PackedOperator:
+    """A packed layer on the meta device, by the codes of zeros."""
+    parameters = {
+        name: x if x is None else nn.Parameter(torch.zeros_like(x, device="cpu"))
+        for name, x in layer._parameters.items()
+    }
+    layer.__dict__["_parameters"] = parameters
+    return cls.of(layer, {}, exact).to("meta")
+
+
+def resolve(model: nn.Module, path: str, prefix: str) -> str | None:
+    """The path of a module in a model that may be the body of the one that was saved, or around it.
+
+    Args:
+        model: the model.
+        path: in the model that was saved.
+        prefix: what the body is called, `base_model_prefix`.
+    Returns: None where the model has no such module.
+    """
+    present = dict(model.named_modules(remove_duplicate=False))
+    candidates = (path, path.removeprefix(f"{prefix}."), f"{prefix}.{path}")
+    return next((name for name in candidates if name in present), None)
+
+
+def missing_module(model: nn.Module, path: str) -> ConfigError:
+    """The error for a module that the model lacks."""
+    near = did_you_mean(path, [name for name, _ in model.named_modules() if name])
+    return ConfigError(
+        f"quantization_config: {type(model).__name__} has no module '{path}': {near}"
+    )

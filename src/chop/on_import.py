@@ -1,0 +1,43 @@
+"""Registration with other libraries at their first import, so that `import chop` stays cheap."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+TYPE_CHECKING = False  # `typing` is not imported with `chop`
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
+REGISTERS = {"transformers.quantizers": "chop.ir.huggingface.quantizer"}
+"""By module of another library, ours that registers something there when it is imported."""
+_waiting: set[str] = set()
+
+
+def register_imported() -> None:
+    """Registers with the libraries that are there already, the others when they are imported."""
+    for name, ours in REGISTERS.items():
+        if name in sys.modules:
+            importlib.import_module(ours)
+        else:
+            _waiting.add(name)
+
+
+def find_spec(fullname: str) -> ModuleSpec | None:
+    """The spec of a module that `REGISTERS` waits for, which registers when it has run."""
+    if fullname not in _waiting:
+        return None
+    from importlib.util import find_spec as find
+
+    _waiting.discard(fullname)
+    spec = find(fullname)
+    if spec is None or spec.loader is None:
+        return None
+    run = spec.loader.exec_module
+
+    def run_and_register(module: object) -> None:
+        run(module)  # type: ignore[arg-type]
+        importlib.import_module(REGISTERS[fullname])
+
+    spec.loader.exec_module = run_and_register  # type: ignore[method-assign]
+    return spec

@@ -1,0 +1,262 @@
+"""Folders that transformers loads, and what it needs of its private API."""
+
+import json
+import shutil
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from chop import ChopConfig, MaseGraph, passes
+from chop.errors import CheckpointError, ConfigError
+from chop.nn.packed import PackedEmbedding, PackedLinear
+
+transformers = pytest.importorskip("transformers")
+IDS = torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]])
+MASK = torch.ones_like(IDS)
+WEIGHT = {"config": {"weight": {"name": "mxint"}}}
+CAUSAL = transformers.AutoModelForCausalLM
+FRESH = """
+import sys, torch, chop
+from transformers import AutoModelForCausalLM
+torch.set_num_threads(1)
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+torch.save(model(torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]])).logits, sys.argv[2])
+"""
+
+
+def decoder(kind):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2}
+    if kind == "gpt2":
+        config = transformers.GPT2Config(n_embd=64, n_layer=1, n_head=2, n_positions=32, **sizes)
+        return transformers.GPT2LMHeadModel(config).eval()
+    config = transformers.LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        tie_word_embeddings=True,
+        **sizes,
+    )
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """By kind: the float model, the packed graph and its folder."""
+    home, found = tmp_path_factory.mktemp("folders"), {}
+    for kind in ("llama", "gpt2"):
+        model = decoder(kind)
+        mg, _ = passes.quantize_transform_pass(
+            MaseGraph(model), {"linear": WEIGHT, "embedding": WEIGHT}
+        )
+        mg, _ = passes.pack_transform_pass(mg, {"silent": True})
+        mg.save_pretrained(home / kind)
+        model.save_pretrained(home / f"{kind}-float")
+        found[kind] = model, mg, home / kind
+    return found
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_what_is_saved_is_loaded_packed_and_tied(made, kind, tmp_path):
+    _, mg, folder = made[kind]
+    expected = mg.model(IDS, MASK).logits
+    model, info = CAUSAL.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert torch.equal(model(IDS).logits, expected)
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    assert (type(head), type(table)) == (PackedLinear, PackedEmbedding)
+    assert head.weight_codes is table.weight_codes
+    model.tie_weights()
+    assert head.weight_codes is table.weight_codes
+    floats = sum(x.numel() for x in model.parameters())
+    assert floats < 0.02 * sum(x.numel() for x in made[kind][0].parameters())
+    model.save_pretrained(tmp_path / "again")
+    again = CAUSAL.from_pretrained(tmp_path / "again")
+    assert torch.equal(again(IDS).logits, expected)
+    body = transformers.AutoModel.from_pretrained(folder)
+    hidden = body(IDS).last_hidden_state
+    assert torch.equal(hidden, getattr(model, model.base_model_prefix)(IDS).last_hidden_state)
+
+
+def test_a_fresh_process_computes_the_same_bits(made, tmp_path):
+    _, mg, folder = made["llama"]
+    command = [sys.executable, "-c", FRESH, str(folder), str(tmp_path / "logits.pt")]
+    subprocess.run(command, check=True, capture_output=True)
+    assert torch.equal(torch.load(tmp_path / "logits.pt"), mg.model(IDS, MASK).logits)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_weights_are_packed_while_they_are_read(made, kind, tmp_path):
+    _, mg, folder = made[kind]
+    config = ChopConfig("mxint8")
+    model = CAUSAL.from_pretrained(f"{folder}-float", quantization_config=config)
+    assert torch.equal(model(IDS).logits, mg.model(IDS, MASK).logits)
+    assert model.get_output_embeddings().weight_codes is (model.get_input_embeddings().weight_codes)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(CAUSAL.from_pretrained(tmp_path)(IDS).logits, model(IDS).logits)
+    # What is tied to a layer that stays float stays float.
+    config = ChopConfig("mxint4", data_in="8.auto", operators=["linear"], skip=["lm_head"])
+    model = CAUSAL.from_pretrained(f"{folder}-float", quantization_config=config)
+    kinds = {type(module).__name__ for module in model.modules()}
+    assert "PackedLinear" in kinds and "PackedEmbedding" not in kinds and "Embedding" in kinds
+    with pytest.raises(ConfigError, match=r"no module 'lm_haed'.*lm_head"):
+        config = ChopConfig("mxint4", skip=["lm_haed"])
+        CAUSAL.from_pretrained(f"{folder}-float", quantization_config=config)
+
+
+def test_another_dtype_keeps_scales_and_codes(made):
+    model = CAUSAL.from_pretrained(made["llama"][2], dtype=torch.bfloat16)
+    layer = model.model.layers[0].mlp.up_proj
+    assert layer.weight.dtype == torch.bfloat16 == model(IDS).logits.dtype
+    assert layer.weight_codes.dtype == torch.uint8
+
+
+def test_large_models_are_split_and_older_files_go(made, tmp_path):
+    _, mg, folder = made["llama"]
+    shutil.copytree(folder, tmp_path / "model")
+    (tmp_path / "model" / "notes.txt").write_text("mine")
+    mg.save_pretrained(tmp_path / "model", max_shard_size="20KB")
+    names = {file.name for file in (tmp_path / "model").iterdir()}
+    assert (
+        "model.safetensors" not in names and {"model.safetensors.index.json", "notes.txt"} <= names
+    )
+    again = CAUSAL.from_pretrained(tmp_path / "model")
+    assert torch.equal(again(IDS).logits, mg.model(IDS, MASK).logits)
+
+
+def test_pipelines_run(made, tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({f"w{n}": n for n in range(64)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w3")
+    made["gpt2"][1].save_pretrained(tmp_path, tokenizer)
+    generate = transformers.pipeline("text-generation", model=str(tmp_path))
+    text = generate("w5 w6 w7", max_new_tokens=3, do_sample=False)[0]["generated_text"]
+    assert text.startswith("w5 w6 w7") and isinstance(generate.model.lm_head, PackedLinear)
+
+
+def test_adapters_train_on_top(made):
+    peft = pytest.importorskip("peft")
+    model = CAUSAL.from_pretrained(made["gpt2"][2])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        adapter = peft.LoraConfig(r=2, target_modules=["c_attn"], task_type="CAUSAL_LM")
+        model = peft.get_peft_model(model, adapter).train()
+    optimizer = torch.optim.SGD([x for x in model.parameters() if x.requires_grad], lr=1.0)
+    losses = []
+    for _ in range(3):
+        loss = model(input_ids=IDS, labels=IDS).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[2] < losses[0]
+
+
+def edited(folder, target, change, weights=None):
+    shutil.copytree(folder, target)
+    config = json.loads((target / "config.json").read_text())
+    change(config["quantization_config"])
+    (target / "config.json").write_text(json.dumps(config))
+    if weights is not None:
+        tensors = load_file(target / "model.safetensors")
+        weights(tensors)
+        save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+UP = "model.layers.0.mlp.up_proj"
+BAD = {
+    "format": (
+        lambda q: q["modules"][UP]["weight"].update(name="mxnt"),
+        None,
+        ConfigError,
+        "unknown number format 'mxnt'",
+    ),
+    "field": (
+        lambda q: q["modules"][UP]["weight"].update(width=99),
+        None,
+        ConfigError,
+        "width: got 99",
+    ),
+    "class": (
+        lambda q: q["modules"][UP].update({"class": "os.system"}),
+        None,
+        ConfigError,
+        "unknown key 'class'",
+    ),
+    "foreign": (
+        lambda q: q.update({"module": "os"}),
+        None,
+        ConfigError,
+        "unknown key 'module'.*modules",
+    ),
+    "path": (
+        lambda q: q["modules"].update({"model.layers.0.mlp.uproj": q["modules"].pop(UP)}),
+        None,
+        ConfigError,
+        "LlamaForCausalLM has no module 'model.layers.0.mlp.uproj'.*up_proj",
+    ),
+    "kind": (
+        lambda q: q["modules"].update({"model.norm": q["modules"][UP]}),
+        None,
+        ConfigError,
+        "'model.norm' is a LlamaRMSNorm, which has no quantized form",
+    ),
+    "half tied": (
+        lambda q: q["modules"].pop("lm_head"),
+        None,
+        ConfigError,
+        "'lm_head' and 'model.embed_tokens' have one weight",
+    ),
+    "missing": (
+        lambda q: None,
+        lambda tensors: tensors.pop(f"{UP}.weight_scales"),
+        CheckpointError,
+        f"weights lack '{UP}.weight_scales'",
+    ),
+    "short": (
+        lambda q: None,
+        lambda tensors: tensors.update({f"{UP}.weight_codes": torch.zeros(8, dtype=torch.uint8)}),
+        CheckpointError,
+        rf"'{UP}.weight_codes': the format .* has \[8192\] of U8, the folder's weights \[8\] of U8",
+    ),
+    "width": (
+        lambda q: q["modules"][UP]["weight"].update(width=4),
+        None,
+        CheckpointError,
+        r"has \[4096\] of U8, the folder's weights \[8192\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_folders_written_by_hand_are_refused_in_a_sentence(made, tmp_path, case):
+    change, weights, error, message = BAD[case]
+    folder = edited(made["llama"][2], tmp_path / "bad", change, weights)
+    with pytest.raises(error, match=message):
+        CAUSAL.from_pretrained(folder)
+
+
+def test_what_formats_cannot_tell_is_refused_by_name(made, tmp_path):
+    model = made["llama"][0]
+    adapted, _ = passes.insert_lora_adapter_transform_pass(MaseGraph(model), {"rank": 2})
+    with pytest.raises(ConfigError, match=r"proj' has a LoRA adapter; fuse it"):
+        adapted.save_pretrained(tmp_path)
+    products = {"scaled_dot_product_attention": WEIGHT}
+    mg, _ = passes.quantize_transform_pass(MaseGraph(model), products)
+    with pytest.raises(ConfigError, match=r"self_attn\S+' quantizes products of an attention"):
+        mg.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="expected a model of transformers, got a Sequential"):
+        MaseGraph(torch.nn.Sequential(torch.nn.Linear(2, 2))).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="expected a format, or the modules of a folder"):
+        ChopConfig()
+    with pytest.raises(ConfigError, match="operators"):
+        ChopConfig("mxint", operators=["linnear"])
+    assert not list(tmp_path.iterdir())
