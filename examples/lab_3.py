@@ -58,7 +58,7 @@ def main():
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     if args.quick:
-        args.trials, args.seeds = 6, 1
+        args.trials, args.seeds = 3, 1
 
     workload = load_workload(
         WorkloadConfig(

@@ -42,7 +42,7 @@ MEETINGS = {
 }
 
 
-LONG = ("halves_swapped", "beside_a_softmax", "two_layers")
+LONG = ("halves_swapped", "beside_a_chain", "beside_a_softmax", "four_readers", "two_layers")
 
 
 @pytest.mark.parametrize(

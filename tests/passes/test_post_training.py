@@ -88,6 +88,7 @@ def test_smoothing_helps_three_bit_inputs_and_weights_of_an_mlp(mlp):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # each helps an MLP in the short suite
 def test_both_help_a_vision_transformer_at_four_bits(vit):
     formats = Integer(4, "minmax"), Integer(4, "minmax")
     accuracy, divergence = vit.judge(vit.nearest(vit.graph, *formats))

@@ -5,9 +5,6 @@ import dataclasses
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
 import textwrap
 import time
 from dataclasses import replace
@@ -33,6 +30,7 @@ from chop.mixed_precision.layer_sensitivity import Sensitivity
 from chop.runs import read_manifest
 from chop.train import evaluate
 from chop.train.evaluator import Evaluator
+from tests import programs
 from tests.workloads import plain, rows
 
 
@@ -172,16 +170,14 @@ PROGRAM = """
 
 
 def test_a_killed_sensitivity_job_goes_on(tmp_path):
-    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path)]
-    points = tmp_path / "points.jsonl"
-    job = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    limit = time.monotonic() + 60
-    while time.monotonic() < limit and job.poll() is None:
-        if points.is_file() and len(points.read_text().splitlines()) >= 2:
-            break
-        time.sleep(0.02)
-    os.kill(job.pid, signal.SIGKILL)
-    job.wait()
+    program, points = tmp_path / "slow.py", tmp_path / "points.jsonl"
+    program.write_text(textwrap.dedent(PROGRAM))
+    limit = time.monotonic() + 240
+    with programs.started(program, tmp_path) as job:
+        while time.monotonic() < limit and job.is_alive():
+            if points.is_file() and len(points.read_text().splitlines()) >= 2:
+                break
+            time.sleep(0.02)
     done = points.read_text().splitlines()
     assert 2 <= len(done) < 6
     config = SensitivityConfig(out=tmp_path, widths="2,8", metrics=("mse",))
@@ -227,7 +223,7 @@ def test_a_budget_that_nobody_meets_names_the_nearest(tmp_path, no_training, cap
     assert f"accuracy {best:.4g}" in printed and not (tmp_path / "precision" / "best.json").exists()
 
 
-@pytest.mark.parametrize("per", ["layer", "operand"])
+@pytest.mark.parametrize("per", [pytest.param("layer", marks=pytest.mark.long), "operand"])
 def test_a_budget_below_the_smallest_formats_is_refused_before_anything_is_tried(
     per, tmp_path, no_training
 ):

@@ -220,7 +220,11 @@ def test_at_half_sparsity_l1_holds_and_random_does_not(model, tmp_path):
     assert "l1-norm, fine-tuned" in (tmp_path / "accuracy.svg").read_text()
 
 
-@pytest.mark.parametrize("kind", ["quantize", "prune"])
+@pytest.mark.parametrize(
+    # One that prunes is killed below.
+    "kind",
+    ["quantize", pytest.param("prune", marks=pytest.mark.long)],
+)
 def test_a_killed_sweep_ends_with_the_table_of_an_unbroken_one(kind, tmp_path):
     grid = {"quantize": ["--widths", "4:8:2", "--qat-epochs", "3"]}
     grid["prune"] = ["--sparsity", "0.5,0.8", "--finetune-epochs", "3"]
