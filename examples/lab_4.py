@@ -2,6 +2,7 @@
 
 python examples/lab_4.py            (bert-tiny and resnet18, about four minutes on a CPU)
 python examples/lab_4.py --model resnet50 --device cuda
+python examples/lab_4.py --parts 2  (one part of the three, or several)
 python examples/lab_4.py --quick    (small sizes, to see that it works)
 
 Part 1: a model as it is and compiled, timed in the three ways that people use: in turns, by
@@ -101,18 +102,21 @@ def pack_weights(args, shared):
     print("Embeddings, norms and biases stay float: the table above says what that leaves.")
 
 
+PARTS = {1: compile_a_model, 2: fuse_attention, 3: pack_weights}
+
+
 def main():
     """Runs the lab."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="built-in, a name of chop.models, local folder or hub name")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("runs/lab-4"))
+    parser.add_argument("--parts", type=int, nargs="+", choices=PARTS, default=[*PARTS])
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     shared = {"device": args.device, "quick": args.quick}
-    compile_a_model(args, shared)
-    fuse_attention(args, shared)
-    pack_weights(args, shared)
+    for part in args.parts:
+        PARTS[part](args, shared)
 
 
 if __name__ == "__main__":

@@ -198,7 +198,14 @@ def test_tutorial_9_counts_what_moves_and_times_it(tmp_path):
         assert "The Triton kernel in Triton's interpreter" in tables
 
 
+def test_lab_4_fuses_attention(tmp_path):
+    text = run("lab_4.py", "--quick", "--parts", 2, "--out", tmp_path)
+    assert "fused in the graph of bert-tiny: softmax, softmax_1" in text
+    assert "| fused (flash) |" in (tmp_path / "attention" / "tables.md").read_text()
+
+
 @pytest.mark.slow
+@pytest.mark.long  # what compiles and packs is measured in tests/studies too
 def test_lab_4_measures_all_three_parts(tmp_path):
     text = run("lab_4.py", "--quick", "--out", tmp_path)
     assert "fused in the graph of bert-tiny: softmax, softmax_1" in text
