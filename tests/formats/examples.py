@@ -9,6 +9,7 @@ from chop.formats import (
     BlockLog,
     BlockMinifloat,
     Float,
+    GroupInteger,
     Integer,
     Log,
     MinifloatDenorm,
@@ -83,6 +84,11 @@ EXAMPLES = {
         ScaleInteger(4, granularity="group", group_size=48),
         ScaleInteger(8, quantile=0.9),
         ScaleInteger(8, is_signed=False),
+    ],
+    "group_integer": [
+        GroupInteger(4),
+        GroupInteger(2, group_size=16),
+        GroupInteger(8, group_size=48),
     ],
     "binary": [
         Binary(),

@@ -69,7 +69,8 @@ def test_a_whole_model_comes_nearer_to_float_on_rows_it_has_not_seen(graph, acto
 def test_the_errors_told_are_those_of_the_layers_own_outputs(graph):
     mg = quantized(graph, Integer(4, "mse"))
     x = correlated(64, 1)
-    better, info = passes.gptq_transform_pass(mg, {"batches": [{"x": x[:40]}, {"x": x[40:]}]})
+    batches = [{"x": x[:40]}, {"x": x[40:]}]
+    better, info = passes.gptq_transform_pass(mg, {"batches": batches, "row_weights": "uniform"})
     seen = {}
     hooks = [
         better.modules[path].register_forward_pre_hook(

@@ -18,6 +18,7 @@ from chop.formats.block_minifloat import BlockMinifloat
 from chop.formats.encoded import Encoded
 from chop.formats.float import Float
 from chop.formats.format_strings import format_string, parse_format_string
+from chop.formats.group_integer import GroupInteger
 from chop.formats.integer import Integer
 from chop.formats.log import Log
 from chop.formats.lsq import LearnableFormat, initial_scales, lsq_fake_quantize
@@ -44,6 +45,7 @@ __all__ = [
     "Encoded",
     "Float",
     "Gradient",
+    "GroupInteger",
     "Integer",
     "LearnableFormat",
     "Log",

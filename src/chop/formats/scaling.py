@@ -53,6 +53,8 @@ class Scaling(ABC):
     """True where a NaN or an infinity makes its whole group NaN."""
     stores_floats: bool = False
     """True where scales are stored as float32."""
+    follows_values: bool = False
+    """True where `scales` needs all values of a group, and not the statistic alone."""
 
     @property
     def spans_tensor(self) -> bool:

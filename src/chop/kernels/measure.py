@@ -56,7 +56,7 @@ class Statistics(ABC):
         if isinstance(scaling, StaticScale):
             return scaling.measure(lines).values
         statistic, above = scaling.statistic, element.threshold
-        if statistic is None or isinstance(above, Threshold):
+        if statistic is None or scaling.follows_values or isinstance(above, Threshold):
             return by_reference(lines, layout)
         if statistic.kind == "largest" and (above is None or statistic.quantile == 1):
             found, non_finite = self._finite_and_flags(lines, statistic, scaling.has_nan)

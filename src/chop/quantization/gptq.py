@@ -5,7 +5,7 @@ Source: Frantar et al. 2022, arXiv:2210.17323, section 3.3 and algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from chop.ir.graph import MaseGraph
 from chop.ir.ops import of_called
 from chop.ir.ownership import Ownership
 from chop.nn.quantized import QuantizedOperator
+from chop.quantization.row_weights import row_weights
 
 Round = Callable[[Tensor], Tensor]
 
@@ -58,19 +59,20 @@ class Solver:
         order = torch.arange(len(hessian), device=hessian.device)
         if self.actorder:
             order = hessian.diagonal().argsort(descending=True)
-        weight, scale, fixed = (x[:, order] for x in (weight, scale, fixed))
+        # Columns as rows, which lie together in memory.
+        weight, scale, fixed = (x[:, order].T.contiguous() for x in (weight, scale, fixed))
         factor = _inverse_factor(hessian[order][:, order], self.damp_percent)
         rounded = torch.zeros_like(weight)
-        for start in range(0, weight.shape[1], self.block_size):
-            stop = min(start + self.block_size, weight.shape[1])
-            errors = torch.zeros_like(weight[:, start:stop])
+        for start in range(0, len(weight), self.block_size):
+            stop = min(start + self.block_size, len(weight))
+            errors = torch.zeros_like(weight[start:stop])
             for j in range(start, stop):
-                column = round_(weight[:, j] / scale[:, j]) * scale[:, j]
-                rounded[:, j] = torch.where(fixed[:, j].isnan(), column, fixed[:, j])
-                errors[:, j - start] = (weight[:, j] - rounded[:, j]) / factor[j, j]
-                weight[:, j + 1 : stop] -= errors[:, j - start, None] * factor[j, j + 1 : stop]
-            weight[:, stop:] -= errors @ factor[start:stop, stop:]
-        return rounded[:, order.argsort()]
+                column = round_(weight[j] / scale[j]) * scale[j]
+                rounded[j] = torch.where(fixed[j].isnan(), column, fixed[j])
+                errors[j - start] = (weight[j] - rounded[j]) / factor[j, j]
+                weight[j + 1 : stop].addr_(factor[j, j + 1 : stop], errors[j - start], alpha=-1)
+            weight[stop:] -= factor[start:stop, stop:].T @ errors
+        return rounded[order.argsort()].T.contiguous()
 
 
 def _inverse_factor(hessian: Tensor, damp_percent: float) -> Tensor:
@@ -89,7 +91,7 @@ LayerErrors = dict[str, dict[str, float]]
 
 
 def gptq_layers(
-    mg: MaseGraph, batches: Iterable[Mapping[str, Any]], solver: Solver
+    mg: MaseGraph, batches: Iterable[Mapping[str, Any]], solver: Solver, weighs_rows: bool
 ) -> tuple[LayerErrors, dict[str, str]]:
     """Corrects the quantized weights of a graph, layer after layer.
 
@@ -97,6 +99,7 @@ def gptq_layers(
         mg: the graph; its weights change in place.
         batches: from `select_inputs`.
         solver: rounds one matrix.
+        weighs_rows: whether rows count by `row_weights`, or all alike.
     Returns: the errors of each corrected layer, and the reason for each other node.
 
     Raises:
@@ -104,14 +107,21 @@ def gptq_layers(
     """
     skipped = _skipped(mg)
     corrected: LayerErrors = {}
+    layers = {
+        node: layer
+        for node in mg.nodes
+        if (layer := _layer(mg, node)) is not None and node.name not in skipped
+    }
+    rows: Sequence[Mapping[str, Any]] = list(batches)
+    weights = row_weights(mg, layers, rows) if weighs_rows and layers else {}
 
     def visit(node: fx.Node, runs: Runs) -> None:
-        layer = _layer(mg, node)
-        if layer is not None and node.name not in skipped:
+        if node in layers:
             inputs = [_input_of(node, values) for values in runs]
-            corrected[str(node.target)] = _correct(layer, inputs, solver, str(node.target))
+            samples = list(zip(inputs, weights.get(node, [None] * len(inputs)), strict=True))
+            corrected[str(node.target)] = _correct(layers[node], samples, solver, str(node.target))
 
-    run_layerwise(mg, batches, visit)
+    run_layerwise(mg, rows, visit)
     return corrected, skipped
 
 
@@ -150,14 +160,16 @@ def _input_of(node: fx.Node, values: Mapping[fx.Node, Any]) -> Tensor:
     return x
 
 
-def _correct(layer: Any, inputs: list[Tensor], solver: Solver, path: str) -> dict[str, float]:
+def _correct(
+    layer: Any, samples: list[tuple[Tensor, Tensor | None]], solver: Solver, path: str
+) -> dict[str, float]:
     """Replaces the layer's weight; its relative error before and after.
 
     Shapes: G groups of a convolution, O outputs of a group, D weights of each.
     """
     weight = layer.effective("weight").detach().double()
     shape = (getattr(layer, "groups", 1), -1, weight[0].numel())
-    hessians = sum(_hessians(layer, x) for x in inputs)
+    hessians = sum(_hessians(layer, x, weights) for x, weights in samples)
     assert isinstance(hessians, Tensor)
     round_, scale, fixed = rounding_grid(layer.spec.number_format("weight"), weight)
     if layer.is_pruned:
@@ -223,11 +235,13 @@ def _idempotent(layer: Any, weight: Tensor, path: str) -> Tensor:
     )
 
 
-def _hessians(layer: Any, x: Tensor) -> Tensor:
-    """X X^T of the quantized inputs, float64 (G, D, D), summed over rows and positions."""
+def _hessians(layer: Any, x: Tensor, weights: Tensor | None) -> Tensor:
+    """X diag(weights) X^T of the quantized inputs, float64 (G, D, D), summed over rows."""
     x = layer.quantize("data_in", x).float()
     is_image = of_called(layer).spatial == 2
     columns = _im2col(layer, x) if is_image else x.reshape(1, -1, x.shape[-1])
+    if weights is not None:
+        columns = columns * weights.sqrt()[:, None]
     return (columns.mT @ columns).double()
 
 

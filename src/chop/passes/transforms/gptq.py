@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from chop.errors import ConfigError
 from chop.ir.batches import Batches, select_inputs
@@ -23,12 +23,15 @@ class GptqConfig:
         block_size: columns after which the changes are applied to all columns that follow; it
             changes the speed, not the result.
         actorder: corrects the columns with the largest inputs first.
+        row_weights: what each token (or pixel) counts in a layer's error: the squared gradient of
+            the log likelihood, by one backward of the float model; or `uniform`, all alike.
     """
 
     batches: Batches
     damp_percent: float = 0.01
     block_size: int = 128
     actorder: bool = False
+    row_weights: Literal["gradient", "uniform"] = "gradient"
 
     def __post_init__(self) -> None:
         if not 0 < self.damp_percent <= 1:
@@ -64,5 +67,5 @@ def gptq_transform_pass(mg: MaseGraph, config: GptqConfig) -> dict[str, Any]:
     """
     batches = select_inputs(mg, config.batches, "gptq_transform_pass.batches")
     solver = Solver(config.damp_percent, config.block_size, config.actorder)
-    layers, skipped = gptq_layers(mg, batches, solver)
+    layers, skipped = gptq_layers(mg, batches, solver, config.row_weights == "gradient")
     return {"layers": layers, "skipped": skipped}

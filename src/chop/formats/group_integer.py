@@ -1,0 +1,63 @@
+"""`group_integer`: integers times a bfloat16 per group, which is searched for the least error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from chop.formats.elements import Fixed
+from chop.formats.groups import Blocks
+from chop.formats.scaled import ScaledFormat
+from chop.formats.searched_scale import SearchedScale
+
+
+@dataclass(frozen=True)
+class GroupInteger(ScaledFormat):
+    """Two's-complement integers times a bfloat16 scale of either sign, for a group of a row.
+
+    Values: s k, -2^(width-1) <= k < 2^(width-1). s has the least sum of squared errors in the group
+    among -x_max/c, rounded to bfloat16, for x_max the value of largest magnitude and c from 1/2 to
+    3/2 of 2^(width-1) in 17 steps (from 6 bits on: integers from 1/2 to 1 of it); 2^-23 in a group
+    of zeros. The sign of s gives the lowest code to the value of largest magnitude. It takes
+    width + 16/group_size bits, and is meant for weights: the search takes time.
+    Rounding: of x/s to nearest, ties to even. Saturation: what the search leaves out, and
+    infinities. Special values: NaN stays NaN, and is 0 when stored.
+
+    Attributes:
+        width: bits per element, 2 to 8.
+        group_size: elements of a group along the last axis; the last one of a row may be shorter.
+
+    Example:
+        >>> import torch
+        >>> GroupInteger(3, group_size=4).round(torch.tensor([4.0, -3.0, 0.9, -0.1]))
+        tensor([ 4., -3.,  1.,  0.])
+
+    Source: the scale with the least squared error: Banner et al. 2019, arXiv:1810.05723, section
+    2; by search on a grid: Choukroun et al. 2019, arXiv:1902.06822, section 4.
+    """
+
+    name: ClassVar[str] = "group_integer"
+    search_space: ClassVar[dict[str, Sequence[Any]]] = {
+        "width": (2, 3, 4),
+        "group_size": (16, 32, 64),
+    }
+    ranges: ClassVar[dict[str, range]] = {"width": range(2, 9), "group_size": range(1, 2**20)}
+
+    width: int = 4
+    group_size: int = 32
+
+    @property
+    def element(self) -> Fixed:
+        """Integers, the lowest one of two's complement too."""
+        return Fixed(self.width, 0, "twos_complement", is_symmetric=False)
+
+    @property
+    def groups(self) -> Blocks:
+        """Groups along the last axis."""
+        return Blocks((self.group_size,))
+
+    @property
+    def scaling(self) -> SearchedScale:
+        """A bfloat16 for each group."""
+        return SearchedScale(self.element.lowest_code)

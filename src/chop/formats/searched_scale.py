@@ -1,0 +1,88 @@
+"""Searched scales: the scale of a group is the one that its values have the least error with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from chop.formats.chunks import chunks
+from chop.formats.packing import unpack_bits
+from chop.formats.scaling import EPSILON, TINY, Scales, Scaling
+from chop.formats.statistic import LARGEST
+
+STEPS = 16
+"""Candidates for each factor of 2 between the smallest divisor and the largest."""
+
+
+@dataclass(frozen=True)
+class SearchedScale(Scaling):
+    """The bfloat16 s, of either sign, that minimizes the group's sum of (s k - x)^2.
+
+    Candidates are s = -x_max / c, x_max the value of largest magnitude, 2^-23 in a group of zeros.
+    It has the sign that gives x_max the lowest integer, -n, of which there is one more than
+    positive ones. c goes from n/2 to 3n/2 in steps of n/16, and to n in steps of 1 where those are
+    larger: integers among them find the scale of values that have been rounded before. Of equal
+    candidates the first counts, infinities and NaN do not.
+
+    A bfloat16 times an integer of 8 bits is a float32 number, so that no product is rounded.
+
+    Attributes:
+        lowest_code: -n.
+        width: bits of a scale.
+    """
+
+    lowest_code: int
+    width: int = 16
+    statistic = LARGEST
+    follows_values = True
+
+    @property
+    def divisors(self) -> tuple[float, ...]:
+        """Every c."""
+        n = -self.lowest_code
+        step, end = (n / STEPS, 3 * n / 2) if n <= STEPS else (1.0, n)
+        count = round((end - n / 2) / step)
+        return tuple(n / 2 + i * step for i in range(count + 1))
+
+    def measure(self, groups: Tensor, counted: Tensor | None = None) -> Scales:
+        """The scales of groups; `counted` is that of elements with a threshold, which has none."""
+        rows = groups.detach().reshape(-1, groups.size(-1)).double()
+        found = [self._search(part) for part in chunks(rows, rows.size(-1))]
+        values = torch.cat(found) if found else rows[:, :1]
+        return self.scales(values.view(*groups.shape[:-1], 1))
+
+    def _search(self, rows: Tensor) -> Tensor:
+        """float64 (rows, 1)."""
+        # In one order in memory, sums have one order.
+        x = rows.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).contiguous()
+        x_max = x.gather(-1, x.abs().argmax(-1, keepdim=True))
+        best, least = torch.empty_like(x_max), torch.full_like(x_max, torch.inf)
+        error = torch.empty_like(x)
+        for divisor in self.divisors:
+            scale = self._representable(-x_max / divisor)
+            torch.mul(x, 1 / scale, out=error).round_()
+            error.clamp_(self.lowest_code, -self.lowest_code - 1).mul_(scale).sub_(x)
+            total = error.square_().sum(-1, keepdim=True)
+            is_better = total < least
+            best = torch.where(is_better, scale, best)
+            least = torch.where(is_better, total, least)
+        return best
+
+    def _representable(self, wanted: Tensor) -> Tensor:
+        """The nearest bfloat16 that is not zero, and whose products are finite."""
+        smallest = torch.where(wanted == 0, EPSILON, TINY)
+        magnitude = torch.maximum(wanted.abs(), smallest)
+        limit = torch.finfo(torch.bfloat16).max / -self.lowest_code
+        return magnitude.clamp(max=limit).bfloat16().double().copysign(wanted + 0.0)
+
+    def scales(self, found: Tensor, non_finite: Tensor | None = None) -> Scales:
+        """Numbers that are scales already, with their codes: the bits of a bfloat16."""
+        codes = found.bfloat16().view(torch.int16).long() & 0xFFFF
+        return Scales(found, codes)
+
+    def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
+        """The numbers of the codes."""
+        codes = unpack_bits(packed, self.width, count).long().view(-1, 1)
+        return (codes - (codes >> 15 << 16)).short().view(torch.bfloat16).double()
