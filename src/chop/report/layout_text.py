@@ -16,6 +16,7 @@ from chop.formats.scaling import (
     SharedExponent,
     Unscaled,
 )
+from chop.formats.searched_scale import SearchedScale
 
 E8M0 = (-127, 8, True)
 """Lowest exponent, bits, and whether there is a NaN."""
@@ -67,6 +68,7 @@ SCALINGS: dict[type[Scaling], Callable[[Any, str], str]] = {
     SharedExponent: _shared_exponent,
     FloatScale: _float_scale,
     ConstantScale: lambda scaling, group: f"given float32 per {group}",
+    SearchedScale: lambda scaling, group: f"bfloat16 (least squared error) per {group}",
     ScaledFloatScale: lambda scaling, group: (
         f"{_parts(scaling.element)} per {group} x float32 per tensor"
     ),
