@@ -111,6 +111,7 @@ RUNS: dict[str, list[tuple[Any, Any]]] = {
     "verify_software_metadata_analysis_pass": [(described, None)],
     "verify_metadata_analysis_pass": [(described, None)],
     "export_onnx_interface_pass": [(graph, {"path": "model.onnx"})],
+    "awq_transform_pass": [(graph, {"batches": BATCHES, "weight": "mxint:width=4"})],
     "calibrate_transform_pass": [(quantized, {"batches": BATCHES})],
     "conv_bn_fusion_transform_pass": [(graph, None)],
     **{name: [(all_quantized, PROJECT)] for name in OURS if name.startswith("emit_")},

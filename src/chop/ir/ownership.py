@@ -40,3 +40,12 @@ class Ownership:
         if any(self._owners[id(parameter)] > 1 for parameter in module.parameters(recurse=False)):
             return "shares its parameters with another module"
         return None
+
+    def is_parameter_shared(self, node: fx.Node) -> bool:
+        """True where something else has the parameter of a `get_attr` node, or reads it."""
+        path = str(node.target)
+        owner = path.rpartition(".")[0]
+        readers = [n for n in self._mg.nodes if n.op == "get_attr" and str(n.target) == path]
+        callers = [n for n in self._mg.nodes if n.op == "call_module" and n.target == owner]
+        users = sum(len(reader.users) for reader in readers) + len(callers)
+        return users > 1 or self._owners[id(self._mg.model.get_parameter(path))] > 1

@@ -39,6 +39,7 @@ from chop.passes.interface.load_node_meta_param import load_node_meta_param_inte
 from chop.passes.interface.save_graph import save_mase_graph_interface_pass
 from chop.passes.interface.save_lora_adapter import save_lora_adapter_interface_pass
 from chop.passes.interface.save_node_meta_param import save_node_meta_param_interface_pass
+from chop.passes.transforms.awq import awq_transform_pass
 from chop.passes.transforms.calibrate import calibrate_transform_pass
 from chop.passes.transforms.conv_bn_fusion import conv_bn_fusion_transform_pass
 from chop.passes.transforms.emit_bram import emit_bram_transform_pass
@@ -72,6 +73,7 @@ __all__ = [
     "add_pruning_metadata_analysis_pass",
     "add_software_metadata_analysis_pass",
     "autosharding_analysis_pass",
+    "awq_transform_pass",
     "calculate_avg_bits_mg_analysis_pass",
     "calibrate_transform_pass",
     "conv_bn_fusion_transform_pass",

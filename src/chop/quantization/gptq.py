@@ -20,7 +20,7 @@ from chop.ir.graph import MaseGraph
 from chop.ir.ops import of_called
 from chop.ir.ownership import Ownership
 from chop.nn.quantized import QuantizedOperator
-from chop.quantization.row_weights import row_weights
+from chop.quantization.row_weights import row_weights, second_moments
 
 Round = Callable[[Tensor], Tensor]
 
@@ -240,9 +240,7 @@ def _hessians(layer: Any, x: Tensor, weights: Tensor | None) -> Tensor:
     x = layer.quantize("data_in", x).float()
     is_image = of_called(layer).spatial == 2
     columns = _im2col(layer, x) if is_image else x.reshape(1, -1, x.shape[-1])
-    if weights is not None:
-        columns = columns * weights.sqrt()[:, None]
-    return (columns.mT @ columns).double()
+    return second_moments(columns, weights)
 
 
 def _im2col(layer: Any, x: Tensor) -> Tensor:

@@ -127,3 +127,16 @@ def _with_mean_one(weights: list[Tensor]) -> list[Tensor]:
     """Divided by the mean of all; ones where no row has an effect."""
     mean = torch.cat(weights).double().mean()
     return [(w / mean).float() if mean > 0 else torch.ones_like(w) for w in weights]
+
+
+def second_moments(columns: Tensor, weights: Tensor | None) -> Tensor:
+    """X diag(weights) X^T, float64 (G, D, D).
+
+    Args:
+        columns: X^T, (G, rows, D).
+        weights: (rows,); None: ones.
+    """
+    x = columns.float()
+    if weights is not None:
+        x = x * weights.sqrt()[:, None]
+    return (x.mT @ x).double()

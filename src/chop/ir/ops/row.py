@@ -103,6 +103,7 @@ class Operator:
             sizes, attributes or parts.
         is_affine: at inference, with running statistics, a scale and a shift per channel.
         is_homogeneous: f(x / s) = f(x) / s for s > 0, so that a factor can be moved through it.
+        is_bilinear: f(x / s, y) = f(x, y / s) = f(x, y) / s for s per channel.
         commutes: f(round(x)) = round(f(x)) for monotonic roundings that keep zero.
         onnx: the ONNX operator of a layer that runtimes compute in integers; "" of other rows.
         integer: the operator on integer codes, bit for bit what a circuit computes; None: it is
@@ -129,6 +130,7 @@ class Operator:
     layout: Literal["", "view", "permuted", "cast", "copied", "read"] = ""
     is_affine: bool = False
     is_homogeneous: bool = False
+    is_bilinear: bool = False
     commutes: bool = False
     onnx: str = ""
     integer: type[IntegerOperator] | None = None

@@ -203,7 +203,7 @@ TABLE: tuple[Operator, ...] = (
         {"arguments": TWO_INPUTS, "kind": Kind.ARITHMETIC, "follow": d.arithmetic},
         _row("add", others=(operator.iadd,), integer=i.IntegerAdd),
         _row("sub", others=(operator.isub,), integer=i.IntegerSub),
-        _row("mul", others=(operator.imul,), integer=i.IntegerMul),
+        _row("mul", others=(operator.imul,), integer=i.IntegerMul, is_bilinear=True),
     ),
     *_all(
         {

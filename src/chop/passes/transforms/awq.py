@@ -1,0 +1,71 @@
+"""Scales weights up where inputs are large, before quantizing, without changing the function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from chop.errors import ConfigError
+from chop.formats import NumberFormat, parse_format, parse_format_string
+from chop.ir.batches import Batches, select_inputs
+from chop.ir.graph import MaseGraph
+from chop.passes.base import graph_pass
+from chop.quantization.awq import awq
+
+
+@dataclass(frozen=True)
+class AwqConfig:
+    """Settings of `awq_transform_pass`.
+
+    Attributes:
+        batches: inputs of the model by name, one mapping per batch; a few hundred training rows.
+        weight: the format that the weights are going to have, by name (`mxint:width=4`) or as a
+            mapping.
+        grid: exponents that are tried above 0, up to 1.
+        row_weights: what each token counts in a layer's error: the squared gradient of the log
+            likelihood, by one backward of the float model; or `uniform`, all alike.
+    """
+
+    batches: Batches
+    weight: Any
+    grid: int = 20
+    row_weights: Literal["gradient", "uniform"] = "gradient"
+
+    def __post_init__(self) -> None:
+        if self.grid < 1:
+            raise ConfigError(f"awq_transform_pass.grid: got {self.grid}, expected 1 or more.")
+        if not self.number_format.is_fitted:
+            raise ConfigError(
+                f"awq_transform_pass.weight: {self.number_format.label} waits for data; use a "
+                "format whose scales follow the weights, such as 'mxint' or 'group_integer'."
+            )
+
+    @property
+    def number_format(self) -> NumberFormat:
+        """The weight's."""
+        if isinstance(self.weight, str):
+            return parse_format_string(self.weight)
+        return parse_format(self.weight, "awq_transform_pass.weight")
+
+
+@graph_pass(config=AwqConfig, requires=("add_common_metadata_analysis_pass",))
+def awq_transform_pass(mg: MaseGraph, config: AwqConfig) -> dict[str, Any]:
+    """Multiplies the weights of Linear layers by s per input channel and divides the inputs by it.
+
+    s_j = mean|x_j|^a, a in [0, 1] such that the outputs of all layers that read x have the least
+    error in the given format. The division is folded into what x comes from: a norm, its gain,
+    or a Linear, through ReLU, dropout and products with another value; the float model computes
+    what it did. It runs before `quantize_transform_pass`, and `gptq_transform_pass` may follow;
+    masks stay.
+
+    Returns:
+        scaled: by the path of each source its `readers`, the `exponent` a, and the squared output
+            error relative to the output `before` and `after`.
+        skipped: reason by the node of each other Linear.
+
+    Source: Lin et al. 2023, arXiv:2306.00978, section 3.2, eq. 4 and 5.
+    """
+    batches = select_inputs(mg, config.batches, "awq_transform_pass.batches")
+    weighs_rows = config.row_weights == "gradient"
+    scaled, skipped = awq(mg, batches, config.number_format, config.grid, weighs_rows)
+    return {"scaled": scaled, "skipped": skipped}

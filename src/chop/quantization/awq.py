@@ -1,0 +1,123 @@
+"""AWQ: weights that multiply large inputs are scaled up before rounding, and the inputs down.
+
+Source: Lin et al. 2023, arXiv:2306.00978, section 3.2, eq. 4 and 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from chop.formats import NumberFormat
+from chop.ir.batches import Runs, run_layerwise
+from chop.ir.graph import MaseGraph
+from chop.quantization.folding import Site, find_sites, fold
+from chop.quantization.row_weights import RowWeights, row_weights, second_moments
+
+ScaledReaders = dict[str, dict[str, Any]]
+"""By the path of a source: its `readers`, the `exponent`, the error `before` and `after`."""
+
+
+@dataclass(frozen=True)
+class _Choice:
+    exponent: float
+    scale: Tensor
+    before: float
+    after: float
+
+
+@torch.no_grad()
+def awq(
+    mg: MaseGraph,
+    batches: Iterable[Mapping[str, Any]],
+    weight: NumberFormat,
+    grid: int,
+    weighs_rows: bool,
+) -> tuple[ScaledReaders, dict[str, str]]:
+    """Multiplies weights of Linear layers by a scale per input channel, where inputs are divided.
+
+    Args:
+        mg: the float graph; it is changed.
+        batches: from `select_inputs`.
+        weight: the format that the weights are going to have.
+        grid: exponents that are tried above 0, up to 1.
+        weighs_rows: whether rows count by `row_weights`, or all alike.
+    Returns: what was chosen for each source, and for every other Linear's node the reason.
+    """
+    sites, skipped = find_sites(mg, rescale=False)
+    rows: Sequence[Mapping[str, Any]] = list(batches)
+    readers = [reader for site in sites for reader in site.readers]
+    weights = row_weights(mg, readers, rows) if weighs_rows and readers else {}
+    first = {site.readers[0]: site for site in sites}
+    chosen: dict[fx.Node, _Choice] = {}
+
+    def visit(node: fx.Node, runs: Runs) -> None:
+        if node in first:
+            site = first[node]
+            inputs = [values[site.value].flatten(0, -2) for values in runs]
+            chosen[site.source] = _choose(mg, site, inputs, weights, weight, grid)
+
+    if sites:
+        run_layerwise(mg, rows, visit)
+    found: ScaledReaders = {}
+    for site in sites:
+        choice = chosen[site.source]
+        if choice.exponent > 0:
+            fold(mg, site, choice.scale)
+        told = {"exponent": choice.exponent, "before": choice.before, "after": choice.after}
+        found[str(site.source.target)] = {"readers": site.paths(), **told}
+    return found, skipped
+
+
+def _choose(
+    mg: MaseGraph,
+    site: Site,
+    inputs: list[Tensor],
+    weights: RowWeights,
+    number_format: NumberFormat,
+    grid: int,
+) -> _Choice:
+    """The exponent with the least error of all readers, relative to their outputs."""
+    moments = [
+        sum(second_moments(x[None], w)[0] for x, w in _samples(inputs, weights.get(reader)))
+        for reader in site.readers
+    ]
+    layers = [(w.double(), h) for w, h in zip(site.weights(mg), moments, strict=True)]
+    energy = sum(_energy(w, h) for w, h in layers) or 1.0
+    magnitude = torch.cat(inputs).abs().mean(0).double()
+    errors: list[float] = []
+    scales = [awq_scale(magnitude, i / grid) for i in range(grid + 1)]
+    for scale in scales:
+        rounded = [number_format.round((w * scale).float()).double() / scale for w, _ in layers]
+        pairs = zip(layers, rounded, strict=True)
+        errors.append(sum(_energy(q - w, h) for (w, h), q in pairs) / energy)
+    best = min(range(grid + 1), key=errors.__getitem__)
+    return _Choice(best / grid, scales[best].to(inputs[0].dtype), errors[0], errors[best])
+
+
+def _samples(
+    inputs: list[Tensor], weights: list[Tensor] | None
+) -> Iterable[tuple[Tensor, Tensor | None]]:
+    return zip(inputs, weights or [None] * len(inputs), strict=True)
+
+
+def _energy(x: Tensor, moments: Any) -> float:
+    return float(((x @ moments) * x).sum())
+
+
+def awq_scale(magnitude: Tensor, exponent: float) -> Tensor:
+    """s_j = m_j^exponent over the geometric mean of the smallest and the largest of them.
+
+    Args:
+        magnitude: (inputs,), mean magnitude of each input channel; 1 counts where it is zero or not
+            finite.
+        exponent: from 0, no scale, to 1.
+    Returns: (inputs,), above zero.
+    """
+    usable = magnitude.isfinite() & (magnitude > 0)
+    scale = torch.where(usable, magnitude, 1) ** exponent
+    return scale / (scale.amin() * scale.amax()).sqrt()

@@ -1,0 +1,229 @@
+"""Folding: a scale per channel moves from a value into what is computed of it, for nothing.
+
+Linear layers that read a value x may read x / s with weights W s. Where what x comes from can be
+divided by s (a norm, a Linear, the gain of a norm written out), the model computes what it did.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from chop.ir.annotate import common_metadata
+from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.metadata import MaseMetadata
+from chop.ir.ops import Weight
+from chop.ir.ownership import Ownership
+from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized.masks import stored_weights
+
+
+@dataclass
+class Site:
+    """Linear layers that read one value, and what can be divided so that the value is.
+
+    Attributes:
+        source: the norm or linear layer whose parameters are divided, or the `get_attr` of a gain.
+        value: what the linear layers read: the result of the source, of a ReLU or dropout after
+            it, or its product with something else.
+        readers: the linear layers' nodes.
+        others: what else reads the value.
+    """
+
+    source: fx.Node
+    value: fx.Node
+    readers: list[fx.Node]
+    others: list[fx.Node]
+
+    def paths(self) -> list[str]:
+        """The paths of the readers."""
+        return [str(reader.target) for reader in self.readers]
+
+    def weights(self, mg: MaseGraph) -> list[Tensor]:
+        """The readers' weights, (outputs, inputs) each, masked."""
+        readers: list[Any] = [mg.module_of(reader) for reader in self.readers]
+        return [
+            reader.effective("weight") if isinstance(reader, QuantizedOperator) else reader.weight
+            for reader in readers
+        ]
+
+
+def find_sites(mg: MaseGraph, rescale: bool) -> tuple[list[Site], dict[str, str]]:
+    """Where the inputs of Linear layers can be divided, and the reason for every other Linear.
+
+    Args:
+        mg: the graph.
+        rescale: whether other readers of a value may get it multiplied by the scale.
+    Returns: the sites, and reasons by the name of a node.
+    """
+    owned = Ownership(mg)
+    sites: list[Site] = []
+    skipped: dict[str, str] = {}
+    for value in mg.nodes:
+        linears = [user for user in value.users if _reads(mg, user, value)]
+        if not linears:
+            continue
+        reasons = {node: _why_infeasible(mg, node, owned) for node in linears}
+        readers = [node for node, reason in reasons.items() if reason is None]
+        source, reason = _source(mg, value, owned)
+        others = [user for user in value.users if user not in readers]
+        if source is not None and others and not rescale:
+            source, reason = None, f"'{others[0].name}' reads the same and cannot be rescaled"
+        if source is not None and readers:
+            sites.append(Site(source, value, readers, others))
+        reasons = {node: own or reason for node, own in reasons.items()}
+        skipped.update({node.name: text for node, text in reasons.items() if text})
+    return sites, skipped
+
+
+def _reads(mg: MaseGraph, node: fx.Node, value: fx.Node) -> bool:
+    """True for a Linear whose input is `value`."""
+    given = node.args[0] if node.args else node.kwargs.get("input")
+    return mg.operator(node).name == "linear" and given is value
+
+
+def _why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | None:
+    """Why a module's parameters cannot be scaled."""
+    reason = owned.why_shared(node)
+    if reason is not None:
+        return f"it {reason}"
+    module = mg.module_of(node)
+    if isinstance(module, QuantizedOperator) and not module.spec.is_float:
+        return "it is quantized already"
+    return None
+
+
+def _source(mg: MaseGraph, value: fx.Node, owned: Ownership) -> tuple[fx.Node | None, str | None]:
+    """The node whose parameters scale `value`, or the reason why there is none."""
+    row = mg.operator(value)
+    if row.is_bilinear:
+        return _source_of_product(mg, value, owned)
+    if not row.is_homogeneous:
+        return _parameters(mg, value, owned)
+    (inner, *_) = value.all_input_nodes
+    return _source_alone(mg, inner, owned)
+
+
+def _source_alone(
+    mg: MaseGraph, value: fx.Node, owned: Ownership
+) -> tuple[fx.Node | None, str | None]:
+    """The same, of a value that one node reads."""
+    if len(value.users) > 1:
+        return None, f"'{value.name}', whose result reaches it, has other readers"
+    return _source(mg, value, owned)
+
+
+def _source_of_product(
+    mg: MaseGraph, value: fx.Node, owned: Ownership
+) -> tuple[fx.Node | None, str | None]:
+    """The same, of one factor of a product: the gain of a norm, or the last one with a source."""
+    reason = None
+    for factor in reversed(value.all_input_nodes):
+        if len(value.all_input_nodes) < 2:
+            break
+        if factor.op == "get_attr":
+            source, reason = _gain(mg, factor, value, owned)
+        else:
+            source, reason = _source_alone(mg, factor, owned)
+            if source is not None and not _has_shape_of(factor, value):
+                source, reason = None, f"'{factor.name}' before it has no value for each channel"
+        if source is not None:
+            return source, None
+    return None, reason or f"'{value.name}' before it is no product of two values"
+
+
+def _has_shape_of(factor: fx.Node, value: fx.Node) -> bool:
+    shapes = [metadata_of(n).common.results["data_out_0"].shape for n in (factor, value)]
+    return bool(shapes[0] == shapes[1])
+
+
+def _gain(
+    mg: MaseGraph, factor: fx.Node, value: fx.Node, owned: Ownership
+) -> tuple[fx.Node | None, str | None]:
+    """A parameter with an element for each channel, that nothing else uses."""
+    gain = mg.model.get_parameter(str(factor.target)) if is_parameter(mg, factor) else None
+    shape = metadata_of(value).common.results["data_out_0"].shape
+    if gain is None or gain.dim() != 1 or len(gain) != shape[-1] or len(gain) < 2:
+        return None, f"'{factor.name}' before it has no weight for each channel"
+    if owned.is_parameter_shared(factor):
+        return None, f"'{factor.name}' comes before it: it is used in several places"
+    return factor, None
+
+
+def is_parameter(mg: MaseGraph, node: fx.Node) -> bool:
+    """Whether a `get_attr` node gives a parameter, and no buffer."""
+    return str(node.target) in dict(mg.model.named_parameters(remove_duplicate=False))
+
+
+def _parameters(
+    mg: MaseGraph, source: fx.Node, owned: Ownership
+) -> tuple[fx.Node | None, str | None]:
+    """A norm or Linear whose parameters have an element for each channel of its result."""
+    row, module = mg.operator(source), mg.module_of(source)
+    if row.features is None:
+        return None, f"what it reads comes from '{source.name}', no norm or Linear"
+    reason = _why_infeasible(mg, source, owned)
+    if reason is not None:
+        return None, f"'{source.name}' comes before it: {reason}"
+    weight = getattr(module, "weight", None)
+    shape = metadata_of(source).common.results["data_out_0"].shape
+    if weight is None or shape[-1] != weight.shape[(row.weight or Weight()).outputs]:
+        return None, f"'{source.name}' before it has no weight for each channel"
+    if row.features % len(shape) != len(shape) - 1:
+        return None, f"the channels of '{source.name}' are not the last axis"
+    return source, None
+
+
+@torch.no_grad()
+def fold(mg: MaseGraph, site: Site, scale: Tensor) -> None:
+    """Divides a site's value by a scale per channel, and multiplies the readers' weights by it.
+
+    Args:
+        mg: the graph; it is changed.
+        site: from `find_sites`.
+        scale: (channels,), above zero.
+    """
+    readers: list[Any] = [mg.module_of(reader) for reader in site.readers]
+    for reader in readers:
+        for stored in stored_weights(reader):
+            stored *= scale
+    _divide(mg, site.source, scale)
+    if site.others:
+        _rescale(mg, site, scale)
+
+
+def _divide(mg: MaseGraph, node: fx.Node, scale: Tensor) -> None:
+    if node.op == "get_attr":
+        gain = mg.model.get_parameter(str(node.target))
+        gain /= scale
+        return
+    source: Any = mg.module_of(node)
+    axis = (mg.operator(node).weight or Weight()).outputs
+    for stored in stored_weights(source):
+        stored /= scale.view(-1, *[1] * (stored.dim() - 1 - axis))
+    if getattr(source, "bias", None) is not None:
+        source.bias /= scale
+
+
+def _rescale(mg: MaseGraph, site: Site, scale: Tensor) -> None:
+    """Gives the other readers of a smoothed value what they read before."""
+    path = str(site.source.target)
+    path = path.rpartition(".")[0] if site.source.op == "get_attr" else path
+    mg.model.get_submodule(path).register_buffer("smoothing_scale", scale)
+    graph, kept = mg.fx_graph, {k: v for k, v in site.value.meta.items() if k != "mase"}
+    with graph.inserting_after(site.value):
+        factor = graph.get_attr(f"{path}.smoothing_scale".removeprefix("."))
+    with graph.inserting_after(factor):
+        product = graph.call_function(operator.mul, (site.value, factor))
+    shape = metadata_of(site.value).common.results["data_out_0"].shape
+    values = {site.value: scale.new_empty(shape, device="meta"), factor: scale}
+    values[product] = values[site.value]
+    for node in (factor, product):
+        node.meta.update(kept)
+        node.meta["mase"] = MaseMetadata(common_metadata(mg, node, values))
+    for other in site.others:
+        other.replace_input_with(site.value, product)
