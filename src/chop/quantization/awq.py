@@ -5,6 +5,7 @@ Source: Lin et al. 2023, arXiv:2306.00978, section 3.2, eq. 4 and 5.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -102,7 +103,7 @@ def _choose(
 def _samples(
     inputs: list[Tensor], weights: list[Tensor] | None
 ) -> Iterable[tuple[Tensor, Tensor | None]]:
-    return zip(inputs, weights or [None] * len(inputs), strict=True)
+    return zip(inputs, itertools.repeat(None) if weights is None else weights, strict=False)
 
 
 def _energy(x: Tensor, moments: Any) -> float:

@@ -198,8 +198,7 @@ def fold(mg: MaseGraph, site: Site, scale: Tensor) -> None:
 
 def _divide(mg: MaseGraph, node: fx.Node, scale: Tensor) -> None:
     if node.op == "get_attr":
-        gain = mg.model.get_parameter(str(node.target))
-        gain /= scale
+        mg.model.get_parameter(str(node.target)).div_(scale)
         return
     source: Any = mg.module_of(node)
     axis = (mg.operator(node).weight or Weight()).outputs
