@@ -14,10 +14,12 @@ from chop.actions.compress_results import (
     Candidate,
     Row,
     footnotes,
+    packing_of,
     sizes_of,
     table_of,
     write_results,
 )
+from chop.actions.hf_folder import FOLDER
 from chop.actions.interrupt import with_interruption_note
 from chop.actions.ptq import quantize_after_training, quantize_layers
 from chop.actions.settings.compress import CompressConfig
@@ -39,10 +41,11 @@ def compress(config: CompressConfig, workload: Workload | None = None) -> dict[s
     Formats are chosen by their accuracy on validation rows; that on test rows is only reported.
 
     Writes into `config.out`: `model.pt` and `model.mz` (the smallest model within `max_drop` of
-    float, its weights packed: `pack_transform_pass` unpacks them for training), `model.onnx` where
-    it is asked for, `graph.svg`, `accuracy.svg` (named by the metric), `table.md`, `result.json`
-    and `manifest.json`. Where no format keeps within `max_drop`, and `keep_best` does not ask for
-    one all the same, no model is saved: files of an earlier run's model stay.
+    float, its weights packed: `pack_transform_pass` unpacks them for training), the folder `model`
+    where it is one of transformers, which loads it, `model.onnx` where it is asked for,
+    `graph.svg`, `accuracy.svg` (named by the metric), `table.md`, `result.json` and
+    `manifest.json`. Where no format keeps within `max_drop`, and `keep_best` does not ask for one
+    all the same, no model is saved: files of an earlier run's model stay.
 
     Args:
         config: the settings.
@@ -92,6 +95,10 @@ def _compress(config: CompressConfig, workload: Workload, run: runs.Run) -> dict
     if saved is not None:
         console.print(_saved(saved.row, baseline.row, config, metric))
         console.print(sizes_of(result))
+        console.print(packing_of(result), highlight=False)
+        reason = result["why_no_folder"]
+        where = f"{config.out}/{FOLDER}/ is for transformers' from_pretrained, after import chop."
+        console.print(f"No folder for transformers: {reason}" if reason else where, highlight=False)
     return result
 
 

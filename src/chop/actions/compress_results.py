@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from chop import passes, runs
+from chop.actions.hf_folder import hugging_face_folder
 from chop.actions.latency import compare_with_float
 from chop.actions.workload import Workload
 from chop.files import write_json
@@ -69,6 +70,23 @@ class Candidate:
     graph: MaseGraph
 
 
+@dataclass(frozen=True)
+class Saved:
+    """The model that is saved.
+
+    Attributes:
+        chosen: as it was measured.
+        packed: the graph with weights as codes.
+        packed_share: how many of its parameters are, 0 to 1.
+        float_layers: the others: path, kind, elements and why they are float.
+    """
+
+    chosen: Candidate
+    packed: MaseGraph
+    packed_share: float
+    float_layers: list[dict[str, Any]]
+
+
 def table_of(candidates: Sequence[Candidate], metric: Metric) -> list[dict[str, Any]]:
     """The candidates as people read them; see `footnotes` for the marks."""
     return [
@@ -116,8 +134,13 @@ def write_results(
     Raises:
         WriteError: the disk is full or read-only.
     """
-    with run.results() as folder:
-        result = _write(folder, candidates, chosen, workload, config)
+    saved = _packed(chosen) if chosen else None
+    written = hugging_face_folder(saved.packed if saved else None, config)
+    with written as why_no_folder, run.results() as folder:
+        result = _write(folder, candidates, saved, workload, config)
+        if saved is not None:
+            result["why_no_folder"] = why_no_folder
+            write_json(folder / "result.json", result)
         run.rows = result["rows"]
     if chosen and not config.onnx:
         (config.out / ONNX_FILE).unlink(missing_ok=True)  # of an earlier run
@@ -127,7 +150,7 @@ def write_results(
 def _write(
     folder: Path,
     candidates: Sequence[Candidate],
-    chosen: Candidate | None,
+    saved: Saved | None,
     workload: Workload,
     config: CompressConfig,
 ) -> dict[str, Any]:
@@ -148,22 +171,22 @@ def _write(
         "metric": {"name": metric.name, "higher_is_better": metric.higher_is_better},
         "rows": [printed_row(row, metric) for row in rows],
         "saved": None,
-        **(_save(folder, candidates[0], chosen, workload, config) if chosen else {}),
+        **(_save(folder, candidates[0], saved, workload, config) if saved else {}),
         "versions": {"torch": torch.__version__},
     }
     about = None if metric.name == "accuracy" else f"{metric.title}:"
-    saved = (sizes_of(result), result["speed"]) if chosen else ()
+    ending = (sizes_of(result), packing_of(result), result["speed"]) if saved else ()
     rows_as_text, notes = table_of(candidates, metric), footnotes(candidates)
-    write_markdown(folder / "table.md", about, rows_as_text, *notes, *saved)
+    write_markdown(folder / "table.md", about, rows_as_text, *notes, *ending)
     write_json(folder / "result.json", result)
     return result
 
 
 def _save(
-    folder: Path, exact: Candidate, chosen: Candidate, workload: Workload, config: CompressConfig
+    folder: Path, exact: Candidate, saved: Saved, workload: Workload, config: CompressConfig
 ) -> dict[str, Any]:
     """Writes the model and its picture; returns what `result.json` says of them."""
-    packed = _packed(chosen.graph)
+    chosen, packed = saved.chosen, saved.packed
     packed.export(folder / "model")
     sizes = exported_bytes(exact.graph), _file_bytes(folder)
     onnx = _write_onnx(chosen.graph, folder / ONNX_FILE) if config.onnx else None
@@ -174,6 +197,8 @@ def _save(
         "layers": [dataclasses.asdict(row) for row in layer_rows(chosen.graph)],
         "float_bytes": sizes[0],
         "saved_bytes": sizes[1],
+        "packed_share": saved.packed_share,
+        "float_layers": saved.float_layers,
         "onnx": onnx,
         "speed": _speed(exact.graph, packed, sizes, workload, config),
     }
@@ -213,11 +238,28 @@ def _speed(
     return found.formatted()
 
 
-def _packed(mg: MaseGraph) -> MaseGraph:
+def _packed(chosen: Candidate) -> Saved:
     """The graph with weights as codes, where it has some in formats."""
+    mg = chosen.graph
     if not any(why_not_packable(module) is None for module in mg.model.modules()):
-        return mg
-    return passes.pack_transform_pass(mg, {"silent": True})[0]
+        return Saved(chosen, mg, 0.0, [])
+    packed, info = passes.pack_transform_pass(mg, {"silent": True})
+    names = ("layer", "kind", "elements", "why_float")
+    floats = [{n: row[n] for n in names} for row in info["rows"] if row["why_float"]]
+    return Saved(chosen, packed, info["packed_share"], floats)
+
+
+def packing_of(result: Mapping[str, Any]) -> str:
+    """The share of the parameters that are packed, and what stays float and why, as one line."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in result["float_layers"]:
+        groups.setdefault((row["kind"], row["why_float"]), []).append(row)
+    texts = [f"Packed: {result['packed_share']:.1%} of the parameters."]
+    for (kind, reason), rows in groups.items():
+        names = rows[0]["layer"] + (f" ... {rows[-1]['layer']}" if len(rows) > 1 else "")
+        elements = sum(row["elements"] for row in rows)
+        texts.append(f"Float: {elements:,} of {len(rows)} {kind} ({names}): {reason}.")
+    return " ".join(texts)
 
 
 def exported_bytes(mg: MaseGraph) -> dict[str, int]:
