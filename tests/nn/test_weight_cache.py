@@ -206,3 +206,13 @@ def test_a_compiled_model_rounds_by_itself():
         module.weight.mul_(2)
         assert torch.equal(compiled(X), module(X))
     assert from_key(module.spec.weight.key) == MXInt()
+
+
+def test_nothing_is_kept_of_large_models(monkeypatch):
+    layer, x = QuantLinear(8, 4, config={"name": "mxint"}).eval(), torch.randn(3, 8)
+    size = sum(parameter.nbytes for parameter in layer.parameters())
+    for limit, kept in ((size - 1, 0), (size, size)):
+        monkeypatch.setattr(weight_cache, "KEPT_BYTES", limit)
+        with weight_cache.cached_weights(layer), torch.no_grad():
+            assert torch.equal(layer(x), layer(x))
+            assert weight_cache.kept_bytes(layer) == kept

@@ -112,6 +112,25 @@ file, and measured in a new process or by the GPU's allocator.
 """
 
 
+GENERATE_HELP = f"""Measure how fast a decoder generates text, with packed weights and without.
+
+[bold]Examples[/]
+
+  chop bench generate                           (the built-in decoder)
+
+  chop bench generate --model ./my-llama --format mxint8 --prompt 256 --threads 4
+
+  chop bench generate --model ./my-llama --no-peers --batch 8
+
+[bold]Columns[/] per model: tokens per second of a prompt (prefill) and of one token after it
+(decode), each beside float32, bytes of the weights as saved, peak memory of a prompt, and the
+largest difference of a token's logits. [bold]Peers[/]: bfloat16, torch's quantize_dynamic, and
+torchao's 8-bit and 4-bit weights where it is installed. Every model has the same prompts.
+
+{OUTPUT}
+"""
+
+
 def _study(name: str) -> Callable[[Any], Any]:
     """The study at `module:name` as a function of its settings, which writes its results."""
 
@@ -141,6 +160,9 @@ bench_app = command_group(
         ),
         "dequantize": Command(
             _study("dequantize"), "chop.studies.settings:BenchDequantizeConfig", DEQUANTIZE_HELP
+        ),
+        "generate": Command(
+            _study("generate"), "chop.studies.settings:BenchGenerateConfig", GENERATE_HELP
         ),
     },
     """Measure latency, memory and error, in pairs and with confidence intervals.

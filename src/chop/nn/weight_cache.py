@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from chop.capture.torch_private import is_fake
 
+KEPT_BYTES = 2**28
+"""Of parameters whose rounded values are kept beside them."""
+
 
 @dataclass(frozen=True)
 class _Kept:
@@ -80,7 +83,8 @@ def cached_weights(model: nn.Module, formats: int = 1) -> Iterator[None]:
     and parameter, mask, learned scale and format are what they were: the same object, version,
     memory, dtype and device. Outputs are equal bit for bit. Leaving frees the memory, as much as
     the parameters take. Nested use is fine; so are several threads. A compiled model does not
-    use it.
+    use it, and of a model whose parameters take more than `KEPT_BYTES` nothing is kept: twice the
+    memory would buy little time, as large layers multiply for longer than they round.
 
     It has to be asked for, because one change cannot be seen: a write past autograd, as in
     `weight.data.mul_(2)` or through a NumPy array, leaves version and memory as they were, and the
@@ -101,7 +105,8 @@ def cached_weights(model: nn.Module, formats: int = 1) -> Iterator[None]:
         >>> torch.equal(first, again)
         True
     """
-    added = [module for module in model.modules() if module not in _kept]
+    is_small = sum(parameter.nbytes for parameter in model.parameters()) <= KEPT_BYTES
+    added = [module for module in model.modules() if is_small and module not in _kept]
     _kept.update({module: _Shelf(formats) for module in added})
     try:
         yield

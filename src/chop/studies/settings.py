@@ -194,3 +194,36 @@ class BenchDequantizeConfig(StudyConfig):
         super().__post_init__()
         if not self.formats or min(self.outputs, self.inputs, *self.rows, 1) < 1:
             raise ConfigError("expected one or more formats, and sizes and rows of 1 or more.")
+
+
+@dataclass(frozen=True)
+class BenchGenerateConfig(StudyConfig):
+    """Settings of `chop bench generate`.
+
+    Attributes:
+        model: decoder: built-in (gpt-tiny), local folder, or hub name.
+        formats: formats of the packed weights of linear layers.
+        prompt: tokens of a prompt.
+        batch: texts at once.
+        peers: also measures bfloat16, torch's dynamic quantization, and torchao where it is
+            installed.
+        seed: random seed of the prompts.
+
+    The other settings are those of `StudyConfig`.
+    """
+
+    seconds: float = 2.0
+    out: Path = Path("runs/bench/generate")
+    model: str = "gpt-tiny"
+    formats: tuple[Literal["mxint8", "mxint4", "mxfp8", "mxfp4"], ...] = ("mxint8", "mxint4")
+    prompt: int = 64
+    batch: int = 1
+    peers: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.formats or min(self.prompt, self.batch) < 1:
+            raise ConfigError(
+                "expected one or more formats, and a prompt and a batch of 1 or more."
+            )

@@ -1,0 +1,191 @@
+"""Generating text: tokens per second of a decoder with packed weights, and of its peers.
+
+Shapes: B texts, T tokens of a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.bench.record import Comparison, Measured, format_bytes, format_ratio
+from chop.bench.timing import Variant, compare
+from chop.errors import ConfigError
+from chop.ir.graph import MaseGraph
+from chop.models import load_model
+from chop.studies.decoding import FORMATS
+from chop.studies.generation_peers import Contender, peers_of, saved_bytes
+from chop.studies.settings import BenchGenerateConfig
+
+QUICK_TOKENS = 8
+PREFILL, DECODE = "prefill", "decode"
+LOAD_AS = "text-generation"
+
+
+@dataclass(frozen=True)
+class GenerateRow:
+    """One model.
+
+    Attributes:
+        model: `float32`, a format of packed weights, or a peer.
+        prefill_per_second: tokens of prompts.
+        decode_per_second: tokens after the prompts, one for each text at a time.
+        weight_bytes: of its saved parameters, shared ones once.
+        prefill: all that was measured of a prompt.
+        decode: all that was measured of a token.
+    """
+
+    model: str
+    prefill_per_second: float
+    decode_per_second: float
+    weight_bytes: int
+    prefill: Measured
+    decode: Measured
+
+    def formatted(self, is_baseline: bool) -> dict[str, Any]:
+        """For a table."""
+        first = "1 (baseline)"
+        return {
+            "model": self.model,
+            "prefill tokens/s": f"{self.prefill_per_second:,.0f}",
+            "prefill, times as fast": first if is_baseline else format_ratio(self.prefill.ratio),
+            "decode tokens/s": f"{self.decode_per_second:,.1f}",
+            "decode, times as fast": first if is_baseline else format_ratio(self.decode.ratio),
+            "weights": format_bytes(self.weight_bytes),
+            "peak of a prefill": format_bytes(self.prefill.peak_bytes),
+            "largest difference": None if is_baseline else self.decode.largest_difference,
+        }
+
+
+@dataclass(frozen=True)
+class GenerateComparison:
+    """What was measured.
+
+    Attributes:
+        rows: a row per model, float32 first.
+        comparisons: `prefill` and `decode` -> all times.
+        missing: peers that cannot run here, and why.
+    """
+
+    rows: tuple[GenerateRow, ...]
+    comparisons: Mapping[str, Comparison]
+    missing: Mapping[str, str]
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Rows by title, as formatted text."""
+        how = self.comparisons[DECODE].how
+        rows = [row.formatted(position == 0) for position, row in enumerate(self.rows)]
+        found = {f"Generating text ({how})": rows}
+        if self.missing:
+            reasons = [{"peer": name, "why": why} for name, why in self.missing.items()]
+            found["Not measured"] = reasons
+        return found
+
+
+def bench_generate(config: BenchGenerateConfig) -> GenerateComparison:
+    """Measures a prompt and a token after it, of every model in turns.
+
+    Raises:
+        ConfigError: the model is no decoder.
+        UnavailableError: the model is not there.
+    """
+    model = load_model(config.model, task=_task(config.model)).to(config.device)
+    ids = _prompt(model, config)
+    contenders, missing = [Contender("float32", model)], {}
+    contenders += [Contender(name, packed_twin(model, name)) for name in config.formats]
+    if config.peers and not config.quick:
+        found, missing = peers_of(model)
+        contenders += found
+    calls = {PREFILL: prefill_call, DECODE: decode_call}
+    comparisons = {
+        name: compare(
+            [Variant(c.name, prepare=_later(call, c, ids)) for c in contenders], **_how(config)
+        )
+        for name, call in calls.items()
+    }
+    rows = tuple(_row(c, comparisons, ids) for c in contenders)
+    return GenerateComparison(rows, comparisons, missing)
+
+
+def _how(config: BenchGenerateConfig) -> dict[str, Any]:
+    return {**config.how, "baseline": "float32"}
+
+
+def _later(
+    call: Callable[[nn.Module, Tensor], Callable[[], Tensor]], contender: Contender, ids: Tensor
+) -> Callable[[], Callable[[], Tensor]]:
+    return lambda: call(contender.model, ids)
+
+
+def _task(name: str) -> str | None:
+    from chop.models import BUILTIN_MODELS
+
+    return None if name in BUILTIN_MODELS else LOAD_AS
+
+
+def _prompt(model: nn.Module, config: BenchGenerateConfig) -> Tensor:
+    """Tokens drawn at random: times do not depend on them."""
+    if not getattr(model, "can_generate", bool)():
+        raise ConfigError(
+            f"model '{config.model}': expected a decoder, which has generate(), such as gpt-tiny; "
+            f"got a {type(model).__name__}."
+        )
+    count = QUICK_TOKENS if config.quick else config.prompt
+    vocabulary: int = model.config.get_text_config().vocab_size  # type: ignore[union-attr, operator]
+    drawn = torch.Generator().manual_seed(config.seed)
+    return torch.randint(vocabulary, (config.batch, count), generator=drawn).to(config.device)
+
+
+def packed_twin(model: nn.Module, name: str) -> nn.Module:
+    """A model of the same class, its linear layers' weights packed in one of `FORMATS`."""
+    from chop.passes import (
+        add_common_metadata_analysis_pass,
+        init_metadata_analysis_pass,
+        pack_transform_pass,
+        quantize_transform_pass,
+    )
+
+    mg, _ = init_metadata_analysis_pass(MaseGraph(model))
+    mg, _ = add_common_metadata_analysis_pass(mg)
+    rule = {"config": {"weight": FORMATS[name]}}
+    mg, _ = quantize_transform_pass(mg, {"by": "type", "linear": rule})
+    return pack_transform_pass(mg, {"silent": True})[0].to_module().eval()
+
+
+def prefill_call(model: nn.Module, ids: Tensor) -> Callable[[], Tensor]:
+    """Reads a prompt into a new cache, and gives the logits of its last token (B, 1, V)."""
+
+    def call() -> Tensor:
+        logits: Tensor = model(input_ids=ids, use_cache=True, logits_to_keep=1).logits
+        return logits
+
+    return call
+
+
+def decode_call(model: nn.Module, ids: Tensor) -> Callable[[], Tensor]:
+    """The logits (B, 1, V) of one token after a prompt; the cache forgets the token again."""
+    cache = model(input_ids=ids, use_cache=True).past_key_values
+    token = ids[:, :1]
+
+    def call() -> Tensor:
+        logits: Tensor = model(input_ids=token, past_key_values=cache, use_cache=True).logits
+        cache.crop(-1)
+        return logits
+
+    return call
+
+
+def _row(contender: Contender, comparisons: Mapping[str, Comparison], ids: Tensor) -> GenerateRow:
+    prefill, decode = (comparisons[name][contender.name] for name in (PREFILL, DECODE))
+    return GenerateRow(
+        contender.name,
+        ids.numel() / prefill.seconds,
+        len(ids) / decode.seconds,
+        saved_bytes(contender.model),
+        prefill,
+        decode,
+    )

@@ -1,0 +1,103 @@
+"""What else compresses a decoder for a CPU: other dtypes, torch's quantization, and torchao."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A model to be measured.
+
+    Attributes:
+        name: in tables.
+        model: in evaluation mode, called as a Hugging Face decoder.
+    """
+
+    name: str
+    model: nn.Module
+
+
+class _Counter:
+    """A file that counts what is written to it."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+
+    def write(self, data: bytes) -> int:
+        self.size_bytes += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+
+def saved_bytes(model: nn.Module) -> int:
+    """Size of the state dict's file as torch writes it: tensors that are shared count once.
+
+    >>> 24 <= saved_bytes(nn.Linear(2, 2)) < 4000
+    True
+    """
+    counter = _Counter()
+    torch.save(model.state_dict(), counter)  # type: ignore[arg-type]
+    return counter.size_bytes
+
+
+def peers_of(model: nn.Module) -> tuple[list[Contender], dict[str, str]]:
+    """The same model as others compress it, and those that are not there, with the reason.
+
+    Args:
+        model: float32; it stays as it is.
+    Returns: bfloat16; torch's dynamic quantization (8-bit integers, weights by tensor or channel,
+        inputs by tensor) on a CPU; torchao's 8-bit weights by channel and 4-bit weights in groups
+        of 32, where torchao is installed.
+    """
+    found = [Contender("bfloat16", copy.deepcopy(model).bfloat16())]
+    missing: dict[str, str] = {}
+    ways: dict[str, Callable[[nn.Module], nn.Module]] = {"quantize_dynamic": _dynamic}
+    if importlib.util.find_spec("torchao") is None:
+        missing["torchao"] = "is not installed: pip install torchao."
+    else:
+        ways |= {"torchao int8": _torchao_int8, "torchao int4": _torchao_int4}
+    if next(model.parameters()).device.type != "cpu":
+        del ways["quantize_dynamic"]
+        missing["quantize_dynamic"] = "is for CPUs."
+    for name, way in ways.items():
+        try:
+            found.append(Contender(name, way(copy.deepcopy(model)).eval()))
+        except Exception as error:  # whatever a peer raises: its row says so, others are measured
+            missing[name] = (
+                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            )
+    return found, missing
+
+
+def _dynamic(model: nn.Module) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is being replaced by torchao
+        quantized: nn.Module = torch.ao.quantization.quantize_dynamic(
+            model, {nn.Linear}, dtype=torch.qint8
+        )
+    return quantized
+
+
+def _torchao_int8(model: nn.Module) -> nn.Module:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    quantize_(model, Int8WeightOnlyConfig())
+    return model
+
+
+def _torchao_int4(model: nn.Module) -> nn.Module:
+    from torchao.quantization import IntxWeightOnlyConfig, quantize_
+    from torchao.quantization.granularity import PerGroup
+
+    quantize_(model, IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)))
+    return model
