@@ -1,5 +1,6 @@
 import copy
 import io
+import math
 import pickle
 import subprocess
 import sys
@@ -10,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from chop.errors import ConfigError
-from chop.formats import QuantSpec, parse_format
+from chop.formats import QuantSpec, parse_format, parse_format_string
 from chop.formats.binary import Binary
 from chop.ir.ops import OPS, of_module
 from chop.nn import quantized as q
 from chop.nn.lora import LoraLinear
-from chop.nn.packed import PACKED, PackedEmbedding, PackedLinear, pack, why_not_packable
+from chop.nn.packed import PACKED, PackedEmbedding, PackedLinear, base, pack, why_not_packable
 from chop.nn.quantized.modules.linear import LinearMXInt
 from tests.stand_ins import Affine, Watch
 
@@ -388,3 +389,18 @@ def test_state_is_read_in_a_fresh_process(tmp_path):
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "True"
+
+
+@pytest.mark.parametrize("name", ["mxint:width=4", "nvfp4", "8.5", "binary"])
+def test_codes_made_in_parts_are_those_of_the_whole(name, monkeypatch):
+    stored_in = parse_format_string(name)
+    layer = q.QuantLinear.from_float(nn.Linear(64, 37), QuantSpec(weight=stored_in)).eval()
+    whole = pack(layer)
+    monkeypatch.setattr(base, "PART", 64 * 5)
+    parts = pack(layer)
+    buffers = dict(whole.named_buffers())
+    assert buffers and all(torch.equal(x, buffers[key]) for key, x in parts.named_buffers())
+    assert torch.equal(parts.weight, layer.quantize("weight", layer.weight))
+    layer.weight.data[36, 3] = math.nan
+    with pytest.raises(ConfigError, match="not finite"):
+        pack(layer)

@@ -209,7 +209,7 @@ def test_a_compiled_model_rounds_by_itself():
 
 
 def test_nothing_is_kept_of_large_models(monkeypatch):
-    layer, x = QuantLinear(8, 4, config={"name": "mxint"}).eval(), torch.randn(3, 8)
+    layer, x = q.QuantLinear(8, 4, config={"name": "mxint"}).eval(), torch.randn(3, 8)
     size = sum(parameter.nbytes for parameter in layer.parameters())
     for limit, kept in ((size - 1, 0), (size, size)):
         monkeypatch.setattr(weight_cache, "KEPT_BYTES", limit)

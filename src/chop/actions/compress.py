@@ -169,8 +169,14 @@ def measure(mg: MaseGraph, method: str, label: str, workload: Workload) -> Candi
 
 def _round(mg: MaseGraph, text: str, workload: Workload, config: CompressConfig) -> Candidate:
     number_format = parse_format_string(text)
+    # Rounding after training writes no weight: all candidates share those of the float graph.
     quantized = quantize_after_training(
-        mg, number_format, config.operators, workload, config.calibration_rows
+        mg.sharing_copy(),
+        number_format,
+        config.operators,
+        workload,
+        config.calibration_rows,
+        inplace=True,
     )
     return measure(quantized, "PTQ", number_format.label, workload)
 

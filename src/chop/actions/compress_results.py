@@ -243,7 +243,7 @@ def _packed(chosen: Candidate) -> Saved:
     mg = chosen.graph
     if not any(why_not_packable(module) is None for module in mg.model.modules()):
         return Saved(chosen, mg, 0.0, [])
-    packed, info = passes.pack_transform_pass(mg, {"silent": True})
+    packed, info = passes.pack_transform_pass(mg.sharing_copy(), {"silent": True}, inplace=True)
     names = ("layer", "kind", "elements", "why_float")
     floats = [{n: row[n] for n in names} for row in info["rows"] if row["why_float"]]
     return Saved(chosen, packed, info["packed_share"], floats)

@@ -59,21 +59,23 @@ def quantize_after_training(
     operators: Sequence[str],
     workload: Workload,
     calibration_rows: int,
+    inplace: bool = False,
 ) -> MaseGraph:
     """A graph with data, weights and biases of `operators` in one format.
 
     Args:
-        mg: the float graph; it stays as it is.
+        mg: the float graph; it stays as it is unless `inplace`.
         number_format: fractions that wait for data are calibrated on training rows.
         operators: those that the graph lacks are passed over.
         workload: gives the rows.
         calibration_rows: how many.
+        inplace: changes the graph that is given.
     Raises:
         ConfigError: the graph has none of the operators.
     """
     spec = {"config": QuantSpec.uniform(number_format)}
     rules = dict.fromkeys(present_operators(mg, operators), spec)
-    return _quantize(mg, {"by": "type", **rules}, workload, calibration_rows)
+    return _quantize(mg, {"by": "type", **rules}, workload, calibration_rows, inplace)
 
 
 def quantize_layers(
@@ -107,7 +109,11 @@ def layer_spec(path: str, formats: Mapping[str, str]) -> QuantSpec:
 
 
 def _quantize(
-    mg: MaseGraph, settings: Mapping[str, Any], workload: Workload, calibration_rows: int
+    mg: MaseGraph,
+    settings: Mapping[str, Any],
+    workload: Workload,
+    calibration_rows: int,
+    inplace: bool = False,
 ) -> MaseGraph:
-    quantized, _ = passes.quantize_transform_pass(mg, settings)
+    quantized, _ = passes.quantize_transform_pass(mg, settings, inplace=inplace)
     return calibrated(quantized, workload.train, calibration_rows)

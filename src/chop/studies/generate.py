@@ -95,7 +95,8 @@ def bench_generate(config: BenchGenerateConfig) -> GenerateComparison:
     """
     model = load_model(config.model, task=_task(config.model)).to(config.device)
     ids = _prompt(model, config)
-    contenders, missing = [Contender("float32", model)], {}
+    missing: Mapping[str, str] = {}
+    contenders = [Contender("float32", model)]
     contenders += [Contender(name, packed_twin(model, name)) for name in config.formats]
     if config.peers and not config.quick:
         found, missing = peers_of(model)
@@ -141,7 +142,12 @@ def _prompt(model: nn.Module, config: BenchGenerateConfig) -> Tensor:
 
 
 def packed_twin(model: nn.Module, name: str) -> nn.Module:
-    """A model of the same class, its linear layers' weights packed in one of `FORMATS`."""
+    """A model of the same class, weights of linear layers and embeddings packed in a format.
+
+    Args:
+        model: a Hugging Face decoder; it stays as it is.
+        name: one of `FORMATS`. A table that is tied to the last layer is packed once.
+    """
     from chop.passes import (
         add_common_metadata_analysis_pass,
         init_metadata_analysis_pass,
@@ -152,7 +158,7 @@ def packed_twin(model: nn.Module, name: str) -> nn.Module:
     mg, _ = init_metadata_analysis_pass(MaseGraph(model))
     mg, _ = add_common_metadata_analysis_pass(mg)
     rule = {"config": {"weight": FORMATS[name]}}
-    mg, _ = quantize_transform_pass(mg, {"by": "type", "linear": rule})
+    mg, _ = quantize_transform_pass(mg, {"by": "type", "linear": rule, "embedding": rule})
     return pack_transform_pass(mg, {"silent": True})[0].to_module().eval()
 
 

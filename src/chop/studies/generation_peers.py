@@ -99,5 +99,6 @@ def _torchao_int4(model: nn.Module) -> nn.Module:
     from torchao.quantization import IntxWeightOnlyConfig, quantize_
     from torchao.quantization.granularity import PerGroup
 
-    quantize_(model, IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)))
+    int4: torch.dtype = vars(torch)["int4"]  # torch's own stubs lack it
+    quantize_(model, IntxWeightOnlyConfig(weight_dtype=int4, granularity=PerGroup(32)))
     return model

@@ -202,7 +202,7 @@ class BenchGenerateConfig(StudyConfig):
 
     Attributes:
         model: decoder: built-in (gpt-tiny), local folder, or hub name.
-        formats: formats of the packed weights of linear layers.
+        formats: formats of the packed weights of linear layers and embeddings.
         prompt: tokens of a prompt.
         batch: texts at once.
         peers: also measures bfloat16, torch's dynamic quantization, and torchao where it is

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 SPLITS = {"train", "validation", "test"}
 VALIDATION_SHARE = 0.2
 """Of the training rows, where a data set has no validation rows of its own."""
-LOGIT_BYTES = 2**27
-"""Of a batch of texts: a row of 512 tokens over 50,000 others has 100 MB of logits."""
+LOGIT_BYTES = 2**25
+"""Of a batch of texts: a row of 128 tokens over 50,000 others has 25 MB of logits."""
 # Texts are grouped by length within so many batches, so that batches still differ by epoch.
 BATCHES_PER_POOL = 50
 

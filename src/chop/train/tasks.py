@@ -28,6 +28,9 @@ NUMBERS = "numbers that are no classes are task 'regression'."
 LEAST_SHARE = 0.00005
 """Smaller ones are 0.00% with two decimals."""
 
+AT_ONCE = 64
+"""Labels whose cross entropy is taken at a time: of large vocabularies it needs much memory."""
+
 Pair = tuple[Tensor, Tensor]
 """Answers and the labels that they are compared with; the first dimension of both is K."""
 
@@ -44,7 +47,9 @@ def values(answers: Tensor, labels: Tensor) -> Tensor:
 
 def surprise(answers: Tensor, labels: Tensor) -> Tensor:
     """Cross entropy of each label in nats, float32: (K, C) and (K,) to (K,)."""
-    return F.cross_entropy(answers.float(), labels, reduction="none")
+    parts = zip(answers.split(AT_ONCE), labels.split(AT_ONCE), strict=True)
+    found = [F.cross_entropy(x.float(), y, reduction="none") for x, y in parts]
+    return torch.cat(found) if found else answers.new_zeros(0, dtype=torch.float32)
 
 
 @dataclass(frozen=True)

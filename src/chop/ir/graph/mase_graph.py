@@ -191,6 +191,22 @@ class MaseGraph:
         """An independent graph: nodes, metadata, parameters and buffers are copied."""
         return copy.deepcopy(self)
 
+    def sharing_copy(self) -> MaseGraph:
+        """A graph with nodes and modules of its own and this graph's parameters and buffers.
+
+        For passes that put modules in the places of others, and write into no tensor: the copy
+        takes no memory for weights. To train one of the two, `copy()` it.
+
+        Example:
+            >>> from torch import nn
+            >>> mg = MaseGraph(nn.Linear(4, 2))
+            >>> twin = mg.sharing_copy()
+            >>> twin.model is mg.model, next(twin.model.parameters()) is next(mg.model.parameters())
+            (False, True)
+        """
+        shared = (*self.model.parameters(), *self.model.buffers())
+        return copy.deepcopy(self, {id(tensor): tensor for tensor in shared})
+
     def __deepcopy__(self, memo: dict[int, Any]) -> MaseGraph:
         if self._captured is None and self._guess is not None:
             twin = MaseGraph.__new__(MaseGraph)

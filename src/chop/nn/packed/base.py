@@ -19,6 +19,8 @@ from chop.nn.weight_cache import decoded_once
 CODES, SCALES, TENSOR_SCALE = "codes", "scales", "tensor_scale"
 SMALL = 2**14
 """Elements of a parameter that is decoded once."""
+PART = 2**22
+"""Elements of a parameter that are encoded, or compared with their codes, at a time."""
 KnownCodes = MutableMapping[tuple[int, str], Encoded]
 """Codes by the id of the parameter and the key of the format, so that shared ones stay shared."""
 
@@ -284,5 +286,27 @@ def encoded(layer: QuantizedOperator, name: str, known: KnownCodes) -> Encoded:
     number_format = layer.spec.number_format(name)
     key = (id(getattr(layer, name)), number_format.key)
     if key not in known:
-        known[key] = number_format.encode(layer.effective(name).detach())
+        known[key] = _encode_in_parts(number_format, layer.effective(name).detach())
     return known[key]
+
+
+def parts_of_rows(number_format: NumberFormat, x: Tensor) -> int:
+    """How many rows of a tensor to treat at a time: all of one that is small, or not separable."""
+    whole = max(1, len(x)) if x.ndim else 1
+    is_separable = number_format.is_fitted and number_format.is_row_separable(x.shape)
+    if x.numel() <= PART or not is_separable:
+        return whole
+    if number_format.encode(x[:1]).tensor_scale is not None:  # a factor that all rows decide
+        return whole
+    return max(1, PART * len(x) // x.numel())
+
+
+def _encode_in_parts(number_format: NumberFormat, x: Tensor) -> Encoded:
+    """The codes of a large tensor without temporary ones of its size, which encoding makes."""
+    count = parts_of_rows(number_format, x)
+    if x.ndim == 0 or count >= len(x):
+        return number_format.encode(x)
+    parts = [number_format.encode(rows) for rows in x.split(count)]
+    scales = [part.scales for part in parts if part.scales is not None]
+    codes = torch.cat([part.codes for part in parts])
+    return Encoded(codes, x.shape, x.dtype, torch.cat(scales) if scales else None)

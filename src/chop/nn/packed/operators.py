@@ -36,10 +36,12 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
         has_gradient = torch.is_grad_enabled() and not x_format.is_identity
         if has_gradient or not isinstance(x_format, NumberFormat):
             input, x_format = self.quantize("data_in", input), FLOAT
+        codes = buffers["weight_codes"]
+        assert codes is not None
         y = packed_linear_directly(
             input,
             x_format.key,
-            buffers["weight_codes"],
+            codes,
             buffers.get("weight_scales"),
             buffers.get("weight_tensor_scale"),
             self.passed_shape("weight"),

@@ -13,6 +13,7 @@ from chop.nn.packed.base import (
     PackedOperator,
     encoded,
     packable_operands,
+    parts_of_rows,
 )
 from chop.nn.quantized import QuantizedOperator
 
@@ -54,10 +55,15 @@ def _inexact(layer: QuantizedOperator, known: KnownCodes) -> str | None:
     for name in packable_operands(layer):
         stored = layer.spec.number_format(name)
         x = layer.effective(name).detach()
-        if not x.isfinite().all():
+        count = max(1, len(x)) if layer.is_pruned else parts_of_rows(stored, x)
+        if not all(rows.isfinite().all() for rows in x.split(count)):
             return f"has values in its {name} that are not finite"
-        if not torch.equal(stored.decode(encoded(layer, name, known)), layer.quantize(name, x)):
-            return f"hides weights by zeros, and {stored.label} has none"
+        codes = encoded(layer, name, known)
+        for first, rows in zip(range(0, len(x), count), x.split(count), strict=False):
+            index = torch.arange(first, first + len(rows), device=x.device)
+            part = codes if len(rows) == len(x) else codes.take_rows(index)
+            if not torch.equal(stored.decode(part), layer.quantize(name, rows)):
+                return f"hides weights by zeros, and {stored.label} has none"
     return None
 
 

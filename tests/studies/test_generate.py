@@ -1,0 +1,73 @@
+"""Tokens per second: what is measured is what `generate` does."""
+
+import pytest
+import torch
+from torch import nn
+
+from chop.errors import ConfigError
+from chop.models import load_model
+from chop.nn.packed import PackedLinear
+from chop.studies.generate import bench_generate, decode_call, packed_twin, prefill_call
+from chop.studies.generation_peers import peers_of, saved_bytes
+from chop.studies.settings import BenchGenerateConfig
+
+IDS = torch.randint(300, (2, 9), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model("gpt-tiny")
+
+
+def test_a_step_gives_the_logits_of_the_whole_text_and_forgets(model):
+    with torch.inference_mode():
+        whole = model(torch.cat([IDS, IDS[:, :1]], 1)).logits
+        step = decode_call(model, IDS)
+        for _ in range(3):
+            torch.testing.assert_close(step(), whole[:, -1:], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            prefill_call(model, IDS)(), whole[:, -2:-1], rtol=1e-4, atol=1e-4
+        )
+
+
+def test_packed_weights_are_in_a_model_of_the_same_class(model):
+    twin = packed_twin(model, "mxint8")
+    assert type(twin) is type(model)
+    packed = [m for m in twin.modules() if isinstance(m, PackedLinear)]
+    assert len(packed) == sum(isinstance(m, nn.Linear) for m in model.modules())
+    text = {"max_new_tokens": 4, "do_sample": False}
+    assert twin.generate(IDS, **text).shape == (2, 13)
+    assert saved_bytes(twin) < 0.3 * saved_bytes(model)
+
+
+def test_peers_answer_alike_and_missing_ones_say_why(model):
+    found, missing = peers_of(model)
+    names = [contender.name for contender in found]
+    assert names[:2] == ["bfloat16", "quantize_dynamic"]
+    assert ("torchao" in missing) == (len(names) == 2)
+    with torch.inference_mode():
+        exact = model(IDS).logits
+        for contender in found:
+            error = (contender.model(IDS).logits - exact).norm() / exact.norm()
+            assert error < 0.2, contender.name
+    assert next(model.parameters()).dtype == torch.float32
+
+
+def test_the_command_measures_every_model(tmp_path):
+    found = bench_generate(BenchGenerateConfig(quick=True, formats=("mxint4",), out=tmp_path))
+    assert [row.model for row in found.rows] == ["float32", "mxint4"]
+    assert set(found.comparisons) == {"prefill", "decode"}
+    for row in found.rows:
+        assert row.decode_per_second == pytest.approx(1 / row.decode.seconds)
+        assert row.prefill_per_second == pytest.approx(8 / row.prefill.seconds)
+    (table,) = found.tables().values()
+    assert table[0]["decode, times as fast"] == "1 (baseline)"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"model": "mlp"}, "expected a decoder"), ({"prompt": 0}, "a prompt and a batch of 1")],
+)
+def test_what_cannot_generate(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        bench_generate(BenchGenerateConfig(quick=True, **settings))
