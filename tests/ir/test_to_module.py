@@ -161,3 +161,38 @@ def test_quantized_attention_goes_through_the_registry(attention, tmp_path):
     small.export(tmp_path / "small")
     again = MaseGraph.from_checkpoint(tmp_path / "small").to_module()
     assert torch.equal(again(IDS, attention_mask=mask).logits, logits)
+
+
+@pytest.mark.parametrize("kind", ["opt", pytest.param("gemma", marks=pytest.mark.long)])
+def test_weights_that_a_forward_hands_to_a_function_are_rounded(kind, tmp_path):
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 32}
+    sizes |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    if kind == "opt":  # its table of positions is a class of its own
+        config = transformers.OPTConfig(ffn_dim=32, word_embed_proj_dim=32, **sizes)
+    else:  # so is its table, which the head shares
+        heads = {"head_dim": 16, "num_key_value_heads": 2}
+        config = transformers.GemmaConfig(intermediate_size=32, **heads, **sizes)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    before = copy.deepcopy(model.state_dict())
+    weights = {"config": {"weight": {"name": "mxint", "width": 4}}}
+    mg, _ = passes.quantize_transform_pass(
+        MaseGraph(model), dict.fromkeys(["linear", "embedding"], weights)
+    )
+    made = mg.to_module()
+    logits = mg.model(IDS, torch.ones_like(IDS)).logits
+    assert torch.equal(made(IDS).logits, logits)
+    assert made.lm_head.weight is made.get_input_embeddings().weight
+    assert all(torch.equal(x, before[name]) for name, x in mg.model.state_dict().items())
+    mg.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(again(IDS).logits, logits)
+
+
+def test_a_function_in_the_middle_of_a_forward_is_refused():
+    model = decoder(intermediate_size=64)
+    mg, _ = passes.quantize_transform_pass(MaseGraph(model), {"silu": MXINT})
+    with pytest.raises(GraphError, match=r"'silu' quantizes a function.*mlp.act_fn.*attention fu"):
+        mg.to_module()

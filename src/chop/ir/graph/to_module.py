@@ -7,16 +7,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from chop.capture.captured import CapturedModule
 from chop.capture.original import KEY, Original, arguments_digest, node_digests
 from chop.errors import GraphError
+from chop.formats import Quantizer
 from chop.ir.huggingface.attention import quantize_attention, why_not_attention
 from chop.ir.huggingface.tying import tie_codes
 from chop.ir.metadata import Provenance
 from chop.ir.ops import module_of_node, of_node
-from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized import QuantCall, QuantizedOperator
 
 
 def to_module(
@@ -28,14 +30,20 @@ def to_module(
         captured: the graph; it is not changed.
         provenance: the passes that it went through, for messages.
         like: a model of the original class and settings, where the graph does not know it.
-    Returns: a model of the original class. Its tensors are those of the graph.
+    Returns: a model of the original class. Its tensors are those of the graph; where the graph
+        quantizes a weight that the model's code hands to a function itself, a rounded copy.
 
     Raises:
         GraphError: the original class is not known, or the graph has a change that the class's own
             `forward` would not make; the message names the node.
     """
     original = _original(captured, like)
-    calls = _quantized_calls(captured, provenance)
+    calls, rounded = dict[str, list[fx.Node]](), dict[int, nn.Parameter]()
+    for path, nodes in _quantized_calls(captured, provenance).items():
+        found = [_rounded_weights(captured, node) for node in nodes]
+        rounded |= {key: x for weights in found for key, x in weights.items()}
+        kept = [node for node, weights in zip(nodes, found, strict=True) if not weights]
+        calls |= {path: kept} if kept else {}
     for path, nodes in calls.items():
         cls = original.class_of(path)
         reason = why_not_attention(cls, [*_products(captured, path, nodes)])
@@ -48,6 +56,9 @@ def to_module(
     model = original.restore(captured)
     for path, nodes in calls.items():
         quantize_attention(model, path, _products(captured, path, nodes))
+    for module in model.modules() if rounded else ():
+        for name, parameter in module._parameters.items():
+            module._parameters[name] = rounded.get(id(parameter), parameter)
     if "transformers.modeling_utils" in sys.modules:
         tie_codes(model)
     return model
@@ -108,6 +119,42 @@ def _quantized_calls(
             "change more than modules after to_module."
         )
     return calls
+
+
+def _rounded_weights(captured: CapturedModule, node: fx.Node) -> dict[int, nn.Parameter]:
+    """The rounded parameters, by the id of each, of a call that quantizes parameters alone.
+
+    Empty where it quantizes anything else, or a parameter that others read in another format.
+    """
+    module: Any = module_of_node(node, captured)
+    if not isinstance(module, QuantCall):
+        return {}
+    given = {**dict(zip(module.arguments, node.args, strict=False)), **node.kwargs}
+    operands = {operand for operand, fmt in module.spec.items() if not fmt.is_identity}
+    rounded = {}
+    for name, value in given.items():
+        operand = module.arguments.get(name)
+        if operand in operands and isinstance(value, fx.Node) and value.op == "get_attr":
+            parameter = captured.get_parameter(str(value.target))
+            owners = captured.get_submodule(str(value.target).rpartition(".")[0]), module
+            if _all_round(captured, parameter, getattr(module.spec, str(operand)), owners):
+                with torch.no_grad():
+                    made = module.quantize(operand, parameter)
+                rounded[id(parameter)] = nn.Parameter(made, parameter.requires_grad)
+                operands.discard(str(operand))
+    return {} if operands else rounded
+
+
+def _all_round(
+    captured: CapturedModule, parameter: nn.Parameter, fmt: Quantizer, besides: Sequence[nn.Module]
+) -> bool:
+    """Whether every other module that has a parameter rounds it to a format."""
+    return fmt.cache_key is not None and all(
+        isinstance(module, QuantizedOperator) and getattr(module.spec, name, None) == fmt
+        for module in captured.modules()
+        for name, x in module._parameters.items()
+        if x is parameter and module not in besides
+    )
 
 
 def _products(
