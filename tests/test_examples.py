@@ -188,6 +188,23 @@ def test_tutorial_8_finds_the_fault_that_it_plants(tmp_path):
 
 
 @pytest.mark.slow
+def test_tutorial_10_saves_a_decoder_that_transformers_loads(tmp_path):
+    text = run("tutorial_10.py", "--quick", "--rows", 4, "--out", tmp_path)
+    assert "mxint:width=4, a LlamaForCausalLM" in text
+    assert "a new process loads it and answers with the same tokens" in text
+    assert "saved in" in text and "0.19 MB of weights" in text
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        file.name for file in tmp_path.iterdir()
+    }
+
+
+@pytest.mark.long
+def test_tutorial_10_answers_in_four_bits(tmp_path):
+    text = run("tutorial_10.py", "--out", tmp_path)
+    assert text.count("'Ben has the red kite.'") == 2
+    assert text.count("'The red kite is behind the wall.'") == 2
+
+
 def test_tutorial_9_counts_what_moves_and_times_it(tmp_path):
     text = run("tutorial_9.py", "--quick", "--device", "cpu", "--out", tmp_path)
     assert "reads 5MN + 2M, writes 3MN + 2M: True" in text
