@@ -392,3 +392,27 @@ def test_pruned_layers_in_float_are_not_counted_as_quantized():
     mg, _ = passes.quantize_transform_pass(mg, one)
     row = measure(mg, "PTQ", "integer 8.4", workload).row
     assert row.quantized == 1 and 8 < row.bits < 32
+
+
+def test_methods_are_applied_in_their_order_and_beat_rounding_to_nearest(tmp_path):
+    settings = {"model": "mlp", "formats": ("mxint:width=3",), "qat_epochs": 0, "bench_seconds": 0}
+    nearest = compress(CompressConfig(out=tmp_path / "nearest", keep_best=True, **settings))
+    methods = ("gptq", "awq", "smoothquant")
+    better = compress(
+        CompressConfig(out=tmp_path / "better", keep_best=True, method=methods, **settings)
+    )
+    lost = [
+        exact["accuracy"] - rounded["accuracy"]
+        for exact, rounded in (result["rows"] for result in (nearest, better))
+    ]
+    assert [row["method"] for row in better["rows"]] == ["float", "SmoothQuant+AWQ+GPTQ"]
+    assert [row["method"] for row in nearest["rows"]] == ["float", "PTQ"]
+    assert lost[1] < lost[0]
+    mg = MaseGraph.from_checkpoint(tmp_path / "better" / "model")
+    found = evaluate(mg.model, default_dataset("mlp")["test"])
+    assert found == pytest.approx(better["rows"][1]["accuracy"])
+
+
+def test_an_unknown_method_is_named():
+    with pytest.raises(ConfigError, match="method: unknown 'gpq': did you mean 'gptq'"):
+        CompressConfig(model="mlp", method=("gpq",))

@@ -141,7 +141,6 @@ def test_what_cannot_be_divided_is_named():
     [
         ({"grid": 0}, "grid: got 0"),
         ({"weight": "mxintt"}, "mxint"),
-        ({"weight": "4.auto"}, "waits for data"),
         ({"weight": None, "row_weights": "attention"}, "row_weights"),
     ],
 )

@@ -21,7 +21,7 @@ from chop.actions.compress_results import (
 )
 from chop.actions.hf_folder import FOLDER
 from chop.actions.interrupt import with_interruption_note
-from chop.actions.ptq import quantize_after_training, quantize_layers
+from chop.actions.ptq import method_title, quantize_after_training, quantize_layers
 from chop.actions.settings.compress import CompressConfig
 from chop.actions.workload import Workload, raise_to_graph, settings_with, workload_for
 from chop.formats import parse_format_string
@@ -169,16 +169,18 @@ def measure(mg: MaseGraph, method: str, label: str, workload: Workload) -> Candi
 
 def _round(mg: MaseGraph, text: str, workload: Workload, config: CompressConfig) -> Candidate:
     number_format = parse_format_string(text)
-    # Rounding after training writes no weight: all candidates share those of the float graph.
+    # Rounding to nearest writes no weight: such candidates share those of the float graph.
+    shares = not config.method
     quantized = quantize_after_training(
-        mg.sharing_copy(),
+        mg.sharing_copy() if shares else mg,
         number_format,
         config.operators,
         workload,
         config.calibration_rows,
-        inplace=True,
+        config.method,
+        inplace=shares,
     )
-    return measure(quantized, "PTQ", number_format.label, workload)
+    return measure(quantized, method_title(config.method), number_format.label, workload)
 
 
 def _train_back(

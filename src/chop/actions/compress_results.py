@@ -41,7 +41,8 @@ class Row:
     """One line of the table.
 
     Attributes:
-        method: `float`, `PTQ` (rounded after training) or `QAT` (trained with rounding).
+        method: `float`, `PTQ` (rounded after training), the methods that it was rounded by (`GPTQ`,
+            `AWQ+GPTQ`) or `QAT` (trained with rounding).
         format: of data, weights and biases of the chosen operators.
         validation: the metric on validation rows; formats are chosen by it.
         test: that on test rows, called by the metric's name in `result.json`; nothing is chosen
@@ -111,7 +112,9 @@ def printed_row(row: Row, metric: Metric) -> dict[str, Any]:
 
 def footnotes(candidates: Sequence[Candidate]) -> list[str]:
     """A sentence for each marked format of the table."""
-    fits = {c.row.format: c.row.poor_fit for c in candidates if c.row.method == "PTQ"}
+    fits = {
+        c.row.format: c.row.poor_fit for c in candidates if c.row.method not in ("float", "QAT")
+    }
     return [f"* {name}: {text}" for name, text in fits.items() if text]
 
 

@@ -12,7 +12,10 @@ from chop.formats import NumberFormat, QuantSpec, parse_format_string
 from chop.formats.base import OPERANDS
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import OPS, quantizable_operators
-from chop.train.calibration import calibrated
+from chop.train.calibration import calibrated, calibration_batches
+
+METHODS = {"smoothquant": "SmoothQuant", "awq": "AWQ", "gptq": "GPTQ"}
+"""Methods that calibrate rounding on training rows, in the order in which they are applied."""
 
 LayerFormats = Mapping[str, Mapping[str, str]]
 """Path of a layer -> operand -> format as people type it."""
@@ -59,6 +62,7 @@ def quantize_after_training(
     operators: Sequence[str],
     workload: Workload,
     calibration_rows: int,
+    methods: Sequence[str] = (),
     inplace: bool = False,
 ) -> MaseGraph:
     """A graph with data, weights and biases of `operators` in one format.
@@ -69,13 +73,30 @@ def quantize_after_training(
         operators: those that the graph lacks are passed over.
         workload: gives the rows.
         calibration_rows: how many.
+        methods: of `METHODS`, which write weights; without any, these are rounded to nearest.
         inplace: changes the graph that is given.
     Raises:
-        ConfigError: the graph has none of the operators.
+        ConfigError: the graph has none of the operators, or a method cannot keep the scales of the
+            format.
     """
     spec = {"config": QuantSpec.uniform(number_format)}
     rules = dict.fromkeys(present_operators(mg, operators), spec)
-    return _quantize(mg, {"by": "type", **rules}, workload, calibration_rows, inplace)
+    rows = calibration_batches(mg.model, workload.train, rows=calibration_rows) if methods else ()
+    batches = list(rows)
+    if "smoothquant" in methods:
+        mg, _ = passes.smoothquant_transform_pass(mg, {"batches": batches}, inplace=inplace)
+    if "awq" in methods:
+        settings = {"batches": batches, "weight": number_format}
+        mg, _ = passes.awq_transform_pass(mg, settings, inplace=inplace)
+    mg = _quantize(mg, {"by": "type", **rules}, workload, calibration_rows, inplace)
+    if "gptq" in methods:
+        mg, _ = passes.gptq_transform_pass(mg, {"batches": batches}, inplace=True)
+    return mg
+
+
+def method_title(methods: Sequence[str]) -> str:
+    """What rounding by these methods is called in tables: `PTQ`, `AWQ+GPTQ` ..."""
+    return "+".join(title for name, title in METHODS.items() if name in methods) or "PTQ"
 
 
 def quantize_layers(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from chop.actions.settings.workload import Ranges, WorkloadConfig
-from chop.errors import ConfigError
+from chop.errors import ConfigError, check_known
 
 
 def default_operators() -> tuple[str, ...]:
@@ -57,6 +57,10 @@ class CompressConfig(QuantizationSettings):
     Attributes:
         formats: number formats: integers `width.fraction` (`4.auto` calibrates each tensor's
             fraction), and any format by name: `mxint:width=4`.
+        method: methods that round weights with calibration rows, in one run: smoothquant (ranges
+            move from inputs to weights), awq (weights of large inputs are scaled up), gptq
+            (weights make up for one another's errors). Default: none, each weight is rounded to
+            nearest.
         layers: format per layer and operand, one more configuration to measure; chop search export
             writes them. Example: 'fc1 = {"weight": "4.auto", "data_in": "8.auto"}'. Default: none.
         max_drop: largest loss of the metric against float on validation rows, from 0 to 1;
@@ -73,6 +77,7 @@ class CompressConfig(QuantizationSettings):
 
     out: Path = Path("runs/compress")
     formats: tuple[str, ...] = ("8.5", "6.4", "4.2", "8.auto", "6.auto", "4.auto")
+    method: tuple[str, ...] = ()
     layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     max_drop: float = 0.01
     keep_best: bool = False
@@ -80,13 +85,15 @@ class CompressConfig(QuantizationSettings):
     onnx: bool = False
 
     def __post_init__(self) -> None:
-        from chop.actions.ptq import layer_spec
+        from chop.actions.ptq import METHODS, layer_spec
         from chop.formats import parse_format_string
         from chop.onnx.export import check_onnx_is_installed
 
         super().__post_init__()
         for text in self.formats:
             parse_format_string(text)
+        for name in self.method:
+            check_known(name, METHODS, "method: unknown")
         for path, formats in self.layers.items():
             layer_spec(path, formats)
         if not self.formats and not self.layers:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from chop.errors import ConfigError
-from chop.formats import NumberFormat, parse_format, parse_format_string
+from chop.formats import parse_format, parse_format_string
 from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
@@ -34,18 +34,13 @@ class AwqConfig:
     def __post_init__(self) -> None:
         if self.grid < 1:
             raise ConfigError(f"awq_transform_pass.grid: got {self.grid}, expected 1 or more.")
-        if not self.number_format.is_fitted:
-            raise ConfigError(
-                f"awq_transform_pass.weight: {self.number_format.label} waits for data; use a "
-                "format whose scales follow the weights, such as 'mxint' or 'group_integer'."
-            )
-
-    @property
-    def number_format(self) -> NumberFormat:
-        """The weight's."""
-        if isinstance(self.weight, str):
-            return parse_format_string(self.weight)
-        return parse_format(self.weight, "awq_transform_pass.weight")
+        chosen = self.weight
+        parsed = (
+            parse_format_string(chosen)
+            if isinstance(chosen, str)
+            else parse_format(chosen, "awq_transform_pass.weight")
+        )
+        object.__setattr__(self, "weight", parsed)
 
 
 @graph_pass(config=AwqConfig, requires=("add_common_metadata_analysis_pass",))
@@ -67,5 +62,5 @@ def awq_transform_pass(mg: MaseGraph, config: AwqConfig) -> dict[str, Any]:
     """
     batches = select_inputs(mg, config.batches, "awq_transform_pass.batches")
     weighs_rows = config.row_weights == "gradient"
-    scaled, skipped = awq(mg, batches, config.number_format, config.grid, weighs_rows)
+    scaled, skipped = awq(mg, batches, config.weight, config.grid, weighs_rows)
     return {"scaled": scaled, "skipped": skipped}
