@@ -16,6 +16,7 @@ BELOW = {
     "moved",
     "native",
     "notices",
+    "on_import",
     "runs",
     "tables",
     "virtual",

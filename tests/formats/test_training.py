@@ -12,6 +12,7 @@ from chop.formats import (
     BlockLog,
     BlockMinifloat,
     Float,
+    GroupInteger,
     Integer,
     Log,
     MinifloatDenorm,
@@ -38,6 +39,7 @@ NARROW = [
     BinaryResidual(),
     Ternary(scaling_factor=True),
     ScaleInteger(3),
+    GroupInteger(3),
     MXInt(2),
 ]
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from enum import Enum
 from pathlib import Path
 
@@ -135,6 +136,9 @@ def test_a_kill_leaves_results_that_their_manifest_describes(seconds, tmp_path):
         [sys.executable, "-c", REPLACING, tmp_path], stdout=subprocess.PIPE, text=True
     ) as process:
         process.stdout.readline()
+        while not (tmp_path / "manifest.json").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(seconds)
         process.kill()

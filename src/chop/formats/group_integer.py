@@ -30,8 +30,8 @@ class GroupInteger(ScaledFormat):
 
     Example:
         >>> import torch
-        >>> GroupInteger(3, group_size=4).round(torch.tensor([4.0, -3.0, 0.9, -0.1]))
-        tensor([ 4., -3.,  1.,  0.])
+        >>> GroupInteger(3, group_size=4).round(torch.tensor([4.0, -3.0, 1.1, 2.2]))
+        tensor([ 4., -3.,  1.,  2.])
 
     Source: the scale with the least squared error: Banner et al. 2019, arXiv:1810.05723, section
     2; by search on a grid: Choukroun et al. 2019, arXiv:1902.06822, section 4.

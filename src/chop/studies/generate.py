@@ -158,7 +158,9 @@ def packed_twin(model: nn.Module, name: str) -> nn.Module:
     mg, _ = init_metadata_analysis_pass(MaseGraph(model))
     mg, _ = add_common_metadata_analysis_pass(mg)
     rule = {"config": {"weight": FORMATS[name]}}
-    mg, _ = quantize_transform_pass(mg, {"by": "type", "linear": rule, "embedding": rule})
+    rows = map(mg.operator, mg.nodes)
+    weighted = {row.name for row in rows if row.weight and row.quantized}
+    mg, _ = quantize_transform_pass(mg, {"by": "type", **dict.fromkeys(weighted, rule)})
     return pack_transform_pass(mg, {"silent": True})[0].to_module().eval()
 
 
