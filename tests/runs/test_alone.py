@@ -16,5 +16,6 @@ def test_the_room_imports_nothing_above_it():
         [sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=120
     )
     found = {name for name in done.stdout.split() if not name.startswith("chop.runs.")}
-    found -= {"chop.aliases", "chop.moved", "chop.on_import", "chop.virtual"}  # import hooks of `chop` itself
+    # Import hooks of `chop` itself.
+    found -= {"chop.aliases", "chop.moved", "chop.on_import", "chop.virtual"}
     assert found == ALLOWED
