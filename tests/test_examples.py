@@ -32,6 +32,7 @@ def test_tutorial_1(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # its snippets run in test_user_snippets
 def test_tutorial_2_on_the_built_in_reviews(tmp_path):
     out = tmp_path / "rows.json"
     text = run("tutorial_2.py", "--limit", 150, *SHORT, "--folder", tmp_path, "--out", out)
@@ -99,6 +100,7 @@ def test_lab_1_draws_both_figures(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_tutorial_6_keeps_within_four_bits_and_goes_on(tmp_path):
     text = run("tutorial_6.py", "--quick", "--out", tmp_path)
     assert "classes, 6 trials" in text and "answers the same: True" in text
@@ -110,6 +112,7 @@ def test_tutorial_6_keeps_within_four_bits_and_goes_on(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_lab_3_draws_a_curve_for_each_format(tmp_path):
     text = run("lab_3.py", "--quick", "--out", tmp_path)
     assert text.count("options for each of 14 layers") == 10
@@ -120,6 +123,7 @@ def test_lab_3_draws_a_curve_for_each_format(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_lab_2_compares_samplers_and_modes(tmp_path):
     told = ("--quick", "--limit", 200, "--sampler", "random", "--out", tmp_path)
     text = run("lab_2.py", *told)
@@ -164,6 +168,7 @@ def test_tutorial_5_again_measures_nothing_and_has_the_same_table(tmp_path):
     assert table and [line for line in again if "│" in line] == table
 
 
+@pytest.mark.long  # the search has tests of its own
 def test_tutorial_7_searches_within_less_memory_and_runs(tmp_path):
     text = run("tutorial_7.py", "--quick", "--out", tmp_path)
     assert "Budgets" in text and "1000 MB/s" in text and "nothing" in text
@@ -175,6 +180,7 @@ def test_tutorial_7_searches_within_less_memory_and_runs(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.tools("verilator", "iverilog", "yosys", "c++")
+@pytest.mark.long
 def test_tutorial_8_finds_the_fault_that_it_plants(tmp_path):
     text = run("tutorial_8.py", "--quick", "--out", tmp_path)
     assert "in integers: 0 of 2,128 codes differ" in text
@@ -236,10 +242,8 @@ def test_lab_4_measures_all_three_parts(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "loop",
-    ["pool", *(pytest.param(name, marks=pytest.mark.long) for name in ("joblib", "ray"))],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("loop", ["pool", "joblib", "ray"])
 def test_a_loop_of_ones_own_measures_what_it_asks_for(loop, tmp_path, monkeypatch):
     if loop != "pool":
         pytest.importorskip(loop, reason=f"{loop} is not installed")

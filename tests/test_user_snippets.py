@@ -322,7 +322,9 @@ GRID = {name: [0, 1] for name in ("hidden_size", "intermediate_size")}
 
 
 @pytest.mark.filterwarnings("ignore:Choices for a categorical distribution:UserWarning")
-@pytest.mark.parametrize("sampler", [RandomSampler, TPESampler])
+@pytest.mark.parametrize(
+    "sampler", [pytest.param(RandomSampler, marks=pytest.mark.long), TPESampler]
+)
 def test_tutorial_5(checkpoint, tokenized, tmp_path, sampler):
     def objective(trial):
         model = construct_model(trial, checkpoint)

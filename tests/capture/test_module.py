@@ -277,7 +277,7 @@ def test_no_warnings_in_normal_use() -> None:
     assert captured.auto_leaves == ()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_many_captures_neither_slow_down_nor_grow() -> None:
     def block(count: int) -> float:
         start = time.process_time()

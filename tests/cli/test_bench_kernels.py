@@ -16,9 +16,10 @@ def chop(*arguments, code=0):
     ("command", "cases"),
     [
         (["softmax", "--dtype", "float16"], ["64x100-float16"]),
-        (
+        pytest.param(
             ["dequantize", "--format", "mxint4", "--rows", 3, "--model", "mlp"],
             ["decode-mxint4", "product-3-rows"],
+            marks=pytest.mark.long,
         ),
     ],
     ids=lambda value: value[0],

@@ -54,6 +54,7 @@ def project(folder, module):
 
 
 @pytest.mark.tools("yosys")
+@pytest.mark.long
 def test_estimated_memories_are_what_a_synthesis_of_their_contents_counts(tmp_path):
     found = {}
     for module in ("chop_rom", "measured_rom"):

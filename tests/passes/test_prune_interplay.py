@@ -167,6 +167,7 @@ def test_the_summary_looks_at_what_is_kept(net_graph):
     assert row.share_rounded_to_zero == 0 and row.share_saturated == 0 and row.weights == 32
 
 
+@pytest.mark.long
 def test_a_pruned_graph_is_compiled_and_exported_by_torch(net_graph):
     mg = quantize(prune(net_graph))
     mg.model.eval()

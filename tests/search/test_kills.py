@@ -51,7 +51,7 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(x, marks=pytest.mark.long) for x in (1, 2))])
 def test_the_only_process_is_killed(seed, killed, kills, unbroken):
     act = killed.killer(die, 1)
     result = kill_again_and_again(
@@ -68,7 +68,9 @@ VICTIMS = {
 }
 
 
-@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize(
+    "victim", ["worker", "all", pytest.param("parent", marks=pytest.mark.long)]
+)
 def test_of_two_workers_is_killed(victim, killed, kills):
     draw = random.Random(victim)
     act = killed.killer(*VICTIMS[victim])

@@ -58,7 +58,7 @@ def in_a_pid_namespace(work):
 
 
 @mounts
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [2, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_two_pid_namespaces_of_one_host(is_killed, count, tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "HEARTBEAT_SECONDS", 0.1)
@@ -110,7 +110,7 @@ def restart(postgres):
     postgres.start()
 
 
-@pytest.mark.parametrize("stop, count", [(stall, 1), (stall, 2), (restart, 1), (restart, 2)])
+@pytest.mark.parametrize("stop, count", [(stall, 2), (restart, 1)])
 def test_a_server_that_stops_for_a_while(stop, count, postgres, tmp_path):
     killed = Killed(tmp_path, postgres.url, name=f"study {time.time_ns()}", pause=0.05)
     process = in_a_group(lambda: killed.make().run(20, workers=count, progress=True))

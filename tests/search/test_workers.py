@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import json
 import math
 import multiprocessing
@@ -301,8 +302,16 @@ def test_a_worker_with_a_long_error_is_heard(tmp_path):
         make(tmp_path, broken, sampler="random").run(until=3, workers=2, progress=False)
 
 
-@pytest.mark.parametrize("pruner", ["asha", "hyperband", "median"])
-@pytest.mark.parametrize("sampler", ["random", "nsga2", "cmaes"])
+IN_SHORT = [("random", "asha"), ("nsga2", "hyperband"), ("cmaes", "median")]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "pruner"),
+    [
+        pytest.param(*pair, marks=() if pair in IN_SHORT else pytest.mark.long)
+        for pair in itertools.product(["random", "nsga2", "cmaes"], ["asha", "hyperband", "median"])
+    ],
+)
 def test_pruners_and_samplers_go_on_as_if_never_interrupted(sampler, pruner, tmp_path):
     wide = SearchSpace(tuple(Choice(f"c{i}", dict.fromkeys("12345")) for i in range(4)))
 

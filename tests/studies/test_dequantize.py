@@ -80,6 +80,7 @@ def test_predictions_need_no_memory_and_count_what_is_shared_once():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_predictions_and_files_agree():
     found = bench_dequantize(
         BenchDequantizeConfig(quick=True, formats=("mxint8", "mxfp8"), rows=(2,))

@@ -174,6 +174,7 @@ def test_no_plan_that_fits_sends_less_on_two_axes(name: str):
 # --- what memory decides ---
 
 
+@pytest.mark.long
 def test_a_budget_that_is_too_small_names_the_smallest_mesh_that_fits():
     machine = Machine.of((2,), FLOPS, MEMORY, 100e9, 10e-6)
     with pytest.raises(PlanError, match=r"no plan on a mesh of 2 fits into [\d,]+ bytes") as caught:
@@ -203,6 +204,7 @@ def test_layers_of_their_own_are_never_slower_than_tied_ones():
         assert own.simulation.peak_bytes <= int(share * whole_bytes("bert"))
 
 
+@pytest.mark.long
 def test_the_result_is_the_same_again_and_the_best_of_all():
     machine = Machine.of((2,), 1e12, 1e11, 1e10, 1e-6)
     first = found_for("gpt2", machine, 0.8)
