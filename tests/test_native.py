@@ -1,11 +1,13 @@
+import contextlib
 import ctypes
 import multiprocessing
 import subprocess
 
+import psutil
 import pytest
 
 from chop.errors import WriteError
-from chop.native import Sources, cache_path, compiler, first_error
+from chop.native import Sources, cache_path, compiler, first_error, run_tool
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 
@@ -104,3 +106,12 @@ def test_a_cache_folder_that_cannot_be_made_is_one_sentence(tmp_path, monkeypatc
     monkeypatch.setenv("CHOP_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(WriteError, match="cache folder cannot be made: .*CHOP_CACHE names another"):
         cache_path("a", ".so", ["b"])
+
+
+def test_what_a_tool_has_started_ends_with_it(tmp_path):
+    number = tmp_path / "pid"
+    script = f"sleep 60 & echo $! > {number}; wait"
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_tool("sh", "-c", script, seconds=0.5)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        assert psutil.Process(int(number.read_text())).status() == psutil.STATUS_ZOMBIE

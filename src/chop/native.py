@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -145,10 +147,22 @@ def run_tool(*command: str, seconds: float = COMPILE_SECONDS) -> str:
     """Runs a compiler, or what writes its sources, and returns what it prints.
 
     Raises:
-        SubprocessError: it fails, or takes longer than `seconds`.
+        SubprocessError: it fails, or takes longer than `seconds`; what it started ends with it.
     """
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds)
-    return done.stdout
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as tool:
+        try:
+            printed, messages = tool.communicate(timeout=seconds)
+        except BaseException:
+            # The driver of a compiler starts processes of its own, which would go on without it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(tool.pid, signal.SIGKILL)
+            raise
+    if tool.returncode:
+        raise subprocess.CalledProcessError(tool.returncode, command, printed, messages)
+    return printed
 
 
 def first_error(error: subprocess.SubprocessError, mark: str = "error:") -> str:
