@@ -77,8 +77,14 @@ class NotBuiltError(ChopError, NotImplementedError):
     """A name of MASE's whose part `chop` lacks."""
 
 
+MOST_NAMES = 60
+"""Names in a sentence."""
+
+
 def did_you_mean(word: object, choices: Iterable[object]) -> str:
     """A closing sentence naming the nearest choice, or all of them when none is near.
+
+    Of more than 60, the first ones and the number of the others.
 
     >>> did_you_mean("linaer", ["linear", "conv2d"])
     "did you mean 'linear'?"
@@ -89,7 +95,10 @@ def did_you_mean(word: object, choices: Iterable[object]) -> str:
     if not names:
         return "there is nothing to choose from."
     near = difflib.get_close_matches(str(word), names, n=1, cutoff=0.6)
-    return f"did you mean '{near[0]}'?" if near else f"choose from: {', '.join(names)}."
+    if near:
+        return f"did you mean '{near[0]}'?"
+    others = f" and {len(names) - MOST_NAMES} others" if len(names) > MOST_NAMES else ""
+    return f"choose from: {', '.join(names[:MOST_NAMES])}{others}."
 
 
 def check_known(word: object, choices: Collection[object], what: str) -> None:

@@ -215,6 +215,51 @@ BAD = {
         ConfigError,
         "'lm_head' and 'model.embed_tokens' have one weight",
     ),
+    "two formats of one weight": (
+        lambda q: q["modules"]["lm_head"]["weight"].update(width=4),
+        None,
+        ConfigError,
+        r"have one weight, in mxint\(width=4\) and in mxint\(width=8\)",
+    ),
+    "unfitted": (
+        lambda q: q["modules"][UP].update(
+            weight={"name": "integer", "width": 8, "frac_width": "auto"}
+        ),
+        None,
+        ConfigError,
+        "up_proj'].weight: integer 8.auto waits for data",
+    ),
+    "nameless": (
+        lambda q: q["modules"][UP]["weight"].pop("name"),
+        None,
+        ConfigError,
+        "missing key 'name'",
+    ),
+    "empty": (lambda q: q.update(modules={}), None, ConfigError, r"by module path, got \{\}"),
+    "codes without formats": (
+        lambda q: q.update(format=q.pop("modules") and "mxint8"),
+        None,
+        CheckpointError,
+        "weight_codes', but its quantization_config lacks the 'modules'",
+    ),
+    "a module less": (
+        lambda q: q["modules"].pop(UP),
+        None,
+        CheckpointError,
+        f"weights lack '{UP}.weight', which LlamaForCausalLM needs",
+    ),
+    "float missing": (
+        lambda q: None,
+        lambda tensors: tensors.pop("model.norm.weight"),
+        CheckpointError,
+        "weights lack 'model.norm.weight'",
+    ),
+    "more": (
+        lambda q: None,
+        lambda tensors: tensors.update({f"{UP}.weight": torch.zeros(8)}),
+        CheckpointError,
+        rf"have '{UP}.weight', for which LlamaForCausalLM has no place: did you mean",
+    ),
     "missing": (
         lambda q: None,
         lambda tensors: tensors.pop(f"{UP}.weight_scales"),
@@ -244,6 +289,34 @@ def test_folders_written_by_hand_are_refused_in_a_sentence(made, tmp_path, case)
         CAUSAL.from_pretrained(folder)
 
 
+def test_classes_and_files_from_elsewhere_are_refused(made, tmp_path):
+    folder = tmp_path / "model"
+    made["llama"][1].save_pretrained(folder, max_shard_size="20KB")
+    index = folder / "model.safetensors.index.json"
+    names, text = json.loads(index.read_text()), (folder / "config.json").read_text()
+    (folder / "config.json").write_text(text.replace("LlamaForCausalLM", "os.system"))
+    with pytest.raises(ConfigError, match=r"'os.system' is no class of transformers; expected"):
+        CAUSAL.from_pretrained(folder)
+    (folder / "config.json").write_text(text)
+    shutil.copy(made["llama"][2] / "model.safetensors", tmp_path / "other.safetensors")
+    for name in ("../other.safetensors", str(tmp_path / "other.safetensors")):
+        weights = {**names["weight_map"], "model.norm.weight": name}
+        index.write_text(json.dumps({**names, "weight_map": weights}))
+        with pytest.raises(CheckpointError, match=r"other\.safetensors', which is outside of"):
+            CAUSAL.from_pretrained(folder)
+
+
+def test_models_with_the_same_body_take_it_and_resizing_is_refused(made):
+    kind = transformers.AutoModelForSequenceClassification
+    model, info = kind.from_pretrained(made["llama"][2], num_labels=2, output_loading_info=True)
+    assert info["missing_keys"] == {"score.weight"}
+    expected = made["llama"][1].to_module().model(IDS).last_hidden_state
+    assert torch.equal(model.model(IDS).last_hidden_state, expected)
+    with pytest.raises(ConfigError, match="PackedEmbedding of 64 rows cannot have 70"):
+        model.resize_token_embeddings(70)
+    assert model.resize_token_embeddings(64).num_embeddings == 64
+
+
 def test_what_formats_cannot_tell_is_refused_by_name(made, tmp_path):
     model = made["llama"][0]
     adapted, _ = passes.insert_lora_adapter_transform_pass(MaseGraph(model), {"rank": 2})
@@ -259,4 +332,6 @@ def test_what_formats_cannot_tell_is_refused_by_name(made, tmp_path):
         ChopConfig()
     with pytest.raises(ConfigError, match="operators"):
         ChopConfig("mxint", operators=["linnear"])
+    with pytest.raises(ConfigError, match="format 'fp32' has no codes, because it changes nothing"):
+        ChopConfig("fp32")
     assert not list(tmp_path.iterdir())

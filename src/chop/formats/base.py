@@ -261,6 +261,8 @@ def parse_format(settings: Any, where: str = "format") -> NumberFormat:
     if not isinstance(settings, Mapping):
         raise ConfigError(f"{where}: expected a format, a name or a mapping, got {settings!r}.")
     fields = {key: value for key, value in settings.items() if key != "name"}
+    if fields and "name" not in settings:
+        raise ConfigError(f"{where}: missing key 'name', of the format that has {min(fields)!r}.")
     return parse(get_format(settings.get("name")), fields, where)
 
 

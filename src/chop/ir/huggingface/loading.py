@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from chop.errors import CheckpointError, ConfigError
+from chop.errors import ConfigError
 from chop.formats import QuantSpec, parse_format_string
 from chop.ir.huggingface.stored import (
     StoredModule,
@@ -19,13 +17,10 @@ from chop.ir.huggingface.stored import (
     quantized_module,
     resolve,
 )
+from chop.ir.huggingface.weights import StoredTensors
 from chop.ir.ops import OPS, of_module, stand_in_for
-from chop.ir.storage.tensor_store import open_file
 from chop.nn.packed import KnownCodes, PackedOperator
 from chop.nn.packed.base import BUFFER_NAMES
-
-DTYPES = {torch.uint8: "U8", torch.float32: "F32"}
-"""Of codes and scales, by safetensors' names."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +46,14 @@ class Tied:
 
 
 def put_modules(
-    model: Any, modules: Mapping[str, StoredModule], files: Sequence[str] | None
+    model: Any, modules: Mapping[str, StoredModule], stored_in: StoredTensors | None
 ) -> list[Tied]:
     """Puts quantized modules without data in the places that a folder says.
 
     Args:
         model: a model of transformers on the meta device; it is changed.
         modules: by path in the model that was saved.
-        files: the safetensors files of the folder, whose codes have to fit.
+        stored_in: the tensors of the folder, which have to fit; None: they are not known.
     Returns: the layers that are to be put when the weights have been read. Until then nothing is
         at their paths, because transformers ties parameters alone.
 
@@ -66,7 +61,7 @@ def put_modules(
         ConfigError: the model has no such module, or the module no such form.
         CheckpointError: codes are missing, or of another size.
     """
-    whole = type(model).__name__ in (model.config.architectures or [type(model).__name__])
+    whole = is_whole(model)
     packed: dict[str, PackedOperator] = {}
     for saved, stored in modules.items():
         path = resolve(model, saved, model.base_model_prefix)
@@ -78,23 +73,44 @@ def put_modules(
         _put(model, path, made)
         if isinstance(made, PackedOperator):
             packed[path] = made
-    stored_in = _Headers(model, files)
     tied = _tied(model, packed, stored_in)
     for one in tied:
         del packed[one.path]
         _put(model, one.path, nn.Module())
-    for path, module in packed.items():
+    for path, module in packed.items() if stored_in else ():
+        assert stored_in is not None
         stored_in.check(path, module)
     return tied
 
 
-def _tied(model: Any, packed: Mapping[str, PackedOperator], stored_in: _Headers) -> list[Tied]:
+def is_whole(model: Any) -> bool:
+    """Whether a model is of the class that a folder's config.json names, not its body or a sibling.
+
+    Raises:
+        ConfigError: it names a class that transformers does not have.
+    """
+    import transformers
+
+    names = model.config.architectures or [type(model).__name__]
+    for name in names:
+        if name != type(model).__name__ and not hasattr(transformers, str(name)):
+            raise ConfigError(
+                f"config.json: architectures: '{name}' is no class of transformers; expected "
+                f"'{type(model).__name__}' or a model with the same body."
+            )
+    return type(model).__name__ in names
+
+
+def _tied(
+    model: Any, packed: Mapping[str, PackedOperator], stored_in: StoredTensors | None
+) -> list[Tied]:
     tied = []
     for target, source in list(model.all_tied_weights_keys.items()):
         path, source = target.removesuffix(".weight"), source.removesuffix(".weight")
         if path in packed and source in packed:
             del model.all_tied_weights_keys[target]
-            if stored_in.find(f"{path}.{BUFFER_NAMES['weight'][0]}") is None:
+            if stored_in is None or not stored_in.has(f"{path}.{BUFFER_NAMES['weight'][0]}"):
+                _check_alike(path, packed[path], source, packed[source])
                 tied.append(Tied(path, source, packed[path]))
         elif path in packed or source in packed:
             raise ConfigError(
@@ -104,48 +120,18 @@ def _tied(model: Any, packed: Mapping[str, PackedOperator], stored_in: _Headers)
     return tied
 
 
+def _check_alike(path: str, one: PackedOperator, source: str, other: PackedOperator) -> None:
+    formats = [module.spec.number_format("weight") for module in (one, other)]
+    if formats[0].key != formats[1].key:
+        raise ConfigError(
+            f"quantization_config: '{path}' and '{source}' have one weight, in {formats[0].label} "
+            f"and in {formats[1].label}; expected one format."
+        )
+
+
 def _put(model: nn.Module, path: str, module: nn.Module) -> None:
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, module)
-
-
-class _Headers:
-    """What safetensors files have, by name: type and shape."""
-
-    def __init__(self, model: Any, files: Sequence[str] | None) -> None:
-        self._known = files is not None
-        self._prefix = model.base_model_prefix
-        self._found: dict[str, tuple[str, list[int]]] = {}
-        for file in files or ():
-            with open_file(Path(file)) as opened:
-                for name in opened.offset_keys():
-                    part = opened.get_slice(name)
-                    self._found[name] = part.get_dtype(), list(part.get_shape())
-
-    def find(self, key: str) -> tuple[str, list[int]] | None:
-        """Type and shape of a tensor of the model, under its name or with the body's in front."""
-        names = (key, key.removeprefix(f"{self._prefix}."), f"{self._prefix}.{key}")
-        return next((self._found[name] for name in names if name in self._found), None)
-
-    def check(self, path: str, module: PackedOperator) -> None:
-        """Raises CheckpointError where codes are missing, or of another size."""
-        for name, buffer in module._buffers.items() if self._known else ():
-            if buffer is None:
-                continue
-            found, expected = (
-                self.find(f"{path}.{name}"),
-                (DTYPES.get(buffer.dtype), [*buffer.shape]),
-            )
-            if found is None:
-                raise CheckpointError(
-                    f"the folder's weights lack '{path}.{name}', which its quantization_config "
-                    "says is there."
-                )
-            if found != expected:
-                raise CheckpointError(
-                    f"'{path}.{name}': the format in quantization_config has {expected[1]} of "
-                    f"{expected[0]}, the folder's weights {found[1]} of {found[0]}."
-                )
 
 
 def layers_to_pack(
@@ -216,7 +202,12 @@ def pack_layers(
         weight: the float weight of them all.
         format: of the weight.
         data_in: of the inputs of those that have some; None leaves them float.
+
+    Raises:
+        ConfigError: the weight has values that are not finite.
     """
+    if not weight.isfinite().all():
+        raise ConfigError(f"quantization_config: '{group[0]}' has weights that are not finite.")
     known: KnownCodes = {}
     given = {"weight": format, "data_in": data_in}
     spec = QuantSpec().with_quantizers(

@@ -1,17 +1,24 @@
 """`quant_method: chop` in transformers: folders that load packed, and quantization at loading.
 
 Fence around private API of transformers 5: `ConversionOps`, how a quantizer's operation replaces
-modules, and `all_tied_weights_keys`. `tests/ir/test_hf_folder.py` fails first when it changes.
+modules, how names in files become names in a model, and `all_tied_weights_keys`.
+`tests/ir/test_hf_folder.py` fails first when it changes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from transformers.core_model_loading import ConversionOps
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    ConversionOps,
+    WeightConverter,
+    WeightRenaming,
+    rename_source_key,
+)
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
@@ -65,14 +72,16 @@ class ChopConfig(QuantizationConfigMixin):
         from chop.ir.huggingface.stored import StoredModule
 
         self.quant_method = quant_method  # type: ignore[assignment]
-        self.format = None if format is None else _with_width(format)
+        self.format = None if format is None else _with_width(format, of_weights=True)
         self.data_in = None if data_in is None else _with_width(data_in)
         self.operators = None if operators is None else _operators(operators)
         self.skip = list(skip)
         if (format is None) == (modules is None):
             raise ConfigError("quantization_config: expected a format, or the modules of a folder.")
-        if modules is not None and not isinstance(modules, Mapping):
-            raise ConfigError(f"quantization_config.modules: expected a mapping, got {modules!r}.")
+        if modules is not None and not (modules and isinstance(modules, Mapping)):
+            raise ConfigError(
+                f"quantization_config.modules: expected formats by module path, got {modules!r}."
+            )
         self.modules: dict[str, StoredModule] = {
             path: StoredModule.read(plain, f"quantization_config.modules['{path}']")
             for path, plain in (modules or {}).items()
@@ -87,15 +96,21 @@ class ChopConfig(QuantizationConfigMixin):
         return {"quant_method": METHOD, **{name: x for name, x in own.items() if x}}
 
 
-def _with_width(text: str) -> str:
-    """A format's text with its fields named, and checked."""
+def _with_width(text: str, of_weights: bool = False) -> str:
+    """A format's text with its fields named, and checked; that of weights has codes."""
     from chop.formats import parse_format_string
     from chop.formats.base import REGISTRY
 
     short = re.fullmatch(r"([a-z_]+?)(\d+)", str(text))
     if short and text not in REGISTRY and short[1] in REGISTRY:
         text = f"{short[1]}:width={short[2]}"
-    parse_format_string(str(text))
+    found = parse_format_string(str(text))
+    if of_weights and (found.is_identity or not found.is_deterministic):
+        raise ConfigError(
+            f"quantization_config: format '{text}' has no codes, because it "
+            f"{'changes nothing' if found.is_identity else 'draws at random'}; expected one such "
+            "as 'mxint8'."
+        )
     return str(text)
 
 
@@ -146,12 +161,18 @@ class ChopQuantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         from chop.ir.huggingface import loading
+        from chop.ir.huggingface.weights import StoredTensors
 
-        config = self.quantization_config
-        if self.pre_quantized:
-            self.tied = loading.put_modules(model, config.modules, kwargs.get("checkpoint_files"))
-        else:
+        config, files = self.quantization_config, kwargs.get("checkpoint_files")
+        if not self.pre_quantized:
+            if files and all(str(file).endswith(".safetensors") for file in files):
+                StoredTensors(model, files).check_float()
             self.groups = loading.layers_to_pack(model, config.operators, config.skip)
+            return
+        stored = None if files is None else StoredTensors(model, files)
+        self.tied = loading.put_modules(model, config.modules, stored)
+        if stored is not None:
+            stored.check_complete(model, loading.is_whole(model), names_in)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         from chop.ir.huggingface.stored import stored_modules
@@ -163,6 +184,26 @@ class ChopQuantizer(HfQuantizer):
         if not self.pre_quantized:
             self.quantization_config.modules = stored_modules(model)
         return model
+
+
+def names_in(model: Any, names: Iterable[str]) -> dict[str, str]:
+    """By name of a tensor in files, the name of the tensor that transformers makes of it.
+
+    Args:
+        model: on the meta device.
+        names: in the files.
+    """
+    known, prefix = model.state_dict(), model.base_model_prefix
+    entries = get_model_conversion_mapping(model)
+    renamings = [entry for entry in entries if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in entries if isinstance(entry, WeightConverter)]
+    found = {}
+    for name in names:
+        own, _ = rename_source_key(name, renamings, converters, prefix, known)
+        if own not in known and name in known:
+            own, _ = rename_source_key(name, [], [], prefix, known)
+        found[name] = own
+    return found
 
 
 class PackWeight(ConversionOps):

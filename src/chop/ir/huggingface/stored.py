@@ -100,9 +100,14 @@ class StoredModule:
             ConfigError: one is unknown, or its fields do not fit.
         """
         given = {name: getattr(self, name) for name in OPERANDS}
-        return QuantSpec().with_quantizers(
-            **{name: parse_format(x, f"{where}.{name}") for name, x in given.items() if x}
-        )
+        found = {name: parse_format(x, f"{where}.{name}") for name, x in given.items() if x}
+        for name in ("weight", "bias"):
+            if name in found and not found[name].is_fitted:
+                raise ConfigError(
+                    f"{where}.{name}: {found[name].label} waits for data, which a folder does not "
+                    "have; expected numbers."
+                )
+        return QuantSpec().with_quantizers(**found)
 
     def plain(self) -> dict[str, Any]:
         """For a file: what is left out is float, not packed, not exact."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from chop.errors import ConfigError
 from chop.formats import Float, NumberFormat
 from chop.formats.transforms import is_transformed
 from chop.kernels import packed_linear_directly
@@ -58,6 +59,24 @@ class PackedEmbedding(PackedOperator, q.QuantEmbedding):  # type: ignore[overrid
     """
 
     operator = q.QuantEmbedding
+
+    @property
+    def num_embeddings(self) -> int:
+        """How many rows there are.
+
+        Raises:
+            ConfigError: on a change, as transformers makes one to resize a vocabulary.
+        """
+        return self.packed_shapes["weight"][0]
+
+    @num_embeddings.setter
+    def num_embeddings(self, count: int) -> None:
+        if count == self.num_embeddings:
+            return
+        raise ConfigError(
+            f"a {type(self).__name__} of {self.num_embeddings} rows cannot have {count}: they are "
+            "stored as codes. Resize the float model's vocabulary, or unpack it first."
+        )
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         by_rows = self.max_norm is None and input.numel() < self.num_embeddings

@@ -1,0 +1,128 @@
+"""The tensors of a folder by their names and shapes, and whether they are what a model needs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chop.errors import CheckpointError, did_you_mean
+from chop.ir.storage.tensor_store import open_file
+from chop.nn.packed import PackedOperator
+
+DTYPES = {torch.uint8: "U8", torch.float32: "F32"}
+"""Of codes and scales, by safetensors' names."""
+
+
+class StoredTensors:
+    """What the safetensors files of a folder have: name, type and shape.
+
+    Args:
+        model: of transformers, to be loaded.
+        files: the files.
+
+    Raises:
+        CheckpointError: a file is outside the folder, or no safetensors file.
+    """
+
+    def __init__(self, model: Any, files: Sequence[str]) -> None:
+        _check_inside(model.config._name_or_path, files)
+        self._prefix = model.base_model_prefix
+        self._found: dict[str, tuple[str, list[int]]] = {}
+        for file in files:
+            with open_file(Path(file)) as opened:
+                for name in opened.offset_keys():
+                    part = opened.get_slice(name)
+                    self._found[name] = part.get_dtype(), list(part.get_shape())
+
+    def has(self, key: str) -> bool:
+        """Whether there is a tensor of the model, under its name or that of the body's."""
+        return self._find(key) is not None
+
+    def check_float(self) -> None:
+        """Raises CheckpointError where there are codes, which nothing says the formats of."""
+        packed = next((name for name in self._found if name.endswith(".weight_codes")), None)
+        if packed is not None:
+            raise CheckpointError(
+                f"the folder's weights have '{packed}', but its quantization_config lacks the "
+                "'modules' that say what codes mean; expected float weights."
+            )
+
+    def _find(self, key: str) -> tuple[str, list[int]] | None:
+        names = (key, key.removeprefix(f"{self._prefix}."), f"{self._prefix}.{key}")
+        return next((self._found[name] for name in names if name in self._found), None)
+
+    def check(self, path: str, module: PackedOperator) -> None:
+        """Raises CheckpointError where codes are missing, or of another size."""
+        for name, buffer in module._buffers.items():
+            if buffer is None:
+                continue
+            found = self._find(f"{path}.{name}")
+            expected = DTYPES.get(buffer.dtype), [*buffer.shape]
+            if found is None:
+                raise CheckpointError(
+                    f"the folder's weights lack '{path}.{name}', which its quantization_config "
+                    "says is there."
+                )
+            if found != expected:
+                raise CheckpointError(
+                    f"'{path}.{name}': the format in quantization_config has {expected[1]} of "
+                    f"{expected[0]}, the folder's weights {found[1]} of {found[0]}."
+                )
+
+    def check_complete(
+        self, model: Any, whole: bool, names_in: Callable[[Any, Iterable[str]], Mapping[str, str]]
+    ) -> None:
+        """Compares the names with those that a model needs: no layer starts from random weights.
+
+        Args:
+            model: with its quantized modules, without data.
+            whole: it is of the class that was saved. Of others, the body has to be complete.
+            names_in: by name in the files, the name in the model.
+
+        Raises:
+            CheckpointError: a tensor is missing, or is no part of the model.
+        """
+        given = names_in(model, self._found)
+        needed = set(model.state_dict()) - set(model.all_tied_weights_keys)
+        if not whole:
+            body = "" if model.base_model is model else f"{self._prefix}."
+            needed = {name for name in needed if name.startswith(body)}
+        missing = _but(needed - {*given.values()}, model._keys_to_ignore_on_load_missing)
+        kind = type(model).__name__
+        if missing:
+            raise CheckpointError(
+                f"the folder's weights lack '{missing[0]}', which {kind} needs; its "
+                "quantization_config lists what is packed."
+            )
+        known = {*model.state_dict(), *model.all_tied_weights_keys}
+        known |= {name for name, _ in model.named_buffers()}
+        extra = {name for name, own in given.items() if own not in known} if whole else set()
+        unexpected = _but(extra, model._keys_to_ignore_on_load_unexpected)
+        if unexpected:
+            raise CheckpointError(
+                f"the folder's weights have '{unexpected[0]}', for which {kind} has no place: "
+                f"{did_you_mean(unexpected[0], known)}"
+            )
+
+
+def _check_inside(folder: str, files: Sequence[str]) -> None:
+    """Raises CheckpointError for a file that an index finds outside its folder."""
+    if not Path(folder).is_dir():  # of a hub, whose files are in a cache
+        return
+    home = os.path.normpath(Path(folder).absolute())
+    for file in files:  # as they are named: what a folder links to is its owner's matter
+        if not Path(os.path.normpath(Path(file).absolute())).is_relative_to(home):
+            raise CheckpointError(
+                f"the index of {folder} names '{file}', which is outside of that folder."
+            )
+
+
+def _but(names: Iterable[str], ignored: Iterable[str] | None) -> list[str]:
+    """The names that no pattern matches, sorted."""
+    patterns = [*(ignored or ())]
+    return sorted(x for x in names if not any(re.search(pattern, x) for pattern in patterns))
