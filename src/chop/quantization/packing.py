@@ -179,4 +179,4 @@ def _row(mg: MaseGraph, path: str, parts: Sequence[StoredParameter], reason: str
     elements = sum(part.value.numel() for part in parts)
     size = sum(part.held_bytes for part in parts)
     why = "" if packed else reason or "is no layer of the graph, which reads its parameters itself"
-    return PackedRow(path, type(module).__name__, elements, size, 8 * size / max(elements, 1), why)
+    return PackedRow(path, module._get_name(), elements, size, 8 * size / max(elements, 1), why)

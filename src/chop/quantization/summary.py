@@ -11,9 +11,12 @@ from chop.formats import QuantSpec
 from chop.ir.annotate import operand_formats
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.parameters import StoredParameter, masked_weights, stored_parameters
+from chop.nn.packed.base import parts_of_rows
 from chop.nn.quantized import QuantizedOperator
 
 LARGE_SHARE = 0.5
+PART = 2**18
+"""Elements of a weight at a time, of which the comparison makes some ten copies."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +97,15 @@ def _layer_row(parameter: StoredParameter, masked: Tensor | None) -> LayerRow:
     weight, number_format = parameter.value.detach(), parameter.format
     if masked is not None:
         weight = weight.masked_fill(masked, 0)
-    alive = weight != 0
-    count = max(int(alive.sum()), 1)
-    vanished = ((number_format.round(weight) == 0) & alive).sum().item() / count
-    saturated = number_format.saturates(weight).sum().item() / count
-    layer = parameter.name.removesuffix(".weight")
-    return LayerRow(layer, number_format.label, weight.numel(), vanished, saturated)
+    alive = vanished = saturated = 0
+    for rows in weight.split(parts_of_rows(number_format, weight, PART)):
+        is_alive = rows != 0
+        alive += int(is_alive.sum())
+        vanished += int(((number_format(rows) == 0) & is_alive).sum())
+        saturated += int(number_format.saturates(rows).sum())
+    layer, count = parameter.name.removesuffix(".weight"), max(alive, 1)
+    shares = vanished / count, saturated / count
+    return LayerRow(layer, number_format.label, weight.numel(), *shares)
 
 
 def poor_fit(layers: Sequence[LayerRow]) -> str | None:

@@ -71,6 +71,7 @@ class Feed:
             if step == 0:
                 self.task.check(read_output(output)[1], self.rows.labels)
             yield output, labels
+            del output  # large logits are gone before the next ones are made
 
     def _run(self, fed: dict[str, Tensor]) -> Any:
         try:

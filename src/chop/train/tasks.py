@@ -235,6 +235,8 @@ def _one_class_each(logits: Tensor, labels: Tensor) -> Pair:
 
 
 def _counted(logits: Tensor, labels: Tensor, counts: Tensor) -> Pair:
+    if counts.all():  # mostly a view, where an index makes a copy
+        return logits.flatten(0, counts.dim() - 1), labels.flatten().long()
     return logits[counts], labels[counts].long()
 
 

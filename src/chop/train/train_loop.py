@@ -167,6 +167,7 @@ def evaluate(
             answers, expected = judged.compare(read_output(output)[1], expected)
             predictions.append(judged.metric.predict(answers, expected))
             labels.append(expected)
+            del output, answers  # as in `Feed.outputs`
             tick()
     return judged.metric.score(torch.cat(predictions).cpu(), torch.cat(labels).cpu())
 

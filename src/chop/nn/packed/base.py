@@ -19,7 +19,7 @@ from chop.nn.weight_cache import decoded_once
 CODES, SCALES, TENSOR_SCALE = "codes", "scales", "tensor_scale"
 SMALL = 2**14
 """Elements of a parameter that is decoded once."""
-PART = 2**22
+PART = 2**20
 """Elements of a parameter that are encoded, or compared with their codes, at a time."""
 KnownCodes = MutableMapping[tuple[int, str], Encoded]
 """Codes by the id of the parameter and the key of the format, so that shared ones stay shared."""
@@ -290,15 +290,21 @@ def encoded(layer: QuantizedOperator, name: str, known: KnownCodes) -> Encoded:
     return known[key]
 
 
-def parts_of_rows(number_format: NumberFormat, x: Tensor) -> int:
-    """How many rows of a tensor to treat at a time: all of one that is small, or not separable."""
+def parts_of_rows(number_format: NumberFormat, x: Tensor, part: int = PART) -> int:
+    """How many rows of a tensor to treat at a time: all of one that is small, or not separable.
+
+    Args:
+        number_format: decides whether rows are rounded by themselves.
+        x: any shape.
+        part: elements at a time, about.
+    """
     whole = max(1, len(x)) if x.ndim else 1
     is_separable = number_format.is_fitted and number_format.is_row_separable(x.shape)
-    if x.numel() <= PART or not is_separable:
+    if x.numel() <= part or not is_separable:
         return whole
     if number_format.encode(x[:1]).tensor_scale is not None:  # a factor that all rows decide
         return whole
-    return max(1, PART * len(x) // x.numel())
+    return max(1, part * len(x) // x.numel())
 
 
 def _encode_in_parts(number_format: NumberFormat, x: Tensor) -> Encoded:

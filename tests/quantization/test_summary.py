@@ -1,0 +1,32 @@
+"""How weights fit their formats, counted in parts."""
+
+import pytest
+import torch
+from torch import nn
+
+from chop import MaseGraph, passes
+from chop.formats import parse_format_string
+from chop.quantization import summary
+
+
+@pytest.mark.parametrize("text", ["mxint:width=3", "4.2", "nvfp4", "scale_integer:width=3"])
+def test_parts_of_a_weight_count_as_the_whole(text, monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 48))
+    with torch.no_grad():
+        model[0].weight.mul_(torch.logspace(-3, 2, 48)[:, None])
+        model[0].weight[3:9] = 0
+    rule = {"config": {"weight": parse_format_string(text)}}
+    mg, _ = passes.quantize_transform_pass(
+        MaseGraph(model, dummy_in={"input": torch.ones(1, 64)}), {"linear": rule}
+    )
+    (whole,) = summary.layer_rows(mg)
+    monkeypatch.setattr(summary, "PART", 200)
+    (parts,) = summary.layer_rows(mg)
+    assert parts == whole and whole.weights == 64 * 48
+    weight, number_format = model[0].weight.detach(), mg.modules["0"].spec.number_format("weight")
+    alive = weight != 0
+    lost = ((number_format.round(weight) == 0) & alive).sum() / alive.sum()
+    assert 0 < whole.share_rounded_to_zero == pytest.approx(lost.item())
+    beyond = number_format.saturates(weight).sum() / alive.sum()
+    assert whole.share_saturated == pytest.approx(beyond.item())
