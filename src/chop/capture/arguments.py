@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
+from chop.capture.hf_cache import is_cache, traced_node
 from chop.capture.symbols import Sizes, is_symbolic
 from chop.errors import CaptureError
 
@@ -64,6 +65,8 @@ class ArgumentWriter:
         Raises:
             CaptureError: a graph cannot hold such a value.
         """
+        if isinstance(value, fx.Node):
+            return value
         if isinstance(value, Tensor):
             return self._node_of(value)
         if is_symbolic(value):
@@ -82,6 +85,8 @@ class ArgumentWriter:
             return slice(*map(self.write, (value.start, value.stop, value.step)))
         if isinstance(value, Mapping):
             return self._write_mapping(value)
+        if is_cache(value):
+            return traced_node(value)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return self._graph.call_function(type(value), tuple(map(self.write, value)))
         if isinstance(value, tuple | list):

@@ -19,6 +19,7 @@ from chop.capture.fallback import (
     is_mode_switch,
     same_class_modules,
 )
+from chop.capture.hf_generation import generation_settings
 from chop.capture.ignored_arguments import plain_defaults, takes_any_keyword
 from chop.capture.input_guards import contiguous
 from chop.capture.leaves import GRADIENT_HOOKS
@@ -57,17 +58,25 @@ def _fill_record(record: CaptureRecord, fallback: Fallback, recording: Recording
     config = getattr(fallback.model, "config", None)
     # A layer may be called `config` too.
     record.config = None if isinstance(config, nn.Module | Tensor) else config
-    record.example_inputs = {name: _specs(value) for name, value in fallback.example.items()}
+    example, caching = fallback.example, fallback.caching
+    if caching is not None:
+        example, record.optional_inputs = dict(caching.plain), caching.optional
+    record.example_inputs = {name: _specs(value) for name, value in example.items()}
+    record.generation_config = generation_settings(fallback.model)
     record.fixed_inputs = {
-        name: value for name, value in fallback.fixed.items() if not isinstance(value, Tensor)
+        name: value
+        for name, value in fallback.fixed.items()
+        if not isinstance(value, Tensor) and not (caching is not None and name == "use_cache")
     }
     parameters = inspect.signature(fallback.model.forward).parameters
-    record.ignored_inputs = tuple(name for name in parameters if name not in fallback.example)
+    record.ignored_inputs = tuple(
+        name for name in parameters if name not in (*example, *record.optional_inputs)
+    )
     record.ignored_defaults = plain_defaults(fallback.model, record.ignored_inputs)
     record.takes_any_keyword = takes_any_keyword(fallback.model)
     record.constants = tuple(recording.recorder.constants)
     record.asked = dict(recording.recorder.asked)
-    record.contiguous_inputs = contiguous(fallback.example)
+    record.contiguous_inputs = contiguous(example)
     record.guards = recording.recorder.sizes.guards()
     record.auto_leaves = tuple(_reports(fallback, recording.recorder))
     record.always_eval = _always_eval(fallback.model)

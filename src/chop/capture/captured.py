@@ -14,10 +14,13 @@ from torch import Tensor, fx, nn
 
 from chop.capture.dtype_constants import float_dtypes, has_dtype_constants, recast_constants
 from chop.capture.guards import ShapeGuard, compile_guard, guard_holds, violation_message
+from chop.capture.hf_cache import CACHE, check_optional, new_cache
+from chop.capture.hf_generation import generator
 from chop.capture.ignored_arguments import why_not_ignorable
 from chop.capture.input_guards import check_input_guards
 from chop.capture.module_tree import hooked_scopes, member, member_at
 from chop.capture.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
+from chop.capture.original import KEY
 from chop.capture.runtime import exit_open_regions
 from chop.capture.specs import LeafReport, cast_floats, check_matches
 from chop.errors import GuardError
@@ -31,6 +34,9 @@ class CaptureRecord:
         class_name: the model's class.
         config: the model's configuration, if it has one.
         example_inputs: a `TensorSpec` per captured input (nested like the input).
+        optional_inputs: inputs that may be left out: a cache, and positions.
+        why_no_cache: why the graph takes no cache; empty if it does.
+        generation_config: what the model's own sets, if it has one.
         ignored_inputs: the model's other parameters.
         ignored_defaults: what those are where they are left out, if plain values.
         asked: the line of the model that asked for what of a tensor, see `questions`.
@@ -51,6 +57,9 @@ class CaptureRecord:
     class_name: str
     config: Any = None
     example_inputs: dict[str, Any] = field(default_factory=dict)
+    optional_inputs: tuple[str, ...] = ()
+    why_no_cache: str = "it is of an earlier version"
+    generation_config: dict[str, Any] | None = None
     ignored_inputs: tuple[str, ...] = ()
     ignored_defaults: dict[str, Any] = field(default_factory=dict)
     asked: dict[str, str] = field(default_factory=dict)
@@ -115,6 +124,7 @@ class CapturedModule(fx.GraphModule):
     class_name: Any = _RecordAttribute()
     config: Any = _RecordAttribute()
     example_inputs: Any = _RecordAttribute()
+    optional_inputs: Any = _RecordAttribute()
     ignored_inputs: Any = _RecordAttribute()
     ignored_defaults: Any = _RecordAttribute()
     asked: Any = _RecordAttribute()
@@ -142,6 +152,7 @@ class CapturedModule(fx.GraphModule):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the graph; see the class for what is dropped and what is refused."""
+        kwargs = self._with_cache(args, kwargs)
         accepted = {name: value for name, value in kwargs.items() if not self._drops(name, value)}
         # Dynamo takes `forward` for a constant of the class, but guards the code that is read.
         if torch.compiler.is_compiling() and self._code:
@@ -152,6 +163,15 @@ class CapturedModule(fx.GraphModule):
         # leave gradients off, nor may a call inside the caller's own region leave them on.
         with torch.set_grad_enabled(torch.is_grad_enabled()), exit_open_regions():
             return super().__call__(*args, **accepted)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Continues texts as the model's own `generate` does, see transformers.
+
+        Raises:
+            CaptureError: the graph takes no cache; the message says why.
+        """
+        original = vars(self).get(KEY)
+        return generator(self, original and original.class_of("")).generate(*args, **kwargs)
 
     def train(self, mode: bool = True) -> CapturedModule:
         """Switches the mode; modules that the model itself keeps in `eval()` stay there."""
@@ -202,9 +222,20 @@ class CapturedModule(fx.GraphModule):
         if record.follows_dtype != before:
             self.recompile()
 
+    def _with_cache(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Arguments with a cache in the place of `use_cache`."""
+        record = self.record
+        if CACHE not in record.optional_inputs or "use_cache" not in kwargs:
+            return kwargs
+        accepted = {name: value for name, value in kwargs.items() if name != "use_cache"}
+        place = [*record.example_inputs, *record.optional_inputs].index(CACHE)
+        if kwargs["use_cache"] and accepted.get(CACHE) is None and len(args) <= place:
+            accepted[CACHE] = new_cache(record.config)
+        return accepted
+
     def _drops(self, name: str, value: Any) -> bool:
         record = self.record
-        if name in record.example_inputs:
+        if name in record.example_inputs or name in record.optional_inputs:
             return False
         if name in record.fixed_inputs:
             fixed = record.fixed_inputs[name]
@@ -233,7 +264,7 @@ class CapturedModule(fx.GraphModule):
     def _check_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         record = self.record
         names = list(record.example_inputs)
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        given = dict(zip((*names, *record.optional_inputs), args, strict=False)) | {**kwargs}
         missing = [name for name in names if name not in given]
         if missing:
             raise GuardError(
@@ -254,6 +285,8 @@ class CapturedModule(fx.GraphModule):
             for name in given:
                 if name in record.example_inputs:
                     check_matches(name, record.example_inputs[name], given[name])
+                elif name in record.optional_inputs:
+                    check_optional(name, given[name])
             for guard, code in zip(record.guards, self._guard_codes(), strict=True):
                 if not guard_holds(code, given):
                     raise GuardError(violation_message(guard, given))

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.capture.hf_cache import copied
 from chop.capture.leaves import tensors_in
 from chop.capture.preserve_state import Snapshot, patched_calls, preserve_state
 from chop.capture.python_state import Key, PythonState
@@ -104,16 +105,12 @@ def run_once(model: nn.Module, arguments: Mapping[str, Any], run: Snapshot) -> C
     """Calls a model from a fixed seed, on copies of its inputs."""
     torch.manual_seed(UNUSUAL_SEED)
     # The model may write into its inputs, and they are for several runs.
-    own = {name: tree_map(_copied, value) for name, value in arguments.items()}
+    own = {name: tree_map(copied, value) for name, value in arguments.items()}
     outputs = tensors_in(model(**own))
     changed = {id(tensor) for tensor in run.tensors.changed()}
     named = [*model.named_parameters(), *model.named_buffers()]
     written = {name: x.detach().clone() for name, x in named if id(x) in changed}
     return Call(arguments, outputs, written)
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
 
 
 def distance(found: Tensor, expected: Tensor) -> float:

@@ -23,7 +23,15 @@ from chop.capture.dtype_constants import (
 )
 from chop.capture.eager_probe import probe_outputs, probe_reads
 from chop.capture.graph_break import GraphBreak, MissingFakeKernelError
-from chop.capture.hf_patches import autocast_regions, broadcast_masks
+from chop.capture.hf_cache import (
+    CACHE,
+    POSITIONS,
+    CacheError,
+    Caching,
+    trace_positions,
+    traced_cache,
+)
+from chop.capture.hf_patches import autocast_regions, broadcast_masks, masks_of_any_size
 from chop.capture.leaves import GRADIENT_HOOKS, EagerOutput, LeafRule, has_gradient_hooks
 from chop.capture.merge_modes import ModesDifferError, merge_modes
 from chop.capture.module_tree import member_paths
@@ -102,6 +110,7 @@ class Fallback:
         mutated_buffers: buffers that the model's Python reads and its forward writes.
         earlier: the last recording of each kind.
         changed_in_training: attributes that the recording in `train()` has changed.
+        caching: what is optional among the inputs, where one is a cache.
     """
 
     model: nn.Module
@@ -119,6 +128,7 @@ class Fallback:
     changed_in_training: set[Key] = field(default_factory=set)
     check_numpy_draws: bool = False
     earlier: dict[Any, Recorder] = field(default_factory=dict, repr=False)
+    caching: Caching | None = None
 
     def __post_init__(self) -> None:
         self.probes = dtype_probes(self.model)
@@ -223,6 +233,7 @@ class Fallback:
             )
             stack.enter_context(watched_autocast(recorder.regions))
             stack.enter_context(broadcast_masks())
+            stack.enter_context(masks_of_any_size(recorder.sizes, recorder))
             stack.enter_context(autocast_regions())
             stack.enter_context(size_arithmetic())
             # Hooks on the gradients of the model itself are the captured module's, not the graph's.
@@ -240,12 +251,11 @@ class Fallback:
                 example = probe.cast(example)
             before = PythonState(self.model)
             recorder.reads.model_tensors = before.tensors
-            fakes = {
-                name: recorder.writer.add_input(name, value, self.dynamic_dims)
-                for name, value in example.items()
-            }
+            fakes = self._fakes(example, recorder)
             try:
                 recorder.run(self.model, {**fakes, **self.fixed})
+            except CacheError:
+                raise
             except Exception as error:
                 assert recorder.graph_break is not None
                 if self.check_numpy_draws or not isinstance(error, NumpyRandomError):
@@ -259,6 +269,21 @@ class Fallback:
                 return recorder
         # The next recording looks for the module that draws.
         return self._record_mode(training, probe)
+
+    def _fakes(self, example: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
+        """The placeholders: those that may be left out come last."""
+        fakes = {
+            name: recorder.writer.add_input(name, value, self.dynamic_dims)
+            for name, value in example.items()
+            if self.caching is None or name not in self.caching.optional
+        }
+        if self.caching is not None:
+            nodes = {name: recorder.add_optional(name) for name in self.caching.optional}
+            fakes[CACHE] = traced_cache(example[CACHE], nodes[CACHE], recorder)
+            if POSITIONS in nodes:
+                by_mask = self.caching.by_mask
+                fakes[POSITIONS] = trace_positions(nodes[POSITIONS], fakes, by_mask, recorder)
+        return fakes
 
     def _fall_back(self, stop: _GraphBreakError) -> None:
         """Makes the modules at which a recording stopped leaves, or falls back to fixed sizes."""

@@ -10,19 +10,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.capture.hf_cache import Recording, pad_attention_mask
+from chop.capture.symbols import Sizes
+
 _LAYER_DROPS = ("layerdrop", "layer_drop", "encoder_layerdrop", "decoder_layerdrop")
 
 
 @contextlib.contextmanager
-def hf_capture_patches(model: nn.Module) -> Iterator[list[str]]:
+def hf_capture_patches(model: nn.Module, with_cache: bool = False) -> Iterator[list[str]]:
     """Turns off caches, data-dependent expert loops and whole-layer dropping.
+
+    Args:
+        model: the model.
+        with_cache: leaves caches on.
 
     Yields: a sentence for each change that alters what the model computes.
     """
     with contextlib.ExitStack() as changes:
         notes: list[str] = []
         for config in _configs(model):
-            if getattr(config, "use_cache", False):
+            if getattr(config, "use_cache", False) and not with_cache:
                 _set(changes, config, "use_cache", False)
             if "_experts_implementation_internal" in vars(config):
                 _set(changes, config, "_experts_implementation_internal", "batched_mm")
@@ -54,6 +61,50 @@ def broadcast_masks() -> Iterator[None]:
 
             _set(changes, masks, "_vmap_expansion_sdpa", expansion)
             _set(changes, masks, "TransformGetItemToIndex", contextlib.nullcontext)
+        yield
+
+
+@contextlib.contextmanager
+def masks_of_any_size(sizes: Sizes, recording: Recording) -> Iterator[None]:
+    """Makes transformers build one kind of mask, and attend with it, for any number of tokens.
+
+    It would skip a mask for one new token, and pad one for a static cache, by tests of sizes that
+    would be guards. With a mask, attention gives the same on the way that it takes for more tokens.
+    """
+    masks: Any = sys.modules.get("transformers.masking_utils")
+    attention: Any = sys.modules.get("transformers.modeling_utils")
+    with contextlib.ExitStack() as changes:
+        if masks is not None:
+
+            def padded(attention_mask: Any, kv_length: Any, kv_offset: Any) -> Any:
+                if attention_mask is None:
+                    return None
+                with recording.untraced():
+                    result = attention_mask.clone()
+                call = (attention_mask, kv_length + kv_offset)
+                recording.emit("call_function", pad_attention_mask, call, {}, result)
+                return result
+
+            skips = masks._ignore_causal_mask_sdpa
+            _set(changes, masks, "prepare_padding_mask", padded)
+            _set(
+                changes,
+                masks,
+                "_ignore_causal_mask_sdpa",
+                lambda mask, *args, **kwargs: mask is None and skips(mask, *args, **kwargs),
+            )
+        if attention is not None:
+            functions = attention.AttentionInterface._global_mapping
+            usual = functions["sdpa"]
+
+            def attend(module: Any, q: Any, k: Any, v: Any, mask: Any, **kwargs: Any) -> Any:
+                if mask is None:
+                    return usual(module, q, k, v, mask, **kwargs)
+                with sizes.evaluated_by(model=False):
+                    return usual(module, q, k, v, mask, **kwargs)
+
+            changes.callback(functions.__setitem__, "sdpa", usual)
+            functions["sdpa"] = attend
         yield
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from chop.capture.hf_cache import cache_tensors, is_cache
 from chop.errors import CaptureError, ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def with_grad_history(fake: Tensor, trained: bool) -> Tensor:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors of nested tuples, lists, mappings and dataclasses, in order."""
+    """All tensors of nested tuples, lists, mappings, dataclasses and caches, in order."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Mapping):
@@ -152,7 +153,7 @@ def tensors_in(value: Any) -> list[Tensor]:
         return [tensor for item in value for tensor in tensors_in(item)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return tensors_in([getattr(value, field.name) for field in dataclasses.fields(value)])
-    return []
+    return cache_tensors(value) if is_cache(value) else []
 
 
 def _map_together(function: Any, value: Any, other: Any) -> Any:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from chop.capture.autocast import AutocastRegions
@@ -15,6 +15,7 @@ from chop.capture.eager_probe import EagerReads
 from chop.capture.fake_cache import FakeCache
 from chop.capture.graph_break import GraphBreak
 from chop.capture.graph_writer import GraphWriter
+from chop.capture.hf_cache import CacheError
 from chop.capture.input_guards import DTYPE, LAYOUT, LAYOUT_METHODS
 from chop.capture.leaves import (
     EagerOutput,
@@ -108,6 +109,24 @@ class Recorder(TorchFunctionMode):
         self.regions = AutocastRegions(writer.emit, lambda: self._recording)
         self._paths = {id(module): name for name, module in model.named_modules()}
 
+    # --- inputs
+
+    def add_optional(self, name: str) -> fx.Node:
+        """The placeholder of an input that may be left out, which is None."""
+        return self.graph.create_node("placeholder", name, (None,))
+
+    def emit(self, op: str, target: Any, args: Any, kwargs: Any, result: Any) -> fx.Node:
+        """A node that no torch call makes, see `GraphWriter.emit`."""
+        return self.writer.emit(op, target, args, kwargs, result)
+
+    def free_number(self, name: str, example: int) -> Any:
+        """A symbolic size that a node computes, see `Sizes.free_number`."""
+        return self.sizes.free_number(name, example)
+
+    def untraced(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, torch calls are not written down, and their size tests are no guards."""
+        return self._inside_operator() if self._recording else contextlib.nullcontext()
+
     # --- the run
 
     def run(self, model: nn.Module, arguments: Mapping[str, Any]) -> None:
@@ -137,12 +156,17 @@ class Recorder(TorchFunctionMode):
                 for name, part in self._leaves.traced_modules(model):
                     self._check_buffers(name, part, before[name])
                 self.writer.output(result)
+                self._check_computed_sizes()
             except Exception as error:
                 if self.graph_break is None:
                     self.graph_break = GraphBreak("", failing_line(error) or "its result", error)
                 raise
             finally:
                 self._recording = False
+
+    def _check_computed_sizes(self) -> None:
+        for name, where in self.sizes.tests_of_computed():
+            raise CacheError(f"the model decides on the size of {name} at {where}")
 
     @contextlib.contextmanager
     def _inside_operator(self) -> Iterator[None]:

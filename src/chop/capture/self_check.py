@@ -11,6 +11,7 @@ from torch import nn
 
 from chop.capture.captured import CapturedModule
 from chop.capture.dry_run import Call, DryRun, distance, run_eagerly, run_once
+from chop.capture.hf_cache import CacheError
 from chop.capture.leaves import tensors_in
 from chop.capture.preserve_state import preserve_state
 from chop.capture.runtime import enter_autocast
@@ -94,6 +95,31 @@ def _compare(
                     + "; ".join(eager_run.stateful.values())
                 )
     return None
+
+
+def check_without_cache(
+    model: nn.Module, captured: CapturedModule, plain: Mapping[str, Any]
+) -> None:
+    """Compares a capture that takes a cache with its model on a call without one.
+
+    Args:
+        model: the model; it is left as it was.
+        captured: its capture.
+        plain: inputs of such a call.
+
+    Raises:
+        CacheError: they differ.
+    """
+    expected = run_eagerly(model, plain, {"use_cache": False}, probe=False)
+    if expected is None:
+        return
+    try:
+        with preserve_state(model):
+            mismatch = _compare(captured, plain, expected, _TOLERANCE)
+    except GuardError as error:
+        mismatch = str(error)
+    if mismatch is not None:
+        raise CacheError(f"without a cache {mismatch}")
 
 
 def _taken(call: Call, example: Mapping[str, Any]) -> dict[str, Any]:

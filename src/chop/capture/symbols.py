@@ -101,6 +101,7 @@ class Sizes:
         self._fixed: list[ShapeGuard] = []
         self._examples: dict[str, tuple[int, ...]] = {}
         self._fakes: list[Tensor] = []
+        self._computed: dict[sympy.Symbol, str] = {}
 
     @contextlib.contextmanager
     def fake_mode(self) -> Iterator[None]:
@@ -160,6 +161,33 @@ class Sizes:
     def _fix(self, name: str, tensor: Tensor, dims: Any) -> None:
         for dim in dims:
             self._fixed.append(ShapeGuard(f"{name}.shape[{dim}] == {tensor.shape[dim]}"))
+
+    def free_number(self, name: str, example: int) -> Any:
+        """A size that no shape of an input tells: a node has to compute it, see `bind_number`.
+
+        Args:
+            name: of its own.
+            example: at least 2.
+
+        Raises:
+            CaptureError: sizes are plain numbers here.
+        """
+        if self._env is None:
+            raise CaptureError(f"{name} is not known before a call, and no size is free")
+        if name not in self._inputs:
+            dims = [DimDynamic.DYNAMIC]
+            self._inputs[name] = fake_with_symbols(self._mode, name, torch.empty(example), dims)
+        size = self._inputs[name].shape[0]
+        self._computed[size.node.expr] = name
+        return size
+
+    def tests_of_computed(self) -> Iterator[tuple[str, str]]:
+        """Names of sizes that no input tells and that the model's Python tests, and the lines."""
+        tests = {} if self._env is None else self._env.tests
+        for condition, where in tests.items():
+            computed = condition.free_symbols & self._computed.keys()
+            if computed and not _always_true(condition, least=0):
+                yield from ((self._computed[symbol], where) for symbol in computed)
 
     # --- sizes as nodes
 
@@ -350,8 +378,8 @@ class Sizes:
         return [size for fake in self._fakes for size in fake.shape if is_symbolic(size)]
 
 
-def _always_true(condition: sympy.Basic) -> bool:
-    ranges = {symbol: ValueRanges(1, int_oo) for symbol in condition.free_symbols}
+def _always_true(condition: sympy.Basic, least: int = 1) -> bool:
+    ranges = {symbol: ValueRanges(least, int_oo) for symbol in condition.free_symbols}
     try:
         return bound_sympy(condition, ranges).is_singleton() and bool(
             bound_sympy(condition, ranges).lower

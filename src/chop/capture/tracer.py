@@ -9,11 +9,21 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from chop.capture.captured import CapturedModule
+from chop.capture.hf_cache import (
+    CACHE,
+    OPTIONAL,
+    CacheError,
+    Caching,
+    cached_example,
+    copied,
+    why_no_cache,
+)
 from chop.capture.hf_patches import hf_capture_patches
 from chop.capture.inputs import dummy_inputs, is_guessed
 from chop.capture.leaves import LeafRule
@@ -62,42 +72,90 @@ def capture(
     """
     check_names(model)
     check_initialized(model)
-    example = _copied(_choose_inputs(model, inputs, input_names))
-    # torch's symbolic shapes cost half a second to import; `import chop` does not need them.
-    from chop.capture.assemble import assemble, warning_text
-    from chop.capture.fallback import Fallback
-    from chop.capture.self_check import find_mismatch
-    from chop.capture.side_effects import record, side_effect_notes
-
-    fallback = Fallback(model, example, dict(concrete_args or {}), LeafRule(model, leaves), strict)
-    with hf_capture_patches(model) as notes:
-        recording, dry_runs = record(fallback)
-        captured = assemble(fallback, recording)
-        captured.record.guessed = inputs is None and is_guessed(model)
-        mismatch = find_mismatch(model, captured, example, dry_runs[0]) if dry_runs else None
-        called = {str(node.target) for node in captured.graph.nodes if node.op == "call_module"}
-        notes += side_effect_notes(fallback, recording, dry_runs, called)
-    # The patches of `model` are off again.
-    vars(captured)[KEY] = Original(model, captured)
-    if mismatch is not None and strict:
-        raise CaptureError(
-            f"the capture of {captured.record.class_name} is not the model: {mismatch}"
-        )
-    message = warning_text(fallback, captured, [*notes, mismatch] if mismatch else notes)
-    if message:
-        warnings.warn(message, CaptureWarning, stacklevel=2)
+    asked = CACHE in (*(inputs or ()), *(input_names or ()))
+    names = None if input_names is None else [x for x in input_names if x not in OPTIONAL]
+    if inputs is not None and asked:
+        inputs = {name: value for name, value in inputs.items() if name not in OPTIONAL}
+    job = _Job(model, dict(concrete_args or {}), tuple(leaves), strict)
+    example = _copied(_choose_inputs(model, inputs, names))
+    chosen = inputs is not None or input_names is not None
+    why_not = (
+        "" if asked else "its inputs were chosen" if chosen else why_no_cache(model, job.fixed)
+    )
+    captured = None
+    if not why_not:
+        try:
+            captured = job.run_with_cache(example)
+        except CaptureError as error:
+            if asked:
+                raise
+            why_not = str(error)
+    captured = job.run(example) if captured is None else captured
+    captured.record.guessed = inputs is None and is_guessed(model)
+    captured.record.why_no_cache = why_not
+    if job.message:
+        warnings.warn(job.message, CaptureWarning, stacklevel=2)
     return captured
+
+
+@dataclass
+class _Job:
+    """One capture: the arguments of `capture`, and its warning."""
+
+    model: nn.Module
+    fixed: dict[str, Any]
+    leaves: tuple[type[nn.Module] | str, ...]
+    strict: bool
+    message: str | None = None
+
+    def run_with_cache(self, plain: Mapping[str, Any]) -> CapturedModule:
+        """A graph for calls with and without a cache.
+
+        Raises:
+            CaptureError: it would not be the model.
+        """
+        example, caching = cached_example(self.model, plain)
+        fixed, self.fixed = self.fixed, {**self.fixed, "use_cache": True}
+        try:
+            captured = self.run(example, caching)
+        finally:
+            self.fixed = fixed
+        if captured.record.auto_leaves or captured.record.eval_only is not None:
+            raise CacheError("not every part of the model can be written down")
+        return captured
+
+    def run(self, example: dict[str, Any], caching: Caching | None = None) -> CapturedModule:
+        """A graph of these inputs."""
+        # torch's symbolic shapes cost half a second to import; `import chop` does not need them.
+        from chop.capture.assemble import assemble, warning_text
+        from chop.capture.fallback import Fallback
+        from chop.capture.self_check import check_without_cache, find_mismatch
+        from chop.capture.side_effects import record, side_effect_notes
+
+        model, rule = self.model, LeafRule(self.model, self.leaves)
+        fallback = Fallback(model, example, self.fixed, rule, self.strict, caching=caching)
+        with hf_capture_patches(model, caching is not None) as notes:
+            recording, dry_runs = record(fallback)
+            captured = assemble(fallback, recording)
+            mismatch = find_mismatch(model, captured, example, dry_runs[0]) if dry_runs else None
+            if caching is not None and dry_runs:
+                check_without_cache(model, captured, caching.plain)
+            called = {str(node.target) for node in captured.graph.nodes if node.op == "call_module"}
+            notes += side_effect_notes(fallback, recording, dry_runs, called)
+        # The patches of `model` are off again.
+        vars(captured)[KEY] = Original(model, captured)
+        if mismatch is not None and (self.strict or caching is not None):
+            raise CaptureError(
+                f"the capture of {captured.record.class_name} is not the model: {mismatch}"
+            )
+        notes += [mismatch] if mismatch else []
+        self.message = warning_text(fallback, captured, notes)
+        return captured
 
 
 def _copied(inputs: dict[str, Any]) -> dict[str, Any]:
     """Copies of the caller's tensors: a model may write into its inputs."""
-
-    def copy(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return value.detach().clone().requires_grad_(value.requires_grad)
-
-    return {name: tree_map(copy, value) for name, value in inputs.items()}
+    return {name: tree_map(copied, value) for name, value in inputs.items()}
 
 
 def _choose_inputs(

@@ -1,0 +1,91 @@
+"""Generation of text: `generate` of transformers on a graph that takes a cache."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from chop.errors import CaptureError
+
+if TYPE_CHECKING:
+    from chop.capture.captured import CapturedModule
+
+
+def generation_settings(model: nn.Module) -> dict[str, Any] | None:
+    """What a model's `generation_config` sets; None where it has none."""
+    config: Any = getattr(model, "generation_config", None)
+    return None if config is None else dict(config.to_diff_dict())
+
+
+def generator(captured: CapturedModule, cls: type[Any] | None) -> Any:
+    """A model of the original class that has no parameters, and whose `forward` is a graph.
+
+    Args:
+        captured: the graph.
+        cls: the class; None: the one of transformers by the name that the graph knows.
+
+    Raises:
+        CaptureError: the graph takes no cache, or no class is known.
+    """
+    record = captured.record
+    if record.why_no_cache:
+        raise CaptureError(
+            f"generate needs a graph with a cache, and that of {record.class_name} has none: "
+            f"{record.why_no_cache}; capture with MaseGraph(model) alone, or run to_module()"
+        )
+    import transformers
+
+    cls = getattr(transformers, record.class_name, None) if cls is None else cls
+    if not (isinstance(cls, type) and issubclass(cls, transformers.GenerationMixin)):
+        raise CaptureError(f"generate: {record.class_name} is no class of transformers that has it")
+    model = nn.Module.__new__(_graph_class(cls))
+    nn.Module.__init__(model)
+    settings = record.generation_config
+    vars(model).update(
+        captured=captured,
+        config=copy.deepcopy(record.config),
+        generation_config=transformers.GenerationConfig.from_dict(settings)
+        if settings is not None
+        else transformers.GenerationConfig.from_model_config(record.config),
+        training=captured.training,
+    )
+    return model
+
+
+@functools.cache
+def _graph_class(cls: Any) -> Any:
+    """A subclass that runs the graph which an instance has as `captured`."""
+
+    class OfGraph(cls):  # type: ignore[misc]
+        """Has no modules: only what prepares the inputs of `forward` is of the class."""
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            """Runs the graph."""
+            return self.captured(*args, **kwargs)
+
+        @staticmethod
+        def create_masks_for_generate(*, attention_mask: Any, **_: Any) -> Any:
+            """Leaves the mask to the graph, also where a cache is static."""
+            return attention_mask
+
+        device = property(lambda self: _tensor(self.captured).device)
+        dtype = property(lambda self: _tensor(self.captured).dtype)
+
+    signature = inspect.signature(cls.forward)
+    # The graph gives the logits of every position.
+    kept = [p for name, p in signature.parameters.items() if name != "logits_to_keep"]
+    OfGraph.forward.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    OfGraph.__name__ = OfGraph.__qualname__ = cls.__name__
+    return OfGraph
+
+
+def _tensor(module: nn.Module) -> torch.Tensor:
+    """A tensor that tells the device and dtype of a module, a floating one if there is one."""
+    tensors = [*module.parameters(), *module.buffers()]
+    floating = (x for x in tensors if x.is_floating_point() and x.dtype.itemsize > 1)
+    return next(floating, tensors[0] if tensors else torch.empty(0))
