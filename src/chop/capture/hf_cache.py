@@ -66,7 +66,7 @@ def cached_length(cache: Any, layer: int) -> int:
     >>> cached_length(None, 0)
     0
     """
-    return 0 if cache is None else int(cache.get_query_offset(layer))
+    return 0 if cache is None else int(_checked(cache).get_query_offset(layer))
 
 
 def key_sizes(cache: Any, queries: int, layer: int) -> tuple[int, int]:
@@ -77,7 +77,7 @@ def key_sizes(cache: Any, queries: int, layer: int) -> tuple[int, int]:
     """
     if cache is None:
         return queries, 0
-    length, offset = cache.get_mask_sizes(queries, layer)
+    length, offset = _checked(cache).get_mask_sizes(queries, layer)
     return int(length), int(offset)
 
 
@@ -85,7 +85,7 @@ def update_cache(cache: Any, keys: Tensor, values: Tensor, layer: int) -> tuple[
     """Adds keys and values (batch, heads, new tokens, size) and returns all to attend to."""
     if cache is None:
         return keys, values
-    every_key, every_value = cache.update(keys, values, layer)
+    every_key, every_value = _checked(cache).update(keys, values, layer)
     return every_key, every_value
 
 
@@ -105,14 +105,28 @@ def positions_or_default(positions: Any, ids: Tensor, mask: Any, start: int, by_
         start: number of cached tokens.
         by_mask: count the tokens that are not padding, which is at -1; else count all.
 
-    >>> positions_or_default(None, torch.zeros(1, 3), None, 2, False)
+    >>> positions_or_default(None, torch.zeros(1, 3, dtype=torch.long), None, 2, False)
     tensor([[2, 3, 4]])
     """
     if positions is not None:
         return positions
     if by_mask:
         return ((mask.cumsum(1) * mask) - 1).long()[:, start:]
-    return (torch.arange(ids.shape[1], device=ids.device) + start).expand(ids.shape)
+    # Sharded as the tokens are, where these are sharded.
+    return torch.ones_like(ids).cumsum(1) - 1 + start
+
+
+NODE_FUNCTIONS = (
+    *(cached_length, key_sizes, update_cache, pad_attention_mask),
+    positions_or_default,
+)
+"""What nodes of a graph with a cache call."""
+
+
+def _checked(cache: Any) -> Any:
+    """The cache: a graph from a file may hand over anything."""
+    check_optional(CACHE, cache)
+    return cache
 
 
 # --- caches as values -----------------------------------------------------------------------------

@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from chop.capture.hf_cache import NODE_FUNCTIONS
 from chop.capture.module_tree import Scope
 from chop.capture.runtime import (
     AutogradCall,
@@ -279,7 +280,8 @@ def _functions() -> dict[str, Callable[..., Any]]:
     }
     values = (set_item, field_of, retain_grad)
     checks = (guard_value, guard_autocast, enter_autocast, leave_autocast)
-    table |= {reference_of(helper): helper for helper in (*values, *checks)}
+    helpers = (*values, *checks, *NODE_FUNCTIONS)
+    table |= {reference_of(helper): helper for helper in helpers}
     homes = (torch, F, torch.linalg, torch.fft, torch.special, torch._C._nn)
     for home in homes:
         for name, value in _public_callables(home):

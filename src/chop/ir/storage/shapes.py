@@ -21,6 +21,7 @@ from torch.nn.utils import parametrize
 
 from chop.capture.captured import CapturedModule
 from chop.capture.guards import power, product
+from chop.capture.hf_cache import NODE_FUNCTIONS
 from chop.capture.preserve_state import preserve_state
 from chop.capture.runtime import ByMode
 from chop.capture.specs import TensorSpec
@@ -190,6 +191,8 @@ class _Runner:
             return UNKNOWN
 
     def _run(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+        if node.op == "placeholder" and node.args:
+            return node.args[0]
         if node.op == "placeholder":
             return self._fake(self._model.record.example_inputs[str(node.target)])
         if node.op == "get_attr":
@@ -203,6 +206,8 @@ class _Runner:
             return args[0]
         if isinstance(node.target, type) and issubclass(node.target, dict):
             return kwargs  # a class that holds the model's outputs
+        if node.target in NODE_FUNCTIONS:
+            return node.target(*args, **kwargs)  # type: ignore[operator]
         has_tensors = any(isinstance(leaf, Tensor) for leaf in leaves)
         call = self._tensor_call(node, args) if has_tensors else self._size_call(node)
         return UNKNOWN if call is None else call(*args, **kwargs)
