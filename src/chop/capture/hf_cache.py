@@ -11,7 +11,7 @@ import copy
 import functools
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -29,6 +29,7 @@ OPTIONAL = (POSITIONS, CACHE)
 PAST = 5
 """Tokens in the cache of an example; different from the sizes of its inputs."""
 _EXAMPLE_QUERIES = 14
+_FEW = 4
 _OFFSET = 2
 """How many tokens a sliding window has left behind; torch would take 0 and 1 for constants."""
 
@@ -170,6 +171,11 @@ def check_optional(name: str, value: Any) -> None:
 # --- examples -------------------------------------------------------------------------------------
 
 
+def plain_names(names: Sequence[str] | None) -> list[str] | None:
+    """The inputs that examples are made for: a cache comes from the model."""
+    return None if names is None else [name for name in names if name not in OPTIONAL]
+
+
 def why_no_cache(model: nn.Module, fixed: Mapping[str, Any]) -> str:
     """Why a capture does not look for a cache where nobody says; empty if it does.
 
@@ -198,24 +204,29 @@ def cached_example(model: nn.Module, plain: Mapping[str, Any]) -> tuple[dict[str
         CacheError: its cache is not one of keys and values, or its inputs are others.
     """
     names = inspect.signature(model.forward).parameters
-    if {*plain} != {"input_ids", "attention_mask"} or CACHE not in names:
-        raise CacheError("expected a model of input_ids, attention_mask and past_key_values")
+    expected = ("input_ids", "attention_mask")
+    if {*plain} != {*expected} or CACHE not in names:
+        taken = plain if CACHE in names else names
+        raise CacheError(
+            f"a graph with a cache takes {', '.join((*expected, *OPTIONAL))} and nothing else, got "
+            f"{', '.join(taken)}"
+        )
     ids = plain["input_ids"]
     batch, tokens = ids.shape
     mask = torch.ones(batch, PAST + tokens, dtype=torch.long, device=ids.device)
     cache = new_cache(getattr(model, "config", None))
     _check_layers(cache)
-    by_mask = False
-    if not any(parameter.is_meta for parameter in model.parameters()):
-        with preserve_state(model, thorough=True), torch.no_grad():
-            model.eval()
-            by_mask = POSITIONS in names and _follows_mask(model, ids)
-            model(
-                input_ids=ids[:, :1].expand(batch, PAST),
-                attention_mask=mask[:, :PAST],
-                past_key_values=cache,
-                use_cache=True,
-            )
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise CacheError("its parameters have no data, and a run has to show its positions")
+    with preserve_state(model, thorough=True), torch.no_grad():
+        model.eval()
+        by_mask = POSITIONS in names and _follows_mask(model, ids[:1, :_FEW])
+        model(
+            input_ids=ids[:, :1].expand(batch, PAST),
+            attention_mask=mask[:, :PAST],
+            past_key_values=cache,
+            use_cache=True,
+        )
     inputs = {"input_ids": ids, "attention_mask": mask, CACHE: cache}
     return inputs, Caching(by_mask, plain, POSITIONS in names)
 
@@ -316,7 +327,7 @@ def traced_node(cache: Any) -> fx.Node:
 def _traced_class() -> Any:
     from transformers import DynamicCache
 
-    class TracedCache(DynamicCache):  # type: ignore[misc]
+    class TracedCache(DynamicCache):
         """Asks no layer: what is not followed fails at `layers`."""
 
         def __init__(self, example: Any, node: fx.Node, recording: Recording) -> None:
@@ -328,14 +339,11 @@ def _traced_class() -> Any:
             self._asked: set[Any] = set()
             self.offloading, self.layer_class_to_replicate = False, None
 
-        @property
-        def layers(self) -> Any:
-            raise CacheError("the model reads the layers of its cache, which a graph cannot follow")
-
-        is_sliding = property(lambda self: [window is not None for window in self._windows])
-        is_linear = property(lambda self: [False] * len(self._windows))
-        is_dummy = property(lambda self: [False] * len(self._windows))
-        is_compileable = property(lambda self: False)
+        layers: Any = property(_refuse_layers)
+        is_sliding: Any = property(lambda self: [window is not None for window in self._windows])
+        is_linear: Any = property(lambda self: [False] * len(self._windows))
+        is_dummy: Any = property(lambda self: [False] * len(self._windows))
+        is_compileable: Any = property(lambda self: False)
 
         def __len__(self) -> int:
             return len(self._windows)
@@ -369,6 +377,10 @@ def _traced_class() -> Any:
             return found
 
     return TracedCache
+
+
+def _refuse_layers(cache: Any) -> Any:
+    raise CacheError("the model reads the layers of its cache, which a graph cannot follow")
 
 
 def _free_sizes(window: int | None, recording: Recording) -> tuple[Any, Any]:

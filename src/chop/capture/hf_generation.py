@@ -40,10 +40,11 @@ def generator(captured: CapturedModule, cls: type[Any] | None) -> Any:
         )
     import transformers
 
-    cls = getattr(transformers, record.class_name, None) if cls is None else cls
-    if not (isinstance(cls, type) and issubclass(cls, transformers.GenerationMixin)):
+    known: Any = getattr(transformers, record.class_name, None) if cls is None else cls
+    if not (isinstance(known, type) and issubclass(known, transformers.GenerationMixin)):
         raise CaptureError(f"generate: {record.class_name} is no class of transformers that has it")
-    model = nn.Module.__new__(_graph_class(cls))
+    generates: Any = known
+    model = nn.Module.__new__(_graph_class(generates))
     nn.Module.__init__(model)
     settings = record.generation_config
     vars(model).update(

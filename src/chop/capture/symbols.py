@@ -177,7 +177,7 @@ class Sizes:
         if name not in self._inputs:
             dims = [DimDynamic.DYNAMIC]
             self._inputs[name] = fake_with_symbols(self._mode, name, torch.empty(example), dims)
-        size = self._inputs[name].shape[0]
+        size: Any = self._inputs[name].shape[0]
         self._computed[size.node.expr] = name
         return size
 

@@ -22,6 +22,7 @@ from chop.capture.hf_cache import (
     Caching,
     cached_example,
     copied,
+    plain_names,
     why_no_cache,
 )
 from chop.capture.hf_patches import hf_capture_patches
@@ -73,7 +74,7 @@ def capture(
     check_names(model)
     check_initialized(model)
     asked = CACHE in (*(inputs or ()), *(input_names or ()))
-    names = None if input_names is None else [x for x in input_names if x not in OPTIONAL]
+    names = plain_names(input_names) if asked else input_names
     if inputs is not None and asked:
         inputs = {name: value for name, value in inputs.items() if name not in OPTIONAL}
     job = _Job(model, dict(concrete_args or {}), tuple(leaves), strict)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from chop.capture.captured import CapturedModule
+from chop.capture.hf_cache import plain_names
 from chop.capture.inputs import dummy_inputs
 from chop.capture.preserve_state import preserve_state
 from chop.capture.tracer import capture
@@ -103,7 +104,7 @@ class ProvisionalCapture:
     def _why_guess_failed(self) -> str | None:
         """How the guess is at fault for a failed capture; None if the model runs on it."""
         try:
-            inputs = dummy_inputs(self.model, self.names)
+            inputs = dummy_inputs(self.model, plain_names(self.names))
         except CaptureError as error:
             return str(error)
         try:

@@ -206,8 +206,9 @@ class _Runner:
             return args[0]
         if isinstance(node.target, type) and issubclass(node.target, dict):
             return kwargs  # a class that holds the model's outputs
-        if node.target in NODE_FUNCTIONS:
-            return node.target(*args, **kwargs)  # type: ignore[operator]
+        call: Any = node.target
+        if call in NODE_FUNCTIONS:
+            return call(*args, **kwargs)
         has_tensors = any(isinstance(leaf, Tensor) for leaf in leaves)
         call = self._tensor_call(node, args) if has_tensors else self._size_call(node)
         return UNKNOWN if call is None else call(*args, **kwargs)

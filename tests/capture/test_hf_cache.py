@@ -1,0 +1,255 @@
+"""Decoders with a key-value cache: their graphs, and `generate` on them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from chop import MaseGraph
+from chop.capture.hf_cache import (
+    cached_length,
+    key_sizes,
+    pad_attention_mask,
+    positions_or_default,
+    update_cache,
+)
+from chop.errors import CaptureError, GuardError
+from chop.passes import pack_transform_pass, quantize_transform_pass
+
+WINDOW = 16
+NEW = 40
+LLAMA_SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 128,
+}
+GPT2_SIZES = {
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "vocab_size": 100,
+    "n_positions": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+OPT_SIZES = {
+    "hidden_size": 32,
+    "ffn_dim": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+    "max_position_embeddings": 128,
+    "word_embed_proj_dim": 32,
+}
+SIZES = {
+    "Llama": LLAMA_SIZES,
+    "GPT2": GPT2_SIZES,
+    "OPT": OPT_SIZES,
+    "Qwen2": LLAMA_SIZES,
+    "Gemma": {**LLAMA_SIZES, "head_dim": 8},
+    "Mistral": {**LLAMA_SIZES, "sliding_window": WINDOW},
+}
+MORE_SIZES = {
+    "Phi": {**LLAMA_SIZES, "num_key_value_heads": 4},
+    "Mixtral": {**LLAMA_SIZES, "num_local_experts": 4, "sliding_window": None},
+    # Layers with and without a sliding window in turn.
+    "Gemma2": {**LLAMA_SIZES, "head_dim": 8, "sliding_window": WINDOW},
+    "Falcon": {key: x for key, x in LLAMA_SIZES.items() if key != "num_key_value_heads"},
+}
+EVERY = [*SIZES, *(pytest.param(name, marks=pytest.mark.long) for name in MORE_SIZES)]
+
+
+def decoder(name: str) -> Any:
+    torch.manual_seed(0)
+    head = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **MORE_SIZES}[name])
+    return getattr(transformers, f"{name}{head}")(config).eval()
+
+
+def prompts() -> dict[str, Tensor]:
+    """Three texts of different lengths, padded on the left."""
+    ids = torch.randint(3, 100, (3, 9), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[1, :4] = mask[2, :2] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def tokens(model: Any, **settings: Any) -> list[list[int]]:
+    torch.manual_seed(2)
+    lengths = {"max_new_tokens": NEW, "min_new_tokens": NEW, "pad_token_id": 0}
+    found: Tensor = model.generate(**prompts(), **{"do_sample": False, **lengths, **settings})
+    return found.tolist()
+
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "beams": {"num_beams": 3},
+    "sampling": {"do_sample": True, "temperature": 0.8, "top_p": 0.9},
+    "static cache": {"cache_implementation": "static"},
+    "no cache": {"use_cache": False},
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_generate_gives_the_tokens_of_the_model(name: str) -> None:
+    model = decoder(name)
+    graph = MaseGraph(model)
+    expected = tokens(model)
+    assert tokens(graph.model) == expected
+    assert tokens(graph.to_module()) == expected
+    assert len(expected[0]) == 9 + NEW
+
+
+@pytest.mark.parametrize(
+    "name", ["Mistral", *(pytest.param(x, marks=pytest.mark.long) for x in (*SIZES, *MORE_SIZES))]
+)
+def test_every_strategy_gives_the_tokens_of_the_model(name: str) -> None:
+    model = decoder(name)
+    graph = MaseGraph(model).model
+    for strategy, settings in STRATEGIES.items():
+        assert tokens(graph, **settings) == tokens(model, **settings), strategy
+
+
+def test_one_graph_takes_texts_single_tokens_and_caches_of_every_kind() -> None:
+    model = decoder("Llama")
+    graph = MaseGraph(model).model
+    config, text = model.config, prompts()
+    caches = [
+        transformers.DynamicCache,
+        lambda: transformers.DynamicCache(config=config),
+        lambda: transformers.StaticCache(config, max_cache_len=32),
+    ]
+    with torch.no_grad():
+        for make in caches:
+            ours, theirs = make(), make()
+            for step in (text["input_ids"], torch.tensor([[5]] * 3), torch.tensor([[6, 7]] * 3)):
+                seen = ours.get_seq_length() + step.shape[1]
+                mask = torch.nn.functional.pad(text["attention_mask"], (0, int(seen) - 9), value=1)
+                found = graph(step, mask, past_key_values=ours)
+                expected = model(step, mask, past_key_values=theirs)
+                torch.testing.assert_close(found.logits, expected.logits)
+                assert found.past_key_values is ours
+            keys, their_keys = ours.layers[1].keys, theirs.layers[1].keys
+            torch.testing.assert_close(keys, their_keys)
+
+
+def test_a_call_makes_a_cache_where_it_is_asked_to() -> None:
+    model = decoder("GPT2")
+    graph, text = MaseGraph(model).model, prompts()
+    assert graph(**text).get("past_key_values") is None
+    assert graph(**text, use_cache=False).get("past_key_values") is None
+    made = graph(**text, use_cache=True).past_key_values
+    assert made.get_seq_length() == 9
+    expected = model(**text, use_cache=True).past_key_values
+    torch.testing.assert_close(made.layers[0].values, expected.layers[0].values)
+
+
+def test_positions_are_those_given() -> None:
+    model, text = decoder("Llama"), prompts()
+    positions = (text["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    found = MaseGraph(model).model(**text, position_ids=positions).logits
+    expected = model(**text, position_ids=positions).logits
+    rows = text["attention_mask"].bool()
+    torch.testing.assert_close(found[rows], expected[rows])
+
+
+def test_quantized_and_packed_graphs_give_the_tokens_of_their_modules(tmp_path: Path) -> None:
+    graph = MaseGraph(decoder("Llama"))
+    rule = {"linear": {"config": {"name": "mxint", "weight_width": 8}}}
+    quantized, _ = quantize_transform_pass(graph, {"by": "type", **rule})
+    packed, _ = pack_transform_pass(quantized)
+    expected = tokens(quantized.to_module())
+    assert tokens(quantized.model) == tokens(packed.model) == expected
+    assert tokens(packed.to_module()) == expected
+    packed.export(tmp_path / "packed")
+    loaded = MaseGraph.from_checkpoint(tmp_path / "packed")
+    assert tokens(loaded.model) == expected
+
+
+def test_copies_and_pickles_generate() -> None:
+    model = decoder("OPT")
+    model.generation_config.no_repeat_ngram_size = 2
+    graph, expected = MaseGraph(model), tokens(model)
+    assert tokens(copy.deepcopy(graph).model) == expected
+    assert tokens(pickle.loads(pickle.dumps(graph)).model) == expected
+
+
+def test_a_checkpoint_keeps_the_settings_of_generation(tmp_path: Path) -> None:
+    model = decoder("GPT2")
+    model.generation_config.no_repeat_ngram_size = 2
+    MaseGraph(model).export(tmp_path / "gpt2")
+    assert tokens(MaseGraph.from_checkpoint(tmp_path / "gpt2").model) == tokens(model)
+
+
+def test_a_cache_is_asked_for_by_name() -> None:
+    model = decoder("Llama")
+    names = ["input_ids", "attention_mask", "past_key_values"]
+    assert tokens(MaseGraph(model, hf_input_names=names).model) == tokens(model)
+    without = MaseGraph(model, hf_input_names=names[:2])
+    assert "past_key_values" not in [node.name for node in without.nodes]
+    with pytest.raises(CaptureError, match=r"has none: its inputs were chosen.*to_module\(\)"):
+        without.model.generate(**prompts())
+
+
+def test_what_a_graph_cannot_follow_is_said() -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "n_layer": 1, "n_head": 4, "vocab_size": 100}
+    bloom = transformers.BloomForCausalLM(transformers.BloomConfig(**sizes)).eval()
+    graph = MaseGraph(bloom)
+    with pytest.raises(CaptureError, match="BloomForCausalLM has none: .*size of past_key_values"):
+        graph.model.generate(**prompts())
+    with pytest.raises(CaptureError, match="size of past_key_values"):
+        MaseGraph(bloom, hf_input_names=["input_ids", "attention_mask", "past_key_values"])
+
+
+def test_what_is_no_cache_is_refused() -> None:
+    graph = MaseGraph(decoder("GPT2")).model
+    with pytest.raises(GuardError, match="expected a cache of transformers .* got list"):
+        graph(**prompts(), past_key_values=[])
+    with pytest.raises(GuardError, match=r"expected \(batch, tokens\) or None as position_ids"):
+        graph(**prompts(), position_ids=torch.arange(9))
+    with pytest.raises(GuardError, match="got Tensor"):
+        update_cache(torch.ones(1), torch.ones(1), torch.ones(1), 0)
+
+
+def test_sizes_of_caches_are_those_of_transformers() -> None:
+    config = decoder("Mistral").config
+    cache = transformers.DynamicCache(config=config)
+    states = torch.ones(1, 2, WINDOW + 3, 8)
+    keys, values = update_cache(cache, states, 2 * states, 0)
+    assert (keys.shape, values.shape) == (states.shape, states.shape)
+    assert cached_length(cache, 0) == WINDOW + 3
+    # The window holds the new token and 15 before it, of which the first is the fifth.
+    assert key_sizes(cache, 1, 0) == (WINDOW, 4)
+    assert update_cache(None, states, values, 0) == (states, values)
+
+
+def test_a_mask_is_padded_to_the_places_of_a_static_cache() -> None:
+    mask = torch.tensor([[0, 1, 1]])
+    assert pad_attention_mask(mask, 5).tolist() == [[0, 1, 1, 0, 0]]
+    assert pad_attention_mask(mask, 3) is mask
+
+
+@pytest.mark.parametrize(("by_mask", "expected"), [(True, [[0, 1]]), (False, [[1, 2]])])
+def test_positions_follow_the_mask_or_all_tokens(by_mask: bool, expected: list[list[int]]) -> None:
+    ids, mask = torch.ones(1, 2, dtype=torch.long), torch.tensor([[0, 1, 1]])
+    assert positions_or_default(None, ids, mask, 1, by_mask).tolist() == expected
+
+
+def test_what_is_patched_in_transformers_is_there() -> None:
+    from transformers import masking_utils
+    from transformers.modeling_utils import AttentionInterface
+
+    assert callable(masking_utils._ignore_causal_mask_sdpa)
+    assert callable(masking_utils.prepare_padding_mask)
+    assert "sdpa" in AttentionInterface._global_mapping
