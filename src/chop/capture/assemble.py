@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from chop.capture.captured import CapturedModule, CaptureRecord
+from chop.capture.captured import CapturedModule
 from chop.capture.dead_code import eliminate_autocast, eliminate_dead_code, eliminate_grad_modes
 from chop.capture.dtype_constants import dtype_constants_of
 from chop.capture.fallback import (
@@ -27,6 +27,7 @@ from chop.capture.module_tree import add_extras, mirror, qualified_class
 from chop.capture.original import node_digests
 from chop.capture.preserve_state import preserve_state
 from chop.capture.pytree import has_fields, tree_children
+from chop.capture.record import CaptureRecord
 from chop.capture.recorder import Recorder
 from chop.capture.specs import FieldsSpec, LeafReport, TensorSpec
 

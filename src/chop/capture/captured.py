@@ -6,14 +6,13 @@ import copy
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from chop.capture.dtype_constants import float_dtypes, has_dtype_constants, recast_constants
-from chop.capture.guards import ShapeGuard, compile_guard, guard_holds, violation_message
+from chop.capture.guards import compile_guard, guard_holds, violation_message
 from chop.capture.hf_cache import CACHE, check_optional, new_cache
 from chop.capture.hf_generation import generator
 from chop.capture.ignored_arguments import why_not_ignorable
@@ -21,59 +20,10 @@ from chop.capture.input_guards import check_input_guards
 from chop.capture.module_tree import hooked_scopes, member, member_at
 from chop.capture.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
 from chop.capture.original import KEY
+from chop.capture.record import CaptureRecord
 from chop.capture.runtime import exit_open_regions
-from chop.capture.specs import LeafReport, cast_floats, check_matches
+from chop.capture.specs import cast_floats, check_matches
 from chop.errors import GuardError
-
-
-@dataclass
-class CaptureRecord:
-    """What a captured module knows besides its graph and its module tree.
-
-    Attributes:
-        class_name: the model's class.
-        config: the model's configuration, if it has one.
-        example_inputs: a `TensorSpec` per captured input (nested like the input).
-        optional_inputs: inputs that may be left out: a cache, and positions.
-        why_no_cache: why the graph takes no cache; empty if it does.
-        generation_config: what the model's own sets, if it has one.
-        ignored_inputs: the model's other parameters.
-        ignored_defaults: what those are where they are left out, if plain values.
-        asked: the line of the model that asked for what of a tensor, see `questions`.
-        contiguous_inputs: the inputs that were contiguous.
-        takes_any_keyword: whether the model's `forward` has a `**kwargs`.
-        fixed_inputs: arguments that were fixed at capture, by name.
-        guards: the conditions on input sizes.
-        auto_leaves: reports on submodules that could not be written down.
-        always_eval: submodules that the model's own `train()` leaves in `eval()`.
-        eval_only: why `train()` is not in the graph; None where it is.
-        guessed: whether the example inputs were guessed from the first layer.
-        constants: buffers that hold tensors which are no state of the model.
-        follows_dtype: which constants in the graph follow the dtype of the model, see
-            `chop.capture.dtype_constants.follow`; None where that is not known.
-        node_digests: what each node called and with what, see `chop.capture.original`.
-    """
-
-    class_name: str
-    config: Any = None
-    example_inputs: dict[str, Any] = field(default_factory=dict)
-    optional_inputs: tuple[str, ...] = ()
-    why_no_cache: str = "it is of an earlier version"
-    generation_config: dict[str, Any] | None = None
-    ignored_inputs: tuple[str, ...] = ()
-    ignored_defaults: dict[str, Any] = field(default_factory=dict)
-    asked: dict[str, str] = field(default_factory=dict)
-    contiguous_inputs: tuple[str, ...] = ()
-    takes_any_keyword: bool = False
-    fixed_inputs: dict[str, Any] = field(default_factory=dict)
-    guards: list[ShapeGuard] = field(default_factory=list)
-    auto_leaves: tuple[LeafReport, ...] = ()
-    always_eval: tuple[str, ...] = ()
-    eval_only: str | None = None
-    guessed: bool = False
-    constants: tuple[str, ...] = ()
-    follows_dtype: dict[str, Any] | None = None
-    node_digests: dict[str, str] = field(default_factory=dict)
 
 
 class _RecordAttribute:

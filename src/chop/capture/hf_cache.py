@@ -26,6 +26,7 @@ from chop.errors import CaptureError, GuardError
 CACHE = "past_key_values"
 POSITIONS = "position_ids"
 OPTIONAL = (POSITIONS, CACHE)
+_BESIDE = ("input_ids", "attention_mask")
 PAST = 5
 """Tokens in the cache of an example; different from the sizes of its inputs."""
 _EXAMPLE_QUERIES = 14
@@ -176,19 +177,20 @@ def plain_names(names: Sequence[str] | None) -> list[str] | None:
     return None if names is None else [name for name in names if name not in OPTIONAL]
 
 
-def why_no_cache(model: nn.Module, fixed: Mapping[str, Any]) -> str:
+def why_no_cache(model: nn.Module, inputs: Mapping[str, Any], fixed: Mapping[str, Any]) -> str:
     """Why a capture does not look for a cache where nobody says; empty if it does.
 
     Args:
         model: the model.
+        inputs: example inputs.
         fixed: arguments of its `forward` that are fixed.
     """
     config: Any = getattr(model, "config", None)
     generates = getattr(model, "can_generate", lambda: False)()
     if not generates or config.is_encoder_decoder:
         return "it is not a decoder that generates"
-    if fixed:
-        return "arguments were fixed"
+    if fixed or {*inputs} != {*_BESIDE}:
+        return f"its inputs are {', '.join((*inputs, *fixed))}"
     return "" if getattr(config, "use_cache", False) else "use_cache of its configuration is off"
 
 
@@ -204,11 +206,10 @@ def cached_example(model: nn.Module, plain: Mapping[str, Any]) -> tuple[dict[str
         CacheError: its cache is not one of keys and values, or its inputs are others.
     """
     names = inspect.signature(model.forward).parameters
-    expected = ("input_ids", "attention_mask")
-    if {*plain} != {*expected} or CACHE not in names:
+    if {*plain} != {*_BESIDE} or CACHE not in names:
         taken = plain if CACHE in names else names
         raise CacheError(
-            f"a graph with a cache takes {', '.join((*expected, *OPTIONAL))} and nothing else, got "
+            f"a graph with a cache takes {', '.join((*_BESIDE, *OPTIONAL))} and nothing else, got "
             f"{', '.join(taken)}"
         )
     ids = plain["input_ids"]

@@ -54,7 +54,9 @@ def capture(
         model: any module; it keeps its mode, buffers and random state.
         inputs: example inputs by parameter name of `forward`. Of their sizes the graph keeps only
             what the model's Python tests. None: made from the model's configuration.
-        input_names: which inputs become placeholders; None: all of `inputs`.
+        input_names: which inputs become placeholders; None: all of `inputs`. With
+            `past_key_values`, as without names for a decoder of `input_ids` and `attention_mask`,
+            the graph takes a cache, see `chop.capture.hf_cache`.
         leaves: module classes or dotted paths to keep as one node, besides torch's own layers.
         concrete_args: further arguments of `forward`, fixed at capture.
         strict: raise instead of making a leaf of what cannot be written down.
@@ -79,10 +81,10 @@ def capture(
         inputs = {name: value for name, value in inputs.items() if name not in OPTIONAL}
     job = _Job(model, dict(concrete_args or {}), tuple(leaves), strict)
     example = _copied(_choose_inputs(model, inputs, names))
-    chosen = inputs is not None or input_names is not None
-    why_not = (
-        "" if asked else "its inputs were chosen" if chosen else why_no_cache(model, job.fixed)
-    )
+    named = input_names is not None and not asked
+    why_not = "hf_input_names has no past_key_values" if named else ""
+    if not (asked or named):
+        why_not = why_no_cache(model, example, job.fixed)
     captured = None
     if not why_not:
         try:

@@ -30,8 +30,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from chop.capture.captured import CapturedModule, CaptureRecord
+from chop.capture.captured import CapturedModule
 from chop.capture.guards import compile_guard
+from chop.capture.record import CaptureRecord
 from chop.errors import CheckpointError, did_you_mean
 from chop.files import atomic_files, latest, shared_lock
 from chop.ir.metadata import Provenance

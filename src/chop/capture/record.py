@@ -1,0 +1,59 @@
+"""Record of a capture: what a captured module knows besides its graph and its module tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from chop.capture.guards import ShapeGuard
+from chop.capture.specs import LeafReport
+
+
+@dataclass
+class CaptureRecord:
+    """What a captured module knows besides its graph and its module tree.
+
+    Attributes:
+        class_name: the model's class.
+        config: the model's configuration, if it has one.
+        example_inputs: a `TensorSpec` per captured input (nested like the input).
+        optional_inputs: inputs that may be left out: a cache, and positions.
+        why_no_cache: why the graph takes no cache; empty if it does.
+        generation_config: what the model's own sets, if it has one.
+        ignored_inputs: the model's other parameters.
+        ignored_defaults: what those are where they are left out, if plain values.
+        asked: the line of the model that asked for what of a tensor, see `questions`.
+        contiguous_inputs: the inputs that were contiguous.
+        takes_any_keyword: whether the model's `forward` has a `**kwargs`.
+        fixed_inputs: arguments that were fixed at capture, by name.
+        guards: the conditions on input sizes.
+        auto_leaves: reports on submodules that could not be written down.
+        always_eval: submodules that the model's own `train()` leaves in `eval()`.
+        eval_only: why `train()` is not in the graph; None where it is.
+        guessed: whether the example inputs were guessed from the first layer.
+        constants: buffers that hold tensors which are no state of the model.
+        follows_dtype: which constants in the graph follow the dtype of the model, see
+            `chop.capture.dtype_constants.follow`; None where that is not known.
+        node_digests: what each node called and with what, see `chop.capture.original`.
+    """
+
+    class_name: str
+    config: Any = None
+    example_inputs: dict[str, Any] = field(default_factory=dict)
+    optional_inputs: tuple[str, ...] = ()
+    why_no_cache: str = "it is of an earlier version"
+    generation_config: dict[str, Any] | None = None
+    ignored_inputs: tuple[str, ...] = ()
+    ignored_defaults: dict[str, Any] = field(default_factory=dict)
+    asked: dict[str, str] = field(default_factory=dict)
+    contiguous_inputs: tuple[str, ...] = ()
+    takes_any_keyword: bool = False
+    fixed_inputs: dict[str, Any] = field(default_factory=dict)
+    guards: list[ShapeGuard] = field(default_factory=list)
+    auto_leaves: tuple[LeafReport, ...] = ()
+    always_eval: tuple[str, ...] = ()
+    eval_only: str | None = None
+    guessed: bool = False
+    constants: tuple[str, ...] = ()
+    follows_dtype: dict[str, Any] | None = None
+    node_digests: dict[str, str] = field(default_factory=dict)
