@@ -154,6 +154,12 @@ def test_a_call_makes_a_cache_where_it_is_asked_to() -> None:
     torch.testing.assert_close(made.layers[0].values, expected.layers[0].values)
 
 
+def test_eager_attention_generates_too() -> None:
+    model = decoder("Llama")
+    model.set_attn_implementation("eager")
+    assert tokens(MaseGraph(model).model) == tokens(model)
+
+
 def test_positions_are_those_given() -> None:
     model, text = decoder("Llama"), prompts()
     positions = (text["attention_mask"].cumsum(1) - 1).clamp(min=0)

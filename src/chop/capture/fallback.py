@@ -224,6 +224,7 @@ class Fallback:
         self.earlier[key] = recorder
         recorder.stateful, recorder.reads.mutated_buffers = self.stateful, self.mutated_buffers
         recorder.check_numpy_draws = self.check_numpy_draws
+        with_cache = None if self.caching is None else recorder
         with contextlib.ExitStack() as stack:
             run = stack.enter_context(preserve_state(self.model, thorough=True, on_fakes=True))
             recorder.before_write = run.tensors.copy_before_write
@@ -233,7 +234,7 @@ class Fallback:
             )
             stack.enter_context(watched_autocast(recorder.regions))
             stack.enter_context(broadcast_masks())
-            stack.enter_context(masks_of_any_size(recorder.sizes, recorder))
+            stack.enter_context(masks_of_any_size(recorder.sizes, with_cache))
             stack.enter_context(autocast_regions())
             stack.enter_context(size_arithmetic())
             # Hooks on the gradients of the model itself are the captured module's, not the graph's.

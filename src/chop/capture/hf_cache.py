@@ -148,9 +148,11 @@ def copied(value: Any) -> Any:
 
 
 def cache_tensors(cache: Any) -> list[Tensor]:
-    """Keys and values of each layer in turn."""
-    pairs = [(layer.keys, layer.values) for layer in cache.layers]
-    return [x for pair in pairs for x in pair if isinstance(x, Tensor)]
+    """What the layers of a cache hold; of one that is traced, nothing."""
+    held = vars(cache)
+    inner = [x for part in held.values() if is_cache(part) for x in cache_tensors(part)]
+    layers = held.get("layers", ())
+    return [x for layer in layers for x in vars(layer).values() if isinstance(x, Tensor)] + inner
 
 
 def new_cache(config: Any) -> Any:

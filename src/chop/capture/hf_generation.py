@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import json
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 def generation_settings(model: nn.Module) -> dict[str, Any] | None:
     """What a model's `generation_config` sets; None where it has none."""
     config: Any = getattr(model, "generation_config", None)
-    return None if config is None else dict(config.to_diff_dict())
+    return None if config is None else dict(json.loads(config.to_json_string()))
 
 
 def generator(captured: CapturedModule, cls: type[Any] | None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -65,47 +66,49 @@ def broadcast_masks() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def masks_of_any_size(sizes: Sizes, recording: Recording) -> Iterator[None]:
+def masks_of_any_size(sizes: Sizes, with_cache: Recording | None) -> Iterator[None]:
     """Makes transformers build one kind of mask, and attend with it, for any number of tokens.
 
     It would skip a mask for one new token, and pad one for a static cache, by tests of sizes that
     would be guards. With a mask, attention gives the same on the way that it takes for more tokens.
+
+    Args:
+        sizes: of the recording.
+        with_cache: the recording of a graph that takes a cache; it pads masks.
     """
     masks: Any = sys.modules.get("transformers.masking_utils")
     attention: Any = sys.modules.get("transformers.modeling_utils")
     with contextlib.ExitStack() as changes:
         if masks is not None:
-
-            def padded(attention_mask: Any, kv_length: Any, kv_offset: Any) -> Any:
-                if attention_mask is None:
-                    return None
-                with recording.untraced():
-                    result = attention_mask.clone()
-                call = (attention_mask, kv_length + kv_offset)
-                recording.emit("call_function", pad_attention_mask, call, {}, result)
-                return result
-
             skips = masks._ignore_causal_mask_sdpa
-            _set(changes, masks, "prepare_padding_mask", padded)
-            _set(
-                changes,
-                masks,
-                "_ignore_causal_mask_sdpa",
-                lambda mask, *args, **kwargs: mask is None and skips(mask, *args, **kwargs),
-            )
+            name = "_ignore_causal_mask_sdpa"
+            _set(changes, masks, name, lambda mask, *x, **y: mask is None and skips(mask, *x, **y))
+            if with_cache is not None:
+                _set(changes, masks, "prepare_padding_mask", functools.partial(_padded, with_cache))
         if attention is not None:
             functions = attention.AttentionInterface._global_mapping
-            usual = functions["sdpa"]
-
-            def attend(module: Any, q: Any, k: Any, v: Any, mask: Any, **kwargs: Any) -> Any:
-                if mask is None:
-                    return usual(module, q, k, v, mask, **kwargs)
-                with sizes.evaluated_by(model=False):
-                    return usual(module, q, k, v, mask, **kwargs)
-
-            changes.callback(functions.__setitem__, "sdpa", usual)
-            functions["sdpa"] = attend
+            changes.callback(functions.__setitem__, "sdpa", functions["sdpa"])
+            functions["sdpa"] = functools.partial(_attend, sizes, functions["sdpa"])
         yield
+
+
+def _padded(recording: Recording, attention_mask: Any, kv_length: Any, kv_offset: Any) -> Any:
+    if attention_mask is None:
+        return None
+    with recording.untraced():
+        padded = attention_mask.clone()
+    call = (attention_mask, kv_length + kv_offset)
+    recording.emit("call_function", pad_attention_mask, call, {}, padded)
+    return padded
+
+
+def _attend(
+    sizes: Sizes, usual: Any, module: Any, q: Any, k: Any, v: Any, attention_mask: Any, **rest: Any
+) -> Any:
+    if attention_mask is None:
+        return usual(module, q, k, v, attention_mask, **rest)
+    with sizes.evaluated_by(model=False):
+        return usual(module, q, k, v, attention_mask, **rest)
 
 
 @contextlib.contextmanager
