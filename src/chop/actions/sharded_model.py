@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from chop.actions.settings.shard import ShardConfig
 from chop.capture.inputs import dummy_inputs
@@ -60,7 +61,7 @@ class ShardedModel:
         if config.model in BUILTIN_MODELS:
             if config.task is not None:
                 raise ConfigError(f"task: built-in model '{config.model}' has one of its own.")
-            mg = MaseGraph(load_model(config.model, seed=config.seed))
+            mg = _without_cache(load_model(config.model, seed=config.seed))
             return cls(mg, _example(mg, config))
         return cls._of_folder(_folder(config.model), config)
 
@@ -80,7 +81,7 @@ class ShardedModel:
 
         model = meta_model(folder, task=config.task)
         inputs = dummy_inputs(model, None, config.batch, config.length, device="cpu")
-        mg = MaseGraph(model)
+        mg = _without_cache(model)
         return cls(mg, inputs, weights_source(model, folder, mg.model))
 
 
@@ -96,7 +97,12 @@ def whole_graph(config: ShardConfig) -> MaseGraph:
     checkpoint = checkpoint_of(config.model)
     if checkpoint is not None:
         return MaseGraph.from_checkpoint(checkpoint)
-    return MaseGraph(load_model(config.model, task=config.task, seed=config.seed))
+    return _without_cache(load_model(config.model, task=config.task, seed=config.seed))
+
+
+def _without_cache(model: nn.Module) -> MaseGraph:
+    """The graph of a model, whose nodes a plan names: the same with weights and without."""
+    return MaseGraph(model, hf_input_names=[*dummy_inputs(model)])
 
 
 def _folder(name: str) -> Path:
