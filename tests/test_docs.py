@@ -25,6 +25,7 @@ HOW_TO = [
     *sorted((ROOT / "docs/how-to").glob("*.md")),
     ROOT / "docs/hardware.md",
     ROOT / "docs/distributed.md",
+    ROOT / "docs/language_models.md",
 ]
 PAGES = [pytest.param(page, marks=NEEDS.get(page.stem, ()), id=page.stem) for page in HOW_TO]
 

@@ -120,6 +120,14 @@ def test_every_strategy_gives_the_tokens_of_the_model(name: str) -> None:
         assert tokens(graph, **settings) == tokens(model, **settings), strategy
 
 
+@pytest.mark.parametrize("mask", [{}, {"attention_mask": torch.ones(2, 4, dtype=torch.long)}])
+def test_a_text_without_padding_needs_no_mask(mask: dict[str, Tensor]) -> None:
+    model, ids = decoder("Llama"), torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
+    settings: Any = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, **mask}
+    found = MaseGraph(model).model.generate(ids, **settings)
+    assert found.tolist() == model.generate(ids, **settings).tolist()
+
+
 def test_one_graph_takes_texts_single_tokens_and_caches_of_every_kind() -> None:
     model = decoder("Llama")
     graph = MaseGraph(model).model

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from chop.capture.hf_cache import CACHE, cached_length
 from chop.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -67,8 +68,13 @@ def _graph_class(cls: Any) -> Any:
         """Has no modules: only what prepares the inputs of `forward` is of the class."""
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            """Runs the graph."""
-            return self.captured(*args, **kwargs)
+            """Runs the graph, with the mask that `generate` drops where it has no zeros."""
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            ids = given.get("input_ids")
+            if ids is not None and given.get("attention_mask") is None:
+                tokens = cached_length(given.get(CACHE), 0) + ids.shape[1]
+                given["attention_mask"] = ids.new_ones(ids.shape[0], tokens)
+            return self.captured(**given)
 
         @staticmethod
         def create_masks_for_generate(*, attention_mask: Any, **_: Any) -> Any:
@@ -79,6 +85,7 @@ def _graph_class(cls: Any) -> Any:
         dtype = property(lambda self: _tensor(self.captured).dtype)
 
     signature = inspect.signature(cls.forward)
+    names = [*signature.parameters][1:]
     # The graph gives the logits of every position.
     kept = [p for name, p in signature.parameters.items() if name != "logits_to_keep"]
     OfGraph.forward.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]

@@ -28,7 +28,8 @@ the split 'validation', or a fifth of the training rows. Test rows are only repo
 is within --max-drop, no model is saved and the exit code is 3, unless --keep-best is set.
 
 [bold]Output[/] in --out: model.pt and model.mz (the chosen model with packed weights), graph.svg,
-accuracy.svg, table.md, result.json. All files are replaced together: a run that is killed or fails
+accuracy.svg, table.md, result.json; of a Hugging Face model also model/, a folder that transformers
+loads packed after import chop. All files are replaced together: a run that is killed or fails
 leaves those of the previous run. To load the model: mg = MaseGraph.from_checkpoint("OUT/model").
 To train it, unpack it first: mg, _ = pack_transform_pass(mg, {"unpack": True}).
 """
