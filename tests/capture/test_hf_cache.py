@@ -21,6 +21,7 @@ from chop.capture.hf_cache import (
     update_cache,
 )
 from chop.errors import CaptureError, GuardError
+from chop.ir.drawing.draw import to_svg
 from chop.passes import pack_transform_pass, quantize_transform_pass
 
 WINDOW = 16
@@ -166,6 +167,12 @@ def test_eager_attention_generates_too() -> None:
     model = decoder("Llama")
     model.set_attn_implementation("eager")
     assert tokens(MaseGraph(model).model) == tokens(model)
+
+
+def test_a_picture_has_the_cache_and_not_its_sizes() -> None:
+    text = to_svg(MaseGraph(decoder("GPT2")).model)
+    assert "update_cache" in text and "past_key_values" in text
+    assert "cached_length" not in text and "key_sizes" not in text
 
 
 def test_positions_are_those_given() -> None:

@@ -118,10 +118,8 @@ def positions_or_default(positions: Any, ids: Tensor, mask: Any, start: int, by_
     return torch.ones_like(ids).cumsum(1) - 1 + start
 
 
-NODE_FUNCTIONS = (
-    *(cached_length, key_sizes, update_cache, pad_attention_mask),
-    positions_or_default,
-)
+SIZE_FUNCTIONS = (cached_length, key_sizes)
+NODE_FUNCTIONS = (*SIZE_FUNCTIONS, update_cache, pad_attention_mask, positions_or_default)
 """What nodes of a graph with a cache call."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx, nn
 
 from chop.capture.captured import CapturedModule
+from chop.capture.hf_cache import SIZE_FUNCTIONS
 from chop.capture.runtime import ByMode
 from chop.capture.specs import TensorSpec
 from chop.errors import ConfigError
@@ -153,6 +154,8 @@ def _is_size(model: CapturedModule, node: fx.Node) -> bool:
         return isinstance(module_of_node(node, model), ByMode)
     if node.op == "call_method":
         return node.target in ("size", "dim", "numel")
+    if node.target in SIZE_FUNCTIONS:
+        return True
     reads = node.op == "call_function" and node.target is getattr and len(node.args) > 1
     return reads and node.args[1] in ("shape", "device", "dtype", "ndim")
 
