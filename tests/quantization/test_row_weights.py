@@ -6,7 +6,8 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
-from chop.quantization.row_weights import row_weights
+from chop.quantization.gptq import Solver
+from chop.quantization.row_weights import moderated, row_weights, second_moments
 
 
 class Attend(nn.Module):
@@ -128,3 +129,30 @@ def test_a_model_without_a_gradient_is_refused():
     mg = MaseGraph(Detached(), dummy_in={"x": torch.randn(2, 2)})
     with pytest.raises(ConfigError, match="use row_weights 'uniform'"):
         weights_of(mg, [{"x": torch.randn(2, 2)}])
+
+
+def test_few_rows_with_most_of_the_gradient_leave_the_others_their_say():
+    generator = torch.Generator().manual_seed(0)
+    mix = torch.randn(24, 24, generator=generator)
+    x, unseen = (torch.randn(400, 24, generator=generator) @ mix for _ in range(2))
+    weight = torch.randn(8, 24, generator=generator).double()
+    found = torch.full((400,), 1e-4)
+    found[:6], found[399] = 60.0, 0.0
+    (mixed,) = moderated({"layer": [found]})["layer"]
+    torch.testing.assert_close(mixed[[0, 6, 399]], torch.tensor([30.5, 0.50005, 0.0]))
+    round_, ones, free = (
+        Integer(3, 0).round,
+        torch.ones(8, 24).double(),
+        torch.full((8, 24), torch.nan),
+    )
+
+    def errors(rounded):
+        return [((rounded - weight) @ y.T.double()).square().sum() for y in (unseen, x[:6])]
+
+    def solved(weights):
+        hessian = second_moments(x[None], weights)[0]
+        return errors(Solver(actorder=True).solve(weight.clone(), hessian, round_, ones, free))
+
+    nearest, raw, moderate = errors(round_(weight)), solved(found), solved(mixed)
+    assert raw[0] > nearest[0] > moderate[0]
+    assert moderate[1] < nearest[1]

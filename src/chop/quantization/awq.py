@@ -17,7 +17,7 @@ from chop.formats import NumberFormat
 from chop.ir.batches import Runs, run_layerwise
 from chop.ir.graph import MaseGraph
 from chop.quantization.folding import Site, find_sites, fold
-from chop.quantization.row_weights import RowWeights, row_weights, second_moments
+from chop.quantization.row_weights import RowWeights, moderated, row_weights, second_moments
 
 ScaledReaders = dict[str, dict[str, Any]]
 """By the path of a source: its `readers`, the `exponent`, the error `before` and `after`."""
@@ -52,7 +52,7 @@ def awq(
     sites, skipped = find_sites(mg, rescale=False)
     rows: Sequence[Mapping[str, Any]] = list(batches)
     readers = [reader for site in sites for reader in site.readers]
-    weights = row_weights(mg, readers, rows) if weighs_rows and readers else {}
+    weights = moderated(row_weights(mg, readers, rows)) if weighs_rows and readers else {}
     first = {site.readers[0]: site for site in sites}
     chosen: dict[fx.Node, _Choice] = {}
 

@@ -20,7 +20,7 @@ from chop.ir.graph import MaseGraph
 from chop.ir.ops import of_called
 from chop.ir.ownership import Ownership
 from chop.nn.quantized import QuantizedOperator
-from chop.quantization.row_weights import row_weights, second_moments
+from chop.quantization.row_weights import moderated, row_weights, second_moments
 
 Round = Callable[[Tensor], Tensor]
 
@@ -113,7 +113,7 @@ def gptq_layers(
         if (layer := _layer(mg, node)) is not None and node.name not in skipped
     }
     rows: Sequence[Mapping[str, Any]] = list(batches)
-    weights = row_weights(mg, layers, rows) if weighs_rows and layers else {}
+    weights = moderated(row_weights(mg, layers, rows)) if weighs_rows and layers else {}
 
     def visit(node: fx.Node, runs: Runs) -> None:
         if node in layers:

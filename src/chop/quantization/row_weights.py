@@ -129,6 +129,17 @@ def _with_mean_one(weights: list[Tensor]) -> list[Tensor]:
     return [(w / mean).float() if mean > 0 else torch.ones_like(w) for w in weights]
 
 
+def moderated(weights: RowWeights) -> RowWeights:
+    """The mean of each row's weight and 1; rows that reach no answer stay at 0.
+
+    A few rows have most of the gradient. Sums over these alone say little about the directions that
+    others take, and what is fitted to them gets bad there.
+    """
+    return {
+        node: [torch.where(w > 0, (w + 1) / 2, 0) for w in found] for node, found in weights.items()
+    }
+
+
 def second_moments(columns: Tensor, weights: Tensor | None) -> Tensor:
     """X diag(weights) X^T, float64 (G, D, D).
 

@@ -22,8 +22,9 @@ class AwqConfig:
         weight: the format that the weights are going to have, by name (`mxint:width=4`) or as a
             mapping.
         grid: exponents that are tried above 0, up to 1.
-        row_weights: what each token counts in a layer's error: the squared gradient of the log
-            likelihood, by one backward of the float model; or `uniform`, all alike.
+        row_weights: what each token counts in a layer's error: `gradient`, its squared gradient of
+            the log likelihood, by one backward of the float model, averaged with 1 for all; or
+            `uniform`, all alike.
     """
 
     batches: Batches

@@ -22,15 +22,17 @@ class GptqConfig:
             0 to 1.
         block_size: columns after which the changes are applied to all columns that follow; it
             changes the speed, not the result.
-        actorder: corrects the columns with the largest inputs first.
-        row_weights: what each token (or pixel) counts in a layer's error: the squared gradient of
-            the log likelihood, by one backward of the float model; or `uniform`, all alike.
+        actorder: corrects the columns with the largest inputs first, while the others can still
+            make up for them.
+        row_weights: what each token (or pixel) counts in a layer's error: `gradient`, its squared
+            gradient of the log likelihood, by one backward of the float model, which says what
+            it does to the answer, averaged with 1 for all; or `uniform`, all alike.
     """
 
     batches: Batches
     damp_percent: float = 0.01
     block_size: int = 128
-    actorder: bool = False
+    actorder: bool = True
     row_weights: Literal["gradient", "uniform"] = "gradient"
 
     def __post_init__(self) -> None:
