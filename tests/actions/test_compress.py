@@ -55,6 +55,15 @@ def result(tmp_path_factory):
     return compress(config), out
 
 
+def test_every_format_is_trained_where_that_is_asked_for(tmp_path):
+    formats = ("8.auto", "4.2")
+    found = rows(compress(quick(tmp_path, formats=formats, qat="all", qat_epochs=1)))
+    assert {label for method, label in found if method == "QAT"} == {
+        label for method, label in found if method == "PTQ"
+    }
+    assert len(found) == 5
+
+
 def results_in(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != MANIFEST}
 

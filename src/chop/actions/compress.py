@@ -186,9 +186,13 @@ def _round(mg: MaseGraph, text: str, workload: Workload, config: CompressConfig)
 def _train_back(
     baseline: Candidate, rounded: Sequence[Candidate], workload: Workload, config: CompressConfig
 ) -> Iterator[Candidate]:
-    """Trains the hardest format that lost too much; if that is beyond saving, the next one."""
-    exact, metric = baseline.row.validation, workload.task.metric
-    lost = [c for c in rounded if not metric.within(c.row.validation, exact, config.max_drop)]
+    """Trains every format, or the hardest that lost too much, and the next if that is not saved."""
+    exact, metric, trains_all = baseline.row.validation, workload.task.metric, config.qat == "all"
+    lost = [
+        candidate
+        for candidate in rounded
+        if trains_all or not metric.within(candidate.row.validation, exact, config.max_drop)
+    ]
     lost.sort(key=lambda candidate: (candidate.row.bits, metric.key(candidate.row.validation)))
     training = workload.tuning(config.qat_epochs, config.qat_lr, config)
     for candidate in lost if training["epochs"] else ():
@@ -198,7 +202,7 @@ def _train_back(
         trained = measure(graph, "QAT", label, workload)
         yield trained
         won = metric.gain(trained.row.validation, candidate.row.validation)
-        if won > SAVED_SHARE * metric.gain(exact, candidate.row.validation):
+        if not trains_all and won > SAVED_SHARE * metric.gain(exact, candidate.row.validation):
             return
 
 

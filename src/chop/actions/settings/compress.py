@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from chop.actions.settings.workload import Ranges, WorkloadConfig
 from chop.errors import ConfigError, check_known
@@ -63,6 +63,8 @@ class CompressConfig(QuantizationSettings):
             nearest.
         layers: format per layer and operand, one more configuration to measure; chop search export
             writes them. Example: 'fc1 = {"weight": "4.auto", "data_in": "8.auto"}'. Default: none.
+        qat: which formats are trained back by QAT: worst, the smallest that loses too much, and the
+            next one where training does not save it; or all.
         max_drop: largest loss of the metric against float on validation rows, from 0 to 1;
             relative for metrics where lower is better (perplexity, mse).
         keep_best: save the best model if none is within `max_drop`.
@@ -79,6 +81,7 @@ class CompressConfig(QuantizationSettings):
     formats: tuple[str, ...] = ("8.5", "6.4", "4.2", "8.auto", "6.auto", "4.auto")
     method: tuple[str, ...] = ()
     layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    qat: Literal["worst", "all"] = "worst"
     max_drop: float = 0.01
     keep_best: bool = False
     bench_seconds: float = 0.25
