@@ -29,6 +29,10 @@ from chop.tables import markdown_table
 PAGE = "formats.md"
 INTRODUCTION = Path(__file__).with_suffix(".md")
 """What the page says before its list of formats."""
+SEARCHED = """## What a search varies
+
+The `search_space` of each format, for which its name stands in `chop search precision --formats`.
+Fractions and biases are derived from the data there, unless `--ranges` gives them values."""
 PICTURES = "images/formats"
 NORMAL_SHAPE = (256, 1024)
 FAR = 1e30
@@ -152,7 +156,9 @@ def pages() -> dict[str, str]:
     measured = {kind: [measure(example) for example in examples_of(kind)] for kind in kinds}
     sections = [_section(kind, examples) for kind, examples in measured.items()]
     overview = markdown_table([_line(x) for examples in measured.values() for x in examples])
-    files = {PAGE: "\n\n".join([INTRODUCTION.read_text().strip(), overview, *sections]) + "\n"}
+    searched = markdown_table([_varied(kind) for kind in kinds if kind.search_space])
+    parts = [INTRODUCTION.read_text().strip(), overview, SEARCHED, searched, *sections]
+    files = {PAGE: "\n\n".join(parts) + "\n"}
     for kind, examples in measured.items():
         grids = {example.label: example.grid for example in examples}
         files[f"{PICTURES}/{kind.name}.svg"] = grid_picture(grids)
@@ -166,6 +172,16 @@ def _line(example: Example) -> dict[str, Any]:
         "range": example.range,
         "smallest step": _number(example.smallest_step),
         "SQNR (dB)": f"{example.sqnr_db:.1f}",
+    }
+
+
+def _varied(kind: type[NumberFormat]) -> dict[str, Any]:
+    space = kind.search_space
+    settings = [f"`{name}`: {', '.join(map(str, values))}" for name, values in space.items()]
+    return {
+        "format": f"`{kind.name}`",
+        "settings": "; ".join(settings),
+        "combinations": math.prod(map(len, space.values())),
     }
 
 
