@@ -189,10 +189,12 @@ def test_a_heat_map_has_the_numbered_fractions_and_no_others(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_width_sweep_shows_ptq_qat_and_float(tmp_path):
+def test_the_width_sweep_shows_ptq_qat_and_float(tmp_path, capsys):
     config = QuantizeSweepConfig(model="cnn", out=tmp_path, widths="4:8:4", frac="2:4:2,auto")
     rows = {(row["width"], row["frac_width"]): row for row in quantize_sweep(config)}
     assert set(rows) == {(4, 2), (8, 2), (8, 4), (4, "auto"), (8, "auto")}
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Not measured, because a fraction has to be below its width: 4.4." in told
     exact = rows[8, 4]["float"]
     assert rows[4, 2]["PTQ"] < CHANCE < rows[4, "auto"]["PTQ"]
     assert rows[4, 2]["QAT"] > rows[4, 2]["PTQ"] + 0.3

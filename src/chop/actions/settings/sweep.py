@@ -45,6 +45,18 @@ class QuantizeSweepConfig(QuantizationSettings):
         Raises:
             ConfigError: a range is malformed, or no fraction is below its width.
         """
+        pairs = {label: [*filter(_is_below, found)] for label, found in self._pairs().items()}
+        lines = {label: settings for label, settings in pairs.items() if settings}
+        if not lines:
+            raise ConfigError(f"frac: '{self.frac}': no fraction is below a width.")
+        return lines
+
+    def left_out(self) -> list[str]:
+        """What is not measured, as `width.fraction`: the fraction is not below the width."""
+        pairs = [pair for found in self._pairs().values() for pair in found]
+        return [f"{width}.{frac}" for width, frac in pairs if not _is_below((width, frac))]
+
+    def _pairs(self) -> dict[str, list[tuple[int, int | str]]]:
         widths = whole(parse_range(self.widths, "widths"), "widths")
         lines: dict[str, list[tuple[int, int | str]]] = {}
         for part in (part.strip() for part in str(self.frac).split(",")):
@@ -54,11 +66,13 @@ class QuantizeSweepConfig(QuantizationSettings):
                 lines[part] = [(width, part) for width in widths]
             else:
                 for frac in whole(parse_range(part, "frac"), "frac"):
-                    lines[str(frac)] = [(width, frac) for width in widths if frac < width]
-        lines = {label: settings for label, settings in lines.items() if settings}
-        if not lines:
-            raise ConfigError(f"frac: '{self.frac}': no fraction is below a width.")
+                    lines[str(frac)] = [(width, frac) for width in widths]
         return lines
+
+
+def _is_below(pair: tuple[int, int | str]) -> bool:
+    width, frac = pair
+    return isinstance(frac, str) or frac < width
 
 
 def default_products() -> tuple[str, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich import get_console
+
 from chop import runs
 from chop.actions.interrupt import points_are_kept, with_interruption_note
 from chop.actions.ptq import quantize_after_training
@@ -52,7 +54,10 @@ def _sweep(config: QuantizeSweepConfig, workload: Workload) -> list[dict[str, An
     metric = workload.task.metric
     lines = config.lines()
     settings = list(dict.fromkeys(setting for line in lines.values() for setting in line))
-    title = workload.title
+    title, left_out = workload.title, config.left_out()
+    if left_out:
+        text = f"Not measured, because a fraction has to be below its width: {', '.join(left_out)}."
+        get_console().print(text, highlight=False)
     measured = _experiment(config, workload).measure(workload, settings, config.out)
     rows = [_row(measured, setting, metric.name) for setting in settings]
     columns = dict.fromkeys(("float", "PTQ", "QAT"), metric)
