@@ -235,6 +235,61 @@ def test_what_a_graph_cannot_follow_is_said() -> None:
         MaseGraph(bloom, hf_input_names=["input_ids", "attention_mask", "past_key_values"])
 
 
+class NoSwitch(transformers.LlamaForCausalLM):  # type: ignore[misc]
+    """Takes no `use_cache`."""
+
+    def forward(self, input_ids: Any, attention_mask: Any, past_key_values: Any = None) -> Any:
+        return super().forward(input_ids, attention_mask, past_key_values=past_key_values)
+
+
+class GivesTuples(transformers.LlamaForCausalLM):  # type: ignore[misc]
+    """Its output has no names."""
+
+    def forward(
+        self,
+        input_ids: Any,
+        attention_mask: Any,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        use_cache: Any = None,
+    ) -> Any:
+        inputs = (input_ids, attention_mask, position_ids, past_key_values)
+        return super().forward(*inputs, use_cache=use_cache, return_dict=False)
+
+
+class OneTokenDiffers(transformers.LlamaForCausalLM):  # type: ignore[misc]
+    """Tests whether there is one new token."""
+
+    def forward(
+        self, input_ids: Any, attention_mask: Any, past_key_values: Any = None, **given: Any
+    ) -> Any:
+        output = super().forward(
+            input_ids, attention_mask, past_key_values=past_key_values, **given
+        )
+        if input_ids.shape[1] == 1:
+            output.logits = -output.logits
+        return output
+
+
+@pytest.mark.parametrize(
+    ("cls", "why"),
+    [
+        (NoSwitch, "it fails with one .TypeError: .*'use_cache'"),
+        (GivesTuples, "it fails with one .TypeError: tuple indices"),
+        (OneTokenDiffers, r"it is for input_ids.shape\[1\] != 1 alone, which .* tests"),
+    ],
+)
+def test_a_model_that_fails_with_a_cache_is_captured_without(cls: Any, why: str) -> None:
+    torch.manual_seed(0)
+    model = cls(transformers.LlamaConfig(**LLAMA_SIZES)).eval()
+    graph, text = MaseGraph(model), prompts()
+    torch.testing.assert_close(graph.model(**text)[0], model(**text)[0])
+    with pytest.raises(CaptureError, match=f"{cls.__name__} has none: {why}"):
+        graph.model.generate(**text)
+    with pytest.raises(CaptureError, match=why):
+        MaseGraph(model, hf_input_names=["input_ids", "attention_mask", "past_key_values"])
+
+
 def test_what_is_no_cache_is_refused() -> None:
     graph = MaseGraph(decoder("GPT2")).model
     with pytest.raises(GuardError, match="expected a cache of transformers .* got list"):

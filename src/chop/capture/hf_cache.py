@@ -187,7 +187,7 @@ def why_no_cache(model: nn.Module, inputs: Mapping[str, Any], fixed: Mapping[str
     """
     config: Any = getattr(model, "config", None)
     generates = getattr(model, "can_generate", lambda: False)()
-    if not generates or config.is_encoder_decoder:
+    if not generates or getattr(config, "is_encoder_decoder", True):
         return "it is not a decoder that generates"
     if fixed or {*inputs} != {*_BESIDE}:
         return f"its inputs are {', '.join((*inputs, *fixed))}"

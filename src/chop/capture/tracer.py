@@ -12,12 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from chop.capture.captured import CapturedModule
+from chop.capture.guards import compile_guard, guard_holds
 from chop.capture.hf_cache import (
     CACHE,
     OPTIONAL,
+    PAST,
     CacheError,
     Caching,
     cached_example,
@@ -93,6 +96,10 @@ def capture(
             if asked:
                 raise
             why_not = str(error)
+        except Exception as error:  # the model's own, which it does not raise without a cache
+            why_not = f"it fails with one ({type(error).__name__}: {error})"
+            if asked:
+                raise CacheError(f"{type(model).__name__} and a cache: {why_not}") from error
     captured = job.run(example) if captured is None else captured
     captured.record.guessed = inputs is None and is_guessed(model)
     captured.record.why_no_cache = why_not
@@ -125,6 +132,7 @@ class _Job:
             self.fixed = fixed
         if captured.record.auto_leaves or captured.record.eval_only is not None:
             raise CacheError("not every part of the model can be written down")
+        _check_one_token(captured)
         return captured
 
     def run(self, example: dict[str, Any], caching: Caching | None = None) -> CapturedModule:
@@ -154,6 +162,15 @@ class _Job:
         notes += [mismatch] if mismatch else []
         self.message = warning_text(fallback, captured, notes)
         return captured
+
+
+def _check_one_token(captured: CapturedModule) -> None:
+    """Raises CacheError where no token can follow a text one by one."""
+    ids = torch.empty(1, 1, device="meta")
+    given = {"input_ids": ids, "attention_mask": ids.expand(1, 1 + PAST)}
+    for guard in captured.record.guards:
+        if not guard_holds(compile_guard(guard), given):
+            raise CacheError(f"it is for {guard.expression} alone, which {guard.where} tests")
 
 
 def _copied(inputs: dict[str, Any]) -> dict[str, Any]:
