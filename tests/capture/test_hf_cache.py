@@ -152,6 +152,23 @@ def test_one_graph_takes_texts_single_tokens_and_caches_of_every_kind() -> None:
             torch.testing.assert_close(keys, their_keys)
 
 
+@pytest.mark.parametrize("name", ["Llama", pytest.param("Gemma2", marks=pytest.mark.long)])
+def test_the_cache_of_another_model_forgets_as_it_does_with_the_model(name: str) -> None:
+    model, text = decoder(name), prompts()
+    graph, other = MaseGraph(model).model, decoder("Mistral").config
+    for kind, sizes in (
+        (transformers.DynamicCache, {}),
+        (transformers.StaticCache, {"max_cache_len": 32}),
+    ):
+        ours, theirs = (kind(config=other, **sizes) for _ in range(2))
+        for length in (9, 18, 19, 20):  # more than the window of Mistral
+            ids = text["input_ids"][:, :9] if length in (9, 18) else torch.tensor([[5]] * 3)
+            mask = torch.nn.functional.pad(text["attention_mask"], (0, length - 9), value=1)
+            found = graph(ids, mask, past_key_values=ours).logits[:, -1]
+            expected = model(ids, mask, past_key_values=theirs).logits[:, -1]
+            torch.testing.assert_close(found, expected)
+
+
 def test_a_call_makes_a_cache_where_it_is_asked_to() -> None:
     model = decoder("GPT2")
     graph, text = MaseGraph(model).model, prompts()

@@ -385,9 +385,10 @@ def _refuse_layers(cache: Any) -> Any:
 
 
 def _free_sizes(window: int | None, recording: Recording) -> tuple[Any, Any]:
+    # Without a window the first key is that of the first token, unless a caller's cache has one.
     name = f"{CACHE} {'all' if window is None else window}"
     keys = recording.free_number(f"{name} keys", PAST + _EXAMPLE_QUERIES)
-    return keys, 0 if window is None else recording.free_number(f"{name} offset", _OFFSET)
+    return keys, recording.free_number(f"{name} offset", _OFFSET)
 
 
 def _longer(states: Tensor, length: Any) -> Tensor:
