@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from chop.capture.hf_cache import (
     positions_or_default,
     update_cache,
 )
-from chop.errors import CaptureError, GuardError
+from chop.errors import CaptureError, CheckpointError, GuardError
 from chop.ir.drawing.draw import to_svg
 from chop.passes import pack_transform_pass, quantize_transform_pass
 
@@ -227,6 +228,34 @@ def test_a_checkpoint_keeps_the_settings_of_generation(tmp_path: Path) -> None:
     model.generation_config.no_repeat_ngram_size = 2
     MaseGraph(model).export(tmp_path / "gpt2")
     assert tokens(MaseGraph.from_checkpoint(tmp_path / "gpt2").model) == tokens(model)
+
+
+FORGED: dict[str, tuple[dict[str, Any], str]] = {
+    "number": ({"optional_inputs": 5}, "malformed .*optional_inputs among"),
+    "text": ({"optional_inputs": "past_key_values"}, "malformed .*optional_inputs among"),
+    "other": ({"optional_inputs": {"$tuple": ["input_ids"]}}, "malformed .*optional_inputs"),
+    "fewer": ({"optional_inputs": {"$tuple": ["past_key_values"]}}, "position_ids.* are optional"),
+    "class": ({"class_name": 5}, "expected class_name as str, got 5"),
+    "reason": ({"why_no_cache": ["a"]}, "expected why_no_cache as str"),
+    "both": ({"why_no_cache": "x"}, "expected why_no_cache or optional_inputs"),
+    "settings": ({"generation_config": [1]}, "expected generation_config as dict"),
+    "value": ({"generation_config": {"max_new_tokens": "a"}}, "is not one of transformers: Type"),
+    "function": ({"generation_config": {"validate": 1}}, "'validate' is no setting"),
+    "slots": ({"generation_config": {"__class__": 1}}, "'__class__' is no setting"),
+    "config": ({"config": None}, "needs a configuration of transformers, got NoneType"),
+    "foreign": ({"class_name": "pipeline"}, "pipeline is no class of transformers"),
+}
+
+
+def test_a_forged_record_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    MaseGraph(decoder("GPT2")).export(tmp_path / "bad")
+    written = json.loads((tmp_path / "bad.mz").read_text())
+    for name, (change, message) in FORGED.items():
+        forged = {**written, "attributes": {**written["attributes"], **change}}
+        (tmp_path / "bad.mz").write_text(json.dumps(forged))
+        with pytest.raises((CheckpointError, CaptureError), match=message) as refusal:
+            MaseGraph.from_checkpoint(tmp_path / "bad").model.generate(**prompts())
+        assert "\n" not in str(refusal.value), name
 
 
 def test_a_cache_is_asked_for_by_name() -> None:

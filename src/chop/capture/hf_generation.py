@@ -16,6 +16,7 @@ from chop.errors import CaptureError
 
 if TYPE_CHECKING:
     from chop.capture.captured import CapturedModule
+    from chop.capture.record import CaptureRecord
 
 
 def generation_settings(model: nn.Module) -> dict[str, Any] | None:
@@ -45,19 +46,43 @@ def generator(captured: CapturedModule, cls: type[Any] | None) -> Any:
     known: Any = getattr(transformers, record.class_name, None) if cls is None else cls
     if not (isinstance(known, type) and issubclass(known, transformers.GenerationMixin)):
         raise CaptureError(f"generate: {record.class_name} is no class of transformers that has it")
+    if not isinstance(record.config, transformers.PreTrainedConfig):
+        kind = type(record.config).__name__
+        raise CaptureError(f"generate needs a configuration of transformers, got {kind}")
     generates: Any = known
     model = nn.Module.__new__(_graph_class(generates))
     nn.Module.__init__(model)
-    settings = record.generation_config
     vars(model).update(
         captured=captured,
         config=copy.deepcopy(record.config),
-        generation_config=transformers.GenerationConfig.from_dict(settings)
-        if settings is not None
-        else transformers.GenerationConfig.from_model_config(record.config),
+        generation_config=_generation_config(record),
         training=captured.training,
     )
     return model
+
+
+def _generation_config(record: CaptureRecord) -> Any:
+    """The settings of a record as transformers takes them.
+
+    Raises:
+        CaptureError: they are none, as a file may have them.
+    """
+    from transformers import GenerationConfig
+
+    settings = record.generation_config
+    if settings is None:
+        return GenerationConfig.from_model_config(record.config)
+    for name in settings:
+        # Settings become attributes; these would take the place of functions.
+        if name.startswith("__") or callable(getattr(GenerationConfig, name, None)):
+            raise CaptureError(f"generation_config: '{name}' is no setting of generate")
+    try:
+        return GenerationConfig.from_dict(settings)
+    except Exception as error:  # transformers checks types by using the values
+        kind = type(error).__name__
+        raise CaptureError(
+            f"generation_config is not one of transformers: {kind}: {error}"
+        ) from None
 
 
 @functools.cache

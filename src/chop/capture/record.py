@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chop.capture.guards import ShapeGuard
+from chop.capture.hf_cache import CACHE, OPTIONAL
 from chop.capture.specs import LeafReport
+from chop.errors import CaptureError
 
 
 @dataclass
@@ -57,3 +59,29 @@ class CaptureRecord:
     constants: tuple[str, ...] = ()
     follows_dtype: dict[str, Any] | None = None
     node_digests: dict[str, str] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Compares what a file gave for `generate` with what a capture notes.
+
+        Raises:
+            CaptureError: an entry is of another kind.
+        """
+        kinds: dict[str, tuple[type, ...]] = {
+            "class_name": (str,),
+            "why_no_cache": (str,),
+            "generation_config": (dict, type(None)),
+        }
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise CaptureError(f"expected {name} as {kind[0].__name__}, got {value!r}")
+        known: tuple[Any, ...] = ((), (CACHE,), OPTIONAL)
+        if self.optional_inputs not in known:
+            raise CaptureError(
+                f"expected optional_inputs among {known}, got {self.optional_inputs!r}"
+            )
+        if bool(self.why_no_cache) == bool(self.optional_inputs):
+            raise CaptureError(
+                f"expected why_no_cache or optional_inputs, got {self.why_no_cache!r} and "
+                f"{self.optional_inputs!r}"
+            )

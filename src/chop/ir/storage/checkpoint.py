@@ -252,6 +252,11 @@ def _rebuild(
     for guard in model.record.guards:
         compile_guard(guard)
     model.graph = decode_graph(document, paths, allowed, decode)
+    model.record.check()
+    noted = [*model.record.optional_inputs]
+    found = [str(x.target) for x in model.graph.nodes if x.op == "placeholder" and x.args]
+    if found != noted:
+        raise CheckpointError(f"of the graph's inputs {found} are optional, expected {noted}.")
     steps = [Provenance(str(name), str(config)) for name, config in document["provenance"]]
     return model, steps
 
