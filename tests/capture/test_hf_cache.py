@@ -27,7 +27,7 @@ from chop.passes import pack_transform_pass, quantize_transform_pass
 
 WINDOW = 16
 NEW = 40
-LLAMA_SIZES = {
+LLAMA_SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
@@ -272,7 +272,7 @@ def test_a_cache_is_asked_for_by_name() -> None:
 
 def test_what_a_graph_cannot_follow_is_said() -> None:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "n_layer": 1, "n_head": 4, "vocab_size": 100}
+    sizes: Any = {"hidden_size": 32, "n_layer": 1, "n_head": 4, "vocab_size": 100}
     bloom = transformers.BloomForCausalLM(transformers.BloomConfig(**sizes)).eval()
     graph = MaseGraph(bloom)
     with pytest.raises(CaptureError, match="BloomForCausalLM has none: .*size of past_key_values"):
@@ -281,14 +281,14 @@ def test_what_a_graph_cannot_follow_is_said() -> None:
         MaseGraph(bloom, hf_input_names=["input_ids", "attention_mask", "past_key_values"])
 
 
-class NoSwitch(transformers.LlamaForCausalLM):  # type: ignore[misc]
+class NoSwitch(transformers.LlamaForCausalLM):
     """Takes no `use_cache`."""
 
     def forward(self, input_ids: Any, attention_mask: Any, past_key_values: Any = None) -> Any:
         return super().forward(input_ids, attention_mask, past_key_values=past_key_values)
 
 
-class GivesTuples(transformers.LlamaForCausalLM):  # type: ignore[misc]
+class GivesTuples(transformers.LlamaForCausalLM):
     """Its output has no names."""
 
     def forward(
@@ -303,7 +303,7 @@ class GivesTuples(transformers.LlamaForCausalLM):  # type: ignore[misc]
         return super().forward(*inputs, use_cache=use_cache, return_dict=False)
 
 
-class OneTokenDiffers(transformers.LlamaForCausalLM):  # type: ignore[misc]
+class OneTokenDiffers(transformers.LlamaForCausalLM):
     """Tests whether there is one new token."""
 
     def forward(
