@@ -6,13 +6,15 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from chop.capture.hf_cache import Recording, pad_attention_mask
-from chop.capture.symbols import Sizes
+
+if TYPE_CHECKING:
+    from chop.capture.symbols import Sizes
 
 _LAYER_DROPS = ("layerdrop", "layer_drop", "encoder_layerdrop", "decoder_layerdrop")
 
