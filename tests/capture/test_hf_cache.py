@@ -281,6 +281,27 @@ def test_what_a_graph_cannot_follow_is_said() -> None:
         MaseGraph(bloom, hf_input_names=["input_ids", "attention_mask", "past_key_values"])
 
 
+class Shifts(transformers.LlamaForCausalLM):
+    """What prepares its inputs reads a buffer."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.register_buffer("shift", torch.tensor(3))
+
+    def prepare_inputs_for_generation(self, input_ids: Any, **kwargs: Any) -> Any:
+        return super().prepare_inputs_for_generation((input_ids + self.shift) % 100, **kwargs)
+
+
+def test_a_class_of_ones_own_generates_where_it_was_captured(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Shifts(transformers.LlamaConfig(**LLAMA_SIZES)).eval()
+    graph = MaseGraph(model)
+    assert tokens(graph.model, use_cache=False) == tokens(model, use_cache=False)
+    graph.export(tmp_path / "own")
+    with pytest.raises(CaptureError, match="Shifts is no class of transformers .* hold no code"):
+        MaseGraph.from_checkpoint(tmp_path / "own").model.generate(**prompts())
+
+
 class NoSwitch(transformers.LlamaForCausalLM):
     """Takes no `use_cache`."""
 
@@ -321,7 +342,7 @@ class OneTokenDiffers(transformers.LlamaForCausalLM):
     ("cls", "why"),
     [
         (NoSwitch, "it fails with one .TypeError: .*'use_cache'"),
-        (GivesTuples, "it fails with one .TypeError: tuple indices"),
+        (GivesTuples, "expected an output with logits, got tuple"),
         (OneTokenDiffers, r"it is for input_ids.shape\[1\] != 1 alone, which .* tests"),
     ],
 )
@@ -334,6 +355,12 @@ def test_a_model_that_fails_with_a_cache_is_captured_without(cls: Any, why: str)
         graph.model.generate(**text)
     with pytest.raises(CaptureError, match=why):
         MaseGraph(model, hf_input_names=["input_ids", "attention_mask", "past_key_values"])
+
+
+def test_a_body_without_a_head_has_no_cache() -> None:
+    names = ["input_ids", "attention_mask", "past_key_values"]
+    with pytest.raises(CaptureError, match="output with logits, got BaseModelOutputWithPast"):
+        MaseGraph(decoder("Llama").model, hf_input_names=names)
 
 
 def test_what_is_no_cache_is_refused() -> None:

@@ -191,7 +191,10 @@ def why_no_cache(model: nn.Module, inputs: Mapping[str, Any], fixed: Mapping[str
         return "it is not a decoder that generates"
     if fixed or {*inputs} != {*_BESIDE}:
         return f"its inputs are {', '.join((*inputs, *fixed))}"
-    return "" if getattr(config, "use_cache", False) else "use_cache of its configuration is off"
+    setting = getattr(config, "use_cache", None)
+    if setting is None:
+        return "its configuration has no use_cache"
+    return "" if setting else "use_cache of its configuration is off"
 
 
 def cached_example(model: nn.Module, plain: Mapping[str, Any]) -> tuple[dict[str, Any], Caching]:
@@ -263,6 +266,8 @@ def _follows_mask(model: Any, ids: Tensor) -> bool:
 
 
 def _logits(output: Any) -> Tensor:
+    if not isinstance(output, Mapping) or "logits" not in output:
+        raise CacheError(f"expected an output with logits, got {type(output).__name__}")
     logits: Tensor = output["logits"]
     return logits
 

@@ -39,13 +39,16 @@ def generator(captured: CapturedModule, cls: type[Any] | None) -> Any:
     if record.why_no_cache:
         raise CaptureError(
             f"generate needs a graph with a cache, and that of {record.class_name} has none: "
-            f"{record.why_no_cache}; capture with MaseGraph(model) alone, or run to_module()"
+            f"{record.why_no_cache}; run mg.to_module().generate()"
         )
     import transformers
 
     known: Any = getattr(transformers, record.class_name, None) if cls is None else cls
     if not (isinstance(known, type) and issubclass(known, transformers.GenerationMixin)):
-        raise CaptureError(f"generate: {record.class_name} is no class of transformers that has it")
+        raise CaptureError(
+            f"generate: {record.class_name} is no class of transformers that has it; a model of a "
+            "class of your own generates where it was captured, as checkpoints hold no code"
+        )
     if not isinstance(record.config, transformers.PreTrainedConfig):
         kind = type(record.config).__name__
         raise CaptureError(f"generate needs a configuration of transformers, got {kind}")
@@ -100,6 +103,10 @@ def _graph_class(cls: Any) -> Any:
                 tokens = cached_length(given.get(CACHE), 0) + ids.shape[1]
                 given["attention_mask"] = ids.new_ones(ids.shape[0], tokens)
             return self.captured(**given)
+
+        def __getattr__(self, name: str) -> Any:
+            """A parameter, buffer or module, which what prepares inputs may read."""
+            return getattr(vars(self)["captured"], name)
 
         @staticmethod
         def create_masks_for_generate(*, attention_mask: Any, **_: Any) -> Any:

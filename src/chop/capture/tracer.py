@@ -85,7 +85,7 @@ def capture(
     job = _Job(model, dict(concrete_args or {}), tuple(leaves), strict)
     example = _copied(_choose_inputs(model, inputs, names))
     named = input_names is not None and not asked
-    why_not = "hf_input_names has no past_key_values" if named else ""
+    why_not = "hf_input_names has no past_key_values, as by default" if named else ""
     if not (asked or named):
         why_not = why_no_cache(model, example, job.fixed)
     captured = None
