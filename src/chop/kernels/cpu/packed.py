@@ -57,7 +57,8 @@ def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor
     bias = None if bias is None else _float(bias)
     count = x.numel() // packed.shape[1]
     if is_float and count < MANY_FOR_INT8 and count <= reader.few_rows:
-        return _few_rows(reader, _float(x_format(x)), packed, bias)
+        rounded = x if x_format.is_identity else x_format(x)
+        return _few_rows(reader, _float(rounded), packed, bias)
     rows = _rows(x)
     y, are_many = None, count >= MANY_FOR_INT8 and is_float
     if are_many and int8.is_exact():
