@@ -78,9 +78,12 @@ def cases(widths: list[int]) -> list[Case]:
 
 
 def head_cases(widths: list[int]) -> list[Case]:
-    """The output layer in formats of its own: alone, and below layers of 4 bits."""
-    formats = [text.format(width) for width in widths for text in (MXINT, GROUPS)]
-    return [Case("float", "nearest", head) for head in formats]
+    """The output layer in formats of its own, all else float."""
+    found = []
+    for width in widths:
+        found.append(Case("float", "nearest", MXINT.format(width)))
+        found.append(Case("float", "least squares", GROUPS.format(width)))
+    return found
 
 
 class Subject:
