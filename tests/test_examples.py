@@ -1,5 +1,6 @@
 """The examples run as their readers run them."""
 
+import csv
 import importlib.util
 import json
 import re
@@ -114,12 +115,19 @@ def test_tutorial_6_keeps_within_four_bits_and_goes_on(tmp_path):
 @pytest.mark.slow
 @pytest.mark.long
 def test_lab_3_draws_a_curve_for_each_format(tmp_path):
-    text = run("lab_3.py", "--quick", "--out", tmp_path)
-    assert text.count("options for each of 14 layers") == 10
-    svg = (tmp_path / "formats.svg").read_text()
-    labels = json.loads((tmp_path / "best.json").read_text())
-    assert len(labels) == 10 and all(f"<!-- {label} -->" in svg for label in labels)
-    assert {"integer.svg", "table.csv", "search.db"} <= {f.name for f in tmp_path.iterdir()}
+    told = ("--quick", "--formats", "integer,binary,mxint", "--out", tmp_path)
+    run("lab_3.py", *told)
+    figures = {name: tmp_path / f"{name}-compared" for name in ("widths", "formats", "trained")}
+    for name, folder in figures.items():
+        svg = (folder / "best-so-far.svg").read_text()
+        labels = ["tpe"] if name == "widths" else ["integer", "binary", "mxint"]
+        assert all(f"<!-- {label} -->" in svg for label in labels)
+        rows = list(csv.DictReader((folder / "table.csv").read_text().splitlines()))
+        assert [row["searches"] for row in rows] == labels
+        assert [row["choices"] for row in rows] == ["14" if name == "widths" else "28"] * len(rows)
+    before = (tmp_path / "search.db").stat().st_mtime_ns
+    run("lab_3.py", *told)
+    assert (tmp_path / "search.db").stat().st_mtime_ns == before
 
 
 @pytest.mark.slow

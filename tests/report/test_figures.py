@@ -1,5 +1,6 @@
 """What all figures share: the same bytes each time, legends off the curves, nothing cut."""
 
+import itertools
 import math
 import os
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 
 from chop.report.plots import Curve, plot_accuracy
 from chop.report.search_plots import Cloud, plot_best_so_far, plot_front
@@ -202,3 +204,28 @@ def test_labels_are_drawn_as_they_are_written(seen):
     named = [text.get_text().strip() for text in seen[0].legends[0].get_texts()]
     assert named[:2] == [r"\$x\$", "_own"] and len(named) == 4
     assert not any("\x1b" in text for text in (*named, seen[0].texts[0].get_text()))
+
+
+def test_coinciding_curves_lie_side_by_side_and_curves_have_their_names_at_their_ends(seen):
+    formats = [f"format_{i}" for i in range(13)]
+    curves = {name: [[(1, 0.5), (8, 0.95)]] for name in formats}
+    curves |= {"other": [[(1, 0.4), (6, 0.6)]], "last": [[(2, 0.95), (8, 0.96)]]}
+    plot_best_so_far("x.svg", curves, ylabel="accuracy", title="T")
+    (figure,) = seen
+    check_layout(figure)
+    axes, renderer = figure.axes[0], figure.canvas.get_renderer()
+    assert [line.get_ydata()[-1] for line in axes.lines] == [*[95] * 13, 60, 96]
+    ends = [line.get_transform().transform((8, 95))[1] * 72 / figure.dpi for line in axes.lines]
+    exact = axes.transData.transform((8, 95))[1] * 72 / figure.dpi
+    assert np.diff(ends[:13]) == pytest.approx(20 / 13)
+    assert np.mean(ends[:13]) == pytest.approx(exact)
+    assert ends[13:] == pytest.approx([exact, exact])
+    assert "curves that end alike are drawn side by side" in axes.get_ylabel()
+    named = {text.get_text(): text for text in axes.texts}
+    assert list(named) == ["other", *formats, "last"]  # from the lowest up
+    colors = {label: line.get_color() for label, line in zip(curves, axes.lines, strict=True)}
+    assert {label: text.get_color() for label, text in named.items()} == colors
+    boxes = [Text.get_window_extent(text, renderer) for text in named.values()]  # no lines
+    assert all(low.y1 <= high.y0 + 2 for low, high in itertools.pairwise(boxes))
+    plot_best_so_far("x.svg", SHAPES["long labels"], ylabel="accuracy", title="T")
+    assert not seen[1].axes[0].texts

@@ -29,6 +29,7 @@ ALIASES = {
     "dtypes": "dtype",
     "fields": "field",
     "formats": "format",
+    "goals": "goal",
     "masks": "mask",
     "models": "model",
     "modes": "mode",

@@ -9,9 +9,43 @@ import typer
 
 from chop.cli.adapter import Command, command_group, deferred
 
-LIFE = """[bold]Resume[/] a killed search: run the same command again, or chop search resume OUT.
-[bold]Parallel[/]: --workers 4 on this machine; with --storage postgresql://..., chop search worker
-URL on any machine. [bold]Watch[/] at any time: chop search show OUT."""
+LIFE = """[bold]Several searches[/]: --seeds 3, --samplers grid,random,tpe,sensitivity. Each is a
+study NAME-SAMPLER-seed-N with a folder of its own; OUT/NAME-compared has the figure best-so-far
+(seeds as bands) and table.md (mean and range). [bold]Resume[/] a killed search: run the same
+command again, or chop search resume OUT. [bold]Parallel[/]: --workers 4 on this machine; with
+--storage postgresql://..., chop search worker URL on any machine. [bold]Watch[/] at any time: chop
+search show OUT."""
+
+VALUES = """  binary: scaling_factor False, True
+
+  binary_residual: levels 1, 2, 3
+
+  block_fp: width; block_size 16, 32
+
+  block_log: width; block_size 16, 32
+
+  block_minifloat: width; exponent_width 2, 3, 4; block_size 16, 32
+
+  integer: width; frac_width derived
+
+  group_integer: width; group_size 16, 32, 64
+
+  log: width; exponent_bias derived
+
+  minifloat_denorm: width; exponent_width 2, 3, 4, 5; exponent_bias derived
+
+  minifloat_ieee: width; exponent_width 2, 3, 4, 5; exponent_bias derived
+
+  mxint: width; block_size 16, 32, 64
+
+  mxfp: width; exponent_width 2, 3, 4; block_size 16, 32, 64
+
+  nvfp4: block_size 16, 32
+
+  scale_integer: width; granularity tensor, channel
+
+  ternary: scaling_factor False, True"""
+"""What a search chooses from, by format: help imports no format, a test compares."""
 
 PRECISION_HELP = f"""Search the number format of each layer (mixed precision) after training.
 
@@ -33,7 +67,17 @@ whether the search found a configuration that is better beyond error on test row
 
   chop search precision --goals accuracy --epochs 2 --trials 30    (QAT in each trial)
 
+  chop search precision --formats all --per-format --goal accuracy --seeds 3
+
+  chop search precision --widths 8,16,32 --ranges frac_width=2,4,8 --per layer --no-warm-start
+
   chop search precision --model ./my-bert --dataset ./imdb --max-length 256 --budget bits=5
+
+[bold]Values by format[/], for each operand (data_in, weight) of each layer; width is --widths, and
+--ranges frac_width=2,4,8 gives other values and fields. --formats all has every format,
+--per-format searches each by itself.
+
+{VALUES}
 
 [bold]Output[/]: OUT/search.db (every trial); in OUT/precision, or OUT/NAME: table.md, table.csv,
 best.json, the best models in best/, no-search.json, and plots: accuracy, formats, best-so-far,
@@ -70,6 +114,8 @@ Infeasible configurations are skipped, duplicates are evaluated once.
 
   chop search nas --budget parameters=20000 --pruner asha --epochs 8
 
+  chop search nas --samplers grid,random,tpe,sensitivity --seeds 3 --trials 25
+
   chop search nas --compression compress-train        (trained and evaluated as 4-bit models)
 
 [bold]Output[/]: OUT/search.db (every trial); in OUT/nas, or OUT/NAME: table.md, table.csv,
@@ -79,12 +125,18 @@ best.json, the best models in best/, and plots: best-so-far, front, importance (
 
 
 def _job(name: str) -> Any:
-    """The search job of that name as a function of its settings."""
+    """The search job of that name as a function of its settings: one search, or several."""
 
-    def run(config: Any) -> dict[str, Any]:
+    def run(config: Any) -> Any:
         from chop.actions.search.job import find_job, run_job
+        from chop.actions.search.several import folder_of, is_several, run_several
 
-        return _found(run_job(find_job(name), config))
+        job = find_job(name)
+        if not is_several(job, config):
+            return _found(run_job(job, config))
+        rows = run_several(job, config)
+        typer.echo(f"{folder_of(config) / 'best-so-far.svg'}")
+        return rows
 
     return run
 

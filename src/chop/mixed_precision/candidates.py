@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from torch import Tensor
@@ -23,6 +23,7 @@ from chop.formats import (
     NumberFormat,
     even_sample,
     format_string,
+    formats,
     get_format,
     parse_format_string,
 )
@@ -81,6 +82,35 @@ def format_candidates(
     if not found:
         raise ConfigError("formats: expected at least one.")
     return {format_string(fmt): fmt for fmt in sorted(found, key=lambda fmt: fmt.bits((64, 64)))}
+
+
+def every_format() -> tuple[str, ...]:
+    """The names of all formats that a search can vary.
+
+    >>> "mxint" in every_format(), "float" in every_format()
+    (True, False)
+    """
+    return tuple(kind.name for kind in formats() if kind.search_space)
+
+
+def varied_fields(options: Iterable[NumberFormat]) -> str:
+    """The fields in which formats differ, with their values; those of several kinds, by `name`.
+
+    >>> varied_fields(format_candidates(["mxint"], {"width": (3, 8)}).values())
+    'block_size 16, 32, 64; width 3, 8'
+    """
+    rows = [{"name": fmt.name, **dataclasses.asdict(fmt)} for fmt in options]  # type: ignore[call-overload]
+    values: dict[str, list[Any]] = {}
+    for name, value in (pair for row in rows for pair in row.items()):
+        if value not in (found := values.setdefault(name, [])):
+            found.append(value)
+    varied = {name: sorted(found, key=_place) for name, found in values.items() if len(found) > 1}
+    return "; ".join(f"{name} {', '.join(map(str, found))}" for name, found in varied.items())
+
+
+def _place(value: Any) -> tuple[bool, Any]:
+    """Numbers in order, before what is none."""
+    return (False, value) if isinstance(value, int | float) else (True, 0)
 
 
 def fitted(number_format: NumberFormat, samples: Tensor, rule: Rule = "mse") -> NumberFormat:

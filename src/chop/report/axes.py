@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from chop.report.figures import plain
+from chop.report.figures import plain, text_inches
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -26,6 +26,11 @@ LEAST_PERCENT = 2.0
 """Percentage points that an axis of shares spans at least."""
 FARTHEST = 2.0
 """Spans of the data beyond which a baseline is named and not drawn."""
+END_POINTS, END_INCHES = 7.5, 1.6
+"""Size of the names at the ends of curves, and the longest."""
+END_HEIGHT = 0.042
+"""A line of such a name, as a share of a panel's height."""
+MOST_ENDS = 24
 
 
 @dataclass(frozen=True)
@@ -172,6 +177,68 @@ def axis_label(name: str, scale: AxisScale, percent: bool, *notes: str) -> str:
     below = [f"down to {value:.6g}{unit} below the axis" for value in scale.below[:1]]
     above = [f"up to {value:.6g}{unit} above the axis" for value in scale.above[-1:]]
     return "\n".join([plain(f"{name} (%)" if percent else name), *notes, *below, *above])
+
+
+def name_ends(
+    axes: Axes,
+    ends: Sequence[tuple[float, float]],
+    labels: Sequence[str],
+    colors: Sequence[Any],
+) -> None:
+    """Names curves right of a panel, each beside its last point, or as near as there is room.
+
+    Nothing is written where there are more than 24, or a label is longer than 1.6 inches: the
+    legend names all of them.
+
+    Args:
+        axes: with its limits and scales.
+        ends: (x, y) of each curve's last point.
+        labels: names of the curves.
+        colors: of the curves.
+    """
+    widest = max(text_inches(plain(label), END_POINTS) for label in labels)
+    if len(labels) > MOST_ENDS or widest > END_INCHES:
+        return
+    to_panel = axes.transScale + axes.transLimits
+    points = [to_panel.transform(end) for end in ends]
+    order = sorted(range(len(ends)), key=lambda i: float(points[i][1]))
+    heights = spread_apart([float(points[i][1]) for i in order], END_HEIGHT)
+    for i, height in zip(order, heights, strict=True):
+        axes.annotate(
+            plain(labels[i]),
+            (float(points[i][0]), float(points[i][1])),
+            xytext=(1.06, height),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            verticalalignment="center",
+            fontsize=END_POINTS,
+            color=colors[i],
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colors[i], "linewidth": 0.6, "shrinkB": 3},
+        )
+
+
+def spread_apart(heights: Sequence[float], gap: float) -> list[float]:
+    """Heights from 0 to 1, as near to the given ones as they can be with a gap between any two.
+
+    Args:
+        heights: rising, 0 to 1.
+        gap: smaller where there is no room for it.
+
+    >>> spread_apart([0.2, 0.2, 1.0], 0.25)
+    [0.2, 0.45, 1.0]
+    >>> spread_apart([0.9, 0.9], 0.25)
+    [0.75, 1.0]
+    """
+    gap = min(gap, 1 / max(1, len(heights) - 1))
+    found: list[float] = []
+    for height in heights:
+        found.append(max(height, found[-1] + gap) if found else height)
+    most = 1.0
+    for i in reversed(range(len(found))):
+        found[i] = min(found[i], most)
+        most = found[i] - gap
+    return found
 
 
 def trial_axis(axes: Axes, first: int, last: int) -> None:

@@ -10,7 +10,14 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from chop.errors import ConfigError
-from chop.report.axes import apply_scale, axis_label, axis_scale, draw_baselines, trial_axis
+from chop.report.axes import (
+    apply_scale,
+    axis_label,
+    axis_scale,
+    draw_baselines,
+    name_ends,
+    trial_axis,
+)
 from chop.report.figures import (
     HEIGHT,
     PALETTE,
@@ -25,6 +32,7 @@ from chop.report.figures import (
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
 
 Run = Sequence[tuple[int, float]]
 """(configurations measured, best value so far): a value holds until the next one."""
@@ -33,6 +41,10 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (5, 1.5, 1, 1.5)), (0, (1.5, 1.
 MOST_MARKED = 20
 """Improvements of a curve up to which each has a marker."""
 BAND_ALPHA = 0.3
+APART_POINTS = 2.0
+"""Between curves that end at the same value."""
+MOST_APART_POINTS = 20.0
+"""Between the first and the last of them."""
 MOST_BARS = 30
 
 
@@ -100,15 +112,21 @@ def plot_best_so_far(
         baselines=list(levels.values()),
         percent=percent,
     )
-    entries = [
-        (_draw_line(axes, line, i, BAND_ALPHA / len(lines) ** 0.5), line.label)
+    shifts = _shifts(lines)
+    drawn = [
+        _draw_line(axes, line, i, BAND_ALPHA / len(lines) ** 0.5, shifts[i])
         for i, line in enumerate(lines)
     ]
-    entries += draw_baselines(axes, levels, scale, percent)
+    curves_named = zip(drawn, (line.label for line in lines), strict=True)
+    entries = [*curves_named, *draw_baselines(axes, levels, scale, percent)]
     apply_scale(axes, scale)
     notes = ["median and range of the seeds"] if any(line.is_band for line in lines) else []
+    notes += ["curves that end alike are drawn side by side"] if any(shifts) else []
     axes.set_ylabel(axis_label(ylabel, scale, percent, *notes))
     trial_axis(axes, min(line.counts[0] for line in lines), max(line.counts[-1] for line in lines))
+    if len(lines) > 1:
+        ends = [(line.counts[-1], line.middle[-1]) for line in lines]
+        name_ends(axes, ends, [line.label for line in lines], [c.get_color() for c in drawn])
     axes.grid(alpha=0.3)
     add_legend(figure, entries)
     return save_figure(figure, Path(path))
@@ -124,11 +142,23 @@ def _lines(curves: Mapping[str, Sequence[Run]], factor: float) -> list[_Line]:
     return found
 
 
-def _draw_line(axes: Axes, line: _Line, position: int, alpha: float) -> Artist:
+def _shifts(lines: Sequence[_Line]) -> list[float]:
+    """Points by which each curve is raised, so that those with the same end lie side by side."""
+    ends = [line.middle[-1] for line in lines]
+    step = min(APART_POINTS, MOST_APART_POINTS / max(map(ends.count, ends)))
+    return [step * (ends[:i].count(end) - (ends.count(end) - 1) / 2) for i, end in enumerate(ends)]
+
+
+def _draw_line(axes: Axes, line: _Line, position: int, alpha: float, shift: float) -> Line2D:
+    from matplotlib.transforms import offset_copy
+
     style = line_style(position)
     style["linestyle"] = DASHES[position % len(DASHES)]
     marks = line.marked()
     (drawn,) = axes.plot(line.counts, line.middle, drawstyle="steps-post", markevery=marks, **style)
+    if shift:
+        figure = axes.get_figure(root=True)
+        drawn.set_transform(offset_copy(axes.transData, figure, y=shift, units="points"))
     if line.is_band:
         low, high = map(min, line.columns), map(max, line.columns)
         axes.fill_between(

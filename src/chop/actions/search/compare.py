@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from chop import runs
@@ -59,7 +59,7 @@ class Compared:
 
 
 def compare_searches(
-    searches: Sequence[str | Path],
+    searches: Sequence[str | Path | tuple[str, str]],
     *,
     out: str | Path = OUT,
     name: str | None = None,
@@ -67,6 +67,7 @@ def compare_searches(
     goal: str | None = None,
     baselines: Mapping[str, float] | None = None,
     title: str | None = None,
+    columns: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """Overlays the best-so-far curves of several searches, finished or not.
 
@@ -76,8 +77,8 @@ def compare_searches(
     study, unless `labels` gives several the same.
 
     Args:
-        searches: output folders, files or URLs; with `:NAME` behind, one study of that storage,
-            else every study.
+        searches: output folders, files or URLs; with `:NAME` behind, or as a pair with NAME, one
+            study of that storage, else every study.
         out: folder for `best-so-far` (.svg, .png), `table` (.csv, .md) and `manifest.json`.
         name: the study to take from storages that are given without one.
         labels: one for each search, equal ones are one curve; or one for each curve.
@@ -85,24 +86,30 @@ def compare_searches(
             objective of all.
         baselines: label -> value, drawn level.
         title: above the figure; None takes the model and data, where they are the same.
+        columns: further ones of the table, by the label of a curve; those that begin with `test`
+            are numbers of what is compared.
     Returns: the rows of the table, a curve each: seeds, trials, configurations measured, the
         best, the best after 25, 50 and 100 trials, and the seconds of a search; medians over the
-        seeds.
+        seeds, of the best also mean and range.
     Raises:
         UnavailableError: a storage is not there.
         ConfigError: searches with different goals; no search, or none with a trial within its
             budgets; labels that do not fit.
     """
-    found = [each for search in searches for each in _read(str(search), name)]
+    found = [each for search in searches for each in _read(search, name)]
     chosen = _common_goal(found, goal)
     curves = _curves([_judged(each, chosen) for each in found], labels)
     series = {key: [each.result.best_so_far() for each in group] for key, group in curves.items()}
-    rows = [_row(label, group, series[label]) for label, group in curves.items()]
+    further = columns or {}
+    rows = [
+        {**_row(label, group, series[label]), **further.get(label, {})}
+        for label, group in curves.items()
+    ]
     shown = [each for group in curves.values() for each in group]
     values = [value for group in series.values() for one in group for _, value in one]
     percent = chosen.name in SHARES and all(abs(value) <= 1 for value in values)
     metric = dataclasses.replace(TASKS["classification"].metric, is_share=percent)
-    numbers = {key: metric for key in rows[0] if key.startswith("best")}
+    numbers = {key: metric for key in rows[0] if key.startswith(("best", "test"))}
     numbers["seconds"] = dataclasses.replace(metric, is_share=False)
     heading = title if title is not None else _title(shown)
     budgets = {within(each.result.goals) for each in shown}
@@ -122,9 +129,9 @@ def compare_searches(
     return rows
 
 
-def _read(source: str, name: str | None) -> Iterator[Compared]:
+def _read(source: str | Path | tuple[str, str], name: str | None) -> Iterator[Compared]:
     """The searches that a folder, file or URL names."""
-    storage, own = _split(source)
+    storage, own = source if isinstance(source, tuple) else _split(str(source))
     url, own = find_storage(storage, own or name)
     shown = without_password(url) if "://" in storage else storage
     found = [own] if own else study_names(url)
@@ -314,6 +321,7 @@ def _row(label: str, group: Sequence[Compared], runs: Sequence[Run]) -> dict[str
         "seeds": len(group),
         "trials": _range([len(result.trials) for result in results]),
         "measured": _range([len(result.measured) for result in results]),
+        "best (mean)": mean(last),
         "best (median)": median(last),
         "best (least)": min(last),
         "best (greatest)": max(last),

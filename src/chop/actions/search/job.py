@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 SIZES = (*COSTS, "parameters", "size_bytes")
 """What every model has some of."""
+SPLITTING = ("seeds", "samplers", "per_format")
+"""Settings by which one command runs several searches: none of these has them."""
 JOB_MODULES = {
     "nas": "chop.actions.search.nas",
     "precision": "chop.actions.search.precision",
@@ -60,6 +62,9 @@ class Job:
         write: writes tables and plots of a result into `config.folder`; called when a run ends.
             It returns the rows of the table.
         export: the settings of `chop compress` that build a configuration.
+        split: by its label, what is changed in the settings for each of several searches that they
+            stand for beside seeds and samplers; nothing where they stand for one.
+        describe: columns about a search for the table that compares several.
     """
 
     name: str
@@ -67,6 +72,8 @@ class Job:
     prepare: Callable[[Any], Search]
     write: Callable[[Any, Search, Result], list[dict[str, Any]]]
     export: Callable[[Any, Mapping[str, str]], dict[str, Any]]
+    split: Callable[[Any], Mapping[str, Mapping[str, Any]]] = lambda config: {}
+    describe: Callable[[Any], Mapping[str, Any]] = lambda config: {}
 
 
 def find_job(name: str) -> Job:
@@ -101,7 +108,7 @@ def _kept(config: SearchConfig) -> str:
     where = without_password(url) if config.storage else str(config.folder)
     name = f" --name {shlex.quote(config.study)}" if config.storage else ""
     with suppress(ChopError):  # of a storage that is not there the same command says more
-        if not _finished(url, config.study):
+        if not finished_trials(url, config.study):
             return "no trial was finished; the same command begins again."
     return (
         f"finished trials are kept; the same command, or chop search resume {shlex.quote(where)}"
@@ -109,7 +116,7 @@ def _kept(config: SearchConfig) -> str:
     )
 
 
-def _finished(url: str, study: str) -> int:
+def finished_trials(url: str, study: str) -> int:
     """How many trials of a study have ended, none where there is no such storage."""
     file = storage_file(url)
     if url == MEMORY or (file is not None and not file.exists()):
@@ -144,7 +151,9 @@ def settings_of(config: SearchConfig) -> dict[str, Any]:
     A server is left out: whoever reads the settings has found it, and its URL has a password. A
     file that was named stays, by which a resumed search knows that its `out` is elsewhere.
     """
-    fields = {k: v for k, v in dataclasses.asdict(config).items() if v is not None}
+    fields = {
+        k: v for k, v in dataclasses.asdict(config).items() if v is not None and k not in SPLITTING
+    }
     url = storage_url(fields.pop("storage", None), config.out)
     if config.storage and storage_file(url):
         fields |= {"storage": url, "out": config.out.absolute()}

@@ -31,6 +31,7 @@ from chop.actions.workload import (
 from chop.errors import ConfigError
 from chop.files import write_json
 from chop.formats import format_string
+from chop.mixed_precision.candidates import fields_of, varied_fields
 from chop.mixed_precision.costs import COSTS
 from chop.mixed_precision.problem import SCORES, PrecisionProblem
 from chop.search import Config, Result, Search
@@ -67,11 +68,12 @@ def prepare(config: PrecisionConfig, workload: Workload | None = None) -> Search
         "training": found.training and {k: x for k, x in found.training.items() if k != "device"},
     }
     begin = _without_search(config, found, workload, identity)
+    uniforms = uniforms_within(found, goals) if config.warm_start else {}
     return config.search(
         found.space,
         found.measure,
         goals,
-        start=[*begin.values(), *uniforms_within(found, goals).values()],
+        start=[*begin.values(), *uniforms.values()],
         save=lambda chosen, folder: found.graph(chosen).export(folder / "model"),
         problem=identity,
     )
@@ -124,6 +126,8 @@ def _without_search(
     identity: Mapping[str, Any],
 ) -> dict[str, Config]:
     """By their labels in tables, the configurations that need no search; measured once."""
+    if not config.warm_start:
+        return {}
     steps = 3 * config.epochs * len(workload.train) / len(found.evaluator)
     # Where a storage has no folder here, every worker would measure loss increases for itself.
     is_here = storage_file(storage_url(config.storage, config.out)) is not None
@@ -177,7 +181,7 @@ def write(
     )
     test = HeldOutRows(found, held_out, objectives_of(result.goals)[0].name)
     begin = _without_search(config, found, workload, search.problem)
-    evaluation = _evaluate(search, result, begin, test)
+    evaluation = _evaluate(search, result, begin, test, config.warm_start)
     lines = [
         table_row(label, values, metric, evaluation.scores.get(label))
         for label, values in evaluation.values.items()
@@ -204,13 +208,26 @@ def write(
 
 
 def _evaluate(
-    search: Search, result: Result, begin: Mapping[str, Config], test: HeldOutRows
+    search: Search,
+    result: Result,
+    begin: Mapping[str, Config],
+    test: HeldOutRows,
+    compares: bool,
 ) -> _Evaluation:
-    """Measures what was not measured, and compares the best with what needed no search."""
+    """Measures what was not measured, and compares the best with what needed no search.
+
+    Args:
+        search: to measure with.
+        result: its trials.
+        begin: what needed no search, by its label.
+        test: rows that no trial saw.
+        compares: one option everywhere is measured too, each of them.
+    """
     found, shown = test.found, shown_of(result)
     searched = {f"trial {trial.number}": trial.config for trial in shown}
     best = next(iter(searched))
-    plain = {"float": None, **{text: found.uniform(text) for text in found.options}, **begin}
+    uniforms = {text: found.uniform(text) for text in found.options} if compares else {}
+    plain = {"float": None, **uniforms, **begin}
     known = {search.space.key(trial.config): trial.values for trial in result.measured}
     values: dict[str, Mapping[str, float]] = {}
     scores: dict[str, HeldOutScore] = {}
@@ -322,5 +339,29 @@ def export(config: PrecisionConfig, chosen: Config) -> dict[str, Any]:
     }
 
 
-JOB = Job(PrecisionConfig.JOB_NAME, PrecisionConfig, prepare, write, export)
+def split(config: PrecisionConfig) -> dict[str, dict[str, Any]]:
+    """With `per_format`, what the search of each format alone has of the settings, by the format.
+
+    It keeps the values of the fields that the format has.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for given in config.formats if config.per_format else ():
+        fields = fields_of(given)
+        found[given] = {
+            "formats": (given,),
+            "per_format": False,
+            "widths": config.widths if "width" in fields else None,
+            "ranges": {name: values for name, values in config.ranges.items() if name in fields},
+            "budgets": {} if config.budgets is None else config.budgets,
+        }
+    return found
+
+
+def describe(config: PrecisionConfig) -> dict[str, Any]:
+    """For a table that compares searches, the options of a choice and the fields that they vary."""
+    options = config.candidates()
+    return {"options": len(options), "varied": varied_fields(options.values())}
+
+
+JOB = Job(PrecisionConfig.JOB_NAME, PrecisionConfig, prepare, write, export, split, describe)
 """Behind `chop search precision`."""

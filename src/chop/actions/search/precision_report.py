@@ -282,13 +282,15 @@ def draw_precision(
         found: what was searched over.
         result: with what was measured.
         begin: what needed no search, by its label.
-        rows: the table: float, one option everywhere, `begin`, and what the search found.
+        rows: the table: float, one option everywhere (if measured), `begin`, and what the search
+            found.
         title: above each figure.
     """
     metric, shown = found.evaluator.task.metric, shown_of(result)
     where = "search" if len(shown) > 1 else "test"
-    first, last = 1 + len(found.options), 1 + len(found.options) + len(begin)
-    parts = {"the same everywhere": rows[1:first], LABEL: rows[first:last], "searched": rows[last:]}
+    uniform = [row for row in rows if row["formats"] in found.options]
+    first, last = 1 + len(uniform), 1 + len(uniform) + len(begin)
+    parts = {"the same everywhere": uniform, LABEL: rows[first:last], "searched": rows[last:]}
     curves = [
         Curve(label, [(row["bits"], row[f"{where} {metric.name}"]) for row in part])
         for label, part in parts.items()

@@ -13,11 +13,15 @@ from chop.errors import ConfigError, check_known
 
 if TYPE_CHECKING:
     from chop.actions.workload import Workload
+    from chop.formats import NumberFormat
     from chop.mixed_precision.problem import PrecisionProblem, Score
     from chop.nas.compression import Compression
     from chop.search import Constraint, Goal, Search, SearchSpace
     from chop.search.objective import Goals, Measure
     from chop.train import Rows
+
+USUAL_BITS = 4.0
+"""The budget of bits per weight where none is given."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +38,20 @@ class SearchConfig(WorkloadConfig):
             `out`.
         name: study name in the storage and of its folder in `out`. Default: the job's.
         keep: number of best models to keep on disk.
+        seeds: number of searches, with seeds from `seed` on, compared in OUT/NAME-compared.
+        samplers: samplers to compare, each a search (with each seed) of `trials` trials. Default:
+            `sampler` alone.
 
     The other settings are those of `WorkloadConfig`.
     """
 
     JOB_NAME: ClassVar[str] = "search"
-    RANGES: ClassVar[Ranges] = {"trials": (1, 10**9), "workers": (1, 1024), "keep": (0, 10_000)}
+    RANGES: ClassVar[Ranges] = {
+        "trials": (1, 10**9),
+        "workers": (1, 1024),
+        "keep": (0, 10_000),
+        "seeds": (1, 100),
+    }
 
     trials: int = 100
     sampler: str = "sensitivity"
@@ -48,6 +60,8 @@ class SearchConfig(WorkloadConfig):
     storage: str | None = None
     name: str | None = None
     keep: int = 1
+    seeds: int = 1
+    samplers: tuple[str, ...] = ()
 
     @property
     def study(self) -> str:
@@ -73,7 +87,8 @@ class SearchConfig(WorkloadConfig):
 
         super().__post_init__()
         check_study_name(self.study)
-        sampler_row(self.sampler)
+        for sampler in (self.sampler, *self.samplers):
+            sampler_row(sampler)
         make_pruner(self.pruner)
         storage_url(self.storage, self.out)
 
@@ -83,8 +98,8 @@ class FormatSettings:
     """Candidate number formats.
 
     Attributes:
-        formats: formats by name (`integer`, `mxint`), each with its usual fields, or single ones:
-            `4.auto`, `mxint:width=4`.
+        formats: formats by name (`integer`, `mxint`), each with its usual fields; `all` of them; or
+            single ones: `4.auto`, `mxint:width=4`.
         widths: bit widths of the formats given by name: numbers by commas, or ranges
             `first:last:step`; formats of one width keep it. Default: usual for the job.
         ranges: values of further fields, by field. Example: `block_size=16,32`. Default: none.
@@ -112,13 +127,21 @@ class FormatSettings:
     calibration_rows: int = 256
     eval_batch_size: int | None = None
 
-    def check_formats(self) -> None:
-        """Raises ConfigError where a setting is wrong, before anything is loaded."""
+    def read_formats(self) -> None:
+        """Names the formats that `all` stands for.
+
+        Raises:
+            ConfigError: a setting is wrong; nothing is loaded yet.
+        """
         from chop.actions.ptq import check_operators
         from chop.formats import parse_format_string
-        from chop.mixed_precision.candidates import format_candidates
+        from chop.mixed_precision.candidates import every_format
 
-        format_candidates(self.formats, self.all_ranges(), self.rule)
+        if "all" in self.formats:
+            if len(self.formats) > 1:
+                raise ConfigError("formats: 'all' has every format; give it alone.")
+            object.__setattr__(self, "formats", every_format())
+        self.candidates()
         parse_format_string(self.bias)
         if self.operators is not None:
             check_operators(self.operators)
@@ -165,10 +188,13 @@ class FormatSettings:
 
     def identity(self) -> dict[str, Any]:
         """All of these settings that a result depends on, as plain JSON."""
+        return {**self._of_problem(), "formats": list(self.candidates())}
+
+    def candidates(self) -> dict[str, NumberFormat]:
+        """The formats to choose from by format string, those of few bits first."""
         from chop.mixed_precision.candidates import format_candidates
 
-        formats = list(format_candidates(self.formats, self.all_ranges(), self.rule))
-        return {**self._of_problem(), "formats": formats}
+        return format_candidates(self.formats, self.all_ranges(), self.rule)
 
 
 @dataclass(frozen=True)
@@ -194,7 +220,7 @@ class SensitivityConfig(FormatSettings, WorkloadConfig):
         from chop.mixed_precision.layer_sensitivity import check_metrics
 
         super().__post_init__()
-        self.check_formats()
+        self.read_formats()
         check_metrics(self.metrics)
 
 
@@ -209,7 +235,12 @@ class PrecisionConfig(FormatSettings, SearchConfig):
             needs classes, so take loss for other outputs.
         per: `operand` for one choice per operand of a layer, `layer` for one per layer.
         budgets: constraints: the largest value of each cost, the least accuracy. Example: `bits=4`.
-            Default: bits=4 for one objective that is no cost, else none.
+            Default: bits=4 for one objective that is no cost, where a format has fewer bits; none
+            with `per_format`.
+        per_format: a search for each of `formats`, compared in OUT/NAME-compared; fields that a
+            format lacks are left out of its `ranges`.
+        warm_start: begin with what needs no search: one option everywhere, and those of least
+            predicted loss; else the sampler begins, and the table has neither.
         search_rows: validation rows that trials are measured on, at most; training rows if there
             are fewer than 100 validation rows and nothing is trained.
         epochs: epochs of QAT in each trial, from the same weights; 0 measures PTQ.
@@ -231,6 +262,8 @@ class PrecisionConfig(FormatSettings, SearchConfig):
     goals: tuple[str, ...] = ("kl",)
     per: Literal["layer", "operand"] = "operand"
     budgets: Mapping[str, float] | None = None
+    per_format: bool = False
+    warm_start: bool = True
     search_rows: int = 2000
     epochs: int = 0
     lr: float | None = None
@@ -240,7 +273,7 @@ class PrecisionConfig(FormatSettings, SearchConfig):
         from chop.search.objective import objectives_of
 
         super().__post_init__()
-        self.check_formats()
+        self.read_formats()
         objectives_of(self.all_goals())
         if self.pruner is not None and self.goals[0] in COSTS:
             raise ConfigError(
@@ -254,9 +287,13 @@ class PrecisionConfig(FormatSettings, SearchConfig):
         from chop.actions.search.precision import DIRECTIONS
         from chop.mixed_precision.costs import COSTS
 
-        is_one_score = len(self.goals) == 1 and self.goals[0] not in COSTS
-        usual = {"bits": 4.0} if is_one_score else {}
-        return _goals(self.goals, usual if self.budgets is None else self.budgets, DIRECTIONS)
+        budgets = self.budgets
+        if budgets is None:
+            is_one_score = len(self.goals) == 1 and self.goals[0] not in COSTS
+            narrowest = min(fmt.bits() for fmt in self.candidates().values())
+            has_usual = is_one_score and not self.per_format and narrowest < USUAL_BITS
+            budgets = {"bits": USUAL_BITS} if has_usual else {}
+        return _goals(self.goals, budgets, DIRECTIONS)
 
 
 @dataclass(frozen=True)
