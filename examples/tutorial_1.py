@@ -1,4 +1,4 @@
-"""Tutorial 1: a model as a graph. Draw it, write two passes, save it and read it back.
+"""Tutorial 1: a model as a graph. Draw it, compare two, write two passes, save it, read it back.
 
 python examples/tutorial_1.py
 python examples/tutorial_1.py --checkpoint DIR     (a local BERT classifier)
@@ -56,6 +56,16 @@ def main():
 
     mg = MaseGraph(model.eval())
     mg.draw(args.out / "bert.svg")
+
+    # What computes the mask's bias is gone without the mask, and the loss without labels.
+    names = ["input_ids", "attention_mask", "labels"]
+    full = MaseGraph(model, hf_input_names=names)
+    for missing in names[1:]:
+        fewer = MaseGraph(model, hf_input_names=[name for name in names if name != missing])
+        full.draw(args.out / f"without_{missing}.svg", compare=fewer)
+        signs = [line[0] for line in full.diff(fewer)]
+        print(f"without {missing}: {signs.count('-')} nodes gone, {signs.count('+')} new")
+
     mg, _ = passes.init_metadata_analysis_pass(mg)
     mg, _ = passes.add_common_metadata_analysis_pass(mg)
 

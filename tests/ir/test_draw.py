@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
+from chop.ir.difference import difference
 from chop.ir.drawing.draw import draw, to_svg
 from chop.ir.drawing.hierarchy import Item, without_cycles
 from chop.ir.drawing.layout import Block, Placed, lay_out
@@ -139,6 +140,57 @@ def test_dropping_inputs_changes_the_picture() -> None:
     assert {"attention_mask", "labels", "cross_entropy"} <= {*full}
     assert not {"attention_mask", "labels", "cross_entropy"} & {*bare}
     assert len(bare) < len(full) - 20
+
+
+def test_two_graphs_are_drawn_as_one_with_what_changed() -> None:
+    names = ("input_ids", "attention_mask", "labels")
+    full, bare = bert(1, *names), bert(1, "input_ids")
+    found = difference(full.model, bare.model)
+    gone = {node.name for node in found.gone}
+    assert {"attention_mask", "labels", "cross_entropy"} <= gone
+    kept = {n.name for n in bare.nodes if n.op == "call_module"}
+    assert not found.new and not found.changed and not gone & kept
+    svg = to_svg(full.model, 9, bare.model)
+    assert {"- attention_mask", "- labels", "- cross_entropy", "input_ids"} <= {*texts(svg)}
+    assert f"BertForSequenceClassification: {len(full.nodes)} nodes" in svg
+    back = texts(to_svg(bare.model, 9, full.model))
+    assert {"+ attention_mask", "+ labels", "+ cross_entropy"} <= {*back}
+    assert not any(text.startswith(("+ ", "- ", "~ ")) for text in texts(to_svg(full.model, 9)))
+
+
+def test_numbers_in_names_hide_no_difference() -> None:
+    """The first of two sums is gone; the second has its name now."""
+
+    class Sums(nn.Module):
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            self.count = count
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.count > 1:
+                x = x + 1
+            return torch.relu(x.exp() + 1)
+
+    two, one = (MaseGraph(Sums(count), dummy_in={"x": torch.ones(2, 3)}) for count in (2, 1))
+    (line,) = two.diff(one)
+    assert line == "- add: call_function add"
+    svg = to_svg(two.model, None, one.model)
+    assert texts(svg).count("- add") == 1 and ">gone 1<" in svg and ">the same 5<" in svg
+    assert ">new 1<" in to_svg(one.model, None, two.model)
+
+
+def test_quantized_and_folded_modules_are_changed_ones(tmp_path: Path) -> None:
+    mg = stack()
+    other = mg.copy()
+    node = other.node("cells_0_up")
+    twin = QuantLinear.from_float(other.module_of(node), QuantSpec(weight=Integer(8, 4)))
+    other.replace(node, twin)
+    unfolded = texts(mg.draw(tmp_path / "a", compare=other).read_text())
+    assert "~ up" in unfolded and sum(text.startswith("~ ") for text in unfolded) == 1
+    folded = texts(to_svg(mg.model, 1, other.model))
+    assert "~ cells" in folded and {"1 changed", "9 the same"} <= {*folded}
+    same = texts(to_svg(mg.model, None, mg.copy().model))
+    assert not any(text.startswith(("+ ", "- ", "~ ")) for text in same)
 
 
 def test_formats_are_shown_and_what_stays_float_is_dashed() -> None:

@@ -15,6 +15,7 @@ from xml.sax.saxutils import escape, quoteattr
 from chop.capture.captured import CapturedModule
 from chop.errors import ConfigError
 from chop.files import write_text
+from chop.ir.drawing.comparison import CHANGED, GONE, NEW, SAME
 from chop.ir.drawing.layout import Block, Line, Placed, lay_out
 from chop.ir.drawing.view_model import (
     COLLAPSED,
@@ -40,6 +41,10 @@ COLORS: dict[str, tuple[str, str]] = {
     Kind.OUTPUT: ("#c9e8c4", "#2c6e24"),
     Kind.OTHER: ("#f7f7f7", "#9a9a9a"),
     COLLAPSED: ("#ffffff", "#3b6ea8"),
+    NEW: ("#bfe5b8", "#2c6e24"),
+    GONE: ("#f3b8b0", "#a32a1c"),
+    CHANGED: ("#fbe08a", "#8a6d00"),
+    SAME: ("#f7f7f7", "#b5b5b5"),
 }
 OTHER_PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".pdf", ".eps")
 FONT = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', 'Liberation Mono', monospace"
@@ -51,7 +56,10 @@ LegendRow = list[tuple[str, str, float]]
 
 
 def draw(
-    model: CapturedModule, file: str | Path = "mase_graph.svg", depth: int | None = None
+    model: CapturedModule,
+    file: str | Path = "mase_graph.svg",
+    depth: int | None = None,
+    compare: CapturedModule | None = None,
 ) -> Path:
     """Writes the picture; missing folders are made.
 
@@ -59,6 +67,7 @@ def draw(
         model: the captured model.
         file: where to; the suffix is `.svg`, and is added if it is missing.
         depth: levels of modules to unfold; None unfolds what stays readable.
+        compare: a second model, drawn over the first: new, gone and changed nodes have colors.
     Returns: the path of the file.
 
     Raises:
@@ -73,16 +82,20 @@ def draw(
         )
     if path.suffix != ".svg":
         path = path.with_name(f"{path.name}.svg")
-    text = to_svg(model, depth)
+    text = to_svg(model, depth, compare)
     write_text(path, text)
     return path
 
 
-def to_svg(model: CapturedModule, depth: int | None = None) -> str:
+def to_svg(
+    model: CapturedModule, depth: int | None = None, compare: CapturedModule | None = None
+) -> str:
     """The picture as text; the same graph gives the same text."""
-    plan = build_view_model(model, depth)
+    plan = build_view_model(model, depth, compare)
     inputs = [n for n, node in enumerate(plan.nodes) if node.op == "placeholder"]
     title = f"{model.record.class_name}: {len(model.graph.nodes)} nodes"
+    if compare is not None:
+        title += f", compared with {len(compare.graph.nodes)}"
     return picture(plan, title, inputs)
 
 
@@ -120,8 +133,8 @@ def picture(plan: ViewModel, title: str, inputs: Sequence[int] = ()) -> str:
 
 def _legend(plan: ViewModel) -> Iterator[tuple[str, str]]:
     """(kind, text) in the order of the colors; then notes, whose kind is ""."""
-    boxes = [box for box in plan.words.values() if box.kind in COLORS]
-    counts = Counter(box.kind for box in boxes)
+    boxes = [box for box in plan.words.values() if box.color in COLORS]
+    counts = Counter(box.color for box in boxes)
     for kind in COLORS:
         if counts[kind]:
             yield kind, f"{kind} {counts[kind]}"
@@ -213,7 +226,7 @@ def _draw_label(placed: Placed, box: Box) -> Iterator[str]:
 
 
 def _draw_box(placed: Placed, box: Box) -> Iterator[str]:
-    fill, border = COLORS[box.kind]
+    fill, border = COLORS[box.color]
     thickness = "2.2" if box.is_quantized else "1"
     dashes = ' stroke-dasharray="4 3"' if box.stays_float else ""
     middle, y = placed.x + placed.width / 2, placed.y + LINE_HEIGHT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from chop.capture.hf_cache import SIZE_FUNCTIONS
 from chop.capture.runtime import ByMode
 from chop.capture.specs import TensorSpec
 from chop.errors import ConfigError
+from chop.ir.drawing.comparison import CHANGED, MARKS, SAME, Nodes, merge, nodes_of
 from chop.ir.drawing.hierarchy import Item
 from chop.ir.metadata import MaseMetadata
 from chop.ir.ops import Kind, module_of_node, of_node
@@ -42,6 +44,7 @@ class Box:
         tooltip: everything, for those who point at it.
         is_quantized: something in it computes in a number format.
         stays_float: it has a quantized twin and others are quantized, but it is not.
+        change: what became of it from one graph to the other; "" in a picture of one graph.
     """
 
     title: str
@@ -50,6 +53,12 @@ class Box:
     tooltip: str = ""
     is_quantized: bool = False
     stays_float: bool = False
+    change: str = ""
+
+    @property
+    def color(self) -> str:
+        """What its color says: the change where two graphs are compared, else the kind."""
+        return self.change or self.kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,27 +107,40 @@ def box_item(key: str, leaves: Sequence[int], box: Box) -> Item:
     return Item(key, tuple(leaves), (), max(widths) + 2 * MARGIN, height)
 
 
-def build_view_model(model: CapturedModule, depth: int | None = None) -> ViewModel:
+def build_view_model(
+    model: CapturedModule, depth: int | None = None, other: CapturedModule | None = None
+) -> ViewModel:
     """Decides what to draw.
 
     Args:
         model: the captured model.
         depth: modules with a path longer than this are folded into a box; None unfolds as much as
             fits into about 120 boxes.
+        other: a second one, drawn over the first; None draws the first alone.
 
     Raises:
         ConfigError: `depth` is no positive number.
     """
     if depth is not None and (not isinstance(depth, int) or depth < 1):
         raise ConfigError(f"draw: depth is {depth!r}, expected 1 or more levels of modules.")
-    hidden = _size_arithmetic(model)
-    nodes = [node for node in model.graph.nodes if node not in hidden]
-    number = {node: n for n, node in enumerate(nodes)}
-    uses = {number[node]: [number[u] for u in node.users if u in number] for node in nodes}
-    paths = [_path(node) for node in nodes]
-    writer = _Writer(model, nodes, paths, depth or _fitting_depth(paths))
-    root = Item("", tuple(range(len(nodes))), writer.items(range(len(nodes)), ()))
-    return ViewModel(nodes, uses, writer.words, root, len(hidden), writer.letters, writer.quantized)
+    all_nodes = nodes_of(model) if other is None else merge(model, other)
+    hidden = _size_arithmetic(model) | (set() if other is None else _size_arithmetic(other))
+    shown = _without(all_nodes, hidden)
+    paths = [_path(node) for node in shown.nodes]
+    writer = _Writer(shown, paths, depth or _fitting_depth(paths))
+    count = len(shown.nodes)
+    root = Item("", tuple(range(count)), writer.items(range(count), ()))
+    left_out = len(all_nodes.nodes) - count
+    parts = (writer.words, root, left_out, writer.letters, writer.quantized)
+    return ViewModel(shown.nodes, shown.uses, *parts)
+
+
+def _without(found: Nodes, hidden: set[fx.Node]) -> Nodes:
+    kept = [n for n, node in enumerate(found.nodes) if node not in hidden]
+    number = {n: place for place, n in enumerate(kept)}
+    uses = {number[n]: [number[u] for u in found.uses[n] if u in number] for n in kept}
+    changes = [found.changes[n] for n in kept] if found.changes else []
+    return Nodes([found.nodes[n] for n in kept], [found.models[n] for n in kept], uses, changes)
 
 
 def _path(node: fx.Node) -> tuple[str, ...]:
@@ -172,13 +194,13 @@ def _is_python(node: fx.Node) -> bool:
 class _Writer:
     """Makes the items of a picture and the words on them."""
 
-    def __init__(
-        self, model: CapturedModule, nodes: list[fx.Node], paths: list[tuple[str, ...]], depth: int
-    ) -> None:
-        self.model, self.nodes, self.paths, self.depth = model, nodes, paths, depth
+    def __init__(self, shown: Nodes, paths: list[tuple[str, ...]], depth: int) -> None:
+        self.nodes, self.models, self.changes = shown.nodes, shown.models, shown.changes
+        self.paths, self.depth = paths, depth
         self.words: dict[str, Box] = {}
         self.letters: dict[str, str] = {}
-        modules = enumerate(module_of_node(node, model) for node in nodes)
+        pairs = zip(self.nodes, self.models, strict=True)
+        modules = enumerate(module_of_node(node, model) for node, model in pairs)
         self.quantized = frozenset(n for n, module in modules if _is_quantized(module))
 
     def items(
@@ -203,16 +225,22 @@ class _Writer:
             path = (*prefix, name)
             if name.startswith("#"):
                 items.append(self._node(members[0], said))
-            elif len(path) >= self.depth:
+            elif len(path) >= self.depth or self._is_the_same(members):
                 items.append(self._folded(path, members, said))
             else:
                 items.append(self._frame(path, members, said))
         return tuple(items)
 
+    def _is_the_same(self, leaves: Sequence[int]) -> bool:
+        """Whether two graphs are compared, and no node of a module differs: it need not unfold."""
+        if not self.changes or len(leaves) == 1:
+            return False
+        return all(self.changes[leaf] == SAME for leaf in leaves)
+
     def _frame(self, path: tuple[str, ...], leaves: list[int], said: int) -> Item:
         if self._children(leaves, len(path)) == 1:
             return self.items(leaves, path, said)[0]
-        key, class_name = ".".join(path), self._class_name(path)
+        key, class_name = ".".join(path), self._class_name(path, leaves[0])
         title = shorten(".".join(path[said:]))
         self.words[key] = Box(title, class_name, tooltip=f"{key} ({class_name})")
         width = text_width(f"{title} {class_name}") + 2 * MARGIN
@@ -225,7 +253,8 @@ class _Writer:
 
     def _folded(self, path: tuple[str, ...], leaves: list[int], said: int) -> Item:
         key = ".".join(path)
-        title, class_name = shorten(".".join(path[said:])), shorten(self._class_name(path))
+        title = shorten(".".join(path[said:]))
+        class_name = shorten(self._class_name(path, leaves[0]))
         calls = ", ".join(self.nodes[leaf].name for leaf in leaves)
         lines = (class_name, *_count(leaves, self.quantized))
         is_quantized = not self.quantized.isdisjoint(leaves)
@@ -234,7 +263,8 @@ class _Writer:
 
     def _node(self, leaf: int, said: int) -> Item:
         node = self.nodes[leaf]
-        row, module = of_node(node, self.model), module_of_node(node, self.model)
+        model = self.models[leaf]
+        row, module = of_node(node, model), module_of_node(node, model)
         is_quantized = _is_quantized(module)
         lines = [] if module is None else [type(module).__name__]
         shape = self.shape_of(node)
@@ -253,12 +283,22 @@ class _Writer:
         return self._item(f"#{leaf}", [leaf], box)
 
     def _item(self, key: str, leaves: list[int], box: Box) -> Item:
-        self.words[key] = box
+        self.words[key] = box = self._compared(leaves, box)
         return box_item(key, leaves, box)
 
-    def _class_name(self, path: tuple[str, ...]) -> str:
+    def _compared(self, leaves: Sequence[int], box: Box) -> Box:
+        """With what became of its nodes, where two graphs are compared."""
+        if not self.changes:
+            return box
+        counts = Counter(self.changes[leaf] for leaf in leaves)
+        change = CHANGED if len(counts) > 1 else next(iter(counts))
+        lines = [f"{counts[each]} {each}" for each in counts] if len(counts) > 1 else []
+        title = f"{MARKS[change]}{box.title}"
+        return dataclasses.replace(box, title=title, lines=(*box.lines, *lines), change=change)
+
+    def _class_name(self, path: tuple[str, ...], leaf: int) -> str:
         try:
-            module: Any = self.model.get_submodule(".".join(path))
+            module: Any = self.models[leaf].get_submodule(".".join(path))
         except AttributeError:
             return ""
         return str(module._get_name())

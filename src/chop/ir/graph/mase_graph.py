@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from chop.capture.captured import CapturedModule
 from chop.errors import ConfigError, GraphError, did_you_mean
+from chop.ir.difference import difference_lines
 from chop.ir.graph.edits import last_edit
 from chop.ir.graph.guess import ProvisionalCapture, why_unfit
 from chop.ir.metadata import Provenance
@@ -282,27 +283,25 @@ class MaseGraph:
 
     def diff(self, other: MaseGraph) -> list[str]:
         """What differs in `other`: one line per node that is gone, new or calls something else."""
-        mine = {node.name: self._describe(node) for node in self.nodes}
-        theirs = {node.name: other._describe(node) for node in other.nodes}
-        gone = [f"- {name}: {text}" for name, text in mine.items() if name not in theirs]
-        new = [f"+ {name}: {text}" for name, text in theirs.items() if name not in mine]
-        changed = [
-            f"~ {name}: {mine[name]} -> {theirs[name]}"
-            for name in mine
-            if name in theirs and mine[name] != theirs[name]
-        ]
-        return gone + new + changed
+        return list(difference_lines(self.model, other.model))
 
-    def draw(self, file: str | Path = "mase_graph.svg", depth: int | None = None) -> Path:
+    def draw(
+        self,
+        file: str | Path = "mase_graph.svg",
+        depth: int | None = None,
+        compare: MaseGraph | None = None,
+    ) -> Path:
         """Draws the graph as an SVG file; see `chop.ir.drawing.draw`.
 
         Args:
             file: where to, with the suffix `.svg` or none; parent folders are made.
             depth: levels of modules to unfold; None unfolds what stays readable.
+            compare: a graph to draw over this one: what is new in it, gone from it or changed has
+                a color of its own, as in `diff`; the rest is grey, its modules folded.
         """
         from chop.ir.drawing.draw import draw
 
-        return draw(self.model, file, depth)
+        return draw(self.model, file, depth, None if compare is None else compare.model)
 
     def to_module(self, like: nn.Module | None = None) -> nn.Module:
         """The original model, with the operators that the graph has in the places of its own.
@@ -391,13 +390,6 @@ class MaseGraph:
         if self._captured is None and self._guess is not None:
             return f"MaseGraph({type(self._guess.model).__name__}, no example inputs yet)"
         return f"MaseGraph({self._model.record.class_name}, {len(self.nodes)} nodes)"
-
-    def _describe(self, node: fx.Node) -> str:
-        module = self.module_of(node)
-        called = (
-            repr(module) if module is not None else getattr(node.target, "__name__", node.target)
-        )
-        return f"{node.op} {called}"
 
     def _free_path(self, parent: str, name: str) -> str:
         taken = dict(self._model.get_submodule(parent).named_children())
