@@ -2,10 +2,10 @@ import math
 
 import pytest
 
-from chop.bench.break_even import break_even, compile_seconds, course_rows
+from chop.bench.break_even import break_even
 from chop.bench.clock import Reading
 from chop.bench.record import Measured
-from chop.bench.statistics import Interval, paired_ratio
+from chop.bench.statistics import Interval
 
 
 def measured(name, times, *, ratio=None, prepare=None, first=0.01):
@@ -37,23 +37,3 @@ def test_never_where_no_gain_is_shown():
         assert str(found) == "never" and math.isinf(found.calls)
     quick = measured("c", 0.005, ratio=Interval(2.0, 1.9, 2.1), prepare=0.001)
     assert str(break_even(EAGER, quick)) == "1 (1 to 1)"
-
-
-def test_the_course_table_tells_the_compiler_from_its_code():
-    compiled = measured("c", 0.005, ratio=Interval(2.0, 2.0, 2.0), prepare=1.0)
-    rows = course_rows(EAGER, compiled, (5, 50, 200, 10**6))
-    assert compile_seconds(compiled) == 1.0 and compile_seconds(EAGER) == 0.010
-    assert rows[0].counted == pytest.approx(0.050 / 1.020)
-    assert [row.counted for row in rows] == sorted(row.counted for row in rows)
-    assert rows[-1].counted == pytest.approx(2, rel=0.01)
-    found = [(row.uncounted_low, row.uncounted_high) for row in rows]
-    assert found == [pytest.approx((2, 2))] * 4
-
-
-def test_few_calls_stray_and_many_settle():
-    before, after = [0.010, 0.030] * 20, [0.010, 0.028] * 20
-    assert paired_ratio(before, after).median < 1.1
-    compiled = measured("c", after, prepare=1.0)
-    few, many = course_rows(measured("eager", before), compiled, (1, 2000))
-    assert few.uncounted_low < 0.5 and few.uncounted_high > 2
-    assert 0.95 < many.uncounted_low < many.uncounted_high < 1.2

@@ -30,6 +30,7 @@ ALIASES = {
     "fields": "field",
     "formats": "format",
     "goals": "goal",
+    "iterations": "iteration",
     "masks": "mask",
     "models": "model",
     "modes": "mode",

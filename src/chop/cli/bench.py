@@ -63,9 +63,10 @@ COMPILE_HELP = f"""Measure torch.compile against eager execution.
 
 [bold]Columns[/] per model, batch size and mode: speed-up over eager, compile time, and the number
 of calls after which compiling is paid back. Weights are random: built-in names and those of
-chop.models.MODELS (resnet50, bert-base-uncased ...) need no network. A second table shows what a
-run of 5, 50 or 200 iterations would report, with and without compile time, from the same
-measurement; a third lists graph breaks and recompilations for another batch size or length.
+chop.models.MODELS (resnet50, bert-base-uncased ...) need no network. A second table is that of
+courses: what runs of 5, 50 and 200 iterations would report, by `time` and by torch.utils.benchmark,
+with and without a warm-up, from the same measurement; a third lists graph breaks and recompilations
+for another batch size or length.
 
 [bold]Modes[/]: default; reduce-overhead (CUDA graphs); max-autotune (tries kernels); freezing
 (weights become constants). Compile caches are off: compile times are cold.
@@ -88,6 +89,25 @@ numbers; torch; torch.compile of naive; on a GPU our Triton kernel, which reads 
 number once; and a copy as the lower bound. [bold]Columns[/]: speed-up over naive, bytes moved,
 bandwidth, share of the copy's bandwidth, and the largest error against float64. Without a GPU the
 Triton kernel runs in Triton's interpreter, which gives errors and no times.
+
+{OUTPUT}
+"""
+
+LINEAR_HELP = f"""Measure Linear and ReLU, written out, against one fused call.
+
+[bold]Examples[/]
+
+  chop bench linear                             (three sizes, one row to 2,048)
+
+  chop bench linear --shape 512x1024x4096 --iteration 5 --iteration 50 --iteration 200
+
+  chop bench linear --device cuda --shape 4096x4096x4096
+
+[bold]Variants[/] per shape (rows x inputs x outputs): "naive", product, bias and ReLU one after the
+other; "linear, relu", the two calls of torch; "fused", one call: by oneDNN on a CPU, by
+torch.compile on a GPU. [bold]Columns[/]: speed-up over naive, bytes that each variant moves, and
+the largest error against float64. A second table shows what a run of 5, 50 or 200 iterations would
+report, with and without a warm-up, from the same measurement.
 
 {OUTPUT}
 """
@@ -158,6 +178,7 @@ bench_app = command_group(
         "softmax": Command(
             _study("softmax"), "chop.studies.settings:BenchSoftmaxConfig", SOFTMAX_HELP
         ),
+        "linear": Command(_study("linear"), "chop.studies.settings:BenchLinearConfig", LINEAR_HELP),
         "dequantize": Command(
             _study("dequantize"), "chop.studies.settings:BenchDequantizeConfig", DEQUANTIZE_HELP
         ),

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chop.bench.clock import block_seconds
+from chop.bench.course_table import CourseRow, course_rows, course_title
 from chop.bench.outputs import largest_difference
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.roofline import Roofline, measured_roofline
@@ -81,11 +83,13 @@ class AttentionComparison:
         rows: per case, per way.
         comparisons: name of the case -> all its times.
         rooflines: name of the dtype -> ceilings of the device.
+        course: rows of the course's table: naive and fused in the first dtype with the first mask.
     """
 
     rows: tuple[AttentionRow, ...]
     comparisons: Mapping[str, Comparison]
     rooflines: Mapping[str, Roofline]
+    course: tuple[CourseRow, ...]
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Rows by title, as formatted text."""
@@ -102,7 +106,18 @@ class AttentionComparison:
         for row in self.rows:
             shape = "x".join(map(str, row.case.shape))
             by_shape.setdefault(f"Attention {shape} ({how})", []).append(row.formatted())
-        return {**by_shape, "Ceilings of the device, measured": ceilings}
+        return {
+            **by_shape,
+            self._course_title: [row.formatted("naive", "fused") for row in self.course],
+            "Ceilings of the device, measured": ceilings,
+        }
+
+    @property
+    def _course_title(self) -> str:
+        found = next(iter(self.comparisons.values()))
+        case = self.rows[0].case
+        what = f"naive and fused, {case.dtype}, mask {case.mask}"
+        return course_title(found.environment["device"], what, self.course, found["fused"])
 
 
 def _short(backend: str) -> str:
@@ -118,12 +133,16 @@ def bench_attention(config: BenchAttentionConfig) -> AttentionComparison:
     )
     cases = [Case.parse(*parts) for parts in itertools.product(shapes, config.dtypes, config.masks)]
     rooflines = _rooflines(config)
-    comparisons, rows = {}, []
+    comparisons, rows, course = {}, [], []
     for case in cases:
         found, own = _measure(case, config, rooflines[case.dtype])
         comparisons[case.name] = found
         rows += own
-    return AttentionComparison(tuple(rows), comparisons, rooflines)
+        if (case.dtype, case.mask) == (config.dtypes[0], config.masks[0]):
+            shape, block = "x".join(map(str, case.shape)), block_seconds(config.how["seconds"])
+            pair = found["naive"], found["fused"]
+            course += course_rows(shape, *pair, config.iterations, block)
+    return AttentionComparison(tuple(rows), comparisons, rooflines, tuple(course))
 
 
 def _rooflines(config: BenchAttentionConfig) -> dict[str, Roofline]:

@@ -12,8 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.bench.break_even import BreakEven, CourseRow, break_even, compile_seconds, course_rows
+from chop.bench.break_even import BreakEven, break_even
 from chop.bench.clock import block_seconds
+from chop.bench.course_table import (
+    CourseRow,
+    compile_seconds,
+    course_rows,
+    course_title,
+)
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.timing import Variant, compare
 from chop.capture.inputs import dummy_inputs
@@ -103,7 +109,9 @@ class CompileComparison:
             by_case.setdefault(title, []).append(row.formatted())
         return {
             **by_case,
-            self._why: [_format_course(row, course) for row in self.rows for course in row.course],
+            self._course_title: [
+                line.formatted(EAGER, "compiled") for row in self._course for line in row.course
+            ],
             "Graphs, and where they end": [
                 line
                 for model, found in self.graphs.items()
@@ -112,29 +120,20 @@ class CompileComparison:
         }
 
     @property
-    def _why(self) -> str:
-        """The sentence above the course's table: what the first row of it averages."""
-        row = next((row for row in self.rows if row.course), None)
-        if row is None:
-            return "A run of so many calls"
-        few = row.course[0]
-        spent = compile_seconds(row.measured)
-        share = spent / (spent + (few.iterations - 1) * row.measured.seconds)
-        return (
-            f"Runs of so many calls. The compiler takes {share:.1%} of {few.iterations} calls of "
-            f"{row.model}: their mean says how long it worked, and nothing of its code"
-        )
+    def _course(self) -> list[CompileRow]:
+        """Of each case the first mode; the manifest has all of them."""
+        first: dict[tuple[str, int], CompileRow] = {}
+        for row in self.rows:
+            if row.course:
+                first.setdefault((row.model, row.batch), row)
+        return list(first.values())
 
-
-def _format_course(row: CompileRow, course: CourseRow) -> dict[str, Any]:
-    return {
-        "model": row.model,
-        "batch": row.batch,
-        "mode": row.measured.name,
-        "iterations": course.iterations,
-        "compile time counted": f"{course.counted:.3g}",
-        "not counted, 9 of 10 runs": f"{course.uncounted_low:.2f} to {course.uncounted_high:.2f}",
-    }
+    @property
+    def _course_title(self) -> str:
+        row = self._course[0]
+        device = next(iter(self.comparisons.values())).environment["device"]
+        what = f"eager and mode {row.measured.name}"
+        return course_title(device, what, row.course, row.measured)
 
 
 def _format_graphs(model: str, found: Compilations) -> list[dict[str, Any]]:
@@ -250,7 +249,8 @@ def _rows(name: str, batch: int, found: Comparison, config: BenchCompileConfig) 
     eager, *compiled = found
 
     def course(each: Measured) -> tuple[CourseRow, ...]:
-        return tuple(course_rows(eager, each, config.iterations, block_seconds(config.seconds)))
+        case, block = f"{name}, batch {batch}", block_seconds(config.seconds)
+        return tuple(course_rows(case, eager, each, config.iterations, block))
 
     return [
         CompileRow(name, batch, eager, None, ()),

@@ -32,6 +32,16 @@ def parse_shape(text: str, sizes: str, example: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
+def check_iterations(iterations: tuple[int, ...]) -> None:
+    """Refuses runs of no calls.
+
+    Raises:
+        ConfigError: there are none, or one is less than 1.
+    """
+    if not iterations or min(iterations) < 1:
+        raise ConfigError(f"iterations: expected 1 or more, got {list(iterations)}.")
+
+
 @dataclass(frozen=True)
 class StudyConfig:
     """Measurement.
@@ -76,6 +86,7 @@ class BenchAttentionConfig(StudyConfig):
         shapes: shapes: batch x heads x tokens x head size.
         dtypes: dtypes of queries, keys and values.
         masks: attention masks: none, padding (boolean; rows end at different lengths), causal.
+        iterations: numbers of calls of the runs in the course's table.
         seed: random seed of the inputs.
 
     The other settings are those of `StudyConfig`.
@@ -85,18 +96,46 @@ class BenchAttentionConfig(StudyConfig):
     shapes: tuple[str, ...] = ("1x12x128x64", "8x12x128x64", "1x12x1024x64")
     dtypes: tuple[Dtype, ...] = ("float32", "bfloat16", "float16")
     masks: tuple[Literal["none", "padding", "causal"], ...] = ("none", "padding", "causal")
+    iterations: tuple[int, ...] = (5, 50, 200)
     seed: int = 0
 
     def __post_init__(self) -> None:
         from chop.studies.attention_implementations import Case
 
         super().__post_init__()
+        check_iterations(self.iterations)
         for name in ("shapes", "dtypes", "masks"):
             if not getattr(self, name):
                 usual = getattr(BenchAttentionConfig, name)[0]
                 raise ConfigError(f"{name}: expected one or more, such as {usual}.")
         for shape in self.shapes:
             Case.parse(shape, self.dtypes[0], self.masks[0])
+
+
+@dataclass(frozen=True)
+class BenchLinearConfig(StudyConfig):
+    """Settings of `chop bench linear`.
+
+    Attributes:
+        shapes: shapes: rows x inputs x outputs.
+        iterations: numbers of calls of the runs in the course's table.
+        seed: random seed of weights and inputs.
+
+    The other settings are those of `StudyConfig`.
+    """
+
+    out: Path = Path("runs/bench/linear")
+    shapes: tuple[str, ...] = ("1x768x3072", "128x768x3072", "2048x128x512")
+    iterations: tuple[int, ...] = (5, 50, 200)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_iterations(self.iterations)
+        if not self.shapes:
+            raise ConfigError("shapes: expected one or more, such as 128x768x3072.")
+        for shape in self.shapes:
+            parse_shape(shape, "rows x inputs x outputs", "128x768x3072")
 
 
 @dataclass(frozen=True)
@@ -138,7 +177,7 @@ class BenchCompileConfig(StudyConfig):
         modes: modes of torch.compile. Default: those that suit the device.
         length: tokens of a text.
         image_size: side of a picture in pixels, where the model takes any.
-        iterations: numbers of calls for which the time with compiling is shown.
+        iterations: numbers of calls of the runs in the course's table.
 
     The other settings are those of `StudyConfig`.
     """
@@ -154,7 +193,8 @@ class BenchCompileConfig(StudyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes = {"batch_sizes": self.batch_sizes, "iterations": self.iterations}
+        check_iterations(self.iterations)
+        sizes = {"batch_sizes": self.batch_sizes}
         sizes |= {"length": (self.length,), "image_size": (self.image_size or 1,)}
         for name, values in sizes.items():
             if not values or min(values) < 1:

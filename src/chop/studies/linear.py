@@ -1,0 +1,191 @@
+"""Linear and ReLU written out, against one fused call.
+
+Shapes: M rows of inputs, K features of an input, N of a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.bench.clock import block_seconds
+from chop.bench.course_table import CourseRow, course_rows, course_title
+from chop.bench.outputs import largest_difference
+from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
+from chop.bench.timing import Variant, compare
+from chop.nn.fused import LinearActivation
+from chop.studies.settings import BenchLinearConfig, parse_shape
+
+QUICK_SHAPES = ("32x64x128",)
+NAIVE, CALLS, FUSED = "naive", "linear, relu", "fused"
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One size of the problem, in float32.
+
+    Attributes:
+        rows: M.
+        inputs: K.
+        outputs: N.
+    """
+
+    rows: int
+    inputs: int
+    outputs: int
+
+    @classmethod
+    def parse(cls, shape: str) -> Case:
+        """From the shape as text.
+
+        >>> Case.parse("128x768x3072").outputs
+        3072
+        """
+        return cls(*parse_shape(shape, "rows x inputs x outputs", "128x768x3072"))
+
+    @property
+    def name(self) -> str:
+        """For titles and file names."""
+        return f"{self.rows}x{self.inputs}x{self.outputs}"
+
+    def moved_bytes(self, way: str) -> int:
+        """Bytes that are read and written if nothing stays in a cache between two operations.
+
+        - "fused": MK + KN + N + MN numbers: inputs, weight and bias are read, the result written.
+        - "linear, relu": 2MN more, since ReLU reads and writes the result again.
+        - "naive": 4MN more, since adding the bias does too.
+        """
+        least = self.rows * self.inputs + self.outputs * (self.inputs + 1 + self.rows)
+        trips = {FUSED: 0, CALLS: 2, NAIVE: 4}[way]
+        return FLOAT_BYTES * (least + trips * self.rows * self.outputs)
+
+
+@dataclass(frozen=True)
+class LinearRow:
+    """One way to compute one case.
+
+    Attributes:
+        case: the problem.
+        measured: its times.
+        moved_bytes: counted, see `Case.moved_bytes`.
+        error: the largest |result - result in float64| over all elements.
+    """
+
+    case: Case
+    measured: Measured
+    moved_bytes: int
+    error: float | None
+
+    def formatted(self) -> dict[str, Any]:
+        """For a table."""
+        way = self.measured.name
+        return {
+            "M x K x N": self.case.name,
+            "way": way,
+            "time": format_seconds(self.measured.seconds),
+            "times as fast": "1" if way == NAIVE else format_ratio(self.measured.ratio),
+            "moved": format_bytes(self.moved_bytes),
+            "error": "-" if self.error is None else f"{self.error:.1e}",
+        }
+
+
+@dataclass(frozen=True)
+class LinearComparison:
+    """What was measured.
+
+    Attributes:
+        rows: per case, per way.
+        comparisons: name of the case -> all its times.
+        course: rows of the course's table: naive and fused.
+    """
+
+    rows: tuple[LinearRow, ...]
+    comparisons: Mapping[str, Comparison]
+    course: tuple[CourseRow, ...]
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Rows by title, as formatted text."""
+        found = next(iter(self.comparisons.values()))
+        device = found.environment["device"]
+        title = course_title(device, "naive and fused", self.course, found[FUSED])
+        return {
+            f"Linear and ReLU, written out and fused ({found.how})": [
+                row.formatted() for row in self.rows
+            ],
+            title: [row.formatted(NAIVE, FUSED) for row in self.course],
+        }
+
+
+def bench_linear(config: BenchLinearConfig) -> LinearComparison:
+    """Measures every shape in turn."""
+    is_usual = config.shapes == BenchLinearConfig.shapes
+    shapes = QUICK_SHAPES if config.quick and is_usual else config.shapes
+    comparisons, rows, course = {}, [], []
+    for case in map(Case.parse, shapes):
+        found, own = _measure(case, config)
+        comparisons[case.name] = found
+        rows += own
+        pair, block = (found[NAIVE], found[FUSED]), block_seconds(config.how["seconds"])
+        course += course_rows(case.name, *pair, config.iterations, block)
+    return LinearComparison(tuple(rows), comparisons, tuple(course))
+
+
+def naive_linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """max(x W^T + b, 0), an operation at a time.
+
+    Args:
+        x: (M, K), floating.
+        weight: (N, K).
+        bias: (N,).
+    Returns: (M, N).
+    """
+    return torch.relu(torch.matmul(x, weight.T) + bias)
+
+
+def variants_of(layer: nn.Linear, x: Tensor) -> list[Variant]:
+    """Written out, as two calls, and fused: by oneDNN on a CPU, by torch.compile on a GPU."""
+    naive = partial(naive_linear_relu, x, layer.weight, layer.bias)
+    calls = nn.Sequential(layer, nn.ReLU())
+    fused = Variant(FUSED, prepare=partial(_fused, layer, x))
+    return [Variant(NAIVE, naive), Variant(CALLS, partial(calls, x)), fused]
+
+
+def _fused(layer: nn.Linear, x: Tensor) -> Callable[[], Tensor]:
+    if x.is_cuda:
+        call = partial(torch.compile(nn.Sequential(layer, nn.ReLU())), x)
+    else:
+        twin = nn.Linear(layer.in_features, layer.out_features, device="meta")
+        twin.weight, twin.bias = layer.weight, layer.bias
+        call = partial(LinearActivation.from_linear(twin, "relu"), x)
+    call()
+    return call
+
+
+def _measure(case: Case, config: BenchLinearConfig) -> tuple[Comparison, list[LinearRow]]:
+    draw = torch.Generator().manual_seed(config.seed)
+    x = torch.randn(case.rows, case.inputs, generator=draw).to(config.device)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        layer = nn.Linear(case.inputs, case.outputs).to(config.device).eval()
+    ways = variants_of(layer, x)
+    found = compare(ways, **config.how)
+    with torch.inference_mode():
+        parts = (x.double(), layer.weight.double(), layer.bias.double())
+        exact = [naive_linear_relu(*parts)]
+        results = {v.name: (v.call or v.prepare())() for v in ways}  # type: ignore[misc]
+    rows = [
+        LinearRow(
+            case=case,
+            measured=each,
+            moved_bytes=case.moved_bytes(each.name),
+            error=largest_difference([results[each.name]], exact, each.name),
+        )
+        for each in found
+    ]
+    return found, rows

@@ -1,0 +1,67 @@
+import pytest
+import torch
+from torch import nn
+
+from chop.errors import ConfigError
+from chop.studies.linear import Case, bench_linear, naive_linear_relu, variants_of
+from chop.studies.settings import BenchLinearConfig
+
+
+def test_all_ways_agree_with_torch():
+    """Also where oneDNN computes the fused one: from 2^20 products on."""
+    layer, x = nn.Linear(64, 256).eval(), torch.randn(96, 64)
+    expected = torch.relu(x.double() @ layer.weight.double().T + layer.bias.double())
+    with torch.inference_mode():
+        for variant in variants_of(layer, x):
+            result = (variant.call or variant.prepare())()
+            torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=0)
+    assert "activation" not in vars(layer)
+
+
+def test_counted_bytes_are_those_that_the_operations_read_and_write():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    m, k, n = 3, 5, 7
+    numbers = []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if not func.is_view:
+                tensors = [x for x in (*args, out) if isinstance(x, torch.Tensor)]
+                numbers.append(sum(x.numel() for x in tensors))
+            return out
+
+    with Count():
+        naive_linear_relu(torch.randn(m, k), torch.randn(n, k), torch.randn(n))
+    case = Case(m, k, n)
+    drawn = m * k + n * k + n  # by randn
+    assert 4 * (sum(numbers) - drawn) == case.moved_bytes("naive")
+    saved = case.moved_bytes("naive") - case.moved_bytes("fused")
+    assert (saved, case.moved_bytes("naive") - case.moved_bytes("linear, relu")) == (
+        4 * 4 * m * n,
+        4 * 2 * m * n,
+    )
+
+
+def test_tables_are_for_people():
+    found = bench_linear(BenchLinearConfig(quick=True))
+    (title, ways), (course_title, course) = found.tables().items()
+    assert "Linear and ReLU" in title and "in turns" in title
+    assert [row["way"] for row in ways] == ["naive", "linear, relu", "fused"]
+    assert ways[0]["times as fast"] == "1" and all(row.error < 1e-5 for row in found.rows)
+    assert [row["iterations"] for row in course[::4]] == [5, 50, 200]
+    assert "Why it misleads" in course_title and course[0]["case"] == "32x64x128"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"shapes": ("12x64",)}, "expected rows x inputs x outputs"),
+        ({"shapes": ()}, "expected one or more, such as"),
+        ({"iterations": (0,)}, "iterations: expected 1 or more, got \\[0\\]"),
+    ],
+)
+def test_mistakes_are_named(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        BenchLinearConfig(**settings)
