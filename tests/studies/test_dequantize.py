@@ -19,7 +19,16 @@ from chop.studies.decoding import (
 )
 from chop.studies.dequantize import BenchDequantizeConfig, bench_dequantize
 from chop.studies.packed_product import DECODED, FLOAT_WAY, FUSED, compare_products
-from chop.studies.weight_memory import SMALL, demo_model, predicted, resident_by
+from chop.studies.weight_memory import (
+    SMALL,
+    KindRow,
+    MemoryRow,
+    demo_model,
+    format_memory,
+    predicted,
+    resident_by,
+    total_of,
+)
 
 HOW = {"seconds": 0.01, "threads": 1}
 
@@ -77,6 +86,28 @@ def test_predictions_need_no_memory_and_count_what_is_shared_once():
     model[3].weight = shared.weight  # tied: both use the same numbers
     total = sum(row.elements for row in predicted(model, MXInt(8)))
     assert total == sum(p.numel() for p in model.parameters())
+
+
+def test_the_formula_stands_with_its_numbers():
+    rows = [
+        MemoryRow("float", 32, 1000, 1010, 1020, None),
+        MemoryRow("mxint8", 8.25, 500, 510, 510, None),
+        MemoryRow("mxint4", 4.25, 400, 410, None, None),
+    ]
+    exact, eight, four = format_memory(rows)
+    assert exact["theory, per weight"] == "32 bits"
+    assert eight["theory, per weight"] == "1 - (8 + 8/32)/32 = 74.2% saved, 8.25 bits"
+    assert four["theory, per weight"].startswith("1 - (4 + 8/32)/32 = 86.7% saved")
+    saved = [eight[name] for name in ("predicted before loading", "in the file", "in memory")]
+    assert [cell.split("(")[1] for cell in saved] == [
+        "50.0% saved)",
+        "49.5% saved)",
+        "50.0% saved)",
+    ]
+    kinds = [KindRow("Linear weights", 32, 128, 33), KindRow("Embedding, float", 32, 128, 128)]
+    whole = total_of(kinds)
+    assert (whole.elements, whole.float_bytes, whole.bytes) == (64, 256, 161)
+    assert "50.0% of the bytes" in whole.kind and whole.formatted()["saved"] == "37.1%"
 
 
 @pytest.mark.slow

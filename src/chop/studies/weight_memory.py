@@ -28,7 +28,8 @@ from chop.passes import (
 )
 from chop.studies.decoding import FORMATS
 
-FLOAT_BITS = 32
+FLOAT_BITS, SCALE_BITS = 32, 8
+COUNTED = ("elements", "float_bytes", "bytes")
 TOKENS = 32
 """Of the text that a model is called with: little beside its weights."""
 NAMES = (
@@ -105,16 +106,31 @@ def format_memory(rows: Sequence[MemoryRow]) -> list[dict[str, Any]]:
     return [
         {
             "weights": row.format,
-            "theory, per weight": f"{row.bits:.4g} bits ({1 - row.bits / FLOAT_BITS:.1%} saved)"
-            if row.bits < FLOAT_BITS
-            else f"{FLOAT_BITS} bits",
-            "predicted": change(row.predicted_bytes, first.predicted_bytes),
-            "file": change(row.file_bytes, first.file_bytes),
-            "loaded": change(row.loaded_bytes, first.loaded_bytes),
+            "theory, per weight": _formula(row),
+            "predicted before loading": change(row.predicted_bytes, first.predicted_bytes),
+            "in the file": change(row.file_bytes, first.file_bytes),
+            "in memory": change(row.loaded_bytes, first.loaded_bytes),
             "most in a call": change(row.called_bytes, first.called_bytes),
         }
         for row in rows
     ]
+
+
+def _formula(row: MemoryRow) -> str:
+    """1 - (w + 8 / block) / 32 with its numbers: w bits of a code, 8 of the scale of a block."""
+    if row.format not in FORMATS:
+        return f"{FLOAT_BITS} bits"
+    number_format = FORMATS[row.format]
+    bits = f"{number_format.width} + {SCALE_BITS}/{number_format.block_size}"
+    saved = 1 - row.bits / FLOAT_BITS
+    return f"1 - ({bits})/{FLOAT_BITS} = {saved:.1%} saved, {row.bits:.4g} bits"
+
+
+def total_of(kinds: Sequence[KindRow]) -> KindRow:
+    """All kinds together; what they save is the formula's share times that of packed weights."""
+    sums = (sum(getattr(kind, name) for kind in kinds) for name in COUNTED)
+    packed = kinds[0].float_bytes / sum(kind.float_bytes for kind in kinds)
+    return KindRow(f"all ({packed:.1%} of the bytes are packed)", *sums)
 
 
 def demo_model(sizes: tuple[int, ...] = DEMO) -> nn.Module:
