@@ -29,7 +29,11 @@ def test_tutorial_1(tmp_path):
     text = run("tutorial_1.py", "--out", tmp_path)
     assert "dropouts: 6 before, 0 after" in text
     assert "identical outputs" in text
-    assert {"bert.svg", "tutorial_1.pt", "tutorial_1.mz"} <= {f.name for f in tmp_path.iterdir()}
+    assert "without attention_mask: " in text and "without labels: " in text
+    drawn = (tmp_path / "without_labels.svg").read_text()
+    assert ">- labels<" in drawn and ">- cross_entropy<" in drawn
+    files = {"bert.svg", "without_attention_mask.svg", "tutorial_1.pt", "tutorial_1.mz"}
+    assert files <= {f.name for f in tmp_path.iterdir()}
 
 
 @pytest.mark.slow
@@ -245,7 +249,10 @@ def test_lab_4_measures_all_three_parts(tmp_path):
     compiled = (tmp_path / "compile" / "tables.md").read_text()
     assert "| pays after |" in compiled and "recompile, call 2" in compiled
     assert "| fused (flash) |" in (tmp_path / "attention" / "tables.md").read_text()
-    assert "| 8.25 bits (74.2% saved) |" in (tmp_path / "dequantize" / "tables.md").read_text()
+    assert (
+        "| 1 - (8 + 8/32)/32 = 74.2% saved, 8.25 bits |"
+        in (tmp_path / "dequantize" / "tables.md").read_text()
+    )
     assert (tmp_path / "compile" / "mlp-batch-16.svg").is_file()
 
 
