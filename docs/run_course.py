@@ -144,7 +144,8 @@ def with_figures(text: str, folders: dict[str, Path], out: Path) -> Iterator[str
 
 def _execute(words: Sequence[str]) -> None:
     program = ["-m", "chop.cli"] if words[0] == "chop" else []
-    print(shlex.join(words), flush=True)
+    sys.stdout.write(f"{shlex.join(words)}\n")
+    sys.stdout.flush()
     subprocess.run([sys.executable, *program, *words[1:]], cwd=DOCS.parent, check=True)
 
 
@@ -158,7 +159,7 @@ def main() -> None:
     folders = run(PAGE.read_text(), out, _execute, given.only)
     lines = with_figures(PAGE.read_text(), folders, out)
     (out / "course.md").write_text("\n".join(lines) + "\n")
-    print(f"{len(folders)} commands ran: {out / 'course.md'}")
+    sys.stdout.write(f"{len(folders)} commands ran: {out / PAGE.name}\n")
 
 
 if __name__ == "__main__":
