@@ -1,12 +1,21 @@
-"""Lab 1: accuracy against bit width, and accuracy against sparsity, as two figures.
+"""Lab 1: accuracy against bits, and accuracy against sparsity, as figures and tables.
 
 python examples/lab_1.py                          (built-in vision transformer and digits)
 python examples/lab_1.py --model DIR --dataset DIR --max-length 256 --epochs 1
+python examples/lab_1.py --seeds 3                (mean and range of three seeds)
 python examples/lab_1.py --quick                  (a few points, to see that it works)
 
-The same as `chop sweep quantize` and `chop sweep prune`; killed and started again it goes on where
-it was. Then it picks the narrowest width and the highest sparsity that cost at most a point, and
-applies both to one model.
+The same as four commands; killed and started again it goes on where it was:
+
+1. `chop sweep quantize`: widths, by PTQ and QAT (folder `width`).
+2. `chop sweep quantize --integer-bits 1:6 --fraction-bits 1:12`: the ranges of weights and inputs,
+   integer bits, and fraction bits at the number of integer bits that suffices (`bits`).
+3. `chop sweep prune`: weights of the float model, by random and L1 (`sparsity`).
+4. `chop sweep prune --from width --activation l1-norm,random`: weights and activations of the best
+   quantized model, separately and together, in four combinations of methods (`quantized-sparsity`).
+
+Then it picks the narrowest width and the highest sparsity that cost at most a point, and applies
+both to one model.
 """
 
 import argparse
@@ -21,6 +30,7 @@ from chop.formats import Integer
 from chop.train import evaluate
 
 TOLERATED = 0.01
+METHODS = ("l1-norm", "random")
 
 
 def main():
@@ -31,12 +41,13 @@ def main():
     parser.add_argument("--max-length", type=int, help="tokens of a text")
     parser.add_argument("--limit", type=int, help="rows of each split")
     parser.add_argument("--epochs", type=int, help="of QAT and of fine-tuning")
+    parser.add_argument("--seeds", type=int, default=1, help="of QAT, pruning and fine-tuning")
     parser.add_argument("--out", type=Path, default=Path("runs/lab-1"))
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
 
     common = {"model": args.model, "dataset": args.dataset, "max_length": args.max_length}
-    common |= {"limit": args.limit}
+    common |= {"limit": args.limit, "seeds": args.seeds}
     epochs = 1 if args.quick else args.epochs
     widths = QuantizeSweepConfig(
         **common,
@@ -45,16 +56,34 @@ def main():
         frac="half,auto",
         qat_epochs=epochs,
     )
+    bits = QuantizeSweepConfig(
+        **common,
+        out=args.out / "bits",
+        integer_bits="2:3" if args.quick else "1:6",
+        fraction_bits="5" if args.quick else "1:12",
+        qat_epochs=0 if args.quick else epochs,
+    )
     shares = PruneSweepConfig(
         **common,
         out=args.out / "sparsity",
         sparsity="0.3,0.5" if args.quick else "0.1:0.9:0.1",
-        methods=("l1-norm", "random"),
+        methods=METHODS,
         finetune_epochs=epochs,
+    )
+    both = PruneSweepConfig(
+        **common,
+        out=args.out / "quantized-sparsity",
+        start_from=widths.out,
+        sparsity="0.5" if args.quick else "0.1:0.9:0.2",
+        methods=METHODS,
+        activation=METHODS,
+        finetune_epochs=0 if args.quick else epochs,
     )
     workload = load_workload(widths)
     by_width = quantize_sweep(widths, workload)
+    quantize_sweep(bits, workload)
     by_sparsity = prune_sweep(shares, workload)
+    prune_sweep(both, workload)
 
     narrow = best(by_width, "PTQ", lambda row: -row["width"])
     sparse = best(by_sparsity, "pruned", lambda row: row["sparsity"])

@@ -92,7 +92,7 @@ def test_tutorial_4_on_the_built_in_reviews(tmp_path):
 
 
 @pytest.mark.slow
-def test_lab_1_draws_both_figures(tmp_path):
+def test_lab_1_draws_its_figures(tmp_path):
     text = run("lab_1.py", "--quick", "--out", tmp_path)
     assert "narrowest within a point: 8.auto" in text
     assert "sparsest within a point: l1-norm" in text
@@ -102,6 +102,10 @@ def test_lab_1_draws_both_figures(tmp_path):
     for folder in ("width", "sparsity"):
         files = {file.name for file in (tmp_path / folder).iterdir()}
         assert {"accuracy.png", "accuracy.svg", "points.jsonl", "table.csv", "table.md"} <= files
+    ranges = {file.name for file in (tmp_path / "bits").iterdir()}
+    assert {"integer-bits.png", "fraction-bits.png", "ranges.png", "ranges.csv"} <= ranges
+    pruned = {file.name for file in (tmp_path / "quantized-sparsity").iterdir()}
+    assert {"accuracy.png", "accuracy-activations.png", "accuracy-both.png"} <= pruned
 
 
 @pytest.mark.slow

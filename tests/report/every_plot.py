@@ -8,6 +8,7 @@ from chop.report.bench_plots import plot_ratios
 from chop.report.layer_maps import plot_layer_map
 from chop.report.plots import Curve, plot_accuracy, plot_heat_map
 from chop.report.search_plots import Cloud, plot_best_so_far, plot_front, plot_importances
+from chop.report.value_grids import EvenGrid, Histogram, plot_value_grids
 
 
 def draw(folder, suffix):
@@ -20,8 +21,12 @@ def draw(folder, suffix):
     points = [(4.0, 0.9), (2.0, 0.5)]
     plot_front(path("front"), [Cloud("bits", points, points, 5)], ylabel="a", title="T")
     plot_importances(path("importances"), {"fc1": 0.7, "fc0": 0.3}, title="T")
-    curves = [Curve("PTQ", points, dashed=True), Curve("QAT", points)]
-    plot_accuracy(path("accuracy"), curves, {"float": 0.9}, xlabel="bits", title="T")
+    ranges = {4.0: (0.85, 0.95)}
+    curves = [Curve("PTQ", points, dashed=True), Curve("QAT", points, ranges=ranges)]
+    told = {"xlabel": "bits", "title": "T", "marks": {"needed": 3}}
+    plot_accuracy(path("accuracy"), curves, {"float": 0.9}, **told)
+    layer = [Histogram("fc1 weight", [1, 9, 0], [-1.0, 0.0, 1.0, 2.0])]
+    plot_value_grids(path("grids"), [layer], [EvenGrid("8.5", -4, 3.97, 0.03)], title="T")
     plot_heat_map(path("heat"), {(4, 2): 0.1, (8, 2): 0.5}, xlabel="w", ylabel="f", title="T")
     cells = {("fc1", "4"): 0.1, ("fc2", "4"): 2.0}
     plot_layer_map(path("layers"), cells, xlabel="bits", measure="kl", title="T", log=True)

@@ -12,8 +12,10 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
+from chop.errors import ConfigError
 from chop.report.plots import Curve, plot_accuracy
 from chop.report.search_plots import Cloud, plot_best_so_far, plot_front
+from chop.report.value_grids import EvenGrid, Histogram, plot_value_grids
 from chop.train import Metric
 
 EVERY_PLOT = Path(__file__).with_name("every_plot.py")
@@ -33,7 +35,7 @@ def twice(tmp_path_factory):
 
 def test_a_figure_that_is_drawn_again_has_the_same_bytes(twice):
     first, second = twice
-    assert len(first) == 21
+    assert len(first) == 24
     assert [name for name in first if first[name] != second[name]] == []
 
 
@@ -79,7 +81,7 @@ def seen(monkeypatch):
         figures.append(figure)
         return path
 
-    for module in ("plots", "search_plots"):
+    for module in ("plots", "search_plots", "value_grids"):
         monkeypatch.setattr(f"chop.report.{module}.save_figure", keep)
     return figures
 
@@ -151,6 +153,52 @@ def test_a_score_that_runs_away_does_not_flatten_a_sweep(seen):
     assert 0.7 < low < 0.8 and 0.9 < high < 1 and axes.get_yscale() == "linear"
     assert axes.get_ylabel() == "r2\ndown to -5e+06 below the axis"
     check_layout(seen[0])
+
+
+def test_seeds_are_error_bars_and_marks_stand_upright(seen):
+    curves = [
+        Curve("PTQ", [(1, 0.5), (2, 0.9)]),
+        Curve("QAT", [(1, 0.7), (2, 0.9)], ranges={1: (0.6, 0.75), 2: (0.9, 0.9)}),
+    ]
+    told = {"xlabel": "integer bits", "title": "T", "ticks": [1, 2], "marks": {"needed": 2}}
+    plot_accuracy("x.svg", curves, {"float": 0.95}, **told)
+    (axes,) = seen[0].axes
+    (bar,) = (c for c in axes.collections if c.get_segments())
+    (segment,) = bar.get_segments()
+    assert segment[:, 1].tolist() == pytest.approx([60, 75]) and set(segment[:, 0]) == {1}
+    assert axes.get_ylabel() == "accuracy (%)\nmean and range of the seeds"
+    assert [t.get_text() for t in seen[0].legends[0].get_texts()][-1] == "needed"
+    check_layout(seen[0])
+
+
+def normal(layer, operand):
+    counts = [round(1e4 * math.exp(-((i - 16) ** 2) / 20)) for i in range(32)]
+    return Histogram(f"{layer} {operand}", counts, [i / 8 - 2 for i in range(33)])
+
+
+@pytest.mark.parametrize("count", [1, 7, 14])
+def test_values_of_formats_stand_under_the_numbers_of_each_layer(seen, count):
+    names = [f"vit.encoder.layers.{i}.attention.output.dense" for i in range(count)]
+    layers = [[normal(name, operand) for operand in ("weight", "input")] for name in names]
+    grids = [EvenGrid("4.2", -2, 1.75, 0.25), EvenGrid("12.10", -2, 1.999, 2**-10)]
+    plot_value_grids("x.svg", layers, grids, title="vit on digits")
+    (figure,) = seen
+    assert len(figure.axes) == 2 * count and figure.get_size_inches()[1] * 160 <= 1500
+    renderer, page = figure.canvas.get_renderer(), figure.bbox.padded(1)
+    for part in [*figure.axes, *figure.legends]:
+        shown = part.get_tightbbox(renderer)
+        assert page.x0 <= shown.x0 <= shown.x1 <= page.x1
+        assert page.y0 <= shown.y0 <= shown.y1 <= page.y1
+    marks = figure.axes[0].collections[1].get_segments()
+    low, high = figure.axes[0].get_xlim()
+    values = [-2 + 0.25 * k for k in range(16)]
+    assert [mark[0][0] for mark in marks] == [x for x in values if low <= x <= high]
+    assert [t.get_text() for t in figure.legends[0].get_texts()][1:] == ["4.2", "12.10"]
+
+
+def test_more_layers_than_a_figure_has_room_for_are_refused():
+    with pytest.raises(ConfigError, match="got 15 layers"):
+        plot_value_grids("x.svg", [[normal("fc", "weight")]] * 15, [], title="T")
 
 
 def test_every_curve_reaches_the_last_trial_that_it_measured(seen):

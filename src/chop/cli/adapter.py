@@ -35,8 +35,9 @@ ALIASES = {
     "models": "model",
     "modes": "mode",
     "shapes": "shape",
+    "start_from": "from",
 }
-"""Second names of options that take several values."""
+"""Second names: of options that take several values, and one that Python has a word for."""
 DEFAULT = re.compile(r"\s*Default: (.*)\.$")
 
 AS_JSON = Annotated[

@@ -17,12 +17,19 @@ QUANTIZE_HELP = f"""Plot accuracy against bit width, for PTQ and QAT.
 
   chop sweep quantize --widths 4:16:4 --frac 2:8:2      (heat maps as well)
 
+  chop sweep quantize --integer-bits 1:6 --fraction-bits 1:12 --seeds 3
+
   chop sweep quantize --model ./my-bert --dataset ./imdb --max-length 256 --qat-epochs 1
 
-{OUTPUT}; heatmap-ptq and heatmap-qat if both widths and fractions vary.
+{OUTPUT}; heatmap-ptq and heatmap-qat if both widths and fractions vary. With --integer-bits or
+--fraction-bits the figures are integer-bits and fraction-bits, and ranges (magnitudes by layer, and
+histograms above the values of formats).
 """
 
 PRUNE_HELP = f"""Plot accuracy against sparsity, before and after fine-tuning, per method.
+
+--activation prunes the inputs of operators too, alone and together with weights; --from starts from
+a quantized model.
 
 [bold]Examples[/]
 
@@ -30,9 +37,11 @@ PRUNE_HELP = f"""Plot accuracy against sparsity, before and after fine-tuning, p
 
   chop sweep prune --model cnn --methods l1-norm,wanda --scope global
 
+  chop sweep prune --from runs/sweep-quantize --activation l1-norm,random --seeds 3
+
   chop sweep prune --model ./my-bert --dataset ./imdb --max-length 256 --finetune-epochs 1
 
-{OUTPUT}.
+{OUTPUT}; where activations are pruned, accuracy-activations and accuracy-both.
 """
 
 

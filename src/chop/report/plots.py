@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from chop.train.tasks import CLASSIFICATION, Metric
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
 
 ACCURACY = CLASSIFICATION.metric
 Point = tuple[float, float]
@@ -28,12 +29,14 @@ class Curve:
         points: (x, accuracy from 0 to 1), in any order.
         family: curves of one family share color and marker; default, the label.
         dashed: for the weaker member of a family.
+        ranges: x -> least and greatest accuracy there, drawn as an error bar.
     """
 
     label: str
     points: Sequence[Point]
     family: str | None = None
     dashed: bool = False
+    ranges: Mapping[float, tuple[float, float]] = field(default_factory=dict)
 
 
 def plot_accuracy(
@@ -45,23 +48,26 @@ def plot_accuracy(
     title: str,
     ticks: Sequence[float] | None = None,
     metric: Metric = ACCURACY,
+    marks: Mapping[str, float] | None = None,
 ) -> Path:
     """Draws accuracies, or another metric, as lines.
 
     Args:
         path: the file; its suffix (.svg, .png, .pdf) picks the kind.
-        curves: the lines.
+        curves: the lines; where they have ranges, the points are called means of seeds.
         baselines: label -> accuracy from 0 to 1, drawn level; one far from all curves is named in
             the legend.
         xlabel: what the lines run over.
         title: above the plot.
         ticks: marks of the horizontal axis; default, matplotlib's choice.
         metric: what the points are; shares are drawn in percent.
+        marks: label -> x, drawn upright.
     Returns: `path`.
     """
     factor = 100 if metric.is_share else 1
     levels = {label: factor * value for label, value in (baselines or {}).items()}
     values = [factor * value for curve in curves for _, value in curve.points]
+    values += [factor * y for curve in curves for ends in curve.ranges.values() for y in ends]
     best = [max((y for _, y in curve.points), key=metric.key) for curve in curves]
     scale = axis_scale(
         values,
@@ -79,15 +85,45 @@ def plot_accuracy(
         (line,) = axes.plot(x, [factor * value for value in accuracy], **line_style(position))
         if curve.dashed:
             line.set(linestyle="--", markerfacecolor="white")
+        _draw_ranges(axes, curve, factor, str(line.get_color()))
         entries.append((line, curve.label))
     entries += draw_baselines(axes, levels, scale, metric.is_share)
+    entries += _draw_marks(axes, marks or {})
     apply_scale(axes, scale)
-    axes.set(xlabel=plain(xlabel), ylabel=axis_label(metric.name, scale, metric.is_share))
+    notes = ["mean and range of the seeds"] if any(curve.ranges for curve in curves) else []
+    ylabel = axis_label(metric.name, scale, metric.is_share, *notes)
+    axes.set(xlabel=plain(xlabel), ylabel=ylabel)
     if ticks is not None:
         axes.set_xticks(ticks)
     axes.grid(alpha=0.3)
     add_legend(figure, entries)
     return save_figure(figure, Path(path))
+
+
+def _draw_ranges(axes: Axes, curve: Curve, factor: float, color: str) -> None:
+    """Bars from the least to the greatest value at each x where they differ."""
+    for x, (low, high) in curve.ranges.items():
+        if low == high:
+            continue
+        middle = (low + high) / 2
+        axes.errorbar(
+            x,
+            factor * middle,
+            yerr=factor * (high - middle),
+            fmt="none",
+            ecolor=color,
+            elinewidth=1,
+            capsize=2.5,
+        )
+
+
+def _draw_marks(axes: Axes, marks: Mapping[str, float]) -> list[tuple[Artist, str]]:
+    """Upright lines, each in a style of its own."""
+    styles = ((0, (1, 1.5)), (0, (4, 1.5, 1, 1.5)))
+    return [
+        (axes.axvline(x, color="0.4", linewidth=1.2, linestyle=styles[i % 2]), label)
+        for i, (label, x) in enumerate(marks.items())
+    ]
 
 
 def plot_heat_map(

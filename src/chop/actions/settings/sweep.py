@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from chop.actions.settings.compress import QuantizationSettings, default_operators
 from chop.actions.settings.workload import Ranges, WorkloadConfig
 from chop.actions.sweep.grid import parse_range, whole
-from chop.errors import ConfigError
+from chop.errors import ConfigError, check_known
 
 DERIVED = ("auto", "minmax", "mse")
 """Rules that calibrate the fraction of each tensor."""
+WIDTHS, HALF = "4:32:4", "half"
+INTEGER_BITS, FRACTION_BITS = "1:6", "1:12"
+Numbers = str | int | tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,21 +27,63 @@ class QuantizeSweepConfig(QuantizationSettings):
         widths: bit widths: numbers by commas, or ranges `first:last:step`.
         frac: fraction widths by commas, one curve each: `half` of the width; numbers and ranges
             (those below the width); `auto`, `minmax` or `mse`, which calibrate each tensor's.
+        integer_bits: integer bits, the sign among them, in the place of widths: numbers or ranges.
+            The largest weights and inputs are measured first, and say which numbers are of use.
+            Default: widths are varied; 1:6 where `fraction_bits` is given.
+        fraction_bits: fraction bits: integer bits are varied at the largest of them, then fraction
+            bits at the least number of integer bits that loses nothing after training (PTQ).
+            Default: widths are varied; 1:12 where `integer_bits` is given.
+        seeds: seeds of QAT, from `seed` on; tables and figures have their mean and range.
 
     The other settings are those of `QuantizationSettings` and `WorkloadConfig`.
     """
 
+    RANGES: ClassVar[Ranges] = {"seeds": (1, 100)}
+
     out: Path = Path("runs/sweep-quantize")
-    widths: str | int | tuple[int, ...] = "4:32:4"
-    frac: str | int = "half"
+    widths: Numbers = WIDTHS
+    frac: str | int = HALF
+    integer_bits: Numbers | None = None
+    fraction_bits: Numbers | None = None
+    seeds: int = 1
 
     def __post_init__(self) -> None:
         from chop.formats import Integer
 
         super().__post_init__()
+        if self.splits_widths:
+            self._check_split()
+            return
         for settings in self.lines().values():
             for width, frac_width in settings:
                 Integer(width, frac_width)  # type: ignore[arg-type]
+
+    @property
+    def splits_widths(self) -> bool:
+        """True when integer bits and fraction bits are varied, not widths."""
+        return self.integer_bits is not None or self.fraction_bits is not None
+
+    def split(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Integer bits and fraction bits of the sweep, both rising."""
+        given = {
+            "integer_bits": INTEGER_BITS if self.integer_bits is None else self.integer_bits,
+            "fraction_bits": FRACTION_BITS if self.fraction_bits is None else self.fraction_bits,
+        }
+        integer, fraction = (whole(parse_range(bits, name), name) for name, bits in given.items())
+        return integer, fraction
+
+    def _check_split(self) -> None:
+        from chop.formats import Integer
+
+        if (self.widths, self.frac) != (WIDTHS, HALF):
+            raise ConfigError(
+                "integer_bits: a width is integer bits + fraction bits; leave widths and frac out."
+            )
+        integer, fraction = self.split()
+        if integer[0] < 1:
+            raise ConfigError(f"integer_bits: got {integer[0]}, expected 1 or more for the sign.")
+        for bits, frac_width in itertools.product(integer, fraction):
+            Integer(bits + frac_width, frac_width)
 
     def lines(self) -> dict[str, list[tuple[int, int | str]]]:
         """Widths and fractions of each curve, by the name of its fraction.
@@ -60,7 +106,7 @@ class QuantizeSweepConfig(QuantizationSettings):
         widths = whole(parse_range(self.widths, "widths"), "widths")
         lines: dict[str, list[tuple[int, int | str]]] = {}
         for part in (part.strip() for part in str(self.frac).split(",")):
-            if part == "half":
+            if part == HALF:
                 lines[part] = [(width, width // 2) for width in widths]
             elif part in DERIVED:
                 lines[part] = [(width, part) for width in widths]
@@ -82,6 +128,40 @@ def default_products() -> tuple[str, ...]:
     return tuple(name for name in default_operators() if OPS[name].is_product)
 
 
+class PruneSetting(NamedTuple):
+    """What a point of the sweep prunes.
+
+    Attributes:
+        weight: method and share; None prunes no weights.
+        activation: the same of the operators' inputs.
+    """
+
+    weight: tuple[str, float] | None
+    activation: tuple[str, float] | None
+
+    @property
+    def part(self) -> str:
+        """One of `PARTS`."""
+        if self.weight is None or self.activation is None:
+            return "activations" if self.weight is None else "weights"
+        return "both"
+
+    @property
+    def sparsity(self) -> float:
+        """The share of the weights; where none are pruned, that of the inputs."""
+        found = self.weight or self.activation
+        assert found is not None
+        return found[1]
+
+    @property
+    def draws(self) -> bool:
+        """True when a method is random."""
+        return any(found is not None and found[0] == "random" for found in self)
+
+
+PARTS = ("weights", "activations", "both")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PruneSweepConfig(WorkloadConfig):
     """Settings of `chop sweep prune`.
@@ -90,6 +170,16 @@ class PruneSweepConfig(WorkloadConfig):
         sparsity: shares of weights to prune: numbers by commas, or ranges `first:last:step`.
         methods: pruning scores, one pair of curves each: l1-norm, l2-norm, random, movement, snip,
             wanda.
+        activation: pruning scores of operators' inputs (activations): l1-norm, random. Default:
+            inputs are not pruned.
+        activation_sparsity: shares of inputs to prune. Default: those of weights, and both together
+            have equal shares.
+        parts: what is pruned, a figure each: weights, activations, both (every method of weights
+            with every method of activations). Default: weights; all three where `activation` is
+            given.
+        start_from: what is pruned in the place of the float model: a folder of `chop sweep
+            quantize` (the point with the best metric), one of `chop compress`, or a checkpoint.
+            Model and data are those of the folder. Default: the float model.
         scope: `local` prunes the share in each layer, `global` over all layers together.
         operators: operators to prune, by name: linear, conv2d ... Default: all that multiply by a
             weight.
@@ -97,6 +187,8 @@ class PruneSweepConfig(WorkloadConfig):
             for built-in models, else 1.
         finetune_lr: peak learning rate of fine-tuning. Default: by model and number of epochs.
         calibration_rows: training rows for the scores that need data.
+        seeds: seeds of random pruning and of fine-tuning, from `seed` on; tables and figures have
+            their mean and range.
 
     The other settings are those of `WorkloadConfig`.
     """
@@ -105,16 +197,22 @@ class PruneSweepConfig(WorkloadConfig):
         "finetune_epochs": (0, 10_000),
         "finetune_lr": (1e-9, 10),
         "calibration_rows": (1, 10**9),
+        "seeds": (1, 100),
     }
 
     out: Path = Path("runs/sweep-prune")
     sparsity: str | float | tuple[float, ...] = "0.1:0.9:0.1"
     methods: tuple[str, ...] = ("l1-norm", "random")
+    activation: tuple[Literal["l1-norm", "random"], ...] = ()
+    activation_sparsity: str | float | tuple[float, ...] | None = None
+    parts: tuple[Literal["weights", "activations", "both"], ...] = ()
+    start_from: Path | None = None
     scope: Literal["local", "global"] = "local"
     operators: tuple[str, ...] = field(default_factory=default_products)
     finetune_epochs: int | None = None
     finetune_lr: float | None = None
     calibration_rows: int = 256
+    seeds: int = 1
 
     def __post_init__(self) -> None:
         from chop.actions.ptq import check_operators
@@ -126,18 +224,58 @@ class PruneSweepConfig(WorkloadConfig):
         check_operators(self.operators, default_operators())
         if not self.methods:
             raise ConfigError("methods: expected at least one.")
-        for value in self.shares():
-            if not 0 <= value < 1:
-                raise ConfigError(f"sparsity: got {value}, expected 0 to below 1.")
-        for method in self.methods:
-            parse(PruneConfig, {**self.pass_args((method, 0.5)), "batches": ()}, "chop sweep prune")
+        for name in self.parts:
+            check_known(name, PARTS, "parts: unknown")
+        if not self.activation and (self.activation_sparsity is not None or self.inputs_are_pruned):
+            raise ConfigError("activation: expected at least one method, as l1-norm, got none.")
+        for setting in self.settings():
+            settings = {**self.pass_args(setting, self.seed), "batches": ()}
+            parse(PruneConfig, settings, "chop sweep prune")
 
-    def shares(self) -> tuple[float, ...]:
-        """The sparsities of the sweep."""
-        return tuple(map(float, parse_range(self.sparsity, "sparsity")))
+    @property
+    def measured_parts(self) -> tuple[str, ...]:
+        """What is pruned, in the order of `PARTS`."""
+        chosen = self.parts or (PARTS if self.activation else PARTS[:1])
+        return tuple(part for part in PARTS if part in chosen)
 
-    def pass_args(self, setting: tuple[str, float]) -> dict[str, Any]:
-        """The settings of `prune_transform_pass` for a method and a sparsity, without data."""
-        method, share = setting
-        weight = {"method": method, "sparsity": share, "scope": self.scope, "seed": self.seed}
-        return {"weight": weight, "include": self.operators}
+    @property
+    def inputs_are_pruned(self) -> bool:
+        """True when some points prune inputs."""
+        return self.measured_parts != PARTS[:1]
+
+    def settings(self) -> list[PruneSetting]:
+        """The points of the sweep, those of a curve together."""
+        weights = list(itertools.product(self.methods, _shares(self.sparsity, "sparsity")))
+        paired = self.activation_sparsity is None
+        shares = self.sparsity if self.activation_sparsity is None else self.activation_sparsity
+        inputs = list(itertools.product(self.activation, _shares(shares, "activation_sparsity")))
+        found = {
+            "weights": [PruneSetting(weight, None) for weight in weights],
+            "activations": [PruneSetting(None, activation) for activation in inputs],
+            "both": [
+                PruneSetting(weight, activation)
+                for weight, activation in itertools.product(weights, inputs)
+                if not paired or weight[1] == activation[1]
+            ],
+        }
+        return list(dict.fromkeys(point for part in self.measured_parts for point in found[part]))
+
+    def pass_args(self, setting: PruneSetting, seed: int) -> dict[str, Any]:
+        """The settings of `prune_transform_pass` for a point, without data."""
+        common = {"scope": self.scope, "seed": seed}
+        named = {"weight": setting.weight, "activation": setting.activation}
+        pruned = {
+            operand: {"method": found[0], "sparsity": found[1], **common}
+            for operand, found in named.items()
+            if found is not None
+        }
+        return {**pruned, "include": self.operators}
+
+
+def _shares(given: str | float | tuple[float, ...], where: str) -> tuple[float, ...]:
+    """The sparsities of a sweep."""
+    found = tuple(map(float, parse_range(given, where)))
+    for value in found:
+        if not 0 <= value < 1:
+            raise ConfigError(f"{where}: got {value}, expected 0 to below 1.")
+    return found

@@ -1,9 +1,10 @@
-"""What both sweeps do: change a trained model, measure it, train it further, measure it again."""
+"""What the sweeps do: change a trained model, measure it, train it further, measure it again."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -16,6 +17,24 @@ from chop.runs import Journal
 S = TypeVar("S")
 JOURNAL = "points.jsonl"
 """The file of the finished points in a sweep's output folder."""
+FLOAT, START = "float", "start"
+"""Stages of the float model, and of the graph that a sweep starts from where that is another."""
+
+Results = dict[str, float]
+"""What is measured of a graph: the metric, `seconds`, and what the sweep describes."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Graph that a sweep starts from in the place of the float model's.
+
+    Attributes:
+        graph: makes it, when a point first needs it.
+        settings: all that it depends on, the float model and the rows aside.
+    """
+
+    graph: Callable[[], MaseGraph]
+    settings: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -24,70 +43,139 @@ class Experiment(Generic[S]):
 
     Attributes:
         stages: what the model is called after the change, and after further training.
-        change: float graph, setting -> a new graph.
+        change: graph, setting, seed -> a new graph.
+        draws: setting -> whether the change depends on the seed.
         describe: graph -> numbers to keep beside its metric.
-        settings_of: setting -> all that the change depends on, model and rows aside.
+        settings_of: setting, seed -> all that the change depends on, model and rows aside.
         label: setting -> a word for the progress bar.
-        training: arguments of `chop.train.fit`; no epochs, no second stage.
+        training: arguments of `chop.train.fit`, the seed aside; no epochs, no second stage.
+        seeds: of what is drawn by the change and by training; each gives a result.
+        start: what is changed; None takes the float model.
     """
 
     stages: tuple[str, str]
-    change: Callable[[MaseGraph, S], MaseGraph]
+    change: Callable[[MaseGraph, S, int], MaseGraph]
+    draws: Callable[[S], bool]
     describe: Callable[[MaseGraph], Mapping[str, float]]
-    settings_of: Callable[[S], Mapping[str, Any]]
+    settings_of: Callable[[S, int], Mapping[str, Any]]
     label: Callable[[S], str]
     training: Training
+    seeds: tuple[int, ...]
+    start: Start | None = None
+
+
+class Sweep(Generic[S]):
+    """An experiment on a workload.
+
+    Args:
+        experiment: what is changed and how.
+        workload: the model and its rows.
+    """
+
+    def __init__(self, experiment: Experiment[S], workload: Workload) -> None:
+        self.experiment, self.workload = experiment, workload
 
     def measure(
-        self, workload: Workload, settings: Sequence[S], out: Path
-    ) -> dict[tuple[str, S | None], dict[str, float]]:
-        """The results by stage and setting; that of the float model is `("float", None)`.
+        self, settings: Sequence[S], out: Path
+    ) -> dict[tuple[str, S | None], list[Results]]:
+        """The results by stage and setting, one for each seed that makes a difference.
 
-        Each is noted in `out` the moment it is there; what is noted already is not measured.
+        That of the float model is `(FLOAT, None)`, that of another start `(START, None)`. Each
+        result is noted in `out` the moment it is there; what is noted already is not measured.
         """
-        points = self._points(workload, settings)
-        title, journal = workload.title, Journal(out / JOURNAL)
-        results = measure_all(title, list(points.values()), journal, workload.task.metric)
-        return dict(zip(points, results, strict=True))
+        keyed = list(self._points(settings))
+        points, journal = [point for _, point in keyed], Journal(out / JOURNAL)
+        results = measure_all(self.workload.title, points, journal, self.workload.task.metric)
+        found: dict[tuple[str, S | None], list[Results]] = {}
+        for (key, _), result in zip(keyed, results, strict=True):
+            found.setdefault(key, []).append(result)
+        return found
 
-    def _points(
-        self, workload: Workload, settings: Sequence[S]
-    ) -> dict[tuple[str, S | None], Point]:
-        """In the order in which one graph serves two of them."""
+    @functools.cached_property
+    def float_graph(self) -> MaseGraph:
+        """The graph of the workload's model."""
+        return raise_to_graph(self.workload)
 
-        @functools.cache
-        def raised() -> MaseGraph:
-            return raise_to_graph(workload)
+    @functools.cached_property
+    def start_graph(self) -> MaseGraph:
+        """The graph that is changed."""
+        start = self.experiment.start
+        return self.float_graph if start is None else start.graph()
+
+    def settings_at(self, stage: str, setting: S, seed: int) -> dict[str, Any]:
+        """All that the result of a stage depends on: the key of its point in the journal."""
+        about = {**self._identity, **self._origin, **self._settings_of(setting, seed)}
+        if stage == self.experiment.stages[0]:
+            return about
+        return {**about, "training": self._training(seed)}
+
+    def graph_at(self, stage: str, setting: S, seed: int) -> MaseGraph:
+        """The graph of a stage, made anew."""
+        drawn = self._drawn(setting, seed)
+        changed = self.experiment.change(self.start_graph, setting, drawn)
+        return changed if stage == self.experiment.stages[0] else self._trained(changed, seed)
+
+    @functools.cached_property
+    def _identity(self) -> dict[str, str]:
+        return identity_of(self.workload)
+
+    @property
+    def _origin(self) -> dict[str, Any]:
+        start = self.experiment.start
+        return {} if start is None else {START: start.settings}
+
+    def _settings_of(self, setting: S, seed: int) -> Mapping[str, Any]:
+        return self.experiment.settings_of(setting, self._drawn(setting, seed))
+
+    def _drawn(self, setting: S, seed: int) -> int:
+        """The seed of a change; where nothing is drawn the first, whatever is asked for."""
+        return seed if self.experiment.draws(setting) else self.experiment.seeds[0]
+
+    def _training(self, seed: int) -> Training:
+        return {**self.experiment.training, "seed": seed}
+
+    def _trained(self, mg: MaseGraph, seed: int) -> MaseGraph:
+        graph = mg.copy()
+        self.workload.fit(graph.model, self._training(seed))
+        return graph
+
+    def _measured(self, make: Callable[[], MaseGraph]) -> Results:
+        began, workload = time.monotonic(), self.workload
+        mg = make()
+        result = {workload.task.metric.name: workload.evaluate(mg.model, workload.test)}
+        result |= self.experiment.describe(mg)
+        return {**result, "seconds": time.monotonic() - began}
+
+    def _points(self, settings: Sequence[S]) -> Iterator[tuple[tuple[str, S | None], Point]]:
+        """In the order in which one graph serves several of them."""
 
         @functools.lru_cache(maxsize=1)
-        def changed(setting: S) -> MaseGraph:
-            return self.change(raised(), setting)
+        def changed(setting: S, drawn: int) -> MaseGraph:
+            return self.experiment.change(self.start_graph, setting, drawn)
 
-        def result_of(mg: MaseGraph) -> dict[str, float]:
-            value = workload.evaluate(mg.model, workload.test)
-            return {workload.task.metric.name: value, **self.describe(mg)}
+        def point(label: str, kind: str, about: Any, make: Callable[[], MaseGraph]) -> Point:
+            return Point(label, about, functools.partial(self._measured, make), kind)
 
-        def measured(setting: S) -> dict[str, float]:
-            return result_of(changed(setting))
-
-        def trained(setting: S) -> dict[str, float]:
-            graph = changed(setting).copy()
-            workload.fit(graph.model, self.training)
-            return result_of(graph)
-
-        before, after = self.stages
-        known = identity_of(workload)
-        points: dict[tuple[str, S | None], Point] = {
-            ("float", None): Point("float", known, lambda: result_of(raised()), "float")
-        }
+        yield (FLOAT, None), point(FLOAT, FLOAT, self._identity, lambda: self.float_graph)
+        if self._origin:
+            about = {**self._identity, **self._origin}
+            yield (START, None), point(START, START, about, lambda: self.start_graph)
+        before, after = self.experiment.stages
         for setting in settings:
-            about, label = {**known, **self.settings_of(setting)}, self.label(setting)
-            points[before, setting] = Point(
-                f"{label} {before}", about, functools.partial(measured, setting), before
-            )
-            if self.training["epochs"]:
-                about = {**about, "training": self.training}
-                points[after, setting] = Point(
-                    f"{label} {after}", about, functools.partial(trained, setting), after
-                )
-        return points
+            for seed in self.experiment.seeds:
+                drawn, label = self._drawn(setting, seed), self._label(setting, seed)
+                make = functools.partial(changed, setting, drawn)
+                if drawn == seed:
+                    about = self.settings_at(before, setting, seed)
+                    yield (before, setting), point(f"{label} {before}", before, about, make)
+                if self.experiment.training["epochs"]:
+                    about = self.settings_at(after, setting, seed)
+                    trained = functools.partial(self._trained_from, make, seed)
+                    yield (after, setting), point(f"{label} {after}", after, about, trained)
+
+    def _trained_from(self, make: Callable[[], MaseGraph], seed: int) -> MaseGraph:
+        return self._trained(make(), seed)
+
+    def _label(self, setting: S, seed: int) -> str:
+        label = self.experiment.label(setting)
+        return label if len(self.experiment.seeds) == 1 else f"{label} seed {seed}"

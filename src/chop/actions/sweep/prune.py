@@ -1,46 +1,62 @@
-"""Accuracy against sparsity: pruned, and fine-tuned after that, per method."""
+"""Accuracy against sparsity of weights and of activations, before and after fine-tuning."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chop import passes, runs
 from chop.actions.interrupt import points_are_kept, with_interruption_note
 from chop.actions.ptq import present_operators
-from chop.actions.settings.sweep import PruneSweepConfig
-from chop.actions.sweep.experiment import JOURNAL, Experiment
-from chop.actions.sweep.record import write_figure, write_table
+from chop.actions.settings.sweep import PruneSetting, PruneSweepConfig
+from chop.actions.sweep.experiment import FLOAT, JOURNAL, START, Experiment, Results, Sweep
+from chop.actions.sweep.record import over_seeds, points_of, seconds_of, write_figure, write_table
+from chop.actions.sweep.start import config_of_run, find_start
 from chop.actions.workload import Workload, settings_with, workload_for
 from chop.errors import ConfigError
+from chop.ir.batches import select_inputs
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
-from chop.nn.sparsity import SCORES
+from chop.nn.sparsity import SCORES, PruneActivation
+from chop.pruning.sparsity import ZeroCount, layer_zeros, total
 from chop.report.plots import Curve, plot_accuracy
 from chop.train import calibration_batches
 
-Setting = tuple[str, float]
-"""A method and a sparsity."""
+STAGES = ("pruned", "fine-tuned")
+SPARSITY, INPUT_SPARSITY = "sparsity", "input sparsity"
+"""Shares of zeros that are measured: of the pruned layers' weights, and of their inputs."""
+COUNTED_ROWS = 32
+"""Training rows in whose activations zeros are counted."""
+XLABELS = {
+    "weights": "sparsity",
+    "activations": "sparsity of activations",
+    "both": "sparsity of weights",
+}
 
 
 def prune_sweep(config: PruneSweepConfig, workload: Workload | None = None) -> list[dict[str, Any]]:
     """Measures every method and sparsity after pruning, and fine-tuned after that.
 
     Writes into `config.out`: `points.jsonl` (each point as it is finished; run again, the sweep
-    goes on from there), `table.csv`, `table.md`, `accuracy.svg` and `.png` (named by the metric).
+    goes on from there), `table.csv`, `table.md`, `accuracy.svg` and `.png` (named by the metric;
+    where activations are pruned `accuracy-activations` and `accuracy-both` too).
 
     Args:
         config: the settings.
         workload: a trained model and rows of your own, see `Workload.of`; default, what `config`
             names.
-    Returns: one mapping per method and sparsity: `method`, `sparsity` (asked), `actual sparsity`
-        of the chosen layers after everything, `float`, `pruned` and `fine-tuned` (accuracies from
-        0 to 1, or what the task's metric is).
+    Returns: one mapping per point: `method`, `sparsity` (asked), `actual sparsity` of the chosen
+        layers' weights after everything, `float`, `start` (where `config.start_from` is given),
+        `pruned` and `fine-tuned` (accuracies from 0 to 1, or what the task's metric is; means over
+        the seeds, with several of these their range too), and `seconds` that the point took.
+        Where activations are pruned, `pruned part`, `activation method`, `activation sparsity`
+        (asked) and `zero inputs` (measured) stand beside the first.
     Raises:
         ConfigError: settings that do not fit together.
         UnavailableError: the model or the data set is not there.
+        CheckpointError: `config.start_from` holds no model, or one of another model or other rows.
     """
+    config = config_of_run(config, workload)
     with with_interruption_note(lambda: points_are_kept(config.out / JOURNAL)):
         workload = workload_for(config, workload)
     with runs.start("sweep prune", settings_with(config, workload), config.out) as run:
@@ -50,50 +66,65 @@ def prune_sweep(config: PruneSweepConfig, workload: Workload | None = None) -> l
 
 def _sweep(config: PruneSweepConfig, workload: Workload) -> list[dict[str, Any]]:
     _check_methods(config, workload)
-    metric = workload.task.metric
-    settings = list(dict.fromkeys(itertools.product(config.methods, config.shares())))
-    title = workload.title
-    measured = _experiment(config, workload).measure(workload, settings, config.out)
-    rows = [_row(measured, setting, metric.name) for setting in settings]
-    columns = dict.fromkeys(("float", "pruned", "fine-tuned"), metric)
-    write_table(config.out, f"{title}: {metric.name} against sparsity", rows, columns)
-    write_figure(
-        config.out / metric.name,
-        plot_accuracy,
-        _curves(config, rows),
-        {"float": rows[0]["float"], **workload.baselines},
-        metric=metric,
-        xlabel="sparsity",
-        title=f"{title}: {metric.name} against sparsity",
-        ticks=sorted({row["sparsity"] for row in rows}),
-    )
+    metric, settings = workload.task.metric, config.settings()
+    found = Sweep(_experiment(config, workload), workload).measure(settings, config.out)
+    rows = [_row(config, found, setting, metric.name) for setting in settings]
+    columns = dict.fromkeys((FLOAT, START, *STAGES), metric)
+    heading = f"{workload.title}: {metric.name} against sparsity"
+    write_table(config.out, heading, rows, columns)
+    for part in config.measured_parts:
+        _draw(config, workload, part, list(zip(settings, rows, strict=True)))
     return rows
 
 
-def _experiment(config: PruneSweepConfig, workload: Workload) -> Experiment[Setting]:
+def _experiment(config: PruneSweepConfig, workload: Workload) -> Experiment[PruneSetting]:
     rows = config.calibration_rows
 
-    def pruned(mg: MaseGraph, setting: Setting) -> MaseGraph:
+    def pruned(mg: MaseGraph, setting: PruneSetting, seed: int) -> MaseGraph:
         batches = calibration_batches(mg.model, workload.train, rows=rows, with_labels=True)
         include = present_operators(mg, config.operators)
-        pass_args = {**config.pass_args(setting), "include": include, "batches": batches}
+        pass_args = {**config.pass_args(setting, seed), "include": include, "batches": batches}
         return passes.prune_transform_pass(mg, pass_args)[0]
 
     return Experiment(
-        stages=("pruned", "fine-tuned"),
+        stages=STAGES,
         change=pruned,
-        describe=lambda mg: {"sparsity": _sparsity(mg)},
-        settings_of=lambda setting: {**config.pass_args(setting), "calibration_rows": rows},
-        label=lambda setting: f"{setting[0]} {setting[1]:g}",
+        draws=lambda setting: setting.draws,
+        describe=lambda mg: _sparsities(mg, workload),
+        settings_of=lambda setting, seed: {
+            **config.pass_args(setting, seed),
+            "calibration_rows": rows,
+        },
+        label=_label,
         training=workload.tuning(config.finetune_epochs, config.finetune_lr, config),
+        seeds=tuple(range(config.seed, config.seed + config.seeds)),
+        start=find_start(config, workload),
     )
 
 
-def _sparsity(mg: MaseGraph) -> float:
-    """The share of the pruned layers' weights that does not count."""
+def _label(setting: PruneSetting) -> str:
+    texts = []
+    for found, what in zip(setting, ("", " of inputs"), strict=True):
+        if found is not None:
+            texts.append(f"{found[0]} {found[1]:g}{what}")
+    return " and ".join(texts)
+
+
+def _sparsities(mg: MaseGraph, workload: Workload) -> dict[str, float]:
+    """The share of the pruned layers' weights that does not count, and of zeros that enter them."""
     layers = [m for m in mg.model.modules() if isinstance(m, QuantizedOperator) and m.is_pruned]
-    hidden = [layer.effective("weight") == 0 for layer in layers]
-    return sum(int(mask.sum()) for mask in hidden) / max(1, sum(mask.numel() for mask in hidden))
+    hidden = total(ZeroCount.of(layer.effective("weight")) for layer in layers)
+    found = {SPARSITY: hidden.share}
+    pruners = {node for node in mg.nodes if isinstance(mg.module_of(node), PruneActivation)}
+    if pruners:
+        batches = calibration_batches(mg.model, workload.train, rows=COUNTED_ROWS)
+        counts = layer_zeros(mg, select_inputs(mg, batches, "chop sweep prune"))
+        found[INPUT_SPARSITY] = total(
+            inputs
+            for layer, (_, inputs) in counts.items()
+            if any(node.all_input_nodes[0] in pruners for node in layer.nodes)
+        ).share
+    return found
 
 
 def _check_methods(config: PruneSweepConfig, workload: Workload) -> None:
@@ -107,23 +138,81 @@ def _check_methods(config: PruneSweepConfig, workload: Workload) -> None:
 
 
 def _row(
-    measured: Mapping[Any, Mapping[str, float]], setting: Setting, metric: str
+    config: PruneSweepConfig,
+    found: Mapping[tuple[str, PruneSetting | None], Sequence[Results]],
+    setting: PruneSetting,
+    metric: str,
 ) -> dict[str, Any]:
-    stages = [name for name in ("pruned", "fine-tuned") if (name, setting) in measured]
+    stages = {name: found[name, setting] for name in STAGES if (name, setting) in found}
+    last = list(stages.values())[-1]
+    method, share = setting.weight or (None, None)
+    row = {"method": method, "sparsity": share, "actual sparsity": None}
+    if setting.weight is not None:
+        row |= over_seeds({"actual sparsity": last}, SPARSITY, ranged=False)
+    if config.inputs_are_pruned:
+        names = ("activation method", "activation sparsity")
+        row = {"pruned part": setting.part, **row}
+        row |= dict(zip(names, setting.activation or (None, None), strict=True))
+        row["zero inputs"] = None
+        if setting.activation is not None:
+            row |= over_seeds({"zero inputs": last}, INPUT_SPARSITY, ranged=False)
+    bases = [name for name in (FLOAT, START) if (name, None) in found]
     return {
-        "method": setting[0],
-        "sparsity": setting[1],
-        "actual sparsity": measured[stages[-1], setting]["sparsity"],
-        "float": measured["float", None][metric],
-        **{name: measured[name, setting][metric] for name in stages},
+        **row,
+        **{name: found[name, None][0][metric] for name in bases},
+        **over_seeds(stages, metric, ranged=config.seeds > 1),
+        "seconds": seconds_of(stages),
     }
 
 
-def _curves(config: PruneSweepConfig, rows: list[dict[str, Any]]) -> list[Curve]:
-    stages = [name for name in ("pruned", "fine-tuned") if name in rows[0]]
-    curves = []
-    for method in dict.fromkeys(config.methods):
-        for stage in stages:
-            points = [(row["sparsity"], row[stage]) for row in rows if row["method"] == method]
-            curves.append(Curve(f"{method}, {stage}", points, method, dashed=stage == "pruned"))
-    return curves
+def _draw(
+    config: PruneSweepConfig,
+    workload: Workload,
+    part: str,
+    points: Sequence[tuple[PruneSetting, Mapping[str, Any]]],
+) -> None:
+    metric, title = workload.task.metric, f"{workload.title}: {workload.task.metric.name}"
+    shown = [(setting, row) for setting, row in points if setting.part == part]
+    first = shown[0][1]
+    write_figure(
+        config.out / (metric.name if part == "weights" else f"{metric.name}-{part}"),
+        plot_accuracy,
+        _curves(config, shown),
+        {**{name: first[name] for name in (FLOAT, START) if name in first}, **workload.baselines},
+        metric=metric,
+        xlabel="sparsity of both" if _is_paired(config, part) else XLABELS[part],
+        title=f"{title} against sparsity",
+        ticks=sorted({setting.sparsity for setting, _ in shown}),
+    )
+
+
+def _is_paired(config: PruneSweepConfig, part: str) -> bool:
+    return part == "both" and config.activation_sparsity is None
+
+
+def _curves(
+    config: PruneSweepConfig, points: Sequence[tuple[PruneSetting, Mapping[str, Any]]]
+) -> list[Curve]:
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for setting, row in points:
+        groups.setdefault(_family(config, setting), []).append(row)
+    return [
+        _curve(family, rows, stage)
+        for family, rows in groups.items()
+        for stage in STAGES
+        if stage in rows[0]
+    ]
+
+
+def _curve(family: str, rows: Sequence[Mapping[str, Any]], stage: str) -> Curve:
+    x = "activation sparsity" if rows[0]["method"] is None else "sparsity"
+    found, ranges = points_of(rows, x, stage)
+    return Curve(f"{family}, {stage}", found, family, stage == STAGES[0], ranges)
+
+
+def _family(config: PruneSweepConfig, setting: PruneSetting) -> str:
+    """What a pair of curves has in common."""
+    if setting.weight is None or setting.activation is None:
+        return (setting.weight or setting.activation or ("",))[0]
+    share = "" if config.activation_sparsity is None else f" {setting.activation[1]:g}"
+    return f"weights {setting.weight[0]}, inputs {setting.activation[0]}{share}"

@@ -9,18 +9,21 @@ from rich import get_console
 
 from chop import runs
 from chop.actions.interrupt import points_are_kept, with_interruption_note
-from chop.actions.ptq import quantize_after_training
-from chop.actions.settings.sweep import DERIVED, QuantizeSweepConfig
-from chop.actions.sweep.experiment import JOURNAL, Experiment
-from chop.actions.sweep.record import write_figure, write_table
+from chop.actions.settings.sweep import DERIVED, HALF, QuantizeSweepConfig
+from chop.actions.sweep.experiment import FLOAT, JOURNAL, Sweep
+from chop.actions.sweep.record import points_of, write_figure, write_table
+from chop.actions.sweep.rounding import (
+    PTQ,
+    STAGES,
+    UNPRINTED,
+    Setting,
+    rounding_of,
+    row_of,
+    stages_in,
+)
+from chop.actions.sweep.split_widths import sweep_split_widths
 from chop.actions.workload import Workload, settings_with, workload_for
-from chop.formats import Integer
-from chop.ir.graph import MaseGraph
-from chop.passes import calculate_avg_bits_mg_analysis_pass
 from chop.report.plots import Curve, plot_accuracy, plot_heat_map
-
-Setting = tuple[int, int | str]
-"""A width, and a fraction or the rule that derives one."""
 
 
 def quantize_sweep(
@@ -30,7 +33,9 @@ def quantize_sweep(
 
     Writes into `config.out`: `points.jsonl` (each point as it is finished; run again, the sweep
     goes on from there), `table.csv`, `table.md`, `accuracy.svg` and `.png` (named by the metric),
-    and, where widths and fractions both vary, `heatmap-ptq` and `heatmap-qat`.
+    and, where widths and fractions both vary, `heatmap-ptq` and `heatmap-qat`. With
+    `config.integer_bits` or `config.fraction_bits` it varies these instead, see
+    `chop.actions.sweep.split_widths`.
 
     Args:
         config: the settings.
@@ -38,7 +43,8 @@ def quantize_sweep(
             names.
     Returns: one mapping per width and fraction: `width`, `frac_width`, `bits` (average storage
         per parameter of the whole model), `float`, `PTQ` and `QAT` (accuracies from 0 to 1, or
-        what the task's metric is).
+        what the task's metric is; means over the seeds, with several of these their range too),
+        and `seconds` that the point took.
     Raises:
         ConfigError: settings that do not fit together.
         UnavailableError: the model or the data set is not there.
@@ -46,53 +52,28 @@ def quantize_sweep(
     with with_interruption_note(lambda: points_are_kept(config.out / JOURNAL)):
         workload = workload_for(config, workload)
     with runs.start("sweep quantize", settings_with(config, workload), config.out) as run:
-        run.rows = rows = _sweep(config, workload)
+        sweep = sweep_split_widths if config.splits_widths else _sweep_widths
+        run.rows = rows = sweep(config, workload)
     return rows
 
 
-def _sweep(config: QuantizeSweepConfig, workload: Workload) -> list[dict[str, Any]]:
-    metric = workload.task.metric
-    lines = config.lines()
+def _sweep_widths(config: QuantizeSweepConfig, workload: Workload) -> list[dict[str, Any]]:
+    metric, title = workload.task.metric, workload.title
+    lines, left_out = config.lines(), config.left_out()
     settings = list(dict.fromkeys(setting for line in lines.values() for setting in line))
-    title, left_out = workload.title, config.left_out()
     if left_out:
         text = f"Not measured, because a fraction has to be below its width: {', '.join(left_out)}."
         get_console().print(text, highlight=False)
-    measured = _experiment(config, workload).measure(workload, settings, config.out)
-    rows = [_row(measured, setting, metric.name) for setting in settings]
-    columns = dict.fromkeys(("float", "PTQ", "QAT"), metric)
-    write_table(config.out, f"{title}: {metric.name} against width", rows, columns)
+    found = Sweep(rounding_of(config, workload), workload).measure(settings, config.out)
+    rows = [
+        {"width": width, "frac_width": frac, **row_of(found, (width, frac), workload)}
+        for width, frac in settings
+    ]
+    columns = dict.fromkeys((FLOAT, *STAGES), metric)
+    heading = f"{title}: {metric.name} against width"
+    write_table(config.out, heading, rows, columns, unprinted=UNPRINTED)
     _draw(config, workload, lines, rows)
     return rows
-
-
-def _experiment(config: QuantizeSweepConfig, workload: Workload) -> Experiment[Setting]:
-    rounding = {"operators": config.operators, "calibration_rows": config.calibration_rows}
-
-    def rounded(mg: MaseGraph, setting: Setting) -> MaseGraph:
-        number_format = Integer(*setting)  # type: ignore[arg-type]
-        return quantize_after_training(
-            mg, number_format, config.operators, workload, config.calibration_rows
-        )
-
-    return Experiment(
-        stages=("PTQ", "QAT"),
-        change=rounded,
-        describe=lambda mg: {"bits": calculate_avg_bits_mg_analysis_pass(mg)[1]["w_avg_bit"]},
-        settings_of=lambda setting: {**rounding, "format": setting},
-        label=lambda setting: f"{setting[0]}.{setting[1]}",
-        training=workload.tuning(config.qat_epochs, config.qat_lr, config),
-    )
-
-
-def _row(
-    measured: Mapping[Any, Mapping[str, float]], setting: Setting, metric: str
-) -> dict[str, Any]:
-    row: dict[str, Any] = {"width": setting[0], "frac_width": setting[1]}
-    row["bits"] = measured["PTQ", setting]["bits"]
-    row["float"] = measured["float", None][metric]
-    found = {name: measured.get((name, setting)) for name in ("PTQ", "QAT")}
-    return row | {name: result[metric] for name, result in found.items() if result}
 
 
 def _draw(
@@ -102,35 +83,34 @@ def _draw(
     rows: list[dict[str, Any]],
 ) -> None:
     found = {(row["width"], row["frac_width"]): row for row in rows}
-    methods = [name for name in ("PTQ", "QAT") if name in rows[0]]
     title, metric = workload.title, workload.task.metric
     curves = []
     for label, settings in lines.items():
-        for method in methods:
-            points = [(width, found[width, frac][method]) for width, frac in settings]
-            name = method if len(lines) == 1 else f"{method}, fraction {label}"
-            family = method if len(lines) == 1 else label
-            curves.append(Curve(name, points, family, method == "PTQ" and len(lines) > 1))
+        for stage in stages_in(rows):
+            points, ranges = points_of([found[setting] for setting in settings], "width", stage)
+            name = stage if len(lines) == 1 else f"{stage}, fraction {label}"
+            family = stage if len(lines) == 1 else label
+            curves.append(Curve(name, points, family, stage == PTQ and len(lines) > 1, ranges))
     write_figure(
         config.out / metric.name,
         plot_accuracy,
         curves,
-        {"float": rows[0]["float"], **workload.baselines},
+        {FLOAT: rows[0][FLOAT], **workload.baselines},
         metric=metric,
         xlabel="width (bits)",
         title=f"{title}: {metric.name} against width",
         ticks=sorted({row["width"] for row in rows}),
     )
-    fixed = set(lines) - {"half", *DERIVED}
+    fixed = set(lines) - {HALF, *DERIVED}
     numbers = {key: row for key, row in found.items() if str(key[1]) in fixed}
     if len(fixed) > 1 and len({width for width, _ in numbers}) > 1:
-        for method in methods:
+        for stage in stages_in(rows):
             write_figure(
-                config.out / f"heatmap-{method.lower()}",
+                config.out / f"heatmap-{stage.lower()}",
                 plot_heat_map,
-                {key: row[method] for key, row in numbers.items()},
+                {key: row[stage] for key, row in numbers.items()},
                 xlabel="width (bits)",
                 ylabel="fraction (bits)",
-                title=f"{title}: {method}",
+                title=f"{title}: {stage}",
                 metric=metric,
             )

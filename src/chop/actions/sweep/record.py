@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +14,10 @@ from chop.tables import print_table, write_markdown
 from chop.train import Metric
 
 FIGURE_SUFFIXES = (".svg", ".png")
+LEAST, GREATEST = "{} (least)", "{} (greatest)"
+"""Columns of the range of a number over the seeds; its own column has the mean."""
+NUMBERS = ("bits", "seconds")
+"""Columns of fractions that are no shares."""
 
 
 def write_table(
@@ -21,21 +26,28 @@ def write_table(
     rows: Sequence[Mapping[str, Any]],
     measured: Mapping[str, Metric] | None = None,
     note: str = "",
+    name: str = "table",
+    unprinted: Collection[str] = (),
 ) -> None:
     """Prints rows; writes `table.csv` with full precision, and `table.md` as printed.
 
     Args:
         folder: where to.
         title: above the printed table.
-        rows: equal columns each; fractions are printed in percent, but for `bits`.
-        measured: column -> its metric, which says how its numbers are printed.
+        rows: equal columns each; fractions are printed in percent, but for those of `NUMBERS`.
+        measured: column -> its metric, which says how its numbers and their ranges are printed.
         note: a paragraph below the table, printed too.
+        name: of the files.
+        unprinted: columns of the CSV file alone.
     """
-    metrics = measured or {}
+    metrics = dict(measured or {})
+    for column, metric in (measured or {}).items():
+        metrics |= {LEAST.format(column): metric, GREATEST.format(column): metric}
     columns = list(rows[0])
-    write_csv(folder / "table.csv", columns, ([row.get(n) for n in columns] for row in rows))
-    texts = [{n: _format(n, value, metrics.get(n)) for n, value in row.items()} for row in rows]
-    write_markdown(folder / "table.md", texts, note)
+    shown = [column for column in columns if column not in unprinted]
+    write_csv(folder / f"{name}.csv", columns, ([row.get(n) for n in columns] for row in rows))
+    texts = [{n: _format(n, row[n], metrics.get(n)) for n in shown} for row in rows]
+    write_markdown(folder / f"{name}.md", texts, note)
     print_table(title, texts)
     if note:
         Console().print(note, highlight=False)
@@ -47,8 +59,50 @@ def write_figure(path: Path, plot: Callable[..., Path], *args: Any, **kwargs: An
         plot(path.with_name(path.name + suffix), *args, **kwargs)
 
 
+def over_seeds(
+    stages: Mapping[str, Sequence[Mapping[str, float]]], number: str, ranged: bool
+) -> dict[str, float]:
+    """Columns of a row: the mean of a number over the seeds, and its range.
+
+    Args:
+        stages: column -> results, one for each seed that makes a difference.
+        number: which of the results.
+        ranged: adds the least and the greatest.
+
+    >>> over_seeds({"QAT": [{"accuracy": 0.5}, {"accuracy": 0.75}]}, "accuracy", True)
+    {'QAT': 0.625, 'QAT (least)': 0.5, 'QAT (greatest)': 0.75}
+    """
+    columns = {}
+    for stage, results in stages.items():
+        values = [result[number] for result in results]
+        columns[stage] = fmean(values)
+        if ranged:
+            columns |= {LEAST.format(stage): min(values), GREATEST.format(stage): max(values)}
+    return columns
+
+
+def seconds_of(stages: Mapping[str, Sequence[Mapping[str, float]]]) -> float | None:
+    """What a row took: the sum over its stages of the mean over the seeds.
+
+    None where an earlier version, which did not note it, has measured one of them.
+    """
+    taken = [[result.get("seconds") for result in results] for results in stages.values()]
+    if any(value is None for values in taken for value in values):
+        return None
+    return round(sum(fmean(values) for values in taken), 2)  # type: ignore[arg-type]
+
+
+def points_of(
+    rows: Sequence[Mapping[str, Any]], x: str, stage: str
+) -> tuple[list[tuple[float, float]], dict[float, tuple[float, float]]]:
+    """The points of a curve, and their ranges over the seeds, by x where there are any."""
+    points = [(row[x], row[stage]) for row in rows]
+    ends = LEAST.format(stage), GREATEST.format(stage)
+    return points, {row[x]: (row[ends[0]], row[ends[1]]) for row in rows if ends[0] in row}
+
+
 def _format(name: str, value: Any, metric: Metric | None) -> Any:
-    """Shares as percentages; settings and bits as they are."""
+    """Shares as percentages; settings, bits and seconds as they are."""
     if metric is not None and isinstance(value, float):
         return metric.format_value(value)
-    return f"{value:.2%}" if isinstance(value, float) and name != "bits" else value
+    return f"{value:.2%}" if isinstance(value, float) and name not in NUMBERS else value

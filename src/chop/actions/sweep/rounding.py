@@ -1,0 +1,93 @@
+"""Rounding to fixed point as the sweeps measure it: after training (PTQ) and in training (QAT)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from chop.actions.ptq import quantize_after_training
+from chop.actions.settings.sweep import QuantizeSweepConfig
+from chop.actions.sweep.experiment import FLOAT, Experiment, Results
+from chop.actions.sweep.record import over_seeds, points_of, seconds_of
+from chop.actions.workload import Workload
+from chop.formats import Integer
+from chop.ir.graph import MaseGraph
+from chop.passes import calculate_avg_bits_mg_analysis_pass
+from chop.report.plots import Curve
+
+Setting = tuple[int, int | str]
+"""A width, and a fraction or the rule that derives one."""
+Found = Mapping[tuple[str, Setting | None], Sequence[Results]]
+PTQ, QAT = STAGES = ("PTQ", "QAT")
+VALIDATION = "validation"
+"""The metric on validation rows, among the results of a point."""
+UNPRINTED = tuple(f"{stage} {VALIDATION}" for stage in STAGES)
+"""Columns of that metric, which other jobs choose by."""
+
+
+def rounding_of(config: QuantizeSweepConfig, workload: Workload) -> Experiment[Setting]:
+    """Rounding of the chosen operators to a setting; nothing but training draws."""
+    depends = {"operators": config.operators, "calibration_rows": config.calibration_rows}
+
+    def rounded(mg: MaseGraph, setting: Setting, seed: int) -> MaseGraph:
+        number_format = Integer(*setting)  # type: ignore[arg-type]
+        return quantize_after_training(
+            mg, number_format, config.operators, workload, config.calibration_rows
+        )
+
+    def described(mg: MaseGraph) -> dict[str, float]:
+        bits = {"bits": calculate_avg_bits_mg_analysis_pass(mg)[1]["w_avg_bit"]}
+        if workload.validation is None:
+            return bits
+        return {**bits, VALIDATION: workload.evaluate(mg.model, workload.validation)}
+
+    return Experiment(
+        stages=STAGES,
+        change=rounded,
+        draws=lambda setting: False,
+        describe=described,
+        settings_of=lambda setting, seed: {**depends, "format": setting},
+        label=lambda setting: f"{setting[0]}.{setting[1]}",
+        training=workload.tuning(config.qat_epochs, config.qat_lr, config),
+        seeds=tuple(range(config.seed, config.seed + config.seeds)),
+    )
+
+
+def row_of(found: Found, setting: Setting, workload: Workload) -> dict[str, Any]:
+    """The results of a setting: bits, the metric of each stage, its range over seeds, seconds.
+
+    Where there are validation rows, columns of `UNPRINTED` have the metric on them; None in points
+    of a version that did not note it.
+    """
+    stages = {name: found[name, setting] for name in STAGES if (name, setting) in found}
+    trained = {name: results for name, results in stages.items() if name == QAT}
+    metric = workload.task.metric.name
+    return {
+        "bits": found[PTQ, setting][0]["bits"],
+        FLOAT: found[FLOAT, None][0][metric],
+        **over_seeds({PTQ: stages[PTQ]}, metric, ranged=False),
+        **over_seeds(trained, metric, ranged=len(stages.get(QAT, ())) > 1),
+        "seconds": seconds_of(stages),
+        **({} if workload.validation is None else _validation_of(stages)),
+    }
+
+
+def _validation_of(stages: Mapping[str, Sequence[Results]]) -> dict[str, float | None]:
+    columns = {}
+    for stage, results in stages.items():
+        values = [result.get(VALIDATION) for result in results]
+        known = [value for value in values if value is not None]
+        columns[UNPRINTED[STAGES.index(stage)]] = fmean(known) if known == values else None
+    return columns
+
+
+def stages_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The stages that rows have."""
+    return [name for name in STAGES if name in rows[0]]
+
+
+def curve_of(rows: Sequence[Mapping[str, Any]], x: str, stage: str) -> Curve:
+    """A stage over a column of the rows."""
+    points, ranges = points_of(rows, x, stage)
+    return Curve(stage, points, ranges=ranges)

@@ -1,0 +1,177 @@
+"""Accuracy against integer bits, then against fraction bits at the number of them that suffices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import get_console
+
+from chop.actions.settings.sweep import QuantizeSweepConfig
+from chop.actions.sweep.experiment import FLOAT, Sweep
+from chop.actions.sweep.record import write_figure, write_table
+from chop.actions.sweep.rounding import (
+    PTQ,
+    STAGES,
+    UNPRINTED,
+    Setting,
+    curve_of,
+    rounding_of,
+    row_of,
+    stages_in,
+)
+from chop.actions.sweep.value_ranges import ValueRange, draw_ranges, value_ranges, write_ranges
+from chop.actions.workload import Workload
+from chop.formats import Integer
+from chop.report.plots import plot_accuracy
+from chop.train import Metric
+
+INTEGER, FRACTION = "integer_bits", "frac_width"
+PLURALS = {"weight": "weights", "bias": "biases", "input": "inputs"}
+NAMES = {INTEGER: "integer bits", FRACTION: "fraction bits"}
+FILES = {INTEGER: "integer-bits", FRACTION: "fraction-bits"}
+TOLERATED = 0.01
+"""Loss of a metric that has no standard error here; see `Metric.within`."""
+Rows = list[dict[str, Any]]
+
+
+def sweep_split_widths(config: QuantizeSweepConfig, workload: Workload) -> Rows:
+    """Varies integer bits at the most fraction bits, then fraction bits at the chosen integer bits.
+
+    The largest weights, biases and inputs are measured first: integer bits beyond what they need
+    change nothing and are not measured. Numbers are chosen by PTQ on validation rows, see
+    `least_without_loss`.
+
+    Writes into `config.out`: `points.jsonl`, `ranges` (.csv, .md: magnitudes by layer; .svg, .png:
+    histograms above the values of formats), `table` (.csv, .md), `integer-bits` and
+    `fraction-bits` (.svg, .png).
+
+    Args:
+        config: the settings.
+        workload: the model and its rows; without validation rows, a share of the training rows.
+    Returns: one mapping per point: `varied`, `integer_bits`, `frac_width`, `width`, and what
+        `chop.actions.sweep.quantize.quantize_sweep` says.
+    """
+    workload = workload.with_validation()
+    sweep = Sweep(rounding_of(config, workload), workload)
+    ranges = value_ranges(sweep.float_graph, config.operators, workload, config.calibration_rows)
+    write_ranges(config.out, ranges, workload)
+    integer, fraction = config.split()
+    useful = _useful(integer, ranges, config.calibration_rows)
+    by_integer = _measured(sweep, INTEGER, [(n, fraction[-1]) for n in useful], config.out)
+    chosen = _least(by_integer, INTEGER, workload)
+    by_fraction = _measured(sweep, FRACTION, [(chosen, n) for n in fraction], config.out)
+    finest = _least(by_fraction, FRACTION, workload)
+    rows = by_integer + by_fraction
+    metric, title = workload.task.metric, f"{workload.title}: {workload.task.metric.name}"
+    columns = dict.fromkeys((FLOAT, *STAGES), metric)
+    write_table(config.out, f"{title} by bits", rows, columns, unprinted=UNPRINTED)
+    need = _needed(ranges)
+    marks = {f"{what} need {bits}": bits for what, bits in need.items() if bits in useful}
+    _draw(config.out, workload, by_integer, f"{title}, {fraction[-1]} fraction bits", marks)
+    _draw(config.out, workload, by_fraction, f"{title}, integer bits: {chosen}", {})
+    about = f"{workload.title}: weights, inputs, and the values of formats width.fraction"
+    draw_ranges(config.out, ranges, _candidates(chosen, finest), about)
+    return rows
+
+
+def _useful(integer: Sequence[int], ranges: Sequence[ValueRange], rows: int) -> tuple[int, ...]:
+    """The integer bits that are worth measuring; says which are not."""
+    need = _needed(ranges)
+    listed = ", ".join(f"{what} {bits}" for what, bits in need.items())
+    most = max([*need.values(), integer[0]])
+    beyond = [str(bits) for bits in integer if bits > most]
+    text = f"Integer bits, the sign among them, that hold the largest numbers: {listed}."
+    if beyond:
+        text += (
+            f" Not measured, because no weight and no input of {rows} training rows needs more "
+            f"than {most}: {', '.join(beyond)}."
+        )
+    get_console().print(text, highlight=False)
+    return tuple(bits for bits in integer if bits <= most)
+
+
+def _needed(ranges: Sequence[ValueRange]) -> dict[str, int]:
+    """Integer bits by operand, of all layers."""
+    operands = dict.fromkeys(each.operand for each in ranges)
+    return {
+        PLURALS[operand]: max(each.integer_bits for each in ranges if each.operand == operand)
+        for operand in operands
+    }
+
+
+def _measured(
+    sweep: Sweep[Setting], varied: str, splits: Sequence[tuple[int, int]], out: Path
+) -> Rows:
+    """One row for each number of integer bits and fraction bits."""
+    found = sweep.measure([(integer + frac, frac) for integer, frac in splits], out)
+    return [
+        {
+            "varied": NAMES[varied],
+            INTEGER: integer,
+            FRACTION: frac,
+            "width": integer + frac,
+            **row_of(found, (integer + frac, frac), sweep.workload),
+        }
+        for integer, frac in splits
+    ]
+
+
+def _least(rows: Rows, varied: str, workload: Workload) -> int:
+    """The least number of bits whose PTQ is within an error of the best; says so."""
+    metric, judges = workload.task.metric, workload.validation
+    assert judges is not None
+    where, columns, count = "validation", UNPRINTED, len(judges)
+    if any(row[UNPRINTED[0]] is None for row in rows):  # an earlier version measured some of them
+        where, columns, count = "test", STAGES, len(workload.test)
+    scores = {row[varied]: row[columns[0]] for row in rows}
+    best = max(scores.values(), key=metric.key)
+    chosen, error = least_without_loss(scores, metric, count)
+    get_console().print(
+        f"Least number of {NAMES[varied]} that loses nothing by {PTQ}: {chosen}, within an error "
+        f"of {metric.format_drop(error)} of {metric.format_value(best)}, the best on {where} rows.",
+        highlight=False,
+    )
+    return chosen
+
+
+def least_without_loss(scores: Mapping[int, float], metric: Metric, rows: int) -> tuple[int, float]:
+    """The one-standard-error rule: the least number whose score is within an error of the best.
+
+    Args:
+        scores: number -> score.
+        metric: of the scores.
+        rows: on how many they were measured.
+    Returns: the number, and the error: sqrt(p (1 - p) / rows) of a share p, else `TOLERATED`.
+
+    Source: Breiman et al. 1984, "Classification and Regression Trees", section 3.4.3.
+    """
+    best = max(scores.values(), key=metric.key)
+    error = math.sqrt(max(0.0, best * (1 - best)) / rows) if metric.is_share else TOLERATED
+    return min(n for n, score in scores.items() if metric.within(score, best, error)), error
+
+
+def _draw(
+    out: Path, workload: Workload, rows: Rows, title: str, marks: Mapping[str, float]
+) -> None:
+    varied = next(column for column, name in NAMES.items() if name == rows[0]["varied"])
+    write_figure(
+        out / FILES[varied],
+        plot_accuracy,
+        [curve_of(rows, varied, stage) for stage in stages_in(rows)],
+        {FLOAT: rows[0][FLOAT], **workload.baselines},
+        metric=workload.task.metric,
+        xlabel=NAMES[varied],
+        title=title,
+        ticks=sorted({row[varied] for row in rows}),
+        marks=marks,
+    )
+
+
+def _candidates(integer: int, frac_width: int) -> list[Integer]:
+    """The chosen format, and those with a bit less before and after the point."""
+    splits = [(integer, frac_width), (integer - 1, frac_width), (integer, frac_width - 1)]
+    splits.append((integer, frac_width - 2))
+    return [Integer(m + f, f) for m, f in splits if m > 0 and f >= 0 and m + f > 1]

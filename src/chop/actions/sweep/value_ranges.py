@@ -1,0 +1,134 @@
+"""Ranges of a model's weights, biases and inputs, and the integer bits that they need."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chop import passes
+from chop.actions.ptq import present_operators
+from chop.actions.sweep.record import write_figure, write_table
+from chop.actions.workload import Workload
+from chop.formats import Integer
+from chop.ir.graph import MaseGraph
+from chop.ir.layers import layers_of
+from chop.report.value_grids import MOST_LAYERS, EvenGrid, Histogram, plot_value_grids
+from chop.train import calibration_batches
+
+BINS = 128
+OPERANDS = {"weight": "weight", "bias": "bias", "data_in_0": "input"}
+"""What the statistics call a tensor -> what the tables call it."""
+STATISTICS: Mapping[str, Any] = {"range_min_max": {"abs": True}, "histogram": {"bins": BINS}}
+NAME = "ranges"
+"""Of the files."""
+
+
+@dataclass(frozen=True)
+class ValueRange:
+    """Numbers of one tensor of a layer.
+
+    Attributes:
+        layer: its path.
+        operand: `weight`, `bias` or `input`.
+        largest: magnitude.
+        histogram: of the numbers.
+    """
+
+    layer: str
+    operand: str
+    largest: float
+    histogram: Histogram
+
+    @property
+    def integer_bits(self) -> int:
+        """The fewest, the sign among them, whose range holds both signs of the largest number.
+
+        The range of m integer bits is -2^(m-1) to below 2^(m-1).
+        """
+        return max(1, math.frexp(self.largest)[1] + 1)
+
+
+def value_ranges(
+    mg: MaseGraph, operators: Sequence[str], workload: Workload, rows: int
+) -> list[ValueRange]:
+    """Measures weights, biases and inputs of the layers of `operators`, in the graph's order.
+
+    Args:
+        mg: the float graph; it stays as it is.
+        operators: those that the graph lacks are passed over.
+        workload: gives the training rows from which the inputs come.
+        rows: how many of them.
+    Raises:
+        ConfigError: the graph has none of the operators.
+    """
+    names = present_operators(mg, operators)
+    paths = {
+        node.name: layer.path
+        for layer in layers_of(mg, lambda row, _: row.name in names)
+        for node in layer.nodes
+    }
+    targets = {f"target_{kind}_nodes": list(paths) for kind in ("weight", "activation")}
+    statistics = {f"{kind}_statistics": STATISTICS for kind in ("weight", "activation")}
+    batches = calibration_batches(mg.model, workload.train, rows=rows)
+    settings = {"by": "name", **targets, **statistics, "input_generator": batches, "quiet": True}
+    _, info = passes.profile_statistics_analysis_pass(mg.sharing_copy(), settings)
+    return [
+        _range_of(paths[name], OPERANDS[tensor], found)
+        for name, sides in info["statistics"].items()
+        for tensor, found in sides["args"].items()
+        if tensor in OPERANDS
+    ]
+
+
+def _range_of(layer: str, operand: str, found: Mapping[str, Mapping[str, Any]]) -> ValueRange:
+    counts, edges = (found["histogram"][key].tolist() for key in ("counts", "edges"))
+    histogram = Histogram(f"{layer} {operand}", counts, edges)
+    return ValueRange(layer, operand, found["range_min_max"]["max"].item(), histogram)
+
+
+def write_ranges(out: Path, ranges: Sequence[ValueRange], workload: Workload) -> None:
+    """Prints the largest numbers by layer; writes `ranges.csv` and `ranges.md`."""
+    rows: dict[str, dict[str, Any]] = {}
+    empty = {
+        column: None
+        for operand in OPERANDS.values()
+        for column in (f"largest {operand}", f"{operand} bits")
+    }
+    for each in ranges:
+        row = rows.setdefault(each.layer, {"layer": each.layer, **empty})
+        column, bits = f"largest {each.operand}", f"{each.operand} bits"
+        if row[column] is None or row[column] < each.largest:  # a layer may be called twice
+            row |= {column: each.largest, bits: each.integer_bits}
+    number = dataclasses.replace(workload.task.metric, is_share=False)
+    columns = {column: number for column in empty if column.startswith("largest")}
+    title = f"{workload.title}: magnitudes, and the integer bits that they need"
+    write_table(out, title, list(rows.values()), columns, name=NAME)
+
+
+def draw_ranges(
+    out: Path, ranges: Sequence[ValueRange], formats: Sequence[Integer], title: str
+) -> None:
+    """Draws histograms of weights and inputs above the values of some formats.
+
+    Writes `ranges` (.svg, .png); of more layers than one figure has room for, `ranges-1` ...
+    """
+    grids = [_grid_of(number_format) for number_format in formats]
+    layers: dict[str, dict[str, Histogram]] = {}
+    for each in ranges:
+        layers.setdefault(each.layer, {}).setdefault(each.operand, each.histogram)
+    pairs = [[found["weight"], found["input"]] for found in layers.values() if "input" in found]
+    pages = [pairs[first : first + MOST_LAYERS] for first in range(0, len(pairs), MOST_LAYERS)]
+    for number, page in enumerate(pages, 1):
+        name = NAME if len(pages) == 1 else f"{NAME}-{number}"
+        write_figure(out / name, plot_value_grids, page, grids, title=title)
+
+
+def _grid_of(number_format: Integer) -> EvenGrid:
+    assert isinstance(number_format.frac_width, int)
+    step = 2.0**-number_format.frac_width
+    low, high = (code * step for code in number_format.code_range)
+    return EvenGrid(number_format.label, low, high, step)
