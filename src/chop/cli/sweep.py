@@ -22,8 +22,8 @@ QUANTIZE_HELP = f"""Plot accuracy against bit width, for PTQ and QAT.
   chop sweep quantize --model ./my-bert --dataset ./imdb --max-length 256 --qat-epochs 1
 
 {OUTPUT}; heatmap-ptq and heatmap-qat if both widths and fractions vary. With --integer-bits or
---fraction-bits the figures are integer-bits and fraction-bits, and ranges (magnitudes by layer, and
-histograms above the values of formats).
+--fraction-bits, tables and figures are integer-bits and fraction-bits, and ranges (magnitudes by
+layer, and histograms above the values of formats).
 """
 
 PRUNE_HELP = f"""Plot accuracy against sparsity, before and after fine-tuning, per method.

@@ -112,8 +112,8 @@ def _draw_ranges(axes: Axes, curve: Curve, factor: float, color: str) -> None:
             yerr=factor * (high - middle),
             fmt="none",
             ecolor=color,
-            elinewidth=1,
-            capsize=2.5,
+            elinewidth=1.2,
+            capsize=5,
         )
 
 

@@ -33,6 +33,8 @@ MOST_MARKS = 100
 """Values of a grid in a panel up to which each has a mark; more are drawn as a bar."""
 LONGEST_TITLE = 34
 GRAY = "0.7"
+LEAST_COUNT = 0.5
+"""Where the bars begin, so that one of a single number is seen."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def plot_value_grids(
     Args:
         path: the file; its suffix (.svg, .png, .pdf) picks the kind.
         layers: of each layer its panels, as many of each; at most `MOST_LAYERS`.
-        grids: the formats, the first lowest.
+        grids: the formats, the first on top.
         title: above the figure.
     Returns: `path`.
     Raises:
@@ -109,10 +111,13 @@ def _draw_panel(
     from matplotlib.ticker import MaxNLocator, NullLocator
 
     low, high = _ends(histogram)
-    counts = axes.stairs(histogram.counts, histogram.edges, fill=True, color=GRAY)
-    entries: list[tuple[Artist, str]] = [(counts, "numbers (logarithmic)")]
-    most = math.log10(2 * max([*histogram.counts, 1]))
-    axes.set(xlim=(low, high), yscale="log", ylim=(10 ** (-most * STRIPS / (1 - STRIPS)), 10**most))
+    counts = axes.stairs(
+        histogram.counts, histogram.edges, baseline=LEAST_COUNT, fill=True, color=GRAY
+    )
+    entries: list[tuple[Artist, str]] = [(counts, "counts (logarithmic)")]
+    most = 2 * max([*histogram.counts, 1])
+    bottom = LEAST_COUNT * (LEAST_COUNT / most) ** (STRIPS / (1 - STRIPS))
+    axes.set(xlim=(low, high), yscale="log", ylim=(bottom, most))
     for locator in (axes.yaxis.set_major_locator, axes.yaxis.set_minor_locator):
         locator(NullLocator())
     axes.xaxis.set_major_locator(MaxNLocator(4))
@@ -121,9 +126,9 @@ def _draw_panel(
     text = f"...{histogram.title[-LONGEST_TITLE:]}" if cut else histogram.title
     axes.set_title(plain(text), fontsize=LEGEND_POINTS - 2, pad=2)
     height = STRIPS / max(len(grids), 1)
-    for i, grid in enumerate(grids):
+    for i, grid in enumerate(grids, 1):
         ends = max(grid.low, low), min(grid.high, high)
-        bottom, color = i * height, PALETTE[i % len(PALETTE)]
+        bottom, color = STRIPS - i * height, PALETTE[(i - 1) % len(PALETTE)]
         entries.append((_draw_grid(axes, grid, ends, bottom, 0.8 * height, color), grid.label))
     return entries
 

@@ -25,6 +25,8 @@ from chop.train import calibration_batches
 STAGES = ("pruned", "fine-tuned")
 SPARSITY, INPUT_SPARSITY = "sparsity", "input sparsity"
 """Shares of zeros that are measured: of the pruned layers' weights, and of their inputs."""
+POINT = ("pruned part", "activation method", "activation sparsity")
+"""Columns where activations are pruned."""
 COUNTED_ROWS = 32
 """Training rows in whose activations zeros are counted."""
 XLABELS = {
@@ -49,8 +51,8 @@ def prune_sweep(config: PruneSweepConfig, workload: Workload | None = None) -> l
         layers' weights after everything, `float`, `start` (where `config.start_from` is given),
         `pruned` and `fine-tuned` (accuracies from 0 to 1, or what the task's metric is; means over
         the seeds, with several of these their range too), and `seconds` that the point took.
-        Where activations are pruned, `pruned part`, `activation method`, `activation sparsity`
-        (asked) and `zero inputs` (measured) stand beside the first.
+        Where activations are pruned, `weights` and `inputs` (in words), `pruned part`,
+        `activation method`, `activation sparsity` (asked) and `zero inputs` (measured) too.
     Raises:
         ConfigError: settings that do not fit together.
         UnavailableError: the model or the data set is not there.
@@ -71,10 +73,23 @@ def _sweep(config: PruneSweepConfig, workload: Workload) -> list[dict[str, Any]]
     rows = [_row(config, found, setting, metric.name) for setting in settings]
     columns = dict.fromkeys((FLOAT, START, *STAGES), metric)
     heading = f"{workload.title}: {metric.name} against sparsity"
-    write_table(config.out, heading, rows, columns)
+    note = ", ".join(f"{name} {metric.format_value(rows[0][name])}" for name in _bases(rows))
+    unprinted, note = _unprinted(config), "" if config.start_from is None else f"{note}."
+    write_table(config.out, heading, rows, columns, note, unprinted=unprinted)
     for part in config.measured_parts:
         _draw(config, workload, part, list(zip(settings, rows, strict=True)))
     return rows
+
+
+def _bases(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The stages of which all rows have the same number."""
+    return [name for name in (FLOAT, START) if name in rows[0]]
+
+
+def _unprinted(config: PruneSweepConfig) -> tuple[str, ...]:
+    """Columns that the printed table leaves to its file: others, or its note, say the same."""
+    told = (*POINT, "method", "sparsity") if config.inputs_are_pruned else ()
+    return told if config.start_from is None else (*told, FLOAT, START)
 
 
 def _experiment(config: PruneSweepConfig, workload: Workload) -> Experiment[PruneSetting]:
@@ -102,12 +117,13 @@ def _experiment(config: PruneSweepConfig, workload: Workload) -> Experiment[Prun
     )
 
 
+def _words(pruned: tuple[str, float] | None) -> str | None:
+    return None if pruned is None else f"{pruned[0]} {pruned[1]:g}"
+
+
 def _label(setting: PruneSetting) -> str:
-    texts = []
-    for found, what in zip(setting, ("", " of inputs"), strict=True):
-        if found is not None:
-            texts.append(f"{found[0]} {found[1]:g}{what}")
-    return " and ".join(texts)
+    inputs = None if setting.activation is None else f"inputs {_words(setting.activation)}"
+    return " and ".join(filter(None, (_words(setting.weight), inputs)))
 
 
 def _sparsities(mg: MaseGraph, workload: Workload) -> dict[str, float]:
@@ -150,9 +166,8 @@ def _row(
     if setting.weight is not None:
         row |= over_seeds({"actual sparsity": last}, SPARSITY, ranged=False)
     if config.inputs_are_pruned:
-        names = ("activation method", "activation sparsity")
-        row = {"pruned part": setting.part, **row}
-        row |= dict(zip(names, setting.activation or (None, None), strict=True))
+        row = {**dict(zip(("weights", "inputs"), map(_words, setting), strict=True)), **row}
+        row |= dict(zip(POINT, (setting.part, *(setting.activation or (None, None))), strict=True))
         row["zero inputs"] = None
         if setting.activation is not None:
             row |= over_seeds({"zero inputs": last}, INPUT_SPARSITY, ranged=False)
@@ -178,9 +193,11 @@ def _draw(
         config.out / (metric.name if part == "weights" else f"{metric.name}-{part}"),
         plot_accuracy,
         _curves(config, shown),
-        {**{name: first[name] for name in (FLOAT, START) if name in first}, **workload.baselines},
+        {**{name: first[name] for name in _bases([first])}, **workload.baselines},
         metric=metric,
-        xlabel="sparsity of both" if _is_paired(config, part) else XLABELS[part],
+        xlabel="sparsity of weights and of activations"
+        if _is_paired(config, part)
+        else XLABELS[part],
         title=f"{title} against sparsity",
         ticks=sorted({setting.sparsity for setting, _ in shown}),
     )

@@ -44,7 +44,8 @@ def quantize_sweep(
     Returns: one mapping per width and fraction: `width`, `frac_width`, `bits` (average storage
         per parameter of the whole model), `float`, `PTQ` and `QAT` (accuracies from 0 to 1, or
         what the task's metric is; means over the seeds, with several of these their range too),
-        and `seconds` that the point took.
+        `seconds` that the point took, and, where there are validation rows, `PTQ validation` and
+        `QAT validation`, which other jobs choose by.
     Raises:
         ConfigError: settings that do not fit together.
         UnavailableError: the model or the data set is not there.

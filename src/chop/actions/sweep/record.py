@@ -86,10 +86,13 @@ def seconds_of(stages: Mapping[str, Sequence[Mapping[str, float]]]) -> float | N
 
     None where an earlier version, which did not note it, has measured one of them.
     """
-    taken = [[result.get("seconds") for result in results] for results in stages.values()]
-    if any(value is None for values in taken for value in values):
-        return None
-    return round(sum(fmean(values) for values in taken), 2)  # type: ignore[arg-type]
+    taken = 0.0
+    for results in stages.values():
+        seconds = [result["seconds"] for result in results if "seconds" in result]
+        if len(seconds) < len(results):
+            return None
+        taken += fmean(seconds)
+    return round(taken, 2)
 
 
 def points_of(

@@ -31,7 +31,6 @@ from chop.train import Metric
 INTEGER, FRACTION = "integer_bits", "frac_width"
 PLURALS = {"weight": "weights", "bias": "biases", "input": "inputs"}
 NAMES = {INTEGER: "integer bits", FRACTION: "fraction bits"}
-FILES = {INTEGER: "integer-bits", FRACTION: "fraction-bits"}
 TOLERATED = 0.01
 """Loss of a metric that has no standard error here; see `Metric.within`."""
 Rows = list[dict[str, Any]]
@@ -45,8 +44,8 @@ def sweep_split_widths(config: QuantizeSweepConfig, workload: Workload) -> Rows:
     `least_without_loss`.
 
     Writes into `config.out`: `points.jsonl`, `ranges` (.csv, .md: magnitudes by layer; .svg, .png:
-    histograms above the values of formats), `table` (.csv, .md), `integer-bits` and
-    `fraction-bits` (.svg, .png).
+    histograms above the values of formats), `integer-bits` and `fraction-bits` (.csv, .md, .svg,
+    .png).
 
     Args:
         config: the settings.
@@ -64,17 +63,16 @@ def sweep_split_widths(config: QuantizeSweepConfig, workload: Workload) -> Rows:
     chosen = _least(by_integer, INTEGER, workload)
     by_fraction = _measured(sweep, FRACTION, [(chosen, n) for n in fraction], config.out)
     finest = _least(by_fraction, FRACTION, workload)
-    rows = by_integer + by_fraction
-    metric, title = workload.task.metric, f"{workload.title}: {workload.task.metric.name}"
-    columns = dict.fromkeys((FLOAT, *STAGES), metric)
-    write_table(config.out, f"{title} by bits", rows, columns, unprinted=UNPRINTED)
-    need = _needed(ranges)
-    marks = {f"{what} need {bits}": bits for what, bits in need.items() if bits in useful}
-    _draw(config.out, workload, by_integer, f"{title}, {fraction[-1]} fraction bits", marks)
-    _draw(config.out, workload, by_fraction, f"{title}, integer bits: {chosen}", {})
+    at_finest, at_chosen = _counted(fraction[-1], FRACTION), _counted(chosen, INTEGER)
+    _write(config.out, workload, INTEGER, by_integer, at_finest, _marks(ranges, useful))
+    _write(config.out, workload, FRACTION, by_fraction, at_chosen, {})
     about = f"{workload.title}: weights, inputs, and the values of formats width.fraction"
     draw_ranges(config.out, ranges, _candidates(chosen, finest), about)
-    return rows
+    return [
+        {"varied": NAMES[varied], **row}
+        for varied, rows in ((INTEGER, by_integer), (FRACTION, by_fraction))
+        for row in rows
+    ]
 
 
 def _useful(integer: Sequence[int], ranges: Sequence[ValueRange], rows: int) -> tuple[int, ...]:
@@ -109,9 +107,9 @@ def _measured(
     found = sweep.measure([(integer + frac, frac) for integer, frac in splits], out)
     return [
         {
-            "varied": NAMES[varied],
-            INTEGER: integer,
-            FRACTION: frac,
+            **dict(
+                sorted({INTEGER: integer, FRACTION: frac}.items(), key=lambda x: x[0] != varied)
+            ),
             "width": integer + frac,
             **row_of(found, (integer + frac, frac), sweep.workload),
         }
@@ -153,16 +151,34 @@ def least_without_loss(scores: Mapping[int, float], metric: Metric, rows: int) -
     return min(n for n, score in scores.items() if metric.within(score, best, error)), error
 
 
-def _draw(
-    out: Path, workload: Workload, rows: Rows, title: str, marks: Mapping[str, float]
+def _counted(bits: int, what: str) -> str:
+    return f"{bits} {NAMES[what]}" if bits != 1 else f"1 {NAMES[what].removesuffix('s')}"
+
+
+def _marks(ranges: Sequence[ValueRange], shown: Sequence[int]) -> dict[str, float]:
+    """Where the figure says how many integer bits the operands need."""
+    operands: dict[int, list[str]] = {}
+    for operand, bits in _needed(ranges).items():
+        operands.setdefault(bits, []).append(operand)
+    return {
+        f"{', '.join(found)} need {bits}": bits for bits, found in operands.items() if bits in shown
+    }
+
+
+def _write(
+    out: Path, workload: Workload, varied: str, rows: Rows, at: str, marks: Mapping[str, float]
 ) -> None:
-    varied = next(column for column, name in NAMES.items() if name == rows[0]["varied"])
+    """The table and the figure of one of the two."""
+    metric, name = workload.task.metric, NAMES[varied].replace(" ", "-")
+    title = f"{workload.title}: {metric.name} against {NAMES[varied]}, {at}"
+    columns = dict.fromkeys((FLOAT, *STAGES), metric)
+    write_table(out, title, rows, columns, name=name, unprinted=UNPRINTED)
     write_figure(
-        out / FILES[varied],
+        out / name,
         plot_accuracy,
         [curve_of(rows, varied, stage) for stage in stages_in(rows)],
         {FLOAT: rows[0][FLOAT], **workload.baselines},
-        metric=workload.task.metric,
+        metric=metric,
         xlabel=NAMES[varied],
         title=title,
         ticks=sorted({row[varied] for row in rows}),
@@ -170,8 +186,9 @@ def _draw(
     )
 
 
-def _candidates(integer: int, frac_width: int) -> list[Integer]:
-    """The chosen format, and those with a bit less before and after the point."""
+def _candidates(integer: int, frac_width: int) -> dict[str, Integer]:
+    """The chosen format by its label, and those with a bit less before and after the point."""
     splits = [(integer, frac_width), (integer - 1, frac_width), (integer, frac_width - 1)]
     splits.append((integer, frac_width - 2))
-    return [Integer(m + f, f) for m, f in splits if m > 0 and f >= 0 and m + f > 1]
+    found = [Integer(m + f, f) for m, f in splits if m > 0 and f >= 0 and m + f > 1]
+    return {each.label + (", chosen" if each is found[0] else ""): each for each in found}

@@ -44,7 +44,7 @@ def config_of_run(config: PruneSweepConfig, workload: Workload | None) -> PruneS
     if manifest is None or workload is not None:
         return config
     defaults = {each.name: each.default for each in dataclasses.fields(config)}
-    taken = {}
+    taken: dict[str, Any] = {}
     for name in OF_MODEL:
         own, given = manifest.settings.get(name), getattr(config, name)
         if given not in (defaults[name], own):

@@ -110,13 +110,19 @@ def write_ranges(out: Path, ranges: Sequence[ValueRange], workload: Workload) ->
 
 
 def draw_ranges(
-    out: Path, ranges: Sequence[ValueRange], formats: Sequence[Integer], title: str
+    out: Path, ranges: Sequence[ValueRange], formats: Mapping[str, Integer], title: str
 ) -> None:
     """Draws histograms of weights and inputs above the values of some formats.
 
     Writes `ranges` (.svg, .png); of more layers than one figure has room for, `ranges-1` ...
+
+    Args:
+        out: where to.
+        ranges: from `value_ranges`.
+        formats: by label, the first on top.
+        title: above the figure.
     """
-    grids = [_grid_of(number_format) for number_format in formats]
+    grids = [_grid_of(label, number_format) for label, number_format in formats.items()]
     layers: dict[str, dict[str, Histogram]] = {}
     for each in ranges:
         layers.setdefault(each.layer, {}).setdefault(each.operand, each.histogram)
@@ -127,8 +133,8 @@ def draw_ranges(
         write_figure(out / name, plot_value_grids, page, grids, title=title)
 
 
-def _grid_of(number_format: Integer) -> EvenGrid:
+def _grid_of(label: str, number_format: Integer) -> EvenGrid:
     assert isinstance(number_format.frac_width, int)
     step = 2.0**-number_format.frac_width
     low, high = (code * step for code in number_format.code_range)
-    return EvenGrid(number_format.label, low, high, step)
+    return EvenGrid(label, low, high, step)
