@@ -73,10 +73,10 @@ def test_misspelt_ranges_are_refused(text):
         (QuantizeSweepConfig, {"widths": ()}, "at least one number"),
         (PruneSweepConfig, {"scope": "globel"}, "did you mean 'global'"),
         (QuantizeSweepConfig, {"integer_bits": "0:4"}, "got 0, expected 1 or more for the sign"),
-        (QuantizeSweepConfig, {"fraction_bits": "4:32:4"}, "got 38"),
+        (QuantizeSweepConfig, {"fraction_bits": "4:32:4"}, "got 33"),
         (QuantizeSweepConfig, {"integer_bits": "1:6", "widths": 8}, "leave widths and frac out"),
         (QuantizeSweepConfig, {"seeds": 0}, "seeds: got 0, expected 1 to 100"),
-        (PruneSweepConfig, {"activation": ("l1",)}, "did you mean 'l1-norm'"),
+        (PruneSweepConfig, {"activation": ("l1",)}, "choose from: l1-norm, random"),
         (PruneSweepConfig, {"parts": ("both",)}, "activation: expected at least one method"),
         (PruneSweepConfig, {"parts": ("wieghts",)}, "did you mean 'weights'"),
         (
