@@ -44,6 +44,12 @@ SMALL = {
     "python examples/lab_3.py": QUICK,
     "python examples/lab_4.py": QUICK,
     "chop sweep quantize": f"{DIGITS} --widths 4,8 --qat-epochs 1 --out {{out}}",
+    "chop sweep quantize --integer-bits 1:6 --fraction-bits 1:12": (
+        f"{DIGITS} --fraction-bits 4,6 --qat-epochs 1 --out {{out}}"
+    ),
+    "chop sweep prune --activation l1-norm,random": (
+        f"{DIGITS} --sparsity 0.5 --finetune-epochs 0 --out {{out}}"
+    ),
     "chop sweep prune": f"{DIGITS} --sparsity 0.5,0.9 --finetune-epochs 1 --out {{out}}",
     "chop search nas --trials 20": "--model mlp --limit 120 --trials 2 --epochs 1 --out {out}",
     "chop search precision --trials 40": f"{DIGITS} --trials 4 --out {{out}}",

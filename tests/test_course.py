@@ -117,7 +117,9 @@ def test_a_run_is_the_page_with_its_figures(tmp_path):
         RUNNER.run(text.replace("a.svg", "b.png"), tmp_path, execute)
 
 
-@pytest.mark.parametrize("command", ["chop bench linear", "chop sweep prune"])
+@pytest.mark.parametrize(
+    "command", ["chop bench linear", "chop sweep prune --activation l1-norm,random"]
+)
 def test_what_is_made_in_seconds_is_made(command, tmp_path):
     assert [*RUNNER.run(PAGE.read_text(), tmp_path, by_programs, command)] == [command]
 

@@ -220,6 +220,8 @@ class PruneSweepConfig(WorkloadConfig):
         from chop.pruning.settings import PruneConfig
 
         super().__post_init__()
+        if self.start_from is not None:
+            object.__setattr__(self, "start_from", Path(self.start_from).expanduser())
         convert(self.scope, Literal["local", "global"], "scope")
         check_operators(self.operators, default_operators())
         if not self.methods:

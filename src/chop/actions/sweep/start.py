@@ -38,9 +38,12 @@ def config_of_run(config: PruneSweepConfig, workload: Workload | None) -> PruneS
         workload: where one is given it is the model; the settings stay as they are.
     Raises:
         ConfigError: a setting says something else than that of the run.
-        CheckpointError: the run's manifest is broken, or the run has not finished.
+        CheckpointError: the folder holds no model, its manifest is broken, or the run has not
+            finished.
     """
     manifest = _manifest_of(config)
+    if manifest is None and config.start_from is not None:
+        _checkpoint_in(config.start_from)  # a wrong name is found before a model is loaded
     if manifest is None or workload is not None:
         return config
     defaults = {each.name: each.default for each in dataclasses.fields(config)}
