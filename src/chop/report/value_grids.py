@@ -111,10 +111,9 @@ def _draw_panel(
     from matplotlib.ticker import MaxNLocator, NullLocator
 
     low, high = _ends(histogram)
-    counts = axes.stairs(
-        histogram.counts, histogram.edges, baseline=LEAST_COUNT, fill=True, color=GRAY
-    )
-    entries: list[tuple[Artist, str]] = [(counts, "counts (logarithmic)")]
+    counts = [max(count, LEAST_COUNT) for count in histogram.counts]
+    bars = axes.stairs(counts, histogram.edges, baseline=LEAST_COUNT, fill=True, color=GRAY)
+    entries: list[tuple[Artist, str]] = [(bars, "counts (logarithmic)")]
     most = 2 * max([*histogram.counts, 1])
     bottom = LEAST_COUNT * (LEAST_COUNT / most) ** (STRIPS / (1 - STRIPS))
     axes.set(xlim=(low, high), yscale="log", ylim=(bottom, most))
@@ -125,7 +124,7 @@ def _draw_panel(
     cut = len(histogram.title) > LONGEST_TITLE
     text = f"...{histogram.title[-LONGEST_TITLE:]}" if cut else histogram.title
     axes.set_title(plain(text), fontsize=LEGEND_POINTS - 2, pad=2)
-    height = STRIPS / max(len(grids), 1)
+    height = STRIPS / (len(grids) + 0.3)
     for i, grid in enumerate(grids, 1):
         ends = max(grid.low, low), min(grid.high, high)
         bottom, color = STRIPS - i * height, PALETTE[(i - 1) % len(PALETTE)]
