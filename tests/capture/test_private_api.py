@@ -57,6 +57,7 @@ def test_instances_have_the_fields_that_are_read():
     mode = symbolic_api.FakeTensorMode(shape_env=env)
     fake = mode.from_tensor(torch.ones(2))
     assert fake.fake_mode is mode and fake.constant is None
+    assert mode.cache_enabled is True
     assert {"replacements", "deferred_runtime_asserts", "backed_var_to_val"} <= set(dir(env))
     size = env.create_unbacked_symint()
     assert size.node._expr.is_Symbol and size.node.shape_env is env and size.node.pytype is int

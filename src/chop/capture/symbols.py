@@ -94,6 +94,10 @@ class Sizes:
             self._mode = FakeTensorMode(
                 shape_env=self._env, allow_non_fake_inputs=True, static_shapes=not symbolic
             )
+            if symbolic:
+                # torch checks each entry of its cache by arithmetic on sizes, half of the time of a
+                # recording; `FakeCache` has what repeats.
+                self._mode.cache_enabled = False
         self._origins: dict[sympy.Symbol, tuple[fx.Node, int | None]] = {}
         self._names: dict[sympy.Symbol, sympy.Symbol] = {}
         self._written: dict[sympy.Basic, fx.Node] = {}
