@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 # Hugging Face's libraries read their settings when they are imported, so these come first.
@@ -37,6 +38,14 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """Libraries that count their objects find none left when the interpreter ends."""
     gc.unfreeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _keep_what_is_left() -> Iterator[None]:
+    """What a file has imported and cached stays too: Trainer collects garbage at each start."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

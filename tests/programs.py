@@ -23,8 +23,10 @@ COMMAND = "chop.cli"
 
 ROOT = str(Path(__file__).resolve().parents[1])
 
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(
+FORKS = multiprocessing.get_context("forkserver")
+"""Forks of one server for each process of the tests, which also those of `cluster` come from."""
+
+FORKS.set_forkserver_preload(
     [
         *("torch", "torch._dynamo", "numpy", "scipy.optimize", "sklearn.datasets", "optuna"),
         *("matplotlib.pyplot", "datasets", "transformers.models.bert.modeling_bert"),
@@ -32,6 +34,8 @@ _FORKS.set_forkserver_preload(
         *("pydantic.fields", "sklearn.model_selection", "sympy.tensor.tensor"),
         *("chop.cli.app", "chop.passes", "chop.actions.compress", "chop.actions.search.precision"),
         *("chop.actions.sweep.quantize", "chop.actions.bench"),
+        *("torch.distributed.tensor", "chop.distributed.apply", "chop.distributed.load"),
+        "chop.distributed.process",
     ]
 )
 
@@ -58,7 +62,7 @@ def _execute(program: str, arguments: list[str], environ: dict[str, str], out: s
     for number, stream in ((1, "stdout"), (2, "stderr")):
         opened = os.open(f"{out}/{stream}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(opened, number)
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115
     sys.argv = [program, *arguments]
     try:
@@ -72,15 +76,18 @@ def _execute(program: str, arguments: list[str], environ: dict[str, str], out: s
 
 
 @contextlib.contextmanager
-def started(program: str | Path, *arguments: object) -> Iterator[BaseProcess]:
+def started(
+    program: str | Path, *arguments: object, told: Path | None = None
+) -> Iterator[BaseProcess]:
     """A running program, killed at the end if it has not ended.
 
     Args:
         program: a script's path, or a module's name such as `COMMAND`.
         arguments: its command line.
+        told: a folder for the files `stdout` and `stderr`; None: one that is gone at the end.
     """
     with tempfile.TemporaryDirectory(prefix="chop-program-") as out:
-        process = _start(program, arguments, out)
+        process = _start(program, arguments, str(told or out))
         try:
             yield process
         finally:
@@ -118,7 +125,7 @@ def _start(program: str | Path, arguments: tuple[object, ...], out: str) -> Base
     # The same width as in a pipe, whatever terminal the tests run in.
     environ = {**os.environ, "COLUMNS": os.environ.get("COLUMNS", "80")}
     texts = [str(argument) for argument in arguments]
-    process = _FORKS.Process(target=_execute, args=(str(program), texts, environ, out))
+    process = FORKS.Process(target=_execute, args=(str(program), texts, environ, out))
     # The new process finds this module on the path that it is given, which pytest leaves as it is.
     sys.path.append(ROOT)
     try:

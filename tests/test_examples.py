@@ -13,6 +13,7 @@ import pytest
 from chop import MaseGraph
 from chop.nn.quantized import QuantConv2d
 from tests import programs
+from tests.workloads import own_text_model
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 SHORT = ("--max-length", 128)
@@ -52,7 +53,22 @@ def test_tutorial_2_on_the_built_in_reviews(tmp_path):
     assert {"adapter", "input_ids.svg", "tutorial_2_lora.pt", "tutorial_2_lora.mz"} <= written
 
 
+def test_tutorials_3_and_4_take_a_model_of_ones_own(tmp_path):
+    own = ("--checkpoint", own_text_model(tmp_path / "own"), "--limit", 40, "--max-length", 32)
+    formats = ("--formats", "4.2,4.auto", "--qat", "4.auto")
+    own += ("--epochs", 1)
+    run("tutorial_3.py", *own, *formats, "--out", tmp_path / "3.json")
+    rows = json.loads((tmp_path / "3.json").read_text())
+    assert list(rows) == ["float", "PTQ 4.2", "PTQ 4.auto", "QAT 4.auto"]
+    text = run("tutorial_4.py", *own, "--methods", "l1-norm", "--out", tmp_path)
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert "l1-norm: 50.00% of" in text
+    assert rows["l1-norm, reloaded"] == rows["l1-norm, fine-tuned"]
+    assert {"l1-norm.pt", "l1-norm.mz"} <= {file.name for file in tmp_path.iterdir()}
+
+
 @pytest.mark.slow
+@pytest.mark.long  # bert-tiny is trained first
 def test_tutorial_3_on_the_built_in_reviews(tmp_path):
     out = tmp_path / "rows.json"
     formats = ("--formats", "8.4,4.2,4.auto", "--qat", "4.auto")
@@ -79,6 +95,7 @@ def test_tutorial_3_on_real_reviews(tmp_path, data_folder):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_tutorial_4_on_the_built_in_reviews(tmp_path):
     text = run("tutorial_4.py", "--limit", 300, *SHORT, "--epochs", 1, "--out", tmp_path)
     rows = json.loads((tmp_path / "rows.json").read_text())
@@ -93,8 +110,8 @@ def test_tutorial_4_on_the_built_in_reviews(tmp_path):
 
 @pytest.mark.slow
 def test_lab_1_draws_its_figures(tmp_path):
-    text = run("lab_1.py", "--quick", "--out", tmp_path)
-    assert "narrowest within a point: 8.auto" in text
+    text = run("lab_1.py", "--quick", "--model", "cnn", "--out", tmp_path)
+    assert "narrowest within a point: 4.auto" in text
     assert "sparsest within a point: l1-norm" in text
     assert "both together: 9" in text
     both = MaseGraph.from_checkpoint(tmp_path / "both").modules.values()
@@ -159,6 +176,7 @@ def test_lab_2_compares_samplers_and_modes(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # its snippets run in test_user_snippets, searches in test_search_nas
 def test_tutorial_5_counts_compares_and_compresses(tmp_path):
     quick = ("--quick", "--limit", 100, "--out", tmp_path)
     text = run("tutorial_5.py", *quick)
@@ -176,7 +194,7 @@ def test_tutorial_5_counts_compares_and_compresses(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.long  # tutorial 6 and lab 2 are run twice in the short suite
+@pytest.mark.long
 def test_tutorial_5_again_measures_nothing_and_has_the_same_table(tmp_path):
     quick = ("--quick", "--limit", 100, "--out", tmp_path)
     first, again = (run("tutorial_5.py", *quick).splitlines() for _ in range(2))

@@ -22,17 +22,17 @@ def test_heavy_libraries_are_imported_only_when_used():
 def test_import_costs_little_more_than_torch():
     # CPU time, the least of several runs taken in turn: the machine is noisy. Bytecode is kept
     # where an installation has it and completed by the first runs: without it the test would
-    # time the compilation of our sources against that of none of torch's. A third turn is for
-    # machines that disturbed the first two.
+    # time the compilation of our sources against that of none of torch's. Further turns
+    # are for machines that disturbed the first.
     off = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
     environment = {name: value for name, value in os.environ.items() if name not in off}
     clock = "import time; t = time.process_time(); {}; print(time.process_time() - t)"
     costs = {"import torch": [], USE: []}
-    for turn in range(3):
+    for _ in range(3):
         for statement, seconds in costs.items():
             seconds.append(float(run(clock.format(statement), environment)))
         is_cheap = min(costs[USE]) < 1.3 * min(costs["import torch"])
-        if is_cheap and turn:
+        if is_cheap:
             break
     assert is_cheap
 

@@ -1,6 +1,7 @@
 """Small trained models and their rows, for tests of mixed precision and of other tasks."""
 
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -8,6 +9,7 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.actions.workload import Workload
 from chop.data.points import toy
+from chop.models import get_tokenizer
 from chop.train import Rows, fit, read_rows
 
 
@@ -56,6 +58,18 @@ def plain() -> Classifier:
 def graph() -> MaseGraph:
     """The trained model with metadata; each caller gets a copy."""
     return _graph().copy()
+
+
+def own_text_model(folder: Path) -> Path:
+    """A folder with a body without a classifier, as people download it, and its tokenizer."""
+    from transformers import BertConfig, BertModel
+
+    tokenizer = get_tokenizer("bert-tiny")
+    tokenizer.save_pretrained(folder)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=len(tokenizer), num_hidden_layers=1, **sizes)
+    BertModel(config).save_pretrained(folder)
+    return folder
 
 
 class Bigram(nn.Module):

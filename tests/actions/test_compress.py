@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from chop.train import (
     read_rows,
     split_rows,
 )
+from tests import programs
 
 
 @pytest.fixture
@@ -318,18 +320,16 @@ def test_the_same_seed_gives_the_same_table(result, tmp_path):
 
 
 def test_a_killed_run_leaves_no_result(tmp_path):
-    code = (
-        "from pathlib import Path\nfrom chop.actions.compress import *\n"
-        f"compress(CompressConfig(model='mlp', out=Path({str(tmp_path)!r}), qat_epochs=500))"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
-        for line in process.stdout:
-            if b"PTQ" in line:
-                break
-        process.send_signal(signal.SIGKILL)
-    assert not (tmp_path / "result.json").exists()
-    assert [file.name for file in tmp_path.iterdir() if file.suffix == ".json"] == [MANIFEST]
-    assert read_manifest(tmp_path).state == "interrupted"
+    told, out = tmp_path / "told", tmp_path / "out"
+    told.mkdir()
+    command = [programs.COMMAND, "compress", "--model", "mlp", "--qat-epochs", 500, "--out", out]
+    with programs.started(*command, told=told) as process:
+        while process.is_alive() and "PTQ" not in (told / "stdout").read_text():
+            time.sleep(0.01)
+    assert process.exitcode == -signal.SIGKILL
+    assert not (out / "result.json").exists()
+    assert [file.name for file in out.iterdir() if file.suffix == ".json"] == [MANIFEST]
+    assert read_manifest(out).state == "interrupted"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from chop.models import load_model
 from chop.runs import read_manifest
 from chop.train import evaluate, read_rows
 
+pytestmark = pytest.mark.usefixtures("unpainted")
+
 FIELDS = {"num_hidden_layers": [1, 2], "hidden_size": [8, 12], "num_attention_heads": [2, 4]}
 QUICK = {"model": "vit", "fields": FIELDS, "epochs": 1, "trials": 5, "sampler": "random"}
 

@@ -75,7 +75,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "experts": ("MixtralForCausalLM", {**LLAMA, "num_hidden_layers": 1, "num_local_experts": 4}),
     "seq2seq": (
         "T5ForConditionalGeneration",
-        {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 128},
+        {
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 64,
+            "num_heads": 4,
+            "vocab_size": 128,
+            "num_layers": 1,
+            "num_decoder_layers": 2,
+        },
     ),
     "translation": ("BartModel", SEQ2SEQ),
     "vision": ("ViTForImageClassification", {**VISION, "num_hidden_layers": 1}),

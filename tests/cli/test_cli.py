@@ -9,6 +9,7 @@ import pytest
 
 from chop.actions.doctor import examine
 from chop.cli import main
+from chop.models import load_model
 from tests.cli.test_adapter import COMMANDS
 from tests.programs import chop
 
@@ -168,6 +169,8 @@ def test_values_that_cannot_be_are_one_sentence_before_anything_runs(
     arguments, message, main_ends, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("chop.search.study.Search.run", lambda *a, **k: pytest.fail("it ran"))
+    untrained = lambda name, **settings: load_model(name)  # noqa: E731
+    monkeypatch.setattr("chop.actions.workload.load_trained", untrained)
     model = [] if "vit" in arguments or "bench" in arguments else ["--model", "mlp"]
     code, printed = main_ends(*arguments.split(), *model, "--out", tmp_path / "out")
     assert code == 2 and "Traceback" not in printed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import socket
 import sys
 import traceback
@@ -11,16 +10,9 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-ROOT = str(Path(__file__).resolve().parents[2])
+from tests.programs import FORKS
 
-PRELOADED = [
-    "torch.distributed.tensor",
-    "transformers.activations",
-    "chop.distributed.apply",
-    "chop.distributed.load",
-    "chop.distributed.process",
-    "chop.passes",
-]
+ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def free_port() -> int:
@@ -44,11 +36,9 @@ def run(
     """
     if ROOT not in sys.path:
         sys.path.append(ROOT)  # processes import the function's module; `pytest` alone has no root
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    port, queue = free_port(), context.Queue()
+    port, queue = free_port(), FORKS.Queue()
     workers = [
-        context.Process(target=_work, args=(queue, rank, processes, port, function, arguments))
+        FORKS.Process(target=_work, args=(queue, rank, processes, port, function, arguments))
         for rank in range(processes)
     ]
     for worker in workers:

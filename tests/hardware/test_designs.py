@@ -38,6 +38,7 @@ def test_a_circuit_equals_the_integer_graph_on_every_digit(model, tmp_path):
     assert json.loads((out / "manifest.json").read_text())["state"] == "finished"
 
 
+@pytest.mark.long  # its operators are compared one by one in their own files
 def test_a_vision_transformer_equals_the_integer_graph(tmp_path, monkeypatch):
     """A third of the digits under stalls at random, some under each other profile.
 

@@ -42,13 +42,13 @@ MEETINGS = {
 }
 
 
-LONG = ("halves_swapped", "beside_a_chain", "beside_a_softmax", "four_readers", "two_layers")
+SHORT = ("joined", "gated")
 
 
 @pytest.mark.parametrize(
     ("meet", "features", "interval"),
     [
-        pytest.param(*case, id=name, marks=[pytest.mark.long] if name in LONG else [])
+        pytest.param(*case, id=name, marks=[] if name in SHORT else [pytest.mark.long])
         for name, case in MEETINGS.items()
     ],
 )

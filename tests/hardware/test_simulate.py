@@ -169,7 +169,9 @@ def test_a_build_is_found_again_unless_the_source_differs(tmp_path, monkeypatch)
         verilate(tmp_path, project)
 
 
-def test_waveforms_are_written_where_they_are_asked_for(tmp_path):
+def test_waveforms_are_written_where_they_are_asked_for(tmp_path, monkeypatch):
+    # Its runtime is compiled for this test alone.
+    monkeypatch.setattr("chop.hardware.harness.build.FAST", "-O0")
     wave = tmp_path / "run.vcd"
     found = run(tmp_path, wave=wave)
     text = wave.read_text()

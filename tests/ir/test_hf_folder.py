@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -13,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from chop import ChopConfig, MaseGraph, passes
 from chop.errors import CheckpointError, ConfigError
 from chop.nn.packed import PackedEmbedding, PackedLinear
+from tests import programs
 
 transformers = pytest.importorskip("transformers")
 IDS = torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]])
@@ -85,8 +84,10 @@ def test_what_is_saved_is_loaded_packed_and_tied(made, kind, tmp_path):
 
 def test_a_fresh_process_computes_the_same_bits(made, tmp_path):
     _, mg, folder = made["llama"]
-    command = [sys.executable, "-c", FRESH, str(folder), str(tmp_path / "logits.pt")]
-    subprocess.run(command, check=True, capture_output=True)
+    script = tmp_path / "fresh.py"
+    script.write_text(FRESH)
+    done = programs.run(script, folder, tmp_path / "logits.pt")
+    assert done.returncode == 0, done.stderr
     assert torch.equal(torch.load(tmp_path / "logits.pt"), mg.model(IDS, MASK).logits)
 
 

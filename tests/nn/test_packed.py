@@ -2,8 +2,6 @@ import copy
 import io
 import math
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from chop.nn import quantized as q
 from chop.nn.lora import LoraLinear
 from chop.nn.packed import PACKED, PackedEmbedding, PackedLinear, base, pack, why_not_packable
 from chop.nn.quantized.modules.linear import LinearMXInt
+from tests import programs
 from tests.stand_ins import Affine, Watch
 
 FORMATS = [
@@ -382,13 +381,13 @@ def test_state_is_read_in_a_fresh_process(tmp_path):
     layer, x = quantized("linear", FORMATS[14])
     packed = pack(layer, exact=True).eval()
     (tmp_path / "packed.pickle").write_bytes(pickle.dumps((packed, x, layer(x))))
-    code = (
+    script = tmp_path / "read.py"
+    script.write_text(
         "import pickle, torch; torch.set_num_threads(1)\n"
         f"packed, x, y = pickle.load(open({str(tmp_path / 'packed.pickle')!r}, 'rb'))\n"
         "print(torch.equal(packed(x), y))"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "True"
+    assert programs.run(script).stdout.strip() == "True"
 
 
 @pytest.mark.parametrize("name", ["mxint:width=4", "nvfp4", "8.5", "binary"])

@@ -1,6 +1,4 @@
 import dataclasses
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,6 +9,7 @@ from chop.errors import ConfigError, GraphError
 from chop.ir.parameters import stored_parameters
 from chop.nn.packed import PackedEmbedding, PackedLinear, PackedOperator
 from chop.nn.quantized import QuantLinear
+from tests import programs
 from tests.passes.conftest import with_metadata
 
 MXINT8 = {"config": {"name": "mxint"}}
@@ -85,7 +84,8 @@ def test_a_fresh_process_reads_the_same_model(bert_graph, bert_inputs, tmp_path)
     mg.model.eval()
     labels = torch.tensor([0, 1, 0])
     torch.save((bert_inputs, mg.model(**bert_inputs, labels=labels)["logits"]), tmp_path / "io.pt")
-    code = (
+    script = tmp_path / "read.py"
+    script.write_text(
         "import torch; from chop import MaseGraph; torch.set_num_threads(1)\n"
         f"inputs, logits = torch.load({str(tmp_path / 'io.pt')!r})\n"
         f"mg = MaseGraph.from_checkpoint({str(tmp_path / 'small')!r})\n"
@@ -93,8 +93,7 @@ def test_a_fresh_process_reads_the_same_model(bert_graph, bert_inputs, tmp_path)
         "kinds = {type(m).__name__ for m in mg.model.modules()}\n"
         "print(torch.equal(found, logits), 'PackedLinear' in kinds, 'QuantLinear' in kinds)"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.split() == ["True", "True", "False"]
+    assert programs.run(script).stdout.split() == ["True", "True", "False"]
 
 
 def test_analyzes_and_pictures_know_packed_layers(bert_graph, tmp_path, capsys):

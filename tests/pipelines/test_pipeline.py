@@ -1,9 +1,7 @@
 import json
-import os
 import signal
-import subprocess
-import sys
 import textwrap
+import time
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ from chop.models import get_model
 from chop.pipelines import Pipeline
 from chop.pipelines.stages import findings_as_json
 from chop.runs import read_manifest
+from tests import programs
 
 INTEGER = {"config": {"name": "integer", "width": 8, "frac_width": 5}}
 QUANTIZE = ("quantize_transform_pass", {"by": "type", "linear": INTEGER})
@@ -175,14 +174,15 @@ def test_every_place_to_continue_from_gives_the_same_model(mg, tmp_path, done):
 
 
 SCRIPT = """
-    import os, signal, sys
+    import signal, sys
+    from pathlib import Path
     from chop import MaseGraph
     from chop.models import get_model
     from chop.pipelines import Pipeline
 
     def slow_analysis_pass(mg, pass_args={}):
         if sys.argv[2] == "die":
-            print("waiting", flush=True)
+            (Path(sys.argv[1]).parent / "waiting").touch()
             signal.pause()
         return mg, {"ran": True}
 
@@ -200,16 +200,14 @@ SCRIPT = """
 def test_a_killed_run_continues(tmp_path):
     script = tmp_path / "run.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    command = [sys.executable, str(script), str(tmp_path / "run")]
-    with subprocess.Popen([*command, "die"], stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout:
-            if line.startswith("waiting"):
-                break
-        os.kill(process.pid, signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
+    with programs.started(script, tmp_path / "run", "die") as process:
+        while process.is_alive() and not (tmp_path / "waiting").exists():
+            time.sleep(0.01)
+    assert process.exitcode == -signal.SIGKILL
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}
     assert len(written) == 6
-    done = subprocess.run([*command, "live"], capture_output=True, text=True, check=True)
+    done = programs.run(script, tmp_path / "run", "live")
+    assert done.returncode == 0, done.stderr
     assert "2 of 3 stages are done: continuing" in done.stdout
     assert "[3/3] slow_analysis_pass" in done.stdout and "[2/3]" not in done.stdout
     later = {path.name for path, when in written.items() if path.stat().st_mtime_ns != when}

@@ -17,20 +17,23 @@ from chop.report.plots import Curve, plot_accuracy
 from chop.report.search_plots import Cloud, plot_best_so_far, plot_front
 from chop.report.value_grids import EvenGrid, Histogram, plot_value_grids
 from chop.train import Metric
+from tests import programs
 
 EVERY_PLOT = Path(__file__).with_name("every_plot.py")
 
 
-def drawn(folder, hash_seed):
-    """The figures of a new process: name -> bytes."""
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-    subprocess.run([sys.executable, EVERY_PLOT, folder], env=environment, check=True)
-    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
-
-
 @pytest.fixture(scope="module")
 def twice(tmp_path_factory):
-    return [drawn(tmp_path_factory.mktemp("figures"), seed) for seed in ("0", "1")]
+    """The figures of two processes whose strings have other hashes: name -> bytes."""
+    first, second = (tmp_path_factory.mktemp("figures") for _ in range(2))
+    done = programs.run(EVERY_PLOT, first)
+    assert done.returncode == 0, done.stderr
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    subprocess.run([sys.executable, EVERY_PLOT, second], env=environment, check=True)
+    return [
+        {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+        for folder in (first, second)
+    ]
 
 
 def test_a_figure_that_is_drawn_again_has_the_same_bytes(twice):

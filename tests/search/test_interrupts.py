@@ -96,8 +96,16 @@ def test_callbacks_and_saves_that_raise(tmp_path, unbroken):
                 assert set(journal.count("begin").values()) == {1}
 
 
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        *(("SIGTERM", 1), ("SIGINT", 2), ("SIGHUP", 1)),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (("SIGTERM", 2), ("SIGINT", 1), ("SIGHUP", 2))
+        ),
+    ],
+)
 def test_signals_end_the_search_and_its_workers(name, count, tmp_path):
     killed = Killed(tmp_path, pause=0.05)
 
@@ -171,11 +179,11 @@ def test_two_studies_of_one_folder_keep_their_own(tmp_path):
     b.journal = Journal(tmp_path / "b journal")
     b.make = lambda: make(tmp_path, b.journal, name="b", seed=9)
     act = a.killer(lambda: os.kill(os.getpid(), signal.SIGKILL), 1)
-    for until in range(2, 9):
+    for until in range(2, 6):
         a.run(until, 1, lambda: strike(2500, act))
         b.run(until, 1)
         a.check(), b.check()
-    a.run(9), b.run(9)
+    a.run(6), b.run(6)
     a.check_end(), b.check_end()
 
 

@@ -1,5 +1,6 @@
 """Searches killed at random moments: nothing lost, nothing twice, the best model always there."""
 
+import itertools
 import os
 import random
 import signal
@@ -68,8 +69,16 @@ VICTIMS = {
 }
 
 
+IN_SHORT = [("worker", "postgresql"), ("all", "sqlite")]
+
+
 @pytest.mark.parametrize(
-    "victim", ["worker", "all", pytest.param("parent", marks=pytest.mark.long)]
+    ("victim", "killed"),
+    [
+        pytest.param(*pair, marks=() if pair in IN_SHORT else pytest.mark.long)
+        for pair in itertools.product(VICTIMS, ["sqlite", "postgresql"])
+    ],
+    indirect=["killed"],
 )
 def test_of_two_workers_is_killed(victim, killed, kills):
     draw = random.Random(victim)

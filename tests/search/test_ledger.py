@@ -229,7 +229,7 @@ def killed_in_the_sixth(postgres):
 
 
 def test_postgresql_is_killed_and_stays_away(postgres, killed_in_the_sixth, monkeypatch):
-    monkeypatch.setattr(ledger, "RECONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(ledger, "RECONNECT_SECONDS", 0.1)
     name = f"study {time.time_ns()}"
     unbroken = table(make(MEMORY, name=name).run(until=12, progress=False))
     search = make(postgres.url, killed_in_the_sixth, name=name)

@@ -82,7 +82,7 @@ def test_two_pid_namespaces_of_one_host(is_killed, count, tmp_path, monkeypatch)
         os.killpg(container.pid, signal.SIGKILL)
     runs = in_a_group(lambda: make(tmp_path, journal).run(3, workers=count, progress=False))
     wait_until(lambda: journal.count("end").total() >= 2)
-    time.sleep(0.0 if is_killed else 3.0)
+    time.sleep(0.0 if is_killed else 1.6)  # longer than a silence
     (tmp_path / "go").touch()
     assert ended(runs) == 0
     ended(container)
@@ -100,7 +100,7 @@ def stall(postgres):
     processes = server_processes(postgres)
     for process in processes:
         process.suspend()
-    time.sleep(1.0)
+    time.sleep(0.5)
     for process in processes:
         process.resume()
 
@@ -126,7 +126,7 @@ def test_a_server_that_stops_for_a_while(stop, count, postgres, tmp_path):
 def test_workers_that_begin_together_in_an_empty_database(postgres, tmp_path):
     import psycopg
 
-    for _ in range(3):
+    for _ in range(2):
         name = f"d{uuid.uuid4().hex}"
         with psycopg.connect(postgres.url, autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")

@@ -45,9 +45,9 @@ def figures(out):
 
 
 def test_a_killed_search_draws_the_figures_of_an_unbroken_one(tmp_path, no_training):
-    told = {"widths": "2,4,8", "trials": 8, "goals": ("accuracy",), "search_rows": 400}
+    told = {"widths": "2,4,8", "trials": 5, "goals": ("accuracy",), "search_rows": 400}
     config = PrecisionConfig(out=tmp_path / "killed", **told)
-    process = multiprocessing.get_context("fork").Process(target=killed_at, args=(4, config))
+    process = multiprocessing.get_context("fork").Process(target=killed_at, args=(3, config))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL

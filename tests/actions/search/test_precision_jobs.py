@@ -72,6 +72,7 @@ def test_a_search_finds_formats_that_compress_builds(tmp_path, no_training):
     )
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_it_goes_on_and_can_be_rebuilt_from_its_settings(tmp_path, no_training):
     config = PrecisionConfig(
         out=tmp_path, widths="2,8", trials=3, goals=("loss", "bits"), sampler="tpe"
@@ -136,6 +137,7 @@ def test_settings_are_checked_before_anything_is_loaded(settings, message):
         PrecisionConfig(**settings)
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_sensitivities_are_written_and_measured_once(tmp_path, monkeypatch):
     config = SensitivityConfig(out=tmp_path, widths="2,8", vectors=2)
     found = measure_sensitivity(config, workload())
@@ -161,7 +163,7 @@ PROGRAM = """
     from tests.actions.search.test_precision_jobs import *
     measure = Sensitivity.measure
     def slow(self, name, text):
-        time.sleep(0.3)
+        time.sleep(0.1)
         return measure(self, name, text)
     Sensitivity.measure = slow
     config = SensitivityConfig(out=Path(sys.argv[1]), widths="2,8", metrics=("mse",))
@@ -169,6 +171,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_a_killed_sensitivity_job_goes_on(tmp_path):
     program, points = tmp_path / "slow.py", tmp_path / "points.jsonl"
     program.write_text(textwrap.dedent(PROGRAM))
@@ -177,7 +180,7 @@ def test_a_killed_sensitivity_job_goes_on(tmp_path):
         while time.monotonic() < limit and job.is_alive():
             if points.is_file() and len(points.read_text().splitlines()) >= 2:
                 break
-            time.sleep(0.02)
+            time.sleep(0.01)
     done = points.read_text().splitlines()
     assert 2 <= len(done) < 6
     config = SensitivityConfig(out=tmp_path, widths="2,8", metrics=("mse",))
@@ -213,6 +216,7 @@ def test_ranges_may_name_widths():
     assert config.identity()["formats"] == ["3.mse", "5.mse"]
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_a_budget_that_nobody_meets_names_the_nearest(tmp_path, no_training, capsys):
     config = PrecisionConfig(out=tmp_path, widths="2,8", trials=4, budgets={"accuracy": 1.0})
     result = run_job(JOB, config)
@@ -223,6 +227,7 @@ def test_a_budget_that_nobody_meets_names_the_nearest(tmp_path, no_training, cap
     assert f"accuracy {best:.4g}" in printed and not (tmp_path / "precision" / "best.json").exists()
 
 
+@pytest.mark.usefixtures("unpainted")
 @pytest.mark.parametrize("per", [pytest.param("layer", marks=pytest.mark.long), "operand"])
 def test_a_budget_below_the_smallest_formats_is_refused_before_anything_is_tried(
     per, tmp_path, no_training
@@ -252,6 +257,7 @@ def search(tmp_path, given=None, **settings):
     return result, {row["formats"]: row for row in csv.DictReader(lines)}
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_trials_are_measured_on_rows_that_the_model_was_not_trained_on(tmp_path, capsys):
     given = with_validation()
     result, table = search(tmp_path, given)
@@ -300,6 +306,7 @@ def test_other_rows_are_told_as_what_they_are(given, told):
         assert "rows are too few" in words and len(split.train) == len(given().train)
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_only_what_was_chosen_without_them_has_test_numbers(tmp_path):
     result, table = search(tmp_path, goals=("kl", "bits"), trials=12)
     assert len(result.front) > 1
@@ -369,6 +376,7 @@ def refuse(*_):
     raise ConfigError("no gradient")
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_a_search_that_gains_nothing_says_so(tmp_path, capsys):
     search(tmp_path, trials=4)
     note = " ".join((tmp_path / "precision" / "table.md").read_text().split("\n\n")[1].split())

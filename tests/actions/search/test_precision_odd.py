@@ -14,6 +14,8 @@ from chop.mixed_precision.problem import PrecisionProblem
 from chop.search import Goal
 from tests.workloads import graph, language, rows
 
+pytestmark = pytest.mark.usefixtures("unpainted")
+
 
 def search(given, folder, **settings):
     config = PrecisionConfig(out=folder, **{"trials": 4, "widths": "3,8", **settings})

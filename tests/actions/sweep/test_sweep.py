@@ -5,7 +5,6 @@ import time
 
 import pytest
 import torch
-from transformers import BertConfig, BertModel
 
 from chop.actions.sweep.grid import parse_range, whole
 from chop.actions.sweep.points import Point, identity_of, measure_all
@@ -14,11 +13,11 @@ from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
 from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
 from chop.actions.workload import WorkloadConfig, fingerprint_of_rows, load_workload
 from chop.errors import ConfigError
-from chop.models import get_tokenizer
 from chop.runs import Journal, read_manifest
 from chop.train import Rows
 from tests import programs
 from tests.programs import COMMAND
+from tests.workloads import own_text_model
 
 CHANCE = 0.3
 """Accuracy on ten digits that no working model has."""
@@ -272,21 +271,9 @@ def test_a_killed_sweep_ends_with_the_table_of_an_unbroken_one(kind, tmp_path):
     assert len(after) > len(before) >= 3
 
 
-@pytest.fixture
-def own_model(tmp_path):
-    """A folder with a body without a classifier, as people download it, and its tokenizer."""
-    folder = tmp_path / "own"
-    tokenizer = get_tokenizer("bert-tiny")
-    tokenizer.save_pretrained(folder)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
-    config = BertConfig(vocab_size=len(tokenizer), num_hidden_layers=1, **sizes)
-    BertModel(config).save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.slow
-def test_a_killed_sweep_of_ones_own_model_goes_on_from_its_fine_tuned_weights(own_model, tmp_path):
-    command = [COMMAND, "sweep", "prune", "--model", own_model]
+def test_a_killed_sweep_of_ones_own_model_goes_on_from_its_fine_tuned_weights(tmp_path):
+    command = [COMMAND, "sweep", "prune", "--model", own_text_model(tmp_path / "own")]
     command += ["--dataset", "reviews", "--limit", "200", "--max-length", "24"]
     command += ["--train-epochs", "2", "--sparsity", "0.3,0.6", "--finetune-epochs", "1"]
     whole_run, broken = tmp_path / "whole", tmp_path / "broken"

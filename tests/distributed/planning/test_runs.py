@@ -89,13 +89,12 @@ class Case:
 CASES = [
     Case("bert", (2,), 0.7),
     Case("bert", (2,), 2, "slow"),
-    Case("opt", (2,), 0.8, batch=3, length=7),
-    Case("gpt2", (2, 2), 0.7),
 ]
 LONG_CASES = [
+    Case("opt", (2,), 0.8, batch=3, length=7),
     *(Case(name, (2,), 0.7) for name in MODELS if name != "bert"),
     *(Case(name, (4,), 0.5) for name in MODELS),
-    *(Case(name, (2, 2), 0.7) for name in MODELS if name != "gpt2"),
+    *(Case(name, (2, 2), 0.7) for name in MODELS),
     Case("vit", (4,), 0.7, "slow"),
     Case("llama", (2, 2), 2, "slow"),
     Case("gpt2", (4,), 0.6, batch=3, length=7),
