@@ -8,8 +8,9 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 # Hugging Face's libraries read their settings when they are imported, so these come first.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -27,6 +28,16 @@ import torch
 torch.set_num_threads(1)
 # Collections of the garbage of so many imports and graphs took a tenth of the suite's time.
 gc.set_threshold(20_000, 20, 10)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Nothing that is imported with the tests is garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:

@@ -1,10 +1,10 @@
 """Engines at the bottom of the house: each can be imported without the rooms above it."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from tests.fresh import printed_by
 
 ENGINES = ("capture", "search", "bench", "native")
 BELOW = {
@@ -30,7 +30,6 @@ def test_an_engine_imports_no_room_above_it(engine):
         f"import json, sys, chop.{engine}\n"
         "print(json.dumps([name for name in sys.modules if name.startswith('chop.')]))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    rooms = {name.split(".")[1] for name in json.loads(done.stdout)}
+    rooms = {name.split(".")[1] for name in json.loads(printed_by(code))}
     assert engine.partition(".")[0] in rooms
     assert rooms - {engine.partition(".")[0]} <= BELOW

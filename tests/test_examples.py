@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from chop import MaseGraph
-from chop.nn.quantized import QuantConv2d
+from chop.nn.quantized import QuantLinear
 from tests import programs
 from tests.workloads import own_text_model
 
@@ -110,12 +110,12 @@ def test_tutorial_4_on_the_built_in_reviews(tmp_path):
 
 @pytest.mark.slow
 def test_lab_1_draws_its_figures(tmp_path):
-    text = run("lab_1.py", "--quick", "--model", "cnn", "--out", tmp_path)
+    text = run("lab_1.py", "--quick", "--model", "mlp", "--out", tmp_path)
     assert "narrowest within a point: 4.auto" in text
     assert "sparsest within a point: l1-norm" in text
     assert "both together: 9" in text
     both = MaseGraph.from_checkpoint(tmp_path / "both").modules.values()
-    assert any(isinstance(module, QuantConv2d) and module.is_pruned for module in both)
+    assert any(isinstance(module, QuantLinear) and module.is_pruned for module in both)
     for folder in ("width", "sparsity"):
         files = {file.name for file in (tmp_path / folder).iterdir()}
         assert {"accuracy.png", "accuracy.svg", "points.jsonl", "table.csv", "table.md"} <= files

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+from tests.fresh import printed_by
+
 HEAVY = ("transformers", "datasets", "optuna", "matplotlib", "scipy", "sklearn", "pandas")
 USE = "from chop import MaseGraph, passes, formats"
 
@@ -15,8 +17,8 @@ def run(code: str, environment: dict[str, str] | None = None) -> str:
 
 
 def test_heavy_libraries_are_imported_only_when_used():
-    loaded = run(f"import sys; {USE}; print([m for m in {HEAVY} if m in sys.modules])")
-    assert loaded == "[]"
+    loaded = printed_by(f"import sys; {USE}; print([m for m in {HEAVY} if m in sys.modules])")
+    assert loaded == "[]\n"
 
 
 def test_import_costs_little_more_than_torch():
@@ -38,7 +40,7 @@ def test_import_costs_little_more_than_torch():
 
 
 def test_unknown_names_are_attribute_errors():
-    told, names = run(
+    told, names = printed_by(
         "import chop\ntry: chop.nothing\nexcept AttributeError as e: print(e)\nprint(dir(chop))"
     ).splitlines()
     assert told == "module 'chop' has no attribute 'nothing'"
@@ -50,5 +52,5 @@ def test_transformers_that_is_there_already_knows_our_folders():
         "from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING as M; print('chop' in M)"
     )
     width = "print(chop.ChopConfig('mxint4').format)"
-    told = run(f"import transformers.quantizers, chop; {known}; {width}")
+    told = printed_by(f"import transformers.quantizers, chop; {known}; {width}")
     assert told.splitlines() == ["True", "mxint:width=4"]

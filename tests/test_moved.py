@@ -2,8 +2,6 @@
 
 import importlib
 import pickle
-import subprocess
-import sys
 from pkgutil import resolve_name
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from chop.formats import Integer
 from chop.moved import MODULES, NAMES
 from chop.nn.quantized.running import RunningMaximum
+from tests.fresh import printed_by
 
 
 def first_definition(module):
@@ -74,14 +73,12 @@ def test_a_name_that_never_was_is_an_attribute_error():
 
 def test_old_paths_cost_nothing_until_they_are_asked_for():
     code = "import sys, chop.search; print([m for m in sys.modules if m.startswith('chop.nas')])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert printed_by(code) == "[]\n"
 
 
 def test_old_paths_are_there_before_any_room_is_imported():
     code = "from chop.actions.subject import Subject, load_subject; from chop.bench import softmax"
-    run = [sys.executable, "-W", "ignore", "-c", code]
-    assert subprocess.run(run, capture_output=True, text=True).stderr == ""
+    assert printed_by(f"import warnings; warnings.simplefilter('ignore'); {code}") == ""
 
 
 def test_a_star_import_of_an_old_path_binds_the_names_of_the_new_one():

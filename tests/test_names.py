@@ -3,8 +3,6 @@
 import ast
 import importlib
 import inspect
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ import chop
 from chop import MaseGraph, passes
 from chop.aliases import HOMES, MODULES
 from chop.not_built import NOT_BUILT
+from tests.fresh import printed_by
 
 PASSES = """
     init_metadata_analysis_pass add_common_metadata_analysis_pass
@@ -343,11 +342,10 @@ def test_deep_paths_are_other_names_of_one_module():
         deep.__file__  # noqa: B018
 
 
-def test_importing_a_deep_path_first(tmp_path):
-    code = (
-        "from chop.passes.graph.analysis.report.report_node import report_node_type_analysis_pass"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+def test_importing_a_deep_path_first():
+    name = "report_node_type_analysis_pass"
+    path = "chop.passes.graph.analysis.report.report_node"
+    assert printed_by(f"from {path} import {name}; print({name}.__name__)") == f"{name}\n"
 
 
 SOURCE = Path(chop.__file__).parent

@@ -1,6 +1,4 @@
 import logging
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ from chop.errors import ConfigError
 from chop.models import get_model, get_model_info, load_model
 from chop.tools.logger import get_logger, set_logging_verbosity
 from chop.tools.utils import deepgetattr, deepsetattr
+from tests.fresh import printed_by
 
 
 def test_the_names_are_those_of_the_rooms():
@@ -73,13 +72,7 @@ def test_importing_the_rooms_imports_no_heavy_library():
         ", chop.tools.checkpoint_load, chop.pipelines, chop.passes.graph.utils, chop.nn.modules"
     )
     heavy = "{'transformers', 'datasets', 'sklearn', 'matplotlib', 'scipy', 'optuna'}"
-    found = subprocess.run(
-        [sys.executable, "-c", f"{rooms}; print(sorted({heavy} & sys.modules.keys()))"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert found.stdout.strip() == "[]"
+    assert printed_by(f"{rooms}; print(sorted({heavy} & sys.modules.keys()))") == "[]\n"
 
 
 def test_a_toml_file_is_read_as_mase_reads_it(tmp_path):

@@ -3,8 +3,6 @@
 import copy
 import importlib
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from chop.nn import quantized
 from chop.nn.quantized import modules
 from chop.nn.quantized.bound import MODULES, UNREAD, VARIANTS
 from chop.nn.quantized.modules import conv2d, linear, pool2d, relu
+from tests.fresh import printed_by
 from tests.passes.conftest import with_metadata
 
 WIDTHS = {"width": 8, "frac_width": 5}
@@ -86,8 +85,7 @@ def test_every_quantized_operator_has_a_class_for_every_format():
 
 def test_importing_chop_makes_none_of_them():
     code = "import sys, chop.passes; print('chop.nn.quantized.modules' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.stdout.strip() == "False", result.stderr
+    assert printed_by(code) == "False\n"
 
 
 def test_the_config_may_name_its_format_but_no_other():
