@@ -245,6 +245,7 @@ def test_tutorial_10_answers_in_four_bits(tmp_path):
     assert text.count("'The red kite is behind the wall.'") == 2
 
 
+@pytest.mark.long  # softmax is measured in tests/studies and by its command too
 def test_tutorial_9_counts_what_moves_and_times_it(tmp_path):
     text = run("tutorial_9.py", "--quick", "--device", "cpu", "--out", tmp_path)
     assert "reads 5MN + 2M, writes 3MN + 2M: True" in text

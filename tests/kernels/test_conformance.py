@@ -2,10 +2,9 @@
 
 import ctypes
 import dataclasses
+import os
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -21,6 +20,7 @@ from chop.kernels.cpu import build, measure
 from chop.kernels.cpu import fake_quantize as rounding
 from chop.kernels.cpu.fake_quantize import WORTH_COMPILING
 from chop.kernels.plan import EVERY_BIT, EVERY_MAGNITUDE
+from tests.fresh import printed_by
 from tests.kernels.examples import BINARY, DTYPES, INF, NAN, NOT_TAKEN, TAKEN, inputs, params, same
 
 pytestmark = pytest.mark.usefixtures("loops")
@@ -270,11 +270,12 @@ def test_what_was_compiled_before_is_ready_for_small_tensors_too(monkeypatch, tm
     )
 
     def run():
-        command = [sys.executable, "-c", code]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        environment = {name: os.environ[name] for name in ("CHOP_CACHE", "PATH", "CXX")}
+        return printed_by(f"import os; os.environ.update({environment!r})\n{code}").strip()
 
     kept = build.compiled(native.compiler(), (build.OPENMP,))
     monkeypatch.setenv("CHOP_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", native.compiler())
     assert run() == "[0.5, 3.5] False" and not list(tmp_path.iterdir())
     shutil.copy(kept, tmp_path)
     assert run() == "[0.5, 3.5] True"

@@ -59,7 +59,7 @@ def far(work):
     return in_a_group(there)
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_far_worker_vanishes_while_the_run_waits(count, quick, journal, tmp_path):
     slow = Journal(journal.path, pause=100)
     process = far(lambda: make(tmp_path, slow).run(until=1, progress=False))
@@ -86,7 +86,7 @@ def test_a_far_worker_that_joins_between_two_looks_keeps_its_trial(journal, tmp_
         assert monitor.orphaned(ledger) == []
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_far_worker_that_joins_late_keeps_its_trial(count, quick, journal, tmp_path):
     """The last trial is begun elsewhere while this run has nothing left to do but wait."""
     slow = Journal(journal.path, pause=1.5)
