@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 BUILTIN_LR, BUILTIN_EPOCHS = 3e-3, 15
 CHECKPOINT_LR, CHECKPOINT_EPOCHS = 1e-4, 1
+FINE_TUNED = "fine-tuned-{}.safetensors"
+"""File of a model that was fine-tuned before a job, by a digest of all that it depends on."""
 OF_CHECKPOINTS = ("stride", "tokenizer", "text_column", "label_column", "weights", "task")
 """Settings of models that are not built in."""
 
@@ -355,7 +357,7 @@ def _fine_tune(
     }
     identity = [fingerprint_of_weights(loaded), fingerprint_of_rows(train), training]
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]
-    path = config.out / f"fine-tuned-{digest}.safetensors"
+    path = config.out / FINE_TUNED.format(digest)
     if path.is_file():
         load_model(loaded, path)
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from chop import passes
 from chop.actions.settings.sweep import PruneSweepConfig, QuantizeSweepConfig
 from chop.actions.sweep.experiment import JOURNAL, Start, Sweep
 from chop.actions.sweep.rounding import STAGES, UNPRINTED, Setting, rounding_of
-from chop.actions.workload import Workload
+from chop.actions.workload import FINE_TUNED, Workload
 from chop.config import parse
 from chop.errors import CheckpointError, ConfigError
+from chop.files import atomic_file, make_folder
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
 from chop.runs import MANIFEST, Journal, Manifest, key_of, read_manifest
@@ -56,7 +58,17 @@ def config_of_run(config: PruneSweepConfig, workload: Workload | None) -> PruneS
                 f"leave {name} out."
             )
         taken[name] = own
+    assert config.start_from is not None
+    _bring_fine_tuned(config.start_from, config.out)
     return dataclasses.replace(config, **taken)
+
+
+def _bring_fine_tuned(folder: Path, out: Path) -> None:
+    """Copies the float model that a run fine-tuned, where it did; its name says what it is."""
+    for path in folder.glob(FINE_TUNED.format("*")):
+        if not (out / path.name).exists():
+            with atomic_file(make_folder(out) / path.name) as temporary:
+                shutil.copyfile(path, temporary)
 
 
 def find_start(config: PruneSweepConfig, workload: Workload) -> Start | None:
@@ -176,7 +188,11 @@ def _digest(checkpoint: Path) -> str:
 
 
 def _read(checkpoint: Path, workload: Workload) -> MaseGraph:
-    """The graph of a checkpoint on the workload's device, its weights as parameters."""
+    """The graph of a checkpoint on the workload's device, its weights as parameters.
+
+    Packed weights are values of their format: training changes nothing until it has moved them by
+    half a step.
+    """
     mg = MaseGraph.from_checkpoint(checkpoint)
     mg.model.to(workload.device)
     if any(isinstance(module, PackedOperator) for module in mg.model.modules()):
