@@ -22,6 +22,7 @@ from pathlib import Path
 from chop.actions.search.job import find_job
 from chop.actions.search.several import run_several
 from chop.actions.settings.search import PrecisionConfig
+from chop.mixed_precision.candidates import every_format
 
 WIDTHS = (8, 16, 32)
 FRACTIONS = {"frac_width": (2, 4, 8)}
@@ -33,6 +34,8 @@ EVERY = {
     "block_size": (16, 32),
 }
 """Values by field; each format takes those of its fields."""
+SLOW = ("group_integer",)
+"""It searches the scale of every group, of inputs in each forward."""
 
 
 def main():
@@ -42,7 +45,7 @@ def main():
     parser.add_argument("--dataset", help="default: the built-in model's own")
     parser.add_argument("--max-length", type=int, help="tokens of a text")
     parser.add_argument("--limit", type=int, help="rows of each split")
-    parser.add_argument("--formats", default="all", help="names by commas, for parts 2 and 3")
+    parser.add_argument("--formats", help="by commas, for parts 2 and 3; default: all but SLOW")
     parser.add_argument("--trials", type=int, default=40, help="of parts 1 and 2")
     parser.add_argument("--trained-trials", type=int, default=10, help="of part 3")
     parser.add_argument("--seeds", type=int, default=3, help="of parts 1 and 2")
@@ -67,7 +70,9 @@ def main():
         "budgets": {},
     }
     often = {"trials": args.trials, "seeds": args.seeds}
-    formats = {"formats": tuple(args.formats.split(",")), "per_format": True, "ranges": EVERY}
+    usual = [name for name in every_format() if name not in SLOW]
+    names = args.formats.split(",") if args.formats else usual
+    formats = {"formats": tuple(names), "per_format": True, "ranges": EVERY}
     parts = {
         "widths": {**often, "samplers": (args.sampler,), "per": "layer", "ranges": FRACTIONS},
         "formats": {**often, **formats},

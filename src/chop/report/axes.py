@@ -214,7 +214,12 @@ def name_ends(
             fontsize=END_POINTS,
             color=colors[i],
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colors[i], "linewidth": 0.6, "shrinkB": 3},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colors[i],
+                "linewidth": 0.6,
+                "relpos": (0, 0.5),
+            },
         )
 
 
@@ -225,20 +230,31 @@ def spread_apart(heights: Sequence[float], gap: float) -> list[float]:
         heights: rising, 0 to 1.
         gap: smaller where there is no room for it.
 
-    >>> spread_apart([0.2, 0.2, 1.0], 0.25)
-    [0.2, 0.45, 1.0]
+    >>> spread_apart([0.5, 0.5, 1.0], 0.25)
+    [0.375, 0.625, 1.0]
     >>> spread_apart([0.9, 0.9], 0.25)
     [0.75, 1.0]
     """
     gap = min(gap, 1 / max(1, len(heights) - 1))
-    found: list[float] = []
+    stacks: list[list[float]] = []
     for height in heights:
-        found.append(max(height, found[-1] + gap) if found else height)
-    most = 1.0
-    for i in reversed(range(len(found))):
-        found[i] = min(found[i], most)
-        most = found[i] - gap
-    return found
+        stacks.append([height])
+        while len(stacks) > 1 and _middle(stacks[-1], gap) - _middle(stacks[-2], gap) < gap * (
+            (len(stacks[-1]) + len(stacks[-2])) / 2
+        ):
+            last = stacks.pop()
+            stacks[-1] += last
+    return [
+        _middle(stack, gap) + gap * (i - (len(stack) - 1) / 2)
+        for stack in stacks
+        for i in range(len(stack))
+    ]
+
+
+def _middle(stack: Sequence[float], gap: float) -> float:
+    """Where the middle of a stack of so many heights lies: at their mean, if all are in 0 to 1."""
+    half = gap * (len(stack) - 1) / 2
+    return min(max(sum(stack) / len(stack), half), 1 - half)
 
 
 def trial_axis(axes: Axes, first: int, last: int) -> None:

@@ -22,8 +22,8 @@ from chop.errors import CheckpointError, ConfigError
 from chop.search.location import MEMORY, storage_url
 from chop.search.objective import objectives_of
 
-COSTS = ("bits", "parameters")
-"""Numbers of the best that the table tells beside what is compared."""
+COSTS = {"bits": ".2f", "parameters": ".0f"}
+"""Numbers of the best that the table tells beside what is compared, and how."""
 NOT_OF_STUDIES = re.compile(r"[^\w\-.,+=()]+")
 """What a format string may have, and the name of a study may not."""
 
@@ -133,9 +133,9 @@ def _columns(job: Job, group: Sequence[SearchConfig], goal: str) -> dict[str, An
     tests = [noted[f"test_{goal}"] for noted in best if f"test_{goal}" in noted]
     columns = {"choices": len(_noted(group[0])["space"].choices), **job.describe(group[0])}
     columns[f"test {goal} (mean)"] = mean(tests) if tests else None
-    for name in COSTS:
+    for name, form in COSTS.items():
         values = [noted["values"][name] for noted in best if name in noted.get("values", ())]
-        columns[f"{name} of the best"] = f"{mean(values):.4g}" if values else None
+        columns[f"{name} of the best"] = f"{mean(values):{form}}" if values else None
     return columns
 
 
