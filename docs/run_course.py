@@ -13,7 +13,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,14 +45,28 @@ SMALL = {
     "python examples/lab_4.py": QUICK,
     "chop sweep quantize": f"{DIGITS} --widths 4,8 --qat-epochs 1 --out {{out}}",
     "chop sweep quantize --integer-bits 1:6 --fraction-bits 1:12": (
-        f"{DIGITS} --fraction-bits 4,6 --qat-epochs 1 --out {{out}}"
-    ),
-    "chop sweep prune --activation l1-norm,random": (
-        f"{DIGITS} --sparsity 0.5 --finetune-epochs 0 --out {{out}}"
+        f"{DIGITS} --integer-bits 2:3 --fraction-bits 5 --qat-epochs 0 --out {{out}}"
     ),
     "chop sweep prune": f"{DIGITS} --sparsity 0.5,0.9 --finetune-epochs 1 --out {{out}}",
-    "chop search nas --trials 20": "--model mlp --limit 120 --trials 2 --epochs 1 --out {out}",
+    "chop sweep prune --from runs/sweep-quantize --activation l1-norm,random": (
+        f"{DIGITS} --from {{out}}/../sweep-quantize --sparsity 0.5 --finetune-epochs 0 "
+        "--out {out}"
+    ),
+    "chop search nas --trials 20": "--limit 120 --trials 2 --epochs 1 --out {out}",
+    "chop search nas --samplers grid,random,tpe,sensitivity --seeds 3 --trials 25": (
+        "--limit 120 --trials 2 --seeds 1 --epochs 1 --out {out}"
+    ),
+    "chop search nas --sampler tpe --compression compress-train": (
+        "--limit 120 --trials 2 --epochs 1 --out {out}"
+    ),
     "chop search precision --trials 40": f"{DIGITS} --trials 4 --out {{out}}",
+    (
+        "chop search precision --goal accuracy --per layer --widths 8,16,32 "
+        "--ranges frac_width=2,4,8 --no-warm-start"
+    ): f"{DIGITS} --trials 3 --out {{out}}",
+    "chop search precision --formats all --per-format --goal accuracy --epochs 1 --trials 20": (
+        f"{DIGITS} --trials 1 --out {{out}}"
+    ),
     "chop bench compile": QUICK,
     "chop bench attention": QUICK,
     "chop bench linear": QUICK,
@@ -103,14 +117,16 @@ def folder_of(command: str) -> str:
     return re.sub(r"[^\w]+", "-", words)
 
 
-def run(text: str, out: Path, execute: Execute, only: str = "") -> dict[str, Path]:
+def run(
+    text: str, out: Path, execute: Execute, chosen: Collection[str] | None = None
+) -> dict[str, Path]:
     """Runs each command once and looks for what its rows promise.
 
     Args:
         text: of the page.
         out: folder of all runs.
         execute: runs the words of a command.
-        only: text that a command has to have.
+        chosen: commands to run; None: all.
     Returns: the folder of each command.
 
     Raises:
@@ -118,7 +134,7 @@ def run(text: str, out: Path, execute: Execute, only: str = "") -> dict[str, Pat
     """
     folders: dict[str, Path] = {}
     for item in items(text):
-        if only not in item.command:
+        if chosen is not None and item.command not in chosen:
             continue
         folder = out / folder_of(item.command)
         if item.command not in folders:
@@ -162,7 +178,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/course"))
     given = parser.parse_args()
     out = given.out.resolve()
-    folders = run(PAGE.read_text(), out, _execute, given.only)
+    chosen = [item.command for item in items(PAGE.read_text()) if given.only in item.command]
+    folders = run(PAGE.read_text(), out, _execute, chosen)
     lines = with_figures(PAGE.read_text(), folders, out)
     (out / "course.md").write_text("\n".join(lines) + "\n")
     sys.stdout.write(f"{len(folders)} commands ran: {out / PAGE.name}\n")

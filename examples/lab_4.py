@@ -7,8 +7,9 @@ python examples/lab_4.py --quick    (small sizes, to see that it works)
 
 Part 1: a model as it is and compiled, timed in the three ways that people use: in turns, by
 `torch.utils.benchmark`, and with a clock around a loop; then when compiling pays. Part 2: attention
-written out and fused, alone and inside a model. Part 3: weights in MXINT8, 8.25 bits each: decoding
-them, multiplying by them, and what is left of the 74.2 % that they save when a model is measured.
+written out and fused, alone and inside a model, and Linear with ReLU. Part 3: weights in MXINT8,
+8.25 bits each: decoding them, multiplying by them, and what is left of the 74.2 % that they save when
+a model is measured.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from chop.models.named import get_model
 from chop.studies.attention import BenchAttentionConfig, bench_attention
 from chop.studies.compile import BenchCompileConfig, bench_compile, random_inputs
 from chop.studies.dequantize import BenchDequantizeConfig, bench_dequantize
+from chop.studies.linear import BenchLinearConfig, bench_linear
 from chop.tables import print_table
 
 
@@ -71,10 +73,11 @@ def compare_ways_of_timing(name, args):
 
 
 def fuse_attention(args, shared):
-    """Part 2: scaled-dot-product attention."""
+    """Part 2: scaled-dot-product attention, and a linear layer with its activation."""
     sizes = {} if args.quick else {"shapes": ("8x12x128x64", "1x12x1024x64")}
     found = bench_attention(BenchAttentionConfig(dtypes=("float32",), **sizes, **shared))
     write_results(found, args.out / "attention")
+    write_results(bench_linear(BenchLinearConfig(**shared)), args.out / "linear")
 
     model = get_model("bert-tiny")
     model.set_attn_implementation("eager")
