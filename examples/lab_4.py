@@ -8,8 +8,8 @@ python examples/lab_4.py --quick    (small sizes, to see that it works)
 Part 1: a model as it is and compiled, timed in the three ways that people use: in turns, by
 `torch.utils.benchmark`, and with a clock around a loop; then when compiling pays. Part 2: attention
 written out and fused, alone and inside a model, and Linear with ReLU. Part 3: weights in MXINT8,
-8.25 bits each: decoding them, multiplying by them, and what is left of the 74.2 % that they save when
-a model is measured.
+8.25 bits each: decoding them, multiplying by them, and what is left of the 74.2 % that they save
+when a model is measured.
 """
 
 import argparse
