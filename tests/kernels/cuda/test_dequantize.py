@@ -125,6 +125,7 @@ def test_other_formats_are_refused(fmt):
         cuda.dequantize(fmt.encode(torch.ones(4, 40)), fmt)
 
 
+@pytest.mark.gpu
 def test_on_a_gpu():
     missing = cuda.why_unavailable()
     if missing:

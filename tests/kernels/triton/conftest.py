@@ -9,12 +9,14 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+HERE = Path(__file__).parent
 IN_INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 NAN, INF = float("nan"), float("inf")
 INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
@@ -67,3 +69,11 @@ def same_bits() -> Callable[[Tensor, Tensor], None]:
         assert same.all(), (y[~same][:5], expected[~same][:5])
 
     return check
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what runs on a GPU where there is one."""
+    for item in items:
+        if "device" in getattr(item, "fixturenames", ()) and HERE in item.path.parents:
+            item.add_marker("gpu")
