@@ -20,10 +20,10 @@ DRAWS = 1000
 TAIL = 0.05
 MOST_BLOCKS = 1000
 """The mean of so many strays no more."""
-COLD = "time"
-WARM = "time, torch.utils.benchmark"
-"""Timers that show a run: `torch.utils.benchmark` calls twice before it times, so it has no cold
-run."""
+TIMERS = (
+    "Run 1 is cold: by `time` without a warm-up. Later ones are warm, and so are all runs of "
+    "torch.utils.benchmark, which calls twice before it times"
+)
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,14 @@ class CourseRow:
             baseline: name of the variant that is compared with.
             other: name of the other.
         """
-        is_cold = self.run == 1
         return {
             "case": self.case,
             "iterations": self.iterations,
-            "run": self.run,
-            "warm-up": "no" if is_cold else "yes",
-            "by": COLD if is_cold else WARM,
+            "run": f"{self.run}, {'cold' if self.run == 1 else 'warm'}",
             baseline: format_seconds(self.baseline_seconds),
             other: format_seconds(self.seconds),
             "times as fast": f"{self.ratio:.3g}",
-            "9 of 10 runs": None if is_cold else f"{self.low:.2f} to {self.high:.2f}",
+            "9 of 10 runs": None if self.run == 1 else f"{self.low:.2f} to {self.high:.2f}",
         }
 
 
@@ -128,7 +125,7 @@ def course_title(device: str, what: str, rows: Sequence[CourseRow], other: Measu
     first = rows[0]
     share = compile_seconds(other) / (first.iterations * first.seconds)
     return (
-        f"The course's table: runs of so many calls, {what}, {device}. Why it misleads: the first "
+        f"The course's table: {what}, {device}. {TIMERS}. Why it misleads: the first "
         f"call takes {share:.1%} of a run of {first.iterations} calls of {other.name} without a "
         "warm-up, whose mean says how long that call took and little of the others; and later runs "
         "have no interval, since one variant is timed after the other"
