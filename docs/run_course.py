@@ -44,6 +44,12 @@ SMALL = {
     "python examples/lab_3.py": QUICK,
     "python examples/lab_4.py": QUICK,
     "chop sweep quantize": f"{DIGITS} --widths 4,8 --qat-epochs 1 --out {{out}}",
+    "chop compress --qat all": (
+        f"{DIGITS} --qat-epochs 1 --bench-seconds 0 --keep-best --out {{out}}"
+    ),
+    "chop sweep quantize --widths 4:32:4 --frac 2,4,8": (
+        f"{DIGITS} --widths 4,8 --frac 2,4 --qat-epochs 0 --out {{out}}"
+    ),
     "chop sweep quantize --integer-bits 1:6 --fraction-bits 1:12": (
         f"{DIGITS} --integer-bits 2:3 --fraction-bits 5 --qat-epochs 0 --out {{out}}"
     ),
