@@ -1,6 +1,6 @@
 """Lab 2: architecture search, samplers compared, and search that knows of compression.
 
-python examples/lab_2.py            (built-in vision transformer and digits, ten minutes)
+python examples/lab_2.py            (built-in vision transformer and digits, five minutes)
 python examples/lab_2.py --model DIR --dataset DIR --max-length 256 --limit 2000
 python examples/lab_2.py --sampler tpe      (which searches the three modes)
 python examples/lab_2.py --quick    (a few trials, to see that it works)
@@ -114,7 +114,7 @@ def main():
     parser.add_argument("--max-length", type=int, help="tokens of a text")
     parser.add_argument("--limit", type=int, help="rows of each split")
     parser.add_argument("--trials", type=int, default=25, help="of each sampler and seed")
-    parser.add_argument("--mode-trials", type=int, default=15, help="of each mode and seed")
+    parser.add_argument("--mode-trials", type=int, default=25, help="of each mode and seed")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--sampler", default="sensitivity", help="of the searches of each mode")
     parser.add_argument("--epochs", type=int, default=5, help="of each training")

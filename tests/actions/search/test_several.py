@@ -2,11 +2,11 @@
 
 import csv
 import json
-from dataclasses import replace
 from statistics import mean, median
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from chop.actions.search import precision
 from chop.actions.search.job import find_job
@@ -15,6 +15,7 @@ from chop.actions.search.nas import NasConfig
 from chop.actions.search.precision import JOB, PrecisionConfig
 from chop.actions.search.several import is_several, run_several, searches_of
 from chop.actions.workload import Workload
+from chop.cli.app import app
 from chop.cli.search import VALUES
 from chop.errors import ConfigError
 from chop.formats import Integer, get_format
@@ -37,7 +38,7 @@ def quick(monkeypatch):
 
 def per_format(out, **settings):
     told = {"formats": ("integer", "mxint", "binary"), "ranges": {"block_size": (4, 8)}}
-    told |= {"per_format": True, "warm_start": False, "trials": 3}
+    told |= {"per_format": True, "trials": 3}
     return PrecisionConfig(out=out, **{**QUICK, **told, **settings})
 
 
@@ -62,6 +63,8 @@ def test_a_format_takes_those_of_its_own_fields(tmp_path):
     blocks, plain_integers, one = (group[0] for group in found.values())
     assert list(found) == ["mxint", "integer", "mxint:width=4"]
     assert dict(blocks.ranges) == {"block_size": (4, 8)} and blocks.widths == "2,8"
+    assert not any(each.begins_warm for each in (blocks, one))  # curves begin with the sampler
+    assert searches_of(JOB, per_format(tmp_path, warm_start=True))["binary"][0].begins_warm
     assert dict(plain_integers.ranges) == {} and one.widths is None
     assert one.study == "precision-mxint-width=4-tpe-seed-0"
     assert [len(each.candidates()) for each in (blocks, plain_integers, one)] == [4, 2, 1]
@@ -121,9 +124,11 @@ def test_every_format_is_searched_and_compared_and_goes_on_after_a_kill(
     first = tmp_path / "precision-binary-tpe-seed-0"
     before = read_manifest(first)
     # The same command goes on, with another number of seeds too.
-    told = run_several(JOB, replace(config, seeds=2))
-    assert read_manifest(first) == before
-    assert [row["searches"] for row in told] == ["binary", "mxint"]
+    told = "search precision --formats binary,mxint --per-format --goal accuracy --seeds 2 --keep 0"
+    told += " --sampler tpe --widths 2,8 --ranges block_size=4,8 --search-rows 200 --trials 3 --out"
+    done = CliRunner().invoke(app, [*told.split(), str(tmp_path)])
+    assert done.exit_code == 0 and "precision-compared/best-so-far.svg" in done.output
+    assert read_manifest(first) == before and list(table(tmp_path)) == ["binary", "mxint"]
     for name, row in table(tmp_path).items():
         bests = by_hand(tmp_path, name, 2)
         assert float(row["best (mean)"]) == mean(bests) and float(row["best (least)"]) == min(bests)

@@ -68,7 +68,7 @@ def prepare(config: PrecisionConfig, workload: Workload | None = None) -> Search
         "training": found.training and {k: x for k, x in found.training.items() if k != "device"},
     }
     begin = _without_search(config, found, workload, identity)
-    uniforms = uniforms_within(found, goals) if config.warm_start else {}
+    uniforms = uniforms_within(found, goals) if config.begins_warm else {}
     return config.search(
         found.space,
         found.measure,
@@ -126,7 +126,7 @@ def _without_search(
     identity: Mapping[str, Any],
 ) -> dict[str, Config]:
     """By their labels in tables, the configurations that need no search; measured once."""
-    if not config.warm_start:
+    if not config.begins_warm:
         return {}
     steps = 3 * config.epochs * len(workload.train) / len(found.evaluator)
     # Where a storage has no folder here, every worker would measure loss increases for itself.
@@ -181,7 +181,7 @@ def write(
     )
     test = HeldOutRows(found, held_out, objectives_of(result.goals)[0].name)
     begin = _without_search(config, found, workload, search.problem)
-    evaluation = _evaluate(search, result, begin, test, config.warm_start)
+    evaluation = _evaluate(search, result, begin, test, config.begins_warm)
     lines = [
         table_row(label, values, metric, evaluation.scores.get(label))
         for label, values in evaluation.values.items()
@@ -350,6 +350,7 @@ def split(config: PrecisionConfig) -> dict[str, dict[str, Any]]:
         found[given] = {
             "formats": (given,),
             "per_format": False,
+            "warm_start": config.begins_warm,
             "widths": config.widths if "width" in fields else None,
             "ranges": {name: values for name, values in config.ranges.items() if name in fields},
             "budgets": {} if config.budgets is None else config.budgets,

@@ -239,8 +239,8 @@ class PrecisionConfig(FormatSettings, SearchConfig):
             with `per_format`.
         per_format: a search for each of `formats`, compared in OUT/NAME-compared; fields that a
             format lacks are left out of its `ranges`.
-        warm_start: begin with what needs no search: one option everywhere, and those of least
-            predicted loss; else the sampler begins, and the table has neither.
+        warm_start: begin with what needs no search: one option everywhere, and the least predicted
+            loss; else the table has neither. Default: yes, but not with `per_format`.
         search_rows: validation rows that trials are measured on, at most; training rows if there
             are fewer than 100 validation rows and nothing is trained.
         epochs: epochs of QAT in each trial, from the same weights; 0 measures PTQ.
@@ -263,7 +263,7 @@ class PrecisionConfig(FormatSettings, SearchConfig):
     per: Literal["layer", "operand"] = "operand"
     budgets: Mapping[str, float] | None = None
     per_format: bool = False
-    warm_start: bool = True
+    warm_start: bool | None = None
     search_rows: int = 2000
     epochs: int = 0
     lr: float | None = None
@@ -281,6 +281,11 @@ class PrecisionConfig(FormatSettings, SearchConfig):
             )
         if self.lr is not None and not self.epochs:
             raise ConfigError(f"lr: got {self.lr:g}, but trials are trained with epochs alone.")
+
+    @property
+    def begins_warm(self) -> bool:
+        """Whether the first trials are those that need no search."""
+        return not self.per_format if self.warm_start is None else self.warm_start
 
     def all_goals(self) -> tuple[Goal | Constraint, ...]:
         """Objectives, then constraints."""
