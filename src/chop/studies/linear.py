@@ -58,6 +58,7 @@ class Case:
         """Bytes that are read and written if nothing stays in a cache between two operations.
 
         - "fused": MK + KN + N + MN numbers: inputs, weight and bias are read, the result written.
+          That is the least: on a CPU ReLU is applied in place, after the product and its bias.
         - "linear, relu": 2MN more, since ReLU reads and writes the result again.
         - "naive": 4MN more, since adding the bias does too.
         """
@@ -90,7 +91,7 @@ class LinearRow:
             "way": way,
             "time": format_seconds(self.measured.seconds),
             "times as fast": "1" if way == NAIVE else format_ratio(self.measured.ratio),
-            "moved": format_bytes(self.moved_bytes),
+            "moved at least": format_bytes(self.moved_bytes),
             "error": "-" if self.error is None else f"{self.error:.1e}",
         }
 
