@@ -41,7 +41,7 @@ SMALL = {
     "python examples/tutorial_10.py": f"{QUICK} --rows 4",
     "python examples/lab_1.py": QUICK,
     "python examples/lab_2.py": f"{QUICK} --limit 200",
-    "python examples/lab_3.py": QUICK,
+    "python examples/lab_3.py": f"{QUICK} --formats integer,binary",
     "python examples/lab_4.py": QUICK,
     "chop sweep quantize": f"{DIGITS} --widths 4,8 --qat-epochs 1 --out {{out}}",
     "chop compress --qat all": (
