@@ -22,6 +22,7 @@ PAGE = DOCS / "course.md"
 ROW = re.compile(
     r"^\| (?P<what>[^|]+?) \| `(?P<command>(?:chop|python) [^`]+)` \| (?P<makes>.+?) \|$"
 )
+LINK = re.compile(r"\]\((?=[\w.])")
 PICTURES = (".svg", ".png")
 QUICK = "--quick --out {out}"
 TEXTS = "--limit 100 --max-length 32 --epochs 1"
@@ -154,14 +155,14 @@ def run(
 
 
 def with_figures(text: str, folders: dict[str, Path], out: Path) -> Iterator[str]:
-    """The lines of the page, with figures below the tables that name them."""
+    """The lines of the page, with figures below the tables that name them; its links still lead."""
     waiting: list[str] = []
     for line in [*text.splitlines(), ""]:
         found = ROW.match(line)
         if waiting and not line.startswith("|"):
             yield from ("", *waiting)
             waiting = []
-        yield line
+        yield LINK.sub(f"]({DOCS}/", line)
         if found and found["command"] in folders:
             folder = folders[found["command"]]
             for name in re.findall(r"`([^`]+)`", found["makes"]):

@@ -100,7 +100,7 @@ def test_links_lead_to_headings():
 def test_a_run_is_the_page_with_its_figures(tmp_path):
     text = (
         "| item | command | makes |\n| --- | --- | --- |\n"
-        "| curves | `chop bench linear` | `a.svg`, `t.md` |\n\nMore.\n"
+        "| curves | `chop bench linear` | `a.svg`, `t.md` |\n\n[More](bench.md).\n"
     )
     ran = []
 
@@ -113,7 +113,8 @@ def test_a_run_is_the_page_with_its_figures(tmp_path):
     folders = RUNNER.run(text, tmp_path, execute)
     assert ran == [["chop", "bench", "linear", "--quick", "--out", f"{tmp_path}/bench-linear"]]
     page = "\n".join(RUNNER.with_figures(text, folders, tmp_path))
-    assert "\n\n![curves](bench-linear/a.svg)\n\n\nMore." in page
+    more = f"[More]({PAGE.parent}/bench.md)."
+    assert f"\n\n![curves](bench-linear/a.svg)\n\n\n{more}" in page
     assert RUNNER.run(text, tmp_path, execute, ["chop demo"]) == {} and len(ran) == 1
     with pytest.raises(FileNotFoundError, match="chop bench linear: made no b.png"):
         RUNNER.run(text.replace("a.svg", "b.png"), tmp_path, execute)
