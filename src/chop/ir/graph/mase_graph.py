@@ -298,10 +298,18 @@ class MaseGraph:
             depth: levels of modules to unfold; None unfolds what stays readable.
             compare: a graph to draw over this one: what is new in it, gone from it or changed has
                 a color of its own, as in `diff`; the rest is grey, its modules folded.
+
+        Raises:
+            GraphError: `compare` is no graph.
         """
         from chop.ir.drawing.draw import draw
 
-        return draw(self.model, file, depth, None if compare is None else compare.model)
+        if compare is None:
+            return draw(self.model, file, depth)
+        if not isinstance(compare, MaseGraph):
+            found = type(compare).__name__
+            raise GraphError(f"draw: compare is a {found}, expected a MaseGraph.")
+        return draw(self.model, file, depth, compare.model)
 
     def to_module(self, like: nn.Module | None = None) -> nn.Module:
         """The original model, with the operators that the graph has in the places of its own.
