@@ -18,8 +18,10 @@ for its Python and platform, then there `pip install --no-index --find-links whe
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -28,34 +30,33 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import gpu_models
-import gpu_steps
 import torch
-from gpu_steps import Place, Tables
+from gpu_place import Place, Tables
 
 from chop.errors import ChopError
 from chop.files import write_json, write_text
 from chop.tables import markdown_table
 
-DONE, FAILED, ENDED = "done", "failed", "the process ended"
+DONE, CUT, FAILED, ENDED = "done", "cut short", "failed", "the process ended"
+ENDS = (DONE, CUT, FAILED)
 FILE, REPORT = "gpu.json", "report.md"
-STEPS: Mapping[str, Callable[[Place], Tables]] = {
-    "environment": gpu_steps.environment,
-    "tests": gpu_steps.tests,
-    "ceilings": gpu_steps.ceilings,
-    "fake-quantize": gpu_steps.fake_quantizers,
-    "decode": gpu_steps.decoding,
-    "products": gpu_steps.products,
-    "softmax": gpu_steps.softmax,
-    "models": gpu_models.models,
-    "training": gpu_models.training,
-    "attention": gpu_steps.attention,
-    "linear": gpu_steps.linear,
-    "commands": gpu_models.commands,
-    "compile": gpu_models.compiling,
-    "generate": gpu_models.generating,
+STEPS = {
+    "environment": "gpu_place:environment",
+    "tests": "gpu_place:tests",
+    "ceilings": "gpu_steps:ceilings",
+    "fake-quantize": "gpu_steps:fake_quantizers",
+    "decode": "gpu_steps:decoding",
+    "products": "gpu_steps:products",
+    "softmax": "gpu_steps:softmax",
+    "models": "gpu_models:models",
+    "training": "gpu_models:training",
+    "attention": "gpu_steps:attention",
+    "linear": "gpu_steps:linear",
+    "commands": "gpu_models:commands",
+    "compile": "gpu_models:compiling",
+    "generate": "gpu_models:generating",
 }
-"""In order of worth."""
+"""In order of worth; a step whose imports fail is one that fails."""
 POLL_SECONDS = 0.2
 SHARE, LEAST_SECONDS = 0.6, 30.0
 """Of the time that is left, at most so much for one step, but at least so many seconds."""
@@ -67,14 +68,16 @@ def run_steps(names: Sequence[str], place: Place, out: Path) -> None:
     After an error of the device nothing can be computed in this process: it ends.
     """
     for name in names:
-        begin = time.monotonic()
+        if time.monotonic() > place.stop:
+            return
+        begin, place.is_cut = time.monotonic(), False
         found = {"tables": {}, "status": FAILED}
         record(out, {name: {**found, "status": ENDED}})
         try:
-            for title, rows in STEPS[name](place):
+            for title, rows in _step(name)(place):
                 found["tables"][title] = [*rows]
                 record(out, {name: {**found, "status": ENDED}})
-            found["status"] = DONE
+            found["status"] = CUT if place.is_cut else DONE
         except (Exception, SystemExit) as error:
             found["why"] = f"{type(error).__name__}: {error}"
             found["traceback"] = "" if isinstance(error, ChopError) else traceback.format_exc()
@@ -82,6 +85,12 @@ def run_steps(names: Sequence[str], place: Place, out: Path) -> None:
         record(out, {name: found})
         if found["status"] == FAILED and place.is_lost():
             raise SystemExit(f"{name}: the device is lost to this process")
+
+
+def _step(name: str) -> Callable[[Place], Tables]:
+    module, function = STEPS[name].split(":")
+    found: Callable[[Place], Tables] = getattr(importlib.import_module(module), function)
+    return found
 
 
 def supervise(names: Sequence[str], minutes: float, dry: bool, out: Path) -> None:
@@ -104,7 +113,7 @@ def _watched(names: list[str], stop: float, dry: bool, out: Path) -> list[str]:
     command = [sys.executable, __file__, "--run", *names, "--out", str(out)]
     command += ["--minutes", f"{(stop - time.monotonic()) / 60:.3f}"]
     env = {**os.environ, **({"TRITON_INTERPRET": "1"} if dry else {})}
-    child = subprocess.Popen(command + ["--dry-run"] * dry, env=env)
+    child = subprocess.Popen(command + ["--dry-run"] * dry, env=env, start_new_session=True)
     current, since = None, time.monotonic()
     while child.poll() is None:
         time.sleep(POLL_SECONDS)
@@ -112,18 +121,20 @@ def _watched(names: list[str], stop: float, dry: bool, out: Path) -> list[str]:
         if (left[0] if left else None) != current:
             current, since = (left[0] if left else None), time.monotonic()
             limit = max(SHARE * (stop - since), LEAST_SECONDS)
-        if current and time.monotonic() - since > limit:
-            child.kill()
+        is_late = time.monotonic() > stop + LEAST_SECONDS
+        if is_late or (current and time.monotonic() - since > limit):
+            os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-            state = read(out)["steps"].get(current, {"tables": {}, "status": ENDED})
-            record(out, {current: {**state, "why": f"it was stopped after {limit:.0f} s"}})
+            why = f"it was stopped after {time.monotonic() - since:.0f} s"
+            state = {"tables": {}, "status": ENDED, **read(out)["steps"].get(current, {})}
+            record(out, {current: {**state, "why": why}} if current else {})
     child.wait()
     return _left(names, out)
 
 
 def _left(names: Sequence[str], out: Path) -> list[str]:
     steps = read(out)["steps"]
-    return [x for x in names if steps.get(x, {}).get("status") not in (DONE, FAILED)]
+    return [x for x in names if steps.get(x, {}).get("status") not in ENDS]
 
 
 def read(out: Path) -> dict[str, Any]:
@@ -157,7 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=9.0, help="for all steps")
+    parser.add_argument("--minutes", type=float, default=9.0, help="no step or case begins later")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of results")
     parser.add_argument("--only", nargs="+", choices=STEPS, help="these steps alone")
     parser.add_argument("--report", type=Path, help="print the tables of that folder, run nothing")

@@ -25,8 +25,13 @@ from tests.kernels.examples import BINARY, DTYPES, INF, NAN, NOT_TAKEN, TAKEN, i
 
 pytestmark = pytest.mark.usefixtures("loops")
 
+BY_DEVICE = [
+    pytest.param(kernel, marks=pytest.mark.gpu) if kernel.device == "cuda" else kernel
+    for kernel in KERNELS.values()
+]
 
-@pytest.mark.parametrize("kernel", KERNELS.values(), ids=lambda kernel: kernel.name)
+
+@pytest.mark.parametrize("kernel", BY_DEVICE, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("fmt", params(TAKEN))
 def test_equals_the_reference(kernel, fmt):
     if kernel.device != "cpu" and not torch.get_device_module(kernel.device).is_available():

@@ -57,7 +57,8 @@ def largest_difference(ours: list[Tensor], expected: list[Tensor], name: str) ->
 
 def _difference(x: Tensor, y: Tensor) -> float:
     wide = torch.complex128 if x.is_complex() or y.is_complex() else torch.float64
-    x, y = x.to("cpu", wide), y.to("cpu", wide)
+    place = y.device if y.device.type == "cuda" else torch.device("cpu")
+    x, y = x.to(place, wide), y.to(place, wide)
     same = (x == y) | (x.isnan() & y.isnan())
     off = (x - y).abs().masked_fill(same, 0).max().item()
     return math.inf if math.isnan(off) else off
