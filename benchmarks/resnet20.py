@@ -100,6 +100,10 @@ def main() -> None:
     parser.add_argument("--widths", default="3:6:1,8")
     parser.add_argument("--frac", default="half,auto")
     parser.add_argument("--sparsity", default="0.1:0.9:0.1")
+    parser.add_argument("--integer-bits", help="sweeps these instead of widths, then fraction bits")
+    parser.add_argument("--fraction-bits", default="2:8:2")
+    parser.add_argument("--activation", default="", help="methods that prune inputs too, by commas")
+    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=1, help="of QAT and of fine-tuning")
     args = parser.parse_args()
 
@@ -110,12 +114,19 @@ def main() -> None:
     test = read_pictures(pictures / "test.parquet", args.limit)
     here = torch.device("cpu")
     workload = Workload(model, "ResNet-20", "CIFAR-10", train, test, here, 1, TUNING_LR)
+    split = {"integer_bits": args.integer_bits, "fraction_bits": args.fraction_bits}
+    chosen = split if args.integer_bits else {"widths": args.widths, "frac": args.frac}
+    shared = {"seeds": args.seeds}
     widths = QuantizeSweepConfig(
-        out=args.out / "quantize", widths=args.widths, frac=args.frac, qat_epochs=args.epochs
+        out=args.out / "quantize", qat_epochs=args.epochs, **chosen, **shared
     )
     quantize_sweep(widths, workload)
     shares = PruneSweepConfig(
-        out=args.out / "prune", sparsity=args.sparsity, finetune_epochs=args.epochs
+        out=args.out / "prune",
+        sparsity=args.sparsity,
+        finetune_epochs=args.epochs,
+        activation=tuple(args.activation.split(",")) if args.activation else (),
+        **shared,
     )
     prune_sweep(shares, workload)
 
