@@ -87,13 +87,13 @@ def packed_linear(
         tensor_scale: of the whole weight, or None.
         shape: (outputs, columns), of the decoded weight; see `known_shape`.
         key: the format of the weight.
-        bias: (outputs,) or None.
+        bias: (outputs,), of any floating dtype, or None.
         exact: the products of decoded numbers, as the reference has them; else kernels may round
             `x` and results to bfloat16, and add in another order.
     Returns: (..., outputs), in the dtype of `x`.
     """
     weight = torch.ops.chop.decode(codes, scales, tensor_scale, shape, key, x.dtype)
-    return F.linear(from_key(x_key)(x), weight, bias)
+    return F.linear(from_key(x_key)(x), weight, None if bias is None else bias.to(x.dtype))
 
 
 def packed_linear_directly(
