@@ -21,6 +21,7 @@ from chop.bench import Variant, compare
 from chop.bench.record import format_ratio, format_seconds
 from chop.formats import Integer, QuantSpec, ScaleInteger
 from chop.models import get_model
+from chop.passes.interface.export_onnx import SESSION_CONFIG
 from chop.tables import print_table
 
 SPEC = QuantSpec(Integer(8, "minmax"), ScaleInteger(8, granularity="channel"))
@@ -66,6 +67,8 @@ def _graphs(name: str) -> tuple[MaseGraph, MaseGraph]:
 def _session(path: Path) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
+    for name, value in SESSION_CONFIG.items():
+        options.add_session_config_entry(name, value)
     options.optimized_model_filepath = str(path.with_suffix(".optimized"))
     return onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
 

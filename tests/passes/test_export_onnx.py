@@ -12,6 +12,7 @@ from chop import MaseGraph, passes
 from chop.errors import ConfigError, GraphError, UnavailableError
 from chop.formats import Float, Integer, QuantSpec, ScaleInteger
 from chop.models import get_model
+from chop.passes.interface.export_onnx import SESSION_CONFIG
 
 from .conftest import with_metadata
 
@@ -36,8 +37,8 @@ def _translations_once():
 def session(path, optimized=None):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
-    # by default it rounds what layers with integer weights only read, to 8 bits of its own
-    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    for name, value in SESSION_CONFIG.items():
+        options.add_session_config_entry(name, value)
     if optimized is not None:
         options.optimized_model_filepath = str(optimized)
     return onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])

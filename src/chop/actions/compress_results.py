@@ -215,7 +215,7 @@ def _write_onnx(mg: MaseGraph, path: Path) -> dict[str, Any]:
         Console().print(
             f"{path.name}: {len(info['fallback'])} operands are floats, ONNX lacks their formats"
         )
-    return {name: info[name] for name in ("quantized", "fallback", "size_bytes")}
+    return {name: info[name] for name in ("quantized", "fallback", "size_bytes", "session_config")}
 
 
 def _speed(

@@ -46,6 +46,7 @@ def write(mg: MaseGraph, path: Path, dynamic: bool) -> dict[str, Any]:
         proto = _proto(program, outputs)
     _strip(proto)
     _one_reader_each(proto)
+    _one_zero_point_each(proto)
     _name_axes(proto)
     with atomic_file(path) as temporary:
         Path(temporary).write_bytes(proto.SerializeToString())
@@ -146,6 +147,28 @@ def _one_reader_each(proto: Any) -> None:
         nodes.append(node)
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
+
+
+def _one_zero_point_each(proto: Any) -> None:
+    """Undoes the exporter's sharing of equal constants.
+
+    onnxruntime, where it makes codes unsigned, writes each layer's zero point under a name that it
+    derives from the old one, and fails where that is there already.
+    """
+    from onnx import TensorProto
+
+    constants = {each.name: each for each in proto.graph.initializer}
+    seen: set[str] = set()
+    for node in proto.graph.node:
+        if node.op_type != DEQUANTIZE or node.input[0] not in constants:
+            continue
+        name = node.input[2]
+        if name in seen:
+            twin = TensorProto()
+            twin.CopyFrom(constants[name])
+            twin.name = node.input[2] = f"{node.name}.zero_point"
+            proto.graph.initializer.append(twin)
+        seen.add(name)
 
 
 def _name_axes(proto: Any) -> None:

@@ -9,6 +9,11 @@ from typing import Any
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
 
+SESSION_CONFIG = {
+    "session.qdq_matmulnbits_accuracy_level": "1",
+    "session.x64quantprecision": "1",
+}
+
 
 @dataclass(frozen=True)
 class ExportOnnxConfig:
@@ -38,8 +43,9 @@ def export_onnx_interface_pass(mg: MaseGraph, config: ExportOnnxConfig) -> dict[
     Packed, pruned and learned layers are written as what they compute.
 
     A format whose scale follows the data measures it at each run. onnxruntime computes in integers
-    only with fixed scales; layers that lack them on one side it may compute with activations
-    rounded by itself, unless a session has `session.qdq_matmulnbits_accuracy_level` at 1.
+    only with fixed scales. A session computes what the graph does with the entries of
+    `session_config`; by default it may round the activations of layers with integer weights alone,
+    and on x86 without VNNI it adds pairs of 8-bit products in 16 bits, which are too few.
 
     ONNX rounds to nearest, ties to even, as the formats do, but divides by the scale in float32:
     a rounded value may differ by one step of its format where it lies next to a boundary. So it
@@ -54,6 +60,7 @@ def export_onnx_interface_pass(mg: MaseGraph, config: ExportOnnxConfig) -> dict[
         quantized: paths of the modules in integers.
         fallback: operands exported as floats.
         size_bytes: size of the file.
+        session_config: entries for `onnxruntime.SessionOptions.add_session_config_entry`.
 
     Raises:
         ConfigError: a format has no 8-bit form in ONNX, or waits for data.
@@ -69,4 +76,5 @@ def export_onnx_interface_pass(mg: MaseGraph, config: ExportOnnxConfig) -> dict[
     if path.suffix != ".onnx":
         path = path.with_name(path.name + ".onnx")
     found = export(mg, path, config.float_fallback, config.dynamic_axes)
-    return {"path": path, **found, "size_bytes": path.stat().st_size}
+    size = path.stat().st_size
+    return {"path": path, **found, "size_bytes": size, "session_config": dict(SESSION_CONFIG)}
