@@ -2,6 +2,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import subprocess
+import time
 
 import psutil
 import pytest
@@ -113,5 +114,9 @@ def test_what_a_tool_has_started_ends_with_it(tmp_path):
     script = f"sleep 60 & echo $! > {number}; wait"
     with pytest.raises(subprocess.TimeoutExpired):
         run_tool("sh", "-c", script, seconds=0.5)
+    deadline = time.monotonic() + 5  # a signal takes effect when its process is scheduled
     with contextlib.suppress(psutil.NoSuchProcess):
-        assert psutil.Process(int(number.read_text())).status() == psutil.STATUS_ZOMBIE
+        started = psutil.Process(int(number.read_text()))
+        while started.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)

@@ -140,7 +140,9 @@ def test_every_class_trains_in_place_of_every_linear(bert, batch, cls):
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    # weights of +-1 without a scale answer a sign that flips with a jump of the loss
+    rate = 3e-4 if cls.__name__ == "LinearBinary" else 1e-3
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     losses = [step(model, batch, optimizer) for _ in range(40)]
     gradients = [parameter.grad for layer in layers for parameter in layer.parameters()]
     assert all(gradient.isfinite().all() for gradient in gradients)
