@@ -33,7 +33,9 @@ def test_tutorial_1(tmp_path):
     assert "identical outputs" in text
     assert "without attention_mask: " in text and "without labels: " in text
     drawn = (tmp_path / "without_labels.svg").read_text()
-    assert (IMAGES / "without-labels.svg").read_text() == drawn
+    # Where a line of transformers is depends on its version.
+    known = (IMAGES / "without-labels.svg").read_text()
+    assert re.sub(r"\.py:\d+", ".py", drawn) == re.sub(r"\.py:\d+", ".py", known)
     files = {"bert.svg", "without_attention_mask.svg", "tutorial_1.pt", "tutorial_1.mz"}
     assert files <= {f.name for f in tmp_path.iterdir()}
 

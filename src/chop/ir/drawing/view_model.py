@@ -378,7 +378,9 @@ def _sparsity(module: nn.Module | None) -> list[str]:
 
 def _tooltip(node: fx.Node, lines: Sequence[str]) -> str:
     called = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    parts = [node.name, f"{node.op} {called}", *lines, str(node.meta.get("source", ""))]
+    # A picture is passed on, and where a library is installed says nothing elsewhere.
+    source = str(node.meta.get("source", "")).rpartition("/site-packages/")[2]
+    parts = [node.name, f"{node.op} {called}", *lines, source]
     return "\n".join(part for part in parts if part)
 
 
