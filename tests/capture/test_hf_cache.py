@@ -21,10 +21,14 @@ from chop.capture.hf_cache import (
     positions_or_default,
     update_cache,
 )
+from chop.capture.hf_cache_names import CACHE_NAMES, cache_name
 from chop.errors import CaptureError, CheckpointError, GuardError
 from chop.ir.drawing.draw import to_svg
 from chop.passes import pack_transform_pass, quantize_transform_pass
 
+CACHE = cache_name(transformers.LlamaForCausalLM)
+"""The name that the installed version gives its argument."""
+OTHER = next(name for name in CACHE_NAMES if name != CACHE)
 WINDOW = 16
 NEW = 20
 """Tokens, which with those before are more than the window has."""
@@ -145,15 +149,15 @@ def test_one_graph_takes_texts_single_tokens_and_caches_of_every_kind() -> None:
         lambda: transformers.StaticCache(config, max_cache_len=32),
     ]
     with torch.no_grad():
-        for make in caches:
+        for make, name in zip(caches, (CACHE, OTHER, CACHE), strict=True):
             ours, theirs = make(), make()
             for step in (text["input_ids"], torch.tensor([[5]] * 3), torch.tensor([[6, 7]] * 3)):
                 seen = ours.get_seq_length() + step.shape[1]
                 mask = torch.nn.functional.pad(text["attention_mask"], (0, int(seen) - 9), value=1)
-                found = graph(step, mask, past_key_values=ours)
-                expected = model(step, mask, past_key_values=theirs)
+                found = graph(step, mask, **{name: ours})
+                expected = model(step, mask, **{CACHE: theirs})
                 torch.testing.assert_close(found.logits, expected.logits)
-                assert found.past_key_values is ours
+                assert found[CACHE] is ours
             keys, their_keys = ours.layers[1].keys, theirs.layers[1].keys
             torch.testing.assert_close(keys, their_keys)
 
@@ -170,19 +174,19 @@ def test_the_cache_of_another_model_forgets_as_it_does_with_the_model(name: str)
         for length in (9, 18, 19, 20):  # more than the window of Mistral
             ids = text["input_ids"][:, :9] if length in (9, 18) else torch.tensor([[5]] * 3)
             mask = torch.nn.functional.pad(text["attention_mask"], (0, length - 9), value=1)
-            found = graph(ids, mask, past_key_values=ours).logits[:, -1]
-            expected = model(ids, mask, past_key_values=theirs).logits[:, -1]
+            found = graph(ids, mask, **{CACHE: ours}).logits[:, -1]
+            expected = model(ids, mask, **{CACHE: theirs}).logits[:, -1]
             torch.testing.assert_close(found, expected)
 
 
 def test_a_call_makes_a_cache_where_it_is_asked_to() -> None:
     model = decoder("GPT2")
     graph, text = MaseGraph(model).model, prompts()
-    assert graph(**text).get("past_key_values") is None
-    assert graph(**text, use_cache=False).get("past_key_values") is None
-    made = graph(**text, use_cache=True).past_key_values
+    assert graph(**text).get(CACHE) is None
+    assert graph(**text, use_cache=False).get(CACHE) is None
+    made = graph(**text, use_cache=True)[CACHE]
     assert made.get_seq_length() == 9
-    expected = model(**text, use_cache=True).past_key_values
+    expected = model(**text, use_cache=True)[CACHE]
     torch.testing.assert_close(made.layers[0].values, expected.layers[0].values)
 
 
@@ -194,7 +198,7 @@ def test_eager_attention_generates_too() -> None:
 
 def test_a_picture_has_the_cache_and_not_its_sizes() -> None:
     text = to_svg(MaseGraph(decoder("GPT2")).model)
-    assert "update_cache" in text and "past_key_values" in text
+    assert "update_cache" in text and CACHE in text
     assert "cached_length" not in text and "key_sizes" not in text
 
 
@@ -237,9 +241,10 @@ def test_a_checkpoint_keeps_the_settings_of_generation(tmp_path: Path) -> None:
 
 FORGED: dict[str, tuple[dict[str, Any], str]] = {
     "number": ({"optional_inputs": 5}, "malformed .*optional_inputs among"),
-    "text": ({"optional_inputs": "past_key_values"}, "malformed .*optional_inputs among"),
+    "text": ({"optional_inputs": CACHE}, "malformed .*optional_inputs among"),
     "other": ({"optional_inputs": {"$tuple": ["input_ids"]}}, "malformed .*optional_inputs"),
-    "fewer": ({"optional_inputs": {"$tuple": ["past_key_values"]}}, "position_ids.* are optional"),
+    "fewer": ({"optional_inputs": {"$tuple": [CACHE]}}, "position_ids.* are optional"),
+    "twice": ({"optional_inputs": {"$tuple": [*CACHE_NAMES]}}, "malformed .*optional_inputs"),
     "class": ({"class_name": 5}, "expected class_name as str, got 5"),
     "reason": ({"why_no_cache": ["a"]}, "expected why_no_cache as str"),
     "both": ({"why_no_cache": "x"}, "expected why_no_cache or optional_inputs"),
@@ -265,12 +270,12 @@ def test_a_forged_record_is_refused_in_a_sentence(tmp_path: Path) -> None:
 
 def test_a_cache_is_asked_for_by_name() -> None:
     model = decoder("Llama")
-    names = ["input_ids", "attention_mask", "past_key_values"]
+    names = ["input_ids", "attention_mask", CACHE]
     assert tokens(MaseGraph(model, hf_input_names=names).model) == tokens(model)
     without = MaseGraph(model, hf_input_names=names[:2])
-    assert "past_key_values" not in [node.name for node in without.nodes]
+    assert CACHE not in [node.name for node in without.nodes]
     with pytest.raises(
-        CaptureError, match=r"has none: hf_input_names has no past_key_values.*to_module\(\)"
+        CaptureError, match=rf"has none: hf_input_names has no {CACHE}.*to_module\(\)"
     ):
         without.model.generate(**prompts())
 
@@ -280,10 +285,10 @@ def test_what_a_graph_cannot_follow_is_said() -> None:
     sizes: Any = {"hidden_size": 32, "n_layer": 1, "n_head": 4, "vocab_size": 100}
     bloom = transformers.BloomForCausalLM(transformers.BloomConfig(**sizes)).eval()
     graph = MaseGraph(bloom)
-    with pytest.raises(CaptureError, match="BloomForCausalLM has none: .*size of past_key_values"):
+    with pytest.raises(CaptureError, match=f"BloomForCausalLM has none: .*size of {CACHE}"):
         graph.model.generate(**prompts())
-    with pytest.raises(CaptureError, match="size of past_key_values"):
-        MaseGraph(bloom, hf_input_names=["input_ids", "attention_mask", "past_key_values"])
+    with pytest.raises(CaptureError, match=f"size of {CACHE}"):
+        MaseGraph(bloom, hf_input_names=["input_ids", "attention_mask", CACHE])
 
 
 class Shifts(transformers.LlamaForCausalLM):
@@ -310,8 +315,8 @@ def test_a_class_of_ones_own_generates_where_it_was_captured(tmp_path: Path) -> 
 class NoSwitch(transformers.LlamaForCausalLM):
     """Takes no `use_cache`."""
 
-    def forward(self, input_ids: Any, attention_mask: Any, past_key_values: Any = None) -> Any:
-        return super().forward(input_ids, attention_mask, past_key_values=past_key_values)
+    def forward(self, input_ids: Any, attention_mask: Any, cache: Any = None) -> Any:
+        return super().forward(input_ids, attention_mask, **{CACHE: cache})
 
 
 class GivesTuples(transformers.LlamaForCausalLM):
@@ -322,10 +327,10 @@ class GivesTuples(transformers.LlamaForCausalLM):
         input_ids: Any,
         attention_mask: Any,
         position_ids: Any = None,
-        past_key_values: Any = None,
+        cache: Any = None,
         use_cache: Any = None,
     ) -> Any:
-        inputs = (input_ids, attention_mask, position_ids, past_key_values)
+        inputs = (input_ids, attention_mask, position_ids, cache)
         return super().forward(*inputs, use_cache=use_cache, return_dict=False)
 
 
@@ -335,9 +340,7 @@ class OneTokenDiffers(transformers.LlamaForCausalLM):
     def forward(
         self, input_ids: Any, attention_mask: Any, past_key_values: Any = None, **given: Any
     ) -> Any:
-        output = super().forward(
-            input_ids, attention_mask, past_key_values=past_key_values, **given
-        )
+        output = super().forward(input_ids, attention_mask, **{CACHE: past_key_values}, **given)
         if input_ids.shape[1] == 1:
             output.logits = -output.logits
         return output
@@ -359,19 +362,83 @@ def test_a_model_that_fails_with_a_cache_is_captured_without(cls: Any, why: str)
     with pytest.raises(CaptureError, match=f"{cls.__name__} has none: {why}"):
         graph.model.generate(**text)
     with pytest.raises(CaptureError, match=why):
-        MaseGraph(model, hf_input_names=["input_ids", "attention_mask", "past_key_values"])
+        MaseGraph(model, hf_input_names=["input_ids", "attention_mask", CACHE])
 
 
 def test_a_body_without_a_head_has_no_cache() -> None:
-    names = ["input_ids", "attention_mask", "past_key_values"]
+    names = ["input_ids", "attention_mask", CACHE]
     with pytest.raises(CaptureError, match="output with logits, got BaseModelOutputWithPast"):
         MaseGraph(decoder("Llama").model, hf_input_names=names)
+
+
+class Older(transformers.LlamaForCausalLM):
+    """Has the older name, with any version."""
+
+    def forward(
+        self, input_ids: Any, attention_mask: Any, past_key_values: Any = None, **given: Any
+    ) -> Any:
+        return super().forward(input_ids, attention_mask, **{CACHE: past_key_values}, **given)
+
+
+class Newer(transformers.LlamaForCausalLM):
+    """Has the newer name, with any version."""
+
+    def forward(self, input_ids: Any, attention_mask: Any, cache: Any = None, **given: Any) -> Any:
+        return super().forward(input_ids, attention_mask, **{CACHE: cache}, **given)
+
+
+@pytest.mark.parametrize(("cls", "name"), [(Older, "past_key_values"), (Newer, "cache")])
+def test_a_class_of_ones_own_has_either_name(cls: Any, name: str) -> None:
+    torch.manual_seed(0)
+    model = cls(transformers.LlamaConfig(**LLAMA_SIZES)).eval()
+    graph = MaseGraph(model, hf_input_names=["input_ids", "attention_mask", OTHER]).model
+    assert graph.optional_inputs == (name,)
+    text = prompts()
+    with torch.no_grad():
+        for given in CACHE_NAMES:
+            found = graph(**text, **{given: transformers.DynamicCache(config=model.config)})
+            torch.testing.assert_close(found.logits, model(**text).logits)
+            assert found[CACHE].get_seq_length() == 9
+
+
+def test_a_checkpoint_with_the_other_name_generates(tmp_path: Path) -> None:
+    model = decoder("GPT2")
+    MaseGraph(model).export(tmp_path / "gpt2")
+    text, expected = (tmp_path / "gpt2.mz").read_text(), tokens(model)
+    (tmp_path / "gpt2.mz").write_text(text.replace(f'"{CACHE}"', f'"{OTHER}"'))
+    loaded = MaseGraph.from_checkpoint(tmp_path / "gpt2").model
+    assert OTHER in loaded.optional_inputs and CACHE not in loaded.optional_inputs
+    assert tokens(loaded) == expected
+    # The output alone: digests of its node, which the file has, are those of either name.
+    (tmp_path / "gpt2.mz").write_text(text.replace(f'"{CACHE}": {{', f'"{OTHER}": {{'))
+    assert f'"{OTHER}"' in (tmp_path / "gpt2.mz").read_text()
+    module = MaseGraph.from_checkpoint(tmp_path / "gpt2").to_module(like=model)
+    assert tokens(module) == expected
+
+
+def test_a_cache_under_two_names_is_refused() -> None:
+    graph, config = MaseGraph(decoder("GPT2")).model, decoder("GPT2").config
+    caches = {name: transformers.DynamicCache(config=config) for name in CACHE_NAMES}
+    with pytest.raises(GuardError, match=f"got {CACHE} and {OTHER}; leave {OTHER} out"):
+        graph(**prompts(), **caches)
+    made = graph(**prompts(), **{CACHE: caches[CACHE], OTHER: None})[CACHE]
+    assert made is caches[CACHE]
+
+
+def test_what_is_called_cache_elsewhere_is_an_input() -> None:
+    class Adds(torch.nn.Module):
+        def forward(self, x: Tensor, cache: Tensor) -> Tensor:
+            return x + cache
+
+    given = {"x": torch.ones(2, 3), "cache": torch.ones(2, 3)}
+    graph = MaseGraph(Adds(), dummy_in=given, hf_input_names=["x", "cache"]).model
+    assert graph(**given).tolist() == [[2.0] * 3] * 2
 
 
 def test_what_is_no_cache_is_refused() -> None:
     graph = MaseGraph(decoder("GPT2")).model
     with pytest.raises(GuardError, match="expected a cache of transformers .* got list"):
-        graph(**prompts(), past_key_values=[])
+        graph(**prompts(), **{CACHE: []})
     with pytest.raises(GuardError, match=r"expected \(batch, tokens\) or None as position_ids"):
         graph(**prompts(), position_ids=torch.arange(9))
     with pytest.raises(GuardError, match="got Tensor"):

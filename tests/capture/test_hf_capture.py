@@ -275,7 +275,7 @@ def test_unknown_inputs_are_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'attention_mask'"):
         capture(build("encoder"), input_names=["input_ids", "attention_masks"])
     with pytest.raises(CaptureError, match="takes input_ids, attention_mask, .* got input_ids$"):
-        capture(build("decoder"), input_names=["input_ids", "past_key_values"])
+        capture(build("decoder"), input_names=["input_ids", "cache"])
 
 
 def test_the_trainer_gives_the_same_losses(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from torch import Tensor, fx, nn
 
 from chop.capture.dtype_constants import float_dtypes, has_dtype_constants, recast_constants
 from chop.capture.guards import compile_guard, guard_holds, violation_message
-from chop.capture.hf_cache import CACHE, check_optional, new_cache
+from chop.capture.hf_cache import check_optional, new_cache
+from chop.capture.hf_cache_names import cache_among, with_taken_name
 from chop.capture.hf_generation import generator
 from chop.capture.ignored_arguments import why_not_ignorable
 from chop.capture.input_guards import check_input_guards
@@ -173,14 +174,16 @@ class CapturedModule(fx.GraphModule):
             self.recompile()
 
     def _with_cache(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Arguments with a cache in the place of `use_cache`."""
+        """Arguments with a cache in the place of `use_cache`, under the graph's name for it."""
         record = self.record
-        if CACHE not in record.optional_inputs or "use_cache" not in kwargs:
-            return kwargs
-        accepted = {name: value for name, value in kwargs.items() if name != "use_cache"}
-        place = [*record.example_inputs, *record.optional_inputs].index(CACHE)
-        if kwargs["use_cache"] and accepted.get(CACHE) is None and len(args) <= place:
-            accepted[CACHE] = new_cache(record.config)
+        names = [*record.example_inputs, *record.optional_inputs]
+        accepted = with_taken_name(kwargs, [*names, *record.ignored_inputs, *record.fixed_inputs])
+        cache = cache_among(record.optional_inputs)
+        if cache is None or "use_cache" not in accepted:
+            return accepted
+        asked = accepted.pop("use_cache") and len(args) <= names.index(cache)
+        if asked and accepted.get(cache) is None:
+            accepted[cache] = new_cache(record.config)
         return accepted
 
     def _drops(self, name: str, value: Any) -> bool:

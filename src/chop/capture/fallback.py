@@ -24,13 +24,12 @@ from chop.capture.dtype_constants import (
 from chop.capture.eager_probe import probe_outputs, probe_reads
 from chop.capture.graph_break import GraphBreak, MissingFakeKernelError
 from chop.capture.hf_cache import (
-    CACHE,
-    POSITIONS,
     CacheError,
     Caching,
     trace_positions,
     traced_cache,
 )
+from chop.capture.hf_cache_names import POSITIONS
 from chop.capture.hf_patches import autocast_regions, broadcast_masks, masks_of_any_size
 from chop.capture.leaves import GRADIENT_HOOKS, EagerOutput, LeafRule, has_gradient_hooks
 from chop.capture.merge_modes import ModesDifferError, merge_modes
@@ -280,10 +279,10 @@ class Fallback:
         }
         if self.caching is not None:
             nodes = {name: recorder.add_optional(name) for name in self.caching.optional}
-            fakes[CACHE] = traced_cache(example[CACHE], nodes[CACHE], recorder)
+            cache = self.caching.cache
+            fakes[cache] = traced_cache(example[cache], nodes[cache], recorder)
             if POSITIONS in nodes:
-                by_mask = self.caching.by_mask
-                fakes[POSITIONS] = trace_positions(nodes[POSITIONS], fakes, by_mask, recorder)
+                fakes[POSITIONS] = trace_positions(nodes[POSITIONS], fakes, self.caching, recorder)
         return fakes
 
     def _fall_back(self, stop: _GraphBreakError) -> None:

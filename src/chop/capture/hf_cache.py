@@ -11,7 +11,7 @@ import copy
 import functools
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,12 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from chop.capture.hf_cache_names import CACHE_NAMES, POSITIONS, cache_name
 from chop.capture.preserve_state import preserve_state
 from chop.errors import CaptureError, GuardError
 
-CACHE = "past_key_values"
-POSITIONS = "position_ids"
-OPTIONAL = (POSITIONS, CACHE)
 _BESIDE = ("input_ids", "attention_mask")
 PAST = 5
 """Tokens in the cache of an example; different from the sizes of its inputs."""
@@ -46,17 +44,19 @@ class Caching:
     Attributes:
         by_mask: whether positions that are not given count the tokens that are not padding.
         plain: the example inputs of a call without a cache.
+        cache: what the model calls its cache.
         positions: whether positions are an input.
     """
 
     by_mask: bool
     plain: Mapping[str, Any]
+    cache: str
     positions: bool = True
 
     @property
     def optional(self) -> tuple[str, ...]:
         """Inputs that may be left out."""
-        return OPTIONAL if self.positions else (CACHE,)
+        return (POSITIONS, self.cache) if self.positions else (self.cache,)
 
 
 # --- what nodes call ------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ NODE_FUNCTIONS = (*SIZE_FUNCTIONS, update_cache, pad_attention_mask, positions_o
 
 def _checked(cache: Any) -> Any:
     """The cache: a graph from a file may hand over anything."""
-    check_optional(CACHE, cache)
+    check_optional(CACHE_NAMES[0], cache)
     return cache
 
 
@@ -163,18 +163,13 @@ def new_cache(config: Any) -> Any:
 def check_optional(name: str, value: Any) -> None:
     """Raises GuardError where positions are no table of numbers, or a cache is none."""
     positions = isinstance(value, Tensor) and value.dim() == 2
-    if value is None or (is_cache(value) if name == CACHE else positions):
+    if value is None or (is_cache(value) if name in CACHE_NAMES else positions):
         return
-    expected = "a cache of transformers" if name == CACHE else "(batch, tokens)"
+    expected = "a cache of transformers" if name in CACHE_NAMES else "(batch, tokens)"
     raise GuardError(f"expected {expected} or None as {name}, got {type(value).__name__}")
 
 
 # --- examples -------------------------------------------------------------------------------------
-
-
-def plain_names(names: Sequence[str] | None) -> list[str] | None:
-    """The inputs that examples are made for: a cache comes from the model."""
-    return None if names is None else [name for name in names if name not in OPTIONAL]
 
 
 def why_no_cache(model: nn.Module, inputs: Mapping[str, Any], fixed: Mapping[str, Any]) -> str:
@@ -209,11 +204,12 @@ def cached_example(model: nn.Module, plain: Mapping[str, Any]) -> tuple[dict[str
         CacheError: its cache is not one of keys and values, or its inputs are others.
     """
     names = inspect.signature(model.forward).parameters
-    if {*plain} != {*_BESIDE} or CACHE not in names:
-        taken = plain if CACHE in names else names
+    name = cache_name(model)
+    if {*plain} != {*_BESIDE} or name not in names:
+        expected = ", ".join((*_BESIDE, POSITIONS, name))
+        taken = plain if name in names else names
         raise CacheError(
-            f"a graph with a cache takes {', '.join((*_BESIDE, *OPTIONAL))} and nothing else, got "
-            f"{', '.join(taken)}"
+            f"a graph with a cache takes {expected} and nothing else, got {', '.join(taken)}"
         )
     ids = plain["input_ids"]
     batch, tokens = ids.shape
@@ -225,14 +221,10 @@ def cached_example(model: nn.Module, plain: Mapping[str, Any]) -> tuple[dict[str
     with preserve_state(model, thorough=True), torch.no_grad():
         model.eval()
         by_mask = POSITIONS in names and _follows_mask(model, ids[:1, :_FEW])
-        model(
-            input_ids=ids[:, :1].expand(batch, PAST),
-            attention_mask=mask[:, :PAST],
-            past_key_values=cache,
-            use_cache=True,
-        )
-    inputs = {"input_ids": ids, "attention_mask": mask, CACHE: cache}
-    return inputs, Caching(by_mask, plain, POSITIONS in names)
+        past = {"input_ids": ids[:, :1].expand(batch, PAST), "attention_mask": mask[:, :PAST]}
+        model(**past, **{name: cache}, use_cache=True)
+    inputs = {"input_ids": ids, "attention_mask": mask, name: cache}
+    return inputs, Caching(by_mask, plain, name, POSITIONS in names)
 
 
 def _check_layers(cache: Any) -> None:
@@ -300,19 +292,19 @@ def traced_cache(example: Any, node: fx.Node, recording: Recording) -> Any:
 
 
 def trace_positions(
-    placeholder: fx.Node, fakes: Mapping[str, Any], by_mask: bool, recording: Recording
+    placeholder: fx.Node, fakes: Mapping[str, Any], caching: Caching, recording: Recording
 ) -> Tensor:
     """Positions, which are those of the model where none are given.
 
     Args:
         placeholder: of the positions.
         fakes: the other inputs by name; the cache is a traced one.
-        by_mask: see `Caching`.
+        caching: how the model counts, and what it calls its cache.
         recording: writes the nodes.
     """
-    ids, mask, cache = (fakes[name] for name in ("input_ids", "attention_mask", CACHE))
+    ids, mask, cache = (fakes[name] for name in (*_BESIDE, caching.cache))
     positions = torch.empty_like(ids)
-    call = (placeholder, ids, mask, cache.get_seq_length(), by_mask)
+    call = (placeholder, ids, mask, cache.get_seq_length(), caching.by_mask)
     recording.emit("call_function", positions_or_default, call, {}, positions)
     return positions
 
@@ -340,8 +332,10 @@ def _traced_class() -> Any:
             self.node, self._recording = node, recording
             self._windows = [getattr(layer, "sliding_window", None) for layer in example.layers]
             # While the model runs, every new tensor is fake already, and no size is free.
-            self._length = recording.free_number(f"{CACHE} length", PAST)
-            self._sizes = {window: _free_sizes(window, recording) for window in self._windows}
+            self._length = recording.free_number(f"{node.target} length", PAST)
+            self._sizes = {
+                window: _free_sizes(f"{node.target}", window, recording) for window in self._windows
+            }
             self._asked: set[Any] = set()
             self.offloading, self.layer_class_to_replicate = False, None
 
@@ -389,9 +383,9 @@ def _refuse_layers(cache: Any) -> Any:
     raise CacheError("the model reads the layers of its cache, which a graph cannot follow")
 
 
-def _free_sizes(window: int | None, recording: Recording) -> tuple[Any, Any]:
+def _free_sizes(cache: str, window: int | None, recording: Recording) -> tuple[Any, Any]:
     # Without a window the first key is that of the first token, unless a caller's cache has one.
-    name = f"{CACHE} {'all' if window is None else window}"
+    name = f"{cache} {'all' if window is None else window}"
     keys = recording.free_number(f"{name} keys", PAST + _EXAMPLE_QUERIES)
     return keys, recording.free_number(f"{name} offset", _OFFSET)
 

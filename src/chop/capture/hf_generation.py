@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from chop.capture.hf_cache import CACHE, cached_length
+from chop.capture.hf_cache import cached_length
+from chop.capture.hf_cache_names import find_cache
 from chop.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _graph_class(cls: Any) -> Any:
             given = {**dict(zip(names, args, strict=False)), **kwargs}
             ids = given.get("input_ids")
             if ids is not None and given.get("attention_mask") is None:
-                tokens = cached_length(given.get(CACHE), 0) + ids.shape[1]
+                tokens = cached_length(find_cache(given)[1], 0) + ids.shape[1]
                 given["attention_mask"] = ids.new_ones(ids.shape[0], tokens)
             return self.captured(**given)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from chop.capture.hf_cache_names import as_fields
 from chop.capture.targets import function_reference, resolve_reference
 
 
@@ -77,7 +78,7 @@ def nodes_to_graph(
             record.op,
             target,
             _map_arguments(record.args, NodeRef, node_of),
-            _map_arguments(dict(record.kwargs), NodeRef, node_of),
+            _map_arguments(as_fields(target, record.kwargs), NodeRef, node_of),
             name=record.name,
         )
     return graph

@@ -18,6 +18,7 @@ from weakref import ref
 import torch
 from torch import Tensor, fx, nn
 
+from chop.capture.hf_cache_names import settled_name
 from chop.capture.module_tree import Scope
 from chop.errors import GraphError
 
@@ -192,8 +193,9 @@ def _digest(text: str) -> str:
 
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
-        for key in sorted(value):
-            yield f"{key}="
+        # A checkpoint of another version of transformers calls the cache of an output otherwise.
+        for key in sorted(value, key=settled_name):
+            yield f"{settled_name(key)}="
             yield from _texts(value[key])
     elif isinstance(value, tuple | list):
         yield "("

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chop.capture.guards import ShapeGuard
-from chop.capture.hf_cache import CACHE, OPTIONAL
+from chop.capture.hf_cache_names import OPTIONAL_INPUTS
 from chop.capture.specs import LeafReport
 from chop.errors import CaptureError
 
@@ -75,10 +75,9 @@ class CaptureRecord:
             value = getattr(self, name)
             if not isinstance(value, kind):
                 raise CaptureError(f"expected {name} as {kind[0].__name__}, got {value!r}")
-        known: tuple[Any, ...] = ((), (CACHE,), OPTIONAL)
-        if self.optional_inputs not in known:
+        if self.optional_inputs not in OPTIONAL_INPUTS:
             raise CaptureError(
-                f"expected optional_inputs among {known}, got {self.optional_inputs!r}"
+                f"expected optional_inputs among {OPTIONAL_INPUTS}, got {self.optional_inputs!r}"
             )
         if bool(self.why_no_cache) == bool(self.optional_inputs):
             raise CaptureError(

@@ -18,16 +18,14 @@ from torch import nn
 from chop.capture.captured import CapturedModule
 from chop.capture.guards import compile_guard, guard_holds
 from chop.capture.hf_cache import (
-    CACHE,
-    OPTIONAL,
     PAST,
     CacheError,
     Caching,
     cached_example,
     copied,
-    plain_names,
     why_no_cache,
 )
+from chop.capture.hf_cache_names import OPTIONAL, asks_for_cache, cache_name, plain_names
 from chop.capture.hf_patches import hf_capture_patches
 from chop.capture.inputs import dummy_inputs, is_guessed
 from chop.capture.leaves import LeafRule
@@ -57,7 +55,7 @@ def capture(
         model: any module; it keeps its mode, buffers and random state.
         inputs: example inputs by parameter name of `forward`. Of their sizes the graph keeps only
             what the model's Python tests. None: made from the model's configuration.
-        input_names: which inputs become placeholders; None: all of `inputs`. With
+        input_names: which inputs become placeholders; None: all of `inputs`. With `cache` or
             `past_key_values`, as without names for a decoder of `input_ids` and `attention_mask`,
             the graph takes a cache, see `chop.capture.hf_cache`.
         leaves: module classes or dotted paths to keep as one node, besides torch's own layers.
@@ -78,14 +76,14 @@ def capture(
     """
     check_names(model)
     check_initialized(model)
-    asked = CACHE in (*(inputs or ()), *(input_names or ()))
+    asked = asks_for_cache(model, (*(inputs or ()), *(input_names or ())))
     names = plain_names(input_names) if asked else input_names
     if inputs is not None and asked:
         inputs = {name: value for name, value in inputs.items() if name not in OPTIONAL}
     job = _Job(model, dict(concrete_args or {}), tuple(leaves), strict)
     example = _copied(_choose_inputs(model, inputs, names))
     named = input_names is not None and not asked
-    why_not = "hf_input_names has no past_key_values, as by default" if named else ""
+    why_not = f"hf_input_names has no {cache_name(model)}, as by default" if named else ""
     if not (asked or named):
         why_not = why_no_cache(model, example, job.fixed)
     captured = None

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio
 from chop.bench.timing import Variant, compare
+from chop.capture.hf_cache_names import find_cache
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.models import load_model
@@ -176,11 +177,11 @@ def prefill_call(model: nn.Module, ids: Tensor) -> Callable[[], Tensor]:
 
 def decode_call(model: nn.Module, ids: Tensor) -> Callable[[], Tensor]:
     """The logits (B, 1, V) of one token after a prompt; the cache forgets the token again."""
-    cache = model(input_ids=ids, use_cache=True).past_key_values
+    name, cache = find_cache(model(input_ids=ids, use_cache=True))
     token = ids[:, :1]
 
     def call() -> Tensor:
-        logits: Tensor = model(input_ids=token, past_key_values=cache, use_cache=True).logits
+        logits: Tensor = model(input_ids=token, **{name: cache}, use_cache=True).logits
         cache.crop(-1)
         return logits
 

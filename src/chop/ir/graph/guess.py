@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from chop.capture.captured import CapturedModule
-from chop.capture.hf_cache import plain_names
+from chop.capture.hf_cache_names import asks_for_cache, plain_names
 from chop.capture.inputs import dummy_inputs
 from chop.capture.preserve_state import preserve_state
 from chop.capture.tracer import capture
@@ -103,8 +103,9 @@ class ProvisionalCapture:
 
     def _why_guess_failed(self) -> str | None:
         """How the guess is at fault for a failed capture; None if the model runs on it."""
+        asked = asks_for_cache(self.model, self.names or ())
         try:
-            inputs = dummy_inputs(self.model, plain_names(self.names))
+            inputs = dummy_inputs(self.model, plain_names(self.names) if asked else self.names)
         except CaptureError as error:
             return str(error)
         try:

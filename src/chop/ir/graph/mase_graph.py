@@ -31,8 +31,8 @@ class MaseGraph:
             `{"modules": {class: ...}}`. Those of registered operators are kept whole in any case.
         hf_input_names: which arguments of `forward` become inputs of the graph; by default those
             that the model's main task needs. With `labels` the loss is part of the graph. A
-            decoder's graph takes a key-value cache too, where this is None or has
-            `past_key_values`; `mg.model.generate` needs that.
+            decoder's graph takes a key-value cache too, where this is None or has `cache`
+            (`past_key_values` before transformers 5.24); `mg.model.generate` needs that.
         dummy_in: example inputs by argument name. None: a Hugging Face model's are made from its
             configuration, others are guessed from the first layer, and the graph is captured again
             from the `dummy_in` of `add_common_metadata_analysis_pass` where it does not hold for
