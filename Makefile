@@ -1,7 +1,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# Python compiles a module when it is first imported: most of torch's and transformers' never are.
+INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 PRODUCT := $(VENV)/.installed
 TOOLS := $(VENV)/.test-tools
 HARDWARE := verilator iverilog yosys

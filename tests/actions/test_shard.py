@@ -140,6 +140,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_checkpoint_runs_on_processes_that_are_started_for_it(tmp_path):
     mg = MaseGraph(load_model("mlp"))
     integer = {"by": "type", "linear": {"config": {"name": "integer", "width": 8, "frac_width": 4}}}

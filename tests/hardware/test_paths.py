@@ -42,7 +42,7 @@ MEETINGS = {
 }
 
 
-SHORT = ("joined", "gated")
+SHORT = ("joined",)
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,7 @@ def test_a_build_is_found_again_unless_the_source_differs(tmp_path, monkeypatch)
         verilate(tmp_path, project)
 
 
+@pytest.mark.long
 def test_waveforms_are_written_where_they_are_asked_for(tmp_path, monkeypatch):
     # Its runtime is compiled for this test alone.
     monkeypatch.setattr("chop.hardware.harness.build.FAST", "-O0")

@@ -76,7 +76,7 @@ LEVELS = [
     for scaling in (FloatScale(MEAN), FloatScale(LARGEST, 7.0), ConstantScale((1.5, 0.25)))
     if element.threshold is None
 ]
-SHARES = 12
+SHARES, IN_SHORT = 12, 5
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,10 @@ def inputs():
     return edges, spread, torch.randn(6, 32).bfloat16(), torch.randn(2, 3, 8).half()
 
 
-@pytest.mark.parametrize("share", range(SHARES))
+@pytest.mark.parametrize(
+    "share",
+    [*range(IN_SHORT), *(pytest.param(n, marks=pytest.mark.long) for n in range(IN_SHORT, SHARES))],
+)
 def test_backends_give_the_bits_of_the_reference(share):
     chosen = range(share, len(EVERY), SHARES)
     assert len(PRODUCT) == len(ELEMENTS) * len(GROUPS) * len(SCALINGS)

@@ -357,7 +357,9 @@ def configs():
     }
 
 
-@pytest.mark.parametrize("name", ["bert", "vit", "llama", "gpt2", "t5"])
+@pytest.mark.parametrize(
+    "name", ["bert", "vit", "llama", "gpt2", pytest.param("t5", marks=pytest.mark.long)]
+)
 def test_eager_models_of_transformers_fuse_every_layer(name):
     import transformers
     from transformers.pytorch_utils import Conv1D

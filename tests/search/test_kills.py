@@ -69,7 +69,7 @@ VICTIMS = {
 }
 
 
-IN_SHORT = [("worker", "postgresql"), ("all", "sqlite")]
+IN_SHORT = [("all", "sqlite")]
 
 
 @pytest.mark.parametrize(

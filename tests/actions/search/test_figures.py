@@ -44,6 +44,7 @@ def figures(out):
     return {file.name: file.read_bytes() for file in out.rglob("*.*g")}
 
 
+@pytest.mark.long
 def test_a_killed_search_draws_the_figures_of_an_unbroken_one(tmp_path, no_training):
     told = {"widths": "2,4,8", "trials": 5, "goals": ("accuracy",), "search_rows": 400}
     config = PrecisionConfig(out=tmp_path / "killed", **told)

@@ -171,6 +171,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unpainted")
 def test_a_killed_sensitivity_job_goes_on(tmp_path):
     program, points = tmp_path / "slow.py", tmp_path / "points.jsonl"

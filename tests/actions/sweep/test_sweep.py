@@ -271,6 +271,7 @@ def test_a_killed_sweep_ends_with_the_table_of_an_unbroken_one(kind, tmp_path):
     assert len(after) > len(before) >= 3
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_killed_sweep_of_ones_own_model_goes_on_from_its_fine_tuned_weights(tmp_path):
     command = [COMMAND, "sweep", "prune", "--model", own_text_model(tmp_path / "own")]

@@ -15,16 +15,18 @@ KINDS = (
 FILES = [importlib.import_module(f"tests.capture.adversarial.models_{kind}") for kind in KINDS]
 
 
+SHORT = 3
+"""Of so many cases of a kind the short suite takes one."""
+
+
 def parameters() -> list[object]:
-    found = [case for file in FILES for case in file.CASES]
-    return [
-        pytest.param(
-            case,
-            id=case.name,
-            marks=pytest.mark.xfail(strict=True, reason=case.reason) if case.reason else (),
-        )
-        for case in found
-    ]
+    found = [(number, case) for file in FILES for number, case in enumerate(file.CASES)]
+    return [pytest.param(case, id=case.name, marks=marks(number, case)) for number, case in found]
+
+
+def marks(number: int, case: Case) -> list[pytest.MarkDecorator]:
+    known = [pytest.mark.xfail(strict=True, reason=case.reason)] if case.reason else []
+    return known + ([pytest.mark.long] if number % SHORT else [])
 
 
 @pytest.mark.parametrize("case", parameters())
