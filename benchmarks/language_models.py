@@ -7,8 +7,9 @@
 
 FOLDER holds `train` and `test` texts. Only weights are rounded. GPTQ and AWQ see training text;
 perplexity is of test texts, each cut to `--tokens`. The output layer stays float but where a row
-says otherwise: `least squares` and below it are `group_integer`, whose scales are searched. Results
-are kept in `--out` as they come; the same command goes on where it was stopped.
+says otherwise: `least squares` are `group_integer`, whose scales are searched, and `group_affine`,
+whose scales and zero points are fitted, with as many bits. Results are kept in `--out` as they
+come; the same command goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from chop.data import get_tokenized_dataset, get_tokenizer, load_dataset
 from chop.files import write_json
 from chop.formats import QuantSpec, parse_format_string
 from chop.models import load_model
-from chop.nn import cached_weights
 from chop.tables import markdown_table
 from chop.train import (
     TASKS,
@@ -46,10 +46,14 @@ from chop.train.rows import padding_token
 from chop.train.tasks import IGNORED
 
 MXINT, GROUPS = "mxint:width={}", "group_integer:width={}"
+AFFINE = "group_affine:width={},group_size=48"
+"""As many bits as `group_integer` in groups of 32, and as peers."""
 METHODS = ("nearest", "least squares", "GPTQ", "AWQ", *PEERS)
 INPUTS = ("input_ids", "attention_mask")
 KEPT = 2**28
-"""Logits of the float model that others are compared with."""
+"""Log probabilities of the float model that others are compared with."""
+AT_ONCE = 128
+"""Tokens whose probabilities are taken at a time: all of a vocabulary stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ def cases(widths: list[int]) -> list[Case]:
     for width in widths:
         found += [Case(MXINT.format(width), x) for x in ("nearest", "GPTQ", "AWQ")]
         found += [Case(GROUPS.format(width), x) for x in ("least squares", "GPTQ", "AWQ")]
+        found += [Case(AFFINE.format(width), x) for x in ("least squares", "GPTQ")]
         found += [Case(str(width), name) for name in PEERS]
     return found
 
@@ -124,18 +129,21 @@ class Subject:
         rows = self.args.calibration
         return list(calibration_batches(self.mg.model, self.train, rows=rows, batch_size=4))
 
+    @torch.no_grad()
     def judge(self, model: nn.Module) -> dict[str, float]:
         """Perplexity on the test texts, and KL divergence to float on the first of them."""
-        losses, divergences = [], []
-        with torch.no_grad(), cached_weights(model):
-            for i, (inputs, labels) in enumerate(self.feed):
-                counts = labels[:, 1:] != IGNORED
-                logits = model(**inputs)["logits"][:, :-1][counts]
-                losses.append(F.cross_entropy(logits, labels[:, 1:][counts], reduction="none"))
-                if model is self.model and sum(x.numel() for x in self.exact) < KEPT:
-                    self.exact.append(logits)
-                if i < len(self.exact):
-                    p, q = self.exact[i].log_softmax(-1), logits.log_softmax(-1)
+        losses, divergences, known = [], [], iter(list(self.exact))
+        for inputs, labels in self.feed:
+            counts = labels[:, 1:] != IGNORED
+            hidden = model.base_model(**inputs, use_cache=False)[0][:, :-1][counts]
+            parts = (x.split(AT_ONCE) for x in (hidden, labels[:, 1:][counts]))
+            for rows, wanted in zip(*parts, strict=True):
+                q = model.get_output_embeddings()(rows).log_softmax(-1)
+                losses.append(F.nll_loss(q, wanted, reduction="none"))
+                if model is self.model and len(self.exact) * AT_ONCE * q.size(-1) < KEPT:
+                    self.exact.append(q)
+                p = q if model is self.model else next(known, None)
+                if p is not None:
                     divergences.append((p.exp() * (p - q)).sum(-1))
         found = {"perplexity": torch.cat(losses).double().mean().exp()}
         found["divergence"] = torch.cat(divergences).double().mean()
@@ -155,9 +163,7 @@ class Subject:
 
     def measure(self, case: Case) -> dict[str, float]:
         """The numbers of one row."""
-        if case.method in PEERS:
-            return self.judge(self._by_peer(case))
-        return self.judge(self._by_chop(case).model)
+        return self.judge(self._by_peer(case) if case.method in PEERS else self._by_chop(case))
 
     def _by_peer(self, case: Case) -> nn.Module:
         model = copy.deepcopy(self.model)
@@ -166,7 +172,7 @@ class Subject:
             weight.data = PEERS[case.method].round(weight.detach(), int(case.layers))
         return model
 
-    def _by_chop(self, case: Case) -> MaseGraph:
+    def _by_chop(self, case: Case) -> nn.Module:
         mg = self.mg
         if case.method == "AWQ":
             settings = {"weight": case.layers, "grid": self.args.grid}
@@ -180,7 +186,14 @@ class Subject:
         mg, _ = passes.quantize_transform_pass(mg, {"by": "name", **rules})
         if case.method == "GPTQ":
             mg, _ = passes.gptq_transform_pass(mg, {"batches": self.batches})
-        return mg
+        # Weights are all that is rounded: as floats they are judged as fast as those of peers.
+        weights = mg.model.state_dict()
+        for path in rules:
+            layer = mg.model.get_submodule(path)
+            weights[f"{path}.weight"] = layer.quantize("weight", layer.weight)
+        model = copy.deepcopy(self.model)
+        model.load_state_dict(weights)
+        return model
 
 
 def _load(name: str) -> tuple[nn.Module, Any]:

@@ -34,8 +34,8 @@ EVERY = {
     "block_size": (16, 32),
 }
 """Values by field; each format takes those of its fields."""
-SLOW = ("group_integer",)
-"""It searches the scale of every group, of inputs in each forward."""
+SLOW = ("group_affine", "group_integer")
+"""They search the scale of every group, of inputs in each forward."""
 
 
 def main():

@@ -9,6 +9,7 @@ from chop.formats import (
     BlockLog,
     BlockMinifloat,
     Float,
+    GroupAffine,
     GroupInteger,
     Integer,
     Log,
@@ -84,6 +85,13 @@ EXAMPLES = {
         ScaleInteger(4, granularity="group", group_size=48),
         ScaleInteger(8, quantile=0.9),
         ScaleInteger(8, is_signed=False),
+    ],
+    "group_affine": [
+        GroupAffine(4),
+        GroupAffine(3, group_size=32),
+        GroupAffine(2, group_size=48),
+        GroupAffine(6, group_size=16),
+        GroupAffine(8, group_size=96),
     ],
     "group_integer": [
         GroupInteger(4),

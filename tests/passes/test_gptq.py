@@ -5,6 +5,7 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.errors import ConfigError, GraphError
 from chop.formats import Integer, QuantSpec
+from chop.formats.group_affine import GroupAffine
 from chop.formats.mxfp import MXFP
 from chop.formats.mxint import MXInt
 from chop.formats.scale_integer import ScaleInteger
@@ -136,6 +137,8 @@ SCALED = [
     MXFP(4, 2),
     ScaleInteger(4, granularity="row"),
     ScaleInteger(4, granularity="group", group_size=5),
+    GroupAffine(3, group_size=8),
+    GroupAffine(4, group_size=5),
 ]
 
 

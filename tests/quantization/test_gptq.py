@@ -17,9 +17,10 @@ def problem(outputs=6, inputs=20, rows=40, seed=0):
 
 
 def solved(weight, x, number_format, keep=None, damp_percent=0.01, block_size=128):
-    round_, scale, fixed = rounding_grid(number_format, weight)
-    fixed = fixed if keep is None else fixed.masked_fill(~keep, 0)
-    return Solver(damp_percent, block_size).solve(weight, x.T @ x, round_, scale, fixed)
+    grid = rounding_grid(number_format, weight)
+    if keep is not None:
+        grid = grid._replace(fixed=grid.fixed.masked_fill(~keep, 0))
+    return Solver(damp_percent, block_size).solve(weight, x.T @ x, grid)
 
 
 def surgeon(weight, x, number_format, damp_percent=0.01):

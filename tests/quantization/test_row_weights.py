@@ -6,7 +6,7 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
-from chop.quantization.gptq import Solver
+from chop.quantization.gptq import Solver, rounding_grid
 from chop.quantization.row_weights import moderated, row_weights, second_moments
 
 
@@ -140,19 +140,15 @@ def test_few_rows_with_most_of_the_gradient_leave_the_others_their_say():
     found[:6], found[399] = 60.0, 0.0
     (mixed,) = moderated({"layer": [found]})["layer"]
     torch.testing.assert_close(mixed[[0, 6, 399]], torch.tensor([30.5, 0.50005, 0.0]))
-    round_, ones, free = (
-        Integer(3, 0).round,
-        torch.ones(8, 24).double(),
-        torch.full((8, 24), torch.nan),
-    )
+    grid = rounding_grid(Integer(3, 0), weight)
 
     def errors(rounded):
         return [((rounded - weight) @ y.T.double()).square().sum() for y in (unseen, x[:6])]
 
     def solved(weights):
         hessian = second_moments(x[None], weights)[0]
-        return errors(Solver(actorder=True).solve(weight.clone(), hessian, round_, ones, free))
+        return errors(Solver(actorder=True).solve(weight, hessian, grid))
 
-    nearest, raw, moderate = errors(round_(weight)), solved(found), solved(mixed)
+    nearest, raw, moderate = errors(grid.round(weight)), solved(found), solved(mixed)
     assert raw[0] > nearest[0] > moderate[0]
     assert moderate[1] < nearest[1]

@@ -28,6 +28,8 @@ VALUES = """  binary: scaling_factor False, True
 
   integer: width; frac_width derived
 
+  group_affine: width; group_size 32, 64, 128
+
   group_integer: width; group_size 16, 32, 64
 
   log: width; exponent_bias derived

@@ -18,6 +18,7 @@ from chop.formats.block_minifloat import BlockMinifloat
 from chop.formats.encoded import Encoded
 from chop.formats.float import Float
 from chop.formats.format_strings import format_string, parse_format_string
+from chop.formats.group_affine import GroupAffine
 from chop.formats.group_integer import GroupInteger
 from chop.formats.integer import Integer
 from chop.formats.log import Log
@@ -45,6 +46,7 @@ __all__ = [
     "Encoded",
     "Float",
     "Gradient",
+    "GroupAffine",
     "GroupInteger",
     "Integer",
     "LearnableFormat",

@@ -20,6 +20,9 @@ from chop.formats.statistic import Threshold
 class Layout:
     """Elements times the scales of groups: each value becomes the element for value/scale.
 
+    Where groups have zero points too, the element for value/scale + zero point is taken, and its
+    distance from the zero point is scaled.
+
     Equal layouts round, encode and decode alike. `chop.formats.reference` does so readably;
     kernels and exporters have one function per element and one per scaling.
 
@@ -44,7 +47,14 @@ class Layout:
         """Which element stands for a value between two."""
         return self.element.rounding
 
+    @property
+    def has_zero_points(self) -> bool:
+        """Whether a value becomes s (k - z), with a zero point z for each group, and not s k."""
+        return self.scaling is not None and self.scaling.zero_width > 0
+
     def __post_init__(self) -> None:
+        if self.has_zero_points and self.element.threshold is not None:
+            raise ConfigError("layout: elements with a threshold have no zero points.")
         if self.levels is not None:
             in_order = self.groups == WHOLE_TENSOR and self.element.threshold is None
             if not (in_order and self.scaling is not None and self.scaling.stores_floats):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -53,11 +54,15 @@ def _parts(layout: Layout, groups: Tensor) -> Sequence[Tensor]:
 
 def _rounded(layout: Layout, part: Tensor) -> Tensor:
     elements, scales = _elements_and_scales(layout, part)
-    return elements if scales is None else _scaled(layout.element, elements, scales.values)
+    if scales is None:
+        return elements
+    return _scaled(layout.element, elements, scales.values, scales.zero_points)
 
 
-def _scaled(element: Element, y: Tensor, scale: Tensor) -> Tensor:
+def _scaled(element: Element, y: Tensor, scale: Tensor, zero_point: Tensor | None) -> Tensor:
     """Adding zero turns the -0 that a digit times a scale of zero may be into +0."""
+    if zero_point is not None:
+        return (y - zero_point) * scale
     return y * scale if element.threshold is None else y * scale + 0.0
 
 
@@ -67,12 +72,18 @@ def _elements_and_scales(layout: Layout, part: Tensor) -> tuple[Tensor, Scales |
         return element.round(exact), None
     scales = layout.scaling.measure(exact, layout.counted(exact))
     parted = element.threshold is not None
-    return element.round(exact if parted else _divide(exact, scales.values)), scales
+    return element.round(exact if parted else _unscaled(exact, scales)), scales
 
 
 def _divide(groups: Tensor, scale: Tensor) -> Tensor:
     """`groups / scale`; groups of scale zero stay: whatever they are times zero is zero."""
     return groups / scale.masked_fill(scale == 0, 1.0)
+
+
+def _unscaled(groups: Tensor, scales: Scales) -> Tensor:
+    """What elements are found for: `groups / scale`, plus the zero point if there is one."""
+    quotients = _divide(groups, scales.values)
+    return quotients if scales.zero_points is None else quotients + scales.zero_points
 
 
 def _converted(layout: Layout, y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -88,11 +99,11 @@ def saturates(layout: Layout, x: Tensor) -> Tensor:
     if layout.scaling is None:
         return element.saturates(x.double())
     groups = layout.groups.split(x.double())
-    scale = layout.scaling.measure(groups, layout.counted(groups)).values
+    scales = layout.scaling.measure(groups, layout.counted(groups))
     outside = (
-        groups.abs() > element.largest * scale
+        groups.abs() > element.largest * scales.values
         if element.threshold is not None
-        else element.saturates(_divide(groups, scale))
+        else element.saturates(_unscaled(groups, scales))
     )
     return layout.groups.join(outside, x.shape)
 
@@ -139,8 +150,9 @@ def decode(layout: Layout, encoded: Encoded) -> Tensor:
     shape, element = encoded.shape, layout.element
     codes = layout.groups.split(element.unpack(encoded.codes, shape.numel()).view(shape))
     y = torch.empty(codes.shape, dtype=encoded.dtype, device=codes.device)
-    scales = _restored(layout, encoded)
-    if y.dtype == torch.float32 and scales is not None and _float32_does(element, scales):
+    scales, zero_points = _restored(layout, encoded)
+    is_float32 = y.dtype == torch.float32 and zero_points is None
+    if is_float32 and scales is not None and _float32_does(element, scales):
         scales = scales.float()
     values = _reader(element, codes.device, torch.float64 if scales is None else scales.dtype)
     if scales is None:
@@ -148,18 +160,22 @@ def decode(layout: Layout, encoded: Encoded) -> Tensor:
             target.copy_(_converted(layout, values(part), y.dtype))
     else:
         rows = (x.reshape(-1, x.size(-1)) for x in (y, codes, scales))
-        for target, part, scale in zip(*(chunks(x, y.size(-1)) for x in rows), strict=True):
-            target.copy_(_converted(layout, _scaled(element, values(part), scale), y.dtype))
+        parts = zip(*(chunks(x, y.size(-1)) for x in rows), strict=True)
+        zeros = repeat(None) if zero_points is None else chunks(zero_points, y.size(-1))
+        for (target, part, scale), zero in zip(parts, zeros, strict=False):
+            found = _scaled(element, values(part), scale, zero)
+            target.copy_(_converted(layout, found, y.dtype))
     return layout.groups.join(y, shape)
 
 
-def _restored(layout: Layout, encoded: Encoded) -> Tensor | None:
-    """float64, (groups, 1)."""
+def _restored(layout: Layout, encoded: Encoded) -> tuple[Tensor | None, Tensor | None]:
+    """Scales and zero points, float64, (groups, 1) each."""
     if layout.scaling is None:
-        return None
+        return None, None
     assert encoded.scales is not None
     count = layout.groups.count(encoded.shape)
-    return layout.scaling.restore(encoded.scales, count, encoded.tensor_scale)
+    scales = layout.scaling.restore(encoded.scales, count, encoded.tensor_scale)
+    return scales, layout.scaling.restore_zero_points(encoded.scales, count)
 
 
 def is_row_separable(layout: Layout, shape: Sequence[int]) -> bool:

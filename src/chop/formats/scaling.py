@@ -33,11 +33,14 @@ class Scales:
             the group NaN.
         codes: what `pack` takes, of the same shape: int64 codes, or float numbers.
         of_tensor: float32 scalar, a factor of all of `values`, or None.
+        zero_points: float64, shape of `values`: the elements that stand for 0, from which others
+            are the distance; None where that is 0.
     """
 
     values: Tensor
     codes: Tensor
     of_tensor: Tensor | None = None
+    zero_points: Tensor | None = None
 
 
 class Scaling(ABC):
@@ -47,6 +50,8 @@ class Scaling(ABC):
     """Bits that a group's scale is stored in."""
     tensor_width: int = 0
     """Bits of the factor that all scales share."""
+    zero_width: int = 0
+    """Bits of `width`, the high ones, that are the group's zero point; 0 without one."""
     statistic: Statistic | None
     """What scales follow; None where they do not follow the data."""
     has_nan: bool = False
@@ -84,6 +89,18 @@ class Scaling(ABC):
     @abstractmethod
     def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
         """The values, (count, 1), of what `pack` stored."""
+
+    def restore_zero_points(self, packed: Tensor, count: int) -> Tensor | None:
+        """The zero points, float64 (count, 1), of what `pack` stored; None without."""
+        return None
+
+    def anchors(self, groups: Tensor) -> Tensor:
+        """True for values that, left as they round, let their group's scale be found again.
+
+        Args:
+            groups: float64, (..., groups, group size).
+        """
+        return groups.abs() == groups.abs().amax(-1, keepdim=True)
 
     def pack(self, codes: Tensor) -> Tensor:
         """The codes one after the other: uint8 bytes, or float32."""

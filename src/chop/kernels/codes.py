@@ -22,7 +22,9 @@ from chop.kernels.plan import layout_of
 
 # The enumerations of cpu/codes.h.
 TABLE, WHOLE, FLOAT, TRITS = range(4)
-NO_SCALE, SCALE_CODES, SCALE_FLOATS = range(3)
+NO_SCALE, SCALE_CODES, SCALE_FLOATS, SCALES_AND_ZEROS = range(4)
+ZERO_WIDTHS = (16, 8)
+"""Bits of a scale and of a zero point, where groups have both: whole bytes."""
 WIDEST = 16
 """Bits of the widest codes that are read through a table."""
 FLOAT32_BIAS = 127
@@ -37,7 +39,7 @@ class Codes(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("reading", "width", "scale_storage", "scale_width")),
         *((name, ctypes.c_int32) for name in ("mantissa_width", "largest_code")),
         *((name, ctypes.c_float) for name in ("step", "factor")),
-        *((name, ctypes.c_void_p) for name in ("table", "scale_table")),
+        *((name, ctypes.c_void_p) for name in ("table", "scale_table", "zero_table")),
         *((name, ctypes.c_int64) for name in ("group", "groups_per_row")),
     )
 
@@ -79,7 +81,9 @@ class CodeTables:
         largest_code: of a small float, the largest code without sign that is computed.
         groups: which elements share a scale; None without scales.
         scale_values: float32: each scale code's number; None where scales are stored as floats.
-        scale_width: bits of a scale code.
+        zero_values: float32: each zero point's number; None without. Its bits come after those of
+            the scale, to which `scale_values` belongs.
+        scale_width: bits of a scale code, and of a zero point.
     """
 
     width: int
@@ -91,6 +95,7 @@ class CodeTables:
     largest_code: int = 0
     groups: Groups | None = None
     scale_values: Tensor | None = None
+    zero_values: Tensor | None = None
     scale_width: int = 0
 
     def lines(self, shape: Sequence[int]) -> Lines | None:
@@ -112,7 +117,8 @@ class CodeTables:
 
     def structure(self, lines: Lines, tensor_scale: Tensor | None) -> Codes:
         """What the C++ loops take. It keeps its tables alive."""
-        coded = SCALE_CODES if self.groups else NO_SCALE
+        coded = SCALE_CODES if self.zero_values is None else SCALES_AND_ZEROS
+        coded = coded if self.groups else NO_SCALE
         codes = Codes(
             reading=self.reading,
             width=self.width,
@@ -124,6 +130,7 @@ class CodeTables:
             factor=self.factor if tensor_scale is None else tensor_scale.item(),
             table=self.values.data_ptr(),
             scale_table=None if self.scale_values is None else self.scale_values.data_ptr(),
+            zero_table=None if self.zero_values is None else self.zero_values.data_ptr(),
             group=lines.group,
             groups_per_row=lines.groups_per_row,
         )
@@ -132,7 +139,7 @@ class CodeTables:
 
     def without_scales(self) -> CodeTables:
         """The same codes, read as if their scales were 1."""
-        return replace(self, groups=None, scale_values=None, scale_width=0)
+        return replace(self, groups=None, scale_values=None, zero_values=None, scale_width=0)
 
     @property
     def stores_floats(self) -> bool:
@@ -246,11 +253,15 @@ def _exact(values: Tensor) -> Tensor | None:
 def _scaled(groups: Groups, scaling: Scaling, tables: CodeTables) -> CodeTables | None:
     if scaling.stores_floats:
         return _whole(replace(tables, groups=groups))
-    if scaling.width > WIDEST:
+    scale_width = scaling.width - scaling.zero_width
+    if scale_width > WIDEST:
         return None
     scales = _scale_values(scaling)
     # float32 ends below 2^128, which may be a scale: a power of two goes over to the elements.
     excess = max(int(scales.nan_to_num(nan=0.0).max().frexp().exponent) - FLOAT32_BIAS - 1, 0)
+    zeros = _zero_values(scaling) if scaling.zero_width else None
+    if zeros is not None and (excess or (scale_width, scaling.zero_width) != ZERO_WIDTHS):
+        return None
     values = _exact(tables.values.double() * 2.0**excess)
     scale_values = _exact(scales * 2.0**-excess)
     if values is None or scale_values is None:
@@ -259,7 +270,7 @@ def _scaled(groups: Groups, scaling: Scaling, tables: CodeTables) -> CodeTables 
     reading = tables.reading if step <= LARGEST_POWER else TABLE
     tables = replace(tables, values=values, reading=reading, step=step)
     scaled = replace(tables, groups=groups, scale_values=scale_values, scale_width=scaling.width)
-    return _whole(scaled)
+    return _whole(scaled) if zeros is None else replace(scaled, zero_values=zeros)
 
 
 def _whole(tables: CodeTables) -> CodeTables:
@@ -284,5 +295,14 @@ def _scale_values(scaling: Scaling) -> Tensor:
     Infinities, which no group has, become NaN.
     """
     one = torch.ones((), device="cpu") if scaling.tensor_width else None
-    scales = scaling.restore(_packed(scaling.width), 2**scaling.width, one).view(-1)
+    codes = _every_code(scaling.width - scaling.zero_width)
+    scales = scaling.restore(pack_bits(codes, scaling.width), len(codes), one).view(-1)
     return scales.masked_fill(scales.isinf(), torch.nan)
+
+
+def _zero_values(scaling: Scaling) -> Tensor:
+    """Each zero point's number as float32."""
+    codes = _every_code(scaling.zero_width) << scaling.width - scaling.zero_width
+    zeros = scaling.restore_zero_points(pack_bits(codes, scaling.width), len(codes))
+    assert zeros is not None
+    return zeros.float().view(-1)

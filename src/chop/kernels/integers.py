@@ -27,7 +27,7 @@ class Integers(NamedTuple):
 
 def integers_of(layout: Layout | None) -> Integers | None:
     """The integers that a layout's elements are; None where they are something else."""
-    if layout is None or layout.levels is not None:
+    if layout is None or layout.levels is not None or layout.has_zero_points:
         return None
     row: Integers | None = row_of(ELEMENTS, layout.element)
     return row

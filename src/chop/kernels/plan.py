@@ -76,7 +76,7 @@ def plan_of(
         scales_are_known: scales come with the tensor, whatever the layout says.
     """
     layout = layout_of(number_format)
-    if layout is None:
+    if layout is None or layout.has_zero_points:
         return None
     element = row_of(ELEMENTS, layout.element)
     if element is None:

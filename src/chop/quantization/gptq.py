@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,32 @@ from chop.ir.ownership import Ownership
 from chop.nn.quantized import QuantizedOperator
 from chop.quantization.row_weights import moderated, row_weights, second_moments
 
-Round = Callable[[Tensor], Tensor]
+
+class RoundingGrid(NamedTuple):
+    """A format's rounding of a weight, taken apart: scale (round(w / scale + zero) - zero).
+
+    Attributes:
+        round: rounds single values.
+        scale: of each weight, float64.
+        zero: of each weight, its zero point; zeros where the format has none.
+        fixed: NaN, but for the weights that have to keep their rounded values for scales to stay:
+            those.
+    """
+
+    round: Callable[[Tensor], Tensor]
+    scale: Tensor
+    zero: Tensor
+    fixed: Tensor
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> RoundingGrid:
+        """With the three tensors changed alike."""
+        return RoundingGrid(self.round, *(change(x) for x in self[1:]))
+
+    def rounded(self, weight: Tensor, column: int) -> Tensor:
+        """A weight's column, the first index, on the grid."""
+        scale, zero, fixed = (x[column] for x in self[1:])
+        found = (self.round(weight[column] / scale + zero) - zero) * scale
+        return torch.where(fixed.isnan(), found, fixed)
 
 
 @dataclass(frozen=True)
@@ -39,9 +64,7 @@ class Solver:
     block_size: int = 128
     actorder: bool = False
 
-    def solve(
-        self, weight: Tensor, hessian: Tensor, round_: Round, scale: Tensor, fixed: Tensor
-    ) -> Tensor:
+    def solve(self, weight: Tensor, hessian: Tensor, grid: RoundingGrid) -> Tensor:
         """Rounds a matrix column by column; the columns that follow make up for each error.
 
         With U the upper Cholesky factor of H^-1 and e = (w_j - q_j) / U_jj, the columns k > j
@@ -51,24 +74,22 @@ class Solver:
         Args:
             weight: float64 (outputs, D).
             hessian: H, float64 (D, D), before damping.
-            round_: rounds single values.
-            scale: (outputs, D), what `round_` is scaled by.
-            fixed: (outputs, D), the values of the weights that are given, NaN for the others.
+            grid: (outputs, D), what is rounded to.
         Returns: the rounded matrix, float64.
         """
         order = torch.arange(len(hessian), device=hessian.device)
         if self.actorder:
             order = hessian.diagonal().argsort(descending=True)
         # Columns as rows, which lie together in memory.
-        weight, scale, fixed = (x[:, order].T.contiguous() for x in (weight, scale, fixed))
+        weight = weight[:, order].T.contiguous()
+        grid = grid.each(lambda x: x[:, order].T.contiguous())
         factor = _inverse_factor(hessian[order][:, order], self.damp_percent)
         rounded = torch.zeros_like(weight)
         for start in range(0, len(weight), self.block_size):
             stop = min(start + self.block_size, len(weight))
             errors = torch.zeros_like(weight[start:stop])
             for j in range(start, stop):
-                column = round_(weight[j] / scale[j]) * scale[j]
-                rounded[j] = torch.where(fixed[j].isnan(), column, fixed[j])
+                rounded[j] = grid.rounded(weight, j)
                 errors[j - start] = (weight[j] - rounded[j]) / factor[j, j]
                 weight[j + 1 : stop].addr_(factor[j, j + 1 : stop], errors[j - start], alpha=-1)
             weight[stop:] -= factor[start:stop, stop:].T @ errors
@@ -171,11 +192,14 @@ def _correct(
     shape = (getattr(layer, "groups", 1), -1, weight[0].numel())
     hessians = sum(_hessians(layer, x, weights) for x, weights in samples)
     assert isinstance(hessians, Tensor)
-    round_, scale, fixed = rounding_grid(layer.spec.number_format("weight"), weight)
+    grid = rounding_grid(layer.spec.number_format("weight"), weight)
     if layer.is_pruned:
-        fixed = fixed.masked_fill(~layer.weight_mask, 0)
-    groups = zip(*(x.reshape(shape) for x in (weight, scale, fixed)), hessians, strict=True)
-    solved = [solver.solve(w, h, round_, s, f) for w, s, f, h in groups]
+        grid = grid._replace(fixed=grid.fixed.masked_fill(~layer.weight_mask, 0))
+    grid = grid.each(lambda x: x.reshape(shape))
+    solved = [
+        solver.solve(w, h, RoundingGrid(grid.round, *parts))
+        for w, h, *parts in zip(weight.view(shape), hessians, *grid[1:], strict=True)
+    ]
     corrected = torch.stack(solved).view_as(weight).to(layer.weight)
     candidates = [
         _idempotent(layer, x, path) for x in (layer.quantize("weight", layer.weight), corrected)
@@ -189,32 +213,36 @@ def _correct(
     return {"before": errors[0], "after": min(errors)}
 
 
-def rounding_grid(number_format: NumberFormat, weight: Tensor) -> tuple[Round, Tensor, Tensor]:
-    """The format's rounding of a weight, taken apart: scale round(w / scale).
+def rounding_grid(number_format: NumberFormat, weight: Tensor) -> RoundingGrid:
+    """The grid of a weight, of its shape. A format without shared scales has scale 1.
 
-    A format without shared scales has scale 1. Where a scale follows the largest magnitude of its
-    group, the weight that has it must keep its rounded value for the scale to stay.
+    Where a scale follows the largest magnitude of its group, the weight that has it must keep its
+    rounded value for the scale to stay.
 
     Args:
         number_format: the weight's.
         weight: float64, any shape.
-    Returns: the rounding of single values; the scales; and the values of the weights that have to
-        keep theirs, NaN for the others. Both are float64 of the weight's shape.
     """
+    one, none = torch.ones_like(weight), torch.zeros_like(weight)
     free = torch.full_like(weight, torch.nan)
     layout = number_format.layout()
     if layout is None or layout.scaling is None or layout.levels is not None:
-        return number_format.round, torch.ones_like(weight), free
+        return RoundingGrid(number_format.round, one, none, free)
     if layout.element.threshold is not None:
-        return number_format.round, torch.ones_like(weight), free
+        return RoundingGrid(number_format.round, one, none, free)
     groups = layout.groups.split(weight)
-    scale = layout.scaling.measure(groups).values.expand_as(groups)
-    is_largest = groups.abs() == groups.abs().amax(-1, keepdim=True)
-    scale, is_largest = (
-        layout.groups.join(x, weight.shape) for x in (scale.masked_fill(scale == 0, 1), is_largest)
+    found = layout.scaling.measure(groups)
+    scale, zero, is_anchor = (
+        layout.groups.join(x.expand_as(groups), weight.shape)
+        for x in (
+            found.values.masked_fill(found.values == 0, 1),
+            torch.zeros_like(found.values) if found.zero_points is None else found.zero_points,
+            layout.scaling.anchors(groups),
+        )
     )
-    rounded = layout.element.round(weight / scale) * scale
-    return layout.element.round, scale, torch.where(is_largest, rounded, free)
+    rounded = (layout.element.round(weight / scale + zero) - zero) * scale
+    fixed = torch.where(is_anchor, rounded, free)
+    return RoundingGrid(layout.element.round, scale, zero, fixed)
 
 
 def _idempotent(layer: Any, weight: Tensor, path: str) -> Tensor:

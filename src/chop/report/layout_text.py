@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from chop.formats.group_affine import AffineScale
 from chop.formats.groups import Blocks, Groups, Whole
 from chop.formats.layout import Layout
 from chop.formats.scaling import (
@@ -68,6 +69,9 @@ SCALINGS: dict[type[Scaling], Callable[[Any, str], str]] = {
     SharedExponent: _shared_exponent,
     FloatScale: _float_scale,
     ConstantScale: lambda scaling, group: f"given float32 per {group}",
+    AffineScale: lambda scaling, group: (
+        f"bfloat16 and zero point of {scaling.zero_width} bits (least squared error) per {group}"
+    ),
     SearchedScale: lambda scaling, group: f"bfloat16 (least squared error) per {group}",
     ScaledFloatScale: lambda scaling, group: (
         f"{_parts(scaling.element)} per {group} x float32 per tensor"

@@ -15,7 +15,12 @@ enum Reading : int32_t {
     FLOAT,  // 8 bits: sign, exponent, fraction, up to `largest_code`; table[code] beyond
     TRITS   // base 3, five digits to a byte; table[digit]
 };
-enum ScaleStorage : int32_t { NO_SCALE, SCALE_CODES, SCALE_FLOATS };
+enum ScaleStorage : int32_t {
+    NO_SCALE,
+    SCALE_CODES,
+    SCALE_FLOATS,
+    SCALES_AND_ZEROS  // two bytes that are a scale's code, and one that is a zero point's
+};
 
 // Mirrored field by field by chop.kernels.codes.
 struct Codes {
@@ -24,6 +29,7 @@ struct Codes {
     float factor;  // of all scales
     const float* table;
     const float* scale_table;
+    const float* zero_table;
     int64_t group;           // columns that share a scale
     int64_t groups_per_row;  // 0: the rows have the same scales
 };
@@ -41,11 +47,20 @@ INLINE uint32_t code_at(const uint8_t* packed, int64_t index, int width) {
     return word >> shift & ((1u << width) - 1);
 }
 
+constexpr int SCALE_AND_ZERO_BYTES = 3;
+
 INLINE float scale_at(const Codes& c, const void* scales, int64_t index) {
     if (c.scale_storage == NO_SCALE) return 1.0f;
     if (c.scale_storage == SCALE_FLOATS) return static_cast<const float*>(scales)[index];
     const uint8_t* packed = static_cast<const uint8_t*>(scales);
+    if (c.scale_storage == SCALES_AND_ZEROS)
+        return c.scale_table[code_at(packed + SCALE_AND_ZERO_BYTES * index, 0, 16)];
     return c.scale_table[c.scale_width == 8 ? packed[index] : code_at(packed, index, c.scale_width)];
+}
+
+INLINE float zero_at(const Codes& c, const void* scales, int64_t index) {
+    if (c.scale_storage != SCALES_AND_ZEROS) return 0.0f;
+    return c.zero_table[static_cast<const uint8_t*>(scales)[SCALE_AND_ZERO_BYTES * index + 2]];
 }
 
 // Eight codes fill `WIDTH` bytes.
@@ -102,8 +117,10 @@ CLONES void read_values(const Codes& c, const uint8_t* packed, int64_t first, in
 INLINE float bounded(float v) { return clamp(v, -FLT_MAX, FLT_MAX); }
 
 // Adding +0 turns -0 into +0; adding -0 changes nothing.
-CLONES void scale_values(float* values, int64_t count, float scale, float factor, float zero) {
-    for (int64_t i = 0; i < count; i++) values[i] = bounded(values[i] * scale * factor) + zero;
+CLONES void scale_values(float* values, int64_t count, float zero_point, float scale, float factor,
+                         float zero) {
+    for (int64_t i = 0; i < count; i++)
+        values[i] = bounded((values[i] - zero_point) * scale * factor) + zero;
 }
 
 // A row of `columns` values, scaled.
@@ -115,8 +132,8 @@ void read_row(const Codes& c, const uint8_t* packed, const void* scales, int64_t
     int64_t index = row * c.groups_per_row;
     for (int64_t first = 0; first < columns; first += c.group) {
         const int64_t left = columns - first;
-        const float scale = scale_at(c, scales, index++);
-        scale_values(out + first, left < c.group ? left : c.group, scale, c.factor, zero);
+        const float scale = scale_at(c, scales, index), zero_point = zero_at(c, scales, index++);
+        scale_values(out + first, left < c.group ? left : c.group, zero_point, scale, c.factor, zero);
     }
 }
 

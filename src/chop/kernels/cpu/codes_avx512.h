@@ -144,11 +144,13 @@ AVX512 void read_row16(const Codes& c, const uint8_t* row, const void* scales, i
     const __m512 factor = _mm512_set1_ps(c.factor);
     for (int64_t first = 0; first < columns; first += c.group) {
         const int64_t last = columns - first < c.group ? columns : first + c.group;
+        const __m512 zero = _mm512_set1_ps(zero_at(c, scales, index));
         const __m512 scale = _mm512_set1_ps(scale_at(c, scales, index++));
         for (int64_t at = first; at < last; at += VECTOR) {
             const __mmask16 kept = first_lanes(last - at);
             const __m512 value = kept == 0xffff ? read.all(row, at) : read.some(row, at, kept);
-            const __m512 scaled = _mm512_mul_ps(_mm512_mul_ps(value, scale), factor);
+            const __m512 distance = _mm512_sub_ps(value, zero);
+            const __m512 scaled = _mm512_mul_ps(_mm512_mul_ps(distance, scale), factor);
             _mm512_mask_storeu_ps(out + at, kept, bounded16(scaled));
         }
     }
@@ -163,9 +165,15 @@ struct Operands {
     int64_t row_bytes, index, columns;
 };
 
+// What the values of a group are multiplied by, after what is subtracted.
+struct Grid {
+    __m512 scale, zero;
+};
+
 // Sums over columns of value times x, for each of OUTPUTS rows of codes and ROWS rows of x. Several
-// of either share what is loaded, and keep additions that wait for one another apart.
-template <class Reader, int OUTPUTS, int ROWS> struct Products {
+// of either share what is loaded, and keep additions that wait for one another apart. Without ZEROS
+// no group has a zero point.
+template <class Reader, int OUTPUTS, int ROWS, bool ZEROS> struct Products {
     const Reader read;
     const Codes& c;
     const Operands& from;
@@ -177,20 +185,27 @@ template <class Reader, int OUTPUTS, int ROWS> struct Products {
             for (int m = 0; m < ROWS; m++) sums[n][m] = _mm512_setzero_ps();
     }
     AVX512_INLINE const uint8_t* row(int n) const { return from.codes + n * from.row_bytes; }
-    AVX512_INLINE __m512 scale(int n, int64_t group) const {
-        return _mm512_set1_ps(scale_at(c, from.scales, from.index + n * c.groups_per_row + group));
+    AVX512_INLINE Grid grid(int n, int64_t group) const {
+        const int64_t index = from.index + n * c.groups_per_row + group;
+        return {_mm512_set1_ps(scale_at(c, from.scales, index)),
+                ZEROS ? _mm512_set1_ps(zero_at(c, from.scales, index)) : _mm512_setzero_ps()};
     }
-    AVX512_INLINE __m512 byte_scale(int n, int64_t group) const {
+    AVX512_INLINE Grid byte_scale(int n, int64_t group) const {
         const uint8_t* bytes = static_cast<const uint8_t*>(from.scales);
-        return _mm512_set1_ps(c.scale_table[bytes[from.index + n * c.groups_per_row + group]]);
+        const float scale = c.scale_table[bytes[from.index + n * c.groups_per_row + group]];
+        return {_mm512_set1_ps(scale), _mm512_setzero_ps()};
+    }
+    AVX512_INLINE static __m512 distance(__m512 value, const Grid& grid) {
+        return ZEROS ? _mm512_sub_ps(value, grid.zero) : value;
     }
     // Thirty-two columns of one group. The sum for one row of x is scaled; for several, the values.
-    AVX512_INLINE void add_two(int64_t at, int n, __m512 scale) {
+    AVX512_INLINE void add_two(int64_t at, int n, const Grid& grid) {
         if (ROWS == 1) _mm_prefetch(row(n) + at * c.width / 8 + AHEAD, _MM_HINT_T0);
-        const Pair values = read.pair(row(n), at);
+        Pair values = read.pair(row(n), at);
+        values = {distance(values.first, grid), distance(values.second, grid)};
         if (ROWS > 1) {
-            const __m512 first = _mm512_mul_ps(values.first, scale);
-            const __m512 second = _mm512_mul_ps(values.second, scale);
+            const __m512 first = _mm512_mul_ps(values.first, grid.scale);
+            const __m512 second = _mm512_mul_ps(values.second, grid.scale);
             for (int m = 0; m < ROWS; m++) {
                 const float* x = from.x + m * from.columns + at;
                 sums[n][m] = _mm512_fmadd_ps(first, _mm512_loadu_ps(x), sums[n][m]);
@@ -202,20 +217,21 @@ template <class Reader, int OUTPUTS, int ROWS> struct Products {
             const float* x = from.x + m * from.columns + at;
             const __m512 part = _mm512_mul_ps(values.first, _mm512_loadu_ps(x));
             const __m512 both = _mm512_fmadd_ps(values.second, _mm512_loadu_ps(x + VECTOR), part);
-            sums[n][m] = _mm512_fmadd_ps(both, scale, sums[n][m]);
+            sums[n][m] = _mm512_fmadd_ps(both, grid.scale, sums[n][m]);
         }
     }
-    AVX512_INLINE void add_one(int64_t at, int n, __m512 scale) {
-        const __m512 value = _mm512_mul_ps(read.all(row(n), at), scale);
+    AVX512_INLINE void add_one(int64_t at, int n, const Grid& grid) {
+        const __m512 value = _mm512_mul_ps(distance(read.all(row(n), at), grid), grid.scale);
         for (int m = 0; m < ROWS; m++) {
             const __m512 x = _mm512_loadu_ps(from.x + m * from.columns + at);
             sums[n][m] = _mm512_fmadd_ps(value, x, sums[n][m]);
         }
     }
     // `count` columns, fewer than sixteen.
-    AVX512_INLINE void add_last(int64_t at, int64_t count, int n, __m512 scale) {
+    AVX512_INLINE void add_last(int64_t at, int64_t count, int n, const Grid& grid) {
         const __mmask16 kept = first_lanes(count);
-        const __m512 value = _mm512_mul_ps(read.some(row(n), at, kept), scale);
+        const __m512 read_values = distance(read.some(row(n), at, kept), grid);
+        const __m512 value = _mm512_mul_ps(read_values, grid.scale);
         for (int m = 0; m < ROWS; m++) {
             const __m512 x = _mm512_maskz_loadu_ps(kept, from.x + m * from.columns + at);
             sums[n][m] = _mm512_fmadd_ps(value, x, sums[n][m]);
@@ -224,9 +240,9 @@ template <class Reader, int OUTPUTS, int ROWS> struct Products {
 };
 
 // y[n * ROWS + m], not yet times the factor.
-template <class Reader, int OUTPUTS, int ROWS>
+template <class Reader, int OUTPUTS, int ROWS, bool ZEROS>
 AVX512 void products16(const Codes& c, const Operands& from, float* y) {
-    Products<Reader, OUTPUTS, ROWS> products(c, from);
+    Products<Reader, OUTPUTS, ROWS, ZEROS> products(c, from);
     int64_t at = 0, group = 0;
     if (c.group == 2 * VECTOR && c.scale_storage == SCALE_CODES && c.scale_width == 8) {
         for (; at + 2 * VECTOR <= from.columns; at += 2 * VECTOR, group++)
@@ -239,16 +255,16 @@ AVX512 void products16(const Codes& c, const Operands& from, float* y) {
     }
     for (; at < from.columns; group++) {
         const int64_t last = from.columns - at < c.group ? from.columns : at + c.group;
-        __m512 scales[OUTPUTS];
-        for (int n = 0; n < OUTPUTS; n++) scales[n] = products.scale(n, group);
+        Grid grids[OUTPUTS];
+        for (int n = 0; n < OUTPUTS; n++) grids[n] = products.grid(n, group);
         for (; at + 2 * VECTOR <= last; at += 2 * VECTOR)
-            for (int n = 0; n < OUTPUTS; n++) products.add_two(at, n, scales[n]);
+            for (int n = 0; n < OUTPUTS; n++) products.add_two(at, n, grids[n]);
         for (; at < last; at += VECTOR)
             for (int n = 0; n < OUTPUTS; n++) {
                 if (last - at >= VECTOR)
-                    products.add_one(at, n, scales[n]);
+                    products.add_one(at, n, grids[n]);
                 else
-                    products.add_last(at, last - at, n, scales[n]);
+                    products.add_last(at, last - at, n, grids[n]);
             }
         at = last;
     }

@@ -63,19 +63,19 @@ template <class Reader> void row16(const Packed& w, int64_t row, float* out) {
     read_row16<Reader>(w.codes, from, w.scales, row * w.codes.groups_per_row, w.columns, out);
 }
 
-template <class Reader, int OUTPUTS, int ROWS>
+template <class Reader, bool ZEROS, int OUTPUTS, int ROWS>
 void block16(const Packed& w, int64_t first, const float* x, float* y, int64_t stride) {
     const int64_t row_bytes = w.columns * w.codes.width / 8;
     const Operands from{w.packed + first * row_bytes,        w.scales, x, row_bytes,
                         first * w.codes.groups_per_row, w.columns};
     float sums[OUTPUTS * ROWS];
-    products16<Reader, OUTPUTS, ROWS>(w.codes, from, sums);
+    products16<Reader, OUTPUTS, ROWS, ZEROS>(w.codes, from, sums);
     for (int n = 0; n < OUTPUTS; n++)
         for (int m = 0; m < ROWS; m++)
             y[m * stride + n] = sums[n * ROWS + m] * w.codes.factor;
 }
 
-template <class Reader>
+template <class Reader, bool ZEROS = false>
 void products16_of(const Packed& w, int64_t first, int64_t outputs, const float* x, int64_t rows,
                    float* y, int64_t stride) {
     int64_t m = 0;
@@ -84,16 +84,17 @@ void products16_of(const Packed& w, int64_t first, int64_t outputs, const float*
         float* to = y + m * stride;
         int64_t n = 0;
         for (; n + 2 <= outputs; n += 2)
-            block16<Reader, 2, ROWS_AT_ONCE>(w, first + n, from, to + n, stride);
-        if (n < outputs) block16<Reader, 1, ROWS_AT_ONCE>(w, first + n, from, to + n, stride);
+            block16<Reader, ZEROS, 2, ROWS_AT_ONCE>(w, first + n, from, to + n, stride);
+        if (n < outputs)
+            block16<Reader, ZEROS, 1, ROWS_AT_ONCE>(w, first + n, from, to + n, stride);
     }
     for (; m < rows; m++) {
         const float* from = x + m * w.columns;
         float* to = y + m * stride;
         int64_t n = 0;
         for (; n + OUTPUTS_AT_ONCE <= outputs; n += OUTPUTS_AT_ONCE)
-            block16<Reader, OUTPUTS_AT_ONCE, 1>(w, first + n, from, to + n, stride);
-        for (; n < outputs; n++) block16<Reader, 1, 1>(w, first + n, from, to + n, stride);
+            block16<Reader, ZEROS, OUTPUTS_AT_ONCE, 1>(w, first + n, from, to + n, stride);
+        for (; n < outputs; n++) block16<Reader, ZEROS, 1, 1>(w, first + n, from, to + n, stride);
     }
 }
 
@@ -116,19 +117,27 @@ struct Ways {
     bool pairs = false;           // x is to have even columns before odd ones in every 32 of a row
 };
 
+#if defined(CHOP_AVX512)
+template <bool ZEROS> Ways nibbles_of(const Packed& w) {
+    if (w.codes.group % PAIRED == 0 || w.codes.group >= w.columns)
+        return {row16<NibbleReader>, products16_of<PairedNibbleReader, ZEROS>, MORE_ROWS, true};
+    return {row16<NibbleReader>, products16_of<NibbleReader, ZEROS>, MORE_ROWS};
+}
+#endif
+
 Ways ways_of(const Packed& w) {
 #if defined(CHOP_AVX512)
     if (suits_vectors(w)) {
+        const bool has_zeros = w.codes.scale_storage == SCALES_AND_ZEROS;
         if (w.codes.reading == WHOLE)
             return {row16<WholeReader>, products16_of<WholeReader>, MORE_ROWS};
         if (w.codes.reading == FLOAT)
             return {row16<FloatReader>, products16_of<FloatReader>, MORE_ROWS};
         if (w.codes.reading == TABLE && w.codes.width == 8)
-            return {row16<ByteReader>, products16_of<ByteReader>};
+            return {row16<ByteReader>,
+                    has_zeros ? products16_of<ByteReader, true> : products16_of<ByteReader>};
         if (w.codes.reading == TABLE && w.codes.width == 4)
-            return w.codes.group % PAIRED == 0 || w.codes.group >= w.columns
-                       ? Ways{row16<NibbleReader>, products16_of<PairedNibbleReader>, MORE_ROWS, true}
-                       : Ways{row16<NibbleReader>, products16_of<NibbleReader>, MORE_ROWS};
+            return has_zeros ? nibbles_of<true>(w) : nibbles_of<false>(w);
     }
 #endif
     (void)w;

@@ -58,7 +58,7 @@ def integer_parameter(module: QuantizedOperator, operand: str) -> IntegerParamet
         raise _refusal(module, operand, "is not fitted: calibrate first")
     layout, x = number_format.layout(), module.effective(operand).detach()
     unit = None if layout is None or layout.levels is not None else _unit(layout.element)
-    if layout is None or unit is None:
+    if layout is None or unit is None or layout.has_zero_points:
         raise _refusal(module, operand, "has no integer form")
     values = rounded_parameter(module, operand)
     step = _step(layout.fitted(x), x, values) * unit
