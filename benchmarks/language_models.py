@@ -46,7 +46,7 @@ from chop.train.rows import padding_token
 from chop.train.tasks import IGNORED
 
 MXINT, GROUPS = "mxint:width={}", "group_integer:width={}"
-AFFINE = "group_affine:width={},group_size=48"
+AFFINE = "group_affine:width={}:group_size=48"
 """As many bits as `group_integer` in groups of 32, and as peers."""
 METHODS = ("nearest", "least squares", "GPTQ", "AWQ", *PEERS)
 INPUTS = ("input_ids", "attention_mask")
