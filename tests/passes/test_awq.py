@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -92,18 +94,22 @@ def test_the_exponent_is_the_best_of_the_grid_by_the_layers_own_outputs(graph):
     hook.remove()
     magnitude = seen[0].flatten(0, 1).abs().mean(0)
     layers = [graph.modules[path].weight.detach() for path in ("gate", "up")]
-    errors = []
-    for i in range(5):
+    errors = {}
+    for i, j in itertools.product(range(5), range(4)):
         s = magnitude ** (i / 4)
-        s = s / (s.min() * s.max()).sqrt()
+        s = 2 ** (j / 4) * s / (s.min() * s.max()).sqrt()
         outputs = [seen[0] @ w.T for w in layers]
         rounded = [(seen[0] / s) @ MXInt(4, block_size=16).round(w * s).T for w in layers]
         error = sum((a - b).square().sum() for a, b in zip(outputs, rounded, strict=True))
-        errors.append((error / sum(y.square().sum() for y in outputs)).item())
+        errors[i / 4, 2 ** (j / 4)] = (error / sum(y.square().sum() for y in outputs)).item()
     told = info["scaled"]["norm.weight"]
-    assert told["exponent"] == errors.index(min(errors)) / 4
-    assert told["before"] == pytest.approx(errors[0], rel=1e-3)
-    assert told["after"] == pytest.approx(min(errors), rel=1e-3)
+    assert (told["exponent"], told["factor"]) == min(errors, key=errors.get)
+    assert told["factor"] > 1
+    assert told["before"] == pytest.approx(errors[0, 1], rel=1e-3)
+    assert told["after"] == pytest.approx(min(errors.values()), rel=1e-3)
+    assert info["scaled"]["up"]["factor"] == 1  # it would change how the weights of `up` round
+    _, of_floats = scaled(graph, weight=GroupInteger(4), **settings)
+    assert of_floats["scaled"]["norm.weight"]["factor"] == 1
 
 
 class Refused(nn.Module):

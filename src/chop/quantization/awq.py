@@ -14,18 +14,26 @@ import torch
 from torch import Tensor, fx
 
 from chop.formats import NumberFormat
+from chop.formats.scaling import SharedExponent, Unscaled
 from chop.ir.batches import Runs, run_layerwise
 from chop.ir.graph import MaseGraph
 from chop.quantization.folding import Site, find_sites, fold
 from chop.quantization.row_weights import RowWeights, moderated, row_weights, second_moments
 
 ScaledReaders = dict[str, dict[str, Any]]
-"""By the path of a source: its `readers`, the `exponent`, the error `before` and `after`."""
+"""By the path of a source: its `readers`, `exponent`, `factor`, the error `before` and `after`."""
+
+FACTORS = (1.0, 2**0.25, 2**0.5, 2**0.75)
+"""What scales are multiplied by, where those of the format are powers of two or there are none.
+
+Not where a Linear is divided by them, whose own weights would round otherwise.
+"""
 
 
 @dataclass(frozen=True)
 class _Choice:
     exponent: float
+    factor: float
     scale: Tensor
     before: float
     after: float
@@ -67,9 +75,9 @@ def awq(
     found: ScaledReaders = {}
     for site in sites:
         choice = chosen[site.source]
-        if choice.exponent > 0:
+        told = {name: getattr(choice, name) for name in ("exponent", "factor", "before", "after")}
+        if (choice.exponent, choice.factor) != (0.0, 1.0):
             fold(mg, site, choice.scale)
-        told = {"exponent": choice.exponent, "before": choice.before, "after": choice.after}
         found[str(site.source.target)] = {"readers": site.paths(), **told}
     return found, skipped
 
@@ -82,7 +90,7 @@ def _choose(
     number_format: NumberFormat,
     grid: int,
 ) -> _Choice:
-    """The exponent with the least error of all readers, relative to their outputs."""
+    """What gives the least error of all readers, relative to their outputs."""
     moments = [
         sum(second_moments(x[None], w)[0] for x, w in _samples(inputs, weights.get(reader)))
         for reader in site.readers
@@ -90,14 +98,28 @@ def _choose(
     layers = [(w.double(), h) for w, h in zip(site.weights(mg), moments, strict=True)]
     energy = sum(_energy(w, h) for w, h in layers) or 1.0
     magnitude = torch.cat(inputs).abs().mean(0).double()
-    errors: list[float] = []
-    scales = [awq_scale(magnitude, i / grid) for i in range(grid + 1)]
-    for scale in scales:
+    factors = FACTORS[:1] if mg.operator(site.source).is_product else _factors(number_format)
+    errors: dict[tuple[float, float], float] = {}
+    for exponent, factor in itertools.product((i / grid for i in range(grid + 1)), factors):
+        scale = factor * awq_scale(magnitude, exponent)
         rounded = [number_format.round((w * scale).float()).double() / scale for w, _ in layers]
         pairs = zip(layers, rounded, strict=True)
-        errors.append(sum(_energy(q - w, h) for (w, h), q in pairs) / energy)
-    best = min(range(grid + 1), key=errors.__getitem__)
-    return _Choice(best / grid, scales[best].to(inputs[0].dtype), errors[0], errors[best])
+        errors[exponent, factor] = sum(_energy(q - w, h) for (w, h), q in pairs) / energy
+    exponent, factor = min(errors, key=errors.__getitem__)
+    scale = factor * awq_scale(magnitude, exponent)
+    before, after = errors[0.0, 1.0], errors[exponent, factor]
+    return _Choice(exponent, factor, scale.to(inputs[0].dtype), before, after)
+
+
+def _factors(number_format: NumberFormat) -> tuple[float, ...]:
+    """Those that differ to a format: where scales are floats, weights of any size round alike."""
+    layout = number_format.layout()
+    is_relative = (
+        layout is not None
+        and layout.scaling is not None
+        and not isinstance(layout.scaling, SharedExponent | Unscaled)
+    )
+    return FACTORS[:1] if is_relative else FACTORS
 
 
 def _samples(
