@@ -103,6 +103,10 @@ class Subject:
         batches = self.test.batches(4, pad_id=padding_token(self.model))
         self.feed = [({x: batch[x] for x in INPUTS}, batch["labels"]) for batch in batches]
         self.exact: list[Tensor] = []
+        # `judge` takes the output layer's products for the logits.
+        for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+            if getattr(self.model.config, name, None):
+                raise SystemExit(f"--model {args.model}: its {name} is not known here.")
         self.mg, _ = passes.init_metadata_analysis_pass(MaseGraph(self.model))
         self.mg, _ = passes.add_common_metadata_analysis_pass(self.mg)
 
@@ -187,12 +191,11 @@ class Subject:
         if case.method == "GPTQ":
             mg, _ = passes.gptq_transform_pass(mg, {"batches": self.batches})
         # Weights are all that is rounded: as floats they are judged as fast as those of peers.
-        weights = mg.model.state_dict()
         for path in rules:
             layer = mg.model.get_submodule(path)
-            weights[f"{path}.weight"] = layer.quantize("weight", layer.weight)
+            layer.weight.data.copy_(layer.quantize("weight", layer.weight.detach()))
         model = copy.deepcopy(self.model)
-        model.load_state_dict(weights)
+        model.load_state_dict(mg.model.state_dict())
         return model
 
 

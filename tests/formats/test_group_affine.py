@@ -1,9 +1,19 @@
 """Scales and zero points against exhaustive search, torch's affine quantization, and peers."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
+from torch import nn
 
+from chop import MaseGraph, passes
+from chop.errors import ConfigError
 from chop.formats import GroupAffine, GroupInteger
+from chop.formats.affine_scale import AffineScale
+from chop.formats.elements import Fixed, Trit
+from chop.formats.groups import Blocks
+from chop.formats.layout import Layout
+from chop.formats.reference import round_by
 from chop.kernels.codes import Packed
 from chop.kernels.cpu import packed
 
@@ -86,7 +96,6 @@ def test_values_that_are_on_a_grid_stay(width):
     zero = zero * 2.0 ** (width - 8)
     scale = torch.randn(500, 1, generator=generator).abs().bfloat16().float()
     x = (codes - zero) * scale
-    x[(codes == zero).any(-1)] = 0.0
     assert torch.equal(number_format.round(x), x)
 
 
@@ -105,10 +114,30 @@ def test_what_was_rounded_rounds_to_itself(number_format):
         torch.where(base > 0, base * 1e-3, base),
         base[:, :1].expand(400, 50).contiguous(),
         torch.where(base > 1, base, 0.0),
+        base * 1e-38,
+        base * 1e-40,
+        base * 1e38,
+        base.clamp(-3, 3) * 1.1e38,
     ):
         y = number_format.round(x)
         assert torch.equal(number_format.round(y), y)
         assert (y[x == 0] == 0).all()
+
+
+@pytest.mark.parametrize("width", range(2, 9))
+@pytest.mark.parametrize("group_size", [16, 64])
+def test_no_group_is_much_worse_than_by_its_range(width, group_size):
+    """The scale and zero point that cover the range, with the same precision."""
+    x = torch.randn(4000, group_size, generator=torch.Generator().manual_seed(3)).double()
+    last, steps = 2**width - 1, 2.0 ** (8 - width)
+    low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
+    scale = ((high - low) / last).bfloat16().double()
+    zero = ((-low / scale) * steps).round() / steps
+    by_range = ((x / scale + zero).round().clamp(0, last) - zero) * scale
+    error = (GroupAffine(width, group_size).round(x) - x).square().sum(-1)
+    before = (by_range - x).square().sum(-1)
+    assert error.sum() < before.sum()
+    assert (error > 2 * before).float().mean() < 0.002
 
 
 def test_ends_and_empty_tensors():
@@ -119,8 +148,47 @@ def test_ends_and_empty_tensors():
     x = torch.tensor([torch.inf, 7.0, -torch.inf, 0.0])
     assert torch.equal(number_format.round(x), torch.tensor([7.0, 7.0, 0.0, 0.0]))
     assert torch.equal(number_format.saturates(x), torch.tensor([True, False, True, False]))
-    huge = torch.tensor([3.4e38, -3.4e38, 1e38, -1e38])
-    assert number_format.round(huge).isfinite().all()
+    nan = torch.tensor([torch.nan, 7.0, -7.0, 1.0])
+    y = number_format.round(nan)
+    assert y[0].isnan() and y[1:].isfinite().all()
+    stored = number_format.decode(number_format.encode(nan))
+    assert torch.equal(stored[1:], y[1:]) and stored[0] == stored.min()
+
+
+@dataclass(frozen=True)
+class Silent(AffineScale):
+    """Gives zero points that it does not tell of."""
+
+    zero_width = 0
+
+
+def test_layouts_that_nobody_could_read_are_refused():
+    element, groups = Fixed(4, 0, "unsigned"), Blocks((8,))
+    with pytest.raises(ConfigError, match="zero points are of elements without a threshold"):
+        Layout(Trit(0.5), groups, AffineScale(2))
+    with pytest.raises(ConfigError, match="`measure` gives zero points where `zero_width`"):
+        round_by(Layout(element, groups, Silent(4)), torch.randn(8))
+
+
+def test_layers_are_packed_saved_and_unpacked(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(80, 64), nn.ReLU(), nn.Linear(64, 5)).eval()
+    mg, _ = passes.init_metadata_analysis_pass(MaseGraph(net, dummy_in={"input": torch.randn(2, 80)}))
+    mg, _ = passes.add_common_metadata_analysis_pass(mg)
+    rule = {"config": {"weight": {"name": "group_affine", "width": 3}}}
+    mg, _ = passes.prune_transform_pass(mg, {"weight": {"sparsity": 0.5, "method": "l1-norm"}})
+    mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": rule})
+    packed_mg, _ = passes.pack_transform_pass(mg, {"exact": True, "silent": True})
+    x = torch.randn(7, 80)
+    y = mg.model(x)
+    assert torch.equal(packed_mg.model(x), y)
+    packed_mg.export(tmp_path / "net")
+    assert torch.equal(MaseGraph.from_checkpoint(tmp_path / "net").model(x), y)
+    unpacked, _ = passes.pack_transform_pass(packed_mg, {"unpack": True})
+    assert torch.equal(unpacked.model(x), y)
+    zeros = mg.modules["0"].weight == 0
+    assert zeros.float().mean() > 0.3
+    assert (unpacked.modules["0"].weight[zeros] == 0).all()
 
 
 FORMATS = [
@@ -151,5 +219,5 @@ def test_packed_weights_are_decoded_and_multiplied_by_the_kernel(number_format):
         expected = inputs.double() @ number_format.round(x).double().T
         assert product is not None or rows > 8
         # Many rows are rounded to bfloat16 where the CPU multiplies it.
-        tolerance = (1e-5 if rows < 4 else 2e-2) * expected.square().mean().sqrt()
+        tolerance = (1e-5 if rows <= 8 else 4e-2) * expected.square().mean().sqrt()
         assert product is None or (product - expected).abs().max() < tolerance

@@ -12,6 +12,7 @@ from chop.formats import (
     BlockLog,
     BlockMinifloat,
     Float,
+    GroupAffine,
     GroupInteger,
     Integer,
     Log,
@@ -39,6 +40,7 @@ NARROW = [
     BinaryResidual(),
     Ternary(scaling_factor=True),
     ScaleInteger(3),
+    GroupAffine(2),
     GroupInteger(3),
     MXInt(2),
 ]

@@ -53,8 +53,11 @@ class Layout:
         return self.scaling is not None and self.scaling.zero_width > 0
 
     def __post_init__(self) -> None:
-        if self.has_zero_points and self.element.threshold is not None:
-            raise ConfigError("layout: elements with a threshold have no zero points.")
+        if self.has_zero_points and not self._can_have_zero_points():
+            raise ConfigError(
+                "layout: zero points are of elements without a threshold, one for each scale, and "
+                f"stored as codes; got {self.element}, {self.scaling}, levels {self.levels}."
+            )
         if self.levels is not None:
             in_order = self.groups == WHOLE_TENSOR and self.element.threshold is None
             if not (in_order and self.scaling is not None and self.scaling.stores_floats):
@@ -65,6 +68,10 @@ class Layout:
             given = self.scaling.given if isinstance(self.scaling, ConstantScale) else None
             if given is not None and len(given) != self.levels:
                 raise ConfigError(f"layout: expected {self.levels} scales, got {len(given)}.")
+
+    def _can_have_zero_points(self) -> bool:
+        is_coded = self.scaling is not None and not self.scaling.stores_floats
+        return is_coded and self.element.threshold is None and self.levels is None
 
     def fitted(self, x: Tensor) -> Layout:
         """With the threshold of a tensor as a number, where the elements have one."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import repeat
 
 import torch
 from torch import Tensor
 
+from chop.errors import ConfigError
 from chop.formats.chunks import chunks
 from chop.formats.elements import Element
 from chop.formats.encoded import Encoded
@@ -71,6 +71,11 @@ def _elements_and_scales(layout: Layout, part: Tensor) -> tuple[Tensor, Scales |
     if layout.scaling is None:
         return element.round(exact), None
     scales = layout.scaling.measure(exact, layout.counted(exact))
+    if (scales.zero_points is not None) != layout.has_zero_points:
+        raise ConfigError(
+            f"{layout.scaling}: `measure` gives zero points where `zero_width` is above 0, and not "
+            "elsewhere."
+        )
     parted = element.threshold is not None
     return element.round(exact if parted else _unscaled(exact, scales)), scales
 
@@ -160,9 +165,11 @@ def decode(layout: Layout, encoded: Encoded) -> Tensor:
             target.copy_(_converted(layout, values(part), y.dtype))
     else:
         rows = (x.reshape(-1, x.size(-1)) for x in (y, codes, scales))
-        parts = zip(*(chunks(x, y.size(-1)) for x in rows), strict=True)
-        zeros = repeat(None) if zero_points is None else chunks(zero_points, y.size(-1))
-        for (target, part, scale), zero in zip(parts, zeros, strict=False):
+        parts = [chunks(x, y.size(-1)) for x in rows]
+        zeros: Sequence[Tensor | None] = [None] * len(parts[0])
+        if zero_points is not None:
+            zeros = chunks(zero_points, y.size(-1))
+        for target, part, scale, zero in zip(*parts, zeros, strict=True):
             found = _scaled(element, values(part), scale, zero)
             target.copy_(_converted(layout, found, y.dtype))
     return layout.groups.join(y, shape)

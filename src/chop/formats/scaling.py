@@ -33,8 +33,7 @@ class Scales:
             the group NaN.
         codes: what `pack` takes, of the same shape: int64 codes, or float numbers.
         of_tensor: float32 scalar, a factor of all of `values`, or None.
-        zero_points: float64, shape of `values`: the elements that stand for 0, from which others
-            are the distance; None where that is 0.
+        zero_points: z in s (k - z), float64, shape of `values`; None where values are s k.
     """
 
     values: Tensor

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from chop.formats.bfloat16 import BITS, from_bits, to_bits
 from chop.formats.chunks import chunks
 from chop.formats.packing import unpack_bits
 from chop.formats.scaling import EPSILON, TINY, Scales, Scaling
@@ -34,7 +35,7 @@ class SearchedScale(Scaling):
     """
 
     lowest_code: int
-    width: int = 16
+    width: int = BITS
     statistic = LARGEST
     follows_values = True
 
@@ -79,10 +80,8 @@ class SearchedScale(Scaling):
 
     def scales(self, found: Tensor, non_finite: Tensor | None = None) -> Scales:
         """Numbers that are scales already, with their codes: the bits of a bfloat16."""
-        codes = found.bfloat16().view(torch.int16).long() & 0xFFFF
-        return Scales(found, codes)
+        return Scales(found, to_bits(found))
 
     def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
         """The numbers of the codes."""
-        codes = unpack_bits(packed, self.width, count).long().view(-1, 1)
-        return (codes - (codes >> 15 << 16)).short().view(torch.bfloat16).double()
+        return from_bits(unpack_bits(packed, self.width, count).view(-1, 1))

@@ -81,9 +81,9 @@ class CodeTables:
         largest_code: of a small float, the largest code without sign that is computed.
         groups: which elements share a scale; None without scales.
         scale_values: float32: each scale code's number; None where scales are stored as floats.
-        zero_values: float32: each zero point's number; None without. Its bits come after those of
-            the scale, to which `scale_values` belongs.
-        scale_width: bits of a scale code, and of a zero point.
+        zero_values: float32: the number of each zero point's code, whose bits come after those of
+            the scale's; None without.
+        scale_width: bits of a scale code and its zero point together.
     """
 
     width: int
@@ -117,12 +117,10 @@ class CodeTables:
 
     def structure(self, lines: Lines, tensor_scale: Tensor | None) -> Codes:
         """What the C++ loops take. It keeps its tables alive."""
-        coded = SCALE_CODES if self.zero_values is None else SCALES_AND_ZEROS
-        coded = coded if self.groups else NO_SCALE
         codes = Codes(
             reading=self.reading,
             width=self.width,
-            scale_storage=SCALE_FLOATS if self.stores_floats else coded,
+            scale_storage=self.scale_storage,
             scale_width=self.scale_width,
             mantissa_width=self.mantissa_width,
             largest_code=self.largest_code,
@@ -140,6 +138,15 @@ class CodeTables:
     def without_scales(self) -> CodeTables:
         """The same codes, read as if their scales were 1."""
         return replace(self, groups=None, scale_values=None, zero_values=None, scale_width=0)
+
+    @property
+    def scale_storage(self) -> int:
+        """How scales, and zero points, are stored."""
+        if self.groups is None:
+            return NO_SCALE
+        if self.stores_floats:
+            return SCALE_FLOATS
+        return SCALE_CODES if self.zero_values is None else SCALES_AND_ZEROS
 
     @property
     def stores_floats(self) -> bool:

@@ -30,8 +30,8 @@ class RoundingGrid(NamedTuple):
         round: rounds single values.
         scale: of each weight, float64.
         zero: of each weight, its zero point; zeros where the format has none.
-        fixed: NaN, but for the weights that have to keep their rounded values for scales to stay:
-            those.
+        fixed: the rounded values of the weights that must keep them for scales to stay; NaN for
+            the others.
     """
 
     round: Callable[[Tensor], Tensor]
@@ -44,7 +44,7 @@ class RoundingGrid(NamedTuple):
         return RoundingGrid(self.round, *(change(x) for x in self[1:]))
 
     def rounded(self, weight: Tensor, column: int) -> Tensor:
-        """A weight's column, the first index, on the grid."""
+        """A column of a weight on the grid; here columns are the first index."""
         scale, zero, fixed = (x[column] for x in self[1:])
         found = (self.round(weight[column] / scale + zero) - zero) * scale
         return torch.where(fixed.isnan(), found, fixed)
@@ -216,20 +216,20 @@ def _correct(
 def rounding_grid(number_format: NumberFormat, weight: Tensor) -> RoundingGrid:
     """The grid of a weight, of its shape. A format without shared scales has scale 1.
 
-    Where a scale follows the largest magnitude of its group, the weight that has it must keep its
-    rounded value for the scale to stay.
+    The weights that scales follow, the largest of a group or the ends of its range, must keep their
+    rounded values for scales to stay.
 
     Args:
         number_format: the weight's.
         weight: float64, any shape.
     """
-    one, none = torch.ones_like(weight), torch.zeros_like(weight)
+    ones, zeros = torch.ones_like(weight), torch.zeros_like(weight)
     free = torch.full_like(weight, torch.nan)
     layout = number_format.layout()
     if layout is None or layout.scaling is None or layout.levels is not None:
-        return RoundingGrid(number_format.round, one, none, free)
+        return RoundingGrid(number_format.round, ones, zeros, free)
     if layout.element.threshold is not None:
-        return RoundingGrid(number_format.round, one, none, free)
+        return RoundingGrid(number_format.round, ones, zeros, free)
     groups = layout.groups.split(weight)
     found = layout.scaling.measure(groups)
     scale, zero, is_anchor = (

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from chop.formats.group_affine import AffineScale
+from chop.formats.affine_scale import AffineScale
 from chop.formats.groups import Blocks, Groups, Whole
 from chop.formats.layout import Layout
 from chop.formats.scaling import (

@@ -118,9 +118,9 @@ INLINE float bounded(float v) { return clamp(v, -FLT_MAX, FLT_MAX); }
 
 // Adding +0 turns -0 into +0; adding -0 changes nothing.
 CLONES void scale_values(float* values, int64_t count, float zero_point, float scale, float factor,
-                         float zero) {
+                         float signed_zero) {
     for (int64_t i = 0; i < count; i++)
-        values[i] = bounded((values[i] - zero_point) * scale * factor) + zero;
+        values[i] = bounded((values[i] - zero_point) * scale * factor) + signed_zero;
 }
 
 // A row of `columns` values, scaled.
@@ -128,12 +128,13 @@ void read_row(const Codes& c, const uint8_t* packed, const void* scales, int64_t
               int64_t columns, float* out) {
     read_values(c, packed, row * columns, columns, out);
     if (c.scale_storage == NO_SCALE && c.factor == 1) return;
-    const float zero = c.reading == TRITS ? 0.0f : -0.0f;
+    const float signed_zero = c.reading == TRITS ? 0.0f : -0.0f;
     int64_t index = row * c.groups_per_row;
     for (int64_t first = 0; first < columns; first += c.group) {
         const int64_t left = columns - first;
         const float scale = scale_at(c, scales, index), zero_point = zero_at(c, scales, index++);
-        scale_values(out + first, left < c.group ? left : c.group, zero_point, scale, c.factor, zero);
+        scale_values(out + first, left < c.group ? left : c.group, zero_point, scale, c.factor,
+                     signed_zero);
     }
 }
 

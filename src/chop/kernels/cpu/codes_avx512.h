@@ -190,7 +190,7 @@ template <class Reader, int OUTPUTS, int ROWS, bool ZEROS> struct Products {
         return {_mm512_set1_ps(scale_at(c, from.scales, index)),
                 ZEROS ? _mm512_set1_ps(zero_at(c, from.scales, index)) : _mm512_setzero_ps()};
     }
-    AVX512_INLINE Grid byte_scale(int n, int64_t group) const {
+    AVX512_INLINE Grid byte_grid(int n, int64_t group) const {
         const uint8_t* bytes = static_cast<const uint8_t*>(from.scales);
         const float scale = c.scale_table[bytes[from.index + n * c.groups_per_row + group]];
         return {_mm512_set1_ps(scale), _mm512_setzero_ps()};
@@ -247,11 +247,11 @@ AVX512 void products16(const Codes& c, const Operands& from, float* y) {
     if (c.group == 2 * VECTOR && c.scale_storage == SCALE_CODES && c.scale_width == 8) {
         for (; at + 2 * VECTOR <= from.columns; at += 2 * VECTOR, group++)
             for (int n = 0; n < OUTPUTS; n++)
-                products.add_two(at, n, products.byte_scale(n, group));
+                products.add_two(at, n, products.byte_grid(n, group));
     } else if (c.group == VECTOR && c.scale_storage == SCALE_CODES && c.scale_width == 8) {
         for (; at + VECTOR <= from.columns; at += VECTOR, group++)
             for (int n = 0; n < OUTPUTS; n++)
-                products.add_one(at, n, products.byte_scale(n, group));
+                products.add_one(at, n, products.byte_grid(n, group));
     }
     for (; at < from.columns; group++) {
         const int64_t last = from.columns - at < c.group ? from.columns : at + c.group;

@@ -166,7 +166,7 @@ class CodeRule(NamedTuple):
 def element_rule(number_format: NumberFormat) -> ElementRule | None:
     """The rule of the elements of a fitted format, or None."""
     layout = layout_of(number_format)
-    if layout is None or layout.levels is not None:
+    if layout is None or layout.levels is not None or layout.has_zero_points:
         return None
     rule: ElementRule | None = row_of(ELEMENTS, layout.element)
     return rule
