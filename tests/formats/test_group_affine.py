@@ -140,6 +140,33 @@ def test_no_group_is_much_worse_than_by_its_range(width, group_size):
     assert (error > 2 * before).float().mean() < 0.002
 
 
+@pytest.mark.parametrize("width", [2, 3, 4, 8])
+def test_what_a_short_group_lacks_does_not_count(width):
+    x = torch.randn(50, 23, generator=torch.Generator().manual_seed(4))
+    alone = GroupAffine(width, group_size=23).round(x)
+    assert torch.equal(GroupAffine(width, group_size=64).round(x), alone)
+    x[:, 5], x[:, 9] = torch.nan, torch.inf
+    others = torch.tensor([i for i in range(23) if i not in (5, 9)])
+    y = GroupAffine(width, group_size=64).round(x)
+    assert torch.equal(y[:, others], GroupAffine(width).round(x[:, others]))
+    saturated = GroupAffine(width, group_size=64).saturates(x)
+    assert saturated[:, 9].all() and not saturated[:, 5].any()
+
+
+@pytest.mark.parametrize("width, least", [(2, 33), (3, 33), (4, 34)])
+def test_groups_of_one_sign_are_fitted_too(width, least):
+    x = 1 + 0.02 * torch.randn(50, 64, generator=torch.Generator().manual_seed(5))
+    for values in (x, -x):
+        assert snr_db(values, GroupAffine(width).round(values)) > least
+
+
+@pytest.mark.parametrize("width", range(2, 9))
+def test_few_values_may_be_exact(width):
+    ternary = torch.randint(-1, 2, (20, 64), generator=torch.Generator().manual_seed(6))
+    for x in (torch.ones(4, 64), -torch.ones(4, 64), ternary):
+        assert torch.equal(GroupAffine(width).round(3.0 * x), 3.0 * x)
+
+
 def test_ends_and_empty_tensors():
     number_format = GroupAffine(3, group_size=4)
     assert torch.equal(number_format.round(torch.zeros(9)), torch.zeros(9))
@@ -173,7 +200,9 @@ def test_layouts_that_nobody_could_read_are_refused():
 def test_layers_are_packed_saved_and_unpacked(tmp_path):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(80, 64), nn.ReLU(), nn.Linear(64, 5)).eval()
-    mg, _ = passes.init_metadata_analysis_pass(MaseGraph(net, dummy_in={"input": torch.randn(2, 80)}))
+    mg, _ = passes.init_metadata_analysis_pass(
+        MaseGraph(net, dummy_in={"input": torch.randn(2, 80)})
+    )
     mg, _ = passes.add_common_metadata_analysis_pass(mg)
     rule = {"config": {"weight": {"name": "group_affine", "width": 3}}}
     mg, _ = passes.prune_transform_pass(mg, {"weight": {"sparsity": 0.5, "method": "l1-norm"}})

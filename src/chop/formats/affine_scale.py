@@ -18,7 +18,9 @@ from chop.formats.statistic import LARGEST
 CLIPPED = (0.85, 0.7)
 """Shares of the range of a group from which fits start, beside all of it."""
 FITS = 5
-"""Least-squares fits from each start."""
+"""Least-squares fits from such a start."""
+FEW = 4
+"""Bits of k up to which every number of steps is tried that a range may have."""
 FLOAT32_END = 128
 """Exponent of the power of two that float32 ends below."""
 
@@ -30,16 +32,54 @@ class _Grid(NamedTuple):
     zero: Tensor
 
 
+class _Group(NamedTuple):
+    """Values, and what grids depend on.
+
+    Attributes:
+        x: float64 (rows, elements), 0 for what does not count.
+        counts: the same shape, 1 for what counts and 0 for the rest; None: all counts.
+        low: (rows, 1), the lowest value, 0 at most.
+        high: (rows, 1), the highest value, 0 at least.
+        has_zero: (rows, 1), whether a value is 0.
+    """
+
+    x: Tensor
+    counts: Tensor | None
+    low: Tensor
+    high: Tensor
+    has_zero: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor) -> _Group:
+        """Groups as rows, in which NaN and infinities do not count."""
+        finite = rows.isfinite()
+        # In one order in memory, sums have one order.
+        x = rows.masked_fill(~finite, 0.0).contiguous()
+        low, high = x.aminmax(dim=-1, keepdim=True)
+        counts = None if finite.all() else finite.double()
+        has_zero = (rows == 0).any(-1, keepdim=True)
+        return cls(x, counts, low.clamp(max=0), high.clamp(min=0), has_zero)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """(rows, 1), of values that count."""
+        return (values if self.counts is None else values * self.counts).sum(-1, keepdim=True)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """(rows, 1), of values that count."""
+        if self.counts is None:
+            return values.mean(-1, keepdim=True)
+        return self.sum(values) / self.counts.sum(-1, keepdim=True).clamp(min=1)
+
+
 @dataclass(frozen=True)
 class AffineScale(Scaling):
     """The bfloat16 s and the zero point z of s (k - z) with the least squared error that is found.
 
-    Codes k and the line through (k, x) are fitted in turns, from several starts. Only grids count
-    on which the lowest of a group's values and 0 has the code 0, and the highest the last code or
-    the one before: where these values stay as they round, s and z are found again in what was
-    rounded.
-    Where no grid is such, in groups of zeros or near the end of float32, s is 2^-23 and z is 0.
-    Infinities and NaN do not count; what a short group lacks counts as zeros.
+    From several starts, codes k are rounded to and s and z follow by regression, in turns. On each
+    grid the lowest of a group's values and 0 has the code 0, and the highest one of `ends`: where
+    these values stay as they round, s and z are found again in what was rounded. Where there is no
+    such grid, in groups of zeros or near the ends of float32, s is 2^-23 and z is 0. Infinities,
+    NaN and what a short group lacks do not count.
 
     A bfloat16 times a number of 9 bits is a float32 number, so that no product is rounded.
 
@@ -48,8 +88,8 @@ class AffineScale(Scaling):
         width: bits of s and z together: those of s are the low ones.
         zero_width: bits of z, in units of 2^(element_width - 8).
 
-    Source: fitting codes and levels in turns: Lloyd 1982, IEEE Transactions on Information Theory
-    28(2), the method named after him; here levels lie on a line, which is fitted by regression.
+    Source: codes and levels fitted in turns: Lloyd 1982, IEEE Transactions on Information Theory
+    28(2); here levels lie on a line.
     """
 
     element_width: int
@@ -65,77 +105,99 @@ class AffineScale(Scaling):
         return codes - 1
 
     @property
+    def ends(self) -> tuple[int, ...]:
+        """Steps that the range of a group may have, so that few values can lie on a grid."""
+        last, half = self.last_code, (self.last_code + 1) // 2
+        return tuple(range(half, last + 1)) if self.element_width <= FEW else (half, last - 1, last)
+
+    @property
     def _zero_steps(self) -> float:
         """Zero points between one code and the next."""
         return 2.0 ** (self.zero_width - self.element_width)
 
     def anchors(self, groups: Tensor) -> Tensor:
         """True for the lowest of a group's values and 0, and for the highest."""
-        lowest, highest = groups.aminmax(dim=-1, keepdim=True)
+        lowest, highest = groups.nan_to_num(nan=0.0).aminmax(dim=-1, keepdim=True)
         return (groups == lowest.clamp(max=0)) | (groups == highest.clamp(min=0))
 
     def measure(self, groups: Tensor, counted: Tensor | None = None) -> Scales:
-        """The grids of groups; elements with zero points have no threshold, so that all count."""
+        """The grids of groups, in which NaN does not count.
+
+        Args:
+            groups: float64, (..., groups, group size).
+            counted: None, as elements with zero points have no threshold.
+        """
         rows = groups.detach().reshape(-1, groups.size(-1)).double()
         found = [torch.cat(self._fit(part), -1) for part in chunks(rows, rows.size(-1))]
         grids = torch.cat(found) if found else rows.new_empty(0, 2)
         return self._stored(*grids.view(*groups.shape[:-1], 2).split(1, -1))
 
     def _fit(self, rows: Tensor) -> _Grid:
-        # In one order in memory, sums have one order.
-        x = rows.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).contiguous()
-        low, high = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
-        has_zero = (x == 0).any(-1, keepdim=True)
-        best = _Grid(torch.full_like(low, EPSILON), torch.zeros_like(low))
-        least = torch.full_like(low, torch.inf)
-        for start in self._starts(low, high):
-            wanted = start
-            for step in range(FITS + 1):
-                grid = self._representable(wanted, low, high, has_zero)
-                codes = self._codes(x, grid)
-                error = codes.sub(grid.zero).mul_(grid.scale).sub_(x).square_()
-                total = error.sum(-1, keepdim=True)
-                is_better = (total < least) & self._spans(grid, low, high)
+        group = _Group.of(rows)
+        best = _Grid(torch.full_like(group.low, EPSILON), torch.zeros_like(group.low))
+        least = torch.full_like(group.low, torch.inf)
+        for start, fits in self._starts(group):
+            grid = start
+            for step in range(fits + 1):
+                codes = self._codes(group.x, grid)
+                error = codes.sub(grid.zero).mul_(grid.scale).sub_(group.x).square_()
+                total = group.sum(error)
+                is_better = (total < least) & self._spans(grid, group)
                 best = _where(is_better, grid, best)
                 least = torch.where(is_better, total, least)
-                if step < FITS:
-                    wanted = _least_squares(x, codes, grid)
+                if step < fits:
+                    grid = self._regression(group, codes, grid)
         return best
 
-    def _starts(self, low: Tensor, high: Tensor) -> Iterator[_Grid]:
-        """Grids before they are rounded.
+    def _starts(self, group: _Group) -> Iterator[tuple[_Grid, int]]:
+        """Grids, and how often they are fitted.
 
-        The first two are found again in values that were rounded by them. The third one lies across
-        the range, both ends beyond it by the same part of a step: it always counts, as far as
-        float32 goes. The others clip the ends.
+        One for each of `ends` finds itself again in values that were rounded by it. One has a step
+        that is rounded down and lies across the range: it spans the range as far as float32 goes.
         """
-        whole = (high - low) / self.last_code
-        zero = -low / whole
-        yield _Grid(whole, zero)
-        shorter = (high - low) / (self.last_code - 1)
-        yield _Grid(shorter, -low / shorter)
+        spread, ends = group.high - group.low, self.ends
+        for end in reversed(ends):
+            scale = spread / end
+            fits = FITS if end == self.last_code else 0
+            yield self._representable(scale, -group.low / scale, group), fits
+        whole = spread / self.last_code
         below = _rounded_down(whole)
-        yield _Grid(below, (self.last_code - (high + low) / below) / 2)
+        middle = (self.last_code - (group.high + group.low) / below) / 2
+        yield self._representable(below, middle, group), 0
         for share in CLIPPED:
-            yield _Grid(whole * share, zero)
+            yield self._representable(whole * share, -group.low / whole, group), FITS
 
-    def _representable(self, wanted: _Grid, low: Tensor, high: Tensor, has_zero: Tensor) -> _Grid:
-        """The nearest bfloat16 above zero whose products are finite, and the nearest zero point."""
-        largest = 2.0 ** (FLOAT32_END - self.element_width)
-        scale = wanted.scale.nan_to_num(nan=0.0).clamp(TINY, largest).bfloat16().double()
-        # Where no value is above 0, or none below, a code at the end of the range stands for 0.
-        lowest = torch.where(high == 0, self.last_code - 1, 0)
-        zero = torch.maximum(wanted.zero.nan_to_num(nan=0.0), lowest).clamp(max=self.last_code)
-        steps = torch.where(has_zero | (high == 0), 1.0, self._zero_steps)
-        zero = (zero * steps).round_().div_(steps)
-        return _Grid(scale, zero.masked_fill(low == 0, 0.0))
+    def _representable(self, scale: Tensor, zero: Tensor, group: _Group) -> _Grid:
+        largest = 2.0 ** (FLOAT32_END - self.element_width)  # products are finite
+        scale = scale.nan_to_num(nan=0.0).clamp(TINY, largest).bfloat16().double()
+        return _Grid(scale, self._zero_point(zero, group))
+
+    def _zero_point(self, zero: Tensor, group: _Group) -> Tensor:
+        """The nearest zero point; a code at an end where no value is above 0, or none below."""
+        lowest = torch.where(group.high == 0, self.ends[0], 0)
+        zero = torch.maximum(zero.nan_to_num(nan=0.0), lowest).clamp(max=self.last_code)
+        steps = torch.where(group.has_zero | (group.high == 0), 1.0, self._zero_steps)
+        return (zero * steps).round_().div_(steps).masked_fill(group.low == 0, 0.0)
 
     def _codes(self, x: Tensor, grid: _Grid) -> Tensor:
         return (x / grid.scale).add_(grid.zero).round_().clamp_(0, self.last_code)
 
-    def _spans(self, grid: _Grid, low: Tensor, high: Tensor) -> Tensor:
-        first, last = self._codes(low, grid), self._codes(high, grid)
-        return (first == 0) & (last >= self.last_code - 1) & (last >= grid.zero)
+    def _spans(self, grid: _Grid, group: _Group) -> Tensor:
+        first, last = self._codes(group.low, grid), self._codes(group.high, grid)
+        is_end = torch.isin(last, last.new_tensor(self.ends))
+        return (first == 0) & is_end & (last >= grid.zero)
+
+    def _regression(self, group: _Group, codes: Tensor, before: _Grid) -> _Grid:
+        """The line through (k, x) with the least squared error, through a zero point that is."""
+        x = group.x
+        mean_k, mean_x = group.mean(codes), group.mean(x)
+        k = codes - mean_k
+        slope = group.sum(k * x) / group.sum(k * k)  # not above zero, or NaN, where k does not vary
+        zero = torch.where(slope > 0, mean_k - mean_x / slope, before.zero)
+        zero = self._zero_point(zero, group)
+        k = codes - zero
+        scale = group.sum(k * x) / group.sum(k * k)
+        return self._representable(torch.where(scale > 0, scale, before.scale), zero, group)
 
     def _stored(self, scale: Tensor, zero: Tensor) -> Scales:
         codes = to_bits(scale) | (zero * self._zero_steps).long() << BITS
@@ -164,12 +226,3 @@ def _rounded_down(scale: Tensor) -> Tensor:
 
 def _where(chosen: Tensor, grid: _Grid, other: _Grid) -> _Grid:
     return _Grid(*(torch.where(chosen, a, b) for a, b in zip(grid, other, strict=True)))
-
-
-def _least_squares(x: Tensor, codes: Tensor, before: _Grid) -> _Grid:
-    """The line through (k, x) with the least squared distance; `before` where k does not vary."""
-    mean_k, mean_x = codes.mean(-1, keepdim=True), x.mean(-1, keepdim=True)
-    k = codes - mean_k
-    variance, covariance = (k * k).sum(-1, keepdim=True), (k * x).sum(-1, keepdim=True)
-    scale = torch.where(covariance > 0, covariance / variance, before.scale)
-    return _Grid(scale, mean_k - mean_x / scale)

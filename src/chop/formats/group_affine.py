@@ -17,15 +17,16 @@ class GroupAffine(ScaledFormat):
     """Asymmetric group-wise integers: a bfloat16 scale and a zero point for a group of a row.
 
     Values: s (k - z), 0 <= k < 2^width; s > 0 is a bfloat16, z in [0, 2^width - 1] a multiple of
-    2^(width-8), and an integer in groups that have a value of zero, so that zeros stay. Grids reach
-    from the lowest of a group's values and 0 to the highest, or a step less. s and z have the least
-    sum of squared errors in the group among alternating fits: codes k are rounded to, then s and z
+    2^(width-8), and an integer in groups that have a value of zero, so that zeros stay, or none
+    above it. The lowest of a group's values and 0 has the code 0, and the highest the last code,
+    the one before, or 2^(width-1); up to 4 bits any from 2^(width-1) on. Among such, s and z have
+    the least sum of squared errors that alternating fits find: codes k are rounded to, then s and z
     follow by regression. It takes width + 24/group_size bits, and is meant for weights: fitting
-    takes three times as long as the search of `group_integer`.
+    takes about four times as long as the search of `group_integer`.
     Rounding: of x/s + z to nearest, ties to even; to a dtype narrower than float32 once more, so
     that some groups round to other values when they are rounded again. Saturation: what the fit
     clips, and infinities. Special values: NaN stays NaN, and is the lowest value when stored;
-    groups within 2^-126 (2^width - 2) become zeros.
+    groups of values below 2^(width-127) may become zeros.
 
     Attributes:
         width: bits per element, 2 to 8.

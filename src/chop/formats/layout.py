@@ -73,6 +73,16 @@ class Layout:
         is_coded = self.scaling is not None and not self.scaling.stores_floats
         return is_coded and self.element.threshold is None and self.levels is None
 
+    def split(self, x: Tensor) -> Tensor:
+        """The groups of `x`; where they have zero points, what a short one lacks is NaN.
+
+        Elsewhere it is zero, which no scale follows.
+        """
+        groups = self.groups.split(x)
+        if not self.has_zero_points or groups.numel() == x.numel():
+            return groups
+        return groups.masked_fill(self.groups.split(torch.ones_like(x)) == 0, torch.nan)
+
     def fitted(self, x: Tensor) -> Layout:
         """With the threshold of a tensor as a number, where the elements have one."""
         threshold = self.element.threshold

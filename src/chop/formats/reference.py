@@ -36,7 +36,7 @@ def round_by(layout: Layout, x: Tensor) -> Tensor:
     layout = layout.fitted(x)
     if layout.levels is not None:
         return _sum(layout, *_signs_and_scales(layout, x), x.dtype)
-    groups = layout.groups.split(x)
+    groups = layout.split(x)
     parts = [_converted(layout, _rounded(layout, part), x.dtype) for part in _parts(layout, groups)]
     return layout.groups.join(torch.cat(parts).view(groups.shape), x.shape)
 
@@ -103,7 +103,7 @@ def saturates(layout: Layout, x: Tensor) -> Tensor:
         return x.double().abs() > _signs_and_scales(layout, x)[1].double().sum()
     if layout.scaling is None:
         return element.saturates(x.double())
-    groups = layout.groups.split(x.double())
+    groups = layout.split(x.double())
     scales = layout.scaling.measure(groups, layout.counted(groups))
     outside = (
         groups.abs() > element.largest * scales.values
@@ -131,7 +131,7 @@ def encode(layout: Layout, x: Tensor) -> Encoded:
     layout = layout.fitted(x)
     if layout.levels is not None:
         return _encode_levels(layout, x)
-    groups, element, scaling = layout.groups.split(x), layout.element, layout.scaling
+    groups, element, scaling = layout.split(x), layout.element, layout.scaling
     codes, scales = zip(*(_encode(layout, part) for part in _parts(layout, groups)), strict=True)
     whole = layout.groups.join(torch.cat(codes).view(groups.shape), x.shape)
     packed = element.pack(whole)

@@ -230,7 +230,7 @@ def rounding_grid(number_format: NumberFormat, weight: Tensor) -> RoundingGrid:
         return RoundingGrid(number_format.round, ones, zeros, free)
     if layout.element.threshold is not None:
         return RoundingGrid(number_format.round, ones, zeros, free)
-    groups = layout.groups.split(weight)
+    groups = layout.split(weight)
     found = layout.scaling.measure(groups)
     scale, zero, is_anchor = (
         layout.groups.join(x.expand_as(groups), weight.shape)
