@@ -6,6 +6,7 @@ from chop import MaseGraph, passes
 from chop.errors import ConfigError, GraphError
 from chop.formats import Integer, QuantSpec
 from chop.formats.group_affine import GroupAffine
+from chop.formats.group_integer import GroupInteger
 from chop.formats.mxfp import MXFP
 from chop.formats.mxint import MXInt
 from chop.formats.scale_integer import ScaleInteger
@@ -164,6 +165,16 @@ def test_a_scale_that_follows_all_weights_is_refused(graph):
     with pytest.raises(ConfigError, match="'conv' has weights in ternary.* follow the weights"):
         passes.gptq_transform_pass(mg, {"batches": [{"x": correlated(200, 1)}]}, inplace=True)
     assert mg.model.training and torch.is_grad_enabled()
+
+
+def test_weights_that_a_narrow_dtype_does_not_hold_are_refused(graph):
+    number_format, x = GroupInteger(8), correlated(200, 1)
+    mg = quantized(graph, number_format)
+    passes.gptq_transform_pass(mg, {"batches": [{"x": x}]})
+    mg = mg.copy()
+    mg.model.bfloat16()
+    with pytest.raises(ConfigError, match="bfloat16 does not hold all exactly.*float32"):
+        passes.gptq_transform_pass(mg, {"batches": [{"x": x.bfloat16()}]})
 
 
 def test_wrong_settings_and_wrong_order_are_refused(graph):

@@ -23,7 +23,7 @@ from chop.nn.integer import IntegerOptions
 WHERE = "lower_to_integer_transform_pass"
 WAY_OUT = (
     "choose integer (calibrated), scale_integer (fixed scales of activations), binary, ternary or "
-    "mxint (weights), and quantize float operators: 'missing': a format"
+    "mxint (weights), and give operators that are still float a format by the key 'missing'"
 )
 
 

@@ -256,6 +256,12 @@ def _idempotent(layer: Any, weight: Tensor, path: str) -> Tensor:
     is_near = torch.allclose(rounded, weight, rtol=last_bits, atol=0)
     if is_near and torch.equal(layer.quantize("weight", rounded), rounded):
         return rounded
+    if weight.dtype in (torch.bfloat16, torch.float16):
+        raise ConfigError(
+            f"gptq_transform_pass: '{path}' has weights in {layer.spec.weight.label}, of which "
+            f"{str(weight.dtype).removeprefix('torch.')} does not hold all exactly, so that they "
+            "would be rounded again; convert the model to float32 (`model.float()`)."
+        )
     raise ConfigError(
         f"gptq_transform_pass: '{path}' has weights in {layer.spec.weight.label}, whose scales "
         "follow the weights, so that the corrected ones would be rounded again; use 'integer', or "

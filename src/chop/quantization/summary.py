@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx
 
-from chop.formats import QuantSpec
+from chop.formats import Integer, QuantSpec
 from chop.ir.annotate import operand_formats
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.parameters import StoredParameter, masked_weights, stored_parameters
@@ -118,8 +118,9 @@ def poor_fit(layers: Sequence[LayerRow]) -> str | None:
     if not poor:
         return None
     worst = max(poor, key=lambda row: max(row.share_rounded_to_zero, row.share_saturated))
+    way_out = "frac_width 'auto'" if worst.format.startswith(Integer.name) else "more bits"
     return (
         f"{len(poor)} layers lose most of their weights to their format; the worst is "
         f"'{worst.layer}' in {worst.format}: {worst.share_rounded_to_zero:.0%} of its weights "
-        f"round to zero, {worst.share_saturated:.0%} saturate. Try frac_width 'auto'."
+        f"round to zero, {worst.share_saturated:.0%} saturate. Try {way_out}."
     )
