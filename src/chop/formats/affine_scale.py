@@ -81,12 +81,11 @@ class AffineScale(Scaling):
     such grid, in groups of zeros or near the ends of float32, s is 2^-23 and z is 0. Infinities,
     NaN and what a short group lacks do not count.
 
-    A bfloat16 times a number of 9 bits is a float32 number, so that no product is rounded.
+    s is stored in the low 16 bits of a code and z in the 8 above, by 2^(element_width - 8). A
+    bfloat16 times a number of 9 bits is a float32 number, so that no product is rounded.
 
     Attributes:
         element_width: bits of k.
-        width: bits of s and z together: those of s are the low ones.
-        zero_width: bits of z, in units of 2^(element_width - 8).
 
     Source: codes and levels fitted in turns: Lloyd 1982, IEEE Transactions on Information Theory
     28(2); here levels lie on a line.

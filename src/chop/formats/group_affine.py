@@ -34,8 +34,8 @@ class GroupAffine(ScaledFormat):
 
     Example:
         >>> import torch
-        >>> GroupAffine(2, group_size=4).round(torch.tensor([-1.0, 0.9, 3.1, 5.0]))
-        tensor([-1.,  1.,  3.,  5.])
+        >>> GroupAffine(2, group_size=4).round(torch.tensor([-2.0, 0.0, 2.1, 3.9]))
+        tensor([-1.9844,  0.0000,  1.9844,  3.9688])
 
     Source: affine quantization with zero points: Jacob et al. 2017, arXiv:1712.05877, section 2.1,
     equation 1.

@@ -68,7 +68,7 @@ def test_weights_and_inputs_of_the_best_quantized_model(workload, quantized, tmp
     for row in rows:
         assert row["start"] == best and row["float"] == evaluate(workload.model, workload.test)
         assert row["actual sparsity"] is None or row["actual sparsity"] >= 0.5
-        assert row["seconds"] > 0
+        assert 0 <= row["seconds"] < 600  # in hundredths, of which a quick one has none
         assert row["zero inputs"] is None or row["zero inputs"] >= 0.5
         draws = "random" in (row["method"], row["activation method"])
         assert draws or row["pruned (least)"] == row["pruned (greatest)"]
