@@ -136,7 +136,7 @@ class Subject:
     @torch.no_grad()
     def judge(self, model: nn.Module) -> dict[str, float]:
         """Perplexity on the test texts, and KL divergence to float on the first of them."""
-        losses, divergences, known = [], [], iter(list(self.exact))
+        losses, divergences, known = [], [], iter(self.exact)
         for inputs, labels in self.feed:
             counts = labels[:, 1:] != IGNORED
             hidden = model.base_model(**inputs, use_cache=False)[0][:, :-1][counts]

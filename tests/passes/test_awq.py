@@ -6,7 +6,7 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
-from chop.formats import GroupInteger, MXInt, QuantSpec
+from chop.formats import GroupInteger, Integer, MXInt, QuantSpec
 
 from .conftest import with_metadata
 
@@ -74,7 +74,10 @@ def test_the_float_model_computes_what_it_did_through_a_gain_and_a_product(graph
     assert not torch.equal(mg.modules["norm"].weight, graph.modules["norm"].weight)
 
 
-@pytest.mark.parametrize("weight", [MXInt(4, block_size=16), GroupInteger(3), GroupInteger(2)])
+FORMATS = [MXInt(4, block_size=16), GroupInteger(3), GroupInteger(2), Integer(4, "auto")]
+
+
+@pytest.mark.parametrize("weight", FORMATS, ids=lambda x: x.label)
 def test_the_error_of_quantizing_weights_falls(graph, weight):
     spec, x = {"config": QuantSpec(weight=weight)}, data(100, 2)
 

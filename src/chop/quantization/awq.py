@@ -98,7 +98,8 @@ def _choose(
     layers = [(w.double(), h) for w, h in zip(site.weights(mg), moments, strict=True)]
     energy = sum(_energy(w, h) for w, h in layers) or 1.0
     magnitude = torch.cat(inputs).abs().mean(0).double()
-    factors = FACTORS[:1] if mg.operator(site.source).is_product else _factors(number_format)
+    is_whole = not mg.operator(site.source).is_product
+    factors = _factors(number_format.fitted(layers[0][0])) if is_whole else FACTORS[:1]
     errors: dict[tuple[float, float], float] = {}
     for exponent, factor in itertools.product((i / grid for i in range(grid + 1)), factors):
         scale = factor * awq_scale(magnitude, exponent)
@@ -112,7 +113,7 @@ def _choose(
 
 
 def _factors(number_format: NumberFormat) -> tuple[float, ...]:
-    """Those that differ to a format: where scales are floats, weights of any size round alike."""
+    """Those that differ to a fitted format: scaled by floats, weights of any size round alike."""
     layout = number_format.layout()
     is_relative = (
         layout is not None

@@ -53,9 +53,9 @@ INLINE float scale_at(const Codes& c, const void* scales, int64_t index) {
     if (c.scale_storage == NO_SCALE) return 1.0f;
     if (c.scale_storage == SCALE_FLOATS) return static_cast<const float*>(scales)[index];
     const uint8_t* packed = static_cast<const uint8_t*>(scales);
-    if (c.scale_storage == SCALES_AND_ZEROS)
-        return c.scale_table[code_at(packed + SCALE_AND_ZERO_BYTES * index, 0, 16)];
-    return c.scale_table[c.scale_width == 8 ? packed[index] : code_at(packed, index, c.scale_width)];
+    if (c.scale_width == 8) return c.scale_table[packed[index]];
+    if (c.scale_storage == SCALE_CODES) return c.scale_table[code_at(packed, index, c.scale_width)];
+    return c.scale_table[code_at(packed + SCALE_AND_ZERO_BYTES * index, 0, 16)];
 }
 
 INLINE float zero_at(const Codes& c, const void* scales, int64_t index) {

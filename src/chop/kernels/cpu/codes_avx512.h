@@ -136,20 +136,20 @@ AVX512 INLINE __mmask16 first_lanes(int64_t count) {
     return count >= VECTOR ? 0xffff : (1u << count) - 1;
 }
 
-// A row of values, scaled.
-template <class Reader>
+// A row of values, scaled. Without ZEROS no group has a zero point.
+template <class Reader, bool ZEROS>
 AVX512 void read_row16(const Codes& c, const uint8_t* row, const void* scales, int64_t index,
                        int64_t columns, float* out) {
     const Reader read(c);
     const __m512 factor = _mm512_set1_ps(c.factor);
     for (int64_t first = 0; first < columns; first += c.group) {
         const int64_t last = columns - first < c.group ? columns : first + c.group;
-        const __m512 zero = _mm512_set1_ps(zero_at(c, scales, index));
+        const __m512 zero = ZEROS ? _mm512_set1_ps(zero_at(c, scales, index)) : _mm512_setzero_ps();
         const __m512 scale = _mm512_set1_ps(scale_at(c, scales, index++));
         for (int64_t at = first; at < last; at += VECTOR) {
             const __mmask16 kept = first_lanes(last - at);
             const __m512 value = kept == 0xffff ? read.all(row, at) : read.some(row, at, kept);
-            const __m512 distance = _mm512_sub_ps(value, zero);
+            const __m512 distance = ZEROS ? _mm512_sub_ps(value, zero) : value;
             const __m512 scaled = _mm512_mul_ps(_mm512_mul_ps(distance, scale), factor);
             _mm512_mask_storeu_ps(out + at, kept, bounded16(scaled));
         }

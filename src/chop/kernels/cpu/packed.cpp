@@ -58,9 +58,9 @@ void portable_products(const Packed& w, int64_t first, int64_t outputs, const fl
 }
 
 #if defined(CHOP_AVX512)
-template <class Reader> void row16(const Packed& w, int64_t row, float* out) {
+template <class Reader, bool ZEROS = false> void row16(const Packed& w, int64_t row, float* out) {
     const uint8_t* from = w.packed + row * w.columns * w.codes.width / 8;
-    read_row16<Reader>(w.codes, from, w.scales, row * w.codes.groups_per_row, w.columns, out);
+    read_row16<Reader, ZEROS>(w.codes, from, w.scales, row * w.codes.groups_per_row, w.columns, out);
 }
 
 template <class Reader, bool ZEROS, int OUTPUTS, int ROWS>
@@ -120,8 +120,9 @@ struct Ways {
 #if defined(CHOP_AVX512)
 template <bool ZEROS> Ways nibbles_of(const Packed& w) {
     if (w.codes.group % PAIRED == 0 || w.codes.group >= w.columns)
-        return {row16<NibbleReader>, products16_of<PairedNibbleReader, ZEROS>, MORE_ROWS, true};
-    return {row16<NibbleReader>, products16_of<NibbleReader, ZEROS>, MORE_ROWS};
+        return {row16<NibbleReader, ZEROS>, products16_of<PairedNibbleReader, ZEROS>, MORE_ROWS,
+                true};
+    return {row16<NibbleReader, ZEROS>, products16_of<NibbleReader, ZEROS>, MORE_ROWS};
 }
 #endif
 
@@ -134,8 +135,8 @@ Ways ways_of(const Packed& w) {
         if (w.codes.reading == FLOAT)
             return {row16<FloatReader>, products16_of<FloatReader>, MORE_ROWS};
         if (w.codes.reading == TABLE && w.codes.width == 8)
-            return {row16<ByteReader>,
-                    has_zeros ? products16_of<ByteReader, true> : products16_of<ByteReader>};
+            return has_zeros ? Ways{row16<ByteReader, true>, products16_of<ByteReader, true>}
+                             : Ways{row16<ByteReader>, products16_of<ByteReader>};
         if (w.codes.reading == TABLE && w.codes.width == 4)
             return has_zeros ? nibbles_of<true>(w) : nibbles_of<false>(w);
     }
