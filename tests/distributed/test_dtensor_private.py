@@ -5,11 +5,15 @@ from __future__ import annotations
 import inspect
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._op_schema import OpStrategy, RuntimeSchemaInfo
 from torch.distributed.tensor._ops.utils import expand_to_full_mesh_op_strategy
 
-from chop.distributed.dtensor_private import is_registered
+from chop.distributed.dtensor_private import is_registered, told_apart
+from chop.distributed.planning.own_process import in_own_process
+from chop.distributed.planning.simulated import simulated_mesh
 from chop.distributed.strategies import RULES, register_strategies
 
 
@@ -42,3 +46,22 @@ def test_the_handler_of_convolutions_is_taken_out():
     assert torch.ops.aten.is_same_size.default in handlers
     assert torch.ops.aten.convolution.default not in handlers
     assert is_registered(torch.ops.aten.cumsum.default)
+
+
+def test_a_simulated_mesh_equals_none_of_real_processes():
+    with simulated_mesh((1, 2)) as simulated:
+        real = init_device_mesh("cpu", (1, 2))
+        assert real != simulated and hash(real) != hash(simulated)
+        twin = told_apart(init_device_mesh("cpu", (1, 2)))
+        assert twin == simulated and hash(twin) == hash(simulated)
+
+
+def test_groups_are_forgotten_and_others_are_made():
+    def join_again(report):
+        joined = dist.is_initialized()
+        with simulated_mesh((2, 2)) as mesh:
+            return joined, dist.get_world_size(), mesh.shape
+
+    with simulated_mesh((3,)):
+        assert in_own_process(join_again) == (False, 4, (2, 2))
+        assert dist.get_world_size() == 3

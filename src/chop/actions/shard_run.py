@@ -19,6 +19,7 @@ from chop import errors, passes, runs
 from chop.actions.settings.shard import ShardConfig
 from chop.actions.sharded_model import ShardedModel
 from chop.capture.pytree import tree_map
+from chop.distributed.agreement import found_by_first_process
 from chop.distributed.check import check_against_one_process
 from chop.distributed.collectives import counted_collectives, totals
 from chop.distributed.peers import is_peer_failure
@@ -76,7 +77,8 @@ def run_here(model: ShardedModel, plan: Plan | None, config: ShardConfig) -> dic
 
     mesh = start(mesh_shape(config) if plan is None else plan.mesh, config.backend)
     with guarded("the sharded run"), torch.no_grad():
-        plan = _of_first_process(plan) if config.plan == AUTO else plan
+        if config.plan == AUTO:
+            plan = found_by_first_process(lambda: plan)
         assert plan is not None
         # Compared below, on inputs of the batch and length that were asked for.
         given = {"plan": plan, "backend": config.backend, "source": model.source, "check": False}
@@ -97,15 +99,6 @@ def run_here(model: ShardedModel, plan: Plan | None, config: ShardConfig) -> dic
         "check": check and asdict(check),
         "collectives": [asdict(each) for each in totals(collectives)],
     }
-
-
-def _of_first_process(plan: Plan | None) -> Plan:
-    """The plan of the first process, where others have none."""
-    import torch.distributed as dist
-
-    told: list[Any] = [plan and plan.to_json()]
-    dist.broadcast_object_list(told, 0)
-    return plan or Plan.from_json(told[0])
 
 
 def run_on_processes(plan: Plan, config: ShardConfig) -> dict[str, Any]:

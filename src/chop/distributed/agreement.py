@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,11 @@ from chop.distributed.difference import Difference, tensors_of
 from chop.distributed.plan import Plan, named_tensors
 from chop.errors import DistributedError
 
+T = TypeVar("T")
 SAMPLED = 1024
 """Elements of a tensor that tell whether two processes have the same."""
+PATIENCE = timedelta(days=7)
+"""How long processes wait for what the first one finds; of its end they hear at once."""
 
 
 def this_device() -> torch.device:
@@ -94,6 +98,32 @@ def of_first_process(x: Any) -> Any:
     sent = x.detach().contiguous().reshape(-1).view(torch.uint8).clone()
     dist.broadcast(sent, 0)
     return sent.view(x.dtype).reshape(x.shape)
+
+
+def found_by_first_process(find: Callable[[], T]) -> T:
+    """What a function gives on the first process, where alone it is called; all get it.
+
+    Args:
+        find: gives what pickles, and may take as long as it needs.
+    Raises:
+        Exception: what it raised; on all of them.
+    """
+    import torch.distributed as dist
+
+    if dist.get_world_size() == 1:
+        return find()
+    group = dist.new_group(backend="gloo", timeout=PATIENCE)
+    told: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            told[0] = find()
+        except Exception as error:
+            told[1] = error
+    dist.broadcast_object_list(told, 0, group=group)
+    dist.destroy_process_group(group)
+    if told[1] is not None:
+        raise told[1]
+    return cast(T, told[0])
 
 
 def _digest(x: Tensor) -> tuple[tuple[int, ...], str, int]:

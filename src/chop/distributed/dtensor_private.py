@@ -7,17 +7,23 @@ decision of the first.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._ops import OpOverload
 
 from chop.distributed.placements import REPLICATED, local_slices, sharded
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 log = logging.getLogger(__name__)
+SIMULATED = -1
+"""Stands where a mesh has the id of the thread that made it, by which meshes differ."""
 Strategy = list[Any]
 """Placements of an operator's outputs, then of its tensor inputs; None for absent tensors."""
 Rule = Callable[..., Sequence[Strategy]]
@@ -109,6 +115,7 @@ def correct_torch() -> None:
 
 
 _without_rule: dict[str, None] = {}
+_forgotten: list[Any] = []
 _deciding = 0
 
 
@@ -197,3 +204,35 @@ def is_registered(operator: OpOverload) -> bool:
 
     propagator = DTensor._op_dispatcher.sharding_propagator
     return operator in propagator.op_strategy_funcs
+
+
+def told_apart(mesh: DeviceMesh) -> DeviceMesh:
+    """A simulated mesh that equals none of real processes: DTensor keeps decisions by mesh.
+
+    A decision that was kept for another mesh of that shape names groups that are no more.
+    """
+    mesh._thread_id = SIMULATED
+    return mesh
+
+
+def forget_process_groups() -> None:
+    """Makes a forked child forget the groups that its parent has joined, without ending them.
+
+    The end of a group, by `destroy_process_group` or as garbage, waits for threads that a fork does
+    not have: groups, and the meshes that hold some, are kept for as long as the child lives.
+    """
+    from torch.distributed import distributed_c10d
+    from torch.distributed.device_mesh import DeviceMesh
+
+    world = distributed_c10d._world
+    _forgotten.extend(world.pg_map)
+    _forgotten.extend(x for x in gc.get_objects() if type(x) is DeviceMesh)
+    gc.freeze()
+    distributed_c10d._update_default_pg(None)
+    for known in (
+        *(world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config),
+        *(world.pg_to_tag, world.tags_to_pg, world.pg_coalesce_state),
+    ):
+        known.clear()
+    distributed_c10d._unregister_all_process_groups()
+    world.group_count = 0

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from chop.distributed.process import world_size
+from chop.distributed.process import start, world_size
 from chop.errors import ConfigError, check_known
 from chop.ir.graph import MaseGraph
+from chop.passes.analysis.autosharding import AutoshardingConfig
 from chop.pipelines.pipeline import Pass, Pipeline, Stage
 
 SEARCH, SHARD = "autosharding_analysis_pass", "resharding_transform_pass"
@@ -91,9 +92,10 @@ class CompressionPipeline(AutoPipeline):
 class AutoPipelineForDistributedInference(AutoPipeline):
     """Searches for a sharding plan and shards the graph by it, for inference on several processes.
 
-    A plan that is given is not searched for. Each process searches by itself, before it joins the
-    others. `mg.model` then takes and gives plain whole tensors on every process. A forward is
-    compared with one process first, unless `"check": False`.
+    Every process that torchrun started calls it, as often as there are models; a process group that
+    the program has made is used. A plan that is given is not searched for. The first process
+    searches and all get its plan. `mg.model` then takes and gives plain whole tensors on every
+    process. A forward is compared with one process first, unless `"check": False`.
 
     Example::
 
@@ -117,7 +119,8 @@ class AutoPipelineForDistributedInference(AutoPipeline):
         found: dict[str, Any] = {}
 
         def search_plan(mg: MaseGraph, config: Any) -> tuple[MaseGraph, dict[str, Any]]:
-            mg, info = search.function(mg, config)
+            start(AutoshardingConfig.from_settings(config).machine().mesh, given.get("backend"))
+            mg, info = search.function(mg, {**config, "broadcast": True})
             found["plan"] = info["plan"]
             return mg, info
 

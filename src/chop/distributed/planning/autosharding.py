@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from chop.distributed.builtin_plans import PLANS
 from chop.distributed.dtensor_private import operators_without_rule
 from chop.distributed.plan import Plan, format_mesh, named_tensors
 from chop.distributed.planning.machine import Machine
+from chop.distributed.planning.own_process import Report, in_own_process
 from chop.distributed.planning.problem import GraphProblem, graph_problem
 from chop.distributed.planning.simulation import Simulation, simulate
 from chop.distributed.planning.solver import Solution, SolverTimeoutError, solve
@@ -27,7 +28,6 @@ UNPROVEN = 1.0
 """The gap of a plan that the program has not found, or not as the fastest."""
 LARGEST = 1024
 """Processes of the largest mesh that is tried where a model does not fit."""
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ def find_sharding(
 
     Every node may compute in any layout in which it sends nothing; an integer program chooses one
     for each. A simulated forward then says what DTensor sends and needs; where that is more than
-    the budget, the program is solved again with less.
+    the budget, the program is solved again with less. All of it is done in a process of its own,
+    so that processes may be joined already.
 
     Args:
         mg: the graph; it is not changed, and may be on the meta device.
@@ -89,10 +90,17 @@ def find_sharding(
 
     Raises:
         PlanError: no plan fits; the message names the smallest mesh that fits, if one does. Or the
-            model cannot run on DTensors, or processes are joined already.
+            model cannot run on DTensors.
     """
-    clock = _Clock(report)
-    search = _Search(mg, inputs, machine, time_limit_s, clock)
+
+    def find(report: Report) -> Sharding:
+        return _find(_Search(mg, inputs, machine, time_limit_s, _Clock(report)), exact, compare)
+
+    return in_own_process(find, report)
+
+
+def _find(search: _Search, exact: bool, compare: bool) -> Sharding:
+    mg, inputs, machine, clock = search.mg, search.inputs, search.machine, search.clock
     with clock("layouts"):
         built = graph_problem(mg, inputs, machine, exact)
     others, failures = _alternatives(mg, inputs, machine, clock) if compare else ({}, {})

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.capture.pytree import tree_map
+from chop.distributed.dtensor_private import told_apart
 from chop.distributed.plan import format_mesh, named_tensors
 from chop.errors import PlanError
 from chop.ir.graph import MaseGraph
@@ -40,13 +41,13 @@ def simulated_mesh(shape: tuple[int, ...]) -> Iterator[DeviceMesh]:
 
     if dist.is_initialized():
         raise PlanError(
-            f"mesh {format_mesh(shape)} cannot be simulated where processes are joined; plan "
-            "before they are, or in a process of its own."
+            f"mesh {format_mesh(shape)} cannot be simulated where processes are joined: simulate "
+            "before they are; find_sharding and autosharding_analysis_pass do it anywhere."
         )
     hook = sys.excepthook  # torch puts one in front of it, which names the rank, at every start
     dist.init_process_group("fake", rank=0, world_size=math.prod(shape))
     try:
-        yield init_device_mesh("cpu", shape)
+        yield told_apart(init_device_mesh("cpu", shape))
     finally:
         dist.destroy_process_group()
         sys.excepthook = hook

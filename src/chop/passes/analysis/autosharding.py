@@ -13,7 +13,7 @@ from chop.ir.propagate import example_inputs
 from chop.passes.base import graph_pass
 
 if TYPE_CHECKING:
-    from chop.distributed.planning import Machine
+    from chop.distributed.planning import Machine, Sharding
 
 NAME = "autosharding_analysis_pass"
 ALIASES = {
@@ -52,6 +52,8 @@ class AutoshardingConfig:
         exact: repeated layers may have plans of their own; takes longer, by their number.
         time_limit_s: for each integer program (`time_limit`).
         compare: predicts the plans that need no search too, and takes the best of all.
+        broadcast: under torchrun, where every process calls the pass: joins them, only the first
+            searches, and all get its plan. False: the process that calls searches by itself.
     """
 
     mesh: tuple[int, ...] | int | str = 2
@@ -65,6 +67,7 @@ class AutoshardingConfig:
     exact: bool = False
     time_limit_s: float = 120.0
     compare: bool = True
+    broadcast: bool = False
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> AutoshardingConfig:
@@ -103,11 +106,11 @@ class AutoshardingConfig:
 def autosharding_analysis_pass(mg: MaseGraph, config: AutoshardingConfig) -> dict[str, Any]:
     """Finds the sharding plan by which a forward is predicted to be fastest, if its memory fits.
 
-    One process does it, on a laptop too: the others are simulated, and tensors have no numbers, so
-    that the graph may be on the meta device. Each node may compute in any layout in which it sends
-    nothing; an integer program chooses the layouts, and a simulated forward by the plan counts what
-    is sent and what is in memory. `resharding_transform_pass` runs the plan, and compares it with
-    one process.
+    One process does it, on a laptop too: the others are simulated, in a process of its own, and
+    tensors have no numbers, so that the graph may be on the meta device. Each node may compute in
+    any layout in which it sends nothing; an integer program chooses the layouts, and a simulated
+    forward by the plan counts what is sent and what is in memory. `resharding_transform_pass` runs
+    the plan, and compares it with one process.
 
     Returns:
         plan: the `Plan`.
@@ -124,7 +127,8 @@ def autosharding_analysis_pass(mg: MaseGraph, config: AutoshardingConfig) -> dic
     Raises:
         ConfigError: see `AutoshardingConfig`.
         PlanError: no plan fits; the message names the smallest mesh that does. Or the model cannot
-            run on DTensors, or processes are joined already.
+            run on DTensors, or the mesh has not the processes among which it is broadcast.
+        DistributedError: the search was ended, or a process that waited for it.
 
     Source: Zheng et al. 2022, arXiv:2201.12023 (integer program of layouts); here edges are flows.
 
@@ -132,18 +136,7 @@ def autosharding_analysis_pass(mg: MaseGraph, config: AutoshardingConfig) -> dic
 
         {"mesh": "2x2", "memory_bytes": "4GB", "bandwidth": [12e9, 100e9]}
     """
-    # Imported when used: DTensor loads long.
-    from chop.distributed.planning import find_sharding
-
-    inputs = example_inputs(mg.model, "cpu") if config.inputs is None else config.inputs
-    found = find_sharding(
-        mg,
-        inputs,
-        config.machine(),
-        exact=config.exact,
-        time_limit_s=config.time_limit_s,
-        compare=config.compare,
-    )
+    found = _sharding(mg, config)
     return {
         "plan": found.plan,
         "simulation": found.simulation,
@@ -154,3 +147,23 @@ def autosharding_analysis_pass(mg: MaseGraph, config: AutoshardingConfig) -> dic
         "gap": found.gap,
         "planning_seconds": dict(found.planning_seconds),
     }
+
+
+def _sharding(mg: MaseGraph, config: AutoshardingConfig) -> Sharding:
+    # Imported when used: DTensor loads long.
+    from chop.distributed.agreement import found_by_first_process
+    from chop.distributed.planning import find_sharding
+    from chop.distributed.process import guarded, start
+
+    inputs = example_inputs(mg.model, "cpu") if config.inputs is None else config.inputs
+    machine = config.machine()
+    settings = {name: getattr(config, name) for name in ("exact", "time_limit_s", "compare")}
+
+    def find() -> Sharding:
+        return find_sharding(mg, inputs, machine, **settings)
+
+    if not config.broadcast:
+        return find()
+    start(machine.mesh)
+    with guarded("the search for a plan"):
+        return found_by_first_process(find)

@@ -1,0 +1,74 @@
+"""Planning in a process of its own: what it simulates never meets processes that are joined."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar, cast
+
+import torch
+
+from chop.distributed.dtensor_private import forget_process_groups
+from chop.distributed.process import end_with_parent
+from chop.errors import DistributedError, UnavailableError
+
+T = TypeVar("T")
+Report = Callable[[str], None]
+END_SECONDS = 5.0
+
+
+def in_own_process(function: Callable[[Report], T], report: Report = lambda text: None) -> T:
+    """What a function gives, called in a fork of this process that has joined no others.
+
+    Args:
+        function: takes what to call with the text of each phase; it uses no GPU.
+        report: gets these texts, in this process.
+    Returns: the result, which pickles.
+
+    Raises:
+        UnavailableError: the system does not fork.
+        DistributedError: the process was ended, by a signal or for want of memory.
+    """
+    if "fork" not in multiprocessing.get_all_start_methods():
+        raise UnavailableError("a plan is searched in a process of its own, which needs fork().")
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(function, theirs), daemon=True)
+    with warnings.catch_warnings():
+        # Threads of torch and gloo are not missed: the child computes on one, and sends nothing.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    theirs.close()
+    try:
+        while (told := ours.recv())[0] == "phase":
+            report(told[1])
+        kind, found = told
+        if kind == "error":
+            raise found
+        return cast(T, found)
+    except EOFError:
+        process.join(END_SECONDS)
+        raise DistributedError(
+            f"the process that searched for a plan ended with code {process.exitcode}."
+        ) from None
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+
+
+def _work(function: Callable[[Report], Any], pipe: Connection) -> None:
+    end_with_parent()
+    torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
+    forget_process_groups()
+    try:
+        found = "result", function(lambda text: pipe.send(("phase", text)))
+    except KeyboardInterrupt:
+        return
+    except Exception as error:
+        error.add_note(traceback.format_exc())
+        found = "error", error
+    pipe.send(found)
