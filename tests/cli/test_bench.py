@@ -28,7 +28,7 @@ def test_compress_ends_with_speed_and_size(compressed):
     assert [(row["model"], row["batch"]) for row in info["speed"]] == [
         (model, batch) for batch in (1, 16) for model in ("float", "float graph", "compressed")
     ]
-    assert info["speed"][1]["largest difference"] == 0
+    assert info["speed"][1]["largest difference"] < 1e-5
     assert info["speed"][2]["file"] == f"{info['saved_bytes']['model.pt'] / 1000:.1f} kB"
     assert "times as fast" in (out / "table.md").read_text()
 
@@ -47,7 +47,7 @@ def test_a_compressed_folder_is_measured(has_manifest, compressed, tmp_path):
     assert small.file_bytes == info["saved_bytes"]["model.pt"]
     assert exact.file_bytes == info["float_bytes"]["model.pt"]
     assert exact.weight_bytes == graph.weight_bytes > 6 * small.weight_bytes
-    assert graph.measured.largest_difference == 0 < small.measured.largest_difference
+    assert graph.measured.largest_difference < 1e-5 < small.measured.largest_difference
     names = {"table.md", "times-batch-2.json", "times-batch-2.svg"}
     assert {file.name for file in out.iterdir()} == {*names, MANIFEST}
     manifest = read_manifest(out)
@@ -96,7 +96,7 @@ def test_attention_is_measured_and_written(tmp_path):
     assert {(row["case_tokens"], row["case_dtype"]) for row in rows} == {(32, "float32")}
     assert len(rows) == 9 and all(row["measured_seconds"] > 0 for row in rows)
     table = (tmp_path / "tables.md").read_text()
-    assert table.count("| fused (flash) | ") == 3 and "| naive | fused | times as fast |" in table
+    assert table.count("| fused (") == 3 and "| naive | fused | times as fast |" in table
     assert table.count("| naive | ") == 4
     for mask in ("none", "padding", "causal"):
         assert (tmp_path / f"2x3x32x16-float32-{mask}.svg").is_file()

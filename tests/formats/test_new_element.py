@@ -210,7 +210,9 @@ def test_without_a_row_it_is_saved_exported_and_documented(kind, tmp_path):
     packed, _ = passes.pack_transform_pass(mg, {"silent": True})
     packed.export(tmp_path / "checkpoint")
     again = MaseGraph.from_checkpoint(tmp_path / "checkpoint")
-    assert torch.equal(again.model(x), mg.model(x))
+    layers = [graph.modules["0"] for graph in (again, packed)]
+    assert torch.equal(*(layer.weight for layer in layers))
+    torch.testing.assert_close(again.model(x), mg.model(x), rtol=1e-4, atol=1e-5)
     with pytest.raises(ConfigError, match="float_fallback"):
         passes.export_onnx_interface_pass(mg, {"path": tmp_path / "strict.onnx"})
     settings = {"path": tmp_path / "model.onnx", "float_fallback": True}

@@ -174,6 +174,12 @@ LAYERS = {
 }
 
 
+def float32_error(layer):
+    """Of a sum in float32, whatever its order, as a share of its terms' magnitudes."""
+    roundings = layer.in_features + 3  # products, sums, the bias, and scales on either side
+    return roundings * 2.0**-24
+
+
 @pytest.mark.parametrize("name", list(LAYERS))
 def test_weights_of_other_formats(name):
     batch, workload = graphs.test_rows("mlp", DIGITS), graphs.workload("mlp", True)
@@ -185,7 +191,10 @@ def test_weights_of_other_formats(name):
     mg = calibrated(mg, workload.train, graphs.CALIBRATION_ROWS)
     integer, info = passes.lower_to_integer_transform_pass(mg, {"batches": [batch]})
     assert abs(info["accuracy"]["integer"] - info["accuracy"]["quantized"]) <= 0.01
-    assert all(row["largest"] <= 4 for row in info["operators"])
+    *inner, last = info["operators"]
+    # What is rounded between layers may lie on either side of a tie.
+    assert all(row["largest"] <= 1 for row in inner)
+    assert last["largest"] <= float32_error(mg.modules["fc3"]) * max(-last["low"], last["high"])
     has_scale = "scale" in name
     assert has_scale or torch.equal(logits(integer, batch), logits(mg, batch))
 

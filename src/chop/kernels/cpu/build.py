@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import threading
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from chop.errors import ConfigError
 from chop.native import LOADED, Sources, compiler, first_error
 
 FOLDER = Path(__file__).parent
@@ -35,6 +37,8 @@ SETS = {
 """Instruction sets, the best one first, by what Linux calls those of their instructions that the
 next one lacks."""
 CPU_INFO = Path("/proc/cpuinfo")
+SWITCH, BASELINE = "CHOP_INSTRUCTIONS", "baseline"
+"""An environment variable, and its only value: loops that every processor runs."""
 _building = threading.Lock()
 
 
@@ -100,8 +104,17 @@ def target() -> tuple[str, ...]:
     """Flags that compile loops for this machine's instructions alone, in a third of the time.
 
     None where the machine does not tell them, or has the least: loops are then compiled for each
-    set. A cache folder that several machines share has a library for each set.
+    set. A cache folder that several machines share has a library for each set. Where the variable
+    CHOP_INSTRUCTIONS is "baseline", loops are those of a processor without vector instructions
+    beyond the least, which shows on any machine what others compute.
+
+    Raises:
+        ConfigError: the variable has another value.
     """
+    if asked := os.environ.get(SWITCH):
+        if asked != BASELINE:
+            raise ConfigError(f"{SWITCH}: expected '{BASELINE}' or nothing, got '{asked}'.")
+        return ("-DCHOP_ONE_INSTRUCTION_SET",)
     try:
         text = CPU_INFO.read_text()
     except OSError:
