@@ -9,7 +9,7 @@ HARDWARE := verilator iverilog yosys
 # Empty is unset: without bytecode every process of the tests would compile the sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long test-tools hardware-tools clean
+.PHONY: demo test test-long test-processors test-tools hardware-tools clean
 
 demo: $(PRODUCT)  ## train, quantise and retrain the built-in model; writes runs/demo
 	$(BIN)/chop demo --out runs/demo
@@ -20,13 +20,16 @@ test: test-tools  ## style, spelling, types, layers, unit tests, doctests
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 	$(BIN)/lint-imports
-	@echo "$(BIN)/mypy & $(BIN)/pytest -n 2 --dist worksteal"; \
+	@echo "$(BIN)/mypy & $(BIN)/pytest -n 2 --dist worksteal --durations=40"; \
 	$(BIN)/mypy > $(VENV)/mypy.log 2>&1 & types=$$!; \
-	tests=0; $(BIN)/pytest -n 2 --dist worksteal || tests=$$?; \
+	tests=0; $(BIN)/pytest -n 2 --dist worksteal --durations=40 || tests=$$?; \
 	wait $$types; types=$$?; cat $(VENV)/mypy.log; test $$tests = 0 && test $$types = 0
 
 test-long: test-tools  ## what takes minutes and repeats at length what `make test` shows in short
 	$(BIN)/pytest -n 2 --dist worksteal -m long
+
+test-processors: test-tools  ## what compares numbers, as four other processors compute it
+	$(BIN)/python -m tests.processors -- -n 2 --dist worksteal
 
 $(PRODUCT): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

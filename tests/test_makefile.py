@@ -47,6 +47,12 @@ def test_the_long_tests_have_their_tools_too(tmp_path):
     assert '-e ".[dev]"' in planned("test-long", f"VENV={tmp_path}/venv")
 
 
+def test_other_processors_run_in_parallel_and_the_gate_tells_its_slowest_tests(tmp_path):
+    told = planned("test-processors", f"VENV={tmp_path}/venv")
+    assert '-e ".[dev]"' in told and "python -m tests.processors -- -n 2" in told
+    assert "pytest -n 2 --dist worksteal --durations=40" in planned("test")
+
+
 def test_another_python_can_be_named(tmp_path):
     assert "python3.12 -m venv" in planned("demo", "PYTHON=python3.12", f"VENV={tmp_path}/venv")
 

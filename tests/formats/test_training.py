@@ -37,11 +37,11 @@ NARROW = [
     BlockLog(2),
     Binary(),
     Binary(scaling_factor=True),
-    BinaryResidual(),
+    BinaryResidual(levels=1),
     Ternary(scaling_factor=True),
     ScaleInteger(3),
     GroupAffine(2),
-    GroupInteger(3),
+    GroupInteger(2),
     MXInt(2),
 ]
 
