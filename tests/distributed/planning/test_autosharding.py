@@ -227,11 +227,15 @@ def test_the_result_is_the_same_again_and_the_best_of_all():
     assert first.planning_seconds.keys() == {"layouts", "solving", "simulation"}
 
 
-def test_joined_processes_cannot_plan():
+def test_joined_processes_plan_and_stay_joined():
+    machine, phases = Machine.of((2,), FLOPS, MEMORY, 1e9, 0.0), []
     process.start((1,), "gloo")
     try:
+        found = found_for("bert", machine, compare=False, report=phases.append)
+        assert found.plan.mesh == (2,) and phases[0] == "layouts" and phases[-1] == "simulation"
+        assert torch.distributed.get_world_size() == 1
         with pytest.raises(PlanError, match="cannot be simulated where processes are joined"):
-            found_for("bert", Machine.of((2,), FLOPS, MEMORY, 1e9, 0.0))
+            simulate(graph_of("bert"), found.plan, inputs_of("bert", 4, 8), machine)
     finally:
         torch.distributed.destroy_process_group()
 
