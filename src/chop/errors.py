@@ -12,7 +12,7 @@
     ├── CheckpointError    a file is missing, broken or foreign (also a ValueError)
     ├── WriteError         a disk is full or read-only   (also an OSError)
     ├── UnavailableError   something has to be installed or fetched first (also an OSError)
-    ├── VerificationError  a circuit is not what its graph is (also a RuntimeError)
+    ├── VerificationError  a circuit or file is not what its graph is (also a RuntimeError)
     ├── DistributedError   a process ended, or a sharded model differs (also a RuntimeError)
     └── NotBuiltError      a part that `chop` lacks      (also a NotImplementedError)
 
@@ -66,7 +66,7 @@ class UnavailableError(ChopError, OSError):
 
 
 class VerificationError(ChopError, RuntimeError):
-    """A circuit differs from the graph that it was made from, or files from their manifest."""
+    """A circuit or file differs from the graph it was made from, or files from their manifest."""
 
 
 class DistributedError(ChopError, RuntimeError):
@@ -119,6 +119,22 @@ def first_line(error: BaseException) -> str:
     ('bad', 'ValueError')
     """
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+MOST_CHARACTERS = 200
+"""Of a value in a sentence."""
+
+
+def shorten(value: object, limit: int = MOST_CHARACTERS) -> str:
+    """A value as text, its beginning where that is long.
+
+    >>> shorten("x" * 500, 5)
+    'xxxxx... (500 characters)'
+    """
+    text = str(value)
+    if len(text) <= limit:
+        return text
+    return f"{text[:limit]}... ({len(text)} characters)"
 
 
 def enumerate_names(names: Sequence[str], limit: int) -> str:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from chop.errors import UnavailableError
+import torch
+from torch import Tensor
+
+from chop.capture.preserve_state import preserve_state
+from chop.errors import GuardError, UnavailableError
+from chop.files import atomic_file
 from chop.ir.graph import MaseGraph
+from chop.ir.propagate import example_inputs
+from chop.onnx.check import check
+from chop.onnx.flat import FlatGraph, map_tensors, named_outputs, named_tensors
 from chop.onnx.qdq import qdq_graph
-from chop.onnx.write import write
+from chop.onnx.write import proto_of
 
 NEEDS = ("onnx", "onnxscript")
 
@@ -22,7 +31,7 @@ def check_onnx_is_installed() -> None:
 
 
 def export(mg: MaseGraph, path: Path, float_fallback: bool, dynamic_axes: bool) -> dict[str, Any]:
-    """Writes a graph as an ONNX file.
+    """Writes a graph as an ONNX file, after it was run where onnxruntime is installed.
 
     Args:
         mg: the graph; it stays as it is.
@@ -36,8 +45,42 @@ def export(mg: MaseGraph, path: Path, float_fallback: bool, dynamic_axes: bool) 
         ConfigError: a format has no 8-bit form in ONNX, or waits for data.
         GraphError: torch's exporter lacks the ONNX of an operator.
         UnavailableError: onnx or onnxscript are not installed.
+        VerificationError: onnxruntime does not run the file, or computes something else.
     """
     check_onnx_is_installed()
+    answers = _answers(mg, dynamic_axes)
     qdq = qdq_graph(mg, float_fallback)
-    named = write(qdq.mg, path, dynamic_axes)
-    return {**named, "quantized": qdq.quantized, "fallback": qdq.fallback}
+    flat = FlatGraph(qdq.mg, answers[0][0])
+    proto = proto_of(flat, dynamic_axes)
+    for example, answer in answers:
+        whole = None if qdq.fallback else flat.answers(answer)
+        check(proto, flat, flat.tensors(example), whole)
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(proto.SerializeToString())
+    return {
+        "inputs": [each.name for each in proto.graph.input],
+        "outputs": [each.name for each in proto.graph.output],
+        "quantized": qdq.quantized,
+        "fallback": qdq.fallback,
+    }
+
+
+def _answers(mg: MaseGraph, dynamic: bool) -> list[tuple[dict[str, Any], dict[str, Tensor]]]:
+    """Examples and what the graph makes of them: the first is the one to export.
+
+    Of a batch of one that is the batch twice, if the graph takes it: the exporter takes an axis of
+    one for a constant.
+    """
+    example = example_inputs(mg.model)
+    found = [(example, _answer(mg, example))]
+    leaves = named_tensors(example).values()
+    if dynamic and all(x.dim() and len(x) == 1 for x in leaves):
+        twice = map_tensors(lambda x: torch.cat([x, x]), example)
+        with suppress(GuardError):
+            found.insert(0, (twice, _answer(mg, twice)))
+    return found
+
+
+def _answer(mg: MaseGraph, example: dict[str, Any]) -> dict[str, Tensor]:
+    with preserve_state(mg.model), torch.no_grad():
+        return named_outputs(mg.model.eval()(**example))

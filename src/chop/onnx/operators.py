@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 OPSET = 18
+QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+ZERO_POINT, LARGEST_CODE = 128, 255
+"""Of the codes of signed numbers; of all codes."""
 
 
 @torch.library.custom_op("chop::onnx_round", mutates_args=())
@@ -56,6 +59,12 @@ def _(codes: Tensor, scale: Tensor, zero_point: Tensor, axis: int) -> Tensor:
     return torch.empty_like(codes, dtype=scale.dtype)
 
 
+def written_ends(low: int, high: int) -> tuple[int, int]:
+    """The smallest and the largest k of what is written: all that the codes have, or a Clip."""
+    zero = ZERO_POINT if low < 0 else 0
+    return (low, high) if high + zero < LARGEST_CODE else (-zero, LARGEST_CODE - zero)
+
+
 def translations() -> dict[Any, Callable[..., Any]]:
     """Translation table for the exporter: ONNX of each custom operator."""
     from onnx import TensorProto, helper
@@ -64,8 +73,8 @@ def translations() -> dict[Any, Callable[..., Any]]:
     op: Any = opset18
 
     def rounded(x: Any, scale: Any, low: int, high: int) -> Any:
-        zero = 128 if low < 0 else 0
-        if high + zero < 255:
+        zero = ZERO_POINT if low < 0 else 0
+        if high + zero < LARGEST_CODE:
             ends = (op.Mul(scale, op.Constant(value_float=float(end))) for end in (low, high))
             x = op.Clip(x, *ends)
         tensor = helper.make_tensor("zero_point", TensorProto.UINT8, [], [zero])

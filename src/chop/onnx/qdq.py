@@ -53,9 +53,10 @@ class _Round(StandIn):
     def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
         grid, scale = self.grid, self.grid.scale
         if scale is None:
-            scale = (x.abs().max() / grid.high).clamp(min=torch.finfo(torch.float32).tiny)
-        rounded: Tensor = onnx_round(x, scale, grid.low, grid.high)
-        return rounded
+            largest = x.abs().max().float()
+            scale = (largest / grid.high).clamp(min=torch.finfo(torch.float32).tiny)
+        rounded: Tensor = onnx_round(x.float(), scale, grid.low, grid.high)
+        return rounded.to(x.dtype)
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""Exporter: runs torch's on a graph and gives inputs, outputs and axes their names."""
+"""Exporter: runs torch's on a flat graph, and makes of its ONNX what runtimes like."""
 
 from __future__ import annotations
 
@@ -7,59 +7,52 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
-from chop.capture.dead_code import remove_autocast
 from chop.errors import GraphError
-from chop.files import atomic_file
-from chop.ir.graph import MaseGraph
-from chop.ir.propagate import example_inputs
 from chop.logs import at_level
-from chop.onnx.operators import OPSET, translations
+from chop.onnx.flat import WHERE, FlatGraph
+from chop.onnx.operators import DEQUANTIZE, OPSET, translations
 
-DEQUANTIZE = "DequantizeLinear"
+LOGGERS = ("torch.onnx", "torch._export", "torch.export", "onnxscript", "onnx_ir")
 
 
-def write(mg: MaseGraph, path: Path, dynamic: bool) -> dict[str, Any]:
-    """Writes a graph without formats as an ONNX file.
+def proto_of(flat: FlatGraph, dynamic: bool) -> Any:
+    """ONNX of a flat graph without formats.
 
     Args:
-        mg: the graph, on a CPU; its output is rewritten.
-        path: the file.
+        flat: the graph, on a CPU.
         dynamic: axes may have other sizes than in the example inputs, where the model allows it.
-    Returns: `{"inputs": names, "outputs": names}`.
+    Returns: an `onnx.ModelProto`.
+
     Raises:
         GraphError: torch's exporter lacks the ONNX of an operator.
     """
-    outputs = _plain_outputs(mg)
-    inputs = _read_inputs(mg)
-    inputs = _several_rows(inputs) if dynamic else inputs
-    remove_autocast(mg.fx_graph)
-    model = fx.GraphModule(mg.model, mg.fx_graph).eval()
-    shapes = _varying_axes(inputs) if dynamic else None
+    shapes = {"tensors": _varying_axes(flat.inputs)} if dynamic else None
+    inputs = flat.inputs
     with _silence(), torch.no_grad():
-        program = torch.export.export(model, (), inputs, dynamic_shapes=shapes, strict=False)
-        proto = _proto(program, outputs)
+        program = torch.export.export(
+            flat.module, tuple(inputs.values()), dynamic_shapes=shapes, strict=False
+        )
+        proto = _proto(program, [*inputs])
     _strip(proto)
+    _name_outputs(proto, flat.outputs)
+    _drop_unread_inputs(proto)
     _one_reader_each(proto)
     _one_zero_point_each(proto)
     _name_axes(proto)
-    with atomic_file(path) as temporary:
-        Path(temporary).write_bytes(proto.SerializeToString())
-    ends = {"inputs": proto.graph.input, "outputs": proto.graph.output}
-    return {end: [x.name for x in found] for end, found in ends.items()}
+    return proto
 
 
-def _proto(program: torch.export.ExportedProgram, outputs: list[str] | None) -> Any:
+def _proto(program: torch.export.ExportedProgram, inputs: list[str]) -> Any:
     try:
         written = torch.onnx.export(
             program,
             custom_translation_table=translations(),
-            output_names=outputs,
+            input_names=inputs,
             opset_version=OPSET,
             dynamo=True,
             verbose=False,
@@ -68,56 +61,46 @@ def _proto(program: torch.export.ExportedProgram, outputs: list[str] | None) -> 
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        raise GraphError(
-            f"export_onnx_interface_pass: torch cannot write this graph as ONNX: {cause}"
-        ) from error
+        raise GraphError(f"{WHERE}: torch cannot write this graph as ONNX: {cause}") from error
     assert written is not None
     return written.model_proto
 
 
-def _plain_outputs(mg: MaseGraph) -> list[str] | None:
-    """Makes an output of Hugging Face a tuple; the names of its tensors, None if it is no such.
-
-    A loss is left out: who runs the file has no labels.
-    """
-    (output,) = (node for node in mg.nodes if node.op == "output")
-    answer = output.args[0]
-    if not isinstance(answer, fx.Node) or answer.op != "call_function" or not answer.kwargs:
-        return None
-    kept = {k: v for k, v in answer.kwargs.items() if isinstance(v, fx.Node) and k != "loss"}
-    output.args = (tuple(kept.values()),)
-    mg.fx_graph.eliminate_dead_code()
-    return list(kept)
-
-
-def _read_inputs(mg: MaseGraph) -> dict[str, Tensor]:
-    """Example inputs of what the graph reads; placeholders that nothing reads are erased."""
-    examples = example_inputs(mg.model)
-    for node in mg.nodes:
-        if node.op == "placeholder" and not node.users:
-            mg.fx_graph.erase_node(node)
-            examples.pop(str(node.target), None)
-    return examples
-
-
-def _several_rows(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A batch of one, twice: the exporter takes an axis of one for a constant."""
-    if any(x.dim() == 0 or len(x) != 1 for x in inputs.values()):
-        return inputs
-    return {name: torch.cat([x, x]) for name, x in inputs.items()}
-
-
-def _varying_axes(inputs: dict[str, Tensor]) -> dict[str, dict[int, Any]]:
+def _varying_axes(inputs: dict[str, Tensor]) -> tuple[dict[int, Any], ...]:
     """Which axes may vary, where the model does not pin them: batches and lengths.
 
     The second axis is a length in token ids and boolean masks, and where it is as long in others.
     """
     auto = torch.export.Dim.AUTO
     lengths = {x.shape[1] for x in inputs.values() if x.dim() > 1 and not x.is_floating_point()}
-    return {
-        name: {a: auto for a, size in enumerate(x.shape[:2]) if a == 0 or size in lengths}
-        for name, x in inputs.items()
-    }
+    return tuple(
+        {a: auto for a, size in enumerate(x.shape[:2]) if a == 0 or size in lengths}
+        for x in inputs.values()
+    )
+
+
+def _name_outputs(proto: Any, names: list[str]) -> None:
+    """Gives outputs their names, and what is called like one of them on the way another.
+
+    torch's exporter would leave two values of one name.
+    """
+    given = [each.name for each in proto.graph.output]
+    inner = {name for node in proto.graph.node for name in node.output} - {*given}
+    renamed = {name: f"{name}/inner" for name in names if name in inner}
+    renamed |= dict(zip(given, names, strict=True))
+    for node in proto.graph.node:
+        for ends in (node.input, node.output):
+            ends[:] = [renamed.get(name, name) for name in ends]
+    for value in (*proto.graph.output, *proto.graph.value_info, *proto.graph.initializer):
+        value.name = renamed.get(value.name, value.name)
+
+
+def _drop_unread_inputs(proto: Any) -> None:
+    """Leaves out the parts of nested inputs that nothing reads: a session would ask for them."""
+    read = {name for node in proto.graph.node for name in node.input}
+    kept = [each for each in proto.graph.input if each.name in read]
+    del proto.graph.input[:]
+    proto.graph.input.extend(kept)
 
 
 def _strip(proto: Any) -> None:
@@ -188,6 +171,6 @@ def _name_axes(proto: Any) -> None:
 @contextmanager
 def _silence() -> Iterator[None]:
     """The exporter warns of what does not concern a user: packages that are absent, own changes."""
-    with at_level(logging.ERROR, "torch.onnx"), warnings.catch_warnings():
+    with at_level(logging.ERROR, *LOGGERS), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

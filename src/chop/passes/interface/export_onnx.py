@@ -7,12 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from chop.ir.graph import MaseGraph
+from chop.onnx.session import SESSION_CONFIG
 from chop.passes.base import graph_pass
-
-SESSION_CONFIG = {
-    "session.qdq_matmulnbits_accuracy_level": "1",
-    "session.x64quantprecision": "1",
-}
 
 
 @dataclass(frozen=True)
@@ -42,6 +38,14 @@ def export_onnx_interface_pass(mg: MaseGraph, config: ExportOnnxConfig) -> dict[
     is float stays float, and biases are floats with their rounded values. A loss is left out.
     Packed, pruned and learned layers are written as what they compute.
 
+    Outputs have the names of the model's: keys and fields, `output` for a single tensor, and
+    `output.0`, `output.1` for the parts of a tuple. Where inputs or outputs are nested, keys and
+    indices stand behind a dot: `batch.mask`, `hidden_states.0`. None and text are left out.
+
+    Where onnxruntime is installed it runs the file on the example inputs before the file gets its
+    name. A file that does not run, or that differs from the graph by more than rounding explains,
+    is refused: torch's exporter drops some arguments of operators.
+
     A format whose scale follows the data measures it at each run. onnxruntime computes in integers
     only with fixed scales. A session computes what the graph does with the entries of
     `session_config`; by default it may round the activations of layers with integer weights alone,
@@ -66,6 +70,7 @@ def export_onnx_interface_pass(mg: MaseGraph, config: ExportOnnxConfig) -> dict[
         ConfigError: a format has no 8-bit form in ONNX, or waits for data.
         GraphError: torch's exporter lacks the ONNX of an operator.
         UnavailableError: onnx or onnxscript are not installed.
+        VerificationError: onnxruntime does not run the file, or computes something else.
 
     Source: the ONNX operators QuantizeLinear and DequantizeLinear, version 13.
     """

@@ -1,0 +1,193 @@
+"""Flat graphs: a list of tensors in and a list of tensors out, each with a name, as in ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from chop.capture.dead_code import remove_autocast
+from chop.capture.preserve_state import preserve_state
+from chop.capture.pytree import tree_children, tree_rebuild
+from chop.errors import GraphError
+from chop.ir.graph import MaseGraph
+from chop.notices import warn_once
+from chop.onnx.divisors import WithoutDivisors
+
+WHERE = "export_onnx_interface_pass"
+ROOT = "output"
+"""Name of a result that is one tensor, and of what comes before the index of a tuple's parts."""
+NUMBERS: Mapping[tuple[type, ...], torch.dtype] = {
+    (bool, torch.SymBool): torch.bool,
+    (int, torch.SymInt): torch.int64,
+    (float, torch.SymFloat): torch.float32,
+}
+Leaf = tuple[str, Any]
+
+
+class FlatGraph:
+    """A graph as a function of tensors that gives tensors.
+
+    Names of inputs are those of the graph, with keys, indices and fields behind a dot where an
+    input is nested: `x`, `batch.mask`, `pair.1`. Names of outputs are keys and fields, such as
+    `logits` or `hidden_states.0`; parts of a tuple are `output.0`, `output.1`, and a single tensor
+    is `output`. What is None is left out; so is text. A number is a tensor without dimensions.
+
+    Args:
+        mg: the graph, on a CPU; its output loses a loss, and inputs that nothing reads are erased.
+        example: inputs by argument name.
+
+    Attributes:
+        module: takes the tensors, and returns a tuple of them.
+        inputs: example inputs by name.
+        outputs: names of what `module` returns.
+
+    Raises:
+        GraphError: no tensor goes in or comes out.
+    """
+
+    def __init__(self, mg: MaseGraph, example: Mapping[str, Any]) -> None:
+        _leave_out_loss(mg)
+        remove_autocast(mg.fx_graph)
+        self._read = _read_inputs(mg)
+        nested = self._nested(example)
+        self.inputs = self.tensors(example)
+        if not self.inputs:
+            raise GraphError(f"{WHERE}: expected an input that is a tensor, the graph reads none.")
+        self.module = _FlatModule(fx.GraphModule(mg.model, mg.fx_graph), nested).eval()
+        with preserve_state(self.module), torch.no_grad():
+            self._keys = [*self.module.named(nested)]
+        if not self._keys:
+            raise GraphError(f"{WHERE}: expected an output that is a tensor, the graph has none.")
+        self.outputs = _free_names(self._keys, {*self.inputs, *self.module.state_dict()})
+
+    def tensors(self, example: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The tensors of an example by name, on the CPU."""
+        return {name: x.cpu() for name, x in named_tensors(self._nested(example)).items()}
+
+    def answers(self, answer: Mapping[str, Tensor]) -> list[Tensor]:
+        """The tensors of `named_outputs` that `module` returns too, on the CPU."""
+        return [answer[key].cpu() for key in self._keys]
+
+    def _nested(self, example: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: example[name] for name in self._read if name in example}
+
+
+class _FlatModule(nn.Module):
+    """A graph module that takes and gives tensors; parameters keep their paths.
+
+    Args:
+        whole: the graph module. torch's exporter interprets those that it gets, past `forward`.
+        nested: example inputs by argument name.
+    """
+
+    def __init__(self, whole: fx.GraphModule, nested: Mapping[str, Any]) -> None:
+        super().__init__()
+        for members in ("_modules", "_parameters", "_buffers"):
+            setattr(self, members, getattr(whole, members))
+        self._whole, self._nested = (whole,), nested  # in a tuple: torch registers no child
+
+    def named(self, nested: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Results by name of inputs by argument name."""
+        return named_outputs(self._whole[0](**nested))
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        given = iter(tensors)
+        nested = {name: _with_tensors(value, given) for name, value in self._nested.items()}
+        with WithoutDivisors():
+            found = self.named(nested)
+        return _distinct(found.values(), [*tensors, *self.parameters(), *self.buffers()])
+
+
+def _with_tensors(nested: Any, given: Iterator[Tensor]) -> Any:
+    return map_tensors(lambda _: next(given), nested)
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], nested: Any) -> Any:
+    """Nested values with a function applied to their tensors."""
+    if isinstance(nested, SimpleNamespace):
+        return SimpleNamespace(**map_tensors(function, vars(nested)))
+    parts = tree_children(nested)
+    if parts is None:
+        return function(nested) if isinstance(nested, Tensor) else nested
+    return tree_rebuild(nested, {key: map_tensors(function, x) for key, x in parts.items()})
+
+
+def named_tensors(nested: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors in nested values, by name."""
+    return {name: x for name, x in _leaves(nested) if isinstance(x, Tensor)}
+
+
+def named_outputs(answer: Any) -> dict[str, Tensor]:
+    """Tensors of a result by name, see `FlatGraph`; numbers are tensors without dimensions."""
+    root = {ROOT: answer} if isinstance(answer, tuple | list) else answer
+    if hasattr(answer, "_fields"):
+        root = answer._asdict()
+    leaves = _leaves(root if tree_children(root) is not None else {ROOT: root})
+    return {name: tensor for name, x in leaves if (tensor := _tensor(name, x)) is not None}
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[Leaf]:
+    parts = vars(value) if isinstance(value, SimpleNamespace) else tree_children(value)
+    if parts is None:
+        yield name, value
+        return
+    for key, part in parts.items():
+        yield from _leaves(part, f"{name}.{key}" if name else str(key))
+
+
+def _tensor(name: str, value: Any) -> Tensor | None:
+    if value is None or isinstance(value, Tensor):
+        return value
+    dtype = next((dtype for kinds, dtype in NUMBERS.items() if isinstance(value, kinds)), None)
+    if dtype is not None:
+        return torch.scalar_tensor(value, dtype=dtype)
+    warn_once(
+        f"{WHERE}: the output '{name}' is a {type(value).__name__}, which ONNX lacks: left out"
+    )
+    return None
+
+
+def _distinct(found: Any, others: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Results as values of their own: a file cannot give a value two names."""
+    seen = {id(x) for x in others}
+    results = []
+    for tensor in found:
+        results.append(tensor.clone() if id(tensor) in seen else tensor)
+        seen.add(id(tensor))
+    return tuple(results)
+
+
+def _free_names(found: Iterable[str], taken: Collection[str]) -> list[str]:
+    """Names of outputs, with `.out` behind those that inputs or parameters have."""
+    names: list[str] = []
+    for name in found:
+        while name in taken or name in names:
+            name += ".out"
+        names.append(name)
+    return names
+
+
+def _leave_out_loss(mg: MaseGraph) -> None:
+    """Takes the loss out of an output of Hugging Face: who runs the file has no labels."""
+    (output,) = (node for node in mg.nodes if node.op == "output")
+    answer = output.args[0]
+    if not isinstance(answer, fx.Node) or not isinstance(answer.target, type):
+        return
+    if len(answer.kwargs) > 1:
+        answer.kwargs = {k: v for k, v in answer.kwargs.items() if k != "loss"}
+        mg.fx_graph.eliminate_dead_code()
+
+
+def _read_inputs(mg: MaseGraph) -> list[str]:
+    """Names of what the graph reads; placeholders that nothing reads are erased."""
+    names = []
+    for node in mg.nodes:
+        if node.op == "placeholder" and node.users:
+            names.append(str(node.target))
+        elif node.op == "placeholder":
+            mg.fx_graph.erase_node(node)
+    return names
