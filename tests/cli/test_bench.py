@@ -18,7 +18,7 @@ def chop(*arguments, code=0):
 def compressed(tmp_path_factory):
     out = tmp_path_factory.mktemp("compressed")
     config = CompressConfig(
-        model="mlp", out=out, formats=("4.auto",), qat_epochs=0, bench_seconds=0.02
+        model="mlp", out=out, formats=("4.auto",), max_drop=1, qat_epochs=0, bench_seconds=0.02
     )
     return out, compress(config)
 
