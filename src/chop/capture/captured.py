@@ -209,8 +209,9 @@ class CapturedModule(fx.GraphModule):
         for path in hooked_scopes(self):
             if not any(n.op == "call_module" and n.target == path for n in self.graph.nodes):
                 raise GuardError(
-                    f"expected hooks on modules that the graph calls, got some on {path}, whose "
-                    "nodes are part of the graph; remove them, or capture the model with "
+                    "expected hooks, and forwards that replace a module's, on modules that the "
+                    f"graph calls, got some on {path}, whose nodes are part of the graph; remove "
+                    "them, or capture the model with "
                     f"leaves=[{path!r}] (custom_ops in MaseGraph)"
                 )
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.capture.leaves import is_torch_leaf, tensors_in
+from chop.capture.overrides import why_not_its_class
 from chop.capture.symbolic_api import FakeTensor
 from chop.capture.symbols import meta_of, new_fake
 from chop.capture.targets import mutates_input
@@ -68,7 +69,7 @@ class FakeCache:
 
     def call_module(self, module: nn.Module, args: Any, kwargs: Any, run: Any) -> Any:
         """The result of `run()`, which calls a layer of torch on fake tensors."""
-        if not is_torch_leaf(module):
+        if not is_torch_leaf(module) or why_not_its_class(module) is not None:
             return run()
         return self._cached(module, (args, kwargs), module.parameters(), run)
 

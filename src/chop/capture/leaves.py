@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.capture.hf_cache import cache_tensors, is_cache
+from chop.capture.overrides import why_not_its_class
 from chop.errors import CaptureError, ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -51,9 +52,11 @@ class LeafRule:
 
     def is_leaf(self, module: nn.Module, path: str) -> bool:
         """Whether the submodule becomes one `call_module` node."""
-        if path in self._paths or isinstance(module, self._classes):
+        if path in self._paths:
             return True
-        return is_torch_leaf(module)
+        # What was put in the place of a layer's forward is the model's own Python.
+        is_its_class = why_not_its_class(module) is None
+        return is_its_class and (isinstance(module, self._classes) or is_torch_leaf(module))
 
     def traced_modules(self, model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
         """A model and its submodules, without leaves and what is in these."""

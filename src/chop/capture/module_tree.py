@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from torch import Tensor, nn
 
 from chop.capture.leaves import LeafRule
+from chop.capture.overrides import has_hooks
 from chop.capture.torch_private import BATCH_NORMS, DROPOUTS
 from chop.errors import CaptureError, GraphError
 
@@ -41,16 +42,15 @@ class Scope(nn.Module):
 
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def hooked_scopes(module: nn.Module, path: str = "") -> Iterator[str]:
-    """The paths of modules below one whose calls are part of the graph, and that have hooks."""
+    """The paths of modules below one whose calls are part of the graph, with hooks or a forward."""
     for name, child in module._modules.items():
         if child is None or not (isinstance(child, Scope) or type(child) in _CONTAINERS):
             continue
         inner = f"{path}.{name}" if path else name
-        if any(child.__dict__[hooks] for hooks in _HOOKS):
+        if has_hooks(child) or "forward" in vars(child):
             yield inner
         yield from hooked_scopes(child, inner)
 

@@ -20,11 +20,14 @@ from torch import Tensor, fx, nn
 
 from chop.capture.hf_cache_names import settled_name
 from chop.capture.module_tree import Scope
+from chop.capture.overrides import COMPILED, why_not_copyable
 from chop.errors import GraphError
 
 KEY = "_original"
 """Where a captured module keeps its original."""
-_OWN = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training"})
+_OWN = frozenset(
+    {*("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training"), COMPILED}
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,10 @@ class Original:
             self._modules[path] = ref(module)
             if path == "" or _is_scope(captured, path):
                 plain = {name: x for name, x in vars(module).items() if name not in _OWN}
+                reason = why_not_copyable(module)
+                if reason is not None:
+                    where = f"module '{path}'" if path else "the model"
+                    self.failure = self.failure or f"{where} cannot be copied: {reason}"
                 self._scopes[path] = _Scope(
                     type(module), plain, tuple(module._modules), frozenset(module._buffers)
                 )

@@ -31,6 +31,7 @@ from chop.capture.operators import (
     contains_tensor,
     from_numpy_arrays,
 )
+from chop.capture.overrides import plain_call
 from chop.capture.random_state import HostRandomState, TorchSeedWatch
 from chop.capture.recurrent import RecurrentKernels
 from chop.capture.runtime import AutogradCall, retain_grad
@@ -275,6 +276,7 @@ class Recorder(TorchFunctionMode):
     def call_module(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Replaces `nn.Module.__call__` while the recording lasts."""
         path = self._paths.get(id(module))
+        original = plain_call(module, original)
         if not self._recording or path is None:
             return original(module, *args, **kwargs)
         if path and self._leaves.is_leaf(module, path):

@@ -10,6 +10,8 @@ from torch import fx
 
 from chop.capture.dry_run import DryRun, run_eagerly
 from chop.capture.fallback import Fallback, Recording
+from chop.capture.leaves import is_torch_leaf
+from chop.capture.overrides import why_not_its_class
 from chop.capture.runtime import guard_value
 from chop.capture.targets import mutates_input
 from chop.errors import enumerate_names
@@ -50,7 +52,7 @@ def record(fallback: Fallback) -> tuple[Recording, list[DryRun]]:
 def side_effect_notes(
     fallback: Fallback, recording: Recording, dry_runs: Iterable[DryRun], leaves: Iterable[str]
 ) -> list[str]:
-    """A sentence each on parameters that forward writes, answers kept, and attributes left behind.
+    """A sentence each on what the graph does not do, or does otherwise than a reader expects.
 
     Args:
         fallback: the capture.
@@ -71,6 +73,17 @@ def side_effect_notes(
         notes.append(
             "the model asks whether a tensor requires a gradient, and the graph keeps the answer, "
             f"at {_listed(set(recording.recorder.requires_grad_reads))}"
+        )
+    replaced = {
+        path
+        for path, module in fallback.leaves.traced_modules(fallback.model)
+        if is_torch_leaf(module) and why_not_its_class(module) is not None
+    }
+    if replaced:
+        notes.append(
+            f"the forward of {_listed(replaced)} was replaced on the instance; what it computes is "
+            "in the graph as functions, and passes that work on layers (packing, GPTQ, pruning, "
+            "LoRA) leave it out"
         )
     inside = tuple(leaves)
     unread = {
@@ -134,11 +147,10 @@ def _views(node: fx.Node) -> list[fx.Node]:
 
 def written_by(node: fx.Node) -> list[fx.Node]:
     """The inputs that a node writes into, as those of `add_` or of `out=`."""
-    targets: list[Any] = []
-    if _is_in_place(node) and node.args:
-        targets += node.args[0] if isinstance(node.args[0], tuple | list) else [node.args[0]]
-    out = node.kwargs.get("out")
-    targets += out if isinstance(out, tuple | list) else [out]
+    found = node.kwargs.get("out")
+    if found is None and _is_in_place(node):
+        found = node.args[0] if node.args else node.kwargs.get("input")
+    targets = found if isinstance(found, tuple | list) else [found]
     return [target for target in targets if isinstance(target, fx.Node)]
 
 
@@ -146,7 +158,11 @@ def _is_in_place(node: fx.Node) -> bool:
     if node.op == "call_method":
         return str(node.target).endswith("_") and not str(node.target).endswith("__")
     function = cast(Callable[..., Any], node.target)
-    return node.op == "call_function" and mutates_input(function)
+    root = node.graph.owning_module
+    if node.op == "call_module" and root is not None:
+        return getattr(root.get_submodule(str(node.target)), "inplace", False) is True
+    by_flag = node.kwargs.get("inplace") is True
+    return node.op == "call_function" and (by_flag or mutates_input(function))
 
 
 def _source(node: fx.Node) -> fx.Node:

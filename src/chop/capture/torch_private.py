@@ -27,6 +27,7 @@ __all__ = [
     "detect_fake_mode",
     "enter_autocast_region",
     "exit_autocast_region",
+    "global_forward_hooks",
     "is_dispatch_observed",
     "is_fake",
     "schemas_of",
@@ -71,6 +72,12 @@ def single_overload(operator: Any) -> Any:
 def autocast_options(region: Any) -> tuple[torch.dtype, bool, bool]:
     """Resolved dtype, `cache_enabled` and `enabled` of a `torch.autocast`."""
     return region.fast_dtype, region._cache_enabled, region._enabled
+
+
+def global_forward_hooks() -> list[Any]:
+    """Hooks that see the inputs and results of every module."""
+    module = nn.modules.module
+    return [*module._global_forward_pre_hooks.values(), *module._global_forward_hooks.values()]
 
 
 def is_dispatch_observed() -> bool:

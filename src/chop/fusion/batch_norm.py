@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
+from chop.capture.overrides import has_hooks
 from chop.formats import Integer, Quantizer, QuantSpec
 from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph
@@ -61,6 +62,8 @@ def _why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | Non
         reason = owned.why_shared(module_node)
         if reason is not None:
             return f"the {name} {reason}"
+        if has_hooks(mg.modules[str(module_node.target)]):
+            return f"the {name} has hooks"
     if isinstance(norm, QuantizedOperator) and not isinstance(convolution, QuantizedOperator):
         return "the norm is quantized and the convolution is not"
     return None

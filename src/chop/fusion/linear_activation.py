@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import fx, nn
 
-from chop.fusion.matching import erase_calls, has_hooks, operation
+from chop.capture.overrides import has_hooks
+from chop.fusion.matching import erase_calls, operation
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.ownership import Ownership
 from chop.nn.fused import ACTIVATIONS, LinearActivation

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch import fx, nn
+from torch import fx
 
+from chop.capture.overrides import has_hooks
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import TensorInfo
 from chop.nn.quantized import QuantizedOperator
@@ -52,16 +53,6 @@ def check_free(mg: MaseGraph, node: fx.Node) -> None:
         raise NotFusableError(f"'{node.name}' is quantized")
     if module is not None and has_hooks(module):
         raise NotFusableError(f"'{node.name}' has hooks")
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """True when somebody listens to what the module computes."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
 
 
 def erase_calls(mg: MaseGraph, nodes: Iterable[fx.Node]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from chop.errors import enumerate_names
+from collections.abc import Mapping
+
+from chop.capture.overrides import forward_hooks
+from chop.errors import ConfigError, enumerate_names
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
 
@@ -20,6 +23,35 @@ def settled_copy(mg: MaseGraph) -> MaseGraph:
             settled.replace(node, module.unpack().freeze_scales())
     settled.model.cpu().eval()
     return settled
+
+
+def hooked_modules(mg: MaseGraph) -> dict[str, str]:
+    """By path, the first forward hook of each module that runs: "" is the model itself.
+
+    A hook on all modules is one of the model.
+    """
+    called = {str(node.target): mg.module_of(node) for node in mg.nodes if node.op == "call_module"}
+    found = {"": forward_hooks(mg.model)}
+    for path, module in called.items():
+        inside = () if module is None else module.modules()
+        found[path] = [hook for part in inside for hook in forward_hooks(part)]
+    return {path: hooks[0] for path, hooks in found.items() if hooks}
+
+
+def refuse_hooks(hooked: Mapping[str, str], where: str, what: str) -> None:
+    """Raises ConfigError where modules have forward hooks.
+
+    Args:
+        hooked: of `hooked_modules`.
+        where: the pass.
+        what: has none of them, such as "an integer graph".
+    """
+    for path, hook in hooked.items():
+        owner = f"module '{path}'" if path else "the model"
+        raise ConfigError(
+            f"{where}: {owner} has the forward hook {hook}, and {what} would not run it; remove "
+            "it, or compute what it does in the model's forward."
+        )
 
 
 def operand_text(path: str, operator: QuantizedOperator, operand: str) -> str:

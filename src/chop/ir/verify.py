@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from chop.capture.module_tree import member_at
+from chop.capture.overrides import why_not_its_class
 from chop.errors import GraphError
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata, TensorInfo, operand_of
@@ -59,9 +60,10 @@ def _verify_metadata(mg: MaseGraph, node: fx.Node) -> None:
         return
     operator = mg.operator(node)
     if common.mase_op != operator.name:
-        raise GraphError(
-            f"node '{node.name}' is noted as '{common.mase_op}' and calls '{operator.name}'."
-        )
+        module = mg.module_of(node)
+        reason = None if module is None else why_not_its_class(module)
+        what = f"calls '{operator.name}'{'' if reason is None else f': {reason}'}"
+        raise GraphError(f"node '{node.name}' is noted as '{common.mase_op}' and {what}.")
     for name, info in common.results.items():
         if not isinstance(info, TensorInfo):
             raise GraphError(f"node '{node.name}': result '{name}' is no TensorInfo: {info!r}.")

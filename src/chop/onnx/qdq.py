@@ -9,10 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from chop.capture.overrides import has_hooks
 from chop.errors import ConfigError
 from chop.formats import Gradient, Quantizer, QuantSpec, StandIn
 from chop.ir.graph import MaseGraph
-from chop.ir.settled import missing_forms, operand_text, settled_copy
+from chop.ir.settled import (
+    hooked_modules,
+    missing_forms,
+    operand_text,
+    refuse_hooks,
+    settled_copy,
+)
 from chop.nn.quantized import QuantizedOperator, QuantLinear, leaf_operators
 from chop.nn.quantized.codes import codes_in_products, parameter_codes, rounded_parameter
 from chop.nn.quantized.masks import FULL, MASK
@@ -21,6 +28,7 @@ from chop.onnx.operators import onnx_dequantize, onnx_round
 
 WHERE = "export_onnx_interface_pass"
 WAY_OUT = f"choose {CHOICE}, or export these as floats with 'float_fallback': True"
+LINEAR = "Gemm"
 CONVOLUTION = "Conv"
 """What runtimes compute in integers only if the result is rounded too."""
 
@@ -154,7 +162,9 @@ def _rounds_of(qdq: MaseGraph, node: fx.Node) -> list[Quantizer | None]:
     rounds: list[Quantizer | None] = []
     for user in node.users:
         row, module = qdq.operator(user), qdq.module_of(user)
-        if isinstance(module, QuantizedOperator) and _integer_form(qdq, user):
+        if module is not None and has_hooks(module):
+            rounds.append(None)
+        elif isinstance(module, QuantizedOperator) and _integer_form(qdq, user):
             rounds.append(module.spec.data_in)
         elif (row.commutes or row.only_moves) and not isinstance(module, QuantizedOperator):
             rounds += _rounds_of(qdq, user)
@@ -167,6 +177,8 @@ def _integer_form(qdq: MaseGraph, node: fx.Node) -> str:
     """The ONNX operator that computes a quantized layer in integers; "" for other nodes."""
     module = qdq.module_of(node)
     is_layer = isinstance(module, QuantizedOperator) and module.function is None
+    # A hook may change what is rounded, and runs on the layer as it is.
+    is_layer = is_layer and not has_hooks(module)  # type: ignore[arg-type]
     return qdq.operator(node).onnx if is_layer else ""
 
 
@@ -181,6 +193,8 @@ def qdq_graph(mg: MaseGraph, float_fallback: bool) -> QdqGraph:
         ConfigError: ONNX lacks formats and `float_fallback` is False, or learned scales wait.
     """
     qdq = settled_copy(mg)
+    hooks = hooked_modules(qdq)
+    refuse_hooks({path: hook for path, hook in hooks.items() if not path}, WHERE, "the file")
     steps = leaf_operators(qdq.model)
     _check_dtypes(steps)
     plans = {name: _plan(step) for name, step in steps.items()}
@@ -203,7 +217,7 @@ def qdq_graph(mg: MaseGraph, float_fallback: bool) -> QdqGraph:
     _round_early(qdq)
     for node in qdq.nodes:
         layer: Any = qdq.module_of(node)
-        if isinstance(layer, QuantLinear) and isinstance(layer.spec.weight, _Codes):
+        if _integer_form(qdq, node) == LINEAR and isinstance(layer.spec.weight, _Codes):
             qdq.replace(node, _Linear(layer))
         elif _integer_form(qdq, node) == CONVOLUTION:
             bias = _integer_bias(layer.bias, layer.spec) or layer.spec.bias

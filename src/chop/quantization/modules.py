@@ -9,18 +9,22 @@ from typing import Any
 from torch import nn
 
 from chop.capture.captured import CapturedModule
+from chop.capture.overrides import why_not_copyable
+from chop.errors import ConfigError
 from chop.formats import QuantSpec
 from chop.ir.ops import Operator, of_module
 from chop.nn.quantized import QuantizedOperator
-from chop.quantization.selection import QuantizeConfig
+from chop.quantization.selection import QuantizeConfig, check_its_class
 
 
 def quantize_modules(network: nn.Module, config: QuantizeConfig) -> tuple[nn.Module, int]:
     """A copy of `network` with quantized twins of the modules that a config chooses, and how many.
 
     Raises:
-        ConfigError: a key matches no module, or its config does not fit the operator.
+        ConfigError: a key matches no module, its config does not fit the operator, or what a
+            module computes is not what its class says.
     """
+    _check_copies(network, config.where)
     result = copy.deepcopy(network)
     found = {path: (row, module) for path, row, module in _quantizable(result, "")}
     by_module: dict[nn.Module, list[str]] = {}
@@ -28,11 +32,20 @@ def quantize_modules(network: nn.Module, config: QuantizeConfig) -> tuple[nn.Mod
         by_module.setdefault(module, []).append(path)
     rows = {module: row for row, module in found.values()}
     names = {m: [rows[m].name] if config.by == "type" else p for m, p in by_module.items()}
-    twins = {
-        module: _twin(rows[module], module, settings, where)
-        for module, (settings, where) in config.choose(names, found).items()
-    }
+    twins = {}
+    for module, (settings, where) in config.choose(names, found).items():
+        check_its_class(module, by_module[module][0], where)
+        twins[module] = _twin(rows[module], module, settings, where)
     return _with_twins(result, twins), len(twins)
+
+
+def _check_copies(network: nn.Module, where: str) -> None:
+    """Raises ConfigError where a copy would go on calling modules of the original."""
+    for path, module in network.named_modules():
+        reason = why_not_copyable(module)
+        if reason is not None:
+            name = f"module '{path}'" if path else "the model"
+            raise ConfigError(f"{where}: {name} cannot be copied: {reason}.")
 
 
 def _quantizable(module: nn.Module, path: str) -> Iterator[tuple[str, Operator, nn.Module]]:

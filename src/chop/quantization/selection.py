@@ -7,13 +7,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from torch import fx
+from torch import fx, nn
 
+from chop.capture.overrides import why_not_its_class
 from chop.config import convert, ignoring, without_na
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph, metadata_of
-from chop.ir.ops import OPS
+from chop.ir.ops import OPS, Operator, of_module
 from chop.nn.quantized import QuantCall, QuantizedOperator
 from chop.notices import warn_once
 
@@ -116,7 +117,7 @@ class QuantizeConfig:
         """What a rule can call the node by; () if the node cannot be quantized."""
         if not _is_quantizable(mg, node):
             return ()
-        return (mg.operator(node).name,) if self.by == "type" else (node.name, str(node.target))
+        return (_row_of(mg, node).name,) if self.by == "type" else (node.name, str(node.target))
 
     def _matches(self, key: str, name: str) -> bool:
         return bool(re.fullmatch(key, name)) if self.by == "regex_name" else key == name
@@ -161,8 +162,25 @@ def _config_of(key: str, entry: Any, where: str) -> Settings:
     raise ConfigError(f"{where}['{key}']: expected {{'config': {{...}}}}, got {entry!r}.")
 
 
+def check_its_class(module: nn.Module, path: str, where: str) -> None:
+    """Raises ConfigError for a chosen module that a twin of its class would not replace."""
+    reason = why_not_its_class(module)
+    if reason is not None:
+        raise ConfigError(f"{where}: module '{path}' cannot be quantized: {reason}.")
+
+
+def _row_of(mg: MaseGraph, node: fx.Node) -> Operator:
+    """The row of what a node calls; of a module, that of its class, whatever it computes."""
+    module = mg.module_of(node)
+    if module is None or isinstance(module, QuantizedOperator):
+        return mg.operator(node)
+    return of_module(type(module))
+
+
 def _spec_for(mg: MaseGraph, node: fx.Node, settings: Settings, where: str) -> QuantSpec:
     row, module = mg.operator(node), mg.module_of(node)
+    if module is not None:
+        check_its_class(module, str(node.target), where)
     if row.twin is not None:
         return QuantSpec.parse(settings, row.twin.operands, row.twin.fallback, where)
     if isinstance(module, QuantCall):
@@ -177,7 +195,7 @@ def _spec_for(mg: MaseGraph, node: fx.Node, settings: Settings, where: str) -> Q
 
 def _is_quantizable(mg: MaseGraph, node: fx.Node) -> bool:
     """True for calls of reals that have a twin; arithmetic on sizes and masks is left alone."""
-    row, module = mg.operator(node), mg.module_of(node)
+    row, module = _row_of(mg, node), mg.module_of(node)
     if node.op == "call_module":
         has_twin = row.quantized is not None or isinstance(module, QuantizedOperator)
     else:

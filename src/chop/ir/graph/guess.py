@@ -12,14 +12,13 @@ from torch import nn
 from chop.capture.captured import CapturedModule
 from chop.capture.hf_cache_names import asks_for_cache, plain_names
 from chop.capture.inputs import dummy_inputs
+from chop.capture.overrides import HOOKS
 from chop.capture.preserve_state import preserve_state
 from chop.capture.tracer import capture
 from chop.errors import CaptureError, GraphError, GuardError, did_you_mean
 from chop.ir.graph.edits import last_edit
 from chop.ir.graph.stand_ins import put_stand_ins
 from chop.ir.ops import stand_in_for
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @dataclass

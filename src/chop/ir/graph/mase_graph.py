@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import fx, nn
 
 from chop.capture.captured import CapturedModule
+from chop.capture.overrides import why_not_copyable
 from chop.errors import ConfigError, GraphError, did_you_mean
 from chop.ir.difference import difference_lines
 from chop.ir.graph.edits import last_edit
@@ -220,6 +221,9 @@ class MaseGraph:
             }
             twin.provenance = list(self.provenance)
             return twin
+        reason = why_not_copyable(self.model)
+        if reason is not None:
+            raise GraphError(f"the graph's model cannot be copied: {reason}.")
         twin = MaseGraph(copy.deepcopy(self.model, memo))
         # FX copies the dict of a node's metadata, not what is in it.
         for node in twin.nodes:

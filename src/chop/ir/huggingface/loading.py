@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from chop.capture.overrides import why_not_its_class
 from chop.errors import ConfigError
 from chop.formats import QuantSpec, parse_format_string
 from chop.ir.huggingface.stored import (
@@ -18,7 +19,7 @@ from chop.ir.huggingface.stored import (
     resolve,
 )
 from chop.ir.huggingface.weights import StoredTensors
-from chop.ir.ops import OPS, of_module, stand_in_for
+from chop.ir.ops import OPS, of_layer, of_module, stand_in_for
 from chop.nn.packed import KnownCodes, PackedOperator
 from chop.nn.packed.base import BUFFER_NAMES
 
@@ -147,7 +148,8 @@ def layers_to_pack(
         skip: paths, or ends of paths, of those to leave.
 
     Raises:
-        ConfigError: nothing is left, or an entry of `skip` names nothing.
+        ConfigError: nothing is left, an entry of `skip` names nothing, or what a layer computes
+            is not what its class says.
     """
     modules = dict(model.named_modules())
     for entry in skip:
@@ -158,6 +160,12 @@ def layers_to_pack(
         for path, module in modules.items()
         if not any(_ends(path, entry) for entry in skip) and _is_chosen(module, operators)
     }
+    for path in names:
+        reason = why_not_its_class(modules[path])
+        if reason is not None:
+            raise ConfigError(
+                f"quantization_config: '{path}' cannot be quantized: {reason}, or name it in skip."
+            )
     sources = {
         target.removesuffix(".weight"): source.removesuffix(".weight")
         for target, source in model.all_tied_weights_keys.items()
@@ -219,7 +227,7 @@ def pack_layers(
         module._parameters["weight"] = shared
         make = stand_in_for(module)
         module = module if make is None else make(module)
-        row = of_module(type(module))
+        row = of_layer(module)
         assert row.quantized is not None
         layer = row.quantized.from_float(module, spec)
         _put(model, path, packed_module(layer, path, False, known))

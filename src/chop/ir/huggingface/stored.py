@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from chop.capture.overrides import why_not_its_class
 from chop.config import parse
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import OPERANDS, NumberFormat, QuantSpec
 from chop.formats.base import parse_format
-from chop.ir.ops import of_module, stand_in_for
+from chop.ir.ops import of_layer, stand_in_for
 from chop.nn.lora import LoraLinear
 from chop.nn.packed import PackedOperator
 from chop.nn.packed.base import KnownCodes
@@ -166,7 +167,9 @@ def quantized_module(
     """
     make = stand_in_for(module)
     module = module if make is None else make(module)
-    row = of_module(type(module))
+    row, reason = of_layer(module), why_not_its_class(module)
+    if reason is not None:
+        raise ConfigError(f"quantization_config: '{path}' cannot be quantized: {reason}.")
     if row.quantized is None:
         raise ConfigError(
             f"quantization_config: '{path}' is a {type(module).__name__}, which has no quantized "

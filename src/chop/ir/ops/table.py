@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from chop.capture.overrides import METHODS, why_not_its_class
 from chop.errors import ConfigError, did_you_mean
 from chop.ir.ops import dimensions as d
 from chop.ir.ops import flops
@@ -324,18 +325,30 @@ def of_module(cls: type[nn.Module]) -> Operator:
     ancestors: tuple[Any, ...] = cls.__mro__
     for ancestor in ancestors:
         if ancestor in _BY_CALL:
-            same = cls.forward is ancestor.forward or issubclass(cls, q.QuantizedOperator)
-            if same:
+            is_same = all(_method(cls, name) is _method(ancestor, name) for name in METHODS)
+            if is_same or issubclass(cls, q.QuantizedOperator):
                 return _BY_CALL[ancestor]
             break
     return Operator(cls.__name__.lower(), "module", (cls,))
+
+
+def _method(cls: Any, name: str) -> Any:
+    return getattr(cls, name, None)
+
+
+def of_layer(module: nn.Module) -> Operator:
+    """The row of a module; one whose forward was replaced is another operator than its class."""
+    cls = type(module)
+    if why_not_its_class(module) is not None:
+        return Operator(f"replaced_{cls.__name__.lower()}", "module", (cls,))
+    return of_module(cls)
 
 
 def of_called(module: nn.Module) -> Operator:
     """The row of a module; a quantized call keeps the row of the function it replaces."""
     if isinstance(module, q.QuantizedOperator) and module.function is not None:
         return of_function(module.function)
-    return of_module(type(module))
+    return of_layer(module)
 
 
 def of_node(node: fx.Node, root: nn.Module) -> Operator:
@@ -365,6 +378,8 @@ def of_function(function: Any) -> Operator:
     name = getattr(function, "__name__", type(function).__name__)
     if getattr(torch.Tensor, name, None) is function:
         return _of_method(name)
+    if name != _plain(name) and getattr(torch, name, None) is function:
+        return _of_method(name)  # torch.relu_ and x.relu_ are one operator
     from_torch = (getattr(function, "__module__", "") or "torch").split(".")[0]
     return Operator(name, "builtin_func" if from_torch in STANDARD_MODULES else "patched_func")
 

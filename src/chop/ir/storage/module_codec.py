@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from chop.capture.overrides import COMPILED, has_hooks, why_not_its_class
 from chop.errors import CheckpointError
 from chop.ir.storage.allowed import AllowList, reference_of
 from chop.ir.storage.codec import Decoder, Encoder, NotPlainError
@@ -25,7 +26,6 @@ from chop.nn.transposed import stores_transposed, transpose_in_state_dicts
 BOOKKEEPING = frozenset(vars(nn.Module()))
 # Caches that recurrent layers derive from their parameters.
 DERIVED = frozenset({"_flat_weights", "_flat_weight_refs"})
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 Record = dict[str, Any]
 MAX_DEPTH = 128
 FREE_PATHS = 10_000
@@ -51,7 +51,7 @@ def encode_tree(root: nn.Module, store: TensorStore, encode: Encoder) -> list[Re
         else:
             seen[id(module)] = path
             records.append(_encode_module(path, module, store, encode))
-            if any(vars(module)[name] for name in HOOKS):
+            if has_hooks(module):
                 hooked.append(path)
     if hooked:
         warnings.warn(
@@ -95,13 +95,15 @@ def _encode_module(path: str, module: nn.Module, store: TensorStore, encode: Enc
 
 
 def _class_and_attributes(path: str, module: nn.Module, encode: Encoder) -> Record:
-    cls, record = type(module), Record()
+    cls, record, reason = type(module), Record(), why_not_its_class(module)
+    if reason is not None:
+        raise CheckpointError(f"module '{path}' cannot be exported: {reason}.")
     if parametrize.is_parametrized(module):
         # torch makes a class on the fly, with a property per parametrized tensor.
         cls, record["parametrized"] = cls.__mro__[1], True
     attributes = {}
     for name, value in vars(module).items():
-        if name in BOOKKEEPING or name in DERIVED:
+        if name in BOOKKEEPING or name in DERIVED or name == COMPILED:
             continue
         try:
             attributes[name] = encode(value)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chop.formats.transforms import is_transformed
+from chop.nn.adoption import adopt
 
 MIN_PRODUCTS = 2**20
 """Multiplications from which on oneDNN's kernel pays for its call; measured on x86 with AVX-512."""
@@ -64,8 +65,7 @@ class LinearActivation(nn.Linear):
             linear: the layer.
             activation: one of `ACTIVATIONS`.
         """
-        twin = cls.__new__(cls)
-        twin.__dict__.update(linear.__dict__)
+        twin = adopt(cls, linear)
         twin.activation = activation
         return twin
 

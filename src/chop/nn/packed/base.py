@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from chop.errors import ConfigError
 from chop.formats import Encoded, NumberFormat, Quantizer, QuantSpec
 from chop.kernels import fake_quantize_directly
+from chop.nn.adoption import adopt
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.masks import FULL, MASK
 from chop.nn.weight_cache import decoded_once
@@ -74,7 +75,6 @@ class PackedOperator(QuantizedOperator):
     @classmethod
     def of(cls, layer: QuantizedOperator, known: KnownCodes, exact: bool = False) -> Self:
         """Takes over a quantized layer that nothing keeps from being packed; see `pack`."""
-        twin = cls.__new__(cls)
         packed = {name: encoded(layer, name, known) for name in packable_operands(layer)}
         parameters = {name: x for name, x in layer._parameters.items() if name not in packed}
         buffers = {name: x for name, x in layer._buffers.items() if name not in (MASK, FULL)}
@@ -83,7 +83,7 @@ class PackedOperator(QuantizedOperator):
                 BUFFER_NAMES[name], (stored.codes, stored.scales, stored.tensor_scale), strict=True
             )
             buffers.update({buffer: x for buffer, x in parts if x is not None})
-        twin.__dict__.update(layer.__dict__, _parameters=parameters, _buffers=buffers)
+        twin = adopt(cls, layer, _parameters=parameters, _buffers=buffers)
         twin.packed_shapes = {name: stored.shape for name, stored in packed.items()}
         assert isinstance(layer.weight, Tensor)
         twin.packed_dtype = layer.weight.dtype

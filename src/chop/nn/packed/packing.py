@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from chop.capture.overrides import why_not_its_class
 from chop.errors import ConfigError
 from chop.formats import NumberFormat
 from chop.nn.packed.base import (
@@ -39,6 +40,9 @@ def why_not_packable(layer: nn.Module, known: KnownCodes | None = None) -> str |
         return "has no format for its weight"
     if layer.spec.lsq_operands:
         return "learns its scales: layer.freeze_scales() makes them part of its formats"
+    reason = why_not_its_class(layer)
+    if reason is not None:
+        return f"is not what its class says: {reason}"
     if packed_class(layer) is None:
         return f"is a {type(layer).__name__}, which has no packed form"
     if not isinstance(layer.spec.weight, NumberFormat):

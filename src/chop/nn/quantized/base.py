@@ -12,6 +12,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from chop.capture.torch_private import detect_fake_mode
 from chop.errors import ConfigError
 from chop.formats import OPERANDS, Quantizer, QuantSpec, initial_scales, lsq_fake_quantize
+from chop.nn.adoption import adopt
 from chop.nn.quantized.masks import FULL, MASK, apply_mask, track_operator, zero_masked_weights
 from chop.nn.quantized.running import RunningMaximum, observe_maximum
 from chop.nn.weight_cache import keeps, kept
@@ -94,7 +95,8 @@ class QuantizedOperator(nn.Module):
         weight and bias that are to be derived are derived from the tensors now.
 
         Raises:
-            ConfigError: the module's weight is computed by a parametrization.
+            ConfigError: the module's weight is computed by a parametrization, or its forward was
+                replaced on the instance.
         """
         if is_parametrized(module):
             raise ConfigError(
@@ -103,8 +105,7 @@ class QuantizedOperator(nn.Module):
             )
         if isinstance(module, QuantizedOperator):
             module = module.unpack()
-        twin = cls.__new__(cls)
-        twin.__dict__.update(module.__dict__)
+        twin = adopt(cls, module)
         present = cls.present_operands(module)
         tensors = {name: twin.effective(name) for name in present if name != "data_in"}
         before = module.spec if isinstance(module, QuantizedOperator) else QuantSpec()
