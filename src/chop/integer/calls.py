@@ -83,7 +83,7 @@ def _caller(node: fx.Node, target: Any, folded: Folded) -> Callable[..., Tensor]
     """What a node computes by `target` from values of the tensors that it reads."""
 
     def run(*values: Tensor) -> Tensor:
-        given = iter(values)
+        given = (value.clone() for value in values)  # the call may write into them
 
         def value_of(read: fx.Node) -> Any:
             value = folded.values[read]

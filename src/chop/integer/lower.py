@@ -14,10 +14,11 @@ from chop.integer.grids import Grids
 from chop.integer.refusals import refusals
 from chop.integer.steps import Step
 from chop.integer.walk import Walk
+from chop.integer.writes import thread_writes
 from chop.ir.annotate import annotate
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata
-from chop.ir.settled import missing_forms
+from chop.ir.settled import hooked_modules, missing_forms, refuse_hooks
 from chop.nn.integer import IntegerOptions
 
 WHERE = "lower_to_integer_transform_pass"
@@ -53,11 +54,17 @@ def lower(
         grids: of its operands.
         options: widths inside operators.
     Raises:
-        ConfigError: operators or formats have no integer form; the message names all of them.
+        ConfigError: operators or formats have no integer form; the message names all of them. Or
+            modules have forward hooks, or what is written is read by another name.
     """
+    refuse_hooks(hooked_modules(mg), WHERE, "an integer graph")
     inputs = {str(node.target) for node in mg.nodes if node.op == "placeholder"}
     example = {name: value for name, value in example.items() if name in inputs}
     folded = fold(mg, example)
+    try:
+        folded = fold(mg, example) if thread_writes(mg, folded) else folded
+    except ConfigError as error:
+        raise ConfigError(f"{WHERE}: {error}") from error
     missing = refusals(mg, folded, grids)
     if missing:
         raise ConfigError(missing_forms(WHERE, "there is no integer form", missing, WAY_OUT))

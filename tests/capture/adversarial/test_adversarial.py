@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import pytest
 
 from tests.capture.adversarial.cases import Case, check
+from tests.capture.adversarial.quantized import check_quantized
 
 KINDS = (
     *("autograd", "buffers", "containers", "control", "dtypes", "functional", "inplace"),
@@ -19,7 +21,7 @@ SHORT = 3
 """Of so many cases of a kind the short suite takes one."""
 
 
-def parameters() -> list[object]:
+def parameters() -> list[Any]:
     found = [(number, case) for file in FILES for number, case in enumerate(file.CASES)]
     return [pytest.param(case, id=case.name, marks=marks(number, case)) for number, case in found]
 
@@ -32,6 +34,16 @@ def marks(number: int, case: Case) -> list[pytest.MarkDecorator]:
 @pytest.mark.parametrize("case", parameters())
 def test_no_capture_is_silently_another_model(case: Case) -> None:
     check(case)
+
+
+GRADIENT_HOOKS = {"ParameterHook", "ScriptModule"}
+"""Models with gradients that are lost in copies, as passes make them."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", [p for p in parameters() if p.id not in GRADIENT_HOOKS])
+def test_no_quantized_graph_is_silently_another_model(case: Case) -> None:
+    check_quantized(case)
 
 
 def test_the_cases_are_distinct() -> None:

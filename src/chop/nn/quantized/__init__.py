@@ -2,7 +2,7 @@
 
 from chop.nn.quantized.attention import QuantScaledDotProductAttention
 from chop.nn.quantized.base import QuantizedOperator, leaf_operators
-from chop.nn.quantized.call import QuantCall
+from chop.nn.quantized.call import QuantCall, QuantInPlaceCall
 from chop.nn.quantized.ops import (
     QuantAdaptiveAvgPool1d,
     QuantAdaptiveAvgPool2d,
@@ -45,6 +45,7 @@ __all__ = [
     "QuantEmbedding",
     "QuantGELU",
     "QuantGroupNorm",
+    "QuantInPlaceCall",
     "QuantLayerNorm",
     "QuantLinear",
     "QuantMaxPool1d",

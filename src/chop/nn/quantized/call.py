@@ -56,3 +56,26 @@ class QuantCall(QuantizedOperator):
     def extra_repr(self) -> str:
         """The function's name and the formats."""
         return f"{self.function.__name__}, {super().extra_repr()}"
+
+
+class QuantInPlaceCall(QuantCall):
+    """A call that writes into its first argument or into `out`: `add_`, `x += y`, `relu_` ...
+
+    What the function writes is rounded and lies where the function writes it, so that views and
+    other names of that memory, be it a buffer, see it.
+    """
+
+    inplace = True  # as modules of torch say that they write
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function on a copy of what it writes into; returns what is written."""
+        # Autograd may need what was there before, so that the function gets a copy.
+        if kwargs.get("out") is not None:
+            target = kwargs["out"]
+        elif args:
+            target, args = args[0], (args[0].clone(), *args[1:])
+        else:
+            name = next(iter(self.arguments))
+            target, kwargs = kwargs[name], {**kwargs, name: kwargs[name].clone()}
+        result = super().forward(*args, **kwargs)
+        return target if result is target else target.copy_(result)

@@ -6,6 +6,7 @@ recompile for each of them until it gives up.
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -156,14 +157,15 @@ class QuantEmbedding(QuantizedOperator, nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
+        if self.max_norm is not None:  # rows that are looked up are shortened in the table itself
+            table, rows = self.weight.detach(), input.contiguous()
+            torch.embedding_renorm_(table, rows, self.max_norm, self.norm_type)
         y = F.embedding(
             input,
             Q("weight", self.weight),
             self.padding_idx,
-            self.max_norm,
-            self.norm_type,
-            self.scale_grad_by_freq,
-            self.sparse,
+            scale_grad_by_freq=self.scale_grad_by_freq,
+            sparse=self.sparse,
         )
         return Q("data_out", y)
 
@@ -173,7 +175,9 @@ class QuantReLU(QuantizedOperator, nn.ReLU):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        return Q("data_out", F.relu(Q("data_in", input), self.inplace))
+        if self.inplace:  # autograd may need what was there before
+            return input.copy_(Q("data_out", F.relu(Q("data_in", input.clone()))))
+        return Q("data_out", F.relu(Q("data_in", input)))
 
 
 class QuantGELU(QuantizedOperator, nn.GELU):
@@ -189,7 +193,9 @@ class QuantSiLU(QuantizedOperator, nn.SiLU):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        return Q("data_out", F.silu(Q("data_in", input), self.inplace))
+        if self.inplace:  # autograd may need what was there before
+            return input.copy_(Q("data_out", F.silu(Q("data_in", input.clone()))))
+        return Q("data_out", F.silu(Q("data_in", input)))
 
 
 class QuantTanh(QuantizedOperator, nn.Tanh):
@@ -221,7 +227,9 @@ class QuantSELU(QuantizedOperator, nn.SELU):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        return Q("data_out", F.selu(Q("data_in", input), self.inplace))
+        if self.inplace:  # autograd may need what was there before
+            return input.copy_(Q("data_out", F.selu(Q("data_in", input.clone()))))
+        return Q("data_out", F.selu(Q("data_in", input)))
 
 
 class QuantSigmoid(QuantizedOperator, nn.Sigmoid):
