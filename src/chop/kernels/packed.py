@@ -88,8 +88,9 @@ def packed_linear(
         shape: (outputs, columns), of the decoded weight; see `known_shape`.
         key: the format of the weight.
         bias: (outputs,), of any floating dtype, or None.
-        exact: the products of decoded numbers, as the reference has them; else kernels may round
-            `x` and results to bfloat16, and add in another order.
+        exact: the products of decoded numbers, as the reference has them; else kernels may add in
+            another order, and round `x` and results to bfloat16 where torch's switch for products
+            of float32 allows it, see `chop.kernels.matmul_precision`.
     Returns: (..., outputs), in the dtype of `x`.
     """
     weight = torch.ops.chop.decode(codes, scales, tensor_scale, shape, key, x.dtype)

@@ -201,7 +201,7 @@ def _is_chosen(module: nn.Module, operators: Sequence[str] | None) -> bool:
 
 def pack_layers(
     model: nn.Module, group: Sequence[str], weight: Tensor, format: str, data_in: str | None
-) -> None:
+) -> list[PackedOperator]:
     """Replaces tied layers by their packed twins.
 
     Args:
@@ -210,6 +210,7 @@ def pack_layers(
         weight: the float weight of them all.
         format: of the weight.
         data_in: of the inputs of those that have some; None leaves them float.
+    Returns: the twins.
 
     Raises:
         ConfigError: the weight has values that are not finite.
@@ -221,7 +222,7 @@ def pack_layers(
     spec = QuantSpec().with_quantizers(
         **{operand: parse_format_string(text) for operand, text in given.items() if text}
     )
-    shared = nn.Parameter(weight, requires_grad=False)
+    shared, made = nn.Parameter(weight, requires_grad=False), []
     for path in group:
         module = model.get_submodule(path)
         module._parameters["weight"] = shared
@@ -230,4 +231,6 @@ def pack_layers(
         row = of_layer(module)
         assert row.quantized is not None
         layer = row.quantized.from_float(module, spec)
-        _put(model, path, packed_module(layer, path, False, known))
+        made.append(packed_module(layer, path, False, known))
+        _put(model, path, made[-1])
+    return made

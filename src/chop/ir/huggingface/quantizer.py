@@ -1,7 +1,8 @@
 """`quant_method: chop` in transformers: folders that load packed, and quantization at loading.
 
 Fence around private API of transformers 5: `ConversionOps`, how a quantizer's operation replaces
-modules, how names in files become names in a model, and `all_tied_weights_keys`.
+modules, how names in files become names in a model, `all_tied_weights_keys`, and what is read in
+float32 whatever the model's dtype, `_keep_in_fp32_modules_strict` and `_get_dtype_plan`.
 `tests/ir/test_hf_folder.py` fails first when it changes.
 """
 
@@ -11,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
@@ -141,6 +143,9 @@ class ChopQuantizer(HfQuantizer):
         self.tied: list[Tied] = []
         self.groups: dict[str, list[str]] = {}
         """On loading float weights: by path of a layer, those that are tied to it, itself first."""
+        self.dtypes: dict[str, torch.dtype] = {}
+        """On loading float weights: by path of a layer, the dtype that it computes in."""
+        self._kept: Any = None
 
     def is_serializable(self) -> bool:
         """A loaded model can be saved again."""
@@ -168,16 +173,30 @@ class ChopQuantizer(HfQuantizer):
             if files and all(str(file).endswith(".safetensors") for file in files):
                 StoredTensors(model, files).check_float()
             self.groups = loading.layers_to_pack(model, config.operators, config.skip)
+            self._read_in_float32(model, kwargs.get("dtype") or model.dtype)
             return
         stored = None if files is None else StoredTensors(model, files)
         self.tied = loading.put_modules(model, config.modules, stored)
         if stored is not None:
             stored.check_complete(model, loading.is_whole(model), names_in)
 
+    def _read_in_float32(self, model: Any, dtype: torch.dtype) -> None:
+        """Weights that become codes: rounded to bfloat16 first, they would be rounded twice."""
+        names = {path: f"{path}.weight" for path in self.groups}
+        plan = model._get_dtype_plan(dtype)
+        for path, name in names.items():
+            kept = (to for key, to in plan.items() if re.search(key.replace("*", ".*"), name))
+            self.dtypes[path] = next(kept, model.get_parameter(name).dtype)
+        self._kept = model._keep_in_fp32_modules_strict
+        pattern = f"^(?:{'|'.join(map(re.escape, names.values()))})$"
+        model._keep_in_fp32_modules_strict = {*(self._kept or ()), pattern}
+
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         from chop.ir.huggingface.stored import stored_modules
         from chop.ir.huggingface.tying import tie_codes
 
+        if not self.pre_quantized:
+            model._keep_in_fp32_modules_strict = self._kept
         for layer in self.tied:
             layer.put(model)
         tie_codes(model)
@@ -245,7 +264,9 @@ class PackWeight(ConversionOps):
         config, path = self.quantizer.quantization_config, full_layer_name.removesuffix(".weight")
         group = self.quantizer.groups[path]
         assert config.format is not None
-        loading.pack_layers(model, group, weight, config.format, config.data_in)
+        made = loading.pack_layers(model, group, weight, config.format, config.data_in)
+        for module in made:
+            module.packed_dtype = self.quantizer.dtypes[path]
         for name in group:
             (missing_keys or set()).discard(f"{name}.weight")
             model.all_tied_weights_keys.pop(f"{name}.weight", None)

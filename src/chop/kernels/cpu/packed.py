@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chop.formats import from_key
-from chop.kernels.codes import Packed
+from chop.formats import NumberFormat, from_key
+from chop.kernels.codes import CodeTables, Packed, fixed_tables
 from chop.kernels.cpu import int8
 from chop.kernels.cpu.measure import pointer
 from chop.kernels.cpu.reader import CHUNK_ROWS, Reader, find_reader, fixed_reader, is_large
+from chop.kernels.matmul_precision import allows_bfloat16
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 """The enumeration of plan.h, as far as decoding goes."""
@@ -42,11 +43,11 @@ def decode_into(packed: Packed, y: Tensor) -> bool:
 def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor | None:
     """`F.linear` of a packed weight; None where decoding it first is as good, as of a small one.
 
-    Few rows of `x` are multiplied in float32 by weights that are decoded on the way. Many are
-    multiplied as 8-bit integers, exactly, where both operands are that times a scale per row; else
-    they are rounded to bfloat16, as their products are, where the CPU multiplies it faster and it
-    holds the codes' numbers exactly. Which way is taken depends on the arguments and the CPU alone,
-    so that results do not change from one call to the next.
+    Both operands being 8-bit integers times a scale per row, they are multiplied as integers,
+    exactly. Else products are those of float32 numbers: of few rows of `x` with weights that are
+    decoded on the way, of many with weights that are decoded first. Only where the CPU multiplies
+    bfloat16 faster, it is allowed to, and its numbers hold the codes exactly, many rows and their
+    results are rounded to it: see `rounds_to_bfloat16`.
     """
     if not (_fit(x, packed.shape, bias) and is_large(packed.shape)):
         return None
@@ -59,16 +60,55 @@ def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor
     if is_float and count < MANY_FOR_INT8 and count <= reader.few_rows:
         rounded = x if x_format.is_identity else x_format(x)
         return _few_rows(reader, _float(rounded), packed, bias)
-    rows = _rows(x)
-    y, are_many = None, count >= MANY_FOR_INT8 and is_float
-    if are_many and int8.is_exact():
+    rows, y = _rows(x), None
+    if count >= MANY_FOR_INT8 and is_float and int8.is_exact():
         y = int8.linear(rows, x_format, reader, packed, bias)
     if y is None and count <= reader.few_rows:
         y = _few_rows(reader, _float(_rows(x_format(x))), packed, bias)
         y = y if is_float else y.to(x.dtype)
-    if y is None and are_many and multiplies_bfloat16() and reader.tables.suits_bfloat16:
-        y = _many_rows(reader, _rows(x_format(x)), packed, bias)
-    return y if y is None or x.ndim == 2 else y.view(*x.shape[:-1], packed.shape[0])
+    if y is None and _stays_half(x.dtype):
+        return None
+    if y is None:
+        multiply = _in_bfloat16 if is_float and rounds_to_bfloat16(reader.tables) else _in_float32
+        y = multiply(reader, _rows(x_format(x)), packed, bias)
+    return y if x.ndim == 2 else y.view(*x.shape[:-1], packed.shape[0])
+
+
+def rounds_to_bfloat16(tables: CodeTables) -> bool:
+    """Whether products of many float32 rows with such codes are made in bfloat16.
+
+    See `bfloat16_roundings` for what that costs. Other codes are multiplied as decoded numbers,
+    by torch, which may round both to bfloat16 by the same switch.
+    """
+    return multiplies_bfloat16() and tables.suits_bfloat16 and allows_bfloat16()
+
+
+def bfloat16_roundings(number_format: NumberFormat, shape: Sequence[int]) -> int:
+    """How often products in bfloat16 round, at most: 2 or 3 times.
+
+    They round `x`, the sum of products and, where scales are neither powers of two nor factors of
+    whole rows, the weights; or, of codes that bfloat16 does not hold, `x` and the weights. Each
+    rounding is to 8 significant bits. Their result differs from that in float32 by at most this
+    number times 2^-8 times the sum of the magnitudes of the products, but for terms of 2^-16.
+
+    Args:
+        number_format: of the weight.
+        shape: of the weight.
+    """
+    tables = fixed_tables(number_format)
+    if tables is None or not tables.suits_bfloat16:
+        return 2
+    lines = tables.lines(shape)
+    is_factor = lines is not None and tables.stores_floats and lines.groups_per_row <= 1
+    layout = number_format.layout()
+    scaling = None if layout is None else layout.scaling
+    are_powers = tables.scales_are_powers and not (scaling and scaling.spans_tensor)
+    return 2 if is_factor or are_powers else 3
+
+
+def _stays_half(dtype: torch.dtype) -> bool:
+    """Whether many rows are multiplied in their own dtype: as fast as a float layer's."""
+    return dtype == torch.bfloat16 and multiplies_bfloat16()
 
 
 def workspace_bytes(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> int | None:
@@ -84,19 +124,23 @@ def workspace_bytes(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) 
         return None
     (outputs, columns), rows = packed.shape, x.numel() // x.size(-1)
     x_format, is_float = from_key(x_key), x.dtype == torch.float32
-    are_many, rounded = rows >= MANY_FOR_INT8 and is_float, 0 if x_format.is_identity else x.nbytes
-    if are_many and int8.is_exact() and int8.known_rule(x_format, reader, columns) is not None:
+    many_integers = rows >= MANY_FOR_INT8 and is_float and int8.is_exact()
+    if many_integers and int8.known_rule(x_format, reader, columns) is not None:
         return int8.workspace_bytes(rows, outputs, columns)
+    rounded = 0 if x_format.is_identity else x.nbytes
     if rows <= reader.few_rows:
         return rounded + (0 if is_float else 4 * rows * (outputs + columns))
-    if are_many and multiplies_bfloat16() and reader.tables.suits_bfloat16:
+    if _stays_half(x.dtype):
+        return None
+    if is_float and rounds_to_bfloat16(reader.tables):
         is_widened = bias is not None or _has_row_factors(reader)
-        return rounded + _many_rows_bytes(rows, outputs, columns, is_widened)
-    return None
+        return rounded + _bfloat16_bytes(rows, outputs, columns, is_widened)
+    chunk = 0 if is_float else min(rows, CHUNK_ROWS)
+    return rounded + 4 * (outputs * columns + chunk * (outputs + columns))
 
 
-def _many_rows_bytes(rows: int, outputs: int, columns: int, is_widened: bool) -> int:
-    """Of `_many_rows`, in bfloat16: the weight, a chunk and its products, which are then widened.
+def _bfloat16_bytes(rows: int, outputs: int, columns: int, is_widened: bool) -> int:
+    """Of `_in_bfloat16`: the weight, a chunk and its products, which are then widened.
 
     While a chunk is multiplied, the products of the one before are still there.
     """
@@ -184,8 +228,19 @@ def _few_rows(reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None) ->
     return y
 
 
-def _many_rows(reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
-    """In bfloat16, but for scales of whole rows and the bias, which wait for the sums."""
+def _in_float32(reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
+    """By the decoded weight; rows of other dtypes are widened a chunk at a time."""
+    weight = _decoded(reader, packed, torch.float32)
+    if x.dtype == torch.float32:
+        return F.linear(x, weight, bias)
+    y = x.new_empty(x.size(0), weight.size(0))
+    for part, target in zip(x.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True):
+        target.copy_(F.linear(part.float(), weight, bias))
+    return y
+
+
+def _in_bfloat16(reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
+    """By numbers of bfloat16, but for scales of whole rows and the bias, which wait for the sums."""
     after = packed.scales if _has_row_factors(reader) else None
     if after is not None:
         reader = reader.unscaled()

@@ -76,10 +76,13 @@ def pack(
 ) -> PackedOperator:
     """A layer's packed twin: the same outputs from codes instead of parameters.
 
-    Linear layers are multiplied by kernels that add in another order, and that round inputs and
-    results to bfloat16 where that is faster and the codes' numbers survive it (some 54 dB, where
-    rounding weights to 8 bits leaves 43). The same outputs bit for bit are to be had at the price
-    of decoding each weight before it is used. All other layers give the same bits in any case.
+    Linear layers are multiplied by kernels that add in another order: outputs differ as float32
+    does, and as much with other numbers of rows. Where `torch.set_float32_matmul_precision`
+    ("medium") allows it and the CPU is faster in bfloat16, they also round inputs and results of
+    many rows to it: by at most 2^-7 or 3/256 of the sum of the products' magnitudes, as
+    `chop.kernels.cpu.packed.bfloat16_roundings` says of a format; some 54 dB, where rounding
+    weights to 8 bits leaves 43. The same outputs bit for bit are to be had at the price of
+    decoding each weight before it is used. All other layers give the same bits in any case.
 
     Everything but the quantized parameters is shared with `layer`. A mask is packed with the
     weight that it hides.

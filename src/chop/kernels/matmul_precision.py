@@ -1,0 +1,71 @@
+"""How precisely matrices of float32 are multiplied: torch's own switch, and how to set it for a
+while.
+
+`torch.set_float32_matmul_precision("medium")` allows products in bfloat16, and so does
+`torch.backends.mkldnn.matmul.fp32_precision = "bf16"` for CPUs alone. The other settings do not:
+"high" asks for sums of two or three bfloat16 products, for which packed weights have no kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+
+MatmulPrecision = Literal["highest", "high", "medium"]
+"""What torch calls them."""
+PRECISE = ("none", "ieee")
+"""What torch says of a backend that multiplies float32 in float32."""
+
+
+def allows_bfloat16() -> bool:
+    """Whether products of float32 on CPUs may be made in bfloat16."""
+    return torch.backends.mkldnn.matmul.fp32_precision == "bf16"
+
+
+@contextmanager
+def matmul_precision(precision: MatmulPrecision | None) -> Iterator[None]:
+    """Context in which torch multiplies float32 so precisely; the switch is put back after it.
+
+    The switch is that of the process: other threads see it too.
+
+    Args:
+        precision: as `torch.set_float32_matmul_precision` takes it; None changes nothing.
+
+    Example:
+        >>> with matmul_precision("medium"):
+        ...     allows_bfloat16()
+        True
+        >>> allows_bfloat16()
+        False
+    """
+    before = [backend.fp32_precision for backend in _backends()]
+    is_precise = precision == "highest" and all(each in PRECISE for each in before)
+    if precision is None or is_precise:
+        yield
+        return
+    whole = _whole()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        if whole is not None:
+            torch.set_float32_matmul_precision(whole)
+        for backend, each in zip(_backends(), before, strict=True):
+            if backend.fp32_precision != each:
+                backend.fp32_precision = each
+
+
+def _backends() -> tuple[Any, ...]:
+    """Of GPUs and of CPUs."""
+    return torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+
+
+def _whole() -> str | None:
+    """The setting of all backends; None where they were set one by one."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
