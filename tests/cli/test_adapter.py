@@ -10,7 +10,9 @@ from typing import Literal, get_args, get_type_hints
 import pytest
 import typer
 
+from chop.actions.settings.bench import BenchModelConfig
 from chop.actions.settings.search import NasConfig, PrecisionConfig, SensitivityConfig
+from chop.actions.settings.shard import ShardConfig
 from chop.actions.settings.sweep import PruneSweepConfig
 from chop.actions.settings.workload import WorkloadConfig
 from chop.cli.adapter import Command, CommandGroup, build_command, load
@@ -130,6 +132,10 @@ def test_choices_are_those_of_the_registries():
     assert choices(StudyConfig, "method") == METHODS
     assert NasConfig.square_layers == tuple(SQUARE_LAYERS)
     assert SensitivityConfig.metrics == METRICS
+    from chop.kernels.matmul_precision import MatmulPrecision
+
+    for cls in (WorkloadConfig, StudyConfig, BenchModelConfig, ShardConfig):
+        assert choices(cls, "matmul_precision") == get_args(MatmulPrecision)
 
 
 def test_documentation_names_every_choice():

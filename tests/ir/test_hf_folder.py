@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from chop import ChopConfig, MaseGraph, passes
 from chop.errors import CheckpointError, ConfigError
-from chop.nn.packed import PackedEmbedding, PackedLinear
+from chop.nn.packed import PackedEmbedding, PackedLinear, PackedOperator
 from tests import programs
 
 transformers = pytest.importorskip("transformers")
@@ -115,6 +115,36 @@ def test_another_dtype_keeps_scales_and_codes(made):
     layer = model.model.layers[0].mlp.up_proj
     assert layer.weight.dtype == torch.bfloat16 == model(IDS).logits.dtype
     assert layer.weight_codes.dtype == torch.uint8
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("format", ["mxint8", "group_integer8", "mxfp:width=4:exponent_width=2"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_weights_are_rounded_once_whatever_the_dtype(made, kind, format, dtype, tmp_path):
+    folder = f"{made[kind][2]}-float"
+    exact = CAUSAL.from_pretrained(folder, quantization_config=ChopConfig(format))
+    model = CAUSAL.from_pretrained(folder, quantization_config=ChopConfig(format), dtype=dtype)
+    codes = dict(exact.named_buffers())
+    for name, buffer in model.named_buffers():
+        if "codes" in name or "scales" in name:
+            assert torch.equal(buffer, codes[name])
+    packed = [module for module in model.modules() if isinstance(module, PackedOperator)]
+    assert packed and all(module.weight.dtype == dtype for module in packed)
+    assert model(IDS).logits.dtype == dtype
+    assert model._keep_in_fp32_modules_strict == exact._keep_in_fp32_modules_strict
+    model.save_pretrained(tmp_path)
+    again = CAUSAL.from_pretrained(tmp_path, dtype=dtype)
+    assert torch.equal(again(IDS).logits, model(IDS).logits)
+
+
+def test_what_transformers_keeps_in_float32_computes_in_it(tmp_path):
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2}
+    config = transformers.T5Config(vocab_size=64, **sizes)
+    transformers.T5EncoderModel(config).save_pretrained(tmp_path)
+    given = {"quantization_config": ChopConfig("mxint8"), "dtype": torch.float16}
+    block = transformers.T5EncoderModel.from_pretrained(tmp_path, **given).encoder.block[0]
+    assert block.layer[1].DenseReluDense.wo.weight.dtype == torch.float32
+    assert block.layer[0].SelfAttention.q.weight.dtype == torch.float16
 
 
 def test_large_models_are_split_and_older_files_go(made, tmp_path):

@@ -27,10 +27,12 @@ from chop.formats import (
     QuantSpec,
     ScaleInteger,
     Ternary,
+    parse_format_string,
 )
 from chop.kernels.codes import Packed
 from chop.kernels.cpu import build, int8, packed, reader
 from chop.kernels.cpu.measure import pointer
+from chop.kernels.matmul_precision import matmul_precision
 from chop.nn import quantized as q
 from chop.nn.packed import pack
 
@@ -168,15 +170,85 @@ def test_few_rows_are_multiplied_in_float32(fmt, rows, small_ones):
             assert ((y - exact).abs() <= bound).all()
 
 
-@pytest.mark.parametrize("fmt", [MXInt(8), MXInt(4), MXFP(8, 4), NVFP4(), ScaleInteger(8)])
-def test_many_rows_lose_less_than_the_weights_have_lost(fmt):
-    weight, x = torch.randn(384, 512) * 0.05, torch.randn(70, 512)
-    encoded, bias = fmt.encode(weight), torch.randn(384)
-    y = torch.ops.chop.packed_linear(x, FLOAT, *parts(encoded, fmt), bias, False)
-    exact = F.linear(x, fmt.decode(encoded), bias)
-    assert (y - exact).norm() < 10 ** (-50 / 20) * exact.norm()
-    in_full = torch.ops.chop.packed_linear(x, FLOAT, *parts(encoded, fmt), bias, True)
-    assert same(in_full, exact)
+GROUPED = [parse_format_string(f"group_{kind}:width=8") for kind in ("integer", "affine")]
+BOUND_COLUMNS = 320
+
+
+@pytest.mark.parametrize("fmt", [*FORMATS, *GROUPED], ids=lambda fmt: fmt.label)
+@pytest.mark.parametrize("setting", ["highest", "high", "medium"])
+def test_many_rows_differ_by_what_the_setting_of_torch_allows(fmt, setting, monkeypatch):
+    """As on a CPU that multiplies bfloat16, whichever this one is."""
+    monkeypatch.setattr(packed, "multiplies_bfloat16", lambda: True)
+    weight, x = torch.randn(256, BOUND_COLUMNS), torch.randn(40, BOUND_COLUMNS)
+    bias = torch.randn(256)
+    encoded = fmt.encode(weight)
+    stored, decoded = parts(encoded, fmt), fmt.decode(encoded)
+    magnitudes = x.double().abs() @ decoded.double().abs().T
+    float32 = BOUND_COLUMNS * 2.0**-23 * (magnitudes + 1)
+    half = packed.bfloat16_roundings(fmt, weight.shape) * (2.0**-8 + 2.0**-15) * magnitudes
+    with matmul_precision(setting):
+        for given in (None, bias):
+            y = torch.ops.chop.packed_linear(x, FLOAT, *stored, given, False)
+            exact = F.linear(
+                x.double(), decoded.double(), None if given is None else given.double()
+            )
+            allowed = float32 + half if setting == "medium" else float32
+            assert ((y - exact).abs() <= allowed).all()
+            in_full = torch.ops.chop.packed_linear(x, FLOAT, *stored, given, True)
+            assert same(in_full, F.linear(x, decoded, given))
+    if setting == "medium" and packed.find_reader(stored).tables.suits_bfloat16:
+        assert ((y - exact).abs() > float32).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fmt", [MXInt(8), NVFP4(), *GROUPED], ids=lambda fmt: fmt.label)
+def test_rows_of_half_precision_are_rounded_once(fmt, dtype, monkeypatch):
+    """Where the CPU has no products of bfloat16, by those of float32."""
+    monkeypatch.setattr(packed, "multiplies_bfloat16", lambda: False)
+    weight, x = torch.randn(256, BOUND_COLUMNS) * 0.05, torch.randn(600, BOUND_COLUMNS).to(dtype)
+    encoded, bias = fmt.encode(weight), torch.randn(256)
+    stored, decoded = parts(encoded, fmt), fmt.decode(encoded).double()
+    exact = F.linear(x.double(), decoded, bias.double())
+    unit = torch.finfo(dtype).eps / 2
+    bound = unit * exact.abs() + BOUND_COLUMNS * 2.0**-22 * (x.double().abs() @ decoded.abs().T + 1)
+    for rows in (1, 7, 9, 300, 600):
+        y = torch.ops.chop.packed_linear(x[:rows], FLOAT, *stored, bias, False)
+        assert y.dtype == dtype and ((y - exact[:rows]).abs() <= bound[:rows]).all()
+
+
+def test_a_compiled_layer_follows_the_switch(monkeypatch):
+    monkeypatch.setattr(packed, "multiplies_bfloat16", lambda: True)
+    layer = pack(q.QuantLinear(320, 256, config={"weight": {"name": "mxint"}})).eval()
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    x = torch.randn(40, 320)
+    exact = F.linear(x, layer.weight, layer.bias)
+    for setting in ("highest", "medium", "highest"):
+        with torch.no_grad(), matmul_precision(setting):
+            found = compiled(x)
+            assert same(found, layer(x))
+        assert ((found - exact).abs().max() > 1e-3) == (setting == "medium")
+
+
+@pytest.mark.parametrize("multiplies", [False, True])
+@pytest.mark.parametrize("name", ["mxint", "group_integer", "scale_integer"])
+def test_a_row_has_one_result_whatever_the_number_of_rows(name, multiplies, monkeypatch):
+    monkeypatch.setattr(packed, "multiplies_bfloat16", lambda: multiplies)
+    layer = pack(q.QuantLinear(320, 256, config={"weight": {"name": name, "width": 8}})).eval()
+    x, weight = torch.randn(300, 320), layer.weight.double()
+    exact = F.linear(x.double(), weight, layer.bias.double())
+    bound = 320 * 2.0**-23 * (x.double().abs() @ weight.abs().T + 1)
+    spaced = torch.zeros(300, 640)[:, ::2].copy_(x)
+    with torch.inference_mode():
+        for rows in (*range(1, 41), 63, 64, 65, 256, 257, 300):
+            assert ((layer(x[:rows]) - exact[:rows]).abs() <= bound[:rows]).all(), rows
+        for shaped in (x.view(4, 75, 320), x.view(2, 3, 50, 320), spaced, x.view(300, 1, 320)):
+            assert ((layer(shaped).view(300, 256) - exact).abs() <= bound).all()
+        assert ((layer(x[0]) - exact[0]).abs() <= bound[0]).all()
+    for rows in (1, 40):
+        given = x[:rows].clone().requires_grad_()
+        layer(given).sum().backward()
+        expected = weight.sum(0).float().expand(rows, -1)
+        torch.testing.assert_close(given.grad, expected, rtol=0, atol=1e-4)
 
 
 WHOLE_INPUTS = [

@@ -3,10 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from datasets import Dataset, DatasetDict
 from torch import nn
 
 from chop.errors import ConfigError
-from chop.train import Rows, evaluate
+from chop.kernels.matmul_precision import allows_bfloat16, matmul_precision
+from chop.train import Rows, evaluate, fit, get_trainer
 from chop.train.evaluator import Evaluator, kl_divergence
 from tests.workloads import graph, rows
 
@@ -22,6 +24,19 @@ class Reader(nn.Module):
     def forward(self, input_ids, attention_mask):
         self.shapes.append(tuple(input_ids.shape))
         return (self.table(input_ids) * attention_mask[..., None]).sum(1)
+
+
+class Watched(nn.Module):
+    """Notes whether products may be made in bfloat16 while it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+        self.allowed = []
+
+    def forward(self, x):
+        self.allowed.append(allows_bfloat16())
+        return self.fc(x)
 
 
 def texts(count=37):
@@ -109,3 +124,26 @@ def test_answers_that_are_no_numbers_are_as_bad_as_can_be():
     evaluator = Evaluator(model, rows()[1].take(torch.arange(6)))
     assert evaluator.scores(evaluator.logits())["loss"] == float("inf")
     assert kl_divergence(torch.zeros(6, 5), evaluator.logits()) == float("inf")
+
+
+@pytest.mark.parametrize("setting", ["highest", "high", "medium"])
+def test_what_is_judged_is_multiplied_in_float32(setting):
+    table = Rows({"x": torch.randn(9, 3)}, torch.randint(0, 2, (9,)))
+    splits = DatasetDict({"train": _dataset(table), "test": _dataset(table)})
+    ways = {
+        "evaluate": lambda model: evaluate(model, table),
+        "evaluator": lambda model: Evaluator(model, table).logits(),
+        "trainer": lambda model: get_trainer(model, splits, disable_tqdm=True).evaluate(),
+    }
+    for way in ways.values():
+        model = Watched()
+        with matmul_precision(setting):
+            way(model)
+            assert allows_bfloat16() == (setting == "medium")
+            assert model.allowed and not any(model.allowed)
+            fit(model, table)
+            assert model.allowed[-1] == (setting == "medium")
+
+
+def _dataset(table):
+    return Dataset.from_dict({"x": table.columns["x"].tolist(), "label": table.labels.tolist()})

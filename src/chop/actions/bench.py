@@ -22,6 +22,7 @@ from chop.actions.workload import load_workload, raise_to_graph
 from chop.errors import CheckpointError
 from chop.files import latest, shared_lock
 from chop.ir.graph import MaseGraph
+from chop.kernels.matmul_precision import matmul_precision
 from chop.report.bench_plots import plot_ratios
 from chop.studies.model import ModelComparison
 from chop.tables import write_markdown
@@ -36,7 +37,10 @@ def bench_model(config: BenchModelConfig) -> ModelComparison:
         ConfigError: settings that do not fit together.
         CheckpointError: the folder holds no compressed model.
     """
-    with runs.start("bench model", config, config.out) as run:
+    with (
+        matmul_precision(config.matmul_precision),
+        runs.start("bench model", config, config.out) as run,
+    ):
         found = _measure(config)
         run.rows = [flat_row(row) for row in found.rows]
     return found

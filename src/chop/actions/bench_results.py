@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from chop import runs
 from chop.bench import Comparison
+from chop.kernels.matmul_precision import matmul_precision
 from chop.report.bench_plots import plot_ratios
 from chop.studies.settings import StudyConfig
 from chop.tables import print_table, write_markdown
@@ -45,7 +46,10 @@ def measure_and_write(measure: Callable[[S], R], config: S) -> R:
         WriteError: it cannot be written to.
     """
     usable_device(config.device)
-    with runs.start(measure.__name__.replace("_", " "), config, config.out) as run:
+    with (
+        matmul_precision(config.matmul_precision),
+        runs.start(measure.__name__.replace("_", " "), config, config.out) as run,
+    ):
         found = measure(config)
         write_results(found, config.out)
         run.rows = list(numeric_rows(found))

@@ -26,6 +26,7 @@ from chop.actions.settings.compress import CompressConfig
 from chop.actions.workload import Workload, raise_to_graph, settings_with, workload_for
 from chop.formats import parse_format_string
 from chop.ir.graph import MaseGraph
+from chop.kernels.matmul_precision import matmul_precision
 from chop.nn.quantized import QuantizedOperator
 from chop.quantization.summary import layer_rows, poor_fit
 from chop.tables import print_table
@@ -60,7 +61,7 @@ def compress(config: CompressConfig, workload: Workload | None = None) -> dict[s
         f"no results were written to {config.out}/, those of an earlier run are as they were; the "
         "same command starts again."
     )
-    with with_interruption_note(lambda: kept):
+    with matmul_precision(config.matmul_precision), with_interruption_note(lambda: kept):
         workload = workload_for(config, workload).with_validation()
         with runs.start("compress", settings_with(config, workload), config.out) as run:
             return _compress(config, workload, run)

@@ -32,6 +32,7 @@ from chop.hardware.verify import Codes, checks, trace
 from chop.integer.golden import golden_values
 from chop.ir.annotate import tensors_in
 from chop.ir.graph import MaseGraph
+from chop.kernels.matmul_precision import matmul_precision
 from chop.tables import markdown_table, print_table
 
 ALL_ROWS = 10**9
@@ -66,7 +67,11 @@ def emit(config: EmitConfig, workload: Workload | None = None) -> dict[str, Any]
     config = replace(config, out=config.out.resolve() if config.out.is_symlink() else config.out)
     _check_folder(config.out)
     kept = f"nothing was written to {config.out}/; the same command starts again."
-    with with_interruption_note(lambda: kept), atomic_folder(config.out) as folder:
+    with (
+        matmul_precision(config.matmul_precision),
+        with_interruption_note(lambda: kept),
+        atomic_folder(config.out) as folder,
+    ):
         workload = workload_for(replace(config, out=folder), workload)
         with runs.start(KIND, settings_with(config, workload), folder) as run:
             return _emit(config, workload, folder, run)

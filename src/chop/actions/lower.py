@@ -20,6 +20,7 @@ from chop.formats import NumberFormat, parse_format_string
 from chop.integer.golden import golden_values
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import quantizable_operators
+from chop.kernels.matmul_precision import matmul_precision
 from chop.tables import markdown_table, print_table
 from chop.train.calibration import calibration_batches
 
@@ -40,7 +41,7 @@ def lower(config: LowerConfig, workload: Workload | None = None) -> dict[str, An
         UnavailableError: the model, the data set or a library is not there.
     """
     kept = f"no results were written to {config.out}/; the same command starts again."
-    with with_interruption_note(lambda: kept):
+    with matmul_precision(config.matmul_precision), with_interruption_note(lambda: kept):
         workload = workload_for(config, workload)
         with runs.start("lower", settings_with(config, workload), config.out) as run:
             return _lower(config, workload, run)

@@ -26,6 +26,7 @@ from chop.distributed.planning.plan_report import layer_rows, plan_rows
 from chop.distributed.tp_plan import tp_plan
 from chop.errors import ConfigError, PlanError, enumerate_names
 from chop.files import write_json, write_text
+from chop.kernels.matmul_precision import matmul_precision
 from chop.report.plan_plots import plot_plans
 from chop.tables import markdown_table, print_table
 
@@ -65,6 +66,7 @@ def shard(config: ShardConfig) -> dict[str, Any]:
         return run_here(model, None if config.plan == AUTO else _given(model, config), config)
     kept = f"no results were written to {config.out}/; the same command starts again."
     with (
+        matmul_precision(config.matmul_precision),
         with_interruption_note(lambda: kept),
         runs.start("shard", config, config.out) as run,
     ):

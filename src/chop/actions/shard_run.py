@@ -28,6 +28,7 @@ from chop.distributed.planning.autosharding import NAME as AUTO
 from chop.distributed.process import end_with_parent, guarded, launch, start
 from chop.errors import ChopError, DistributedError
 from chop.files import write_json
+from chop.kernels.matmul_precision import matmul_precision
 
 PROCESSES = 2
 """Where neither the settings nor torchrun say how many."""
@@ -76,7 +77,11 @@ def run_here(model: ShardedModel, plan: Plan | None, config: ShardConfig) -> dic
     import torch.distributed as dist
 
     mesh = start(mesh_shape(config) if plan is None else plan.mesh, config.backend)
-    with guarded("the sharded run"), torch.no_grad():
+    with (
+        guarded("the sharded run"),
+        torch.no_grad(),
+        matmul_precision(config.matmul_precision),
+    ):
         if config.plan == AUTO:
             plan = found_by_first_process(lambda: plan)
         assert plan is not None

@@ -36,6 +36,7 @@ from chop.distributed.reference import ReferenceRunner
 from chop.distributed.runtime import same_memory
 from chop.errors import ConfigError, DistributedError, GraphError, PlanError, first_line
 from chop.ir.propagate import GraphRunner, bind_inputs
+from chop.kernels.matmul_precision import matmul_precision
 from chop.nn.quantized import QuantizedOperator
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def check_against_one_process(
     if sharded.training or before.training:
         raise ConfigError("the check expects models in evaluation mode: call model.eval() first.")
     check_same_inputs(inputs)
-    with torch.no_grad(), _kept_state(before, sharded):
+    with torch.no_grad(), matmul_precision("highest"), _kept_state(before, sharded):
         comparison = _Comparison(before, sharded, tolerance, source)
         report, expected = comparison.run(inputs)
         final = comparison.compare_outputs(sharded(**inputs), expected)

@@ -15,6 +15,7 @@ from chop.integer.steps import Codes, Step
 from chop.ir.annotate import tensors_in
 from chop.ir.batches import observe_nodes
 from chop.ir.graph import MaseGraph
+from chop.kernels.matmul_precision import matmul_precision
 from chop.nn.integer import Grid
 
 LABELS = "labels"
@@ -50,6 +51,7 @@ class StepRecord:
     seen: int = 0
 
 
+@matmul_precision("highest")
 def compare(
     lowered: MaseGraph, steps: Sequence[Step], batches: Iterable[Mapping[str, Any]]
 ) -> list[StepRecord]:
@@ -129,6 +131,7 @@ def _real(given: Codes, step: Step, values: Mapping[str, Any]) -> Tensor:
     return value if given.edge is None else given.edge.decode(value).to(step.dtype)
 
 
+@matmul_precision("highest")
 def accuracy(mg: MaseGraph, batches: Iterable[Mapping[str, Any]]) -> float | None:
     """Share of rows whose largest result is that of the label; None without classes.
 

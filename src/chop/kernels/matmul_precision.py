@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
+
+from chop.errors import check_known
 
 MatmulPrecision = Literal["highest", "high", "medium"]
 """What torch calls them."""
@@ -22,7 +24,8 @@ PRECISE = ("none", "ieee")
 
 def allows_bfloat16() -> bool:
     """Whether products of float32 on CPUs may be made in bfloat16."""
-    return torch.backends.mkldnn.matmul.fp32_precision == "bf16"
+    _, cpu = _backends()
+    return bool(cpu.fp32_precision == "bf16")
 
 
 @contextmanager
@@ -34,6 +37,9 @@ def matmul_precision(precision: MatmulPrecision | None) -> Iterator[None]:
     Args:
         precision: as `torch.set_float32_matmul_precision` takes it; None changes nothing.
 
+    Raises:
+        ConfigError: it is none of these.
+
     Example:
         >>> with matmul_precision("medium"):
         ...     allows_bfloat16()
@@ -41,6 +47,8 @@ def matmul_precision(precision: MatmulPrecision | None) -> Iterator[None]:
         >>> allows_bfloat16()
         False
     """
+    if precision is not None:
+        check_known(precision, get_args(MatmulPrecision), "unknown precision of float32 products")
     before = [backend.fp32_precision for backend in _backends()]
     is_precise = precision == "highest" and all(each in PRECISE for each in before)
     if precision is None or is_precise:
@@ -60,7 +68,8 @@ def matmul_precision(precision: MatmulPrecision | None) -> Iterator[None]:
 
 def _backends() -> tuple[Any, ...]:
     """Of GPUs and of CPUs."""
-    return torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    cpu: Any = torch.backends.mkldnn  # whose switch the stubs lack
+    return torch.backends.cuda.matmul, cpu.matmul
 
 
 def _whole() -> str | None:

@@ -22,6 +22,7 @@ from chop.docstrings import entries
 from chop.errors import ConfigError
 from chop.files import write_text
 from chop.formats import NumberFormat, formats
+from chop.kernels.cpu.packed import bfloat16_roundings
 from chop.report.grid_picture import grid_picture
 from chop.report.layout_text import made_of
 from chop.tables import markdown_table
@@ -72,6 +73,7 @@ class Example:
         sqnr_db: signal to quantization noise on standard normal data, in dB.
         grid: its values from 0 to 1, ascending; where scales follow the data, 1 is the largest.
         made_of: the parts of its layout.
+        roundings: of products in bfloat16 by a packed weight, see `bfloat16_roundings`.
     """
 
     label: str
@@ -81,6 +83,7 @@ class Example:
     sqnr_db: float
     grid: tuple[float, ...]
     made_of: str
+    roundings: int
 
 
 def measure(number_format: NumberFormat) -> Example:
@@ -99,6 +102,7 @@ def measure(number_format: NumberFormat) -> Example:
         10 * math.log10(signal / noise),
         tuple(values.tolist()),
         made_of(fitted.layout()),
+        bfloat16_roundings(fitted, NORMAL_SHAPE),
     )
 
 
@@ -172,6 +176,7 @@ def _line(example: Example) -> dict[str, Any]:
         "range": example.range,
         "smallest step": _number(example.smallest_step),
         "SQNR (dB)": f"{example.sqnr_db:.1f}",
+        "medium": f"{example.roundings}/256",
     }
 
 

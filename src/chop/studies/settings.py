@@ -56,6 +56,9 @@ class StudyConfig:
         device: torch device: `cpu`, `cuda`, `cuda:1` ...
         out: folder for tables, plots and measurements.
         quick: a small case and little time: shows that all runs; the times mean nothing.
+        matmul_precision: of float32 products, as in `torch.set_float32_matmul_precision`: medium
+            lets packed layers round to bfloat16 where that is faster. Default: as torch is set,
+            highest.
     """
 
     seconds: float = 0.3
@@ -64,6 +67,7 @@ class StudyConfig:
     device: str = "cpu"
     out: Path = Path("runs/bench")
     quick: bool = False
+    matmul_precision: Literal["highest", "high", "medium"] | None = None
 
     def __post_init__(self) -> None:
         from chop.config import check_fields

@@ -17,6 +17,7 @@ from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
 from chop.errors import ConfigError
+from chop.kernels.matmul_precision import matmul_precision
 from chop.nn import cached_weights
 from chop.nn.quantized.base import SCALE_NAMES
 from chop.train.model_io import LABELS, loss_and_logits
@@ -92,6 +93,6 @@ class ClassificationTrainer(Trainer):
         return [name for name in names if not name.endswith(tuple(SCALE_NAMES.values()))]
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """That of the base class; quantized weights are rounded once."""
-        with cached_weights(self.model):
+        """That of the base class, in precise products; quantized weights are rounded once."""
+        with matmul_precision("highest"), cached_weights(self.model):
             return super().evaluation_loop(*args, **kwargs)

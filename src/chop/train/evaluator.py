@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from chop.kernels.matmul_precision import matmul_precision
 from chop.nn import cached_weights
 from chop.train.feed import Feed, eval_mode
 from chop.train.model_io import read_output
@@ -31,7 +32,8 @@ class Evaluator:
     """Runs a model on the same labeled rows again and again.
 
     The rows are cut into batches of similar length, padded and put on the model's device once.
-    The model runs in evaluation mode under `torch.inference_mode`.
+    The model runs in evaluation mode under `torch.inference_mode`, and products of float32 are made
+    in float32, whatever `torch.set_float32_matmul_precision` allows.
 
     Args:
         model: see `chop.train.model_io`.
@@ -96,7 +98,12 @@ class Evaluator:
                 raises ends the run.
         """
         answers: list[Tensor] = []
-        with torch.inference_mode(), eval_mode(self.model), cached_weights(self.model):
+        with (
+            torch.inference_mode(),
+            matmul_precision("highest"),
+            eval_mode(self.model),
+            cached_weights(self.model),
+        ):
             for i, (inputs, labels) in enumerate(self.batches):
                 _, logits = read_output(self.model(**inputs))
                 compared, self._compared[i] = self.task.compare(logits, labels)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from chop.errors import ConfigError, check_known
+from chop.kernels.matmul_precision import matmul_precision
 from chop.nn import cached_weights
 from chop.train.feed import Feed, eval_mode, module_mode
 from chop.train.model_io import loss_and_logits, read_output
@@ -134,7 +135,8 @@ def evaluate(
 ) -> float:
     """The metric of `model` on labeled rows, in evaluation mode and without gradients.
 
-    Quantized weights are rounded once, see `chop.nn.cached_weights`.
+    Quantized weights are rounded once, see `chop.nn.cached_weights`. Products of float32 are made
+    in float32, whatever `torch.set_float32_matmul_precision` allows.
 
     Args:
         model: see `chop.train.model_io`.
@@ -159,6 +161,7 @@ def evaluate(
     predictions, labels = [], []
     with (
         torch.no_grad(),
+        matmul_precision("highest"),
         cached_weights(model),
         eval_mode(model),
         _bar(progress, feed.steps) as tick,

@@ -20,6 +20,7 @@ from chop.actions.interrupt import with_interruption_note
 from chop.actions.settings.search import SearchConfig
 from chop.config import parse
 from chop.errors import ChopError, ConfigError, check_known
+from chop.kernels.matmul_precision import matmul_precision
 from chop.mixed_precision.costs import COSTS
 from chop.search.ledger import Ledger, studies
 from chop.search.location import MEMORY, storage_file, storage_url, without_password
@@ -92,7 +93,10 @@ def run_job(job: Job, config: SearchConfig) -> Result:
 
     Called again with the same settings it goes on where the last run stopped.
     """
-    with with_interruption_note(lambda: _kept(config)):
+    with (
+        matmul_precision(config.matmul_precision),
+        with_interruption_note(lambda: _kept(config)),
+    ):
         search, settings = job.prepare(config), settings_of(config)
         with runs.start(f"search {job.name}", settings, config.folder) as run:
             search.note_job(job.name, settings)

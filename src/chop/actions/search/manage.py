@@ -19,6 +19,7 @@ from chop.actions.search.job import Job, find_job, rebuild, run_job
 from chop.actions.settings.search import SearchConfig
 from chop.errors import ConfigError, did_you_mean
 from chop.files import write_text
+from chop.kernels.matmul_precision import matmul_precision
 from chop.search import Choice, Result, SearchSpace, TrialRecord
 from chop.search.importance import importances
 from chop.search.ledger import Ledger, studies
@@ -167,9 +168,8 @@ def work_for(url: str, name: str | None = None, out: Path | None = None) -> Resu
     own = None if storage_file(noted["url"]) else OWN_FOLDER
     changes = {"workers": 1, "out": own if out is None else str(out)}
     job, config = _rebuilt(noted, changes)
-    with with_interruption_note(
-        lambda: "finished trials are kept; any worker goes on with the rest."
-    ):
+    kept = "finished trials are kept; any worker goes on with the rest."
+    with matmul_precision(config.matmul_precision), with_interruption_note(lambda: kept):
         return job.prepare(config).run(until=config.trials, wait=False)
 
 

@@ -11,6 +11,7 @@ from chop.actions.sweep.points import Point, identity_of, measure_all
 from chop.actions.sweep.record import write_figure, write_table
 from chop.actions.workload import Workload, settings_with, workload_for
 from chop.files import write_json
+from chop.kernels.matmul_precision import matmul_precision
 from chop.mixed_precision.layer_sensitivity import Sensitivity, line
 from chop.report.layer_maps import plot_layer_map
 from chop.runs import Journal
@@ -31,10 +32,11 @@ def measure_sensitivity(
         ConfigError: settings that do not fit together.
         UnavailableError: the model or the data set is not there.
     """
-    workload = workload_for(config, workload)
-    settings = settings_with(config, workload)
-    with runs.start("search sensitivity", settings, config.out) as run:
-        run.rows = rows = _measure(config, workload)
+    with matmul_precision(config.matmul_precision):
+        workload = workload_for(config, workload)
+        settings = settings_with(config, workload)
+        with runs.start("search sensitivity", settings, config.out) as run:
+            run.rows = rows = _measure(config, workload)
     return rows
 
 

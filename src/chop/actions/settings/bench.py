@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from chop.errors import ConfigError
 
@@ -27,6 +28,9 @@ class BenchModelConfig:
         max_length: number of tokens to truncate texts to. Default: that of `compressed`, else the
             model's limit.
         device: torch device: `cpu`, `cuda`, `cuda:1` ...
+        matmul_precision: of float32 products, as in `torch.set_float32_matmul_precision`: medium
+            lets packed layers round to bfloat16 where that is faster. Default: as torch is set,
+            highest.
     """
 
     model: str | None = None
@@ -39,6 +43,7 @@ class BenchModelConfig:
     threads: int = 1
     max_length: int | None = None
     device: str = "cpu"
+    matmul_precision: Literal["highest", "high", "medium"] | None = None
 
     def __post_init__(self) -> None:
         if not self.seconds > 0 or self.threads < 1:

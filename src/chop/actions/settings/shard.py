@@ -43,6 +43,9 @@ class ShardConfig:
         bandwidth: bytes per second that a process sends.
         latency: seconds of one message without its bytes.
         time_limit_s: seconds for each integer program of the search.
+        matmul_precision: of float32 products, as in `torch.set_float32_matmul_precision`: medium
+            lets packed layers round to bfloat16 where that is faster. The check is in the highest.
+            Default: as torch is set, highest.
     """
 
     model: str = "vit"
@@ -63,6 +66,7 @@ class ShardConfig:
     bandwidth: float = 100e9
     latency: float = 10e-6
     time_limit_s: float = 120.0
+    matmul_precision: Literal["highest", "high", "medium"] | None = None
 
     def __post_init__(self) -> None:
         from chop.distributed.byte_sizes import parse_bytes

@@ -16,6 +16,7 @@ from chop.actions.workload import Workload, settings_with, workload_for
 from chop.errors import ConfigError
 from chop.ir.batches import select_inputs
 from chop.ir.graph import MaseGraph
+from chop.kernels.matmul_precision import matmul_precision
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import SCORES, PruneActivation
 from chop.pruning.sparsity import ZeroCount, layer_zeros, total
@@ -59,10 +60,11 @@ def prune_sweep(config: PruneSweepConfig, workload: Workload | None = None) -> l
         CheckpointError: `config.start_from` holds no model, or one of another model or other rows.
     """
     config = config_of_run(config, workload)
-    with with_interruption_note(lambda: points_are_kept(config.out / JOURNAL)):
-        workload = workload_for(config, workload)
-    with runs.start("sweep prune", settings_with(config, workload), config.out) as run:
-        run.rows = rows = _sweep(config, workload)
+    with matmul_precision(config.matmul_precision):
+        with with_interruption_note(lambda: points_are_kept(config.out / JOURNAL)):
+            workload = workload_for(config, workload)
+        with runs.start("sweep prune", settings_with(config, workload), config.out) as run:
+            run.rows = rows = _sweep(config, workload)
     return rows
 
 

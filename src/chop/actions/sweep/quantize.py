@@ -23,6 +23,7 @@ from chop.actions.sweep.rounding import (
 )
 from chop.actions.sweep.split_widths import sweep_split_widths
 from chop.actions.workload import Workload, settings_with, workload_for
+from chop.kernels.matmul_precision import matmul_precision
 from chop.report.plots import Curve, plot_accuracy, plot_heat_map
 
 
@@ -50,11 +51,12 @@ def quantize_sweep(
         ConfigError: settings that do not fit together.
         UnavailableError: the model or the data set is not there.
     """
-    with with_interruption_note(lambda: points_are_kept(config.out / JOURNAL)):
-        workload = workload_for(config, workload)
-    with runs.start("sweep quantize", settings_with(config, workload), config.out) as run:
-        sweep = sweep_split_widths if config.splits_widths else _sweep_widths
-        run.rows = rows = sweep(config, workload)
+    with matmul_precision(config.matmul_precision):
+        with with_interruption_note(lambda: points_are_kept(config.out / JOURNAL)):
+            workload = workload_for(config, workload)
+        with runs.start("sweep quantize", settings_with(config, workload), config.out) as run:
+            sweep = sweep_split_widths if config.splits_widths else _sweep_widths
+            run.rows = rows = sweep(config, workload)
     return rows
 
 

@@ -240,7 +240,7 @@ def _in_float32(reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None) 
 
 
 def _in_bfloat16(reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
-    """By numbers of bfloat16, but for scales of whole rows and the bias, which wait for the sums."""
+    """In bfloat16, but for scales of whole rows and the bias, which wait for the sums."""
     after = packed.scales if _has_row_factors(reader) else None
     if after is not None:
         reader = reader.unscaled()
