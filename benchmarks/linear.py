@@ -3,12 +3,13 @@
 One layer that is called again and again stays in the processor's cache. A model's layers take turns
 and come from memory: `--layers 32` times so many layers, one after the other.
 
-All ways take turns with the float32 layer, so that a busy machine slows all of them; a ratio is
+All ways take turns with the float layer, so that a busy machine slows all of them; a ratio is
 the median over the turns (`chop.bench`), larger is faster. The signal-to-noise ratio is of the
-outputs, against the float32 layer's.
+outputs, against the float layer's.
 
 python benchmarks/linear.py [--inputs 768] [--outputs 3072] [--rows 1,8,64,512,4096] [--layers 1]
-    [--threads 2] [--seconds 0.5] [--only MXINT] [--profile]
+    [--threads 2] [--seconds 0.5] [--only MXINT] [--dtype float32] [--matmul-precision highest]
+    [--profile]
 """
 
 from __future__ import annotations
@@ -115,11 +116,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=0.5, help="of measuring, per way")
     parser.add_argument("--only", default="", help="ways whose name contains this")
+    parser.add_argument("--dtype", default="float32", help="of layers and activations")
+    parser.add_argument("--matmul-precision", default="highest", help="of float32 products")
     parser.add_argument("--profile", action="store_true", help="where the time goes, too")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    layers = [nn.Linear(options.inputs, options.outputs).eval() for _ in range(options.layers)]
+    torch.set_float32_matmul_precision(options.matmul_precision)
+    dtype, sizes = getattr(torch, options.dtype), (options.inputs, options.outputs)
+    layers = [nn.Linear(*sizes, dtype=dtype).eval() for _ in range(options.layers)]
     print(f"{options.inputs} x {options.outputs}, {options.threads} threads, {library().detail}\n")
     of_layers = [dict((*ours(layer), *peers(layer))) for layer in layers]
     ways = {
@@ -130,7 +135,7 @@ def main() -> None:
     first, layer = layers[0], in_turns(layers)
     table = {name: {"way": name} for name in ways}
     for rows in map(int, options.rows.split(",")):
-        x = torch.randn(rows, options.inputs)
+        x = torch.randn(rows, options.inputs).to(dtype)
         expected = first(x)
         found = ratios(ways, layer, x, options.seconds)
         for name, way in ways.items():
