@@ -47,7 +47,7 @@ def test_every_format_has_its_definition_and_a_picture(made):
         for part in ("Values:", "Rounding", "aturation:", "Special values", "Source"):
             assert part in section.replace("\n", " "), (kind.name, part)
         rows = re.findall(r"^\| `.*", section, re.MULTILINE)
-        assert len(rows) == len(examples_of(kind)) and all(row.count("|") == 7 for row in rows)
+        assert len(rows) == len(examples_of(kind)) and all(row.count("|") == 8 for row in rows)
         settings = re.findall(r"^- `(\w+)(?: = .+?)?`: .", section, re.MULTILINE)
         assert settings == [field.name for field in dataclasses.fields(kind)]
         assert ">>>" not in section
