@@ -137,8 +137,8 @@ def test_missing_data_is_explained(mg, batches):
         prune(mg, batches, method="movement")
     with pytest.raises(ConfigError, match="at least one batch, got none"):
         prune(mg, [], method="wanda")
-    with pytest.raises(ConfigError, match="expected mappings of inputs by name, got Tensor"):
-        prune(mg, [torch.ones(1)], method="wanda")
+    with pytest.raises(ConfigError, match="expected mappings of inputs by name, got str"):
+        prune(mg, ["x"], method="wanda")
 
 
 def test_tables_have_no_inputs_to_weigh(bert_graph, bert_inputs):

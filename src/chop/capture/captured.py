@@ -18,7 +18,7 @@ from chop.capture.hf_cache_names import cache_among, with_taken_name
 from chop.capture.hf_generation import generator
 from chop.capture.ignored_arguments import why_not_ignorable
 from chop.capture.input_guards import check_input_guards
-from chop.capture.module_tree import hooked_scopes, member, member_at
+from chop.capture.module_tree import computed_tensors, hooked_scopes, member, member_at
 from chop.capture.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
 from chop.capture.original import KEY
 from chop.capture.record import CaptureRecord
@@ -103,17 +103,37 @@ class CapturedModule(fx.GraphModule):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the graph; see the class for what is dropped and what is refused."""
-        kwargs = self._with_cache(args, kwargs)
-        accepted = {name: value for name, value in kwargs.items() if not self._drops(name, value)}
+        accepted = self._accepted(args, kwargs)
         # Dynamo takes `forward` for a constant of the class, but guards the code that is read.
         if torch.compiler.is_compiling() and self._code:
             return super().__call__(*args, **accepted)
+        if self.training and self.record.eval_only is not None:
+            raise GuardError(f"captured for eval() only: {self.record.eval_only}")
         self._check_inputs(args, accepted)
         self._check_hooks()
         # A `no_grad` or autocast region in the graph ends by a node; an error on the way must not
         # leave gradients off, nor may a call inside the caller's own region leave them on.
         with torch.set_grad_enabled(torch.is_grad_enabled()), exit_open_regions():
             return super().__call__(*args, **accepted)
+
+    def admit(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs that a call gives the graph, by name, after every check that a call makes.
+
+        What runs the graph node by node takes its inputs from here, so that it runs on what a call
+        of the module runs on, and on nothing else.
+
+        Raises:
+            GuardError: the graph does not hold for them.
+        """
+        accepted = self._accepted(args, kwargs)
+        names = [*self.record.example_inputs, *self.record.optional_inputs]
+        twice = [name for name in names[: len(args)] if name in accepted]
+        if len(args) > len(names) or twice:
+            too = f" and {twice[0]} by name too" if twice else ""
+            raise GuardError(f"captured with {', '.join(names)}, got {len(args)} by position{too}")
+        self._check_inputs(args, accepted)
+        self._check_hooks()
+        return dict(zip(names, args, strict=False)) | accepted
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Continues texts as the model's own `generate` does, see transformers.
@@ -173,7 +193,12 @@ class CapturedModule(fx.GraphModule):
         if record.follows_dtype != before:
             self.recompile()
 
-    def _with_cache(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _accepted(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments by name that reach the graph: with a cache, without what it may drop."""
+        given = self._with_cache(args, kwargs)
+        return {name: value for name, value in given.items() if not self._drops(name, value)}
+
+    def _with_cache(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments with a cache in the place of `use_cache`, under the graph's name for it."""
         record = self.record
         names = [*record.example_inputs, *record.optional_inputs]
@@ -225,8 +250,6 @@ class CapturedModule(fx.GraphModule):
                 f"captured with the inputs {', '.join(names)}; {', '.join(missing)} did not come. "
                 "Pass them, or capture the model without them"
             )
-        if self.training and record.eval_only is not None:
-            raise GuardError(f"captured for eval() only: {record.eval_only}")
         self.check_inputs(given)
         if record.asked:
             examples, were_contiguous = record.example_inputs, record.contiguous_inputs
@@ -338,6 +361,8 @@ class CapturedModule(fx.GraphModule):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CapturedModule:
         twin = memo[id(self)] = _bare(_plain_class(self))
+        for key, value in computed_tensors(self).items():
+            memo.setdefault(key, value)
         twin.__dict__.update(copy.deepcopy(self._plain_state(), memo))
         twin.graph = copy.deepcopy(self.graph)
         return twin

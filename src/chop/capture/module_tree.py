@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -112,6 +113,20 @@ def check_names(model: nn.Module) -> None:
                         f"{full} has the name of an attribute of its class "
                         f"{type(module).__name__}, which hides it; rename it"
                     )
+
+
+def computed_tensors(module: nn.Module) -> dict[int, Any]:
+    """Twins of the tensors that modules keep as attributes and that have a history, by id.
+
+    Old weight norms and masks keep the weight of the last call so; `copy.deepcopy` refuses it
+    unless it finds the twin in its memo. Their hooks compute it again at each call.
+    """
+    held = [value for part in module.modules() for value in vars(part).values()]
+    return {
+        id(x): x.detach().clone().requires_grad_(x.requires_grad)
+        for x in held
+        if isinstance(x, Tensor) and not x.is_leaf
+    }
 
 
 def member(module: nn.Module, name: str) -> Tensor | nn.Module | None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.capture.hf_cache_names import settled_name
-from chop.capture.module_tree import Scope
+from chop.capture.module_tree import Scope, computed_tensors
 from chop.capture.overrides import COMPILED, why_not_copyable
 from chop.errors import GraphError
 
@@ -165,6 +165,8 @@ def _fill(
 
 def _copied(value: Any, memo: dict[int, Any], path: str) -> Any:
     try:
+        if isinstance(value, nn.Module):
+            memo |= computed_tensors(value)
         return copy.deepcopy(value, memo)
     except Exception as error:
         where = f"module '{path.lstrip('.')}'" if path else "the model"

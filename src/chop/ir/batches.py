@@ -2,47 +2,75 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from chop.capture.hf_cache_names import CACHE_NAMES
 from chop.capture.preserve_state import preserve_state
-from chop.errors import ConfigError
+from chop.capture.runtime import enter_autocast, exit_open_regions, leave_autocast
+from chop.errors import ConfigError, GuardError
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import GraphRunner, GraphVisitor, Visit, bind_inputs
 
-Batches = Iterable[Mapping[str, Any]]
-"""One mapping of inputs by name per batch."""
+Batches = Iterable[Any]
+"""Batches as the model takes them: inputs by name, or a tensor or tuple of them in order."""
 
 Runs = list[Mapping[fx.Node, Any]]
 """The values of nodes, one mapping per batch."""
 
+LABELS = frozenset({"labels", "label", "start_positions", "end_positions", "next_sentence_label"})
+"""What data have for the loss, and what a graph without one leaves out."""
+
 
 def select_inputs(mg: MaseGraph, batches: Batches, where: str) -> Iterator[dict[str, Any]]:
-    """Batches without what the graph does not take, on the graph's device.
+    """Batches by name on the graph's device, without labels and columns that no input reads.
 
     Args:
         mg: the graph.
-        batches: inputs of the model by name, one mapping per batch.
+        batches: see `Batches`.
         where: the setting that the batches come from, for messages.
 
     Raises:
-        ConfigError: something is no mapping, or there is no batch.
+        ConfigError: a batch is none, or there is none.
+        GuardError: the model refuses a batch: the graph does not hold for it.
     """
-    inputs = {node.target for node in mg.nodes if node.op == "placeholder"}
     device = next((parameter.device for parameter in mg.model.parameters()), None)
-    count = 0
-    for batch in batches:
-        if not isinstance(batch, Mapping):
-            raise ConfigError(
-                f"{where}: expected mappings of inputs by name, got {type(batch).__name__}."
-            )
-        count += 1
-        yield {name: _to(value, device) for name, value in batch.items() if name in inputs}
-    if count == 0:
+    number = -1
+    for number, batch in enumerate(batches):
+        inputs = {name: _to(x, device) for name, x in _read(mg, batch, where).items()}
+        try:
+            yield mg.model.admit((), inputs)
+        except GuardError as error:
+            raise GuardError(f"{where}: batch {number}: {error}") from None
+    if number < 0:
         raise ConfigError(f"{where}: expected at least one batch, got none.")
+
+
+def _read(mg: MaseGraph, batch: Any, where: str) -> dict[str, Any]:
+    """What a model reads of a batch, by name."""
+    record = mg.model.record
+    names = [str(node.target) for node in mg.nodes if node.op == "placeholder"]
+    if isinstance(batch, Tensor | tuple):
+        given = batch if isinstance(batch, tuple) else (batch,)
+        if len(given) > len(names):
+            raise ConfigError(
+                f"{where}: expected at most {len(names)} inputs in order ({', '.join(names)}), got "
+                f"{len(given)}; give mappings of inputs by name."
+            )
+        batch = dict(zip(names, given, strict=False))
+    if not isinstance(batch, Mapping):
+        raise ConfigError(
+            f"{where}: expected mappings of inputs by name, got {type(batch).__name__}."
+        )
+    # A cache that a call would make is made at each run.
+    read = {*names, *record.fixed_inputs, *record.ignored_inputs, *CACHE_NAMES}
+    read -= {"use_cache"} | (LABELS - {*names})
+    return {name: value for name, value in batch.items() if name in read}
 
 
 def _to(value: Any, device: torch.device | None) -> Any:
@@ -59,11 +87,19 @@ def observe_nodes(mg: MaseGraph, batches: Iterable[Mapping[str, Any]], visit: Vi
         batches: from `select_inputs`.
         visit: see `Visit`; it must not keep the values.
     """
+    observe_batches(mg, batches, lambda _, *seen: visit(*seen))
+
+
+def observe_batches(
+    mg: MaseGraph, batches: Iterable[Mapping[str, Any]], visit: Callable[..., None]
+) -> None:
+    """The same, where `visit` is given the number of the batch first."""
     model = mg.model
     with preserve_state(model), torch.no_grad():
         model.eval()
-        for batch in batches:
-            GraphVisitor(model, visit).run(*bind_inputs(model, batch))
+        for number, batch in enumerate(batches):
+            seen = _apart(functools.partial(visit, number))
+            GraphVisitor(model, seen).run(*bind_inputs(model, batch))
 
 
 def run_layerwise(
@@ -81,15 +117,33 @@ def run_layerwise(
         visit: called with each node before it runs, and the values before it for each batch.
     """
     model = mg.model
-    with preserve_state(model), torch.no_grad():
+    with preserve_state(model), torch.no_grad(), exit_open_regions():
         model.eval()
         runs = [_started(model, batch) for batch in batches]
         for node in mg.nodes:
-            visit(node, [run.env for run in runs])
+            _apart(visit)(node, [run.env for run in runs])
+            # An autocast region is entered and left once, and holds for all runs.
+            is_region = node.target in (enter_autocast, leave_autocast)
             for run in runs:
-                run.env[node] = run.run_node(node)
+                is_done = is_region and run is not runs[0]
+                run.env[node] = runs[0].env[node] if is_done else run.run_node(node)
+            torch.set_grad_enabled(False)  # the node may have ended a region without gradients
+            for run in runs:
                 for done in run.user_to_last_uses.get(node, ()):
                     del run.env[done]
+
+
+def _apart(visit: Callable[..., None]) -> Callable[..., None]:
+    """The same without gradients and autocast, whatever region of the graph it is called in."""
+
+    def visit_apart(*args: Any) -> None:
+        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        with torch.no_grad(), contextlib.ExitStack() as stack:
+            for kind in kinds:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            visit(*args)
+
+    return visit_apart
 
 
 def _started(model: Any, batch: Mapping[str, Any]) -> GraphRunner:

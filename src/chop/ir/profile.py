@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,8 +10,9 @@ from torch import Tensor, fx
 
 from chop.errors import ConfigError, did_you_mean
 from chop.ir.annotate import argument_tensors, tensors_in
-from chop.ir.batches import observe_nodes
+from chop.ir.batches import observe_batches
 from chop.ir.graph import MaseGraph
+from chop.ir.rows import non_finite_rows
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
 from chop.statistics import Statistic, make_statistic
@@ -32,6 +34,7 @@ class Profile:
     def __init__(self, mg: MaseGraph, where: str) -> None:
         self._mg, self._where = mg, where
         self._streams: dict[tuple[fx.Node, str, str], dict[str, Statistic]] = {}
+        self._has_nan = False
 
     def observe_weights(self, node: fx.Node, settings: Settings, where: str) -> None:
         """Measures the parameters of the module that a node calls.
@@ -74,14 +77,27 @@ class Profile:
         """
         wanted = set(nodes)
 
-        def visit(node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
+        def visit(number: int, node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
             if node in wanted:
                 for name, x in argument_tensors(node, self._mg.operator(node), values).items():
+                    self._tell_nan(x, number, node)
                     self._update((node, "args", name), settings, x)
                 for i, x in enumerate(tensors_in(result)):
+                    self._tell_nan(x, number, node)
                     self._update((node, "results", f"data_out_{i}"), settings, x)
 
-        observe_nodes(self._mg, _until(batches, num_samples), visit)
+        observe_batches(self._mg, _until(batches, num_samples), visit)
+
+    def _tell_nan(self, x: Tensor, number: int, node: fx.Node) -> None:
+        """Warns of the first NaN: the statistics of what has some are what they make of it."""
+        if not self._has_nan and x.is_floating_point() and bool(x.isnan().any()):
+            self._has_nan = True
+            row = int(non_finite_rows(x)[0])
+            warnings.warn(
+                f"{self._where}: row {row} of batch {number} brings NaN to '{node.name}', and its "
+                "statistics include it; leave the row out.",
+                stacklevel=2,
+            )
 
     def _update(self, key: tuple[fx.Node, str, str], settings: Settings, x: Tensor) -> None:
         if not x.is_floating_point():

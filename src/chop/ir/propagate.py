@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +11,14 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.capture.captured import CapturedModule
+from chop.capture.hf_cache import is_cache
+from chop.capture.hf_cache_names import CACHE_NAMES
 from chop.capture.module_tree import member_at
 from chop.capture.preserve_state import preserve_state
+from chop.capture.runtime import exit_open_regions
 from chop.capture.specs import TensorSpec, map_specs
 from chop.capture.torch_private import FakeTensorMode
-from chop.errors import GraphError, did_you_mean
+from chop.errors import ChopError, GraphError, did_you_mean
 
 Visit = Callable[[fx.Node, Mapping[fx.Node, Any], Any], None]
 """Called with a node, the values of the nodes that it reads, and its result."""
@@ -39,32 +43,39 @@ def propagate(
     Raises:
         GraphError: an input is missing or not known.
     """
-    arguments = bind_inputs(model, inputs)
     with preserve_state(model):
         model.eval()
+        arguments = bind_inputs(model, inputs)
         if with_values or not _run_fake(model, arguments, visit):
             with torch.no_grad():
                 GraphVisitor(model, lambda node, _, result: visit(node, result)).run(*arguments)
 
 
 def bind_inputs(model: CapturedModule, inputs: Mapping[str, Any]) -> list[Any]:
-    """The values of the placeholders in order, defaults filled in.
+    """The values of the placeholders in order, defaults filled in: the one way into a graph.
+
+    What a call of the model refuses is refused; inputs that the graph ignores may be there too.
+    A cache is copied: graphs write into it, and the next run begins with what was given.
 
     Raises:
         GraphError: an input is missing or not known.
+        GuardError: the graph does not hold for the inputs, see `CapturedModule.admit`.
     """
-    names = [str(node.target) for node in model.graph.nodes if node.op == "placeholder"]
+    nodes = [node for node in model.graph.nodes if node.op == "placeholder"]
+    names, ignored = [str(node.target) for node in nodes], set(model.record.ignored_inputs)
+    known = {*names, *ignored, *model.record.fixed_inputs, "use_cache"}
     for name in inputs:
-        if name not in names and name not in model.record.ignored_inputs:
+        if name not in known and name not in CACHE_NAMES:
             raise GraphError(f"the graph has no input '{name}': {did_you_mean(name, names)}")
-    values = []
-    for node in model.graph.nodes:
-        if node.op != "placeholder":
-            continue
+    for node in nodes:
         if node.target not in inputs and not node.args:
             raise GraphError(f"input '{node.target}' of the graph is missing.")
-        values.append(inputs[node.target] if node.target in inputs else node.args[0])
-    return values
+    read = {name: x for name, x in inputs.items() if name in names or name not in ignored}
+    given = model.admit((), read)
+    values = [
+        given[n] if n in given else node.args[0] for n, node in zip(names, nodes, strict=True)
+    ]
+    return [copy.deepcopy(x) if is_cache(x) else x for x in values]
 
 
 def example_inputs(
@@ -102,7 +113,12 @@ def noted_inputs(model: CapturedModule) -> dict[str, Any]:
 
 
 class GraphRunner(fx.Interpreter):
-    """Runs a graph node by node."""
+    """Runs a graph node by node; after it autocast regions and gradients are as before."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The output of the graph for the values of its placeholders, from `bind_inputs`."""
+        with torch.set_grad_enabled(torch.is_grad_enabled()), exit_open_regions():
+            return super().run(*args, **kwargs)
 
     def fetch_attr(self, target: str) -> Any:
         """The module, parameter or buffer at a path, also where it is called `graph` or `code`."""
@@ -125,7 +141,11 @@ class GraphVisitor(GraphRunner):
     def run_node(self, n: fx.Node) -> Any:
         """The result of a node, once `visit` has seen it."""
         result = super().run_node(n)
-        self._visit(n, self.env, result)
+        try:
+            self._visit(n, self.env, result)
+        except ChopError:
+            self.extra_traceback = False  # its message says what a user has to know
+            raise
         return result
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.formats import Gradient, NumberFormat, StandIn
+from chop.ir.rows import check_loss
 from chop.mixed_precision.layers import operands_of
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.train.evaluator import Evaluator
@@ -32,7 +33,7 @@ def fisher_loss_increases(problem: PrecisionProblem, rows: Evaluator) -> LossInc
         rows: labeled rows in batches, of the problem's model.
     Returns: in the unit of the loss, of classes nats.
     Raises:
-        ConfigError: the loss has no gradient.
+        ConfigError: the loss has no gradient, or is NaN or infinite.
     Source: Zandonati et al. 2022 (FIT), arXiv:2210.08502, section 3, which models the rounding
         errors of inputs; here they are measured.
     """
@@ -40,12 +41,13 @@ def fisher_loss_increases(problem: PrecisionProblem, rows: Evaluator) -> LossInc
     observers = _insert_observers(problem, anchor)
     try:
         with torch.enable_grad(), eval_mode(rows.model):
-            for inputs, labels in rows.batches:
+            for number, (inputs, labels) in enumerate(rows.batches):
                 _, logits = read_output(rows.model(**inputs))
                 answers, expected = rows.task.compare(logits, labels)
                 loss = rows.task.loss(answers, expected)
                 if not loss.requires_grad:
                     raise ConfigError("the loss has no gradient: the model detaches its answers.")
+                check_loss(loss, inputs, number, "the Fisher information")
                 torch.autograd.grad(loss * len(answers) ** 0.5, anchor)
                 for _, observer in observers:
                     observer.end_batch()

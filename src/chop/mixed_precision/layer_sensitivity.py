@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from chop.errors import ConfigError, check_known
 from chop.ir.graph import MaseGraph
+from chop.ir.rows import check_loss
 from chop.mixed_precision.fisher import LossIncreases, fisher_loss_increases
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.train import read_rows
@@ -129,12 +130,14 @@ class Sensitivity:
     def _traces(self) -> dict[str, float]:
         """The trace of each layer's block of the Hessian of the loss of the first batch."""
         weights = list(self._weights.values())
-        inputs, labels = self._batches.batches[len(self._batches.batches) // 2]
+        middle = len(self._batches.batches) // 2
+        inputs, labels = self._batches.batches[middle]
         generator = torch.Generator().manual_seed(self.seed)
         traces = dict.fromkeys(self._weights, 0.0)
         with self._differentiable(), sdpa_kernel(SDPBackend.MATH):
             _, logits = read_output(self.model(**inputs))
             loss = self._batches.task.loss(*self._batches.task.compare(logits, labels))
+            check_loss(loss, inputs, middle, "the trace of the Hessian")
             first = torch.autograd.grad(loss, weights, create_graph=True, materialize_grads=True)
             # Layer by layer: a vector over all of them would add their cross terms as noise.
             for (name, x), g in zip(self._weights.items(), first, strict=True):

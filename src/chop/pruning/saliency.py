@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx
 
 from chop.capture.preserve_state import preserve_state
 from chop.errors import ConfigError
-from chop.ir.batches import select_inputs
+from chop.ir.batches import observe_batches, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import Layer
 from chop.ir.ops import Weight
+from chop.ir.rows import Measured, check_finite, check_loss, counted_rows
 from chop.nn.sparsity import SCORES, ScoreInputs
 
 WHERE = "prune_transform_pass.batches"
@@ -35,7 +36,8 @@ def gather_score_inputs(
     The model runs in eval mode and is left as it was.
 
     Raises:
-        ConfigError: there is no batch, or one without labels where a loss is needed.
+        ConfigError: there is no batch, or one without labels where a loss is needed, or one with
+            NaN or infinite values.
     """
     generator = torch.Generator().manual_seed(seed)
     score_inputs = {path: ScoreInputs(generator) for path in users}
@@ -63,8 +65,10 @@ def _gather_saliency(
     weights = [layers[0].weight for layers in users.values()]
     with _requiring_gradients(weights):
         given, again = itertools.tee(batches)
-        for inputs, batch in zip(select_inputs(mg, given, WHERE), again, strict=False):
-            loss = _loss(mg.model(**inputs), batch)
+        pairs = zip(select_inputs(mg, given, WHERE), again, strict=False)
+        for number, (inputs, batch) in enumerate(pairs):
+            loss = _loss(mg.model(**inputs), batch if isinstance(batch, Mapping) else inputs)
+            check_loss(loss, inputs, number, WHERE)
             gradients = torch.autograd.grad(loss, weights, allow_unused=True)
             for path, weight, gradient in zip(users, weights, gradients, strict=True):
                 add_saliency(score_inputs[path], weight, gradient)
@@ -117,37 +121,33 @@ def _gather_input_norms(
     batches: Iterable[Mapping[str, Any]],
 ) -> None:
     squares: dict[str, Tensor] = {}
-    hooks = []
+    paths: dict[fx.Node, str] = {}
     for path, layers in users.items():
         if not all(layer.row.is_product for layer in layers):
             raise ConfigError(
                 f"prune_transform_pass: '{path}' looks rows up, it has no inputs to "
                 "weigh; exclude it or choose another method."
             )
-        for layer in layers:
-            add = _adding(squares, path, layer.row.spatial)
-            hooks.append(layer.module.register_forward_pre_hook(add))
-    try:
-        with torch.no_grad():
-            for inputs in select_inputs(mg, batches, WHERE):
-                mg.model(**inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+        paths.update((node, path) for layer in layers for node in layer.nodes)
+    given = list(select_inputs(mg, batches, WHERE))
+
+    def visit(number: int, node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
+        if node not in paths:
+            return
+        source, batch, path = node.all_input_nodes[0], given[number], paths[node]
+        x = values[source]
+        counted = counted_rows(source, x, batch)
+        check_finite(x, counted, batch, number, Measured(WHERE, path))
+        x = x if counted is None else x.reshape(-1, x.shape[-1])[counted]
+        axis = x.dim() - 1 - mg.operator(node).spatial
+        total = x.float().movedim(axis, 0).flatten(1).square().sum(1)
+        squares[path] = squares[path] + total if path in squares else total
+
+    observe_batches(mg, given, visit)
     for path, (layer, *_) in users.items():
         inputs = getattr(layer.module, layer.axes.sizes[1])
         norms = squares[path].sqrt() if path in squares else torch.zeros(inputs)
         score_inputs[path].input_norms = _broadcast(norms, layer.weight, layer.axes)
-
-
-def _adding(squares: dict[str, Tensor], path: str, spatial: int) -> Any:
-    def add(module: nn.Module, args: tuple[Any, ...]) -> None:
-        x = args[0].float()
-        axis = x.dim() - 1 - spatial
-        total = x.movedim(axis, 0).flatten(1).square().sum(1)
-        squares[path] = squares[path] + total if path in squares else total
-
-    return add
 
 
 def _broadcast(norms: Tensor, weight: Tensor, axes: Weight) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from chop.capture.preserve_state import preserve_state
 from chop.formats import Gradient, StandIn
+from chop.ir.rows import non_finite_rows
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import leaf_operators
 from chop.statistics import Reservoir
@@ -40,8 +42,9 @@ def sample_operands(
             step.spec = step.spec.keeping(*stored).with_quantizers(**observers[name])
         with preserve_state(model), torch.no_grad():
             model.eval()
-            for batch in batches:
+            for number, batch in enumerate(batches):
                 model(**batch)
+                _warn_of_nan(observers, number)
     finally:
         for name, step in steps.items():
             step.spec = specs[name]
@@ -51,12 +54,33 @@ def sample_operands(
     }
 
 
+def _warn_of_nan(observers: Mapping[str, Mapping[str, _Observer]], number: int) -> None:
+    """One warning of a batch with NaN, for the first operand that met it."""
+    met = [
+        (path, operand, observer.nan_row)
+        for path, found in observers.items()
+        for operand, observer in found.items()
+        if observer.nan_row is not None
+    ]
+    for found in observers.values():
+        for observer in found.values():
+            observer.nan_row = None
+    if met:
+        path, operand, row = met[0]
+        warnings.warn(
+            f"calibration: row {row} of batch {number} brings NaN to {operand} of '{path}'; "
+            "formats are fitted to the other values: leave the row out.",
+            stacklevel=3,
+        )
+
+
 class _Observer(StandIn):
     """Keeps a sample of what passes and changes nothing."""
 
     def __init__(self) -> None:
         self.sample = Reservoir(MAX_SAMPLES)
         self.ends = torch.empty(0)
+        self.nan_row: int | None = None
 
     def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
         values = x.detach().float().reshape(-1)
@@ -64,6 +88,8 @@ class _Observer(StandIn):
             return x
         ends = torch.stack(values.aminmax())
         if not ends.isfinite().all():
+            if self.nan_row is None and bool(values.isnan().any()):
+                self.nan_row = int(non_finite_rows(torch.where(x.isnan(), x.detach(), 0))[0])
             values = values[values.isfinite()]
             ends = torch.stack(values.aminmax()) if values.numel() else ends[:0]
         both = torch.cat([self.ends.to(ends), ends])

@@ -19,8 +19,11 @@ from chop.ir.batches import Runs, run_layerwise
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import of_called
 from chop.ir.ownership import Ownership
+from chop.ir.rows import Measured, check_finite, counted_rows
 from chop.nn.quantized import QuantizedOperator
 from chop.quantization.row_weights import moderated, row_weights, second_moments
+
+WHERE = "gptq_transform_pass.batches"
 
 
 class RoundingGrid(NamedTuple):
@@ -124,7 +127,8 @@ def gptq_layers(
     Returns: the errors of each corrected layer, and the reason for each other node.
 
     Raises:
-        ConfigError: a weight format takes scales from the weights that the result would change.
+        ConfigError: a weight format takes scales from the weights that the result would change, or
+            a batch brings NaN or infinite values.
     """
     skipped = _skipped(mg)
     corrected: LayerErrors = {}
@@ -134,13 +138,20 @@ def gptq_layers(
         if (layer := _layer(mg, node)) is not None and node.name not in skipped
     }
     rows: Sequence[Mapping[str, Any]] = list(batches)
-    weights = moderated(row_weights(mg, layers, rows)) if weighs_rows and layers else {}
+    is_weighed = weighs_rows and bool(layers)
+    weights = moderated(row_weights(mg, layers, rows, WHERE)) if is_weighed else {}
 
     def visit(node: fx.Node, runs: Runs) -> None:
-        if node in layers:
-            inputs = [_input_of(node, values) for values in runs]
-            samples = list(zip(inputs, weights.get(node, [None] * len(inputs)), strict=True))
-            corrected[str(node.target)] = _correct(layers[node], samples, solver, str(node.target))
+        if node not in layers:
+            return
+        source, path = node.all_input_nodes[0], str(node.target)
+        samples: list[tuple[Tensor, Tensor | None]] = []
+        for number, (values, batch) in enumerate(zip(runs, rows, strict=True)):
+            counted = counted_rows(source, values[source], batch)
+            check_finite(values[source], counted, batch, number, Measured(WHERE, path))
+            alike = None if counted is None else counted.float()
+            samples.append((values[source], weights[node][number] if is_weighed else alike))
+        corrected[path] = _correct(layers[node], samples, solver, path)
 
     run_layerwise(mg, rows, visit)
     return corrected, skipped
@@ -172,13 +183,6 @@ def _skipped(mg: MaseGraph) -> dict[str, str]:
         elif reason is not None:
             skipped[node.name] = f"it {reason}"
     return skipped
-
-
-def _input_of(node: fx.Node, values: Mapping[fx.Node, Any]) -> Tensor:
-    given = node.args[0] if node.args else node.kwargs["input"]
-    assert isinstance(given, fx.Node)
-    x: Tensor = values[given]
-    return x
 
 
 def _correct(

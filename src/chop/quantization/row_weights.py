@@ -19,17 +19,20 @@ from chop.capture.pytree import tree_children
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import GraphVisitor, bind_inputs
+from chop.ir.rows import Measured, check_finite, counted_rows
 from chop.nn.quantized import leaf_operators
 
 RowWeights = dict[fx.Node, list[Tensor]]
 """By node, for each batch float32 (rows,); all batches of a node have a mean of 1."""
 
-MASK = "attention_mask"
-"""The input of Hugging Face's models that is 0 where a token is padding."""
+WHERE = "row weights"
 
 
 def row_weights(
-    mg: MaseGraph, nodes: Collection[fx.Node], batches: Iterable[Mapping[str, Any]]
+    mg: MaseGraph,
+    nodes: Collection[fx.Node],
+    batches: Iterable[Mapping[str, Any]],
+    where: str = WHERE,
 ) -> RowWeights:
     """The squared gradient of the log likelihood with respect to each row of each node's result.
 
@@ -42,7 +45,11 @@ def row_weights(
         mg: the graph; modes, gradients and state are left as they were.
         nodes: linear layers and convolutions.
         batches: from `select_inputs`; one needs the memory of one training step.
+        where: the setting that they come from, for messages.
     Returns: weights in the order in which the layer's inputs are flattened to rows.
+
+    Raises:
+        ConfigError: the answer has no gradient, or something is NaN or infinite.
     Source: the Fisher information as Hessian: Martens 2020, arXiv:1412.1193, sections 5 and 9.2.
     """
     model = mg.model
@@ -58,8 +65,9 @@ def row_weights(
             parameter.requires_grad_(True)
         with preserve_state(model), torch.enable_grad():
             model.eval()
-            for batch in batches:
-                for node, weights in _of_batch(mg, nodes, batch, generator).items():
+            for number, batch in enumerate(batches):
+                visitor = _Edges(nodes, batch, number, where)
+                for node, weights in _of_batch(mg, visitor, generator).items():
                     found[node].append(weights)
     finally:
         for name, step in steps.items():
@@ -69,24 +77,57 @@ def row_weights(
     return {node: _with_mean_one(weights) for node, weights in found.items()}
 
 
-def _of_batch(
-    mg: MaseGraph, nodes: Collection[fx.Node], batch: Mapping[str, Any], generator: torch.Generator
-) -> dict[fx.Node, Tensor]:
-    edges: dict[fx.Node, Any] = {}
-    shapes: dict[fx.Node, torch.Size] = {}
+class _Edges:
+    """Notes the results of layers while a batch runs, and refuses inputs that are no numbers."""
 
-    def visit(node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
-        if node in nodes:
+    def __init__(
+        self, nodes: Collection[fx.Node], batch: Mapping[str, Any], number: int, where: str
+    ) -> None:
+        self.nodes, self.batch, self.number, self.where = nodes, batch, number, where
+        self.edges: dict[fx.Node, Any] = {}
+        self.shapes: dict[fx.Node, torch.Size] = {}
+
+    def __call__(self, node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
+        if node not in self.nodes:
+            return
+        source = node.all_input_nodes[0]
+        self.counted(source, values[source], str(node.target))
+        self.shapes[node] = result.shape
+        if result.requires_grad:
             # The edge, and not the tensor, which an in-place activation may change.
-            edges[node] = torch.autograd.graph.get_gradient_edge(result)
-            shapes[node] = result.shape
+            self.edges[node] = torch.autograd.graph.get_gradient_edge(result)
 
-    output = GraphVisitor(mg.model, visit).run(*bind_inputs(mg.model, batch))
-    loss = _sampled_loss(_answers(output), batch.get(MASK), generator)
-    gradients = torch.autograd.grad(loss, list(edges.values()), allow_unused=True)
+    def counted(self, source: fx.Node, x: Tensor, path: str) -> Tensor | None:
+        """The rows of a value that count, see `counted_rows`, which are finite numbers."""
+        rows, measured = counted_rows(source, x, self.batch), Measured(self.where, path)
+        check_finite(x.detach(), rows, self.batch, self.number, measured)
+        return rows
+
+    def finite(self, node: fx.Node, gradient: Tensor) -> Tensor:
+        """The gradient of a layer's result, float32, 0 at rows that are padding."""
+        known, rows = gradient.float(), counted_rows(node, gradient, self.batch)
+        if rows is not None:
+            known = torch.where(rows.view(*known.shape[:-1], 1), known, 0)
+        if not known.isfinite().all():
+            raise ConfigError(
+                f"{self.where}: batch {self.number} gives '{node.target}' a gradient that is NaN "
+                "or infinite; use row_weights 'uniform'."
+            )
+        return known
+
+
+def _of_batch(mg: MaseGraph, visitor: _Edges, generator: torch.Generator) -> dict[fx.Node, Tensor]:
+    output = GraphVisitor(mg.model, visitor).run(*bind_inputs(mg.model, visitor.batch))
+    answers, last = _answers(output), mg.nodes[-1]
+    table = answers if answers.dim() > 1 else answers[:, None]
+    loss = _sampled_loss(answers, visitor.counted(last, table, "output"), generator)
+    edges = list(visitor.edges.values())
+    found = torch.autograd.grad(loss, edges, allow_unused=True) if edges else ()
+    gradients = dict(zip(visitor.edges, found, strict=True))
     weights: dict[fx.Node, Tensor] = {}
-    for (node, shape), gradient in zip(shapes.items(), gradients, strict=True):
-        known = loss.new_zeros(shape) if gradient is None else gradient.float()
+    for node, shape in visitor.shapes.items():
+        gradient = gradients.get(node)
+        known = loss.new_zeros(shape) if gradient is None else visitor.finite(node, gradient)
         # Channels lie before the dimensions that a convolution slides over.
         weights[node] = known.square().sum(-1 - mg.operator(node).spatial).flatten()
     return weights
@@ -110,11 +151,11 @@ def _tensors(output: Any) -> Iterator[Tensor]:
         yield from _tensors(part)
 
 
-def _sampled_loss(answers: Tensor, mask: Any, generator: torch.Generator) -> Tensor:
+def _sampled_loss(answers: Tensor, counted: Tensor | None, generator: torch.Generator) -> Tensor:
     """-log p of labels drawn from p: of classes along the last axis; of single numbers normal."""
     rows = answers.reshape(-1, answers.shape[-1] if answers.dim() > 1 else 1).float()
-    if isinstance(mask, Tensor) and mask.shape == answers.shape[:-1]:
-        rows = rows[mask.flatten() != 0]
+    if counted is not None:
+        rows = rows[counted]
     if rows.shape[-1] < 2:
         noise = torch.randn(rows.shape, generator=generator).to(rows.device)
         return (rows * noise).sum()
@@ -149,5 +190,6 @@ def second_moments(columns: Tensor, weights: Tensor | None) -> Tensor:
     """
     x = columns.float()
     if weights is not None:
-        x = x * weights.sqrt()[:, None]
+        # Rows that do not count may be anything, NaN too.
+        x = x[:, weights > 0] * weights[weights > 0].sqrt()[:, None]
     return (x.mT @ x).double()

@@ -26,7 +26,8 @@ class GptqConfig:
             make up for them.
         row_weights: what each token (or pixel) counts in a layer's error: `gradient`, its squared
             gradient of the log likelihood, by one backward of the float model, which says what
-            it does to the answer, averaged with 1 for all; or `uniform`, all alike.
+            it does to the answer, averaged with 1 for all; or `uniform`, all alike. Tokens that
+            an `attention_mask` hides count nothing.
     """
 
     batches: Batches
@@ -63,7 +64,8 @@ def gptq_transform_pass(mg: MaseGraph, config: GptqConfig) -> dict[str, Any]:
         skipped: reason by the name of each other node.
 
     Raises:
-        ConfigError: a weight format takes scales from the weights that the result would change.
+        ConfigError: a weight format takes scales from the weights that the result would change, or
+            a row of a batch brings NaN or infinite values to a layer.
 
     Source: Frantar et al. 2022, arXiv:2210.17323, section 3.3 and algorithm 1.
     """
