@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from torch import fx
+from torch import Tensor, fx, nn
 
 from chop.ir.graph import MaseGraph
 
@@ -18,34 +18,46 @@ class Ownership:
 
     def __init__(self, mg: MaseGraph) -> None:
         self._mg = mg
-        self._uses: Counter[str] = Counter()
+        self._uses: Counter[int] = Counter()
         for node in mg.nodes:
-            if node.op == "call_module":
-                self._uses[str(node.target)] += 1
-            elif node.op == "get_attr":
-                self._uses[str(node.target).rpartition(".")[0]] += 1
+            # What a leaf holds, it may call: a module is used wherever one that has it is.
+            called = mg.module_of(node)
+            self._uses.update(map(id, () if called is None else called.modules()))
+            if node.op == "get_attr":
+                self._uses[id(self._owner(node))] += 1
         self._owners = Counter(
-            id(parameter)
+            _memory(tensor)
             for module in mg.model.modules()
-            for parameter in module.parameters(recurse=False)
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
         )
+
+    def _owner(self, node: fx.Node) -> nn.Module:
+        return self._mg.model.get_submodule(str(node.target).rpartition(".")[0])
 
     def why_shared(self, node: fx.Node) -> str | None:
         """Why the parameters of a node's module are shared; None if they are its own."""
         module = self._mg.module_of(node)
         if module is None:
             return "is a function call, not a module"
-        if self._uses[str(node.target)] > 1:
+        if self._uses[id(module)] > 1:
             return "is used in several places"
-        if any(self._owners[id(parameter)] > 1 for parameter in module.parameters(recurse=False)):
+        if any(self._owners[_memory(x)] > 1 for x in module.parameters(recurse=False)):
             return "shares its parameters with another module"
         return None
 
     def is_parameter_shared(self, node: fx.Node) -> bool:
         """True where something else has the parameter of a `get_attr` node, or reads it."""
         path = str(node.target)
-        owner = path.rpartition(".")[0]
+        owner = self._owner(node)
         readers = [n for n in self._mg.nodes if n.op == "get_attr" and str(n.target) == path]
-        callers = [n for n in self._mg.nodes if n.op == "call_module" and n.target == owner]
-        users = sum(len(reader.users) for reader in readers) + len(callers)
-        return users > 1 or self._owners[id(self._mg.model.get_parameter(path))] > 1
+        callers = self._uses[id(owner)] - sum(
+            1 for n in self._mg.nodes if n.op == "get_attr" and self._owner(n) is owner
+        )
+        users = sum(len(reader.users) for reader in readers) + callers
+        return users > 1 or self._owners[_memory(self._mg.model.get_parameter(path))] > 1
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where a tensor begins; parameters that are made of one tensor's data begin there too."""
+    is_real = tensor.device.type != "meta" and type(tensor) in (Tensor, nn.Parameter)
+    return tensor.data_ptr() if is_real and tensor.numel() else id(tensor)

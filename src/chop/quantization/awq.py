@@ -17,8 +17,12 @@ from chop.formats import NumberFormat
 from chop.formats.scaling import SharedExponent, Unscaled
 from chop.ir.batches import Runs, run_layerwise
 from chop.ir.graph import MaseGraph
-from chop.quantization.folding import Site, find_sites, fold
+from chop.ir.rows import Measured, counted_rows, finite_rows
+from chop.quantization.fold_check import FoldCheck, warn_of_undone
+from chop.quantization.folding import Site, find_sites, fold, representable
 from chop.quantization.row_weights import RowWeights, moderated, row_weights, second_moments
+
+WHERE = "awq_transform_pass"
 
 ScaledReaders = dict[str, dict[str, Any]]
 """By the path of a source: its `readers`, `exponent`, `factor`, the error `before` and `after`."""
@@ -35,6 +39,7 @@ class _Choice:
     exponent: float
     factor: float
     scale: Tensor
+    largest: Tensor
     before: float
     after: float
 
@@ -56,48 +61,91 @@ def awq(
         grid: exponents that are tried above 0, up to 1.
         weighs_rows: whether rows count by `row_weights`, or all alike.
     Returns: what was chosen for each source, and for every other Linear's node the reason.
+
+    Raises:
+        ConfigError: a batch brings NaN or infinite values to a layer.
     """
     sites, skipped = find_sites(mg, rescale=False)
     rows: Sequence[Mapping[str, Any]] = list(batches)
     readers = [reader for site in sites for reader in site.readers]
-    weights = moderated(row_weights(mg, readers, rows)) if weighs_rows and readers else {}
-    first = {site.readers[0]: site for site in sites}
-    chosen: dict[fx.Node, _Choice] = {}
+    is_weighed = weighs_rows and bool(readers)
+    weights = moderated(row_weights(mg, readers, rows, f"{WHERE}.batches")) if is_weighed else {}
+    last = {site.readers[-1]: site for site in sites}
+    check, chosen, undone = FoldCheck(mg, sites), dict[fx.Node, _Choice](), dict[fx.Node, str]()
 
     def visit(node: fx.Node, runs: Runs) -> None:
-        if node in first:
-            site = first[node]
-            inputs = [values[site.value].flatten(0, -2) for values in runs]
-            chosen[site.source] = _choose(mg, site, inputs, weights, weight, grid)
+        for number, values in enumerate(runs):
+            check.note(node, number, values)
+        if node not in last:
+            return
+        site = last[node]
+        samples = _samples(site, runs, rows, weights)
+        reason: str | None = "no row reaches it"
+        if samples.inputs:
+            chosen[site.source] = choice = _choose(mg, site, samples, weight, grid)
+            reason = check.why_undone(site, choice.scale, range(len(runs)))
+        if reason is not None:
+            undone[site.source] = reason
 
     if sites:
         run_layerwise(mg, rows, visit)
+    told_undone = {str(s.target): reason for s, reason in undone.items() if s in chosen}
+    warn_of_undone(WHERE, told_undone)
     found: ScaledReaders = {}
     for site in sites:
+        if site.source in undone:
+            skipped.update({reader.name: undone[site.source] for reader in site.readers})
+            continue
         choice = chosen[site.source]
         told = {name: getattr(choice, name) for name in ("exponent", "factor", "before", "after")}
         if (choice.exponent, choice.factor) != (0.0, 1.0):
-            fold(mg, site, choice.scale)
+            fold(mg, site, representable(mg, site, choice.scale, choice.largest))
         found[str(site.source.target)] = {"readers": site.paths(), **told}
     return found, skipped
 
 
+@dataclass
+class _Samples:
+    """What the readers of a site read: (rows, channels) and weights of each batch with rows."""
+
+    inputs: list[Tensor]
+    weights: dict[fx.Node, list[Tensor]]
+
+    def moments(self, reader: fx.Node) -> Tensor:
+        """X diag(weights) X^T of a reader."""
+        none: list[Tensor | None] = [None] * len(self.inputs)
+        pairs = zip(self.inputs, self.weights.get(reader) or none, strict=True)
+        return torch.stack([second_moments(x[None], w)[0] for x, w in pairs]).sum(0)
+
+
+def _samples(
+    site: Site, runs: Runs, batches: Sequence[Mapping[str, Any]], weights: RowWeights
+) -> _Samples:
+    """The rows that count, see `finite_rows`."""
+    samples = _Samples([], {reader: [] for reader in site.readers})
+    for number, (values, batch) in enumerate(zip(runs, batches, strict=True)):
+        x, measured = values[site.value], Measured(f"{WHERE}.batches", site.paths()[0])
+        rows = finite_rows(site.value, x, batch, number, measured)
+        if not len(rows):
+            continue
+        counted = counted_rows(site.value, x, batch)
+        samples.inputs.append(rows)
+        for reader, found in weights.items():
+            if reader in samples.weights:
+                of_rows = found[number] if counted is None else found[number][counted]
+                samples.weights[reader].append(of_rows)
+    return samples
+
+
 def _choose(
-    mg: MaseGraph,
-    site: Site,
-    inputs: list[Tensor],
-    weights: RowWeights,
-    number_format: NumberFormat,
-    grid: int,
+    mg: MaseGraph, site: Site, samples: _Samples, number_format: NumberFormat, grid: int
 ) -> _Choice:
     """What gives the least error of all readers, relative to their outputs."""
-    moments = [
-        sum(second_moments(x[None], w)[0] for x, w in _samples(inputs, weights.get(reader)))
-        for reader in site.readers
-    ]
+    moments = [samples.moments(reader) for reader in site.readers]
     layers = [(w.double(), h) for w, h in zip(site.weights(mg), moments, strict=True)]
     energy = sum(_energy(w, h) for w, h in layers) or 1.0
-    magnitude = torch.cat(inputs).abs().mean(0).double()
+    magnitudes = torch.cat(samples.inputs).abs()
+    magnitude, largest = magnitudes.double().mean(0), magnitudes.amax(0)
     is_whole = not mg.operator(site.source).is_product
     factors = _factors(number_format.fitted(layers[0][0])) if is_whole else FACTORS[:1]
     errors: dict[tuple[float, float], float] = {}
@@ -109,7 +157,9 @@ def _choose(
     exponent, factor = min(errors, key=errors.__getitem__)
     scale = factor * awq_scale(magnitude, exponent)
     before, after = errors[0.0, 1.0], errors[exponent, factor]
-    return _Choice(exponent, factor, scale.to(inputs[0].dtype), before, after)
+    return _Choice(
+        exponent, factor, representable(mg, site, scale, largest), largest, before, after
+    )
 
 
 def _factors(number_format: NumberFormat) -> tuple[float, ...]:
@@ -121,12 +171,6 @@ def _factors(number_format: NumberFormat) -> tuple[float, ...]:
         and not isinstance(layout.scaling, SharedExponent | Unscaled)
     )
     return FACTORS[:1] if is_relative else FACTORS
-
-
-def _samples(
-    inputs: list[Tensor], weights: list[Tensor] | None
-) -> Iterable[tuple[Tensor, Tensor | None]]:
-    return zip(inputs, itertools.repeat(None) if weights is None else weights, strict=False)
 
 
 def _energy(x: Tensor, moments: Any) -> float:

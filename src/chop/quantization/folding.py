@@ -16,9 +16,10 @@ from torch import Tensor, fx
 from chop.ir.annotate import common_metadata
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import MaseMetadata
-from chop.ir.ops import Weight
+from chop.ir.ops import Operator
 from chop.ir.ownership import Ownership
 from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized.computed import why_computed
 from chop.nn.quantized.masks import stored_weights
 
 
@@ -42,6 +43,13 @@ class Site:
     def paths(self) -> list[str]:
         """The paths of the readers."""
         return [str(reader.target) for reader in self.readers]
+
+    def region(self) -> list[fx.Node]:
+        """The nodes from the source to the readers, in order; those before it have one user."""
+        chain = [self.source]
+        while chain[-1] is not self.value:
+            chain += chain[-1].users
+        return [*chain, *self.readers]
 
     def weights(self, mg: MaseGraph) -> list[Tensor]:
         """The readers' weights, (outputs, inputs) each, masked."""
@@ -94,7 +102,14 @@ def _why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | Non
     module = mg.module_of(node)
     if isinstance(module, QuantizedOperator) and not module.spec.is_float:
         return "it is quantized already"
-    return None
+    computed = why_computed(module)
+    return why_hooked(module) if computed is None else f"its weight is computed by {computed}"
+
+
+def why_hooked(module: Any) -> str | None:
+    """Why what a module computes is not what its class says: hooks may change or see it."""
+    hooks = module is not None and (module._forward_hooks or module._forward_pre_hooks)
+    return "it has forward hooks" if hooks else None
 
 
 def _source(mg: MaseGraph, value: fx.Node, owned: Ownership) -> tuple[fx.Node | None, str | None]:
@@ -104,6 +119,9 @@ def _source(mg: MaseGraph, value: fx.Node, owned: Ownership) -> tuple[fx.Node | 
         return _source_of_product(mg, value, owned)
     if not row.is_homogeneous:
         return _parameters(mg, value, owned)
+    reason = why_hooked(mg.module_of(value))
+    if reason is not None:
+        return None, f"'{value.name}' comes before it: {reason}"
     (inner, *_) = value.all_input_nodes
     return _source_alone(mg, inner, owned)
 
@@ -171,11 +189,19 @@ def _parameters(
         return None, f"'{source.name}' comes before it: {reason}"
     weight = getattr(module, "weight", None)
     shape = metadata_of(source).common.results["data_out_0"].shape
-    if weight is None or shape[-1] != weight.shape[(row.weight or Weight()).outputs]:
+    if weight is None or shape[-1] != weight.shape[_channel_axis(row)]:
         return None, f"'{source.name}' before it has no weight for each channel"
     if row.features % len(shape) != len(shape) - 1:
         return None, f"the channels of '{source.name}' are not the last axis"
     return source, None
+
+
+def _channel_axis(row: Operator) -> int:
+    """The axis of a source's weight with an element for each channel of the last axis it gives.
+
+    A norm over several axes has a weight of their shape, whose last axis is that of the result.
+    """
+    return -1 if row.weight is None else row.weight.outputs
 
 
 @torch.no_grad()
@@ -187,31 +213,74 @@ def fold(mg: MaseGraph, site: Site, scale: Tensor) -> None:
         site: from `find_sites`.
         scale: (channels,), above zero.
     """
-    readers: list[Any] = [mg.module_of(reader) for reader in site.readers]
-    for reader in readers:
-        for stored in stored_weights(reader):
-            stored *= scale
-    _divide(mg, site.source, scale)
+    fold_parameters(mg, site, scale)
     if site.others:
         _rescale(mg, site, scale)
 
 
-def _divide(mg: MaseGraph, node: fx.Node, scale: Tensor) -> None:
-    if node.op == "get_attr":
-        mg.model.get_parameter(str(node.target)).div_(scale)
-        return
-    source: Any = mg.module_of(node)
-    axis = (mg.operator(node).weight or Weight()).outputs
-    for stored in stored_weights(source):
-        stored /= scale.view(-1, *[1] * (stored.dim() - 1 - axis))
-    if getattr(source, "bias", None) is not None:
-        source.bias /= scale
+@torch.no_grad()
+def fold_parameters(mg: MaseGraph, site: Site, scale: Tensor) -> None:
+    """Divides a site's source and multiplies its readers, and gives other readers nothing."""
+    for stored in _multiplied(mg, site):
+        stored *= scale
+    for stored, axis in _divided(mg, site):
+        stored /= scale.view(-1, *[1] * (stored.dim() - 1 - axis % stored.dim()))
+
+
+def changed_tensors(mg: MaseGraph, site: Site) -> list[Tensor]:
+    """What a fold changes in place."""
+    return [*_multiplied(mg, site), *(stored for stored, _ in _divided(mg, site))]
+
+
+def _multiplied(mg: MaseGraph, site: Site) -> list[Tensor]:
+    """The readers' weights, (outputs, inputs) each."""
+    readers: list[Any] = [mg.module_of(reader) for reader in site.readers]
+    return [stored.detach() for reader in readers for stored in stored_weights(reader)]
+
+
+def _divided(mg: MaseGraph, site: Site) -> list[tuple[Tensor, int]]:
+    """The source's parameters, each with the axis of its channels."""
+    if site.source.op == "get_attr":
+        return [(mg.model.get_parameter(str(site.source.target)).detach(), -1)]
+    source: Any = mg.module_of(site.source)
+    axis = _channel_axis(mg.operator(site.source))
+    divided = [(stored.detach(), axis) for stored in stored_weights(source)]
+    bias = getattr(source, "bias", None)
+    return divided if bias is None else [*divided, (bias.detach(), -1)]
+
+
+@torch.no_grad()
+def representable(mg: MaseGraph, site: Site, scale: Tensor, largest: Tensor) -> Tensor:
+    """The scale, 1 at channels that it takes beyond what a dtype holds, or below its precision.
+
+    Args:
+        mg: the graph.
+        site: from `find_sites`.
+        scale: (channels,), above zero.
+        largest: (channels,), the largest magnitudes of the value.
+    Returns: (channels,), float64.
+    """
+    scale = scale.double()
+    usable = scale.isfinite() & (scale > 0)
+    for stored, axis, factor in (
+        *((stored, 1, scale) for stored in _multiplied(mg, site)),
+        *((stored, axis, 1 / scale) for stored, axis in _divided(mg, site)),
+    ):
+        info = torch.finfo(stored.dtype)
+        usable &= largest.double() / scale < info.max / 2
+        rows = stored.movedim(axis, 0).reshape(len(scale), -1)
+        moved = (rows.double() * factor[:, None]).to(stored.dtype).double() / factor[:, None]
+        error, size = (moved - rows.double()).abs().amax(1), rows.double().abs().amax(1)
+        usable &= error <= 2 * info.eps * size
+    return torch.where(usable, scale, 1)
 
 
 def _rescale(mg: MaseGraph, site: Site, scale: Tensor) -> None:
     """Gives the other readers of a smoothed value what they read before."""
     path = str(site.source.target)
     path = path.rpartition(".")[0] if site.source.op == "get_attr" else path
+    dtype = changed_tensors(mg, site)[0].dtype
+    scale = scale.to(dtype)
     mg.model.get_submodule(path).register_buffer("smoothing_scale", scale)
     graph, kept = mg.fx_graph, {k: v for k, v in site.value.meta.items() if k != "mase"}
     with graph.inserting_after(site.value):

@@ -52,13 +52,19 @@ def awq_transform_pass(mg: MaseGraph, config: AwqConfig) -> dict[str, Any]:
     error in the given format. f is 1 for formats with float scales; for others, whose error depends
     on where weights lie between two powers of two, one of 1, 2^(1/4), 2^(1/2) and 2^(3/4) where x
     comes from a norm. The division is folded into what x comes from: a norm, its gain, or a Linear,
-    through ReLU, dropout and products with another value; the float model computes what it did. It
-    runs before `quantize_transform_pass`, and `gptq_transform_pass` may follow; masks stay.
+    through ReLU, dropout and products with another value; the float model computes what it did:
+    what reads x is run on the batches with each fold and without it, and a fold after which it
+    computes something else is undone, with a warning. Tokens that an `attention_mask` hides do not
+    count. Layers with forward hooks or a parametrized weight are left alone. It runs before
+    `quantize_transform_pass`, and `gptq_transform_pass` may follow; masks stay.
 
     Returns:
         scaled: by the path of each source its `readers`, the `exponent` a, the `factor` f, and the
             squared output error relative to the output `before` and `after`.
         skipped: reason by the node of each other Linear.
+
+    Raises:
+        ConfigError: a row of a batch brings NaN or infinite values to a layer.
 
     Source: Lin et al. 2023, arXiv:2306.00978, section 3.2, eq. 4 and 5.
     """

@@ -43,11 +43,17 @@ def smoothquant_transform_pass(mg: MaseGraph, config: SmoothQuantConfig) -> dict
     s_j = max|x_j|^a / max|w_j|^(1-a), a the migration strength, w all layers that read x; a
     channel that is zero on all batches or in all weights has s = 1. The division is folded into
     the norm or Linear before the layers, through ReLU and dropout between them; the float model
-    computes what it did. It runs before `quantize_transform_pass`; masks stay.
+    computes what it did: what reads x is run on the batches with each fold and without it, and a
+    fold after which it computes something else is undone, with a warning. Tokens that an
+    `attention_mask` hides do not count. Layers with forward hooks or a parametrized weight are left
+    alone. It runs before `quantize_transform_pass`; masks stay.
 
     Returns:
         smoothed: the paths of the readers by the path of their source.
         skipped: reason by the node of each other Linear.
+
+    Raises:
+        ConfigError: a row of a batch brings NaN or infinite values to a layer.
 
     Source: Xiao et al. 2022, arXiv:2211.10438, section 4, eq. 3 and 4; a factor on the residual
     branch: Wei et al. 2022, arXiv:2209.13325, section 4.1.
