@@ -28,6 +28,10 @@ class Pruned(ChopError):  # noqa: N818 (Optuna's name for a trial that is not wo
     """Pruned trial: raised by `report`; a measure lets it pass."""
 
 
+class NotANumberError(ConfigError):
+    """A measure returned NaN, or what nothing can be better than: the trial fails, and no other."""
+
+
 @dataclass(frozen=True)
 class Goal:
     """Objective: a measured number to maximize or minimize.
@@ -131,10 +135,13 @@ def goals_from_json(stored: Iterable[Sequence[Any]]) -> tuple[Goal | Constraint,
 def check_values(values: Mapping[str, float], goals: Goals) -> dict[str, float]:
     """What a measure returned, as plain floats, every goal's number among them.
 
-    NaN is not a number to compare: it is an error here rather than a best trial later.
+    NaN is not a number to compare: the trial fails rather than being the best one later, and so
+    does one with an infinite profit. An infinite loss is one.
 
     Raises:
-        ConfigError: it is no mapping of numbers by name; a goal's number is missing or NaN.
+        ConfigError: it is no mapping of numbers by name, or a goal's number is missing.
+        NotANumberError: a goal's number is NaN, or an objective's is the infinite one that nothing
+            is better than.
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"the measure returned {values!r}, expected numbers by name.")
@@ -147,5 +154,9 @@ def check_values(values: Mapping[str, float], goals: Goals) -> dict[str, float]:
             nearest = did_you_mean(goal.name, numbers)
             raise ConfigError(f"the measure returned no '{goal.name}': {nearest}")
         if math.isnan(numbers[goal.name]):
-            raise ConfigError(f"the measure returned NaN for '{goal.name}'.")
+            raise NotANumberError(f"the measure returned NaN for '{goal.name}'.")
+        if isinstance(goal, Goal) and goal.loss(numbers[goal.name]) == -math.inf:
+            raise NotANumberError(
+                f"the measure returned {numbers[goal.name]} for '{goal.name}', to {goal.direction}."
+            )
     return numbers

@@ -46,6 +46,7 @@ def headline(result: Result) -> str:
     """The best so far and what else happened, in one line."""
     parts = [f"{result.counts[name]} {name}" for name in SHOWN if name in result.counts]
     if result.best is None:
-        return ", ".join(["nothing feasible yet" if result.measured else "begun", *parts])
+        begun = result.why_nothing if result.failed else "begun"
+        return ", ".join(["nothing feasible yet", *parts]) if result.measured else begun
     values = ", ".join(f"{g.name} {result.best.values[g.name]:.4g}" for g in result.goals)
     return ", ".join([f"best {values}", *parts])

@@ -15,7 +15,7 @@ from chop.search.space import Config
 OUTCOMES = {
     "measured": "a configuration and its values",
     "pruned": "stopped by the pruner",
-    "failed": "the measure raised an error",
+    "failed": "the measure raised an error, or returned what is no number for a goal",
     "cached": "duplicate: has the values of an earlier trial of the same configuration",
     "infeasible": "a combination that the space excludes; nothing was measured",
     "running": "being measured, or left by a worker that is gone",
@@ -71,6 +71,18 @@ class Result:
         """How many trials ended how, in the order of `OUTCOMES`."""
         found = Counter(trial.outcome for trial in self.trials)
         return {outcome: found[outcome] for outcome in OUTCOMES if found[outcome]}
+
+    @cached_property
+    def failed(self) -> list[TrialRecord]:
+        """The trials that failed; their notes say why."""
+        return [trial for trial in self.trials if trial.outcome == "failed"]
+
+    @property
+    def why_nothing(self) -> str:
+        """Why no trial gave values: how the trials ended, and what the first failure was."""
+        ends = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items())
+        first = f"; trial {self.failed[0].number}: {self.failed[0].note}" if self.failed else "."
+        return f"nothing was measured: {ends or 'no trial'}{first}"
 
     @cached_property
     def _objectives(self) -> tuple[Goal, ...]:

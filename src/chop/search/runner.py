@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,7 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from chop.errors import ChopError
 from chop.search.ledger import RUNNING, WAITING, Ledger, Row
 from chop.search.neighbors import unvisited_neighbor
-from chop.search.objective import Pruned, Report, check_values, constraints_of, objectives_of
+from chop.search.objective import (
+    NotANumberError,
+    Pruned,
+    Report,
+    check_values,
+    constraints_of,
+    objectives_of,
+)
 from chop.search.optuna_study import InMemoryStudy, document_of
 from chop.search.registry import sampler_row, seed_of
 from chop.search.result import Result
@@ -32,6 +40,9 @@ DEFER_AFTER = 3
 MOST_ERRORS = 3
 """A measure that so often ends by an error that is not to be caught has failed."""
 WAIT_SECONDS = 0.2
+
+
+log = logging.getLogger(__name__)
 
 
 class _Outcome(NamedTuple):
@@ -73,6 +84,7 @@ class Runner:
         self.sampler = sampler_row(search.sampler)
         self.busy = 0
         self.exhausted = False
+        self._caught: tuple[type[Exception], ...] = (NotANumberError, *search.catch)
 
     def run(self, until: int, after_trial: Callable[[], None], wait: bool) -> None:
         """Measures until so many configurations of the study are begun, or none is left.
@@ -189,8 +201,10 @@ class Runner:
             outcome = _Outcome("measured", "COMPLETE", check_values(measured, self.search.goals))
         except Pruned as pruned:
             outcome = _Outcome("pruned", "PRUNED", note=str(pruned))
-        except self.search.catch as error:
+        except self._caught as error:
             outcome = _failed(error)
+            chosen = ", ".join(f"{name}={text}" for name, text in row.record.config.items())
+            log.warning("trial %d failed: %s (%s)", row.number, outcome.note.rstrip("."), chosen)
         except Exception as error:
             if row.errors + 1 >= MOST_ERRORS:
                 self._end(row, trial, _failed(error), time.monotonic() - begin)
@@ -282,4 +296,7 @@ class Runner:
 
 
 def _failed(error: Exception) -> _Outcome:
-    return _Outcome("failed", "FAIL", note=f"{type(error).__name__}: {error}")
+    is_ours = isinstance(error, NotANumberError)
+    return _Outcome(
+        "failed", "FAIL", note=f"{'' if is_ours else f'{type(error).__name__}: '}{error}"
+    )

@@ -57,8 +57,8 @@ class Search:
         keep: number of best models that stay, in `out/NAME/best/KEY`. Default 1.
         problem: plain JSON that tells apart what is measured (fingerprints of weights and rows,
             settings): a study begun on another problem is not gone on with.
-        catch: errors of the measure that fail a trial and let the search go on. Any other error
-            stops it; the configuration is tried again by the next run.
+        catch: errors of the measure that fail a trial and let the search go on, as NaN for a goal
+            does. Any other error stops it; the configuration is tried again by the next run.
         start: initial configurations, measured first in a new study.
         callbacks: called as Optuna does, with the study and the finished trial.
 

@@ -50,6 +50,8 @@ def show_search(storage: str, name: str | None = None) -> Result:
     best = result.front if len(result.front) > 1 else result.ranked[:TOP]
     kind = "Pareto front" if len(result.front) > 1 else "the best"
     print_table(kind, [_trial_row(trial, result) for trial in best])
+    failed = [{"trial": t.number, "reason": t.note, **t.config} for t in result.failed[:TOP]]
+    print_table("failed", failed)
     print_table("choices of the best", choice_rows(result, noted["space"]))
     return result
 

@@ -142,7 +142,7 @@ def write(
         ConfigError: nothing was measured.
     """
     if not result.measured:
-        raise ConfigError("no architecture was measured: all were infeasible, or failed.")
+        raise ConfigError(result.why_nothing)
     workload = workload_for(config, workload)
     validation = split_rows(workload.train, config.validation, seed=config.seed)[1]
     count = _labeled(validation)

@@ -170,7 +170,7 @@ def write(
         ConfigError: nothing was measured.
     """
     if not result.measured:
-        raise ConfigError("no configuration was measured.")
+        raise ConfigError(result.why_nothing)
     workload, rows, searched = rows_of(config, workload_for(config, workload))
     found, metric = _problem(config, workload, rows), workload.task.metric
     held_out = Evaluator(
