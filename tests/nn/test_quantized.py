@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
 from chop.ir.ops import OPS
 from chop.nn import quantized as q
@@ -301,10 +300,11 @@ def test_a_mask_and_causality_exclude_each_other():
         q.QuantScaledDotProductAttention(WIDE)(x, x, x, attn_mask=torch.ones(3, 3), is_causal=True)
 
 
-def test_parametrized_weights_are_refused_with_the_way_out():
+def test_parametrized_weights_become_the_computed_ones():
     module = nn.utils.parametrizations.weight_norm(nn.Linear(4, 2))
-    with pytest.raises(ConfigError, match="remove_parametrizations"):
-        q.QuantLinear.from_float(module, NARROW)
+    layer = q.QuantLinear.from_float(module, NARROW)
+    assert [name for name, _ in layer.named_parameters()] == ["weight", "bias"]
+    assert torch.equal(layer.weight, module.weight) and layer.bias is module.bias
 
 
 def test_operands_that_are_absent_have_no_format():

@@ -11,6 +11,9 @@ from chop.ir.graph import MaseGraph
 from chop.ir.parameters import ParameterCount
 from chop.lora.layers import attach
 from chop.nn.lora import LoraLinear, adapters_of, freeze
+from chop.nn.quantized.computed import warn_of_plain_weights, why_computed
+
+WHERE = "insert_lora_adapter_transform_pass"
 
 TrainBias = Literal["none", "lora_only", "all"]
 
@@ -33,6 +36,7 @@ def insert_adapters(
     Returns: `inserted`, the number of layers; `trainable_before` and `trainable_after`, parameters;
         `layers`, rows of `layer`, `rank`, `before` and `after`.
     """
+    warn_of_plain_weights(WHERE, {path: why_computed(linear) for path, linear in targets.items()})
     before = {path: ParameterCount.of(linear).trainable for path, linear in targets.items()}
     trainable_before = ParameterCount.of(mg.model).trainable
     freeze(mg.model)

@@ -82,7 +82,7 @@ class LoraLinear(QuantLinear):
         """
         spec = linear.spec if isinstance(linear, QuantizedOperator) else QuantSpec()
         twin = cls.from_float(linear, spec)
-        twin.__dict__["_modules"] = dict(linear._modules)
+        twin.__dict__["_modules"] = dict(twin._modules)
         twin._add_adapter(rank, alpha, dropout, use_rslora)
         return twin
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from chop.capture.specs import TensorSpec
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import user_besides
 from chop.ir.ops.dimensions import BlockedError, Call, RuleResult, Shape, UnitDim
+from chop.nn.quantized.computed import why_computed
 from chop.nn.quantized.masks import FULL, MASK
 
 
@@ -159,8 +159,9 @@ class ChannelTrace:
         module = self.mg.module_of(node)
         if module is None:
             raise BlockedError(f"'{node.name}' has its weight outside of a module")
-        if is_parametrized(module):
-            raise BlockedError(f"the weight of '{node.target}' is parametrized")
+        computed = why_computed(module)
+        if computed is not None:
+            raise BlockedError(f"the weight of '{node.target}' is computed by {computed}")
         if sum(self.mg.module_of(other) is module for other in self.mg.nodes) > 1:
             raise BlockedError(f"'{node.target}' is called more than once")
         for parameter in module.parameters(recurse=False):

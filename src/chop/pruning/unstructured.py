@@ -12,6 +12,7 @@ from torch import Tensor
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import Layer
 from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized.computed import warn_of_plain_weights, why_computed
 from chop.nn.quantized.masks import full_weight
 from chop.nn.sparsity import (
     SCORES,
@@ -27,7 +28,7 @@ from chop.nn.sparsity import (
 )
 from chop.pruning.layers import as_maskable, choose, prunable_layers, with_sharers
 from chop.pruning.saliency import gather_score_inputs
-from chop.pruning.settings import PruneConfig, WeightPruning
+from chop.pruning.settings import WHERE, PruneConfig, WeightPruning
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,11 @@ def take_targets(
     """
     layers = prunable_layers(mg)
     chosen = choose(layers, settings.shares, config.include, config.exclude)
+    computed = {layer: why_computed(layer.module) for layer in chosen}
+    plain = {layer: as_maskable(mg, layer) for layer, reason in computed.items() if reason}
+    layers = [plain.get(layer, layer) for layer in layers]
+    chosen = {plain.get(layer, layer): share for layer, share in chosen.items()}
+    warn_of_plain_weights(WHERE, {layer.path: reason for layer, reason in computed.items()})
     granularity = Granularity.parse(settings.granularity)
     targets: list[Target] = []
     skipped: dict[str, str] = {}

@@ -9,11 +9,13 @@ from typing import Any
 from torch import nn
 
 from chop.capture.captured import CapturedModule
+from chop.capture.module_tree import computed_tensors
 from chop.capture.overrides import why_not_copyable
 from chop.errors import ConfigError
 from chop.formats import QuantSpec
 from chop.ir.ops import Operator, of_module
 from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized.computed import warn_of_plain_weights, why_computed
 from chop.quantization.selection import QuantizeConfig, check_its_class
 
 
@@ -25,7 +27,7 @@ def quantize_modules(network: nn.Module, config: QuantizeConfig) -> tuple[nn.Mod
             module computes is not what its class says.
     """
     _check_copies(network, config.where)
-    result = copy.deepcopy(network)
+    result = copy.deepcopy(network, computed_tensors(network))
     found = {path: (row, module) for path, row, module in _quantizable(result, "")}
     by_module: dict[nn.Module, list[str]] = {}
     for path, (_, module) in found.items():
@@ -36,6 +38,9 @@ def quantize_modules(network: nn.Module, config: QuantizeConfig) -> tuple[nn.Mod
     for module, (settings, where) in config.choose(names, found).items():
         check_its_class(module, by_module[module][0], where)
         twins[module] = _twin(rows[module], module, settings, where)
+    paths = {module: by_module[module][0] for module in twins}
+    computed = {path: why_computed(module) for module, path in paths.items()}
+    warn_of_plain_weights("quantize_module_transform_pass", computed)
     return _with_twins(result, twins), len(twins)
 
 

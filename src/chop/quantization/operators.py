@@ -12,6 +12,7 @@ from chop.formats import QuantSpec
 from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantCall, QuantInPlaceCall, QuantizedOperator
+from chop.nn.quantized.computed import warn_of_plain_weights, why_computed
 
 
 def quantize_nodes(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
@@ -19,6 +20,7 @@ def quantize_nodes(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
 
     Calls of one module share its twin.
     """
+    computed = {str(n.target): why_computed(mg.module_of(n)) for n in chosen}
     twins: dict[str, QuantizedOperator] = {}
     for node, spec in chosen.items():
         # A module that several nodes call is replaced once.
@@ -27,6 +29,7 @@ def quantize_nodes(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
         mg.replace(node, twin)
         twins[str(node.target)] = twin
         record_formats(node, twin)
+    warn_of_plain_weights("quantize_transform_pass", computed)
 
 
 def quantized_twin(mg: MaseGraph, node: fx.Node, spec: QuantSpec) -> QuantizedOperator:

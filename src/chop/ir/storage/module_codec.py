@@ -15,11 +15,14 @@ from torch.nn.utils import parametrize
 
 from chop.capture.overrides import COMPILED, has_hooks, why_not_its_class
 from chop.errors import CheckpointError
+from chop.formats import QuantSpec
+from chop.ir.ops import of_module
 from chop.ir.storage.allowed import AllowList, reference_of
 from chop.ir.storage.codec import Decoder, Encoder, NotPlainError
 from chop.ir.storage.tensor_store import TensorStore
 from chop.nn.quantized import QuantizedOperator
-from chop.nn.quantized.masks import zero_masked_weights
+from chop.nn.quantized.computed import warn_of_plain_weights, why_computed, with_plain_weights
+from chop.nn.quantized.masks import MASK, zero_masked_weights
 from chop.nn.quantized.running import RunningMaximum
 from chop.nn.transposed import stores_transposed, transpose_in_state_dicts
 
@@ -35,7 +38,8 @@ PATHS_PER_RECORD = 16
 def encode_tree(root: nn.Module, store: TensorStore, encode: Encoder) -> list[Record]:
     """One record per path, parents first; the record of `root` has no class and no attributes.
 
-    Tensors go into `store`. Hooks are code and stay behind, with a warning.
+    Tensors go into `store`. Hooks are code and stay behind, with a warning; what those of torch
+    compute a weight of becomes that weight.
 
     Raises:
         CheckpointError: an attribute has no plain form; the message names it.
@@ -43,6 +47,7 @@ def encode_tree(root: nn.Module, store: TensorStore, encode: Encoder) -> list[Re
     records: list[Record] = []
     seen: dict[int, str] = {}
     hooked: list[str] = []
+    computed: dict[str, str | None] = {}
     for path, module in _paths(root, "", set()):
         if module is None:
             records.append({"path": path, "class": None})
@@ -50,15 +55,27 @@ def encode_tree(root: nn.Module, store: TensorStore, encode: Encoder) -> list[Re
             records.append({"path": path, "same_as": seen[id(module)]})
         else:
             seen[id(module)] = path
+            if not parametrize.is_parametrized(module):
+                computed[path] = why_computed(module)
+                module = _with_own_weights(module, computed[path])
             records.append(_encode_module(path, module, store, encode))
             if has_hooks(module):
                 hooked.append(path)
+    warn_of_plain_weights("export", computed)
     if hooked:
         warnings.warn(
             f"hooks are code and are not exported; there are some on: {', '.join(hooked)}.",
             stacklevel=4,
         )
     return records
+
+
+def _with_own_weights(module: nn.Module, reason: str | None) -> nn.Module:
+    """The module without torch's hooks that compute its weight; a mask goes to an operator."""
+    twin = module if reason is None else with_plain_weights(module)
+    row = of_module(type(twin))
+    has_mask = twin is not module and MASK in twin._buffers
+    return row.quantized.from_float(twin, QuantSpec()) if has_mask and row.quantized else twin
 
 
 def _paths(

@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Self, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from chop.capture.torch_private import detect_fake_mode
 from chop.errors import ConfigError
 from chop.formats import OPERANDS, Quantizer, QuantSpec, initial_scales, lsq_fake_quantize
 from chop.nn.adoption import adopt
+from chop.nn.quantized.computed import with_plain_weights
 from chop.nn.quantized.masks import FULL, MASK, apply_mask, track_operator, zero_masked_weights
 from chop.nn.quantized.running import RunningMaximum, observe_maximum
 from chop.nn.weight_cache import keeps, kept
@@ -92,17 +92,13 @@ class QuantizedOperator(nn.Module):
         """Takes over `module`: the same parameters, buffers, hooks, device, dtype and mode.
 
         Nothing is copied, so nothing can be forgotten; use the float module no more. Formats of
-        weight and bias that are to be derived are derived from the tensors now.
+        weight and bias that are to be derived are derived from the tensors now. A weight that a
+        parametrization or a hook of torch computes is a parameter with that value.
 
         Raises:
-            ConfigError: the module's weight is computed by a parametrization, or its forward was
-                replaced on the instance.
+            ConfigError: the module's forward was replaced on the instance.
         """
-        if is_parametrized(module):
-            raise ConfigError(
-                f"{type(module).__name__}: its weight is parametrized; make it a plain one first: "
-                "torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')."
-            )
+        module = with_plain_weights(module)
         if isinstance(module, QuantizedOperator):
             module = module.unpack()
         twin = adopt(cls, module)
