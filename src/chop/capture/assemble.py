@@ -23,7 +23,7 @@ from chop.capture.hf_generation import generation_settings
 from chop.capture.ignored_arguments import plain_defaults, takes_any_keyword
 from chop.capture.input_guards import contiguous
 from chop.capture.leaves import GRADIENT_HOOKS
-from chop.capture.module_tree import add_extras, mirror, qualified_class
+from chop.capture.module_tree import add_extras, class_of, mirror, qualified_class
 from chop.capture.original import node_digests
 from chop.capture.preserve_state import preserve_state
 from chop.capture.pytree import has_fields, tree_children
@@ -39,7 +39,7 @@ def assemble(fallback: Fallback, recording: Recording) -> CapturedModule:
     eliminate_autocast(graph, recorder.values)
     eliminate_dead_code(graph, fallback.model, recording.extras)
     _describe_nodes(graph, recorder)
-    captured = CapturedModule(type(fallback.model).__name__)
+    captured = CapturedModule(class_of(fallback.model).__name__)
     called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
     mirror(fallback.model, captured, fallback.leaves, called)
     add_extras(captured, recording.extras, recorder.constants)

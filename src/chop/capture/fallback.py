@@ -40,6 +40,7 @@ from chop.capture.random_state import NumpyRandomError
 from chop.capture.recorder import Recorder
 from chop.capture.size_functions import size_arithmetic
 from chop.capture.symbols import Sizes
+from chop.capture.transformers_of_torch import without_fast_path
 from chop.errors import CaptureError
 
 _MAX_ATTEMPTS = 40
@@ -235,6 +236,7 @@ class Fallback:
             stack.enter_context(broadcast_masks())
             stack.enter_context(masks_of_any_size(recorder.sizes, with_cache))
             stack.enter_context(autocast_regions())
+            stack.enter_context(without_fast_path())
             stack.enter_context(size_arithmetic())
             # Hooks on the gradients of the model itself are the captured module's, not the graph's.
             for hooks in GRADIENT_HOOKS:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from chop.capture.hf_cache import cache_tensors, is_cache
 from chop.capture.overrides import why_not_its_class
+from chop.capture.runtime import FastPathPadding
 from chop.errors import CaptureError, ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -20,6 +21,14 @@ GRADIENT_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 """Where a module keeps the hooks on its gradients."""
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_TRANSFORMERS = (
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoder,
+    nn.TransformerDecoderLayer,
+)
+"""torch's layers that are made of others, in Python that can be recorded."""
 
 
 class LeafRule:
@@ -58,6 +67,10 @@ class LeafRule:
         is_its_class = why_not_its_class(module) is None
         return is_its_class and (isinstance(module, self._classes) or is_torch_leaf(module))
 
+    def is_chosen(self, module: nn.Module, path: str) -> bool:
+        """Whether it is one of those that were asked for, or that turned out to need it."""
+        return path in self._paths or isinstance(module, self._classes)
+
     def traced_modules(self, model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
         """A model and its submodules, without leaves and what is in these."""
         yield path, model
@@ -72,9 +85,14 @@ class LeafRule:
 
 
 def is_torch_leaf(module: nn.Module) -> bool:
-    """Whether a module is one of torch's own layers (its containers are not)."""
+    """Whether a module is one of torch's own layers, or stays whole as those do.
+
+    torch's containers are no such layers, nor are its transformers.
+    """
+    if isinstance(module, FastPathPadding):
+        return True
     ours = type(module).__module__.startswith(("torch.nn", "torch.ao.nn"))
-    return ours and not isinstance(module, _CONTAINERS)
+    return ours and not isinstance(module, (*_CONTAINERS, *_TRANSFORMERS))
 
 
 def has_gradient_hooks(module: nn.Module) -> bool:

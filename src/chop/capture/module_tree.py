@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from chop.capture.joined import join_in_state_dicts, joined_of
 from chop.capture.leaves import LeafRule
 from chop.capture.overrides import has_hooks
 from chop.capture.torch_private import BATCH_NORMS, DROPOUTS
@@ -42,6 +43,8 @@ class Scope(nn.Module):
         return str(own["_scoped_class"] if "_scoped_class" in own else own["class_name"])
 
 
+STANDS_FOR = "_stands_for"
+"""Where a module keeps the class of the one in whose place it is recorded."""
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -60,7 +63,7 @@ def _empty_twin(module: nn.Module) -> nn.Module:
     for container in _CONTAINERS:
         if type(module) is container:
             return container()
-    return Scope(type(module).__name__)
+    return Scope(class_of(module).__name__)
 
 
 def mirror(model: nn.Module, root: nn.Module, leaves: LeafRule, called: Collection[str]) -> None:
@@ -93,6 +96,8 @@ def mirror(model: nn.Module, root: nn.Module, leaves: LeafRule, called: Collecti
         for name, child in source._modules.items():
             child_path = f"{path}.{name}" if path else name
             twin._modules[name] = None if child is None else twin_of(child, child_path)
+        if joined := joined_of(source):
+            join_in_state_dicts(twin, joined)
 
     fill(model, root, "")
 
@@ -188,5 +193,11 @@ def _has_an_effect(module: nn.Module) -> bool:
 
 def qualified_class(module: nn.Module) -> str:
     """`module.Class` of an object's class."""
-    cls = type(module)
+    cls = class_of(module)
     return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def class_of(value: object) -> type:
+    """The class of an object, or of the one that it stands in for during a capture."""
+    cls: type = getattr(value, "__dict__", {}).get(STANDS_FOR, type(value))
+    return cls

@@ -64,7 +64,7 @@ class Original:
         self._modules: dict[str, ref[nn.Module]] = {}
         for path, module in model.named_modules():
             self._modules[path] = ref(module)
-            if path == "" or _is_scope(captured, path):
+            if path == "" or is_scope(captured, path):
                 plain = {name: x for name, x in vars(module).items() if name not in _OWN}
                 reason = why_not_copyable(module)
                 if reason is not None:
@@ -102,7 +102,7 @@ class Original:
         return new[""]
 
     def _check_tree(self, captured: nn.Module) -> None:
-        scopes = {p: m for p, m in captured.named_modules() if p == "" or _is_scope(captured, p)}
+        scopes = {p: m for p, m in captured.named_modules() if p == "" or is_scope(captured, p)}
         differing = {*scopes} ^ {*self._scopes}
         differing |= {
             f"{path}.{child}".lstrip(".")
@@ -137,7 +137,8 @@ class Original:
         self._modules = {}
 
 
-def _is_scope(captured: nn.Module, path: str) -> bool:
+def is_scope(captured: nn.Module, path: str) -> bool:
+    """Whether a capture has looked into the module at a path."""
     found: nn.Module | None = captured
     for step in path.split("."):
         found = found._modules.get(step) if found is not None else None

@@ -6,9 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
+from chop.capture.attention import bound_call, multi_head_attention
 from chop.capture.autocast import AutocastRegions
 from chop.capture.data_dependent import DataDependentReads
 from chop.capture.eager_probe import EagerReads
@@ -24,6 +26,7 @@ from chop.capture.leaves import (
     check_traceable,
     tensors_in,
 )
+from chop.capture.module_tree import qualified_class
 from chop.capture.operators import (
     DATA_DEPENDENT_METHODS,
     alias_if_input,
@@ -200,6 +203,9 @@ class Recorder(TorchFunctionMode):
         if not self._recording:
             self._operator_count += 1
             return func(*args, **kwargs)
+        if func is F.multi_head_attention_forward and (given := bound_call(args, kwargs)):
+            with self:
+                return multi_head_attention(given)
         name = getattr(func, "__name__", "")
         if name in DATA_DEPENDENT_METHODS or (name == "item" and self._eager_reads is not None):
             return self.reads.read(func, name, args, kwargs)
@@ -282,7 +288,7 @@ class Recorder(TorchFunctionMode):
         if path and self._leaves.is_leaf(module, path):
             return self._call_leaf(original, module, path, args, kwargs)
         cls = type(module)
-        self.writer.module_stack[path] = (path, f"{cls.__module__}.{cls.__qualname__}")
+        self.writer.module_stack[path] = (path, qualified_class(module))
         draws = HostRandomState(self.check_numpy_draws)
         buffers = dict(module._buffers)
         try:

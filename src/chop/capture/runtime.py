@@ -204,3 +204,32 @@ class ByMode(nn.Module):
     def extra_repr(self) -> str:
         """Both values."""
         return f"training={self.when_training}, eval={self.when_eval}"
+
+
+class FastPathPadding(nn.Module):
+    """Zeros at padded positions where `nn.TransformerEncoder` would write them.
+
+    Its nested tensors leave padding out. They are for evaluation without gradients, and for masks
+    that hide the end of each row; else the padded positions hold what the layers compute.
+
+    Args:
+        checks_mask: whether other masks are left alone, as torch's `mask_check`.
+    """
+
+    def __init__(self, checks_mask: bool = True) -> None:
+        super().__init__()
+        self.checks_mask = checks_mask
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        """The encoder's result, with zeros or without.
+
+        Args:
+            x: (batch, time, features).
+            padding: (batch, time): what is not zero is padding.
+        """
+        if self.training or x.requires_grad or torch.is_autocast_enabled():
+            return x
+        hidden = padding.bool()
+        if self.checks_mask:
+            hidden = hidden & ~(hidden[:, :-1] & ~hidden[:, 1:]).any()
+        return x.masked_fill(hidden[..., None], 0)

@@ -20,7 +20,7 @@ from chop.errors import CaptureError, GuardError
 _TOLERANCE = 1e-3
 
 # Between two roundings to bfloat16 at other places of one formula.
-_AUTOCAST_TOLERANCE = 5e-2
+_LOWERED = 5e-2
 
 
 def find_mismatch(
@@ -51,9 +51,35 @@ def find_mismatch(
         with refused, torch.autocast(kind, dtype=torch.bfloat16):
             lowered = run_eagerly(model, eager_run.calls[0].arguments, {}, probe=False)
             if lowered is not None:
-                mismatch = _compare(captured, example, lowered, _AUTOCAST_TOLERANCE)
+                mismatch = _compare(captured, example, lowered, _LOWERED)
         mismatch = mismatch and f"under bfloat16 autocast, {mismatch}"
     return mismatch
+
+
+def find_difference(
+    model: nn.Module,
+    captured: CapturedModule,
+    example: Mapping[str, Any],
+    fixed: Mapping[str, Any],
+) -> str | None:
+    """How a capture differs from a model of which another form was recorded; None if it does not.
+
+    The two add in another order, which is seen in narrow dtypes.
+
+    Args:
+        model: the model; it is left as it was.
+        captured: its capture.
+        example: the example inputs.
+        fixed: further arguments of `forward`.
+    """
+    eager_run = run_eagerly(model, example, fixed, probe=False)
+    if eager_run is None:
+        return None
+    outputs = [x for x in eager_run.calls[0].outputs if x.is_floating_point()]
+    narrow = any(x.dtype.itemsize < 4 for x in outputs)
+    eager_run.calls = eager_run.calls[:1]
+    with preserve_state(model):
+        return _compare(captured, example, eager_run, _LOWERED if narrow else _TOLERANCE)
 
 
 def _autocast_device(captured: CapturedModule, example: Mapping[str, Any]) -> str | None:

@@ -32,6 +32,7 @@ from chop.capture.leaves import LeafRule
 from chop.capture.module_tree import check_names
 from chop.capture.original import KEY, Original
 from chop.capture.pytree import tree_map
+from chop.capture.transformers_of_torch import has_single_operators, single_operators
 from chop.capture.untraced_effects import check_initialized
 from chop.errors import CaptureError, ConfigError, did_you_mean
 
@@ -138,21 +139,27 @@ class _Job:
         # torch's symbolic shapes cost half a second to import; `import chop` does not need them.
         from chop.capture.assemble import assemble, warning_text
         from chop.capture.fallback import Fallback
-        from chop.capture.self_check import check_without_cache, find_mismatch
+        from chop.capture.self_check import check_without_cache, find_difference, find_mismatch
         from chop.capture.side_effects import record, side_effect_notes
 
-        model, rule = self.model, LeafRule(self.model, self.leaves)
-        fallback = Fallback(model, example, self.fixed, rule, self.strict, caching=caching)
-        with hf_capture_patches(model, caching is not None) as notes:
-            recording, dry_runs = record(fallback)
-            captured = assemble(fallback, recording)
-            mismatch = find_mismatch(model, captured, example, dry_runs[0]) if dry_runs else None
-            if caching is not None and dry_runs:
-                check_without_cache(model, captured, caching.plain)
-            called = {str(node.target) for node in captured.graph.nodes if node.op == "call_module"}
-            notes += side_effect_notes(fallback, recording, dry_runs, called)
-        # The patches of `model` are off again.
-        vars(captured)[KEY] = Original(model, captured)
+        rule = LeafRule(self.model, self.leaves)
+        with single_operators(self.model, rule.is_chosen) as model:
+            fallback = Fallback(model, example, self.fixed, rule, self.strict, caching=caching)
+            with hf_capture_patches(model, caching is not None) as notes:
+                recording, dry_runs = record(fallback)
+                captured = assemble(fallback, recording)
+                mismatch = (
+                    find_mismatch(model, captured, example, dry_runs[0]) if dry_runs else None
+                )
+                if caching is not None and dry_runs:
+                    check_without_cache(model, captured, caching.plain)
+                called = {str(n.target) for n in captured.graph.nodes if n.op == "call_module"}
+                notes += side_effect_notes(fallback, recording, dry_runs, called)
+            # The patches of `model` are off again.
+            vars(captured)[KEY] = Original(model, captured)
+            swapped = has_single_operators(model)
+        if swapped and dry_runs and mismatch is None:
+            mismatch = find_difference(self.model, captured, example, self.fixed)
         if mismatch is not None and (self.strict or caching is not None):
             raise CaptureError(
                 f"the capture of {captured.record.class_name} is not the model: {mismatch}"

@@ -11,7 +11,8 @@ import torch
 from torch import fx, nn
 
 from chop.capture.captured import CapturedModule
-from chop.capture.original import KEY, Original, arguments_digest, node_digests
+from chop.capture.original import KEY, Original, arguments_digest, is_scope, node_digests
+from chop.capture.transformers_of_torch import single_operators
 from chop.errors import GraphError
 from chop.formats import Quantizer
 from chop.ir.huggingface.attention import quantize_attention, why_not_attention
@@ -75,7 +76,7 @@ def _original(captured: CapturedModule, like: nn.Module | None) -> Original:
     if like is not None:
         if type(like).__name__ != name:
             raise GraphError(f"to_module: expected a {name} as like, got a {type(like).__name__}.")
-        return Original(like, captured)
+        return _original_of(like, captured)
     if found is not None:
         return found
     from chop.ir.huggingface.skeleton import empty_model
@@ -86,7 +87,13 @@ def _original(captured: CapturedModule, like: nn.Module | None) -> Original:
             f"to_module: a checkpoint has no code, and {name} is no class of transformers; give a "
             f"model of that class, mg.to_module(like={name}(...)). Its weights are not read."
         )
-    return Original(made, captured)
+    return _original_of(made, captured)
+
+
+def _original_of(model: nn.Module, captured: CapturedModule) -> Original:
+    """What `Original` knows of a model with what was recorded in the places of torch's layers."""
+    with single_operators(model, lambda _, path: not is_scope(captured, path)) as recorded:
+        return Original(recorded, captured)
 
 
 def _quantized_calls(

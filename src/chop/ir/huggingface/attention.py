@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from chop.capture.attention import PRODUCTS, ProjectedAttention, attend
 from chop.errors import GraphError
 from chop.ir.ops import of_function
 
@@ -31,6 +32,9 @@ _CALLED: Mapping[str, tuple[Callable[..., Any], ...]] = {
 }
 """What the attention functions call."""
 
+_IN_TORCH = ("scaled_dot_product_attention", "matmul", "softmax", "mul")
+"""What `chop.capture.attention.attend` calls of the operators that have formats."""
+
 Products = Mapping[str, Sequence[nn.Module | None]]
 """By operator, the quantized call or None for each call of the forward, in order."""
 
@@ -42,18 +46,21 @@ def why_not_attention(cls: type[nn.Module] | None, operators: Sequence[str]) -> 
         cls: the module's class.
         operators: the names of the operators whose calls are quantized.
     """
-    if cls is None or not cls.__module__.startswith("transformers."):
-        return "it is no attention of transformers"
-    code = getattr(inspect.unwrap(cls.forward), "__code__", None)
-    if code is None or "ALL_ATTENTION_FUNCTIONS" not in code.co_names:
-        return "it does not go through transformers' attention functions"
-    known = {name for base in _CALLED for name in _counts(base)}
+    if cls is not None and issubclass(cls, ProjectedAttention):
+        known: tuple[str, ...] = _IN_TORCH
+    elif cls is None or not cls.__module__.startswith("transformers."):
+        return "it is no attention of transformers or of torch"
+    else:
+        code = getattr(inspect.unwrap(cls.forward), "__code__", None)
+        if code is None or "ALL_ATTENTION_FUNCTIONS" not in code.co_names:
+            return "it does not go through transformers' attention functions"
+        known = tuple(name for base in _CALLED for name in _counts(base))
     unknown = [name for name in operators if name not in known]
     return f"'{unknown[0]}' is no product of its attention" if unknown else None
 
 
 def quantize_attention(model: nn.Module, path: str, products: Products) -> None:
-    """Makes an attention module of transformers compute with quantized products.
+    """Makes an attention module of transformers or of torch compute with quantized products.
 
     Args:
         model: the model; it is changed.
@@ -65,6 +72,9 @@ def quantize_attention(model: nn.Module, path: str, products: Products) -> None:
             operators outside of it.
     """
     module: Any = model.get_submodule(path)
+    if isinstance(module, ProjectedAttention):
+        module._modules[PRODUCTS] = _hold(QuantizedProducts(), products)
+        return
     base = str(module.config._attn_implementation).removeprefix(PREFIX)
     expected = _counts(base)
     if any(expected[name] != len(calls) for name, calls in products.items()):
@@ -73,6 +83,13 @@ def quantize_attention(model: nn.Module, path: str, products: Products) -> None:
             f"to_module: module '{path}' has {counts}, which attention '{base}' does not have; "
             "expected those of 'sdpa' or 'eager'."
         )
+    _hold(module, products)
+    register()
+    module.config._attn_implementation = PREFIX + base
+
+
+def _hold(module: nn.Module, products: Products) -> nn.Module:
+    """Gives a module quantized calls as children; see `CALLS`."""
     names: dict[str, tuple[str | None, ...]] = {}
     for operator, calls in products.items():
         keys = [f"{operator}_{n}" if len(calls) > 1 else operator for n in range(len(calls))]
@@ -81,8 +98,15 @@ def quantize_attention(model: nn.Module, path: str, products: Products) -> None:
             None if call is None else key for key, call in zip(keys, calls, strict=True)
         )
     setattr(module, CALLS, names)
-    register()
-    module.config._attn_implementation = PREFIX + base
+    return module
+
+
+class QuantizedProducts(nn.Module):
+    """The products of a `ProjectedAttention` with quantized calls, which it holds as children."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Same arguments and results as `chop.capture.attention.attend`."""
+        return _quantized(self, lambda _, *given, **named: attend(*given, **named), args, kwargs)
 
 
 def _counts(base: str) -> Counter[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from chop.capture.joined import joined_of
 from chop.capture.overrides import why_not_its_class
 from chop.config import parse
 from chop.errors import ConfigError, did_you_mean
@@ -130,6 +131,14 @@ def stored_modules(model: nn.Module) -> dict[str, StoredModule]:
     Raises:
         ConfigError: a module is more than formats can tell.
     """
+    for path, module in model.named_modules():
+        parts = module.children() if joined_of(module) else ()
+        layers = [x for x in parts if isinstance(x, QuantizedOperator) and not x.spec.is_float]
+        if layers and not any(isinstance(x, PackedOperator) for x in layers):
+            raise ConfigError(
+                f"save_pretrained: the projections of '{path}' are quantized and not packed, and "
+                "their weights are one in the model; run pack_transform_pass first."
+            )
     return {
         path: StoredModule.of(module, path)
         for path, module in quantized_leaves(model)

@@ -25,11 +25,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from chop.capture.attention import ProjectedAttention
 from chop.capture.hf_cache import NODE_FUNCTIONS
 from chop.capture.module_tree import Scope
 from chop.capture.runtime import (
     AutogradCall,
     ByMode,
+    FastPathPadding,
     enter_autocast,
     field_of,
     guard_autocast,
@@ -83,6 +85,7 @@ TRANSFORMERS_HOMES = re.compile(
 LAYER_HOMES = re.compile(r"(timm\.(layers|models)|torchvision\.(models|ops))(\.\w+)*")
 CHOP_HOMES = re.compile(r"chop\.nn(\.\w+)*")
 CHOP_FUNCTION_HOMES = re.compile(r"chop\.nn\.quantized(\.\w+)*")
+CAPTURE_CLASSES = (ByMode, FastPathPadding, ProjectedAttention, Scope)
 # Importing takes a while; no model is made of the layers of so many files.
 MAX_IMPORTS = 64
 
@@ -201,7 +204,7 @@ class AllowList:
         found: Any = self._extra.get(reference) or _torch_classes().get(reference)
         if found is None:
             found = next(
-                (cls for cls in (ByMode, Scope) if _current(reference) == reference_of(cls)), None
+                (cls for cls in CAPTURE_CLASSES if _current(reference) == reference_of(cls)), None
             )
         for homes in (CHOP_HOMES, TRANSFORMERS_HOMES, LAYER_HOMES):
             found = found or self.imported(homes, reference, _is_module_class)

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from chop.capture.joined import join_in_state_dicts, joined_of
 from chop.capture.overrides import COMPILED, has_hooks, why_not_its_class
 from chop.errors import CheckpointError
 from chop.formats import QuantSpec
@@ -217,7 +218,19 @@ def _decode_module(
         module.__dict__[name] = value
     if stores_transposed(module):
         transpose_in_state_dicts(module)
+    if joined := joined_of(module):
+        _check_joined(joined, record["path"])
+        join_in_state_dicts(module, joined)
     return module
+
+
+def _check_joined(joined: Any, path: str) -> None:
+    items = joined.items() if isinstance(joined, Mapping) else [(joined, None)]
+    for name, parts in items:
+        if not (
+            isinstance(name, str) and isinstance(parts, tuple) and {*map(type, parts)} == {str}
+        ):
+            raise CheckpointError(f"module '{path}' joins odd parameters: {joined!r}.")
 
 
 def _add_tensors(module: nn.Module, record: Record, tensors: Mapping[str, Tensor]) -> None:
