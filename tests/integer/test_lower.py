@@ -263,3 +263,24 @@ def test_all_formats_without_an_integer_form_are_named_at_once(config, named):
         passes.lower_to_integer_transform_pass(mg, {"batches": [{"x": x}]})
     assert named in str(error.value)
     assert all(f"{layer}.data_in" in str(error.value) for layer in ("first", "last"))
+
+
+class ReturnsMore(torch.nn.Module):
+    def __init__(self, more):
+        super().__init__()
+        self.first, self.more = torch.nn.Linear(4, 4), more
+        self.constant = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        ways = {"input": x, "view": x.view(-1, 2, 2), "constant": self.constant * 2}
+        return self.first(x), ways[self.more]
+
+
+@pytest.mark.parametrize("more", ["input", "view", "constant"])
+def test_what_leaves_without_a_format_is_refused_with_a_way_out(more):
+    x = torch.randn(2, 4)
+    mg = MaseGraph(ReturnsMore(more).eval(), dummy_in={"x": x})
+    mg, _ = passes.add_common_metadata_analysis_pass(mg, {"dummy_in": {"x": x}})
+    mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": {"config": FIXED}})
+    with pytest.raises(ConfigError, match=r"has a format; let one .* or take it out of what"):
+        passes.lower_to_integer_transform_pass(mg, {"batches": [{"x": x}]})

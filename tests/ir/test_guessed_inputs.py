@@ -86,6 +86,7 @@ MODELS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::chop.ir.unreached.UnreachedWarning")
 @pytest.mark.parametrize(("model", "inputs"), MODELS.values(), ids=MODELS)
 def test_metadata_makes_the_graph_from_its_example(model, inputs) -> None:
     model.eval()

@@ -366,3 +366,20 @@ def test_what_formats_cannot_tell_is_refused_by_name(made, tmp_path):
     with pytest.raises(ConfigError, match="format 'fp32' has no codes, because it changes nothing"):
         ChopConfig("fp32")
     assert not list(tmp_path.iterdir())
+
+
+def test_torchs_attention_in_a_model_of_transformers_loads_packed(tmp_path):
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 4, "image_size": 16, "patch_size": 8}
+    model = transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**sizes)).eval()
+    x = torch.randn(2, 3, 16, 16)
+    mg = MaseGraph(model, dummy_in={"pixel_values": x})
+    rules = {"by": "type", "linear": {"config": {"weight": {"name": "mxint", "width": 8}}}}
+    quantized, _ = passes.quantize_transform_pass(mg, rules)
+    with pytest.raises(ConfigError, match=r"'head.attention' .* run pack_transform_pass first"):
+        quantized.save_pretrained(tmp_path / "quantized")
+    packed, _ = passes.pack_transform_pass(quantized, {"silent": True})
+    packed.save_pretrained(tmp_path / "packed")
+    loaded = transformers.SiglipVisionModel.from_pretrained(tmp_path / "packed")
+    assert isinstance(loaded.head.attention.q_proj, PackedLinear)
+    torch.testing.assert_close(loaded(x).pooler_output, packed.model(x)["pooler_output"])

@@ -29,6 +29,7 @@ from chop.ir.graph import MaseGraph
 from chop.kernels.matmul_precision import matmul_precision
 from chop.nn.quantized import QuantizedOperator
 from chop.quantization.summary import layer_rows, poor_fit
+from chop.quantization.unreached import describe_unreached
 from chop.tables import print_table
 from chop.train import Metric
 
@@ -164,7 +165,8 @@ def measure(mg: MaseGraph, method: str, label: str, workload: Workload) -> Candi
     count = sum(isinstance(op, QuantizedOperator) and not op.spec.is_float for op in operators)
     size_kb = bits["weight_bytes"] / 1000
     lost = poor_fit(layer_rows(mg))
-    row = Row(method, label, validation, test, bits["w_avg_bit"], count, size_kb, lost)
+    unreached = describe_unreached(mg, "formats")
+    row = Row(method, label, validation, test, bits["w_avg_bit"], count, size_kb, lost, unreached)
     return Candidate(row, mg)
 
 

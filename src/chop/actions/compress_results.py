@@ -51,6 +51,7 @@ class Row:
         quantized: how many operators are quantized.
         size_kb: what the parameters take at those widths, in units of 1,000 bytes.
         poor_fit: says which layers lose most of their weights to their format; None if none do.
+        unreached: says which weights no format can be given to; None if they are few.
     """
 
     method: str
@@ -61,6 +62,7 @@ class Row:
     quantized: int
     size_kb: float
     poor_fit: str | None = None
+    unreached: str | None = None
 
 
 @dataclass(frozen=True)
@@ -111,11 +113,12 @@ def printed_row(row: Row, metric: Metric) -> dict[str, Any]:
 
 
 def footnotes(candidates: Sequence[Candidate]) -> list[str]:
-    """A sentence for each marked format of the table."""
+    """A sentence for each marked format of the table, and on weights that have no format."""
     fits = {
         c.row.format: c.row.poor_fit for c in candidates if c.row.method not in ("float", "QAT")
     }
-    return [f"* {name}: {text}" for name, text in fits.items() if text]
+    unreached = dict.fromkeys(c.row.unreached for c in candidates if c.row.unreached)
+    return [*(f"* {name}: {text}" for name, text in fits.items() if text), *unreached]
 
 
 def write_results(

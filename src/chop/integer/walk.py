@@ -208,7 +208,7 @@ class Walk:
             return lower_attention(self, node, module)
         row, grid = self.mg.operator(node), self._data_out(node)
         if row.integer is None or node in self.folded.static:
-            raise ConfigError("nothing that reads it has a format")
+            raise ConfigError(_without_format(self.mg, node))
         if row.integer is Table:
             result = self._table(node, grid if isinstance(grid, Grid) else None)
             if not isinstance(grid, BlockGrid):
@@ -313,3 +313,19 @@ class Walk:
         """A call of an integer operator, at the path of `node` or, with a suffix, beside it."""
         nodes = tuple(given.node for given in inputs)
         return Codes(self.builder.call_module(node, operator, nodes, suffix), operator.out)
+
+
+def _without_format(mg: MaseGraph, node: fx.Node) -> str:
+    """Why a value has no codes, and the way out."""
+    for reader in node.users:
+        row, is_float = mg.operator(reader), not isinstance(mg.module_of(reader), QuantizedOperator)
+        if row.is_quantizable and is_float:
+            return (
+                f"nothing that reads it has a format; quantize '{reader.name}' ({row.name}), with "
+                "a format of its data_in"
+            )
+    return (
+        "no quantized operator computes what leaves the graph here, so that nothing that reads it "
+        "has a format; let one that has a data_out format compute it, such as a quantized relu or "
+        "add, or take it out of what the model returns"
+    )

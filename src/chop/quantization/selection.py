@@ -113,6 +113,13 @@ class QuantizeConfig:
                 raise ConfigError(self._explain_unused(key, candidates.values()))
         return chosen
 
+    def may_mean(self, path: str) -> bool:
+        """Whether rules mean what is at a path, if it could be quantized: names mean others."""
+        if self.by == "type" or self.default is not None:
+            return True
+        names = (path, path.replace(".", "_"))
+        return any(self._matches(key, name) for key in self.rules for name in names)
+
     def _names(self, mg: MaseGraph, node: fx.Node) -> tuple[str, ...]:
         """What a rule can call the node by; () if the node cannot be quantized."""
         if not _is_quantizable(mg, node):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
+from chop.capture.attention import PROJECTIONS, ProjectedAttention
 from chop.capture.overrides import why_not_its_class
 from chop.errors import ConfigError
 from chop.formats import QuantSpec, parse_format_string
@@ -20,8 +21,10 @@ from chop.ir.huggingface.stored import (
 )
 from chop.ir.huggingface.weights import StoredTensors
 from chop.ir.ops import OPS, of_layer, of_module, stand_in_for
+from chop.ir.unreached import UnreachedWarning, unreached_matrices_of, unreached_sentence
 from chop.nn.packed import KnownCodes, PackedOperator
 from chop.nn.packed.base import BUFFER_NAMES
+from chop.notices import warn_once
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ def put_modules(
         ConfigError: the model has no such module, or the module no such form.
         CheckpointError: codes are missing, or of another size.
     """
+    _take_apart(model, modules)
     whole = is_whole(model)
     packed: dict[str, PackedOperator] = {}
     for saved, stored in modules.items():
@@ -82,6 +86,15 @@ def put_modules(
         assert stored_in is not None
         stored_in.check(path, module)
     return tied
+
+
+def _take_apart(model: nn.Module, modules: Iterable[str]) -> None:
+    """Makes layers of those attentions of torch whose projections a folder names."""
+    owners = {path.rpartition(".")[0] for path in modules if path.endswith(PROJECTIONS)}
+    for path, module in list(model.named_modules()):
+        named = any(f".{owner}".endswith(f".{path}") for owner in owners)
+        if named and isinstance(module, nn.MultiheadAttention):
+            _put(model, path, ProjectedAttention.around(module, {}))
 
 
 def is_whole(model: Any) -> bool:
@@ -182,6 +195,30 @@ def layers_to_pack(
     if not found:
         raise ConfigError("quantization_config: no layer of the model is left to quantize.")
     return found
+
+
+def warn_of_unreached(
+    model: nn.Module, groups: Mapping[str, Sequence[str]], skip: Sequence[str]
+) -> None:
+    """Warns once where more than a tenth of the weights are in no layer that becomes codes.
+
+    Args:
+        model: a model of transformers.
+        groups: see `layers_to_pack`.
+        skip: paths, or ends of paths, of modules that the user leaves.
+    """
+
+    def is_left(path: str) -> bool:
+        steps = path.split(".")
+        parents = (".".join(steps[: n + 1]) for n in range(len(steps)))
+        return any(_ends(parent, entry) for parent in parents for entry in skip)
+
+    weights = {id(x): x for path in groups for x in [model.get_parameter(f"{path}.weight")]}
+    reached = sum(x.numel() for x in weights.values())
+    unreached = unreached_matrices_of(model, is_left)
+    text = unreached_sentence(unreached, reached, f"ChopConfig of {type(model).__name__}")
+    if text is not None:
+        warn_once(text, UnreachedWarning)
 
 
 def _ends(path: str, entry: str) -> bool:

@@ -173,6 +173,7 @@ class ChopQuantizer(HfQuantizer):
             if files and all(str(file).endswith(".safetensors") for file in files):
                 StoredTensors(model, files).check_float()
             self.groups = loading.layers_to_pack(model, config.operators, config.skip)
+            loading.warn_of_unreached(model, self.groups, config.skip)
             self._read_in_float32(model, kwargs.get("dtype") or model.dtype)
             return
         stored = None if files is None else StoredTensors(model, files)

@@ -11,6 +11,7 @@ from typing import Any
 from chop.files import write_csv
 from chop.ir.graph import MaseGraph
 from chop.ir.parameters import parameter_bits
+from chop.ir.unreached import unreached_matrices
 from chop.passes.base import graph_pass
 from chop.quantization.summary import LayerRow, OperatorRow, layer_rows, operator_rows, poor_fit
 from chop.tables import print_table
@@ -45,6 +46,8 @@ def summarize_quantization_analysis_pass(mg: MaseGraph, config: SummaryConfig) -
     Returns:
         operators: one dict per operator and formats, see `OperatorRow`.
         layers: one dict per quantized layer, see `LayerRow`.
+        unreached: one dict per module with matrices that no format can be given to, see
+            `chop.ir.unreached.Unreached`.
         bits_before: average bits per parameter before.
         bits_after: average bits per parameter after.
     """
@@ -52,8 +55,11 @@ def summarize_quantization_analysis_pass(mg: MaseGraph, config: SummaryConfig) -
     lost = poor_fit(layers)
     if lost:
         warnings.warn(lost, PoorFitWarning, stacklevel=3)
+    unreached = [dataclasses.asdict(one) for one in unreached_matrices(mg)]
     if not config.silent:
         _print(operators, layers)
+        if unreached:
+            print_table("Weights that no format can be given to", unreached)
     if config.save_dir is not None:
         for name, kind, rows in (
             ("operators", OperatorRow, operators),
@@ -64,6 +70,7 @@ def summarize_quantization_analysis_pass(mg: MaseGraph, config: SummaryConfig) -
     return {
         "operators": [dataclasses.asdict(row) for row in operators],
         "layers": [dataclasses.asdict(row) for row in layers],
+        "unreached": unreached,
         "bits_before": _average(config.original_graph) if config.original_graph else None,
         "bits_after": _average(mg),
     }

@@ -8,6 +8,9 @@ from typing import Any
 from torch import nn
 
 from chop.errors import ConfigError
+from chop.ir.unreached import UnreachedWarning, unreached_matrices_of, unreached_sentence
+from chop.nn.quantized import QuantizedOperator
+from chop.notices import warn_once
 from chop.passes.base import MASE_KEYS
 from chop.passes.module.base import check_module, documented
 from chop.quantization.modules import quantize_modules
@@ -24,7 +27,8 @@ def quantize_module_transform_pass(
 
     A name is a module's dotted path. Only modules are found this way: what `forward` calls as a
     function stays float, for which a graph is needed. The inside of `nn.MultiheadAttention` is left
-    alone, as it reads the weights of its modules without calling them.
+    alone, as it reads the weights of its modules without calling them: of a graph it is quantized.
+    Warns (`UnreachedWarning`) where more than a tenth of the weights are in no such module.
 
     Args:
         network: any module; of a graph, `mg.model`.
@@ -44,4 +48,14 @@ def quantize_module_transform_pass(
         raise ConfigError(f"{NAME}: expected a mapping, got {pass_args!r}.")
     config = QuantizeConfig.from_settings(pass_args, NAME, MASE_KEYS)
     result, count = quantize_modules(network, config)
+    weights = [
+        weight.numel()
+        for module in result.modules()
+        if isinstance(module, QuantizedOperator) and not module.spec.weight.is_identity
+        if (weight := module._parameters.get("weight")) is not None
+    ]
+    unreached = unreached_matrices_of(result, lambda path: not config.may_mean(path))
+    text = unreached_sentence(unreached, sum(weights), NAME)
+    if text is not None:
+        warn_once(text, UnreachedWarning)
     return result, {"quantized": count}

@@ -8,9 +8,11 @@ from typing import Any
 
 from chop.config import parse, renamed
 from chop.ir.graph import MaseGraph
+from chop.ir.unreached import UnreachedWarning, unreached_matrices, unreached_sentence
 from chop.lora.insertion import TrainBias, insert_adapters
 from chop.lora.selection import adapted_linears, modules_named
 from chop.nn.lora import check_adapter, refuse_adapters
+from chop.notices import warn_once
 from chop.passes.base import graph_pass
 
 NAME = "insert_lora_adapter_transform_pass"
@@ -57,7 +59,8 @@ class InsertLoraConfig:
 def insert_lora_adapter_transform_pass(mg: MaseGraph, config: InsertLoraConfig) -> dict[str, Any]:
     """Gives Linears a low-rank adapter; by default all of them. No output changes by this.
 
-    What is no linear layer gets none.
+    What is no linear layer gets none. Where all were meant, a warning (`UnreachedWarning`) says so
+    if more than a tenth of the weights are in no layer of the graph, such as fused experts.
 
     What trains afterwards: the adapters, the modules in `modules_to_save`, and biases if
     `train_bias` says so. **Everything else is frozen**, embeddings and norms too, until
@@ -93,4 +96,11 @@ def insert_lora_adapter_transform_pass(mg: MaseGraph, config: InsertLoraConfig) 
         "dropout": config.dropout,
         "use_rslora": config.use_rslora,
     }
+    if config.target_modules in (None, "all-linear"):
+        reached = sum(layer.weight.numel() for layer in targets.values())
+        text = unreached_sentence(
+            unreached_matrices(mg, formats_count=False), reached, NAME, "get no adapter"
+        )
+        if text is not None:
+            warn_once(text, UnreachedWarning)
     return insert_adapters(mg, targets, adapter, saved, config.train_bias)

@@ -11,12 +11,14 @@ from chop.ir.graph import MaseGraph
 from chop.ir.parameters import stored_parameters, total_bits
 from chop.passes.base import graph_pass
 from chop.quantization.packing import (
+    WHERE,
     PackedRow,
     Selection,
     pack_layers,
     packed_rows,
     unpack_layers,
 )
+from chop.quantization.unreached import warn_of_unreached
 from chop.tables import print_table
 
 
@@ -49,6 +51,9 @@ def pack_transform_pass(mg: MaseGraph, config: PackConfig) -> dict[str, Any]:
     runs, draws, and is exported and read back as any other. It is not trained:
     `{"unpack": True}` gives the layers their parameters back, with the values that were stored.
 
+    Warns (`UnreachedWarning`) where more than a tenth of the weights are in no layer that can be
+    packed, unless `include` names some.
+
     Returns:
         packed: number of layers that were packed.
         unpacked: number of layers that were unpacked.
@@ -73,6 +78,8 @@ def pack_transform_pass(mg: MaseGraph, config: PackConfig) -> dict[str, Any]:
         unpacked = unpack_layers(mg, selection)
     else:
         packed, reasons = pack_layers(mg, selection, config.exact)
+        if config.include is None:
+            warn_of_unreached(mg, WHERE, packs=True)
     return {"packed": packed, "unpacked": unpacked, **_measure(mg, reasons, config)}
 
 

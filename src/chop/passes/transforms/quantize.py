@@ -9,6 +9,7 @@ from chop.ir.graph import MaseGraph
 from chop.passes.base import MASE_KEYS, graph_pass
 from chop.quantization.operators import quantize_nodes
 from chop.quantization.selection import QuantizeConfig
+from chop.quantization.unreached import warn_of_unreached
 
 
 def quantize_config(settings: Mapping[str, Any]) -> QuantizeConfig:
@@ -26,6 +27,9 @@ def quantize_transform_pass(mg: MaseGraph, config: QuantizeConfig) -> dict[str, 
     Parameters, buffers, hooks, device and dtype stay; `state_dict` keys too. A node that is
     quantized already takes on the new formats.
 
+    Warns (`UnreachedWarning`) where more than a tenth of the weights that the rules could mean are
+    in no operator that has formats, such as fused experts or recurrent layers.
+
     Returns:
         quantized: number of nodes.
 
@@ -35,4 +39,5 @@ def quantize_transform_pass(mg: MaseGraph, config: QuantizeConfig) -> dict[str, 
     """
     chosen = config.select(mg)
     quantize_nodes(mg, chosen)
+    warn_of_unreached(mg, config.where, config.may_mean)
     return {"quantized": sum(not spec.is_float for spec in chosen.values())}

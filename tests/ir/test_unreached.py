@@ -1,0 +1,128 @@
+"""Weights that no format, code or adapter can be given to are spoken of, and others are not."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+
+from chop import ChopConfig, MaseGraph, passes
+from chop.ir.unreached import UnreachedWarning, unreached_matrices
+from chop.notices import forget_notices
+
+WEIGHTS = {"config": {"weight": {"name": "mxint", "width": 8}}}
+TEXT = {
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+EXPERTS = {
+    "Mixtral": {"num_local_experts": 4},
+    "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "eos_token_id": 1},
+    "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> None:
+    forget_notices()
+
+
+def language_model(name: str, **settings: Any) -> Any:
+    config = getattr(transformers, f"{name}Config")(**{**TEXT, **settings})
+    return getattr(transformers, f"{name}ForCausalLM")(config).eval()
+
+
+def raised(model: nn.Module, **inputs: Tensor) -> MaseGraph:
+    mg = MaseGraph(model.eval(), dummy_in=inputs)
+    return passes.add_common_metadata_analysis_pass(mg, {"dummy_in": inputs})[0]
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_fused_experts_are_named_on_loading(name: str, tmp_path: Path) -> None:
+    language_model(name, **EXPERTS[name]).save_pretrained(tmp_path)
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    with pytest.warns(UnreachedWarning, match=rf"{name}.*\(\d\d%\) stay float.*{name}Experts"):
+        load(tmp_path, quantization_config=ChopConfig("mxint8"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnreachedWarning)
+        load(tmp_path, quantization_config=ChopConfig("mxint8"))  # said once
+        forget_notices()
+        load(tmp_path, quantization_config=ChopConfig("mxint8", skip=["mlp"]))
+
+
+def test_fused_experts_are_named_by_each_pass() -> None:
+    model = language_model("Mixtral", **EXPERTS["Mixtral"])
+    mg = raised(model, input_ids=torch.ones(2, 4, dtype=torch.long))
+    with pytest.warns(UnreachedWarning, match=r"^quantize.*MixtralExperts \('.*0.mlp.experts'\)"):
+        quantized, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": WEIGHTS})
+    with pytest.warns(UnreachedWarning, match="^pack_transform_pass.*MixtralExperts"):
+        passes.pack_transform_pass(quantized, {"silent": True})
+    with pytest.warns(UnreachedWarning, match="^insert_lora.*get no adapter.*MixtralExperts"):
+        passes.insert_lora_adapter_transform_pass(mg, {})
+    _, info = passes.summarize_quantization_analysis_pass(quantized, {"silent": True})
+    assert any(one["kind"] == "MixtralExperts" for one in info["unreached"])
+
+
+class Net(nn.Module):
+    """A linear layer beside something else with weights."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.first = nn.Linear(8, 8)
+        self.table = nn.Embedding(200, 8)
+        self.position = nn.Parameter(torch.randn(20, 8))
+        self.norm = nn.LayerNorm((4, 8))
+        self.matrix = nn.Parameter(torch.randn(8, 8))
+        self.experts = nn.Parameter(torch.randn(4, 8, 8))
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(x) + self.position[: x.shape[1]])
+        x = x + self.table(torch.arange(x.shape[1]))
+        ways = {
+            "plain": lambda: x,
+            "read": lambda: F.linear(x, self.matrix),
+            "scaled": lambda: x @ (self.matrix / self.matrix.norm()).t(),
+            "sliced": lambda: torch.cat([F.linear(x, part) for part in self.matrix.chunk(2)], -1),
+            "einsum": lambda: torch.einsum("bld,edf->blf", x, self.experts),
+            "lstm": lambda: self.lstm(x)[0],
+        }
+        return ways[self.kind]()
+
+
+@pytest.mark.parametrize("kind", ["read", "scaled", "sliced", "einsum", "lstm"])
+def test_weights_without_a_layer_are_named(kind: str) -> None:
+    mg = raised(Net(kind), x=torch.randn(2, 4, 8))
+    for rules in ({"by": "type", "linear": WEIGHTS}, {"by": "regex_name", "first": WEIGHTS}):
+        forget_notices()
+        quantized, _ = passes.quantize_transform_pass(mg, {"by": "name", "first": WEIGHTS})
+        expected = rules["by"] == "type" and kind not in ("read", "sliced")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            passes.quantize_transform_pass(mg, rules)
+        assert any(w.category is UnreachedWarning for w in caught) == expected
+    with pytest.warns(UnreachedWarning, match=r"LSTM \('lstm'\)|Parameter \('(matrix|experts)'\)"):
+        passes.pack_transform_pass(quantized, {"silent": True})
+
+
+def test_what_may_stay_float_is_not_named() -> None:
+    mg = raised(Net("plain"), x=torch.randn(2, 4, 8))
+    assert unreached_matrices(mg) == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnreachedWarning)
+        quantized, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": WEIGHTS})
+        passes.pack_transform_pass(quantized, {"silent": True})
+        passes.insert_lora_adapter_transform_pass(mg, {"rank": 2})
