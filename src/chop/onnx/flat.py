@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from chop.capture.dead_code import remove_autocast
+from chop.capture.dead_code import eliminate_dead_code, remove_autocast
 from chop.capture.preserve_state import preserve_state
 from chop.capture.pytree import tree_children, tree_rebuild
 from chop.errors import GraphError
@@ -179,7 +179,7 @@ def _leave_out_loss(mg: MaseGraph) -> None:
         return
     if len(answer.kwargs) > 1:
         answer.kwargs = {k: v for k, v in answer.kwargs.items() if k != "loss"}
-        mg.fx_graph.eliminate_dead_code()
+        eliminate_dead_code(mg.fx_graph, mg.model, {})  # keeps what writes
 
 
 def _read_inputs(mg: MaseGraph) -> list[str]:
