@@ -140,7 +140,8 @@ class ChannelTrace:
         if after.parameters:
             self.cut(node, after.parameters, after.sizes, place.run)
         if after.aligned:
-            return self.meet(node, source, place, after.aligned)
+            assert after.place is not None
+            return self.meet(node, source, after.place, after.aligned)
         if after.has_size and after.place is not None:
             self.sizes.append((node, after.place.dim))
         return after.place

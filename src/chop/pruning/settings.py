@@ -24,7 +24,8 @@ class WeightPruning:
             channels and heads are counted, whatever their sizes.
         granularity: `elementwise`; `column`, all weights of an input; `n:m`, such as `2:4`, keeps
             n of every m neighbors along the input. `channel` or `row` take outputs of layers
-            out of the model, `head` attention heads: the model gets fewer parameters.
+            out of the model, `head` attention heads: the model gets fewer parameters. Heads of
+            queries that share keys and values leave together with these.
         seed: of `random`.
     """
 

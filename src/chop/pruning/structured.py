@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from chop.errors import ConfigError
 from chop.ir.annotate import annotate
 from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.graph.to_module import HEAD_COUNTS
 from chop.ir.layers import Layer
-from chop.ir.ops.dimensions import BlockedError, Shape, arithmetic, attention
+from chop.ir.ops.dimensions import BlockedError, Shape, attention
 from chop.ir.propagate import example_inputs, noted_inputs, propagate
 from chop.nn.lora import refuse_adapters
 from chop.nn.quantized import QuantizedOperator
@@ -66,6 +67,8 @@ def prune_structured(mg: MaseGraph, config: PruneConfig, settings: WeightPruning
     noted = noted_inputs(mg.model)
     for group, gone in zip(groups, removed, strict=True):
         group.trace.apply((~gone).nonzero()[:, 0].cpu())
+    if settings.granularity == "head":
+        _note_heads(mg, groups, removed)
     if groups and is_noted:
         annotate(mg, noted)
     total, count = sum(map(len, removed)), sum(int(gone.sum()) for gone in removed)
@@ -79,6 +82,24 @@ def prune_structured(mg: MaseGraph, config: PruneConfig, settings: WeightPruning
         "skipped": skipped,
         "parameters": (before, _parameters(mg)),
     }
+
+
+def _note_heads(mg: MaseGraph, groups: Sequence[Group], removed: Sequence[Tensor]) -> None:
+    """Corrects the numbers of heads in the configuration, where one number says it for all layers.
+
+    Caches of a fixed size and files of transformers follow them.
+    """
+    config: Any = mg.model.record.config
+    attentions = [node for node in mg.nodes if mg.operator(node).follow is attention]
+    counts = {(len(gone), len(gone) - int(gone.sum())) for gone in removed}
+    given: list[Any] = [getattr(config, name, None) for name in HEAD_COUNTS]
+    heads, keys, size = given
+    if len(counts) != 1 or len(groups) < len(attentions) or None in (heads, keys):
+        return
+    ((before, kept),) = counts
+    if keys == before:
+        config.head_dim = size or config.hidden_size // heads
+        config.num_attention_heads, config.num_key_value_heads = heads // before * kept, kept
 
 
 def _parameters(mg: MaseGraph) -> int:
@@ -172,14 +193,13 @@ def _head_groups(
         if mg.operator(call).follow is not attention:
             continue
         try:
-            made_by = [_projection(mg, node) for node in call.all_input_nodes[:3]]
-            layers = [by_node[node] for node in made_by if node in by_node]
-            if len(layers) < 3:
-                raise BlockedError("its projections are no chosen linear layers of their own")
-            trace = ChannelTrace(mg, shapes, shapes[call][-3])
-            for node, layer in zip(made_by, layers, strict=True):
-                assert node is not None
-                trace.start(node, layer.weight.shape[0] // trace.units)
+            layers = [_projection(mg, node, by_node) for node in call.all_input_nodes[:3]]
+            if len(set(layers)) < 3:
+                raise BlockedError(f"'{layers[0].path}' gives its queries, keys and values at once")
+            units = _units(call, layers, shapes)
+            trace = ChannelTrace(mg, shapes, units)
+            for layer in layers:
+                trace.start(layer.nodes[0], layer.weight.shape[0] // units)
             if trace.missing() is not None:
                 raise BlockedError("only some of its inputs are heads")
             yield call.name, Group((call.name,), tuple(layers), trace, chosen[layers[0]])
@@ -187,16 +207,39 @@ def _head_groups(
             yield call.name, str(error)
 
 
-def _projection(mg: MaseGraph, node: fx.Node) -> fx.Node | None:
-    """The linear layer whose heads an input of an attention are."""
-    while mg.operator(node).only_moves or _is_scaled(mg, node):
-        node = node.all_input_nodes[0]
-    return node if isinstance(mg.module_of(node), nn.Linear) else None
+def _units(call: fx.Node, layers: Sequence[Layer], shapes: Mapping[fx.Node, Shape]) -> int:
+    """How many heads of keys and values there are: queries that share one leave with it."""
+    sizes = [shapes[node][-1] for node in call.all_input_nodes[:3]]
+    pairs = zip(layers, sizes, strict=True)
+    heads, keys, values = (layer.weight.shape[0] // size for layer, size in pairs)
+    if keys != values or heads % keys:
+        raise BlockedError(f"it has {heads} heads of queries, {keys} of keys, {values} of values")
+    if keys == 1 < heads:
+        raise BlockedError("all its heads share one of keys and values")
+    return keys
 
 
-def _is_scaled(mg: MaseGraph, node: fx.Node) -> bool:
-    """True for arithmetic with a number."""
-    return mg.operator(node).follow is arithmetic and len(node.all_input_nodes) == 1
+def _projection(mg: MaseGraph, node: fx.Node, chosen: Mapping[fx.Node, Layer]) -> Layer:
+    """The linear layer whose heads an input of an attention are, also after a rotation."""
+    found, waiting, seen = dict[fx.Node, None](), [node], {node}
+    while waiting:
+        step = waiting.pop()
+        if mg.operator(step).is_product:
+            found[step] = None
+            continue
+        sources = list(step.all_input_nodes)
+        if mg.operator(step).name == "getitem" and mg.operator(sources[0]).name == "update_cache":
+            sources = [sources[0].args[1 + int(step.args[1])]]  # type: ignore[arg-type, list-item]
+        new = [n for n in sources if n not in seen]
+        seen.update(new)
+        waiting += new
+    if len(found) != 1:
+        names = ", ".join(f"'{n.name}'" for n in found) or "none"
+        raise BlockedError(f"'{node.name}' comes of no single layer ({names})")
+    (made,) = found
+    if made not in chosen:
+        raise BlockedError(f"'{made.target}', which gives '{node.name}', is not chosen or no layer")
+    return chosen[made]
 
 
 # --- how many of them ----------------------------------------------------------------------------

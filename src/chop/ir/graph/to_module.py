@@ -11,15 +11,22 @@ import torch
 from torch import fx, nn
 
 from chop.capture.captured import CapturedModule
+from chop.capture.leaves import tensors_in
 from chop.capture.original import KEY, Original, arguments_digest, is_scope, node_digests
+from chop.capture.preserve_state import preserve_state
 from chop.capture.transformers_of_torch import single_operators
 from chop.errors import GraphError
 from chop.formats import Quantizer
 from chop.ir.huggingface.attention import quantize_attention, why_not_attention
 from chop.ir.huggingface.tying import tie_codes
 from chop.ir.metadata import Provenance
+from chop.ir.ops import dimensions as d
 from chop.ir.ops import module_of_node, of_node
+from chop.ir.propagate import example_inputs
 from chop.nn.quantized import QuantCall, QuantizedOperator
+
+HEAD_COUNTS = ("num_attention_heads", "num_key_value_heads", "head_dim")
+"""What a configuration says of heads, and pruning of whole heads changes."""
 
 
 def to_module(
@@ -40,7 +47,8 @@ def to_module(
     """
     original = _original(captured, like)
     calls, rounded = dict[str, list[fx.Node]](), dict[int, nn.Parameter]()
-    for path, nodes in _quantized_calls(captured, provenance).items():
+    quantized, resized = _quantized_calls(captured, provenance)
+    for path, nodes in quantized.items():
         found = [_rounded_weights(captured, node) for node in nodes]
         rounded |= {key: x for weights in found for key, x in weights.items()}
         kept = [node for node, weights in zip(nodes, found, strict=True) if not weights]
@@ -62,7 +70,35 @@ def to_module(
             module._parameters[name] = rounded.get(id(parameter), parameter)
     if "transformers.modeling_utils" in sys.modules:
         tie_codes(model)
+    for name in HEAD_COUNTS:
+        if hasattr(captured.record.config, name) and hasattr(model.config, name):
+            setattr(model.config, name, getattr(captured.record.config, name))
+    if resized and not _same_on_examples(captured, model):
+        raise _not_followed(captured, provenance, resized[0])
     return model
+
+
+@torch.no_grad()
+def _same_on_examples(captured: CapturedModule, model: nn.Module) -> bool:
+    """Whether the model computes what the graph does where pruning has changed sizes in it."""
+    inputs = example_inputs(captured)
+    with preserve_state(captured), preserve_state(model):
+        try:
+            found = [list(tensors_in(x.eval()(**inputs))) for x in (captured, model)]
+        except Exception:  # the forward has the sizes of before
+            return False
+    return all(torch.allclose(x, y, atol=1e-5) for x, y in zip(*found, strict=False))
+
+
+def _not_followed(
+    captured: CapturedModule, provenance: Iterable[Provenance], change: str
+) -> GraphError:
+    passes = ", ".join(step.name for step in provenance) or "no pass"
+    return GraphError(
+        f"to_module: the graph {change}, which the forward of {captured.record.class_name} would "
+        f"not follow (it went through: {passes}). Run mg.model, or apply the passes that change "
+        "more than modules after to_module."
+    )
 
 
 def _original(captured: CapturedModule, like: nn.Module | None) -> Original:
@@ -98,14 +134,18 @@ def _original_of(model: nn.Module, captured: CapturedModule) -> Original:
 
 def _quantized_calls(
     captured: CapturedModule, provenance: Iterable[Provenance]
-) -> Mapping[str, list[fx.Node]]:
+) -> tuple[Mapping[str, list[fx.Node]], list[str]]:
     """The functions that the graph quantizes, by the path of the module that calls them.
+
+    Also the changes of sizes that pruning has made, which the model's own code may make too.
 
     Raises:
         GraphError: a node is new, gone or calls something else.
     """
     before, now = captured.record.node_digests, node_digests(captured.graph)
     calls: defaultdict[str, list[fx.Node]] = defaultdict(list)
+    resized: list[str] = []
+    is_pruned = any(step.name == "prune_transform_pass" for step in provenance)
     changed = [f"has no node '{name}' any more" for name in before if name not in now]
     for node in captured.graph.nodes:
         if node.name not in before:
@@ -115,17 +155,15 @@ def _quantized_calls(
             same_arguments = before[node.name][8:] == arguments_digest(node)
             is_call = isinstance(module, QuantizedOperator) and module.function is not None
             if not (is_call and same_arguments):
-                changed.append(f"calls something else, or with other arguments, at '{node.name}'")
+                same_function = before[node.name][:8] == now[node.name][:8]
+                is_size = same_function and of_node(node, captured).follow in (d.viewed, d.expanded)
+                changes = resized if is_pruned and is_size else changed
+                changes.append(f"calls something else, or with other arguments, at '{node.name}'")
             elif not module.spec.is_float:  # type: ignore[union-attr]
                 calls[str(node.target).rpartition(".")[0]].append(node)
     if changed:
-        passes = ", ".join(step.name for step in provenance) or "no pass"
-        raise GraphError(
-            f"to_module: the graph {changed[0]}, which the forward of {captured.record.class_name} "
-            f"would not follow (it went through: {passes}). Run mg.model, or apply the passes that "
-            "change more than modules after to_module."
-        )
-    return calls
+        raise _not_followed(captured, provenance, changed[0])
+    return calls, resized
 
 
 def _rounded_weights(captured: CapturedModule, node: fx.Node) -> dict[int, nn.Parameter]:

@@ -95,13 +95,21 @@ def unchanged(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
 
 
 def arithmetic(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
-    """Arithmetic with a number leaves units alone; with a tensor, both have them."""
+    """Arithmetic with a number leaves units alone; so does a tensor that is the same for all.
+
+    Where the other tensor is as long along their dimension, both have them.
+    """
     inputs = tuple(call.node.all_input_nodes)
     if inputs == (source,):
         return RuleResult(place)
-    if any(call.shapes[given] != call.shapes[call.node] for given in inputs):
+    behind = len(call.shapes[source]) - place.dim
+    place = UnitDim(len(call.shapes[call.node]) - behind, place.run)
+    lengths = {given: (1, *call.shapes[given])[-behind:][0] for given in inputs}
+    lengths |= {given: 1 for given in inputs if len(call.shapes[given]) < behind}
+    if lengths[source] != call.shapes[call.node][place.dim]:
         raise call.mixing()
-    return RuleResult(place, aligned=inputs)
+    aligned = tuple(given for given in inputs if lengths[given] == lengths[source])
+    return RuleResult(place, aligned=aligned if len(aligned) > 1 else ())
 
 
 def pooled(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
@@ -210,20 +218,103 @@ def reshaped(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
             continue
         if after[dim] == size:
             return RuleResult(UnitDim(dim, place.run))
-        if place.run > 1 and after[dim : dim + 2] == (size // place.run, place.run):
-            return RuleResult(UnitDim(dim))
+        parts = after[dim : dim + 2]
+        if len(parts) == 2 and math.prod(parts) == size and place.run % parts[1] == 0:
+            return RuleResult(UnitDim(dim, place.run // parts[1]))
         for inner in behind:
             if after[dim] == size * inner:
                 return RuleResult(UnitDim(dim, place.run * inner))
     raise call.mixing("mixes them")
 
 
+def indexed(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
+    """Whole along their dimension; the others are cut, dropped or joined by new ones.
+
+    Of the keys and values that a cache gives, each has them.
+    """
+    given = call.node.args[1]
+    if call.shapes[source] == () and isinstance(given, int):
+        return RuleResult(place)
+    index = list(given) if isinstance(given, tuple | list) else [given]
+    known = all(x is None or x is Ellipsis or isinstance(x, int | slice) for x in index)
+    if not known or call.node.all_input_nodes != [source]:
+        raise call.mixing("picks some of them")
+    taken = sum(x is not None and x is not Ellipsis for x in index)
+    rest = [slice(None)] * (len(call.shapes[source]) - taken)
+    at = index.index(Ellipsis) if Ellipsis in index else len(index)
+    index[at : at + 1] = rest
+    before = after = 0
+    for x in index:
+        if x is None:
+            after += 1
+        elif before == place.dim:
+            if x != slice(None):
+                raise call.mixing("picks some of them")
+            return RuleResult(UnitDim(after, place.run))
+        else:
+            before, after = before + 1, after + (not isinstance(x, int))
+    raise call.mixing()
+
+
+def joined(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
+    """Tensors one after another along another dimension: all have them."""
+    dim = call.argument(1, "dim")
+    dim = 0 if dim is None else dim
+    rank = len(call.shapes[source])
+    if not isinstance(dim, int) or dim % rank == place.dim:
+        raise call.mixing("joins them with others")
+    inputs = tuple(call.node.all_input_nodes)
+    return RuleResult(place, aligned=inputs if len(inputs) > 1 else ())
+
+
+def expanded(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
+    """Repeated along other dimensions; the sizes that the arguments give say theirs."""
+    behind = len(call.shapes[source]) - place.dim
+    dim = len(call.shapes[call.node]) - behind
+    same = call.shapes[source][place.dim] == call.shapes[call.node][dim]
+    if call.node.kwargs or not same or not isinstance(call.listed()[dim], int):
+        raise call.mixing("computes their number")
+    return RuleResult(UnitDim(dim, place.run), has_size=True)
+
+
+def unsqueezed(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
+    """A new dimension of length 1."""
+    dim = call.argument(1, "dim")
+    if not isinstance(dim, int):
+        raise call.mixing()
+    new = dim % len(call.shapes[call.node])
+    return RuleResult(UnitDim(place.dim + (new <= place.dim), place.run))
+
+
+def normalized(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
+    """A norm over trailing dimensions, of each unit by itself."""
+    shape = getattr(call.module, "normalized_shape", None) or call.argument(1, "normalized_shape")
+    rank = len(call.shapes[source])
+    if not isinstance(shape, tuple | list) or place.dim >= rank - len(shape):
+        raise call.mixing()
+    return RuleResult(place)
+
+
+def cached(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
+    """Keys and values go into a cache, and come back with those before them."""
+    _, keys, values, *_ = call.node.args
+    if source not in (keys, values):
+        raise call.mixing()
+    return RuleResult(place, aligned=(keys, values))  # type: ignore[arg-type]
+
+
 def attention(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
-    """Heads stay apart: queries, keys and values have them."""
+    """Heads stay apart: queries, keys and values have them.
+
+    A unit may be several heads, of queries that share keys and values.
+    """
     inputs = tuple(call.argument(n, name) for n, name in enumerate(("query", "key", "value")))
     mask = call.argument(3, "attn_mask")
-    if place != UnitDim(len(call.shapes[source]) - 3) or call.argument(7, "enable_gqa"):
+    heads = call.shapes[source][-3:-2]
+    if place.dim != len(call.shapes[source]) - 3:
         raise BlockedError(f"they reach '{call.node.name}' as something else than heads")
+    shared = call.shapes[inputs[0]][-3] // heads[0]
+    place = UnitDim(place.dim, place.run * shared)
     if isinstance(mask, fx.Node) and call.shapes[mask][-3:-2] not in ((), (1,)):
         raise call.mixing("has a mask per head")
     return RuleResult(place, aligned=inputs)

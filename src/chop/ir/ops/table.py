@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from chop.capture.hf_cache import update_cache
 from chop.capture.overrides import METHODS, why_not_its_class
 from chop.errors import ConfigError, did_you_mean
 from chop.ir.ops import dimensions as d
@@ -115,8 +116,11 @@ TABLE: tuple[Operator, ...] = (
         _row("batch_norm2d", nn.BatchNorm2d, follow=d.by_channel, is_affine=True),
         _row("batch_norm3d", nn.BatchNorm3d, follow=d.by_channel, is_affine=True),
         _row("batch_norm", (), BATCH_NORM, (F,), is_affine=True),
-        _row("layer_norm", nn.LayerNorm, LAYER_NORM, features=-1, integer=i.IntegerLayerNorm),
-        _row("rms_norm", nn.RMSNorm, RMS_NORM, features=-1, integer=i.IntegerRMSNorm),
+        *_all(
+            {"features": -1, "follow": d.normalized},
+            _row("layer_norm", nn.LayerNorm, LAYER_NORM, integer=i.IntegerLayerNorm),
+            _row("rms_norm", nn.RMSNorm, RMS_NORM, integer=i.IntegerRMSNorm),
+        ),
         _row("group_norm", nn.GroupNorm, GROUP_NORM),
     ),
     _row(
@@ -230,7 +234,7 @@ TABLE: tuple[Operator, ...] = (
         _row("sum", follow=d.reduced, integer=i.IntegerSum),
         *_rows("sin cos log minimum maximum masked_fill where and_ or_ ge gt le lt eq ne"),
     ),
-    _row("cat", others=(torch.concat,), layout="copied"),
+    _row("cat", others=(torch.concat,), layout="copied", follow=d.joined),
     _row("einsum", kind=Kind.PRODUCT),
     _row(
         "addmm",
@@ -238,17 +242,22 @@ TABLE: tuple[Operator, ...] = (
         weight_arguments=WeightArguments(1, 2, 0, Weight(1, 0)),
         flops=flops.addmm,
     ),
-    *_rows("stack chunk split expand", layout="copied"),
+    *_rows("stack chunk split", layout="copied"),
+    *_rows("expand", layout="copied", follow=d.expanded),
     *_rows("arange"),
+    _row("update_cache", others=(update_cache,), follow=d.cached),
     _row("getattr", homes=(builtins,), layout="read"),
-    _row("getitem", layout="read"),
+    _row("getitem", layout="read", follow=d.indexed),
     _row("size", layout="read", follow=d.asked_for_size),
     *_rows("view reshape", layout="view", follow=d.viewed),
     *_rows("contiguous", layout="view", follow=d.unchanged),
-    *_rows("unsqueeze squeeze", layout="view"),
+    *_rows("unsqueeze", layout="view", follow=d.unsqueezed),
+    *_rows("squeeze", layout="view"),
     *_rows("permute", layout="permuted", follow=d.permuted),
     *_rows("transpose", layout="permuted", follow=d.transposed),
-    *_rows("to type type_as float half bfloat16", homes=(Tensor,), layout="cast"),
+    *_rows(
+        "to type type_as float half bfloat16", homes=(Tensor,), layout="cast", follow=d.unchanged
+    ),
 )
 
 OPS: dict[str, Operator] = {}
