@@ -18,9 +18,10 @@ from chop.capture.hf_cache_names import cache_among, with_taken_name
 from chop.capture.hf_generation import generator
 from chop.capture.ignored_arguments import why_not_ignorable
 from chop.capture.input_guards import check_input_guards
-from chop.capture.module_tree import computed_tensors, hooked_scopes, member, member_at
+from chop.capture.module_tree import hooked_scopes, member, member_at
 from chop.capture.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
 from chop.capture.original import KEY
+from chop.capture.python_state import PythonState
 from chop.capture.record import CaptureRecord
 from chop.capture.runtime import exit_open_regions
 from chop.capture.specs import cast_floats, check_matches
@@ -347,7 +348,14 @@ class CapturedModule(fx.GraphModule):
     def _plain_state(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in _NOT_STATE}
 
+    def _with_history(self) -> Iterator[Tensor]:
+        """What a forward has written with a gradient: no copy has a part in that call."""
+        return (x for x in PythonState(self).tensors.values() if not x.is_leaf)
+
     def __reduce__(self) -> Any:
+        if next(self._with_history(), None) is not None:
+            # Unpickled they would be leaves that require a gradient.
+            return copy.deepcopy(self).__reduce__()
         meta = [
             {key: node.meta[key] for key in _KEPT_META if key in node.meta}
             for node in self.graph.nodes
@@ -361,8 +369,10 @@ class CapturedModule(fx.GraphModule):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CapturedModule:
         twin = memo[id(self)] = _bare(_plain_class(self))
-        for key, value in computed_tensors(self).items():
-            memo.setdefault(key, value)
+        for tensor in self._with_history():
+            plain = copy.deepcopy(tensor.detach(), memo)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            memo[id(tensor)] = nn.Parameter(plain, False) if is_parameter else plain
         twin.__dict__.update(copy.deepcopy(self._plain_state(), memo))
         twin.graph = copy.deepcopy(self.graph)
         return twin

@@ -228,6 +228,7 @@ class Fallback:
         with contextlib.ExitStack() as stack:
             run = stack.enter_context(preserve_state(self.model, thorough=True, on_fakes=True))
             recorder.before_write = run.tensors.copy_before_write
+            run.tensors.separate_views()
             stack.enter_context(torch.enable_grad())
             stack.enter_context(
                 patched_calls(recorder.call_module, recorder.call_autograd_function)

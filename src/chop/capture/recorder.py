@@ -200,6 +200,9 @@ class Recorder(TorchFunctionMode):
             # Fake mode runs an operator for real when none of its inputs is fake.
             for tensor in tensors_in([*args[:1], *kwargs.values()]):
                 self.before_write(tensor)
+                if self._recording and not isinstance(tensor, FakeTensor):
+                    # After the write it would look as if an earlier call had computed it.
+                    self.writer.node_of(tensor)
         if not self._recording:
             self._operator_count += 1
             return func(*args, **kwargs)

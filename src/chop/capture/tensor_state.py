@@ -1,4 +1,4 @@
-"""Tensor state: values of buffers, parameters and other tensors, copied on write and restored."""
+"""Tensor state: values and gradient history of what a model holds, copied on write, restored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chop.capture.torch_private import TorchDispatchMode, storage_id
 
 
 class TensorState:
-    """The values of tensors, to be put back.
+    """The values of tensors, and what autograd knows of them, to be put back.
 
     Parameters may be most of the memory; they are copied when `copy_on_write` sees that an
     operator is about to write into them.
@@ -29,7 +29,8 @@ class TensorState:
         usable = [x for x in tensors if not (x.is_meta or is_lazy(x) or x.is_inference())]
         self._same_memory = [(x, x.detach()) for x in usable if x.layout is torch.strided]
         parameters = [x for x in usable if isinstance(x, nn.Parameter)]
-        self._grads = [(x, x.grad) for x in parameters]
+        self._leaves = [(x, x.requires_grad) for x in usable if x.is_leaf]
+        self._grads = [(x, x.grad) for x, _ in self._leaves]
         grads = [grad for _, grad in self._grads if grad is not None]
         self._copies = _CopyOnWrite([*parameters, *grads])
         self._versions = {id(x): x._version for x in usable}
@@ -38,6 +39,18 @@ class TensorState:
     def copy_on_write(self) -> contextlib.AbstractContextManager[Any]:
         """Copies parameters before an operator inside the block writes into them."""
         return self._copies
+
+    def separate_views(self) -> None:
+        """Lets no view be written through to its base by autograd, which never forgets it.
+
+        A write with a gradient gives a view and its base a history, and only that of the base can
+        be taken away again. Memory and identity stay.
+        """
+        for tensor, _ in self._leaves:
+            if tensor._is_view() and not tensor.requires_grad:
+                # A view that someone else refers to stays one.
+                with contextlib.suppress(RuntimeError):
+                    torch.utils.swap_tensors(tensor, tensor.detach())
 
     def copy_before_write(self, written: Any) -> None:
         """Copies what shares memory with a tensor that is about to be written."""
@@ -60,16 +73,30 @@ class TensorState:
         return not torch.equal(tensor, value)
 
     def restore(self) -> None:
-        """Puts the values back, without a trace in the version counters of autograd."""
+        """Puts values and histories back, without a trace in the version counters of autograd."""
+        for tensor, requires_grad in self._leaves:
+            _drop_history(tensor, requires_grad)
         for tensor, memory in self._same_memory:
             if _moved(tensor, memory):
                 tensor.data = memory
         with torch.no_grad():
             for tensor, value in self._written():
                 tensor.data.copy_(value)
-        for parameter, grad in self._grads:
-            if parameter.grad is not grad:
-                parameter.grad = grad
+        for leaf, grad in self._grads:
+            if leaf.grad is not grad:
+                leaf.grad = grad
+
+
+def _drop_history(leaf: Tensor, requires_grad: bool) -> None:
+    """Makes a tensor the leaf again that it was, after what an operator has written into it."""
+    if not leaf.is_leaf:
+        if leaf._is_view():
+            with contextlib.suppress(RuntimeError):
+                torch.utils.swap_tensors(leaf, leaf.detach())
+        else:
+            leaf.detach_()
+    if leaf.is_leaf and leaf.requires_grad != requires_grad:
+        leaf.requires_grad_(requires_grad)
 
 
 def _moved(tensor: Tensor, memory: Tensor) -> bool:
