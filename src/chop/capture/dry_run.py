@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.capture.hf_cache import copied
+from chop.capture.input_guards import backwards, has_several_keys
 from chop.capture.leaves import tensors_in
 from chop.capture.preserve_state import Snapshot, patched_calls, preserve_state
 from chop.capture.python_state import Key, PythonState
@@ -129,6 +130,24 @@ def distance(found: Tensor, expected: Tensor) -> float:
     return float(gap.max()) / max(1.0, float(finite.max()) if finite.numel() else 1.0)
 
 
+def goes_by_order(
+    model: nn.Module, example: Mapping[str, Any], fixed: Mapping[str, Any], eager_run: DryRun | None
+) -> bool:
+    """Whether a model returns something else where keys of its inputs come in another order.
+
+    Args:
+        model: the model; it is left as it was.
+        example: its example inputs.
+        fixed: further arguments, the same in every call.
+        eager_run: a run on these; None where it cannot run here, and anything has to be expected.
+    """
+    if not has_several_keys(list(example.values())):
+        return False
+    turned = {name: backwards(value) for name, value in example.items()}
+    found = run_eagerly(model, turned, fixed, probe=False) if eager_run is not None else None
+    return found is None or eager_run is None or _differ(eager_run.calls[0], found.calls[0])
+
+
 def _other(example: Mapping[str, Any]) -> dict[str, Any]:
     """Inputs of the same shapes and other data: each tensor back to front."""
 
@@ -233,12 +252,12 @@ class _StateProbe:
         with contextlib.suppress(Exception), preserve_state(self._model, thorough=True) as run:
             self._before.restore()
             self._after.restore(kept)
-            for (path, name), value in (ahead or {}).items():
-                vars(self._model.get_submodule(path))[name] = value
+            for key, value in (ahead or {}).items():
+                self._before.assign(key, value)
             call = run_once(self._model, arguments, run)
             if kept is None and ahead is None:
                 self._changing = self._after.changed()
-                self._last = PythonState(self._model, deep=False)
+                self._last = PythonState(self._model)
             return call
         return None
 
@@ -255,12 +274,14 @@ class _StateProbe:
         return list(groups.values())
 
     def _label(self, key: Key) -> str:
+        if self._before.where(key) is not None:
+            return key[1]
         return f"{type(self._model.get_submodule(key[0])).__name__}.{key[1]}"
 
     def _writers(self, arguments: Mapping[str, Any]) -> _Writers:
         with contextlib.suppress(Exception), preserve_state(self._model, thorough=True) as run:
             self._before.restore()
-            with _Writers.watched(self._model) as writers:
+            with _Writers.watched(self._model, self._before) as writers:
                 run_once(self._model, arguments, run)
         return writers
 
@@ -269,7 +290,9 @@ class _StateProbe:
         for key in sorted(stateful):
             writer, line = writers[key]
             home = _innermost(writer, key[0])
-            reasons.setdefault(home, []).append(f"{'.'.join(filter(None, key))} ({line})")
+            inside = self._before.where(key) is None
+            name = ".".join(filter(None, key)) if inside else key[1]
+            reasons.setdefault(home, []).append(f"{name} ({line})")
         for path, found in reasons.items():
             eager_run.stateful[path] = (
                 f"the model keeps state between calls in {', '.join(found)}; a graph keeps it "
@@ -286,19 +309,21 @@ def _innermost(one: str, other: str) -> str:
 class _Writers(dict[Key, tuple[str, str]]):
     """Which module's forward sets an attribute, and on which line."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, before: PythonState) -> None:
         super().__init__()
         self._model = model
+        self._before = before
 
     def __missing__(self, key: Key) -> tuple[str, str]:
         # A container that was filled in place: by its owner, for all that can be seen.
-        return key[0], definition_line(type(self._model.get_submodule(key[0])))
+        owner = type(self._model.get_submodule(key[0]))
+        return key[0], self._before.where(key) or definition_line(owner)
 
     @classmethod
     @contextlib.contextmanager
-    def watched(cls, model: nn.Module) -> Iterator[_Writers]:
+    def watched(cls, model: nn.Module, before: PythonState) -> Iterator[_Writers]:
         """Watches the modules of a model inside the block."""
-        writers, running = cls(model), [""]
+        writers, running = cls(model, before), [""]
         paths = {id(module): path for path, module in model.named_modules()}
         usual = nn.Module.__setattr__
 

@@ -31,7 +31,13 @@ from chop.capture.hf_cache import (
 )
 from chop.capture.hf_cache_names import POSITIONS
 from chop.capture.hf_patches import autocast_regions, broadcast_masks, masks_of_any_size
-from chop.capture.leaves import GRADIENT_HOOKS, EagerOutput, LeafRule, has_gradient_hooks
+from chop.capture.leaves import (
+    GRADIENT_HOOKS,
+    EagerOutput,
+    LeafRule,
+    has_gradient_hooks,
+    tensors_in,
+)
 from chop.capture.merge_modes import ModesDifferError, merge_modes
 from chop.capture.module_tree import member_paths
 from chop.capture.preserve_state import patched_calls, preserve_state
@@ -111,6 +117,7 @@ class Fallback:
         earlier: the last recording of each kind.
         changed_in_training: attributes that the recording in `train()` has changed.
         caching: what is optional among the inputs, where one is a cache.
+        keeps_ones: sizes of one stay one, where the model takes another path at two.
     """
 
     model: nn.Module
@@ -129,6 +136,7 @@ class Fallback:
     check_numpy_draws: bool = False
     earlier: dict[Any, Recorder] = field(default_factory=dict, repr=False)
     caching: Caching | None = None
+    keeps_ones: bool = False
 
     def __post_init__(self) -> None:
         self.probes = dtype_probes(self.model)
@@ -307,6 +315,28 @@ class Fallback:
             else:
                 self._add_leaves(graph_break)
 
+    def keep_ones(self) -> bool:
+        """Records sizes of one as they are from now on; False where that is not another recording.
+
+        Not every path of a model at a batch of one is that of two.
+        """
+        traced = self._traced_example()
+        self.keeps_ones = True
+        pairs = zip(tensors_in(self.example), tensors_in(traced), strict=True)
+        return any(given.shape != twice.shape for given, twice in pairs)
+
+    def give_up(self, graph_break: GraphBreak) -> None:
+        """Makes a leaf of a module whose recording is not the model.
+
+        Raises:
+            CaptureError: it is the model itself, or a leaf already.
+        """
+        path = graph_break.path
+        known = not path or self.leaves.is_leaf(self.model.get_submodule(path), path)
+        if self.strict or known:
+            raise CaptureError(_break_message(self.model, graph_break))
+        self._add_leaves(graph_break)
+
     def _specialize_more(self) -> None:
         if self.specialize_reads:
             self.dynamic_dims = (
@@ -315,11 +345,8 @@ class Fallback:
         self.specialize_reads = True
 
     def _traced_example(self) -> dict[str, Any]:
-        return (
-            dict(self.example)
-            if self.dynamic_dims is DynamicDims.NONE
-            else _with_batch_of_two(self.example)
-        )
+        as_given = self.keeps_ones or self.dynamic_dims is DynamicDims.NONE
+        return dict(self.example) if as_given else _with_batch_of_two(self.example)
 
     def _add_leaves(self, graph_break: GraphBreak) -> None:
         self.leaves.add(path for path, _ in same_class_modules(self.model, graph_break.path))

@@ -58,9 +58,10 @@ class GraphBreak:
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{self._reason()}, at {self.where}"
+        return f"{self.reason()}, at {self.where}"
 
-    def _reason(self) -> str:
+    def reason(self) -> str:
+        """What was raised, in the words of a user."""
         kind = type(self.error).__name__
         if kind in _TORCH_ERRORS:
             return _TORCH_ERRORS[kind]

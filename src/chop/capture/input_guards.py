@@ -1,19 +1,23 @@
-"""Input guards on dtype and memory layout: a call warns where a branch may go another way.
+"""Input guards on dtype, memory layout and order of keys, none of which is a node of the graph.
 
-A branch on them is no node of the graph, so the branch of the example is kept.
+A branch on dtype or layout is that of the example, and a call warns where it may go another way. A
+loop over a mapping is in the order of the example, and a call with another order is refused.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from chop.capture.specs import TensorSpec
+from chop.capture.pytree import tree_children, tree_rebuild
+from chop.capture.specs import FieldsSpec, TensorSpec
+from chop.errors import GuardError
 
-DTYPE, LAYOUT = "dtype", "memory layout"
+DTYPE, LAYOUT, ORDER = "dtype", "memory layout", "order of keys"
 LAYOUT_METHODS = frozenset({"is_contiguous", "stride"})
 """Methods of tensors that tell their layout."""
 
@@ -40,9 +44,14 @@ def check_input_guards(
         examples: a `TensorSpec` per input of the graph.
         contiguous: the inputs that were contiguous at capture.
         given: the inputs of the call by name.
+
+    Raises:
+        GuardError: the keys of one come in another order, and the model goes by it.
     """
     for name, x in given.items():
         spec = examples.get(name)
+        if ORDER in asked:
+            check_order(name, spec, x)
         if not isinstance(spec, TensorSpec) or not _is_strided(x):
             continue
         if DTYPE in asked and x.dtype != spec.dtype:
@@ -52,6 +61,44 @@ def check_input_guards(
             states = ("not contiguous", "contiguous")
             came = x.is_contiguous()
             _warn(name, LAYOUT, states[not came], states[came], asked[LAYOUT])
+
+
+def backwards(value: Any) -> Any:
+    """The same value with the keys of its mappings in the opposite order."""
+    parts = tree_children(value)
+    if parts is None:
+        return value
+    turned = {key: backwards(part) for key, part in parts.items()}
+    if isinstance(value, Mapping) and not dataclasses.is_dataclass(value):
+        turned = dict(reversed(turned.items()))
+    return tree_rebuild(value, turned)
+
+
+def has_several_keys(value: Any) -> bool:
+    """Whether a value is, or holds, a mapping of two entries or more."""
+    if isinstance(value, Mapping) and not dataclasses.is_dataclass(value) and len(value) > 1:
+        return True
+    return any(map(has_several_keys, (tree_children(value) or {}).values()))
+
+
+def check_order(name: str, spec: Any, value: Any) -> None:
+    """Raises GuardError where the keys of a mapping come in another order than in the example."""
+    if isinstance(spec, Mapping):
+        expected, came = list(spec), list(value)
+        if expected != came:
+            raise GuardError(
+                f"captured for {name} with its keys in the order {', '.join(map(str, expected))}, "
+                f"which the model goes by, got {', '.join(map(str, came))}; give them in that order"
+            )
+        parts = [(f"{name}[{key!r}]", spec[key], value[key]) for key in expected]
+    elif isinstance(spec, tuple | list):
+        parts = [(f"{name}[{i}]", part, value[i]) for i, part in enumerate(spec)]
+    elif isinstance(spec, FieldsSpec):
+        parts = [(f"{name}.{f}", part, getattr(value, f)) for f, part in spec.fields.items()]
+    else:
+        return
+    for part in parts:
+        check_order(*part)
 
 
 def _is_strided(x: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Snapshot of the Python state of modules: attributes, containers, generators, closures."""
+"""Snapshot of the Python state of modules: attributes, containers, closures, variables outside."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import random
 import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from chop.capture.outer_state import Variable, outer_state
 
 Key = tuple[str, str]
 """The dotted path of a module and the name of one of its attributes."""
@@ -174,8 +176,8 @@ class _Saved:
 class PythonState:
     """A snapshot of the Python state of a model.
 
-    It covers the attributes of modules, and what is inside the containers, generators, closures
-    and plain objects that they hold.
+    It covers the attributes of modules, what is inside the containers, generators, closures and
+    plain objects that they hold, and the variables of classes and files that their code uses.
 
     Args:
         model: the model.
@@ -191,10 +193,28 @@ class PythonState:
         self._modules = dict(model.named_modules())
         self._fields = {path: dict(vars(module)) for path, module in self._modules.items()}
         self._saved: dict[int, _Saved] = {}
+        self._variables: dict[Key, tuple[Variable, Any]] = {}
+        self._searched: set[int] = set()
         known = {id(module) for module in self._modules.values()}
         for path, fields in self._fields.items():
             for name, value in fields.items():
                 self._visit(value, (path, name), known)
+        for path, module in self._modules.items() if deep else ():
+            self._visit_outside(path, cast(Hashable, type(module)), known)
+
+    def _visit_outside(self, path: str, code: Hashable, known: set[int]) -> None:
+        outside = outer_state(code)
+        for variable in outside.variables:
+            key, value = (path, variable.label), variable.read()
+            self._variables[key] = (variable, value)
+            self._visit(value, key, known)
+        for function in outside.functions:
+            key, fields = (path, function.__name__), vars(function)
+            self._visit(function, key, known)
+            if fields:
+                self._saved[id(fields)] = _Saved(function, _FIELDS, dict(fields), key)
+            self._visit(function.__defaults__, key, known)
+            self._visit(tuple((function.__kwdefaults__ or {}).values()), key, known)
 
     def _visit(self, thing: Any, key: Key, known: set[int]) -> None:
         if thing is None or isinstance(thing, _PLAIN):
@@ -213,6 +233,9 @@ class PythonState:
             self._saved[id(thing)] = _Saved(thing, kind, content, key)
             for item in _items(content) if self._deep else ():
                 self._visit(item, key, known)
+        if self._deep and isinstance(thing, types.FunctionType) and id(thing) not in self._searched:
+            self._searched.add(id(thing))
+            self._visit_outside(key[0], cast(Hashable, thing), known)
 
     def restore(self, keys: Collection[Key] | None = None) -> None:
         """Puts everything back, or only these attributes and what they hold."""
@@ -226,14 +249,31 @@ class PythonState:
                     module.__dict__[name] = fields[name]
                 else:
                     module.__dict__.pop(name, None)
+        for key, (variable, value) in self._variables.items():
+            if keys is None or key in keys:
+                variable.write(value)
         for saved in self._saved.values():
             if keys is None or saved.key in keys:
                 saved.kind.write(saved.thing, saved.content)
 
     def value(self, key: Key) -> Any:
-        """An attribute's value in the snapshot; None where it had none."""
+        """The value of an attribute or a variable in the snapshot; None where it had none."""
         path, name = key
+        if key in self._variables:
+            return self._variables[key][1]
         return self._fields.get(path, {}).get(name)
+
+    def assign(self, key: Key, value: Any) -> None:
+        """Gives an attribute or a variable a value."""
+        path, name = key
+        if key in self._variables:
+            self._variables[key][0].write(value)
+        else:
+            self._modules[path].__dict__[name] = value
+
+    def where(self, key: Key) -> str | None:
+        """`file:line` of the code that sets a variable outside of the modules; None for others."""
+        return self._variables[key][0].where if key in self._variables else None
 
     def changed(self) -> set[Key]:
         """The attributes that are not what they were, or hold something else."""
@@ -242,6 +282,7 @@ class PythonState:
             for path, fields in self._fields.items()
             for name in _differing(fields, vars(self._modules[path]))
         }
+        found |= {k for k, (var, value) in self._variables.items() if not _same(value, var.read())}
         for saved in self._saved.values():
             if saved.key not in found and not saved.kind.same(
                 saved.content, saved.kind.read(saved.thing)

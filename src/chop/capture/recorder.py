@@ -36,6 +36,7 @@ from chop.capture.operators import (
 )
 from chop.capture.overrides import plain_call
 from chop.capture.random_state import HostRandomState, TorchSeedWatch
+from chop.capture.rank_guards import SqueezedRanks
 from chop.capture.recurrent import RecurrentKernels
 from chop.capture.runtime import AutogradCall, retain_grad
 from chop.capture.slice_guards import guard_slice_bounds, guard_split_count
@@ -106,6 +107,7 @@ class Recorder(TorchFunctionMode):
             before._fake_cache if before and self.sizes.continues else FakeCache()
         )
         self._recording = False
+        self._ranks = SqueezedRanks()
         self._seeds = TorchSeedWatch(lambda: self._recording)
         self._operator_count = 0
         self._alias_sources: dict[int, Any] = {}
@@ -212,6 +214,8 @@ class Recorder(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in DATA_DEPENDENT_METHODS or (name == "item" and self._eager_reads is not None):
             return self.reads.read(func, name, args, kwargs)
+        getter = getattr(getattr(func, "__self__", None), "__name__", "")
+        self._ranks.ask(getter if name == "__get__" else name, args)
         if name == "__get__":
             return self._get_attribute(func, args)
         if name == "__set__":
@@ -228,6 +232,7 @@ class Recorder(TorchFunctionMode):
         with self._inside_operator():
             returned = self._run_operator(func, args, kwargs)
             result = alias_if_input(func, args, kwargs, returned)
+            self._ranks.note(func, args, kwargs, result)
         if result is not returned:
             self._alias_sources[id(result)] = self._alias_sources.get(id(returned), returned)
         if func is SET_GRAD_ENABLED:
@@ -339,6 +344,7 @@ class Recorder(TorchFunctionMode):
         with self._paused():
             result = self._leaf_result(original, module, path, args, kwargs)
         self.writer.call("call_module", path, *written, result)
+        self._ranks.note(None, args, kwargs, result)
         hidden = self._operator_count - before
         self.leaf_operators[path] = max(self.leaf_operators.get(path, 0), hidden)
         return result
@@ -370,4 +376,5 @@ class Recorder(TorchFunctionMode):
         with self._paused():
             result = original(function, *args, **kwargs)
         self.writer.emit("call_function", AutogradCall(function), args, kwargs, result)
+        self._ranks.note(None, args, kwargs, result)
         return result

@@ -11,6 +11,7 @@ from torch import nn
 
 from chop.capture.captured import CapturedModule
 from chop.capture.dry_run import Call, DryRun, distance, run_eagerly, run_once
+from chop.capture.graph_break import GraphBreak
 from chop.capture.hf_cache import CacheError
 from chop.capture.leaves import tensors_in
 from chop.capture.preserve_state import preserve_state
@@ -39,7 +40,7 @@ def find_mismatch(
         eager_run: what the model itself has returned and written.
 
     Raises:
-        CaptureError: the model runs and its capture fails, or forgets what the model keeps.
+        CaptureError: in a second call the capture forgets what the model keeps.
     """
     # Hooks of the model that the graph runs too may fill attributes of the model.
     with preserve_state(model):
@@ -101,11 +102,7 @@ def _compare(
         except GuardError:
             raise
         except Exception as error:
-            raise CaptureError(
-                f"the model runs on the example inputs and its capture does not "
-                f"({type(error).__name__}: {error}): it takes another path while it is recorded; "
-                "keep the part that fails as one node with leaves=[...] (custom_ops in MaseGraph)"
-            ) from error
+            return f"on the example inputs it fails ({GraphBreak('', '', error).reason()})"
         mismatch = _first_difference(found, first, tolerance)
         if mismatch is not None:
             return mismatch

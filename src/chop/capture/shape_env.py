@@ -26,6 +26,7 @@ class GuardedShapeEnv(ShapeEnv):
         )
         self.evaluated_by_model = False
         self.tests: dict[sympy.Basic, str] = {}
+        self.emptiness_tests: dict[sympy.Basic, str] = {}
         self._inside_operators: dict[sympy.Basic, str] = {}
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
@@ -47,6 +48,11 @@ class GuardedShapeEnv(ShapeEnv):
         if not self.evaluated_by_model:
             self._inside_operators[condition] = self.tests[condition]
 
+    def keep_if_assumed(self, condition: sympy.Basic) -> None:
+        """Keeps a test by the model that holds for all sizes but zero, which none is taken for."""
+        if self.evaluated_by_model and condition.free_symbols:
+            self.emptiness_tests.setdefault(condition, current_line())
+
     def reset_guards(self) -> bool:
         """Forgets the tests of the model for another recording of it; False if it cannot.
 
@@ -55,7 +61,7 @@ class GuardedShapeEnv(ShapeEnv):
         """
         if self.replacements or self.deferred_runtime_asserts:
             return False
-        self.tests = dict(self._inside_operators)
+        self.tests, self.emptiness_tests = dict(self._inside_operators), {}
         return True
 
     def _get_stack_summary(

@@ -11,6 +11,7 @@ from typing import Any
 
 import sympy
 import torch
+from sympy.logic.boolalg import BooleanAtom
 
 from chop.capture.symbolic_api import PythonPrinter, SymNode, size_functions
 
@@ -62,6 +63,16 @@ PAIRWISE: Mapping[type, Callable[[Any, Any], Any]] = {
 
 _REGROUPED = ("add", "sub", "mul", "mod")
 
+_COMPARISONS: Mapping[str, tuple[type, type]] = {
+    "_eq": (sympy.Eq, sympy.Ne),
+    "_ne": (sympy.Ne, sympy.Eq),
+    "_lt": (sympy.Lt, sympy.Ge),
+    "_ge": (sympy.Ge, sympy.Lt),
+    "_gt": (sympy.Gt, sympy.Le),
+    "_le": (sympy.Le, sympy.Gt),
+}
+"""Comparisons of sizes, each with its opposite."""
+
 
 class SizePrinter(PythonPrinter):
     """Prints a size expression as Python that needs nothing but `math` and built-in functions."""
@@ -88,10 +99,12 @@ def size_arithmetic() -> Iterator[None]:
     """Makes arithmetic on sizes go further, and end where a graph could not repeat it exactly.
 
     `math.sqrt`, `math.log` and their like take sizes without making them numbers. Sums and
-    products of floats that sympy would regroup, which rounds differently, become numbers.
+    products of floats that sympy would regroup, which rounds differently, become numbers. What
+    sympy finds true of all positive sizes is noted, since a size may be zero.
     """
     replaced: list[tuple[Any, str, Any]] = [(math, name, _on_sizes) for name in _OPAQUE_NAMES]
     replaced += [(SymNode, f"_{name}", _rounded_in_order) for name in _REGROUPED]
+    replaced += [(SymNode, name, _noted) for name in _COMPARISONS]
     replaced += [
         (kind, name, _as_python)
         for kind in (torch.SymInt, torch.SymFloat)
@@ -129,6 +142,21 @@ def _rounded_in_order(name: str, original: Callable[..., Any]) -> Callable[..., 
         if of_floats and _would_regroup(name, left.expr, right.expr):
             left, right = _as_number(left), _as_number(right)
         return original(left, right)
+
+    return compute
+
+
+def _noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    relation, opposite = _COMPARISONS[name]
+
+    @functools.wraps(original)
+    def compute(left: Any, right: Any) -> Any:
+        result = original(left, right)
+        outcome = getattr(result, "expr", None)
+        if isinstance(outcome, BooleanAtom):
+            kind = relation if outcome else opposite
+            left.shape_env.keep_if_assumed(kind(left.expr, right.expr, evaluate=False))
+        return result
 
     return compute
 

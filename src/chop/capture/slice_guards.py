@@ -37,7 +37,8 @@ def _dims_taken(item: Any) -> int:
 
 def _ask_about_bounds(bounds: slice, size: Any) -> None:
     for bound in (bounds.start, bounds.stop):
-        if isinstance(bound, Tensor) or bound is None:
+        # Of one row or none a slice takes as much as there is.
+        if isinstance(bound, Tensor) or bound is None or bound in (-1, 0, 1):
             continue
         inside = -bound <= size if bound < 0 else bound <= size
         bool(inside)

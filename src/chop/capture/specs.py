@@ -103,10 +103,9 @@ def check_matches(name: str, spec: Any, value: Any) -> None:
     else:
         same, expected = spec == value, repr(spec)
     if not same:
-        came = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
         raise GuardError(
-            f"captured for {name} as {expected}, got {came}; capture the model again with such "
-            "an example"
+            f"captured for {name} as {expected}, got {_described(value)}; capture the model again "
+            "with such an example"
         )
     if isinstance(spec, FieldsSpec):
         for field, inner in spec.fields.items():
@@ -114,6 +113,18 @@ def check_matches(name: str, spec: Any, value: Any) -> None:
     elif isinstance(spec, Mapping | tuple | list):
         for key in spec if isinstance(spec, Mapping) else range(len(spec)):
             check_matches(f"{name}[{key!r}]", spec[key], value[key])
+
+
+def _described(value: Any) -> str:
+    """What a value is, in a few words."""
+    if isinstance(value, Tensor):
+        return f"shape {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"the keys {', '.join(map(str, value))}"
+    if isinstance(value, tuple | list):
+        return f"{len(value)} values"
+    text = repr(value)
+    return text if len(text) <= 80 else f"a {type(value).__name__}"
 
 
 def cast_floats(spec: Any, cast: Callable[[torch.dtype], torch.dtype]) -> Any:

@@ -306,12 +306,18 @@ class Sizes:
         for condition, where in self._env.tests.items():
             if condition.free_symbols <= self._names.keys() and not _always_true(condition):
                 found.append(ShapeGuard(self._print(condition), where))
+        for condition, where in self._env.emptiness_tests.items():
+            known = condition.free_symbols <= self._names.keys()
+            if known and not _always_true(condition, least=0):
+                found.append(ShapeGuard(self._print(condition), where))
         return found
 
     def add_guards_of(self, other: Sizes) -> None:
         """Also keeps the conditions of a second recording of the same inputs."""
         if self._env is not None and other._env is not None:
-            self._env.tests = {**other._env.tests, **self._env.tests}
+            ours, theirs = self._env, other._env
+            ours.tests = {**theirs.tests, **ours.tests}
+            ours.emptiness_tests = {**theirs.emptiness_tests, **ours.emptiness_tests}
 
     def unbacked_size(self, least: int, most: Any) -> Any:
         """A new size that only the data tells, which some operator's result has to show.

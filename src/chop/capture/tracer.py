@@ -10,7 +10,7 @@ import inspect
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -27,14 +27,19 @@ from chop.capture.hf_cache import (
 )
 from chop.capture.hf_cache_names import OPTIONAL, asks_for_cache, cache_name, plain_names
 from chop.capture.hf_patches import hf_capture_patches
+from chop.capture.input_guards import ORDER
 from chop.capture.inputs import dummy_inputs, is_guessed
 from chop.capture.leaves import LeafRule
 from chop.capture.module_tree import check_names
 from chop.capture.original import KEY, Original
 from chop.capture.pytree import tree_map
+from chop.capture.source import definition_line
 from chop.capture.transformers_of_torch import has_single_operators, single_operators
 from chop.capture.untraced_effects import check_initialized
-from chop.errors import CaptureError, ConfigError, did_you_mean
+from chop.errors import CaptureError, ConfigError, GuardError, did_you_mean
+
+if TYPE_CHECKING:
+    from chop.capture.fallback import Fallback
 
 
 class CaptureWarning(UserWarning):
@@ -137,36 +142,63 @@ class _Job:
     def run(self, example: dict[str, Any], caching: Caching | None = None) -> CapturedModule:
         """A graph of these inputs."""
         # torch's symbolic shapes cost half a second to import; `import chop` does not need them.
-        from chop.capture.assemble import assemble, warning_text
+        from chop.capture.assemble import warning_text
         from chop.capture.fallback import Fallback
-        from chop.capture.self_check import check_without_cache, find_difference, find_mismatch
-        from chop.capture.side_effects import record, side_effect_notes
+        from chop.capture.self_check import find_difference
 
         rule = LeafRule(self.model, self.leaves)
         with single_operators(self.model, rule.is_chosen) as model:
             fallback = Fallback(model, example, self.fixed, rule, self.strict, caching=caching)
             with hf_capture_patches(model, caching is not None) as notes:
-                recording, dry_runs = record(fallback)
-                captured = assemble(fallback, recording)
-                mismatch = (
-                    find_mismatch(model, captured, example, dry_runs[0]) if dry_runs else None
-                )
-                if caching is not None and dry_runs:
-                    check_without_cache(model, captured, caching.plain)
-                called = {str(n.target) for n in captured.graph.nodes if n.op == "call_module"}
-                notes += side_effect_notes(fallback, recording, dry_runs, called)
+                captured, more = self._recorded(fallback, model)
             # The patches of `model` are off again.
             vars(captured)[KEY] = Original(model, captured)
             swapped = has_single_operators(model)
-        if swapped and dry_runs and mismatch is None:
-            mismatch = find_difference(self.model, captured, example, self.fixed)
-        if mismatch is not None and (self.strict or caching is not None):
+        if swapped and (mismatch := find_difference(self.model, captured, example, self.fixed)):
             raise CaptureError(
                 f"the capture of {captured.record.class_name} is not the model: {mismatch}"
             )
-        notes += [mismatch] if mismatch else []
-        self.message = warning_text(fallback, captured, notes)
+        self.message = warning_text(fallback, captured, notes + more)
         return captured
+
+    def _recorded(
+        self, fallback: Fallback, model: nn.Module
+    ) -> tuple[CapturedModule, list[str]]:
+        """A graph that is the model on the example, and what to say of it.
+
+        What is not becomes a leaf, like what cannot be written down.
+        """
+        from chop.capture.assemble import assemble
+        from chop.capture.dry_run import goes_by_order
+        from chop.capture.locate import locate
+        from chop.capture.self_check import check_without_cache, find_mismatch
+        from chop.capture.side_effects import record, side_effect_notes
+
+        caching = fallback.caching
+        while True:
+            recording, dry_runs = record(fallback)
+            captured = assemble(fallback, recording)
+            if not dry_runs:
+                break
+            try:
+                mismatch = find_mismatch(model, captured, fallback.example, dry_runs[0])
+            except GuardError:
+                if not fallback.keep_ones():
+                    raise
+                continue
+            if mismatch is None:
+                break
+            if caching is not None:
+                raise CacheError(f"the graph is not the model: {mismatch}")
+            if not fallback.keep_ones():
+                arguments = dry_runs[0].calls[0].arguments
+                fallback.give_up(locate(model, captured, arguments, mismatch))
+        if goes_by_order(model, fallback.example, self.fixed, next(iter(dry_runs), None)):
+            captured.record.asked[ORDER] = definition_line(type(model))
+        if caching is not None and dry_runs:
+            check_without_cache(model, captured, caching.plain)
+        called = {str(node.target) for node in captured.graph.nodes if node.op == "call_module"}
+        return captured, side_effect_notes(fallback, recording, dry_runs, called)
 
 
 def _check_one_token(captured: CapturedModule) -> None:

@@ -1,0 +1,175 @@
+"""Outer state: variables of classes and files that the code of a model's modules reads or sets."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sysconfig
+import types
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+MISSING = object()
+"""The value of a variable that is not there."""
+
+_LIBRARIES = tuple(
+    {str(Path(sysconfig.get_path(kind)).resolve()) for kind in ("stdlib", "purelib", "platlib")}
+    | {str(Path(__file__).resolve().parents[1])}
+)
+_NUMBERS = (bool, int, float, complex, str, bytes)
+_GLOBALS = ("STORE_GLOBAL", "DELETE_GLOBAL")
+_ATTRIBUTES = ("STORE_ATTR", "DELETE_ATTR")
+
+
+@dataclass(frozen=True, eq=False)
+class Variable:
+    """A variable of a class or of a file.
+
+    Args:
+        home: the class, or the globals of the file.
+        name: its name.
+        where: `file:line` that sets it, or else the one that reads it.
+    """
+
+    home: type | MutableMapping[str, Any]
+    name: str
+    where: str
+
+    @property
+    def label(self) -> str:
+        """What to call it."""
+        return f"{self.home.__name__}.{self.name}" if isinstance(self.home, type) else self.name
+
+    def read(self) -> Any:
+        """Its value; `MISSING` where there is none."""
+        names = vars(self.home) if isinstance(self.home, type) else self.home
+        return names.get(self.name, MISSING)
+
+    def write(self, value: Any) -> None:
+        """Gives it a value, or takes it away."""
+        if value is self.read():
+            return
+        if isinstance(self.home, type):
+            if value is MISSING:
+                delattr(self.home, self.name)
+            else:
+                setattr(self.home, self.name, value)
+        elif value is MISSING:
+            del self.home[self.name]
+        else:
+            self.home[self.name] = value
+
+
+@dataclass(frozen=True)
+class OuterState:
+    """What code can keep outside of the objects that it is given.
+
+    Args:
+        variables: of its classes and files.
+        functions: of the same, that it consists of or calls.
+    """
+
+    variables: tuple[Variable, ...]
+    functions: tuple[types.FunctionType, ...]
+
+
+@functools.cache
+def outer_state(code: Any) -> OuterState:
+    """What a function or the methods of a class, without libraries, can keep outside of objects."""
+    found = _Search()
+    for each in code.__mro__ if isinstance(code, type) else _functions_of(code):
+        found.visit_class(each) if isinstance(each, type) else found.visit_function(each)
+    return OuterState(tuple(found.variables.values()), tuple(found.functions.values()))
+
+
+class _Search:
+    def __init__(self) -> None:
+        self.variables: dict[tuple[int, str], Variable] = {}
+        self.functions: dict[int, types.FunctionType] = {}
+        self._classes: set[type] = set()
+
+    def visit_class(self, cls: type) -> None:
+        methods = [f for value in vars(cls).values() for f in _functions_of(value)]
+        if cls in self._classes or not any(map(_is_own, methods)):
+            return
+        self._classes.add(cls)
+        for method in methods:
+            self.visit_function(method)
+        for method in methods:
+            self._add_attributes(cls, method)
+        for name, value in vars(cls).items():
+            if _is_container(value) and not name.startswith("__"):
+                self._add(cls, name, _line(methods[0].__code__))
+
+    def visit_function(self, function: types.FunctionType) -> None:
+        if id(function) in self.functions or not _is_own(function):
+            return
+        self.functions[id(function)] = function
+        stored = _names(function.__code__, _GLOBALS)
+        for name, where in _names(function.__code__).items():
+            value = function.__globals__.get(name, MISSING)
+            for inner in _functions_of(value):
+                self.visit_function(inner)
+            if isinstance(value, type):
+                self._add_attributes(value, function)
+                # Modules of a model are asked themselves.
+                if not issubclass(value, nn.Module):
+                    self.visit_class(value)
+            elif (value is MISSING or isinstance(value, _NUMBERS)) and name in stored:
+                self._add(function.__globals__, name, stored[name])
+            elif _is_container(value) or _is_object(value):
+                self._add(function.__globals__, name, where)
+
+    def _add_attributes(self, cls: type, function: types.FunctionType) -> None:
+        for name, where in _names(function.__code__, _ATTRIBUTES).items():
+            if name in vars(cls) and not isinstance(vars(cls)[name], _CODE):
+                self._add(cls, name, where)
+
+    def _add(self, home: Any, name: str, where: str) -> None:
+        self.variables.setdefault((id(home), name), Variable(home, name, where))
+
+
+_CODE = (types.FunctionType, property, classmethod, staticmethod, type)
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, dict | list | set | Tensor) or type(value).__name__ == "deque"
+
+
+def _is_object(value: Any) -> bool:
+    own = [f for member in vars(type(value)).values() for f in _functions_of(member)]
+    return hasattr(value, "__dict__") and any(map(_is_own, own))
+
+
+def _functions_of(value: Any) -> Iterator[types.FunctionType]:
+    if isinstance(value, classmethod | staticmethod):
+        value = value.__func__
+    candidates = (value.fget, value.fset) if isinstance(value, property) else (value,)
+    yield from (f for f in candidates if isinstance(f, types.FunctionType))
+
+
+def _is_own(function: types.FunctionType) -> bool:
+    filename = function.__code__.co_filename
+    return not filename.startswith(("<frozen", *_LIBRARIES))
+
+
+def _names(code: types.CodeType, by: tuple[str, ...] = ()) -> dict[str, str]:
+    """The names in code, of these instructions or of all, each with the line of the first."""
+    found: dict[str, str] = {}
+    line = code.co_firstlineno
+    for step in dis.get_instructions(code):
+        line = step.positions.lineno if step.positions and step.positions.lineno else line
+        if isinstance(step.argval, str) and (step.opname in by or not by):
+            found.setdefault(step.argval, f"{code.co_filename}:{line}")
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            found = {**_names(inner, by), **found}
+    return found
+
+
+def _line(code: types.CodeType) -> str:
+    return f"{code.co_filename}:{code.co_firstlineno}"
