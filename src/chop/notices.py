@@ -12,13 +12,20 @@ class AdjustedWarning(UserWarning):
 _GIVEN: set[str] = set()
 
 
-def warn_once(message: str, category: type[Warning] = AdjustedWarning) -> None:
+def warn_once(
+    message: str, category: type[Warning] = AdjustedWarning, about: str | None = None
+) -> None:
     """Warns unless the same message was given before.
 
     Python's own filter forgets what it has shown whenever a library touches the filters.
+
+    Args:
+        message: a sentence.
+        category: of the warning.
+        about: messages about the same thing are the same; None: those of the same text.
     """
-    if message not in _GIVEN:
-        _GIVEN.add(message)
+    if (about or message) not in _GIVEN:
+        _GIVEN.add(about or message)
         warnings.warn(message, category, stacklevel=2)
 
 

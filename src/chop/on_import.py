@@ -9,7 +9,11 @@ TYPE_CHECKING = False  # `typing` is not imported with `chop`
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
-REGISTERS = {"transformers.quantizers": "chop.ir.huggingface.quantizer"}
+REGISTERS = {
+    "transformers.quantizers": "chop.ir.huggingface.quantizer",
+    "transformers.modeling_utils": "chop.ir.huggingface.resizing",
+    "peft.tuners.lora.layer": "chop.lora.peft_layers",
+}
 """By module of another library, ours that registers something there when it is imported."""
 _waiting: set[str] = set()
 

@@ -11,7 +11,7 @@ from chop.formats import Integer, QuantSpec
 from chop.ir.annotate import operand_formats
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.parameters import StoredParameter, masked_weights, stored_parameters
-from chop.nn.packed.base import parts_of_rows
+from chop.nn.packed.encoding import parts_of_rows
 from chop.nn.quantized import QuantizedOperator
 
 LARGE_SHARE = 0.5

@@ -18,11 +18,13 @@ from chop.capture.transformers_of_torch import single_operators
 from chop.errors import GraphError
 from chop.formats import Quantizer
 from chop.ir.huggingface.attention import quantize_attention, why_not_attention
+from chop.ir.huggingface.folder import note_formats
 from chop.ir.huggingface.tying import tie_codes
 from chop.ir.metadata import Provenance
 from chop.ir.ops import dimensions as d
 from chop.ir.ops import module_of_node, of_node
 from chop.ir.propagate import example_inputs
+from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantCall, QuantizedOperator
 
 HEAD_COUNTS = ("num_attention_heads", "num_key_value_heads", "head_dim")
@@ -39,7 +41,8 @@ def to_module(
         provenance: the passes that it went through, for messages.
         like: a model of the original class and settings, where the graph does not know it.
     Returns: a model of the original class. Its tensors are those of the graph; where the graph
-        quantizes a weight that the model's code hands to a function itself, a rounded copy.
+        quantizes a weight that the model's code hands to a function itself, a rounded copy. Packed
+        layers hand gradients on, to adapters around them.
 
     Raises:
         GraphError: the original class is not known, or the graph has a change that the class's own
@@ -68,7 +71,11 @@ def to_module(
     for module in model.modules() if rounded else ():
         for name, parameter in module._parameters.items():
             module._parameters[name] = rounded.get(id(parameter), parameter)
+    for module in model.modules():
+        if isinstance(module, PackedOperator):
+            module.packed_trainable = ()
     if "transformers.modeling_utils" in sys.modules:
+        note_formats(model)
         tie_codes(model)
     for name in HEAD_COUNTS:
         if hasattr(captured.record.config, name) and hasattr(model.config, name):

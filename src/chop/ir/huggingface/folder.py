@@ -10,8 +10,28 @@ from torch import nn
 
 from chop.errors import ConfigError
 from chop.files import atomic_files
+from chop.nn.packed import PackedOperator
 
 WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
+
+
+def note_formats(model: nn.Module) -> None:
+    """Makes `save_pretrained` of a model of transformers write the formats of its layers.
+
+    Args:
+        model: any; one of another library, or without formats, stays as it is.
+    """
+    from transformers import PreTrainedModel
+
+    from chop.ir.huggingface.quantizer import METHOD, ChopQuantizer
+    from chop.ir.huggingface.stored import has_formats
+
+    if not isinstance(model, PreTrainedModel) or not has_formats(model):
+        return
+    ChopQuantizer.attach(model)
+    if any(isinstance(module, PackedOperator) for module in model.modules()):
+        # Transformers' trainer trains such a model with adapters alone.
+        vars(model).update(is_quantized=True, quantization_method=METHOD)
 
 
 def save_folder(
@@ -31,22 +51,17 @@ def save_folder(
     """
     from transformers import PreTrainedModel
 
-    from chop.ir.huggingface.quantizer import ChopConfig, ChopQuantizer
-    from chop.ir.huggingface.stored import drop_masks, stored_modules
-    from chop.ir.huggingface.tying import tie_codes
+    from chop.ir.huggingface.stored import drop_masks
+    from chop.ir.huggingface.tying import settle_ties
 
     if not isinstance(model, PreTrainedModel):
         raise ConfigError(
             f"save_pretrained: expected a model of transformers, got a {type(model).__name__}; "
             "mg.export writes the graph of any model."
         )
-    modules = stored_modules(model)
     drop_masks(model)
-    if modules:
-        config = ChopConfig(modules={path: stored.plain() for path, stored in modules.items()})
-        model.config.quantization_config = config
-        vars(model)["hf_quantizer"] = ChopQuantizer(config)
-        tie_codes(model)
+    note_formats(model)
+    settle_ties(model)
     folder = Path(folder).expanduser()
     with atomic_files(folder, "model") as fresh:
         model.save_pretrained(fresh, max_shard_size=max_shard_size)

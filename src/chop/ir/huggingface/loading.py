@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from chop.capture.attention import PROJECTIONS, ProjectedAttention
@@ -234,6 +235,19 @@ def _is_chosen(module: nn.Module, operators: Sequence[str] | None) -> bool:
     if row.weight is None or row.quantized is None:
         return False
     return operators is None or row.name in operators
+
+
+def check_untouched(model: nn.Module, group: Sequence[str], weight: Tensor) -> None:
+    """Raises ConfigError where tied layers have been packed with another weight."""
+    made = model.get_submodule(group[0])
+    if isinstance(made, PackedOperator):
+        stored = made.spec.number_format("weight")
+        if not torch.equal(stored.round(weight).to(made.packed_dtype), made.weight):
+            raise ConfigError(
+                f"quantization_config: the folder has a weight of '{group[0]}' and another one of "
+                f"'{group[1]}', and its config.json says that they are one; expected "
+                "tie_word_embeddings=False."
+            )
 
 
 def pack_layers(

@@ -151,6 +151,31 @@ class ChopQuantizer(HfQuantizer):
         """A loaded model can be saved again."""
         return True
 
+    @classmethod
+    def attach(cls, model: Any) -> None:
+        """Makes transformers write the formats of a model's layers when it writes the model."""
+        config: Any = ChopConfig.__new__(ChopConfig)
+        vars(config).update(quant_method=METHOD, modules={})
+        vars(model)["hf_quantizer"] = cls(config)
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[None, dict[str, str]]:
+        """Before a model is written: its configuration says what its layers are by now."""
+        from chop.ir.huggingface.stored import stored_modules
+        from chop.ir.huggingface.tying import settle_ties
+
+        if getattr(model, "_hf_peft_config_loaded", False):  # adapters alone are written
+            return None, {}
+        modules = stored_modules(model)
+        settle_ties(model)
+        if modules:
+            plain = {path: stored.plain() for path, stored in modules.items()}
+            self.quantization_config = ChopConfig(modules=plain)
+            model.config.quantization_config = self.quantization_config
+        elif hasattr(model.config, "quantization_config"):
+            remove: Any = self.remove_quantization_config
+            remove(model)
+        return None, {}
+
     @property
     def is_trainable(self) -> bool:
         """Adapters around the layers, such as peft's, can be trained."""
@@ -166,12 +191,15 @@ class ChopQuantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         from chop.ir.huggingface import loading
+        from chop.ir.huggingface.tying import drop_ties
         from chop.ir.huggingface.weights import StoredTensors
 
         config, files = self.quantization_config, kwargs.get("checkpoint_files")
         if not self.pre_quantized:
             if files and all(str(file).endswith(".safetensors") for file in files):
-                StoredTensors(model, files).check_float()
+                given = StoredTensors(model, files)
+                given.check_float()
+                drop_ties(model, given.differ)
             self.groups = loading.layers_to_pack(model, config.operators, config.skip)
             loading.warn_of_unreached(model, self.groups, config.skip)
             self._read_in_float32(model, kwargs.get("dtype") or model.dtype)
@@ -265,6 +293,7 @@ class PackWeight(ConversionOps):
         config, path = self.quantizer.quantization_config, full_layer_name.removesuffix(".weight")
         group = self.quantizer.groups[path]
         assert config.format is not None
+        loading.check_untouched(model, group, weight)
         made = loading.pack_layers(model, group, weight, config.format, config.data_in)
         for module in made:
             module.packed_dtype = self.quantizer.dtypes[path]

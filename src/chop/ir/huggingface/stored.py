@@ -61,6 +61,12 @@ class StoredModule:
                 f"save_pretrained: '{path}' has a LoRA adapter; fuse it with "
                 "fuse_lora_weights_transform_pass first."
             )
+        if "base_layer" in path.split("."):
+            raise ConfigError(
+                f"save_pretrained: '{path}' has an adapter of peft around it; "
+                "merge_and_unload() gives a model without, and its own save_pretrained writes the "
+                "adapter."
+            )
         if module.function is not None:
             raise ConfigError(
                 f"save_pretrained: '{path}' quantizes products of an attention, which a folder "
@@ -142,8 +148,17 @@ def stored_modules(model: nn.Module) -> dict[str, StoredModule]:
     return {
         path: StoredModule.of(module, path)
         for path, module in quantized_leaves(model)
-        if not module.spec.is_float or isinstance(module, PackedOperator | LoraLinear)
+        if _has_formats(module)
     }
+
+
+def has_formats(model: nn.Module) -> bool:
+    """Whether a model has quantized modules, or adapters, that a folder would have to tell."""
+    return any(_has_formats(module) for _, module in quantized_leaves(model))
+
+
+def _has_formats(module: QuantizedOperator) -> bool:
+    return not module.spec.is_float or isinstance(module, PackedOperator | LoraLinear)
 
 
 def quantized_leaves(model: nn.Module) -> Iterator[tuple[str, QuantizedOperator]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -16,17 +17,106 @@ def tie_codes(model: nn.Module) -> None:
     Args:
         model: a `PreTrainedModel`; what it and its parts say of tied weights is changed.
     """
-    import transformers
-
-    parts = [m for m in model.modules() if isinstance(m, transformers.PreTrainedModel)]
+    parts = _parts(model)
     for part in parts:
         known: Any = part._tied_weights_keys
         if isinstance(known, dict):
-            part._tied_weights_keys = dict(
-                pair for item in known.items() for pair in _tied(part, *item)
-            )
+            floats = dict.fromkeys((_weight(target), _weight(x)) for target, x in known.items())
+            part._tied_weights_keys = dict(pair for item in floats for pair in _tied(part, *item))
     for part in reversed(parts):
         part.all_tied_weights_keys = part.get_expanded_tied_weights_keys(all_submodels=True)
+
+
+def settle_ties(model: nn.Module) -> None:
+    """Makes configurations say of tied weights what the tensors say, before they are written.
+
+    What was trained or merged on one side of a tie is a weight of its own, and would be lost where
+    the folder says that the two are one; a tie that holds would be a weight that nobody wrote.
+
+    Args:
+        model: a `PreTrainedModel`; it and its configurations are changed.
+    """
+    tie_codes(model)
+    parts = _parts(model)
+    for config in {id(part.config): part.config for part in parts}.values():
+        sharing = [part for part in parts if part.config is config]
+        pairs = [(part, *pair) for part in sharing for pair in _pairs(part, config)]
+        are_one = [_is_one(*pair) for pair in pairs]
+        if pairs and all(are_one) != getattr(config, "tie_word_embeddings", False):
+            config.tie_word_embeddings = all(are_one)
+        if not all(are_one):
+            for (part, target, _), is_one in zip(pairs, are_one, strict=True):
+                if is_one:
+                    _untie(part, target)
+    tie_codes(model)
+
+
+def drop_ties(model: Any, differ: Callable[[str, str], bool]) -> None:
+    """Unties what a folder has two weights for, as transformers does after it has read them.
+
+    Args:
+        model: to be loaded; it and its configuration are changed.
+        differ: whether the folder has two tensors of these names that are not the same.
+    """
+    ties = model.all_tied_weights_keys
+    untied = [target for target, source in ties.items() if differ(target, source)]
+    for target in untied:
+        del ties[target]
+    if untied and not ties:
+        model.config.tie_word_embeddings = False
+
+
+def _parts(model: nn.Module) -> list[Any]:
+    import transformers
+
+    return [m for m in model.modules() if isinstance(m, transformers.PreTrainedModel)]
+
+
+def _pairs(part: Any, config: Any) -> list[tuple[str, str]]:
+    """The names of the tensors that a part ties where its configuration says that it does."""
+    if not isinstance(part._tied_weights_keys, dict):
+        return []
+    missing = object()
+    was = getattr(config, "tie_word_embeddings", missing)
+    config.tie_word_embeddings = True
+    try:
+        return list(part.get_expanded_tied_weights_keys(all_submodels=False).items())
+    except ValueError:  # a pattern that fits no tensors
+        return []
+    finally:
+        if was is missing:
+            del config.tie_word_embeddings
+        else:
+            config.tie_word_embeddings = was
+
+
+def _is_one(part: Any, target: str, source: str) -> bool:
+    try:
+        one, other = (part.get_parameter_or_buffer(name) for name in (target, source))
+    except AttributeError:  # codes on one side alone
+        return False
+    return one is other or (
+        one.shape == other.shape and one.data_ptr() == other.data_ptr() and one.data_ptr() != 0
+    )
+
+
+def _untie(part: nn.Module, name: str) -> None:
+    """Gives a tensor that is another one too a memory of its own."""
+    path, _, last = name.rpartition(".")
+    module = part.get_submodule(path)
+    for tensors in (module._parameters, module._buffers):
+        found: Any = tensors.get(last)
+        if found is not None:
+            copied = found.detach().clone()
+            is_parameter = isinstance(found, nn.Parameter)
+            tensors[last] = nn.Parameter(copied, found.requires_grad) if is_parameter else copied
+
+
+def _weight(name: str) -> str:
+    """The name of a weight, where one of its codes is given."""
+    path, _, last = name.rpartition(".")
+    owners = [operand for operand, buffers in BUFFER_NAMES.items() if last in buffers]
+    return f"{path}.{owners[0]}" if owners else name
 
 
 def _tied(part: nn.Module, target: str, source: str) -> list[tuple[str, str]]:

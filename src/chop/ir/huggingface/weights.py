@@ -33,11 +33,13 @@ class StoredTensors:
         _check_inside(model.config._name_or_path, files)
         self._prefix = model.base_model_prefix
         self._found: dict[str, tuple[str, list[int]]] = {}
+        self._files: dict[str, Path] = {}
         for file in files:
             with open_file(Path(file)) as opened:
                 for name in opened.offset_keys():
                     part = opened.get_slice(name)
                     self._found[name] = part.get_dtype(), list(part.get_shape())
+                    self._files[name] = Path(file)
 
     def has(self, key: str) -> bool:
         """Whether there is a tensor of the model, under its name or that of the body's."""
@@ -52,9 +54,24 @@ class StoredTensors:
                 "'modules' that say what codes mean; expected float weights."
             )
 
-    def _find(self, key: str) -> tuple[str, list[int]] | None:
+    def differ(self, key: str, other: str) -> bool:
+        """Whether the files have two tensors of these names, and they are not the same."""
+        names = self._name(key), self._name(other)
+        if None in names or names[0] == names[1]:
+            return False
+        tensors = []
+        for name in names:
+            with open_file(self._files[str(name)]) as opened:
+                tensors.append(opened.get_tensor(name))
+        return not torch.equal(*tensors)
+
+    def _name(self, key: str) -> str | None:
         names = (key, key.removeprefix(f"{self._prefix}."), f"{self._prefix}.{key}")
-        return next((self._found[name] for name in names if name in self._found), None)
+        return next((name for name in names if name in self._found), None)
+
+    def _find(self, key: str) -> tuple[str, list[int]] | None:
+        name = self._name(key)
+        return None if name is None else self._found[name]
 
     def check(self, path: str, module: PackedOperator) -> None:
         """Raises CheckpointError where codes are missing, or of another size."""

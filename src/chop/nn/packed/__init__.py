@@ -11,6 +11,7 @@ from chop.nn.packed.base import (
     drop_packed_twin,
     packed_twin,
 )
+from chop.nn.packed.decoded import DecodedTensor
 from chop.nn.packed.operators import (
     PackedBatchNorm1d,
     PackedBatchNorm2d,
@@ -24,9 +25,11 @@ from chop.nn.packed.operators import (
     PackedRMSNorm,
 )
 from chop.nn.packed.packing import pack, why_not_packable
+from chop.nn.packed.rewriting import write
 
 __all__ = [
     "PACKED",
+    "DecodedTensor",
     "KnownCodes",
     "PackedBatchNorm1d",
     "PackedBatchNorm2d",
@@ -43,4 +46,5 @@ __all__ = [
     "pack",
     "packed_twin",
     "why_not_packable",
+    "write",
 ]

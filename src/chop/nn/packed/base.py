@@ -13,6 +13,9 @@ from chop.errors import ConfigError
 from chop.formats import Encoded, NumberFormat, Quantizer, QuantSpec
 from chop.kernels import fake_quantize_directly
 from chop.nn.adoption import adopt
+from chop.nn.packed.decoded import decoded_tensor, plain
+from chop.nn.packed.encoding import encode_in_parts
+from chop.nn.packed.rewriting import write
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.masks import FULL, MASK
 from chop.nn.weight_cache import decoded_once
@@ -20,8 +23,6 @@ from chop.nn.weight_cache import decoded_once
 CODES, SCALES, TENSOR_SCALE = "codes", "scales", "tensor_scale"
 SMALL = 2**14
 """Elements of a parameter that is decoded once."""
-PART = 2**20
-"""Elements of a parameter that are encoded, or compared with their codes, at a time."""
 KnownCodes = MutableMapping[tuple[int, str], Encoded]
 """Codes by the id of the parameter and the key of the format, so that shared ones stay shared."""
 
@@ -39,17 +40,19 @@ class PackedOperator(QuantizedOperator):
     files, pickles and copies have the codes alone, and other codes are decoded anew. One change
     cannot be seen, a write past autograd (`layer.weight_codes.data.zero_()`).
 
-    The buffers of `weight` are `weight_codes` (uint8, bit-packed, one-dimensional),
-    `weight_scales` (uint8 or float32) where the format has scales, and `weight_tensor_scale`
-    (float32) where it has one for all; a quantized bias has the same. `module.weight` decodes
-    them. Changes of device take the codes along; a change to another floating dtype changes what
-    they are decoded to, and float32 scales stay float32.
+    The buffers of `weight` are `weight_codes` (uint8, bit-packed, one-dimensional), `weight_scales`
+    (uint8 or float32) where the format has scales, and `weight_tensor_scale` (float32) where it has
+    one for all; a quantized bias has the same. `module.weight` decodes them, and what is written to
+    it is encoded, see `DecodedTensor`. Changes of device take the codes along; a change to another
+    floating dtype changes what they are decoded to, and float32 scales stay float32.
 
     A packed operator is made by `pack` and cannot be trained; `unpack` gives the trainable one.
     """
 
     operator: ClassVar[type[QuantizedOperator]]
     """The class that it packs."""
+    takes_rows: ClassVar[bool] = False
+    """A weight of another number of rows may be written to it."""
     is_derived: ClassVar[bool] = False
     """`packed_twin` made the class, in the operator's module."""
     packed_shapes: dict[str, torch.Size]
@@ -95,14 +98,49 @@ class PackedOperator(QuantizedOperator):
     @property
     def weight(self) -> Tensor:
         """The decoded weight: the values that the operator computes with."""
-        return self._decoded("weight")
+        return self._writable("weight")
 
     @property
     def bias(self) -> Tensor | None:
         """The decoded bias, or the float one, or None."""
         if "bias" in self.packed_shapes:
-            return self._decoded("bias")
+            return self._writable("bias")
         return self._parameters.get("bias")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Encodes what is assigned to a packed parameter."""
+        if name not in vars(self).get("packed_shapes", ()):
+            if name != "bias" or value is not None or name in self._parameters:  # it has none
+                super().__setattr__(name, value)
+        elif isinstance(value, Tensor):
+            write(self, name, plain(value))
+        else:
+            raise ConfigError(
+                f"{type(self).__name__}.{name} is stored as codes; expected a tensor, got a "
+                f"{type(value).__name__}."
+            )
+
+    def _writable(self, name: str) -> Tensor:
+        with torch.inference_mode(False), torch.no_grad():
+            values = self._decoded(name)
+        return decoded_tensor(
+            values, lambda x: write(self, name, x), f"{type(self).__name__}.{name}"
+        )
+
+    def put_codes(self, name: str, stored: Encoded) -> None:
+        """Replaces the codes of a parameter, in their memory where they have the size of the old.
+
+        Layers that share them see the change.
+        """
+        parts = (stored.codes, stored.scales, stored.tensor_scale)
+        for buffer, new in zip(BUFFER_NAMES[name], parts, strict=True):
+            old = self._buffers.get(buffer)
+            if old is None or new is None or old.shape != new.shape:
+                self._buffers[buffer] = new
+                continue
+            with torch.inference_mode(old.is_inference()), torch.no_grad():
+                old.copy_(new)
+        self.packed_shapes = {**self.packed_shapes, name: stored.shape}
 
     def encoded(self, name: str) -> Encoded:
         """The codes of a packed parameter."""
@@ -163,7 +201,7 @@ class PackedOperator(QuantizedOperator):
         """
         if operand in self.packed_shapes:
             self._refuse_training(operand)
-            return x
+            return plain(x)
         if operand is None or not isinstance(x, Tensor) or not x.is_floating_point():
             return x
         quantizer = self.format_of(operand)
@@ -179,8 +217,8 @@ class PackedOperator(QuantizedOperator):
         if self.training and torch.is_grad_enabled() and operand in self.packed_trainable:
             raise ConfigError(
                 f"a {type(self).__name__} cannot be trained: its {operand} is stored as codes. "
-                "Call model.eval() to use it, or unpack it to train: "
-                "pack_transform_pass(mg, {'unpack': True})."
+                "Call model.eval() to use it, train adapters on mg.to_module(), or unpack it to "
+                "train: pack_transform_pass(mg, {'unpack': True})."
             )
 
     def with_spec(self, spec: QuantSpec) -> QuantizedOperator:  # type: ignore[override]
@@ -286,33 +324,5 @@ def encoded(layer: QuantizedOperator, name: str, known: KnownCodes) -> Encoded:
     number_format = layer.spec.number_format(name)
     key = (id(getattr(layer, name)), number_format.key)
     if key not in known:
-        known[key] = _encode_in_parts(number_format, layer.effective(name).detach())
+        known[key] = encode_in_parts(number_format, layer.effective(name).detach())
     return known[key]
-
-
-def parts_of_rows(number_format: NumberFormat, x: Tensor, part: int = PART) -> int:
-    """How many rows of a tensor to treat at a time: all of one that is small, or not separable.
-
-    Args:
-        number_format: decides whether rows are rounded by themselves.
-        x: any shape.
-        part: elements at a time, about.
-    """
-    whole = max(1, len(x)) if x.ndim else 1
-    is_separable = number_format.is_fitted and number_format.is_row_separable(x.shape)
-    if x.numel() <= part or not is_separable:
-        return whole
-    if number_format.encode(x[:1]).tensor_scale is not None:  # a factor that all rows decide
-        return whole
-    return max(1, part * len(x) // x.numel())
-
-
-def _encode_in_parts(number_format: NumberFormat, x: Tensor) -> Encoded:
-    """The codes of a large tensor without temporary ones of its size, which encoding makes."""
-    count = parts_of_rows(number_format, x)
-    if x.ndim == 0 or count >= len(x):
-        return number_format.encode(x)
-    parts = [number_format.encode(rows) for rows in x.split(count)]
-    scales = [part.scales for part in parts if part.scales is not None]
-    codes = torch.cat([part.codes for part in parts])
-    return Encoded(codes, x.shape, x.dtype, torch.cat(scales) if scales else None)

@@ -11,6 +11,7 @@ from chop.formats.transforms import is_transformed
 from chop.kernels import packed_linear_directly
 from chop.nn import quantized as q
 from chop.nn.packed.base import PackedOperator, packed_twin
+from chop.nn.packed.decoded import plain
 
 FLOAT = Float()
 
@@ -47,7 +48,7 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
             buffers.get("weight_tensor_scale"),
             self.passed_shape("weight"),
             spec.number_format("weight").key,
-            self.bias,
+            plain(self.bias),
         )
         return y if spec.data_out.is_identity else self.quantize("data_out", y)
 
@@ -59,13 +60,14 @@ class PackedEmbedding(PackedOperator, q.QuantEmbedding):  # type: ignore[overrid
     """
 
     operator = q.QuantEmbedding
+    takes_rows = True
 
     @property
     def num_embeddings(self) -> int:
-        """How many rows there are.
+        """How many rows there are; `weight.data = rows` changes it.
 
         Raises:
-            ConfigError: on a change, as transformers makes one to resize a vocabulary.
+            ConfigError: another number is assigned.
         """
         return self.packed_shapes["weight"][0]
 
@@ -75,7 +77,7 @@ class PackedEmbedding(PackedOperator, q.QuantEmbedding):  # type: ignore[overrid
             return
         raise ConfigError(
             f"a {type(self).__name__} of {self.num_embeddings} rows cannot have {count}: they are "
-            "stored as codes. Resize the float model's vocabulary, or unpack it first."
+            "stored as codes. Assign other rows first: layer.weight.data = rows."
         )
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102

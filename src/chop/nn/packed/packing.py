@@ -14,8 +14,8 @@ from chop.nn.packed.base import (
     PackedOperator,
     encoded,
     packable_operands,
-    parts_of_rows,
 )
+from chop.nn.packed.encoding import parts_of_rows
 from chop.nn.quantized import QuantizedOperator
 
 

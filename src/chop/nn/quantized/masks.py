@@ -91,7 +91,8 @@ def _keep_zeros(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     optimizers that mix the elements of a matrix.
     """
     found = [reference() for reference in _operators.valuerefs()]
-    pruned = [module for module in found if module is not None and MASK in module._buffers]
+    # One whose constructor failed may live on in a traceback, without buffers.
+    pruned = [m for m in found if m is not None and MASK in vars(m).get("_buffers", ())]
     if not pruned:
         return
     updated = {id(x) for group in optimizer.param_groups for x in group["params"]}
