@@ -161,9 +161,7 @@ class _Job:
         self.message = warning_text(fallback, captured, notes + more)
         return captured
 
-    def _recorded(
-        self, fallback: Fallback, model: nn.Module
-    ) -> tuple[CapturedModule, list[str]]:
+    def _recorded(self, fallback: Fallback, model: nn.Module) -> tuple[CapturedModule, list[str]]:
         """A graph that is the model on the example, and what to say of it.
 
         What is not becomes a leaf, like what cannot be written down.
