@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from chop.capture.dead_code import eliminate_dead_code, remove_autocast
+from chop.capture.dead_code import remove_autocast
 from chop.capture.preserve_state import preserve_state
 from chop.capture.pytree import tree_children, tree_rebuild
+from chop.capture.side_effects import written_by
 from chop.errors import GraphError
 from chop.ir.graph import MaseGraph
 from chop.notices import warn_once
@@ -179,7 +180,8 @@ def _leave_out_loss(mg: MaseGraph) -> None:
         return
     if len(answer.kwargs) > 1:
         answer.kwargs = {k: v for k, v in answer.kwargs.items() if k != "loss"}
-        eliminate_dead_code(mg.fx_graph, mg.model, {})  # keeps what writes
+        # What writes is read by other names too.
+        mg.fx_graph.eliminate_dead_code(lambda node: node.is_impure() or bool(written_by(node)))
 
 
 def _read_inputs(mg: MaseGraph) -> list[str]:
