@@ -24,9 +24,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Sequence
 
+MOST_CHARACTERS = 2000
+"""Of a message."""
+KEPT_AT_END = 500
+"""Of a longer one: the end says the way out."""
+LEFT_OUT = " ... (left out: the message is too long) ... "
+
 
 class ChopError(Exception):
-    """Base of every error raised on purpose."""
+    """Base of every error raised on purpose; the middle of a long message is left out."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(bounded(each) if isinstance(each, str) else each for each in args))
 
 
 class ConfigError(ChopError, ValueError):
@@ -121,20 +130,26 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-MOST_CHARACTERS = 200
-"""Of a value in a sentence."""
-
-
-def shorten(value: object, limit: int = MOST_CHARACTERS) -> str:
+def shorten(value: object, limit: int = 200) -> str:
     """A value as text, its beginning where that is long.
 
     >>> shorten("x" * 500, 5)
     'xxxxx... (500 characters)'
     """
     text = str(value)
-    if len(text) <= limit:
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+
+
+def bounded(text: str) -> str:
+    """A message of at most 2,000 characters: beginning and end, where the way out stands.
+
+    >>> len(bounded("x" * 200_000)) <= 2000, bounded("short")
+    (True, 'short')
+    """
+    if len(text) <= MOST_CHARACTERS:
         return text
-    return f"{text[:limit]}... ({len(text)} characters)"
+    start, end = text[: MOST_CHARACTERS - KEPT_AT_END - len(LEFT_OUT)], text[-KEPT_AT_END:]
+    return f"{start}{LEFT_OUT}{end}"
 
 
 def enumerate_names(names: Sequence[str], limit: int) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 
+from chop.errors import bounded
+
 
 class AdjustedWarning(UserWarning):
     """A setting cannot be had as it was given, and was replaced or left out."""
@@ -26,7 +28,7 @@ def warn_once(
     """
     if (about or message) not in _GIVEN:
         _GIVEN.add(about or message)
-        warnings.warn(message, category, stacklevel=2)
+        warnings.warn(bounded(message), category, stacklevel=2)
 
 
 def forget_notices() -> None:

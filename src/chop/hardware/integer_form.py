@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
+from chop.capture.specs import TensorSpec
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
-from chop.ir.settled import settled_copy
+from chop.ir.settled import refuse_nested, settled_copy
 from chop.nn.integer import Decode, Encode, IntegerOptions
 
 SEED = 0
@@ -54,7 +55,12 @@ def example_batch(mg: MaseGraph, seed: int = SEED) -> dict[str, Tensor]:
             f"hardware: no example of the input '{missing[0]}' is recorded; run "
             "lower_to_integer_transform_pass with 'batches' first."
         )
-    return {name: specs[name].dummy(generator) for name in names if name in specs}
+    refuse_nested({name: specs[name] for name in names if name in specs}, "hardware")
+    return {
+        name: spec.dummy(generator) if isinstance(spec := specs[name], TensorSpec) else spec
+        for name in names
+        if name in specs
+    }
 
 
 def _is_optional(mg: MaseGraph, name: str) -> bool:

@@ -11,14 +11,14 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.integer.folding import Folded, fold
 from chop.integer.grids import Grids
-from chop.integer.refusals import refusals
+from chop.integer.refusals import refusals, ways_out
 from chop.integer.steps import Step
 from chop.integer.walk import Walk
 from chop.integer.writes import thread_writes
 from chop.ir.annotate import annotate
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata
-from chop.ir.settled import hooked_modules, missing_forms, refuse_hooks
+from chop.ir.settled import hooked_modules, missing_forms, refuse_hooks, refuse_nested
 from chop.nn.integer import IntegerOptions
 
 WHERE = "lower_to_integer_transform_pass"
@@ -60,6 +60,7 @@ def lower(
     refuse_hooks(hooked_modules(mg), WHERE, "an integer graph")
     inputs = {str(node.target) for node in mg.nodes if node.op == "placeholder"}
     example = {name: value for name, value in example.items() if name in inputs}
+    refuse_nested(example, WHERE)
     folded = fold(mg, example)
     try:
         folded = fold(mg, example) if thread_writes(mg, folded) else folded
@@ -67,7 +68,8 @@ def lower(
         raise ConfigError(f"{WHERE}: {error}") from error
     missing = refusals(mg, folded, grids)
     if missing:
-        raise ConfigError(missing_forms(WHERE, "there is no integer form", missing, WAY_OUT))
+        way_out = "; ".join([*ways_out(mg), WAY_OUT])
+        raise ConfigError(missing_forms(WHERE, "there is no integer form", missing, way_out))
     walk = Walk(mg, folded, grids, options)
     try:
         walk.run()

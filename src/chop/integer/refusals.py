@@ -17,6 +17,7 @@ from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
 from chop.ir.settled import operand_text
 from chop.nn.integer.parameters import integer_parameter
+from chop.nn.lora import LoraLinear
 from chop.nn.quantized import (
     QuantCall,
     QuantizedOperator,
@@ -24,6 +25,7 @@ from chop.nn.quantized import (
     leaf_operators,
 )
 
+BATCH_NORMS = frozenset({"batch_norm", "batch_norm1d", "batch_norm2d", "batch_norm3d"})
 PARAMETERS = frozenset({"weight", "bias"})
 
 
@@ -44,6 +46,22 @@ def refusals(mg: MaseGraph, folded: Folded, grids: Grids) -> list[str]:
         if node in demanded and _is_active_dropout(mg, node)
     ]
     return active + [text for node in computed for text in _of_node(mg, node, folded, grids)]
+
+
+def ways_out(mg: MaseGraph) -> list[str]:
+    """Passes that take layers without an integer form out of a graph, for messages."""
+    found: set[str] = set()
+    for node in demanded_nodes(mg):
+        if mg.operator(node).name in BATCH_NORMS:
+            found.add(
+                "fold batch norms into the layers before them by "
+                "conv_bn_fusion_transform_pass, before they are quantized"
+            )
+        if isinstance(mg.module_of(node), LoraLinear):
+            found.add("merge adapters by fuse_lora_weights_transform_pass")
+        if _is_active_dropout(mg, node):
+            found.add("call dropout with training=self.training")
+    return sorted(found)
 
 
 def _is_active_dropout(mg: MaseGraph, node: fx.Node) -> bool:

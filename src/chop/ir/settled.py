@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
 
 from chop.capture.overrides import forward_hooks
+from chop.capture.pytree import tree_children
+from chop.capture.specs import FieldsSpec, TensorSpec
 from chop.errors import ConfigError, enumerate_names
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
@@ -69,3 +73,19 @@ def missing_forms(where: str, what: str, missing: list[str], way_out: str) -> st
         way_out: what to do.
     """
     return f"{where}: {what} of {enumerate_names(missing, 6)}; {way_out}."
+
+
+def refuse_nested(inputs: Mapping[str, Any], where: str) -> None:
+    """Raises ConfigError where an input is made of several: circuits take tensors.
+
+    Args:
+        inputs: values, or what the graph notes of them, by name.
+        where: the pass.
+    """
+    for name, value in inputs.items():
+        is_object = isinstance(value, FieldsSpec | SimpleNamespace)
+        if is_object or (not isinstance(value, TensorSpec) and tree_children(value) is not None):
+            raise ConfigError(
+                f"{where}: expected tensors as inputs, and '{name}' has several of "
+                "them; give forward an argument for each of them."
+            )

@@ -17,7 +17,8 @@ def plan_softmax(site: Site) -> Plan:
     """Rows one code at a time, along whatever dimension they travel.
 
     Raises:
-        ConfigError: there is a mask, or codes of a row do not travel one after another.
+        ConfigError: there is a mask, it is over samples, or codes of a row do not travel one after
+            another.
     """
     operator, read = site.operator, site.inputs[0]
     assert isinstance(operator, IntegerSoftmax)
@@ -60,7 +61,13 @@ def reciprocal_cycles(width: int) -> int:
 
 
 def _rows(operator: IntegerSoftmax, read: Stream) -> Rows:
-    """The rows along the operator's dimension, which may be counted with the batch."""
+    """The rows along the operator's dimension, which may be counted with the batch.
+
+    Raises:
+        ConfigError: it is the batch itself.
+    """
     rank = len(read.shape)
     dim = operator.dim if operator.dim < 0 else operator.dim - rank - 1
+    if dim < -rank:
+        raise ConfigError("it is a softmax over the samples of a batch, which pass one by one")
     return replace(read, positions=read.positions.movedim(dim, -1)).rows()

@@ -60,8 +60,11 @@ class IntegerSoftmax(IntegerOperator):
         call: Call = NO_CALL,
     ) -> Self:
         """See the base class; `call` has the shapes, and `dim` unless the module has it."""
-        (read,), dim = inputs, call.setting(module, "dim", -1)
-        return cls(read, call.shapes[0][dim], dim, options)
+        (read,), shape = inputs, call.shapes[0]
+        dim = call.setting(module, "dim", None)
+        if dim is None:  # what torch takes then
+            dim = 0 if len(shape) in (0, 1, 3) else 1
+        return cls(read, shape[dim], dim, options)
 
     def forward(self, codes: Tensor, kept: Tensor | None = None) -> Tensor:
         """int64, shape of `codes`.
