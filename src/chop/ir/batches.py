@@ -51,10 +51,18 @@ def select_inputs(mg: MaseGraph, batches: Batches, where: str) -> Iterator[dict[
         raise ConfigError(f"{where}: expected at least one batch, got none.")
 
 
-def _read(mg: MaseGraph, batch: Any, where: str) -> dict[str, Any]:
-    """What a model reads of a batch, by name."""
-    record = mg.model.record
-    names = [str(node.target) for node in mg.nodes if node.op == "placeholder"]
+def by_name(mg: MaseGraph, batch: Any, where: str) -> Mapping[str, Any]:
+    """A batch by the names of the inputs, whatever else it has.
+
+    Args:
+        mg: the graph.
+        batch: one of `Batches`.
+        where: the setting that it comes from, for messages.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    names = _input_names(mg)
     if isinstance(batch, Tensor | tuple):
         given = batch if isinstance(batch, tuple) else (batch,)
         if len(given) > len(names):
@@ -67,6 +75,16 @@ def _read(mg: MaseGraph, batch: Any, where: str) -> dict[str, Any]:
         raise ConfigError(
             f"{where}: expected mappings of inputs by name, got {type(batch).__name__}."
         )
+    return batch
+
+
+def _input_names(mg: MaseGraph) -> list[str]:
+    return [str(node.target) for node in mg.nodes if node.op == "placeholder"]
+
+
+def _read(mg: MaseGraph, batch: Any, where: str) -> dict[str, Any]:
+    """What a model reads of a batch, by name."""
+    record, names, batch = mg.model.record, _input_names(mg), by_name(mg, batch, where)
     # A cache that a call would make is made at each run.
     read = {*names, *record.fixed_inputs, *record.ignored_inputs, *CACHE_NAMES}
     read -= {"use_cache"} | (LABELS - {*names})

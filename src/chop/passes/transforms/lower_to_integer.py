@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from chop.formats import NumberFormat, QuantSpec, parse_format, parse_format_string
-from chop.ir.batches import Batches, select_inputs
+from chop.ir.batches import Batches, by_name, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.ir.settled import settled_copy
 from chop.nn.integer import IntegerOptions
@@ -26,7 +26,7 @@ class LowerToIntegerConfig:
     """Settings of `lower_to_integer_transform_pass`.
 
     Attributes:
-        batches: inputs of the model by name, one mapping per batch, of the example's sizes: what
+        batches: inputs of the model, by name or in order, of the example's sizes: what
             both graphs are compared on. With the class of each row as `labels` accuracies are
             measured.
         example: inputs by name; batch and length of the integer graph are theirs where it
@@ -81,8 +81,9 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
     from chop.integer.lower import WHERE, lower
 
     quantized = settled_copy(mg)
-    batches = [_on_cpu(batch) for batch in config.batches]
-    inputs = list(select_inputs(quantized, batches, f"{WHERE}.batches"))
+    where = f"{WHERE}.batches"
+    batches = [_on_cpu(by_name(mg, batch, where)) for batch in config.batches]
+    inputs = list(select_inputs(quantized, batches, where))
     if config.missing != ERROR:
         _quantize_missing(quantized, _format(config.missing), inputs)
     before = {"float": _float_copy(quantized), "quantized": quantized.copy()}

@@ -1,0 +1,53 @@
+"""Messages have an end, however much they are about."""
+
+import pytest
+import torch
+from torch import nn
+
+from chop import MaseGraph, passes
+from chop.errors import MOST_CHARACTERS, ChopError, ConfigError, bounded
+from chop.notices import forget_notices, warn_once
+
+
+def test_the_middle_of_a_long_message_is_left_out():
+    text = "expected " + "x" * 200_000 + "; give fewer."
+    found = bounded(text)
+    assert len(found) <= MOST_CHARACTERS
+    assert found.startswith("expected xx") and found.endswith("xx; give fewer.")
+    assert "left out" in found and bounded(found) == found
+
+
+@pytest.mark.parametrize("error", [ChopError, *ChopError.__subclasses__()])
+def test_every_error_is_bounded(error):
+    assert len(str(error("y" * 10_000))) <= MOST_CHARACTERS
+    assert str(error("short")) == "short"
+
+
+def test_warnings_are_bounded():
+    forget_notices()
+    with pytest.warns(UserWarning) as told:
+        warn_once("z" * 10_000)
+    assert len(str(told[0].message)) <= MOST_CHARACTERS
+
+
+@pytest.fixture(scope="module")
+def large():
+    layers = [layer for _ in range(80) for layer in (nn.Linear(2, 2), nn.Hardshrink())]
+    return MaseGraph(nn.Sequential(*layers).eval(), dummy_in={"input": torch.ones(1, 2)})
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda mg: passes.quantize_transform_pass(mg, {"by": "name", "q" * 9999: {"config": {}}}),
+        lambda mg: passes.quantize_transform_pass(
+            mg, {"by": "type", "linear": {"config": {"name": "integer", "width": "9" * 99_999}}}
+        ),
+        lambda mg: passes.prune_transform_pass(mg, {"weight": {"sparsity": "8" * 99_999}}),
+        lambda mg: passes.lower_to_integer_transform_pass(mg, {"batches": [torch.ones(1, 2)]}),
+    ],
+)
+def test_errors_of_passes_on_a_large_graph_are_bounded(large, call):
+    with pytest.raises(ConfigError) as raised:
+        call(large)
+    assert len(str(raised.value)) <= MOST_CHARACTERS
