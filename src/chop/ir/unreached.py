@@ -109,10 +109,15 @@ def unreached_sentence(
     names = [_named(kind, groups[kind]) for kind in largest[:NAMED]]
     others = len(largest) - NAMED
     names += [f"{others} more class{'es' * (others > 1)}"] if others > 0 else []
+    way_out = (
+        "a MaseGraph reaches torch's attention where it is no leaf; write others as nn.Linear layers"
+        if nn.MultiheadAttention.__name__ in groups
+        else "write them as nn.Linear layers to reach them, or count them at their float size"
+    )
     return (
         f"{where}: {total:,} of {reached + total:,} weights ({total / (reached + total):.0%}) "
-        f"{outcome}, because no layer of the graph's operators holds them: {' and '.join(names)}; "
-        "write them as nn.Linear layers to reach them, or count them at their float size."
+        f"{outcome}, because no layer that has formats holds them: {' and '.join(names)}; "
+        f"{way_out}."
     )
 
 
