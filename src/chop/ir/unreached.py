@@ -110,7 +110,7 @@ def unreached_sentence(
     others = len(largest) - NAMED
     names += [f"{others} more class{'es' * (others > 1)}"] if others > 0 else []
     way_out = (
-        "a MaseGraph reaches torch's attention where it is no leaf; write others as nn.Linear layers"
+        "a MaseGraph reaches torch's attention where it is no leaf; write others as nn.Linear"
         if nn.MultiheadAttention.__name__ in groups
         else "write them as nn.Linear layers to reach them, or count them at their float size"
     )
