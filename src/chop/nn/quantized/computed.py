@@ -2,7 +2,7 @@
 
 torch has three generations of them: hooks (`torch.nn.utils.weight_norm`, `spectral_norm` and
 `prune`), and parametrizations. An operator with formats has the weight that they compute as a plain
-parameter; a mask of `torch.nn.utils.prune` becomes the operator's own.
+parameter; a mask of `torch.nn.utils.prune` becomes the operator's own, and pruning again keeps it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def _bake(module: nn.Module, twin: nn.Module, kind: type, hook: Any) -> None:
     _put(twin, name, value, learns)
     if kind is BasePruningMethod and name == "weight":
         twin.register_buffer(MASK, parts["_mask"].bool())
-        twin.register_buffer(FULL, parts["_orig"].detach().clone())
+        # Masks of torch add up: what one has pruned is pruned for those that follow.
+        twin.register_buffer(FULL, value.detach().clone())
     if kind is SpectralNorm:
         for hooks in ("_state_dict_hooks", "_load_state_dict_pre_hooks"):
             kept = {k: x for k, x in module.__dict__[hooks].items() if not _is_spectral(x)}
