@@ -121,7 +121,8 @@ def attend(
     """The context of each query, and the attention weights where they are needed.
 
     Without dropout the weights are computed beside the context, so that a graph that does not read
-    them does not compute them.
+    them does not compute them; a query from which every key is hidden then has the context 0, where
+    torch has NaN if it returns weights.
 
     Args:
         query: (B, H, L, D).
