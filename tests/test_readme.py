@@ -33,12 +33,20 @@ def test_the_readme_runs(tmp_path, monkeypatch, capsys):
     assert names["again"].diff(names["small"]) == []
 
 
+def anchors(page):
+    """What links into a page of Markdown may name: its headings."""
+    titles = re.findall(r"^#+ (.*)", page.read_text(), re.M)
+    return [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles]
+
+
 def test_every_file_that_the_readme_names_exists():
     linked = r"\]\(((?:docs|benchmarks|LICENSE|CONTRIBUTING)[^)]*)\)"
     named = re.findall(rf"{linked}|`(examples/[^`]+)`", README.read_text())
     paths = [path for pair in named for path in pair if path]
     assert len(paths) >= 5
-    assert [path for path in paths if not (README.parent / path).exists()] == []
+    files = [(README.parent / path.partition("#")[0], path.partition("#")[2]) for path in paths]
+    assert [str(file) for file, _ in files if not file.exists()] == []
+    assert [anchor for file, anchor in files if anchor and anchor not in anchors(file)] == []
 
 
 def test_the_changelog_lists_every_name_that_moved():
