@@ -25,7 +25,6 @@ from chop.nn.quantized import (
     leaf_operators,
 )
 
-BATCH_NORMS = frozenset({"batch_norm", "batch_norm1d", "batch_norm2d", "batch_norm3d"})
 PARAMETERS = frozenset({"weight", "bias"})
 
 
@@ -52,7 +51,7 @@ def ways_out(mg: MaseGraph) -> list[str]:
     """Passes that take layers without an integer form out of a graph, for messages."""
     found: set[str] = set()
     for node in demanded_nodes(mg):
-        if mg.operator(node).name in BATCH_NORMS:
+        if mg.operator(node).name.startswith("batch_norm"):
             found.add(
                 "fold batch norms into the layers before them by "
                 "conv_bn_fusion_transform_pass, before they are quantized"

@@ -42,7 +42,7 @@ from chop.capture.runtime import (
 )
 from chop.capture.targets import PYTHON_OPERATORS
 from chop.capture.torch_private import SET_GRAD_ENABLED
-from chop.errors import CheckpointError
+from chop.errors import CheckpointError, shorten
 from chop.formats import NumberFormat, QuantSpec
 
 
@@ -143,8 +143,8 @@ class AllowList:
             found = self.imported(TRANSFORMERS_HOMES, reference, _is_output_class)
         if found is None:
             raise CheckpointError(
-                f"the checkpoint calls '{reference}', which is not on the list of functions that "
-                f"a checkpoint may call; if it is yours, pass allow=[{_last(reference)}]."
+                f"the checkpoint calls '{shorten(reference)}', which is not on the list of functions "
+                f"that a checkpoint may call; if it is yours, pass allow=[{shorten(_last(reference))}]."
             )
         return found
 
