@@ -143,8 +143,9 @@ class AllowList:
             found = self.imported(TRANSFORMERS_HOMES, reference, _is_output_class)
         if found is None:
             raise CheckpointError(
-                f"the checkpoint calls '{shorten(reference)}', which is not on the list of functions "
-                f"that a checkpoint may call; if it is yours, pass allow=[{shorten(_last(reference))}]."
+                f"the checkpoint calls '{shorten(reference)}', which is not on the list of "
+                "functions that a checkpoint may call; if it is yours, pass "
+                f"allow=[{shorten(_last(reference))}]."
             )
         return found
 
