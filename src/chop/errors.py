@@ -34,8 +34,8 @@ LEFT_OUT = " ... (left out: the message is too long) ... "
 class ChopError(Exception):
     """Base of every error raised on purpose; the middle of a long message is left out."""
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*(bounded(each) if isinstance(each, str) else each for each in args))
+    def __str__(self) -> str:
+        return bounded(super().__str__())
 
 
 class ConfigError(ChopError, ValueError):

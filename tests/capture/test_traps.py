@@ -168,7 +168,7 @@ class FailsAfterwards(nn.Module):
 
 
 def test_a_capture_that_does_not_run_is_an_error() -> None:
-    with pytest.raises(CaptureError, match="runs on the example inputs and its capture does not"):
+    with pytest.raises(CaptureError, match="on the example inputs it fails"):
         capture(FailsAfterwards(), {"x": torch.randn(3, 4)})
 
 

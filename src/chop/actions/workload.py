@@ -52,6 +52,7 @@ OF_CHECKPOINTS = ("stride", "tokenizer", "text_column", "label_column", "weights
 
 COLUMNS = (
     *("method", "format", "validation", "test", "bits", "quantized", "size_kb", "poor_fit"),
+    "unreached",
     *("width", "frac_width", "float", "PTQ", "QAT", "sparsity", "pruned", "fine-tuned"),
     *("loss", "kl", "parameters", "size_bytes", "graph", "seconds", "start", "varied", "part"),
     *("integer_bits", "ranges", "method", "weights", "inputs", "table"),
