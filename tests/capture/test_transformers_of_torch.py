@@ -178,6 +178,38 @@ def test_attention_is_captured_as_its_projections(name: str) -> None:
             torch.testing.assert_close(found, expected, atol=bound, rtol=bound)
 
 
+def hidden(kind: str, batch: int, time: int, row: int | None) -> dict[str, Tensor]:
+    """A mask that hides every key from one query, or from all of one text; None hides none so."""
+    hides = torch.ones(time, time, dtype=torch.bool).triu(1)
+    if kind in ("padding", "numbers for padding"):
+        hides = torch.zeros(batch, time, dtype=torch.bool)
+        hides[:, time - 1] = True
+    elif kind == "heads":
+        hides = hides.repeat(2 * batch, 1, 1)
+    if row is not None:
+        hides[row] = True
+    numbers = torch.zeros(hides.shape).masked_fill(hides, float("-inf"))
+    name = "key_padding_mask" if "padding" in kind else "attn_mask"
+    return {name: numbers if kind.startswith("numbers") else hides}
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("kind", ["padding", "numbers for padding", "queries", "heads", "numbers"])
+def test_queries_that_see_no_key_are_nan_with_weights(kind: str, dropout: float) -> None:
+    torch.manual_seed(0)
+    model = Attends(batch_first=True, dropout=dropout).eval()
+    seen, none = ({"query": tokens(2, 5), **hidden(kind, 2, 5, row)} for row in (None, 1))
+    mg = MaseGraph(model, dummy_in=seen)
+    wide = {"config": {"name": "integer", "width": 32, "frac_width": 20}}
+    quantized, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": wide})
+    for given in (seen, none):
+        expected = tensors_in(model(**given))
+        assert any(x.isnan().any() for x in expected) == (given is none)
+        for form in (mg.model, quantized.model, mg.to_module()):
+            found = tensors_in(form(**given))
+            torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4, equal_nan=True)
+
+
 def test_training_draws_the_dropout_of_the_model() -> None:
     torch.manual_seed(0)
     model, x = encoder(dropout=0.3), tokens(2, 5)

@@ -105,3 +105,35 @@ def test_the_mask_of_a_module_is_that_of_attention():
         [1, 1, 0],
     ]
     assert KeptKeys(2, 3, True)().int().tolist() == [[1, 0, 0], [1, 1, 0]]
+
+
+class WithWeights(nn.Module):
+    """An `nn.MultiheadAttention` that returns its weights, which nothing reads."""
+
+    def __init__(self, mask):
+        super().__init__()
+        self.mask, self.attention = mask, nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x, kept):
+        padding = self.mask == "keys"
+        mask = None
+        if not padding:
+            mask = torch.ones(KEYS, KEYS).triu(1).bool()
+            mask = torch.zeros(KEYS, KEYS).masked_fill(mask, -torch.inf) if self.mask else mask
+        key_padding = kept == 0 if padding else None
+        return self.attention(x, x, x, key_padding_mask=key_padding, attn_mask=mask)[0]
+
+
+@pytest.mark.parametrize("mask", ["keys", "numbers", ""])
+def test_attention_with_weights_is_lowered_where_its_mask_is(mask):
+    torch.manual_seed(0)
+    kept = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
+    inputs = {"x": torch.randn(2, KEYS, 8), "kept": kept}
+    rules = {"by": "type", "default": {"config": {"name": "integer", "width": 8, "frac_width": 5}}}
+    mg = MaseGraph(WithWeights(mask).eval(), dummy_in=inputs)
+    mg, _ = passes.quantize_transform_pass(mg, rules)
+    integer, _ = passes.lower_to_integer_transform_pass(mg, {"batches": [inputs]})
+    found, expected = integer.model(**inputs), mg.model(**inputs)
+    assert (found - expected).abs().max() < 0.1
+    operators = {mg.operator(node).name for node in mg.nodes}
+    assert "masked_fill" in operators  # the quantized graph stays as it is

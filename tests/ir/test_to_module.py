@@ -196,3 +196,26 @@ def test_a_function_in_the_middle_of_a_forward_is_refused():
     mg, _ = passes.quantize_transform_pass(MaseGraph(model), {"silu": MXINT})
     with pytest.raises(GraphError, match=r"'silu' quantizes a function.*mlp.act_fn.*attention fu"):
         mg.to_module()
+
+
+FACTOR = torch.full((64,), 0.5)
+
+
+class Scaled(nn.Module):
+    """Multiplies by a tensor that is no parameter, in one of three ways."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.plain = kind, torch.full((64,), 0.5)
+        self.register_buffer("kept", torch.full((64,), 0.5))
+
+    def forward(self, x):
+        return x * {"global": FACTOR, "attribute": self.plain, "buffer": self.kept}[self.kind]
+
+
+@pytest.mark.parametrize("kind", ["global", "attribute", "buffer"])
+def test_products_with_constants_are_refused_by_name(kind):
+    mg = MaseGraph(Scaled(kind).eval(), dummy_in={"x": torch.randn(3, 64)})
+    quantized, _ = passes.quantize_transform_pass(mg, {"by": "type", "mul": MXINT})
+    with pytest.raises(GraphError, match="node 'mul' quantizes a function"):
+        quantized.to_module()

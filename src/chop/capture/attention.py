@@ -121,8 +121,7 @@ def attend(
     """The context of each query, and the attention weights where they are needed.
 
     Without dropout the weights are computed beside the context, so that a graph that does not read
-    them does not compute them; a query from which every key is hidden then has the context 0, where
-    torch has NaN if it returns weights.
+    them does not compute them.
 
     Args:
         query: (B, H, L, D).
@@ -150,6 +149,20 @@ def attend(
     p = dropout if training else 0.0
     context = F.scaled_dot_product_attention(query, key, value, mask, p, is_causal)
     return context, weights
+
+
+def _hidden_as_nan(context: Tensor, mask: Tensor) -> Tensor:
+    """NaN as the context of a query from which every key is hidden, as in torch with its weights.
+
+    Args:
+        context: (B, H, L, D).
+        mask: see `attend`; its sizes broadcast to (B, H, L, S).
+    """
+    if torch.is_floating_point(mask):
+        hidden = mask.amax(-1, keepdim=True) == -math.inf
+    else:
+        hidden = mask.all(-1, keepdim=True)
+    return context.masked_fill(hidden, math.nan)
 
 
 def _run(
@@ -183,6 +196,8 @@ def _run(
     mask = heads.mask(attn_mask, padding, (q.shape[0], q.shape[2], k.shape[2]))
     k, v = heads.extended(k, heads.bias_k), heads.extended(v, heads.bias_v)
     context, weights = attention(q, k, v, mask, **{**options, "is_causal": is_causal})
+    if weights is not None and mask is not None:
+        context = _hidden_as_nan(context, mask)
     out = project[3](heads.merge(context))
     if weights is not None and average:
         weights = weights.mean(1)

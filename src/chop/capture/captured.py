@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from chop.capture import outer_values
 from chop.capture.dtype_constants import float_dtypes, has_dtype_constants, recast_constants
 from chop.capture.guards import compile_guard, guard_holds, violation_message
 from chop.capture.hf_cache import check_optional, new_cache
@@ -21,6 +22,7 @@ from chop.capture.input_guards import check_input_guards
 from chop.capture.module_tree import hooked_scopes, member, member_at
 from chop.capture.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
 from chop.capture.original import KEY
+from chop.capture.outer_values import OuterValues
 from chop.capture.python_state import PythonState
 from chop.capture.record import CaptureRecord
 from chop.capture.runtime import exit_open_regions
@@ -112,6 +114,7 @@ class CapturedModule(fx.GraphModule):
             raise GuardError(f"captured for eval() only: {self.record.eval_only}")
         self._check_inputs(args, accepted)
         self._check_hooks()
+        self._check_outer_values()
         # A `no_grad` or autocast region in the graph ends by a node; an error on the way must not
         # leave gradients off, nor may a call inside the caller's own region leave them on.
         with torch.set_grad_enabled(torch.is_grad_enabled()), exit_open_regions():
@@ -134,6 +137,7 @@ class CapturedModule(fx.GraphModule):
             raise GuardError(f"captured with {', '.join(names)}, got {len(args)} by position{too}")
         self._check_inputs(args, accepted)
         self._check_hooks()
+        self._check_outer_values()
         return dict(zip(names, args, strict=False)) | accepted
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -240,6 +244,11 @@ class CapturedModule(fx.GraphModule):
                     "them, or capture the model with "
                     f"leaves=[{path!r}] (custom_ops in MaseGraph)"
                 )
+
+    def _check_outer_values(self) -> None:
+        outer: OuterValues | None = vars(self).get(outer_values.KEY)
+        if outer is not None:
+            outer.warn(self)
 
     def _check_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         record = self.record

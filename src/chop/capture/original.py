@@ -62,9 +62,10 @@ class Original:
         self.failure: str | None = None
         self._scopes: dict[str, _Scope] = {}
         self._modules: dict[str, ref[nn.Module]] = {}
+        looked_into = recorded_modules(model, captured)
         for path, module in model.named_modules():
             self._modules[path] = ref(module)
-            if path == "" or is_scope(captured, path):
+            if path in looked_into:
                 plain = {name: x for name, x in vars(module).items() if name not in _OWN}
                 reason = why_not_copyable(module)
                 if reason is not None:
@@ -145,6 +146,12 @@ def is_scope(captured: nn.Module, path: str) -> bool:
         if not isinstance(found, Scope) and type(found) not in _CONTAINERS:
             return False
     return True
+
+
+def recorded_modules(model: nn.Module, captured: nn.Module) -> dict[str, nn.Module]:
+    """The modules of a model, by path, that a capture has looked into; itself is one."""
+    modules = model.named_modules()
+    return {path: x for path, x in modules if path == "" or is_scope(captured, path)}
 
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)

@@ -81,7 +81,7 @@ class OuterState:
 def outer_state(code: Any) -> OuterState:
     """What a function or the methods of a class, without libraries, can keep outside of objects."""
     found = _Search()
-    for each in code.__mro__ if isinstance(code, type) else _functions_of(code):
+    for each in code.__mro__ if isinstance(code, type) else functions_of(code):
         found.visit_class(each) if isinstance(each, type) else found.visit_function(each)
     return OuterState(tuple(found.variables.values()), tuple(found.functions.values()))
 
@@ -93,8 +93,8 @@ class _Search:
         self._classes: set[type] = set()
 
     def visit_class(self, cls: type) -> None:
-        methods = [f for value in vars(cls).values() for f in _functions_of(value)]
-        if cls in self._classes or not any(map(_is_own, methods)):
+        methods = [f for value in vars(cls).values() for f in functions_of(value)]
+        if cls in self._classes or not any(map(is_own, methods)):
             return
         self._classes.add(cls)
         for method in methods:
@@ -106,13 +106,13 @@ class _Search:
                 self._add(cls, name, _line(methods[0].__code__))
 
     def visit_function(self, function: types.FunctionType) -> None:
-        if id(function) in self.functions or not _is_own(function):
+        if id(function) in self.functions or not is_own(function):
             return
         self.functions[id(function)] = function
-        stored = _names(function.__code__, _GLOBALS)
-        for name, where in _names(function.__code__).items():
+        stored = names_in(function.__code__, _GLOBALS)
+        for name, where in names_in(function.__code__).items():
             value = function.__globals__.get(name, MISSING)
-            for inner in _functions_of(value):
+            for inner in functions_of(value):
                 self.visit_function(inner)
             if isinstance(value, type):
                 self._add_attributes(value, function)
@@ -125,7 +125,7 @@ class _Search:
                 self._add(function.__globals__, name, where)
 
     def _add_attributes(self, cls: type, function: types.FunctionType) -> None:
-        for name, where in _names(function.__code__, _ATTRIBUTES).items():
+        for name, where in names_in(function.__code__, _ATTRIBUTES).items():
             if name in vars(cls) and not isinstance(vars(cls)[name], _CODE):
                 self._add(cls, name, where)
 
@@ -141,23 +141,29 @@ def _is_container(value: Any) -> bool:
 
 
 def _is_object(value: Any) -> bool:
-    own = [f for member in vars(type(value)).values() for f in _functions_of(member)]
-    return hasattr(value, "__dict__") and any(map(_is_own, own))
+    own = [f for member in vars(type(value)).values() for f in functions_of(member)]
+    return hasattr(value, "__dict__") and any(map(is_own, own))
 
 
-def _functions_of(value: Any) -> Iterator[types.FunctionType]:
+def functions_of(value: Any) -> Iterator[types.FunctionType]:
+    """The Python functions that a function, a method or a property of a class consists of."""
     if isinstance(value, classmethod | staticmethod):
         value = value.__func__
     candidates = (value.fget, value.fset) if isinstance(value, property) else (value,)
     yield from (f for f in candidates if isinstance(f, types.FunctionType))
 
 
-def _is_own(function: types.FunctionType) -> bool:
-    filename = function.__code__.co_filename
+def is_own(function: types.FunctionType) -> bool:
+    """Whether a function is the user's: in the file of no library."""
+    return is_own_file(function.__code__.co_filename)
+
+
+def is_own_file(filename: str) -> bool:
+    """Whether a file of Python is the user's."""
     return not filename.startswith(("<frozen", *_LIBRARIES))
 
 
-def _names(code: types.CodeType, by: tuple[str, ...] = ()) -> dict[str, str]:
+def names_in(code: types.CodeType, by: tuple[str, ...] = ()) -> dict[str, str]:
     """The names in code, of these instructions or of all, each with the line of the first."""
     found: dict[str, str] = {}
     line = code.co_firstlineno
@@ -167,7 +173,7 @@ def _names(code: types.CodeType, by: tuple[str, ...] = ()) -> dict[str, str]:
             found.setdefault(step.argval, f"{code.co_filename}:{line}")
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            found = {**_names(inner, by), **found}
+            found = {**names_in(inner, by), **found}
     return found
 
 

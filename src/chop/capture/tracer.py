@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from chop.capture import outer_values
 from chop.capture.captured import CapturedModule
 from chop.capture.guards import compile_guard, guard_holds
 from chop.capture.hf_cache import (
@@ -31,7 +32,8 @@ from chop.capture.input_guards import ORDER
 from chop.capture.inputs import dummy_inputs, is_guessed
 from chop.capture.leaves import LeafRule
 from chop.capture.module_tree import check_names
-from chop.capture.original import KEY, Original
+from chop.capture.original import KEY, Original, recorded_modules
+from chop.capture.outer_values import OuterValues
 from chop.capture.pytree import tree_map
 from chop.capture.source import definition_line
 from chop.capture.transformers_of_torch import has_single_operators, single_operators
@@ -153,6 +155,7 @@ class _Job:
                 captured, more = self._recorded(fallback, model)
             # The patches of `model` are off again.
             vars(captured)[KEY] = Original(model, captured)
+            vars(captured)[outer_values.KEY] = OuterValues(recorded_modules(model, captured))
             swapped = has_single_operators(model)
         if swapped and (mismatch := find_difference(self.model, captured, example, self.fixed)):
             raise CaptureError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -67,3 +68,35 @@ def fold(mg: MaseGraph, example: Mapping[str, Any]) -> Folded:
 
     propagate(mg.model, example, visit, with_values=True)
     return Folded(values, frozenset(static), bool(sizes))
+
+
+def drop_empty_fills(mg: MaseGraph, folded: Folded) -> bool:
+    """Takes out each `masked_fill` that changes no code; True if there was one.
+
+    It fills nothing on the example's shapes; or it fills NaN, whose code is 0, where an attention
+    has a query from which every key is hidden, whose context has the code 0 already.
+    """
+    found = [node for node in mg.nodes if _fills_nothing(mg, node, folded)]
+    for node in found:
+        filled, mask = node.args[:2]
+        assert isinstance(filled, fx.Node)
+        node.replace_all_uses_with(filled)
+        mg.fx_graph.erase_node(node)
+        while isinstance(mask, fx.Node) and not mask.users and mask.op != "placeholder":
+            source = mask.args[0] if mask.args else None
+            mg.fx_graph.erase_node(mask)
+            mask = source
+    return bool(found)
+
+
+def _fills_nothing(mg: MaseGraph, node: fx.Node, folded: Folded) -> bool:
+    # What writes in place has become a value before.
+    if mg.operator(node).name != "masked_fill" or len(node.args) != 3:
+        return False
+    filled, mask, value = node.args
+    if not (isinstance(filled, fx.Node) and isinstance(mask, fx.Node)):
+        return False
+    if mask in folded.static:
+        return not folded.values[mask].any()
+    is_attention = mg.operator(filled).name == "scaled_dot_product_attention"
+    return is_attention and isinstance(value, float) and math.isnan(value)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.integer.folding import Folded, fold
+from chop.integer.folding import Folded, drop_empty_fills, fold
 from chop.integer.grids import Grids
 from chop.integer.refusals import refusals, ways_out
 from chop.integer.steps import Step
@@ -64,6 +64,7 @@ def lower(
     folded = fold(mg, example)
     try:
         folded = fold(mg, example) if thread_writes(mg, folded) else folded
+        folded = fold(mg, example) if drop_empty_fills(mg, folded) else folded
     except ConfigError as error:
         raise ConfigError(f"{WHERE}: {error}") from error
     missing = refusals(mg, folded, grids)

@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from chop.capture.captured import CapturedModule
 from chop.capture.leaves import tensors_in
+from chop.capture.module_tree import member_at
 from chop.capture.original import KEY, Original, arguments_digest, is_scope, node_digests
 from chop.capture.preserve_state import preserve_state
 from chop.capture.transformers_of_torch import single_operators
@@ -187,7 +188,9 @@ def _rounded_weights(captured: CapturedModule, node: fx.Node) -> dict[int, nn.Pa
     for name, value in given.items():
         operand = module.arguments.get(name)
         if operand in operands and isinstance(value, fx.Node) and value.op == "get_attr":
-            parameter = captured.get_parameter(str(value.target))
+            parameter = member_at(captured, str(value.target))
+            if not isinstance(parameter, nn.Parameter):
+                continue
             owners = captured.get_submodule(str(value.target).rpartition(".")[0]), module
             if _all_round(captured, parameter, getattr(module.spec, str(operand)), owners):
                 with torch.no_grad():
