@@ -15,6 +15,7 @@ from chop.capture.preserve_state import preserve_state
 from chop.capture.runtime import enter_autocast, exit_open_regions, leave_autocast
 from chop.errors import ConfigError, GuardError
 from chop.ir.graph import MaseGraph
+from chop.ir.input_dtypes import InputDtypes
 from chop.ir.propagate import GraphRunner, GraphVisitor, Visit, bind_inputs
 
 Batches = Iterable[Any]
@@ -30,6 +31,8 @@ LABELS = frozenset({"labels", "label", "start_positions", "end_positions", "next
 def select_inputs(mg: MaseGraph, batches: Batches, where: str) -> Iterator[dict[str, Any]]:
     """Batches by name on the graph's device, without labels and columns that no input reads.
 
+    Floats have the dtype of the capture where the graph takes no other, see `InputDtypes`.
+
     Args:
         mg: the graph.
         batches: see `Batches`.
@@ -40,11 +43,11 @@ def select_inputs(mg: MaseGraph, batches: Batches, where: str) -> Iterator[dict[
         GuardError: the model refuses a batch: the graph does not hold for it.
     """
     device = next((parameter.device for parameter in mg.model.parameters()), None)
-    number = -1
+    number, dtypes = -1, InputDtypes(mg.model)
     for number, batch in enumerate(batches):
         inputs = {name: _to(x, device) for name, x in _read(mg, batch, where).items()}
         try:
-            yield mg.model.admit((), inputs)
+            yield mg.model.admit((), dtypes.adapt(inputs))
         except GuardError as error:
             raise GuardError(f"{where}: batch {number}: {error}") from None
     if number < 0:

@@ -11,13 +11,16 @@ from typing import Any
 from torch import Tensor, fx
 
 from chop.errors import ConfigError
-from chop.ir.batches import Batches, observe_nodes, select_inputs
+from chop.ir.batches import Batches, observe_batches, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import Layer
 from chop.ir.metadata import MaseMetadata
+from chop.ir.rows import Measured, check_finite
 from chop.nn.sparsity import PruneActivation, kth_smallest
 from chop.pruning.layers import choose, prunable_layers
 from chop.pruning.settings import WHERE, ActivationPruning, PruneConfig
+
+BATCHES = f"{WHERE}.batches"
 
 
 def prune_inputs(mg: MaseGraph, config: PruneConfig, settings: ActivationPruning) -> int:
@@ -45,7 +48,11 @@ def prune_inputs(mg: MaseGraph, config: PruneConfig, settings: ActivationPruning
 def _share_threshold(
     mg: MaseGraph, pruners: Sequence[PruneActivation], batches: Batches | None
 ) -> None:
-    """Gives the pruners the magnitude below which their share of all that enters them lies."""
+    """Gives the pruners the magnitude below which their share of all that enters them lies.
+
+    Raises:
+        ConfigError: a row of a batch brings NaN or infinite values to one.
+    """
     if batches is None:
         warnings.warn(
             f"{WHERE}.activation: scope 'global' needs 'batches' to find a threshold; without "
@@ -58,11 +65,14 @@ def _share_threshold(
         pruner.threshold = -math.inf  # nothing is pruned while the model is watched
     magnitudes: list[Tensor] = []
 
-    def note(node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
+    given = list(select_inputs(mg, batches, BATCHES))
+
+    def note(number: int, node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
         if mg.module_of(node) in pruners:
+            check_finite(result, None, given[number], number, Measured(BATCHES, str(node.target)))
             magnitudes.append(result.abs())
 
-    observe_nodes(mg, select_inputs(mg, batches, f"{WHERE}.batches"), note)
+    observe_batches(mg, given, note)
     count = round(pruners[0].sparsity * sum(x.numel() for x in magnitudes))
     threshold = kth_smallest(magnitudes, count) if count else -math.inf
     for pruner in pruners:

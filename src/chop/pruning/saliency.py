@@ -18,7 +18,7 @@ from chop.ir.graph import MaseGraph
 from chop.ir.layers import Layer
 from chop.ir.ops import Weight
 from chop.ir.rows import Measured, check_finite, check_loss, counted_rows
-from chop.nn.sparsity import SCORES, ScoreInputs
+from chop.nn.sparsity import SCORES, Score, ScoreInputs
 
 WHERE = "prune_transform_pass.batches"
 LABELS = "labels"
@@ -51,6 +51,22 @@ def gather_score_inputs(
         else:
             _gather_input_norms(mg, users, score_inputs, batches or ())
     return score_inputs
+
+
+def scores_of(path: str, weight: Tensor, score: Score, score_inputs: ScoreInputs) -> Tensor:
+    """A score per weight, of its shape.
+
+    Raises:
+        ConfigError: one is NaN, which has no place among the others.
+    """
+    values = score.of(weight.detach(), score_inputs)
+    if not bool(values.isnan().any()):
+        return values
+    what = "weights" if not bool(weight.isfinite().all()) else "scores"
+    raise ConfigError(
+        f"prune_transform_pass: the {what} of '{path}' are not finite, so that its weights cannot "
+        "be ranked; exclude it, or give it finite weights."
+    )
 
 
 # --- gradients -----------------------------------------------------------------------------------
@@ -108,7 +124,18 @@ def _loss(output: Any, batch: Mapping[str, Any]) -> Tensor:
             f"{WHERE}: the method needs a loss: give batches 'labels' and the model an output "
             f"that is, or has, logits; got {', '.join(batch)} and {type(output).__name__}."
         )
-    return F.cross_entropy(logits, batch[LABELS].to(logits.device))
+    labels = batch[LABELS].to(logits.device)
+    try:
+        return F.cross_entropy(logits, labels)
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise ConfigError(
+            f"{WHERE}: the cross entropy of logits {_described(logits)} has no labels "
+            f"{_described(labels)}: {str(error).splitlines()[0]}"
+        ) from None
+
+
+def _described(x: Tensor) -> str:
+    return f"of shape {tuple(x.shape)} and {str(x.dtype).removeprefix('torch.')}"
 
 
 # --- inputs --------------------------------------------------------------------------------------
@@ -140,13 +167,13 @@ def _gather_input_norms(
         check_finite(x, counted, batch, number, Measured(WHERE, path))
         x = x if counted is None else x.reshape(-1, x.shape[-1])[counted]
         axis = x.dim() - 1 - mg.operator(node).spatial
-        total = x.float().movedim(axis, 0).flatten(1).square().sum(1)
+        total = x.double().movedim(axis, 0).flatten(1).square().sum(1)
         squares[path] = squares[path] + total if path in squares else total
 
     observe_batches(mg, given, visit)
     for path, (layer, *_) in users.items():
         inputs = getattr(layer.module, layer.axes.sizes[1])
-        norms = squares[path].sqrt() if path in squares else torch.zeros(inputs)
+        norms = squares[path].sqrt().float() if path in squares else torch.zeros(inputs)
         score_inputs[path].input_norms = _broadcast(norms, layer.weight, layer.axes)
 
 

@@ -21,7 +21,7 @@ from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import SCORES, Score, ScoreInputs, lowest, unit_scores
 from chop.pruning.channel_dependencies import ChannelTrace
 from chop.pruning.layers import choose, prunable_layers
-from chop.pruning.saliency import gather_score_inputs
+from chop.pruning.saliency import gather_score_inputs, scores_of
 from chop.pruning.settings import PruneConfig, WeightPruning
 
 
@@ -252,7 +252,7 @@ def _unit_scores(group: Group, score: Score, score_inputs: Mapping[str, ScoreInp
         module = source.module
         masked = isinstance(module, QuantizedOperator) and module.is_pruned
         weight = module.effective("weight") if masked else source.weight  # type: ignore[operator]
-        values = score.of(weight.detach(), score_inputs[source.path])
+        values = scores_of(source.path, weight, score, score_inputs[source.path])
         per_output = unit_scores(values, source.axes.outputs, score)
         total += per_output.view(group.trace.units, -1).mean(1).cpu()
     return total

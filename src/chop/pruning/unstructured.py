@@ -27,7 +27,7 @@ from chop.nn.sparsity import (
     sparsity_of,
 )
 from chop.pruning.layers import as_maskable, choose, prunable_layers, with_sharers
-from chop.pruning.saliency import gather_score_inputs
+from chop.pruning.saliency import gather_score_inputs, scores_of
 from chop.pruning.settings import WHERE, PruneConfig, WeightPruning
 
 
@@ -128,7 +128,7 @@ def mask_lowest(
 
 
 def _scored(target: Target, score: Score, score_inputs: ScoreInputs, growing: bool) -> Scored:
-    values = score.of(target.weight.detach(), score_inputs)
+    values = scores_of(target.path, target.weight, score, score_inputs)
     masked = masked_of(target.modules[0]) if growing else None
     if masked is not None:
         values = values.masked_fill(masked, -math.inf)

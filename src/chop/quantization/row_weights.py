@@ -7,6 +7,7 @@ all others: to the first token of a text, the attention sink of a decoder, atten
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -26,6 +27,8 @@ RowWeights = dict[fx.Node, list[Tensor]]
 """By node, for each batch float32 (rows,); all batches of a node have a mean of 1."""
 
 WHERE = "row weights"
+SQUARABLE = (2.0**-40, 2.0**50)
+"""Magnitudes whose sums of squares stay in the range of float32."""
 
 
 def row_weights(
@@ -192,4 +195,8 @@ def second_moments(columns: Tensor, weights: Tensor | None) -> Tensor:
     if weights is not None:
         # Rows that do not count may be anything, NaN too.
         x = x[:, weights > 0] * weights[weights > 0].sqrt()[:, None]
-    return (x.mT @ x).double()
+    largest = float(x.abs().max()) if x.numel() else 0.0
+    if largest == 0 or SQUARABLE[0] <= largest <= SQUARABLE[1]:
+        return (x.mT @ x).double()
+    scale = 2.0 ** math.frexp(largest)[1]
+    return ((x / scale).mT @ (x / scale)).double() * scale**2

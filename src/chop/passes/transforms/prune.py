@@ -37,7 +37,8 @@ def prune_transform_pass(mg: MaseGraph, config: PruneConfig) -> dict[str, Any]:
 
     Raises:
         ConfigError: a setting is wrong, a selector means no layer, something that cannot carry a
-            mask shares a chosen weight, or the data that the method looks at are missing.
+            mask shares a chosen weight, the data that the method looks at are missing or not
+            finite, or weights are NaN.
 
     Example config::
 

@@ -1,0 +1,85 @@
+"""Dtypes of batches: floats of another dtype than at capture are converted where that is needed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chop.capture.captured import CapturedModule
+from chop.capture.preserve_state import preserve_state
+from chop.capture.specs import TensorSpec
+from chop.errors import GuardError
+from chop.ir.propagate import GraphRunner, bind_inputs
+
+Dtypes = dict[str, tuple[torch.dtype, torch.dtype]]
+"""By input the dtype that came, and the one of the capture."""
+
+
+class InputDtypes:
+    """Converts floats of a batch to the dtypes of the capture where the graph takes no others.
+
+    Some graphs take others: masks of booleans, or images that the model converts itself. Whether
+    one does is tried on the first batch of such dtypes.
+
+    Args:
+        model: the captured module; `model.to(dtype)` changes what it expects.
+    """
+
+    def __init__(self, model: CapturedModule) -> None:
+        self._model = model
+        self._converted: dict[tuple[tuple[str, torch.dtype], ...], frozenset[str]] = {}
+
+    def adapt(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """A batch by name whose floats have dtypes that the graph takes.
+
+        Raises:
+            GuardError: the graph takes floats where integers came, or integers where floats came.
+        """
+        others = self._others(batch)
+        key = tuple((name, came) for name, (came, _) in others.items())
+        if key not in self._converted:
+            self._converted[key] = self._to_convert(batch, others)
+        return _convert(batch, others, self._converted[key])
+
+    def _others(self, batch: Mapping[str, Any]) -> Dtypes:
+        examples = self._model.record.example_inputs
+        return {
+            name: (x.dtype, spec.dtype)
+            for name, x in batch.items()
+            if isinstance(x, Tensor) and isinstance(spec := examples.get(name), TensorSpec)
+            if x.dtype != spec.dtype
+        }
+
+    def _to_convert(self, batch: Mapping[str, Any], others: Dtypes) -> frozenset[str]:
+        if not others or self._takes(batch):
+            return frozenset()
+        floats = frozenset(
+            n for n, both in others.items() if all(d.is_floating_point for d in both)
+        )
+        converted = _convert(batch, others, floats)
+        for name in others.keys() - floats:
+            if not self._takes(converted) and self._takes(_convert(converted, others, [name])):
+                came, expected = (str(x).removeprefix("torch.") for x in others[name])
+                raise GuardError(f"captured for {name} of {expected}, got {came}; convert it")
+        return floats
+
+    def _takes(self, batch: Mapping[str, Any]) -> bool:
+        """Whether the graph runs on a batch; tensors without data do not tell."""
+        with preserve_state(self._model), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._model.eval()
+            try:
+                GraphRunner(self._model).run(*bind_inputs(self._model, batch))
+            except Exception:
+                # Why it fails is said by the run that follows.
+                return False
+        return True
+
+
+def _convert(batch: Mapping[str, Any], others: Dtypes, names: Iterable[str]) -> dict[str, Any]:
+    chosen = {*names}
+    return {name: x.to(others[name][1]) if name in chosen else x for name, x in batch.items()}
