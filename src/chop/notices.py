@@ -1,7 +1,8 @@
-"""Warnings that are given once per process, whatever the filters and however many layers."""
+"""Warnings that are given once: in the process, or for each model, whatever the filters show."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 from chop.errors import bounded
@@ -29,6 +30,20 @@ def warn_once(
     if (about or message) not in _GIVEN:
         _GIVEN.add(about or message)
         warnings.warn(bounded(message), category, stacklevel=2)
+
+
+def warn_each_time(message: str, category: type[Warning]) -> None:
+    """Warns at every call, for what is true of one model and is called once for each.
+
+    Python's default filter shows the same text of one line of code once in a process.
+
+    Args:
+        message: a sentence.
+        category: of the warning.
+    """
+    caller = sys._getframe(1)
+    file, line = caller.f_code.co_filename, caller.f_lineno
+    warnings.warn_explicit(bounded(message), category, file, line, registry={})
 
 
 def forget_notices() -> None:

@@ -25,7 +25,7 @@ from chop.ir.ops import OPS, of_layer, of_module, stand_in_for
 from chop.ir.unreached import UnreachedWarning, unreached_matrices_of, unreached_sentence
 from chop.nn.packed import KnownCodes, PackedOperator
 from chop.nn.packed.base import BUFFER_NAMES
-from chop.notices import warn_once
+from chop.notices import warn_each_time
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def layers_to_pack(
 def warn_of_unreached(
     model: nn.Module, groups: Mapping[str, Sequence[str]], skip: Sequence[str]
 ) -> None:
-    """Warns once where more than a tenth of the weights are in no layer that becomes codes.
+    """Warns where more than a tenth of the weights are in no layer that becomes codes.
 
     Args:
         model: a model of transformers.
@@ -219,7 +219,7 @@ def warn_of_unreached(
     unreached = unreached_matrices_of(model, is_left)
     text = unreached_sentence(unreached, reached, f"ChopConfig of {type(model).__name__}")
     if text is not None:
-        warn_once(text, UnreachedWarning)
+        warn_each_time(text, UnreachedWarning)
 
 
 def _ends(path: str, entry: str) -> bool:
