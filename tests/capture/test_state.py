@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 import random
+import sysconfig
 import types
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from chop.capture.outer_state import outer_state
 from chop.capture.tracer import CaptureWarning, capture
 from chop.errors import CaptureError
 from tests.capture.stateful import Forward, Made, assert_same_calls, draws, within
@@ -367,3 +370,13 @@ def test_objects_whose_attributes_would_be_stale_are_refused(make: Callable[...,
 
     with pytest.raises(CaptureError, match="input batch, got a .*dataclass"):
         capture(Reads(), {"batch": make(draws())})
+
+
+def test_code_of_a_library_is_known_behind_a_link(tmp_path: Path) -> None:
+    """A virtual environment may be reached by a link; its code keeps no state of a model."""
+    link = tmp_path / "packages"
+    link.symlink_to(sysconfig.get_path("purelib"))
+    code = assert_same_calls.__code__
+    for file, searched in ((link / "torch" / "_tensor.py", False), (tmp_path / "net.py", True)):
+        function = types.FunctionType(code.replace(co_filename=str(file)), {})
+        assert outer_state(function).functions == ((function,) if searched else ())

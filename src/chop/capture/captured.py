@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.capture import outer_values
+from chop.capture.call_arguments import accepted_arguments
 from chop.capture.dtype_constants import float_dtypes, has_dtype_constants, recast_constants
 from chop.capture.guards import compile_guard, guard_holds, violation_message
-from chop.capture.hf_cache import check_optional, new_cache
-from chop.capture.hf_cache_names import cache_among, with_taken_name
+from chop.capture.hf_cache import check_optional
 from chop.capture.hf_generation import generator
-from chop.capture.ignored_arguments import why_not_ignorable
 from chop.capture.input_guards import check_input_guards
 from chop.capture.module_tree import hooked_scopes, member, member_at
 from chop.capture.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
@@ -106,7 +105,7 @@ class CapturedModule(fx.GraphModule):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the graph; see the class for what is dropped and what is refused."""
-        accepted = self._accepted(args, kwargs)
+        accepted = accepted_arguments(self.record, args, kwargs)
         # Dynamo takes `forward` for a constant of the class, but guards the code that is read.
         if torch.compiler.is_compiling() and self._code:
             return super().__call__(*args, **accepted)
@@ -129,7 +128,7 @@ class CapturedModule(fx.GraphModule):
         Raises:
             GuardError: the graph does not hold for them.
         """
-        accepted = self._accepted(args, kwargs)
+        accepted = accepted_arguments(self.record, args, kwargs)
         names = [*self.record.example_inputs, *self.record.optional_inputs]
         twice = [name for name in names[: len(args)] if name in accepted]
         if len(args) > len(names) or twice:
@@ -197,43 +196,6 @@ class CapturedModule(fx.GraphModule):
         )
         if record.follows_dtype != before:
             self.recompile()
-
-    def _accepted(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments by name that reach the graph: with a cache, without what it may drop."""
-        given = self._with_cache(args, kwargs)
-        return {name: value for name, value in given.items() if not self._drops(name, value)}
-
-    def _with_cache(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments with a cache in the place of `use_cache`, under the graph's name for it."""
-        record = self.record
-        names = [*record.example_inputs, *record.optional_inputs]
-        accepted = with_taken_name(kwargs, [*names, *record.ignored_inputs, *record.fixed_inputs])
-        cache = cache_among(record.optional_inputs)
-        if cache is None or "use_cache" not in accepted:
-            return accepted
-        asked = accepted.pop("use_cache") and len(args) <= names.index(cache)
-        if asked and accepted.get(cache) is None:
-            accepted[cache] = new_cache(record.config)
-        return accepted
-
-    def _drops(self, name: str, value: Any) -> bool:
-        record = self.record
-        if name in record.example_inputs or name in record.optional_inputs:
-            return False
-        if name in record.fixed_inputs:
-            fixed = record.fixed_inputs[name]
-            if isinstance(value, Tensor) or value != fixed:
-                raise GuardError(
-                    f"captured with {name}={fixed!r}, got {name}={value!r}; capture the model "
-                    "again with the other value"
-                )
-            return True
-        if name not in record.ignored_inputs and not record.takes_any_keyword:
-            return False
-        reason = why_not_ignorable(name, value, record.ignored_defaults, [*record.example_inputs])
-        if reason:
-            raise GuardError(reason)
-        return True
 
     def _check_hooks(self) -> None:
         for path in hooked_scopes(self):

@@ -20,17 +20,23 @@ _LAYER_DROPS = ("layerdrop", "layer_drop", "encoder_layerdrop", "decoder_layerdr
 
 
 @contextlib.contextmanager
-def hf_capture_patches(model: nn.Module, with_cache: bool = False) -> Iterator[list[str]]:
+def hf_capture_patches(
+    model: nn.Module, with_cache: bool = False, joins_packed_rows: bool = False
+) -> Iterator[list[str]]:
     """Turns off caches, data-dependent expert loops and whole-layer dropping.
 
     Args:
         model: the model.
         with_cache: leaves caches on.
+        joins_packed_rows: does not look for packed rows, as the model does not with its cache.
 
     Yields: a sentence for each change that alters what the model computes.
     """
     with contextlib.ExitStack() as changes:
         notes: list[str] = []
+        masks: Any = sys.modules.get("transformers.masking_utils")
+        if joins_packed_rows and hasattr(masks, "find_packed_sequence_indices"):
+            _set(changes, masks, "find_packed_sequence_indices", lambda position_ids: None)
         for config in _configs(model):
             if getattr(config, "use_cache", False) and not with_cache:
                 _set(changes, config, "use_cache", False)

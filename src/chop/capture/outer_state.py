@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dis
 import functools
+import os
 import sysconfig
 import types
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Hashable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -110,7 +111,7 @@ class _Search:
             return
         self.functions[id(function)] = function
         stored = names_in(function.__code__, _GLOBALS)
-        for name, where in names_in(function.__code__).items():
+        for name in _names(function.__code__):
             value = function.__globals__.get(name, MISSING)
             for inner in functions_of(value):
                 self.visit_function(inner)
@@ -122,7 +123,7 @@ class _Search:
             elif (value is MISSING or isinstance(value, _NUMBERS)) and name in stored:
                 self._add(function.__globals__, name, stored[name])
             elif _is_container(value) or _is_object(value):
-                self._add(function.__globals__, name, where)
+                self._add(function.__globals__, name, _first_line(function.__code__, name))
 
     def _add_attributes(self, cls: type, function: types.FunctionType) -> None:
         for name, where in names_in(function.__code__, _ATTRIBUTES).items():
@@ -141,8 +142,12 @@ def _is_container(value: Any) -> bool:
 
 
 def _is_object(value: Any) -> bool:
-    own = [f for member in vars(type(value)).values() for f in functions_of(member)]
-    return hasattr(value, "__dict__") and any(map(is_own, own))
+    return hasattr(value, "__dict__") and _has_own_methods(cast(Hashable, type(value)))
+
+
+@functools.cache
+def _has_own_methods(cls: Any) -> bool:
+    return any(is_own(f) for member in vars(cls).values() for f in functions_of(member))
 
 
 def functions_of(value: Any) -> Iterator[types.FunctionType]:
@@ -158,23 +163,55 @@ def is_own(function: types.FunctionType) -> bool:
     return is_own_file(function.__code__.co_filename)
 
 
+@functools.cache
 def is_own_file(filename: str) -> bool:
     """Whether a file of Python is the user's."""
-    return not filename.startswith(("<frozen", *_LIBRARIES))
+    # A virtual environment may be reached by a link.
+    frozen = filename.startswith("<frozen")
+    return not frozen and not os.path.realpath(filename).startswith(_LIBRARIES)
 
 
-def names_in(code: types.CodeType, by: tuple[str, ...] = ()) -> dict[str, str]:
+@functools.cache
+def names_in(code: types.CodeType, by: tuple[str, ...] = ()) -> Mapping[str, str]:
     """The names in code, of these instructions or of all, each with the line of the first."""
+    numbers = {dis.opmap[each] for each in by}
     found: dict[str, str] = {}
+    for part in _parts(code):
+        # Disassembly is slow, and most code has none of these.
+        if by and numbers.isdisjoint(part.co_code[::2]):
+            continue
+        for name, operation, where in _instructions(part):
+            if not by or operation in by:
+                found.setdefault(name, where)
+    return found
+
+
+@functools.cache
+def _parts(code: types.CodeType) -> tuple[types.CodeType, ...]:
+    """Code and the functions, comprehensions and classes that are written in it."""
+    inner = (_parts(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    return code, *(part for parts in inner for part in parts)
+
+
+@functools.cache
+def _names(code: types.CodeType) -> frozenset[str]:
+    """The names of variables of files, and of attributes, in code."""
+    return frozenset(name for part in _parts(code) for name in part.co_names)
+
+
+def _first_line(code: types.CodeType, name: str) -> str:
+    """`file:line` of the first instruction that has a name."""
+    steps = (step for part in _parts(code) for step in _instructions(part))
+    return next((where for each, _, where in steps if each == name), _line(code))
+
+
+def _instructions(code: types.CodeType) -> Iterator[tuple[str, str, str]]:
+    """Names, operations and `file:line` of the instructions that have a name."""
     line = code.co_firstlineno
     for step in dis.get_instructions(code):
         line = step.positions.lineno if step.positions and step.positions.lineno else line
-        if isinstance(step.argval, str) and (step.opname in by or not by):
-            found.setdefault(step.argval, f"{code.co_filename}:{line}")
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            found = {**names_in(inner, by), **found}
-    return found
+        if isinstance(step.argval, str):
+            yield step.argval, step.opname, f"{code.co_filename}:{line}"
 
 
 def _line(code: types.CodeType) -> str:

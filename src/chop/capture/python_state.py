@@ -204,6 +204,8 @@ class PythonState:
 
     def _visit_outside(self, path: str, code: Hashable, known: set[int]) -> None:
         outside = outer_state(code)
+        # What these reach is in `outside` already.
+        self._searched.update(map(id, outside.functions))
         for variable in outside.variables:
             key, value = (path, variable.label), variable.read()
             self._variables[key] = (variable, value)

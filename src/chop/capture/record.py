@@ -21,6 +21,8 @@ class CaptureRecord:
         example_inputs: a `TensorSpec` per captured input (nested like the input).
         optional_inputs: inputs that may be left out: a cache, and positions.
         why_no_cache: why the graph takes no cache; empty if it does.
+        joins_packed_rows: whether the texts of a packed row attend to each other, see
+            `chop.capture.packed_rows`.
         generation_config: what the model's own sets, if it has one.
         ignored_inputs: the model's other parameters.
         ignored_defaults: what those are where they are left out, if plain values.
@@ -44,6 +46,7 @@ class CaptureRecord:
     example_inputs: dict[str, Any] = field(default_factory=dict)
     optional_inputs: tuple[str, ...] = ()
     why_no_cache: str = "it is of an earlier version"
+    joins_packed_rows: bool = False
     generation_config: dict[str, Any] | None = None
     ignored_inputs: tuple[str, ...] = ()
     ignored_defaults: dict[str, Any] = field(default_factory=dict)

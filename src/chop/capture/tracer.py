@@ -34,6 +34,7 @@ from chop.capture.leaves import LeafRule
 from chop.capture.module_tree import check_names
 from chop.capture.original import KEY, Original, recorded_modules
 from chop.capture.outer_values import OuterValues
+from chop.capture.packed_rows import joins_packed_rows
 from chop.capture.pytree import tree_map
 from chop.capture.source import definition_line
 from chop.capture.transformers_of_torch import has_single_operators, single_operators
@@ -151,8 +152,10 @@ class _Job:
         rule = LeafRule(self.model, self.leaves)
         with single_operators(self.model, rule.is_chosen) as model:
             fallback = Fallback(model, example, self.fixed, rule, self.strict, caching=caching)
-            with hf_capture_patches(model, caching is not None) as notes:
+            joins = joins_packed_rows(model, example, self.fixed)
+            with hf_capture_patches(model, caching is not None, joins) as notes:
                 captured, more = self._recorded(fallback, model)
+            captured.record.joins_packed_rows = joins
             # The patches of `model` are off again.
             vars(captured)[KEY] = Original(model, captured)
             vars(captured)[outer_values.KEY] = OuterValues(recorded_modules(model, captured))

@@ -88,9 +88,11 @@ def _input_names(mg: MaseGraph) -> list[str]:
 def _read(mg: MaseGraph, batch: Any, where: str) -> dict[str, Any]:
     """What a model reads of a batch, by name."""
     record, names, batch = mg.model.record, _input_names(mg), by_name(mg, batch, where)
-    # A cache that a call would make is made at each run.
     read = {*names, *record.fixed_inputs, *record.ignored_inputs, *CACHE_NAMES}
-    read -= {"use_cache"} | (LABELS - {*names})
+    read -= LABELS - {*names}
+    if not record.joins_packed_rows:
+        # A cache that a call would make is made at each run.
+        read.discard("use_cache")
     return {name: value for name, value in batch.items() if name in read}
 
 

@@ -1,0 +1,68 @@
+"""Arguments of a call: which of them reach a graph, and which it may drop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from chop.capture.hf_cache import new_cache
+from chop.capture.hf_cache_names import POSITIONS, cache_among, with_taken_name
+from chop.capture.ignored_arguments import why_not_ignorable
+from chop.capture.packed_rows import check_packed_rows
+from chop.capture.record import CaptureRecord
+from chop.errors import GuardError
+
+
+def accepted_arguments(
+    record: CaptureRecord, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments by name that reach a graph: with a cache, without what it may drop.
+
+    Args:
+        record: of the graph's capture.
+        args: of the call, by position.
+        kwargs: of the call, by name.
+
+    Raises:
+        GuardError: the model would use an argument that the graph does not have.
+    """
+    given = _with_cache(record, args, kwargs)
+    return {name: value for name, value in given.items() if not _drops(record, name, value)}
+
+
+def _with_cache(
+    record: CaptureRecord, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Arguments with a cache in the place of `use_cache`, under the graph's name for it."""
+    names = [*record.example_inputs, *record.optional_inputs]
+    accepted = with_taken_name(kwargs, [*names, *record.ignored_inputs, *record.fixed_inputs])
+    if record.joins_packed_rows and accepted.get("use_cache") is False:
+        check_packed_rows((dict(zip(names, args, strict=False)) | accepted).get(POSITIONS))
+    cache = cache_among(record.optional_inputs)
+    if cache is None or "use_cache" not in accepted:
+        return accepted
+    asked = accepted.pop("use_cache") and len(args) <= names.index(cache)
+    if asked and accepted.get(cache) is None:
+        accepted[cache] = new_cache(record.config)
+    return accepted
+
+
+def _drops(record: CaptureRecord, name: str, value: Any) -> bool:
+    if name in record.example_inputs or name in record.optional_inputs:
+        return False
+    if name in record.fixed_inputs:
+        fixed = record.fixed_inputs[name]
+        if isinstance(value, Tensor) or value != fixed:
+            raise GuardError(
+                f"captured with {name}={fixed!r}, got {name}={value!r}; capture the model "
+                "again with the other value"
+            )
+        return True
+    if name not in record.ignored_inputs and not record.takes_any_keyword:
+        return False
+    reason = why_not_ignorable(name, value, record.ignored_defaults, [*record.example_inputs])
+    if reason:
+        raise GuardError(reason)
+    return True
